@@ -1,0 +1,46 @@
+# Two commands on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test test-all check setup bench lint types docs clean
+
+$(VENV)/.base: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) -e '.[samples]'
+	touch $@
+
+$(VENV)/.test: $(VENV)/.base
+	$(PIP) -e '.[test]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.test
+	$(PIP) -e '.[dev]'
+	touch $@
+
+setup: $(VENV)/.dev  ## the environment, with all that development needs
+
+demo: $(VENV)/.base  ## compress the handwritten-digits sample and print the result table
+	$(BIN)/compress run samples/digits/spec.yaml
+
+test: $(VENV)/.test  ## the tests that take seconds each
+	$(BIN)/python -m pytest
+
+test-all: $(VENV)/.test  ## the slow tests too
+	$(BIN)/python -m pytest -m 'not benchmark'
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+check: lint types test  ## what CI runs
+
+bench: $(VENV)/.dev  ## the benchmark tables; real checkpoints are found through COMPRESSOR_DATA
+	$(BIN)/python -m pytest -m benchmark -s
+
+clean:
+	rm -rf $(VENV) out build dist *.egg-info

@@ -1,0 +1,1 @@
+"""Searches for a clipping range: tensors in, numbers out, in units of the bin width."""

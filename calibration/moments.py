@@ -1,0 +1,90 @@
+"""Second moments of what a layer multiplies its weights with."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+_POSITIONS = 64  # of a feature map that are looked at in each sample
+_ROWS_PER_COLUMN = 16  # vectors that make a moment of full rank with little noise
+
+
+@dataclass(frozen=True)
+class Window:
+    """The patches of a feature map that a convolution sees.
+
+    Attributes:
+        kernel: lengths over the spatial axes.
+        strides: steps between patches.
+        pads: zeros before and after, as ONNX orders them: all beginnings, then all ends.
+        dilations: steps between the elements of a patch.
+        groups: channel groups, each with its own moment.
+    """
+
+    kernel: tuple[int, int]
+    strides: tuple[int, int] = (1, 1)
+    pads: tuple[int, int, int, int] = (0, 0, 0, 0)
+    dilations: tuple[int, int] = (1, 1)
+    groups: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Moment:
+    """A sum of outer products.
+
+    Attributes:
+        total: ``Σ x xᵀ``, float32 ``[groups, columns, columns]``; ``None`` before any value.
+        rows: how many vectors were summed.
+    """
+
+    total: Tensor | None
+    rows: int
+
+
+def enough(state: Moment) -> bool:
+    """Tell whether more vectors would not change the moment's use."""
+    return state.total is not None and state.rows >= _ROWS_PER_COLUMN * state.total.shape[-1]
+
+
+def add_vectors(state: Moment, values: Tensor) -> Moment:
+    """Add the vectors along the last axis of ``values``."""
+    vectors = values.reshape(-1, values.shape[-1]).to(torch.float32)
+    total = (vectors.T @ vectors)[None]
+    return merge(state, Moment(total, vectors.shape[0]))
+
+
+def add_patches(state: Moment, values: Tensor, window: Window) -> Moment:
+    """Add the patches of feature maps ``[batch, channels, height, width]``.
+
+    About 64 patches a sample are taken, on an even grid: neighbouring patches say almost the
+    same.
+    """
+    top, left, bottom, right = window.pads
+    padded = functional.pad(values.to(torch.float32), (left, right, top, bottom))
+    step = _grid_step(padded, window)
+    strides = (window.strides[0] * step, window.strides[1] * step)
+    patches = functional.unfold(padded, window.kernel, dilation=window.dilations, stride=strides)
+    batch, _, positions = patches.shape
+    grouped = patches.reshape(batch, window.groups, -1, positions)
+    vectors = grouped.permute(1, 2, 0, 3).reshape(window.groups, grouped.shape[2], -1)
+    return merge(state, Moment(vectors @ vectors.transpose(1, 2), batch * positions))
+
+
+def merge(first: Moment, second: Moment) -> Moment:
+    """Return the moment of both streams."""
+    if first.total is None or second.total is None:
+        return second if first.total is None else first
+    return Moment(first.total + second.total, first.rows + second.rows)
+
+
+def _grid_step(padded: Tensor, window: Window) -> int:
+    """Steps of the window to skip so that about ``_POSITIONS`` patches remain."""
+    positions = 1
+    for axis in (0, 1):
+        span = window.dilations[axis] * (window.kernel[axis] - 1) + 1
+        positions *= max(1, (padded.shape[axis + 2] - span) // window.strides[axis] + 1)
+    return max(1, round(math.sqrt(positions / _POSITIONS)))

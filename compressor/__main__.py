@@ -1,0 +1,7 @@
+"""``python -m compressor`` is ``compress``."""
+
+from __future__ import annotations
+
+from compressor.cli import main
+
+main()

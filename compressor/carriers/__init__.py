@@ -1,0 +1,1 @@
+"""Carriers: the only place that knows a framework."""

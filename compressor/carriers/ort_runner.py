@@ -1,0 +1,122 @@
+"""Run ONNX models in ONNX Runtime."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx_ir as ir
+
+from compressor.errors import ModelError
+from compressor.types.tensors import Batch
+
+_INLINE_LIMIT = 1_500_000_000  # protobuf refuses messages of 2 GB
+
+
+class OrtRunner:
+    """One ONNX Runtime session on the CPU.
+
+    Args:
+        model: a path, or a serialized model.
+        subject: what the model is, for messages.
+        threads: intra-operator threads; ``None`` leaves the choice to the runtime.
+
+    Raises:
+        ModelError: the runtime does not load the model.
+    """
+
+    def __init__(self, model: Path | bytes, subject: str, threads: int | None = None):
+        import onnxruntime as ort
+
+        options = ort.SessionOptions()
+        options.log_severity_level = 4
+        # Idle sessions must not take processor time from the one that is being measured.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        if threads is not None:
+            options.intra_op_num_threads = threads
+        source = model if isinstance(model, bytes) else str(model)
+        try:
+            self._session = ort.InferenceSession(
+                source, options, providers=["CPUExecutionProvider"]
+            )
+        except _failures() as error:
+            raise ModelError(
+                subject,
+                f"ONNX Runtime {ort.__version__} does not load it ({_first_line(error)})",
+                "check the file with the onnx checker, or export it with another opset",
+            ) from error
+        self._subject = subject
+        self._outputs = [o.name for o in self._session.get_outputs()]
+        self._inputs = {i.name for i in self._session.get_inputs()}
+        self.runtime = f"onnxruntime {ort.__version__} (CPU)"
+
+    def run(self, batch: Batch) -> Batch:
+        """Run one batch; arrays that the model does not take are ignored.
+
+        Raises:
+            ModelError: the runtime fails.
+        """
+        feed = {name: array for name, array in batch.items() if name in self._inputs}
+        try:
+            results = self._session.run(self._outputs, feed)
+        except _failures() as error:
+            raise ModelError(
+                self._subject,
+                f"does not run ({_first_line(error)})",
+                "check the inputs' shapes and dtypes in the spec",
+            ) from error
+        return dict(zip(self._outputs, results, strict=True))
+
+
+def graph_runner(model: ir.Model, taps: Sequence[str] = (), subject: str = "model") -> OrtRunner:
+    """Start a session for an ONNX IR model that also yields the values ``taps``."""
+    from compressor.graph.values import value_by_name
+
+    missing = [t for t in taps if t not in {o.name for o in model.graph.outputs}]
+    model = model.clone()
+    if missing:
+        values = value_by_name(model)
+        model.graph.outputs.extend(values[t] for t in missing)
+    size = sum(
+        v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None
+    )
+    if size < _INLINE_LIMIT:
+        _read_external(model)
+        return OrtRunner(ir.to_proto(model).SerializeToString(), subject)
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "model.onnx"
+        ir.save(model, path, external_data="model.onnx.data")
+        return OrtRunner(path, subject)
+
+
+def _read_external(model: ir.Model) -> None:
+    """Bring external tensors into memory: a session from bytes cannot reach files."""
+    for name, value in model.graph.initializers.items():
+        tensor = value.const_value
+        if isinstance(tensor, ir.ExternalTensor):
+            value.const_value = ir.Tensor(
+                tensor.numpy(), dtype=tensor.dtype, shape=tensor.shape, name=name
+            )
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """Exception types that ONNX Runtime's bindings raise."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    return (
+        state.Fail,
+        state.InvalidArgument,
+        state.InvalidGraph,
+        state.InvalidProtobuf,
+        state.NoSuchFile,
+        state.NotImplemented,
+        state.RuntimeException,
+        state.EPFail,
+        RuntimeError,
+        ValueError,
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:300]

@@ -1,0 +1,171 @@
+"""The carrier of PyTorch modules: a factory and a checkpoint."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from safetensors.torch import load_file, save_file
+from torch.utils._pytree import tree_leaves
+
+from compressor.carriers.lowering import attach_weights, lower
+from compressor.carriers.matching import check_names, load_into
+from compressor.carriers.onnx_carrier import OnnxCarrier, restore_graph
+from compressor.carriers.ort_runner import OrtRunner, graph_runner
+from compressor.carriers.weight_files import read_weights
+from compressor.errors import ModelError, SpecError
+from compressor.graph.clean import clean
+from compressor.graph.layers import graph_layers
+from compressor.types.carrier import Capability, Carrier
+from compressor.types.layers import Layer
+from compressor.types.tensors import Array, Batch, TensorSpec
+
+_STATE = "weights.safetensors"
+
+
+class TorchCarrier:
+    """A PyTorch module in evaluation mode.
+
+    Args:
+        module: the network.
+        inputs: its inputs' names, shapes and dtypes.
+        lowered: the module's graph, where it is known already.
+    """
+
+    kind = "torch"
+    offers = frozenset(Capability)
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        inputs: Sequence[TensorSpec],
+        lowered: ir.Model | None = None,
+    ):
+        self.module = module.eval()
+        self.inputs = tuple(inputs)
+        self._lowered = lowered
+
+    @cached_property
+    def _graph(self) -> ir.Model:
+        if self._lowered is not None:
+            return self._lowered
+        graph = lower(self.module, self.inputs)
+        clean(graph)
+        attach_weights(graph, self.module)
+        return graph
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """The model's outputs; asks for the graph."""
+        return OnnxCarrier(self._graph).outputs
+
+    def load(self, checkpoint: Path) -> None:
+        """Fill the module, and so the lowered graph, with a checkpoint's weights.
+
+        Raises:
+            ModelError: the checkpoint is unusable or does not fit the module.
+        """
+        load_into(self.module, read_weights(checkpoint), str(checkpoint))
+
+    def layers(self) -> tuple[Layer, ...]:
+        """The layers in the order of execution."""
+        return graph_layers(self._graph)
+
+    def weight(self, layer: Layer) -> torch.Tensor:
+        """The layer's weight in its stored shape."""
+        weight: torch.Tensor = self.module.state_dict()[layer.weight]
+        return weight
+
+    def with_weights(self, changes: Mapping[str, torch.Tensor]) -> TorchCarrier:
+        """Return a carrier with some parameters replaced."""
+        module = deepcopy(self.module)
+        module.load_state_dict(dict(changes), strict=False)
+        graph = self._graph.clone()
+        attach_weights(graph, module)
+        return TorchCarrier(module, self.inputs, graph)
+
+    def graph(self) -> ir.Model:
+        """The lowered module. Shared: clone it before changing it."""
+        return self._graph
+
+    def with_graph(self, graph: ir.Model) -> OnnxCarrier:
+        """Return a carrier of the changed graph; the module stays behind."""
+        return OnnxCarrier(graph)
+
+    def runner(self, taps: Sequence[str] = ()) -> OrtRunner:
+        """Start ONNX Runtime on the lowered module; ``taps`` are yielded as further outputs."""
+        return graph_runner(self._graph, taps)
+
+    def module_outputs(self, batch: Batch) -> list[Array]:
+        """Run the module itself; its output tensors in the order of the graph's outputs."""
+        tensors = {i.name: torch.from_numpy(batch[i.name]) for i in self.inputs}
+        named = set(inspect.signature(self.module.forward).parameters)
+        with torch.inference_mode():
+            if named.issuperset(tensors):
+                result = self.module(**tensors)
+            else:
+                result = self.module(*tensors.values())
+        leaves = tree_leaves(result)
+        return [leaf.numpy() for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+    def save(self, directory: Path) -> None:
+        """Write the module's tensors."""
+        tensors = {k: v.contiguous().clone() for k, v in self.module.state_dict().items()}
+        save_file(tensors, directory / _STATE)
+
+    def restore(self, directory: Path) -> Carrier:
+        """Return the carrier saved there: of the same module, or of a graph made from it."""
+        if not (directory / _STATE).exists():
+            return restore_graph(directory)
+        tensors = load_file(directory / _STATE)
+        return self.with_weights(tensors)
+
+
+def open_module(
+    factory: Callable[..., Any],
+    config: Mapping[str, Any],
+    inputs: Sequence[TensorSpec],
+    key: str,
+) -> TorchCarrier:
+    """Build a module by its factory.
+
+    Raises:
+        SpecError: the factory fails or does not return a module.
+    """
+    try:
+        module = factory(**config)
+    except Exception as error:
+        raise SpecError(
+            key, f"the factory raised {type(error).__name__}: {error}", "call it in a Python shell"
+        ) from error
+    if not isinstance(module, torch.nn.Module):
+        raise SpecError(
+            key,
+            f"the factory returned a {type(module).__name__}",
+            "return a torch.nn.Module",
+        )
+    if not inputs:
+        raise SpecError(
+            "model.inputs",
+            "is empty, a module does not know its own inputs",
+            "write e.g. inputs: {image: {shape: [batch, 3, 32, 32], dtype: float32}}",
+        )
+    return TorchCarrier(module, inputs)
+
+
+def check_checkpoint(carrier: TorchCarrier, checkpoint: Path) -> None:
+    """Compare a checkpoint's header with the module, reading no weights.
+
+    Raises:
+        ModelError: names or shapes differ.
+    """
+    headers = read_weights(checkpoint, headers_only=True)
+    if not headers:
+        raise ModelError(f"checkpoint {str(checkpoint)!r}", "holds no tensors", "save it again")
+    check_names(carrier.module, headers, str(checkpoint))

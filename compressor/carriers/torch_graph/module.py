@@ -1,0 +1,233 @@
+"""An ONNX graph as a PyTorch module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import onnx_ir as ir
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import _IncompatibleKeys
+
+from compressor.carriers.torch_graph.compiler import Compiler, flattened
+from compressor.carriers.torch_graph.convert import from_numpy
+from compressor.errors import ModelError
+
+_SHAPE_SIZED = 1024
+"""Tensors of ``int64`` up to this many elements are taken for shapes, axes and indices."""
+
+
+class GraphModule(nn.Module):
+    """Runs an ONNX graph with torch operators, on any device and differentiably.
+
+    Every initializer is a buffer under its ONNX name, whatever characters that holds, so
+    `state_dict` and `load_state_dict` speak the names of the graph. Nothing is copied on
+    construction; a memory-mapped tensor is read when an operator reads it. Operators, attributes
+    and element types are checked on construction too. The given model is never changed.
+
+    Integer arithmetic on shapes stays on the CPU: small ``int64`` buffers, and those whose values
+    are only read in Python, do not move with the module. Where the former meet a tensor on an
+    accelerator they are sent there.
+
+    Args:
+        model: the graph, of opset 7 to 28.
+        tensors: values of initializers by name, kept as they are given. Elements of less than
+            eight bits are unpacked, one a byte. Names that the graph does not have are ignored;
+            an initializer that is not here has the value the model gives it.
+
+    Attributes:
+        input_names: the inputs that a call has to give, in order.
+        output_names: the outputs, in order.
+
+    Raises:
+        ModelError: an operator, an attribute, an element type or the opset is not supported, or
+            an initializer has no value or another shape than the graph says.
+    """
+
+    def __init__(self, model: ir.Model, tensors: Mapping[str, Tensor] | None = None):
+        super().__init__()
+        model = flattened(model)
+        graph = model.graph
+        compiler = Compiler(dict(model.opset_imports))
+        program, captured = compiler.compile(graph)
+        names = self._take_initializers(graph, tensors or {})
+        names.update(self._take_constants(compiler.constants))
+        for value in captured:
+            if value not in names:
+                raise ModelError(
+                    f"value '{value.name}'",
+                    "it is read, but no node, input or initializer gives it",
+                    "check the file with onnx.checker",
+                )
+        self._program = program
+        on_host = program.host_slots()
+        first = len(program.inputs) - len(captured)
+        self._pinned = frozenset(
+            names[value]
+            for value, slot in zip(captured, program.inputs[first:], strict=True)
+            if slot in on_host or _is_shape(self._buffers[names[value]])
+        )
+        self._captured = tuple(names[value] for value in captured)
+        self.input_names = tuple(
+            value.name or "" for value in graph.inputs if not value.is_initializer()
+        )
+        self.output_names = tuple(value.name or "" for value in graph.outputs)
+
+    def forward(self, *arguments: Tensor, **inputs: Tensor) -> dict[str, Tensor]:
+        """Run the graph.
+
+        Args:
+            arguments: inputs by position, in the order of `input_names`.
+            inputs: inputs by name. An initializer's name is taken too, and replaces its value in
+                this call, which is how a weight is tried without being changed.
+
+        Returns:
+            The outputs by name, in the order of `output_names`.
+
+        Raises:
+            ModelError: an input is missing or unknown, or a node cannot run on what it is given.
+        """
+        given = self._bind(arguments, inputs)
+        values = [given[name] for name in self.input_names]
+        for name in self._captured:
+            value = given.get(name, self._buffers[name])
+            assert value is not None
+            values.append(value)
+        outputs = self._program(values)
+        return dict(zip(self.output_names, outputs, strict=True))
+
+    def get_buffer(self, target: str) -> Tensor:
+        """Return the initializer of this name; unlike in other modules a dot means nothing.
+
+        Raises:
+            AttributeError: there is none.
+        """
+        value = self._buffers.get(target)
+        if value is None:
+            raise AttributeError(f"the graph has no initializer '{target}'")
+        return value
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = True
+    ) -> Any:
+        """Take other values for the initializers, by their ONNX names.
+
+        Values are always assigned, never copied into place: that would write to the tensors of
+        the model or of the checkpoint file that this module shares.
+
+        Returns:
+            What the method of ``nn.Module`` returns: the missing and the unexpected names.
+
+        Raises:
+            ModelError: ``strict``, and a name is missing or unexpected; or a shape is another.
+            ValueError: ``assign`` is false.
+        """
+        if not assign:
+            raise ValueError("the tensors are shared and cannot be written to; use assign=True")
+        known = self.state_dict()
+        missing = [name for name in known if name not in state_dict]
+        unexpected = [name for name in state_dict if name not in known]
+        if strict and (missing or unexpected):
+            problem = "is missing" if missing else "is not in the graph"
+            raise ModelError(
+                f"initializer '{(missing or unexpected)[0]}'", problem, "load with strict=False"
+            )
+        for name, value in state_dict.items():
+            if name not in unexpected:
+                _check_shape(name, known[name].shape, value)
+                self._buffers[name] = value
+        return _IncompatibleKeys(missing, unexpected)
+
+    def extra_repr(self) -> str:
+        """Return the names and the size for ``repr``."""
+        return f"inputs={list(self.input_names)}, outputs={list(self.output_names)}"
+
+    def _bind(self, arguments: tuple[Tensor, ...], inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        if len(arguments) > len(self.input_names):
+            raise ModelError(
+                "the ONNX graph",
+                f"{len(arguments)} inputs are given, it has {len(self.input_names)}",
+                f"give {', '.join(self.input_names)}",
+            )
+        given = dict(zip(self.input_names, arguments, strict=False))
+        for name, value in inputs.items():
+            if name in given or (name not in self.input_names and name not in self._buffers):
+                problem = "is given twice" if name in given else "is not in the graph"
+                raise ModelError(f"input '{name}'", problem, f"give {', '.join(self.input_names)}")
+            given[name] = value
+        missing = next((name for name in self.input_names if name not in given), None)
+        if missing is not None:
+            raise ModelError(f"input '{missing}'", "is missing", "give every input of the graph")
+        return given
+
+    def _take_initializers(
+        self, graph: ir.Graph, tensors: Mapping[str, Tensor]
+    ) -> dict[ir.Value, str]:
+        names: dict[ir.Value, str] = {}
+        for value in _initializers(graph):
+            names[value] = self._hold(value.name or "", _initial(value, tensors))
+        return names
+
+    def _take_constants(self, constants: Mapping[ir.Value, Tensor]) -> dict[ir.Value, str]:
+        names: dict[ir.Value, str] = {}
+        for value, tensor in constants.items():
+            names[value] = self._hold(value.name or "constant", tensor)
+            self._non_persistent_buffers_set.add(names[value])
+        return names
+
+    def _hold(self, name: str, tensor: Tensor) -> str:
+        """Register a buffer and return its name, another one where that is taken.
+
+        ``register_buffer`` refuses names with dots, which ONNX names are full of, though nothing
+        that a buffer is for (``state_dict``, ``to``) minds them.
+        """
+        free, count = name, 1
+        while free in self._buffers:
+            count += 1
+            free = f"{name}#{count}"
+        self._buffers[free] = tensor
+        return free
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        pinned = {name: self._buffers[name] for name in self._pinned}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._buffers.update(pinned)
+        return self
+
+
+def _is_shape(value: Tensor | None) -> bool:
+    return value is not None and value.dtype == torch.int64 and value.numel() <= _SHAPE_SIZED
+
+
+def _initializers(graph: ir.Graph) -> Iterator[ir.Value]:
+    yield from graph.initializers.values()
+    for subgraph in graph.subgraphs():
+        yield from subgraph.initializers.values()
+
+
+def _initial(value: ir.Value, tensors: Mapping[str, Tensor]) -> Tensor:
+    name = value.name or ""
+    known = value.const_value
+    given = tensors.get(name)
+    shape = value.shape if known is None else known.shape
+    if given is None:
+        if known is None:
+            raise ModelError(
+                f"initializer '{name}'", "it has no value", "give its tensor, or the file it is in"
+            )
+        return from_numpy(known)
+    if shape is not None:
+        sizes = [size for size in shape if isinstance(size, int)]
+        if len(sizes) == len(shape):
+            _check_shape(name, sizes, given)
+    return given
+
+
+def _check_shape(name: str, shape: Sequence[int], given: Tensor) -> None:
+    if tuple(shape) != tuple(given.shape):
+        raise ModelError(
+            f"initializer '{name}'",
+            f"the tensor given has shape {list(given.shape)}, the graph says {list(shape)}",
+            "change the graph and the tensor together",
+        )

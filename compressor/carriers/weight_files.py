@@ -1,0 +1,166 @@
+"""Read weight files: safetensors and PyTorch pickles, the latter never executing anything."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from compressor.errors import ModelError, SpecError
+from compressor.hashing import file_sha256
+
+PICKLES = (".pt", ".pth", ".th", ".bin", ".ckpt")
+_WRAPPERS = ("state_dict", "model_state_dict", "model", "net", "module", "weights")
+_PREFIXES = ("module.", "_orig_mod.")
+
+
+def weight_file_paths(path: Path) -> tuple[Path, ...]:
+    """Return the files that hold the weights at ``path``: itself, or a directory's shards.
+
+    Raises:
+        SpecError: the path is missing or of an unknown kind.
+        ModelError: an index is malformed or names a missing shard.
+    """
+    if not path.exists():
+        raise SpecError(f"checkpoint {str(path)!r}", "does not exist", "check model.checkpoint")
+    if path.is_dir():
+        return _directory_files(path)
+    if path.suffix not in (*PICKLES, ".safetensors"):
+        raise SpecError(
+            f"checkpoint {str(path)!r}",
+            f"has the unknown suffix {path.suffix!r}",
+            "give a .safetensors, .pt, .pth or .th file, or a directory of safetensors",
+        )
+    return (path,)
+
+
+def _directory_files(path: Path) -> tuple[Path, ...]:
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            mapping = json.loads(index.read_text())["weight_map"]
+            names = sorted(set(mapping.values()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(
+                f"index {str(index)!r}", "is not a safetensors index", "write it again"
+            ) from error
+        missing = [n for n in names if not (path / n).is_file()]
+        if missing:
+            raise ModelError(
+                f"index {str(index)!r}", f"names a missing shard {missing[0]!r}", "fetch it"
+            )
+        return tuple(path / n for n in names)
+    files = tuple(sorted(path.glob("*.safetensors")))
+    if not files:
+        raise SpecError(
+            f"checkpoint {str(path)!r}", "holds no .safetensors file", "name the weight file itself"
+        )
+    return files
+
+
+def weights_digest(path: Path) -> str:
+    """Hash the content of all weight files at ``path``."""
+    return "".join(file_sha256(p) for p in weight_file_paths(path))
+
+
+def read_weights(path: Path, *, headers_only: bool = False) -> dict[str, torch.Tensor]:
+    """Read named tensors from a file or directory.
+
+    Safetensors and zipped pickles are memory-mapped. With ``headers_only`` the tensors lie on the
+    ``meta`` device: shapes and dtypes without data.
+
+    Raises:
+        ModelError: a file is truncated, not a weight file, or would have to run code.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for file in weight_file_paths(path):
+        tensors = (
+            _read_safetensors(file, headers_only)
+            if file.suffix == ".safetensors"
+            else _read_pickle(file, headers_only)
+        )
+        twice = found.keys() & tensors.keys()
+        if twice:
+            raise ModelError(
+                f"checkpoint {str(path)!r}",
+                f"has tensor {min(twice)!r} in two files",
+                "remove one of them",
+            )
+        found.update(tensors)
+    return found
+
+
+def _read_safetensors(path: Path, headers_only: bool) -> dict[str, torch.Tensor]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            if headers_only:
+                return {
+                    name: torch.empty(file.get_slice(name).get_shape(), device="meta")
+                    for name in file.keys()  # noqa: SIM118 - not a mapping
+                }
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ModelError(
+            f"checkpoint {str(path)!r}", f"cannot be read ({error})", "the file is cut or damaged"
+        ) from error
+
+
+def _read_pickle(path: Path, headers_only: bool) -> dict[str, torch.Tensor]:
+    device = "meta" if headers_only else "cpu"
+    try:
+        content = torch.load(path, map_location=device, weights_only=True)
+    except pickle.UnpicklingError as error:
+        reason = str(error).partition("\n")[0]
+        if "Unsupported" in str(error) or "GLOBAL" in str(error) or "global" in str(error):
+            raise ModelError(
+                f"checkpoint {str(path)!r}",
+                "holds objects that would run code when opened",
+                "save the state_dict alone: torch.save(model.state_dict(), path)",
+            ) from error
+        raise ModelError(
+            f"checkpoint {str(path)!r}", f"is not a PyTorch file ({reason})", "save it again"
+        ) from error
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        raise ModelError(
+            f"checkpoint {str(path)!r}",
+            f"cannot be read ({type(error).__name__}: {str(error).partition(chr(10))[0][:160]})",
+            "the file is cut or damaged",
+        ) from error
+    return state_dict_of(content, f"checkpoint {str(path)!r}")
+
+
+def state_dict_of(content: Any, subject: str) -> dict[str, torch.Tensor]:
+    """Find the tensors in what a training script saved, and strip wrappers' prefixes.
+
+    Raises:
+        ModelError: there is no mapping of names to tensors.
+    """
+    level = content
+    while isinstance(level, Mapping) and not _is_state_dict(level):
+        inner = next((k for k in _WRAPPERS if isinstance(level.get(k), Mapping)), None)
+        if inner is None:
+            break
+        level = level[inner]
+    if not isinstance(level, Mapping) or not _is_state_dict(level):
+        keys = sorted(str(k) for k in level) if isinstance(level, Mapping) else []
+        raise ModelError(
+            subject,
+            f"has no state_dict (found {', '.join(keys[:6]) or type(content).__name__})",
+            "save model.state_dict(), alone or under the key 'state_dict'",
+        )
+    names = dict(level)
+    for prefix in _PREFIXES:
+        if names and all(n.startswith(prefix) for n in names):
+            names = {n.removeprefix(prefix): t for n, t in names.items()}
+    return names
+
+
+def _is_state_dict(value: Mapping[Any, Any]) -> bool:
+    return bool(value) and all(
+        isinstance(k, str) and isinstance(v, torch.Tensor) for k, v in value.items()
+    )

@@ -1,0 +1,81 @@
+"""What is built in, as one literal table; third parties add theirs through entry points."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, Literal
+
+from compressor.errors import SpecError
+from compressor.names import suggestion
+
+Kind = Literal["pass", "exporter", "observer", "source"]
+
+BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
+    "pass": {
+        "fuse": "passes.fuse.fuse:Fuse",
+        "quantize-static": "passes.quantize.static:QuantizeStatic",
+        "quantize-dynamic": "passes.quantize.dynamic:QuantizeDynamic",
+        "cast": "passes.quantize.cast:Cast",
+    },
+    "exporter": {
+        "safetensors": "exporters.safetensors.exporter:SafetensorsExporter",
+        "onnx": "exporters.onnx.exporter:OnnxExporter",
+    },
+    "observer": {
+        "min-max": "calibration.observers.min_max:MinMax",
+        "moving-average": "calibration.observers.moving_average:MovingAverage",
+        "percentile": "calibration.observers.percentile:Percentile",
+        "entropy": "calibration.observers.entropy:Entropy",
+        "mse": "calibration.observers.mse:Mse",
+        "second-moment": "calibration.observers.second_moment:SecondMoment",
+    },
+    "source": {
+        "npz": "calibration.sources.npz:NpzSource",
+        "npy": "calibration.sources.npy:NpySource",
+        "safetensors": "calibration.sources.safetensors_file:SafetensorsSource",
+        "images": "calibration.sources.images:ImageFolderSource",
+    },
+}
+COLLECT = "calibration.collect:collect"
+
+_GROUPS: Mapping[Kind, str] = {
+    "pass": "compressor.passes",
+    "exporter": "compressor.exporters",
+    "observer": "compressor.observers",
+    "source": "compressor.sources",
+}
+
+
+@cache
+def names(kind: Kind) -> tuple[str, ...]:
+    """Return all names of a kind: the built-in ones in their order, then third parties'."""
+    return (*BUILT_IN[kind], *sorted(_third_party(kind)))
+
+
+@cache
+def load(kind: Kind, name: str) -> Any:
+    """Return the class behind a name.
+
+    Raises:
+        SpecError: there is no such name.
+    """
+    if name in BUILT_IN[kind]:
+        return resolve(BUILT_IN[kind][name])
+    extra = _third_party(kind)
+    if name in extra:
+        return extra[name].load()
+    raise SpecError(f"{kind} {name!r}", "is not known", suggestion(name, names(kind)))
+
+
+def resolve(reference: str) -> Any:
+    """Import ``package.module:Name`` from this distribution."""
+    module, _, attribute = reference.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def _third_party(kind: Kind) -> dict[str, Any]:
+    found = {e.name: e for e in entry_points(group=_GROUPS[kind])}
+    return {name: entry for name, entry in found.items() if name not in BUILT_IN[kind]}

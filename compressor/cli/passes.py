@@ -1,0 +1,48 @@
+"""``compress passes`` and ``compress exporters``."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import click
+
+from compressor.cli.options import json_option
+
+
+@click.command()
+@click.argument("name", required=False)
+@json_option
+def passes(name: str | None, as_json: bool) -> None:
+    """List the passes, or show all that there is to know of the pass NAME."""
+    _show("pass", name, as_json=as_json)
+
+
+@click.command()
+@click.argument("name", required=False)
+@json_option
+def exporters(name: str | None, as_json: bool) -> None:
+    """List the artifact formats, or show all that there is to know of the format NAME."""
+    _show("exporter", name, as_json=as_json)
+
+
+def _show(kind: Literal["pass", "exporter"], name: str | None, *, as_json: bool) -> None:
+    from dataclasses import asdict
+    from sys import stdout
+
+    from compressor.describe import describe, overview
+    from compressor.files import json_text
+    from compressor.pages.options import description_table, overview_table
+    from compressor.report.terminal import show
+
+    if name is None:
+        entries = overview(kind)
+        if as_json:
+            click.echo(json_text([asdict(entry) for entry in entries]), nl=False)
+        else:
+            show(overview_table(entries), stdout)
+        return
+    description = describe(kind, name)
+    if as_json:
+        click.echo(json_text(asdict(description)), nl=False)
+    else:
+        show(description_table(description), stdout)

@@ -1,0 +1,139 @@
+"""Open a spec's data, and check that it fits the model before anything heavy starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from compressor import catalog
+from compressor.errors import DataError, SpecError
+from compressor.hashing import json_sha256
+from compressor.names import suggestion
+from compressor.spec.load import FACTORY, DataEntry, Spec
+from compressor.types.source import Source
+from compressor.types.tensors import Batch, TensorSpec
+from compressor.user_code import code_digest, importable, load_symbol
+
+_FACTORY_SOURCE = "calibration.sources.factory:FactorySource"
+_TRANSFORMED = "calibration.sources.transformed:TransformedSource"
+
+
+@dataclass(frozen=True)
+class Data:
+    """One opened data source.
+
+    Attributes:
+        role: ``calibration``, ``evaluation`` or ``training``.
+        source: where batches come from, transform included.
+        target: name of the array with the right answers, if there is one.
+        batch: samples in a batch.
+        code: hash of the user's code that makes or transforms batches.
+        where: place in the spec.
+    """
+
+    role: str
+    source: Source
+    target: str | None
+    batch: int
+    code: str
+    where: str
+
+    def batches(self, limit: int | None = None) -> Iterator[Batch]:
+        """Yield batches of ``batch`` samples, at most ``limit`` samples."""
+        return self.source.batches(self.batch, limit)
+
+    def first(self, samples: int) -> Batch:
+        """Return the first samples as one batch.
+
+        Raises:
+            DataError: there are none.
+        """
+        for batch in self.source.batches(samples, samples):
+            return batch
+        raise DataError(f"{self.role} data", "has no samples", "check the source").at(self.where)
+
+    @cached_property
+    def samples(self) -> int | None:
+        """How many samples there are, where that is known before reading them."""
+        return self.source.info().samples
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of the content and of the code that transforms it."""
+        return json_sha256([self.source.digest(), self.code, self.target])
+
+
+def open_data(spec: Spec) -> dict[str, Data]:
+    """Open all data of a spec by its role.
+
+    Raises:
+        SpecError: a function does not import.
+        DataError: a file is unusable.
+    """
+    return {role: _open(spec, entry) for role, entry in spec.data.items()}
+
+
+def _open(spec: Spec, entry: DataEntry) -> Data:
+    code = ""
+    with importable([spec.folder]):
+        if entry.kind == FACTORY:
+            assert entry.reference is not None
+            make = load_symbol(entry.reference, f"data.{entry.role}.factory")
+            fields = dict(entry.keys.inputs)
+            if entry.keys.target is not None and fields:
+                fields[entry.keys.target] = entry.keys.target
+            source = catalog.resolve(_FACTORY_SOURCE)(
+                make, entry.reference, fields, entry.keys.samples
+            )
+            code += code_digest(make)
+        else:
+            source = entry.options
+        if entry.keys.transform is not None:
+            transform = load_symbol(entry.keys.transform, f"data.{entry.role}.transform")
+            source = catalog.resolve(_TRANSFORMED)(
+                source, transform, entry.keys.transform, spec.seed
+            )
+            code += code_digest(transform)
+    return Data(entry.role, source, entry.keys.target, entry.keys.batch, code, entry.where)
+
+
+def check_data(data: Data, inputs: Sequence[TensorSpec]) -> None:
+    """Read the headers and one sample, and compare them with the model's inputs.
+
+    Raises:
+        DataError: there is no sample, an input is missing, or shape or dtype differ.
+    """
+    try:
+        info = data.source.info()
+        if info.samples == 0:
+            raise DataError(f"{data.role} data", "has no samples", "check the source")
+        sample = data.first(1)
+        _check_batch(data, sample, inputs)
+    except (DataError, SpecError) as error:
+        raise error.at(data.where) from error.__cause__
+
+
+def _check_batch(data: Data, sample: Mapping[str, object], inputs: Sequence[TensorSpec]) -> None:
+    batch: Batch = dict(sample)  # type: ignore[arg-type]  # arrays by the Source protocol
+    for spec in inputs:
+        if spec.name not in batch:
+            raise DataError(
+                f"{data.role} data",
+                f"has no array for the model's input {spec.name!r}",
+                f"map it under inputs: {suggestion(spec.name, batch)}",
+            )
+        array = batch[spec.name]
+        fixed = isinstance(spec.shape[0], int) and len(array.shape) == len(spec.shape)
+        shape = (spec.shape[0], *array.shape[1:]) if fixed else array.shape
+        problem = spec.mismatch(tuple(int(d or 0) for d in shape), array.dtype.name)
+        if problem:
+            raise DataError(
+                f"{data.role} data, input {spec.name!r}", problem, "convert it in a transform"
+            )
+    if data.target is not None and data.target not in batch:
+        raise DataError(
+            f"{data.role} data",
+            f"has no target {data.target!r} after its transform",
+            "let the transform pass it on",
+        )

@@ -1,0 +1,70 @@
+"""The exception tree. Every message has a subject, what is wrong with it, and a remedy."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of the ``compress`` command; scripts depend on them."""
+
+    DONE = 0
+    LIMIT_FAILED = 1
+    BAD_SPEC = 2
+    BAD_INPUT = 3
+    ARTIFACT_FAILED = 4
+    INTERRUPTED = 130
+
+
+class CompressorError(Exception):
+    """Base of all errors that a user can cause and mend.
+
+    Args:
+        subject: what the error is about, such as ``layer 'fc'``.
+        problem: what is wrong, with the offending value.
+        remedy: what the user can do about it.
+        where: place in a file the user wrote, such as ``spec.yaml:12``.
+    """
+
+    exit_code = ExitCode.BAD_SPEC
+
+    def __init__(self, subject: str, problem: str, remedy: str, *, where: str | None = None):
+        self.subject = subject
+        self.problem = problem
+        self.remedy = remedy
+        self.where = where
+        super().__init__(subject, problem, remedy)
+
+    def __str__(self) -> str:
+        place = f"{self.where}: " if self.where else ""
+        return f"{place}{self.subject}: {self.problem}; {self.remedy}"
+
+    def at(self, where: str) -> CompressorError:
+        """Return this error with its place in a file set, unless it has one already."""
+        if self.where is None:
+            self.where = where
+        return self
+
+
+class SpecError(CompressorError):
+    """The spec, an option or a path is wrong (exit 2)."""
+
+
+class InputError(CompressorError):
+    """A model, data or a file is unusable (exit 3)."""
+
+    exit_code = ExitCode.BAD_INPUT
+
+
+class ModelError(InputError):
+    """A checkpoint, module or graph is unusable."""
+
+
+class DataError(InputError):
+    """Calibration, evaluation or training data is unusable."""
+
+
+class ArtifactError(CompressorError):
+    """An exported artifact failed its check (exit 4)."""
+
+    exit_code = ExitCode.ARTIFACT_FAILED

@@ -1,0 +1,145 @@
+"""Run a model over evaluation data beside the float model, and compare sample by sample."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from compressor.data import Data
+from compressor.errors import DataError
+from compressor.metrics import Metric
+from compressor.types.carrier import Carrier, Runner
+from compressor.types.layers import Layer
+from compressor.types.tensors import Array, Batch
+
+_SIGNAL_SAMPLES = 64
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A model's results on the evaluation data.
+
+    Attributes:
+        metric: as in ``report.json``.
+        per_sample: the metric's value for each sample, ``[N]``.
+        sqnr_db: output signal over the difference from the float model's outputs, in dB; ``None``
+            where they are equal.
+        agreement: percent of samples (of decisions) with the same largest output as the float
+            model; ``None`` unless the metric is about classes.
+        max_abs_diff: largest absolute difference of any output value.
+    """
+
+    metric: dict[str, Any]
+    per_sample: Array
+    sqnr_db: float | None
+    agreement: float | None
+    max_abs_diff: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all but the per-sample values."""
+        return {
+            "metric": self.metric,
+            "sqnr_db": self.sqnr_db,
+            "agreement": self.agreement,
+            "max_abs_diff": self.max_abs_diff,
+        }
+
+
+def evaluate(
+    candidate: Runner,
+    reference: Runner,
+    data: Data,
+    metric: Metric,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Evaluation:
+    """Evaluate ``candidate`` and compare its outputs with those of ``reference``.
+
+    Outputs pair by position: artifacts may not know the float model's names.
+
+    Raises:
+        DataError: an output is not finite, or the metric fails.
+    """
+    values: list[Array] = []
+    signal = error = worst = 0.0
+    same = decisions = 0
+    seen = 0
+    for batch in data.batches():
+        size = len(next(iter(batch.values())))
+        outputs = candidate.run(batch)
+        wanted = outputs if candidate is reference else reference.run(batch)
+        _check_finite(outputs, seen)
+        target = wanted if metric.against_float or data.target is None else batch[data.target]
+        if metric.against_float:
+            target = dict(zip(outputs, wanted.values(), strict=True))
+        values.append(metric.per_sample(outputs, target, size))
+        for ours, theirs in zip(outputs.values(), wanted.values(), strict=True):
+            difference = ours.astype(np.float64) - theirs
+            signal += float(np.square(theirs, dtype=np.float64).sum())
+            error += float(np.square(difference).sum())
+            worst = max(worst, float(np.abs(difference).max(initial=0.0)))
+        first, other = next(iter(outputs.values())), next(iter(wanted.values()))
+        equal = first.argmax(axis=-1) == other.argmax(axis=-1)
+        same, decisions = same + int(equal.sum()), decisions + equal.size
+        seen += size
+        progress(seen)
+    if not values:
+        raise DataError("evaluation data", "has no samples", "check the source")
+    per_sample = np.concatenate(values)
+    return Evaluation(
+        metric=metric.summary(per_sample),
+        per_sample=per_sample,
+        sqnr_db=ratio_db(signal, error),
+        agreement=100.0 * same / decisions if metric.unit == "%" else None,
+        max_abs_diff=worst,
+    )
+
+
+def ratio_db(signal: float, error: float) -> float | None:
+    """Return ``10 log10(signal / error)``; ``None`` where there is no error or no signal."""
+    if error <= 0.0 or signal <= 0.0:
+        return None
+    return 10.0 * math.log10(signal / error)
+
+
+def layer_signals(carrier: Carrier, baseline: Carrier, batch: Batch) -> dict[str, float | None]:
+    """Return for each layer the SQNR of its output against the float model's, in dB.
+
+    Only layers whose output value exists in both graphs appear.
+    """
+    from compressor.graph.values import value_by_name
+
+    ours, theirs = value_by_name(carrier.graph()), value_by_name(baseline.graph())
+    small = {name: array[:_SIGNAL_SAMPLES] for name, array in batch.items()}
+    shared: list[Layer] = [
+        layer for layer in carrier.layers() if layer.output in ours and layer.output in theirs
+    ]
+    taps = list(dict.fromkeys(layer.output for layer in shared))
+    if not taps:
+        return {}
+    have = carrier.runner(taps).run(small)
+    want = baseline.runner(taps).run(small)
+    return {layer.name: _sqnr(want, have, layer.output) for layer in shared}
+
+
+def _sqnr(want: Mapping[str, Array], have: Mapping[str, Array], name: str) -> float | None:
+    reference = want[name].astype(np.float64)
+    if reference.shape != have[name].shape:
+        return None
+    difference = reference - have[name]
+    return ratio_db(float(np.square(reference).sum()), float(np.square(difference).sum()))
+
+
+def _check_finite(outputs: Batch, seen: int) -> None:
+    for name, array in outputs.items():
+        if array.dtype.kind != "f" or np.isfinite(array).all():
+            continue
+        rows = ~np.isfinite(array.reshape(len(array), -1)).all(axis=1)
+        raise DataError(
+            f"output {name!r}",
+            f"is NaN or infinite for sample {seen + int(np.flatnonzero(rows)[0])}",
+            "look at that sample, and at passes that narrow the range (cast to fp16)",
+        )

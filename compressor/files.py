@@ -1,0 +1,89 @@
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from compressor.errors import InputError, SpecError
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn failures of the file system into messages with a remedy.
+
+    Raises:
+        InputError: the disk is full or broken.
+        SpecError: the place cannot be written to.
+    """
+    try:
+        yield
+    except OSError as error:
+        subject = f"folder {str(path)!r}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise InputError(
+                subject,
+                f"is full ({error.strerror})",
+                "free some space and run the same command again; finished passes are kept",
+            ) from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+            raise SpecError(
+                subject, f"cannot be written ({error.strerror})", "choose another output"
+            ) from error
+        raise
+
+
+@contextmanager
+def staging(parent: Path) -> Iterator[Path]:
+    """Yield an empty folder inside ``parent`` that is gone afterwards, whatever happens."""
+    with disk_errors(parent):
+        parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=".staging-", dir=parent))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_stale_staging(parent: Path) -> None:
+    """Remove staging folders that a killed process left."""
+    for folder in parent.glob(".staging-*"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    """Force a file's or folder's content to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def publish(source: Path, target: Path) -> None:
+    """Move a staged file to its place in one step, replacing what was there."""
+    with disk_errors(target.parent):
+        sync(source)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        source.replace(target)
+        sync(target.parent)
+
+
+def write_text(target: Path, text: str) -> None:
+    """Write a text file in one step."""
+    with staging(target.parent) as folder:
+        staged = folder / target.name
+        staged.write_text(text, encoding="utf-8")
+        publish(staged, target)
+
+
+def json_text(value: Any) -> str:
+    """Return JSON for people and programs: indented, keys in the order given."""
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

@@ -1,0 +1,1 @@
+"""Reading of ONNX IR graphs, the graph language of every carrier."""

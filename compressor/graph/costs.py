@@ -1,0 +1,72 @@
+"""Count parameters, bytes and multiply-accumulates of an ONNX IR graph."""
+
+from __future__ import annotations
+
+from math import prod
+
+import onnx_ir as ir
+
+from compressor.graph.layers import layer_of, weight_source
+from compressor.graph.values import all_nodes, dims, static_shape
+
+
+def initializer_bytes(model: ir.Model) -> int:
+    """Bytes of all initializers as stored (codes narrower than a byte are packed)."""
+    return sum(
+        v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None
+    )
+
+
+def parameters(model: ir.Model) -> int:
+    """Number of weights: elements of initializers that are floating point or quantized codes.
+
+    Scales and zero points are not counted, nor are integer constants such as shapes.
+    """
+    side = _quantization_parameters(model)
+    total = 0
+    for name, value in model.graph.initializers.items():
+        shape = static_shape(value)
+        if name in side or shape is None or value.dtype is None:
+            continue
+        if value.dtype.is_floating_point() or _is_codes(value):
+            total += prod(shape)
+    return total
+
+
+def node_macs(node: ir.Node) -> int:
+    """Multiply-accumulates of one node for one sample; 0 where shapes are not known.
+
+    Dynamic axes count as 1. Convolutions and matrix products are counted, as is usual.
+    """
+    if node.op_type not in ("Conv", "ConvTranspose", "Gemm", "MatMul") or not node.outputs:
+        return 0
+    output = dims(node.outputs[0])
+    if output is None:
+        return 0
+    if node.op_type == "ConvTranspose":
+        source, _ = weight_source(node.inputs[1])
+        entry = None if node.inputs[0] is None else dims(node.inputs[0])
+        weight = None if source is None else static_shape(source)
+        return 0 if entry is None or weight is None else prod(entry) * prod(weight[1:])
+    layer = layer_of(node)
+    if layer is not None:
+        return prod(output) * layer.columns
+    first = None if node.inputs[0] is None else dims(node.inputs[0])
+    return 0 if not first else prod(output) * first[-1]
+
+
+def macs(model: ir.Model) -> int:
+    """Multiply-accumulates of the whole graph for one sample."""
+    return sum(node_macs(node) for node in all_nodes(model.graph))
+
+
+def _is_codes(value: ir.Value) -> bool:
+    return any(use.node.op_type == "DequantizeLinear" and use.idx == 0 for use in value.uses())
+
+
+def _quantization_parameters(model: ir.Model) -> set[str]:
+    names: set[str] = set()
+    for node in all_nodes(model.graph):
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            names.update(v.name for v in node.inputs[1:] if v is not None and v.name)
+    return names

@@ -1,0 +1,73 @@
+"""Small questions about ONNX IR values and nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx_ir as ir
+
+from compressor.types.tensors import Array, TensorSpec
+
+_DEFAULT_DOMAINS = ("", "ai.onnx")
+
+
+def all_nodes(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
+    """Yield every node in the order of execution, those of subgraphs included."""
+    yield from ir.traversal.RecursiveGraphIterator(graph)
+
+
+def is_op(node: ir.Node | None, *op_types: str) -> bool:
+    """Tell whether the node is one of these operators of the default domain."""
+    return node is not None and node.domain in _DEFAULT_DOMAINS and node.op_type in op_types
+
+
+def constant_of(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """Return the tensor of an initializer or ``Constant`` node's output."""
+    if value is None:
+        return None
+    if value.const_value is not None and not value.is_graph_input():
+        return value.const_value
+    node = value.producer()
+    if node is not None and is_op(node, "Constant") and "value" in node.attributes:
+        return node.attributes["value"].as_tensor()
+    return None
+
+
+def constant_array(value: ir.Value | None) -> Array | None:
+    """Return a constant value as a numpy array."""
+    tensor = constant_of(value)
+    return None if tensor is None else np.asarray(tensor.numpy())
+
+
+def static_shape(value: ir.Value) -> tuple[int, ...] | None:
+    """Return the shape if every axis has a known length."""
+    if value.shape is None or not value.shape.is_static():
+        return None
+    return tuple(int(d) for d in value.shape.numpy())
+
+
+def dims(value: ir.Value, symbolic: int = 1) -> tuple[int, ...] | None:
+    """Return the shape with dynamic axes set to ``symbolic``, or ``None`` for unknown rank."""
+    if value.shape is None:
+        return None
+    return tuple(d if isinstance(d, int) else symbolic for d in value.shape)
+
+
+def tensor_spec(value: ir.Value) -> TensorSpec:
+    """Describe a graph input or output."""
+    shape = () if value.shape is None else value.shape
+    return TensorSpec(
+        value.name or "",
+        tuple(d if isinstance(d, int) else d.value for d in shape),
+        "unknown" if value.dtype is None else value.dtype.numpy().name,
+    )
+
+
+def value_by_name(model: ir.Model) -> dict[str, ir.Value]:
+    """Return all named values: inputs, initializers, and what nodes write."""
+    found: dict[str, ir.Value] = {v.name: v for v in model.graph.inputs if v.name}
+    found.update(model.graph.initializers)
+    for node in all_nodes(model.graph):
+        found.update({v.name: v for v in node.outputs if v.name})
+    return found

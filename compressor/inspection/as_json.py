@@ -1,0 +1,19 @@
+"""What an inspection found, as a JSON document."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from compressor.inspection.contents import Contents, RunContents
+
+
+def contents_json(contents: Contents) -> dict[str, Any]:
+    """Return the document."""
+    if isinstance(contents, RunContents):
+        return {"kind": "run output", "intact": contents.intact, **asdict(contents)}
+    return {
+        **asdict(contents),
+        "bytes": contents.bytes,
+        "bytes_by_dtype": contents.bytes_by_dtype,
+    }

@@ -1,0 +1,170 @@
+"""Inspect an ONNX graph, from whatever file it and its weights came."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from math import prod
+
+import numpy as np
+import onnx_ir as ir
+
+from compressor.graph.costs import macs, node_macs, parameters
+from compressor.graph.layers import layers_with_nodes
+from compressor.graph.values import all_nodes, constant_array, tensor_spec
+from compressor.inspection.contents import GraphFacts, ModelContents, TensorRow
+from compressor.inspection.tensors import (
+    count_not_finite,
+    count_zeros,
+    not_finite_note,
+    percent,
+)
+from compressor.progress import Progress
+from compressor.types.tensors import Array
+
+_DEFAULT_DOMAIN = "ai.onnx"
+# Operators that read codes: the inputs that hold them, their scale and their zero point.
+_CODED = {
+    "DequantizeLinear": (0, 1, 2),
+    "QLinearConv": (3, 4, 5),
+    "QLinearMatMul": (3, 4, 5),
+    "ConvInteger": (1, None, 3),
+    "MatMulInteger": (1, None, 3),
+}
+
+
+def inspect_graph(
+    model: ir.Model, kind: str, path: str, files: Mapping[str, int], progress: Progress
+) -> ModelContents:
+    """Describe a model; shapes have been inferred as far as they can be.
+
+    Args:
+        model: the graph with its weights.
+        kind: what to call it.
+        path: where it is.
+        files: bytes of each of its files.
+        progress: shows how many tensors have been read.
+    """
+    costs: Counter[str] = Counter()
+    for layer, node in layers_with_nodes(model):
+        costs[layer.weight] += node_macs(node)
+    initializers = {n: v for n, v in model.graph.initializers.items() if v.const_value is not None}
+    rows: list[TensorRow] = []
+    notes: list[str] = []
+    with progress.stage("read tensors", len(initializers)) as advance:
+        for name, value in initializers.items():
+            rows.append(_row(name, value, costs.get(name)))
+            bad = 0 if value.const_value is None else count_not_finite(value.const_value)
+            if bad:
+                notes.append(not_finite_note(name, bad))
+            advance(len(rows))
+    return ModelContents(
+        kind=kind,
+        path=path,
+        files=files,
+        tensors=tuple(rows),
+        parameters=parameters(model),
+        zeros=_zeros(model, rows),
+        notes=tuple(notes),
+        graph=_facts(model),
+    )
+
+
+def _facts(model: ir.Model) -> GraphFacts:
+    operators = Counter(
+        f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+        for node in all_nodes(model.graph)
+    )
+    ordered = sorted(operators.items(), key=lambda item: (-item[1], item[0]))
+    producer = " ".join(p for p in (model.producer_name, model.producer_version) if p)
+    own = [value for value in model.graph.inputs if not value.is_initializer()]
+    return GraphFacts(
+        opsets={domain or _DEFAULT_DOMAIN: v for domain, v in model.opset_imports.items()},
+        inputs=tuple(tensor_spec(value) for value in own),
+        outputs=tuple(tensor_spec(value) for value in model.graph.outputs),
+        operators=dict(ordered),
+        macs=macs(model),
+        producer=producer,
+        metadata=dict(model.metadata_props),
+    )
+
+
+def _row(name: str, value: ir.Value, cost: int | None) -> TensorRow:
+    tensor = value.const_value
+    assert tensor is not None
+    shape = tuple(int(d) for d in tensor.shape.numpy())
+    scheme, zero_point = _coding(value, shape)
+    zeros = count_zeros(tensor, zero_point)
+    return TensorRow(
+        name=name,
+        shape=shape,
+        dtype=tensor.dtype.numpy().name,
+        bytes=tensor.nbytes,
+        zeros=None if zeros is None else percent(zeros, tensor.size),
+        quantization=scheme,
+        macs=cost,
+    )
+
+
+def _coding(value: ir.Value, shape: tuple[int, ...]) -> tuple[str, Array | None]:
+    """Return how a tensor's codes are to be read, and the code of zero."""
+    for use in value.uses():
+        node, index = use.node, use.idx
+        if node.op_type == "MatMulNBits" and index == 1:
+            group = node.attributes.get_int("block_size", 0)
+            return f"int{node.attributes.get_int('bits', 4)}/group {group}", None
+        positions = _CODED.get(node.op_type)
+        if positions is None or positions[0] != index or value.dtype is None:
+            continue
+        scale, zero = (constant_array(_input(node, position)) for position in positions[1:])
+        asymmetric = " asym" if zero is not None and np.any(zero) else ""
+        scheme = value.dtype.numpy().name + _granularity(node, scale) + asymmetric
+        return scheme, None if zero is None else _broadcast(node, zero, shape)
+    return "", None
+
+
+def _input(node: ir.Node, position: int | None) -> ir.Value | None:
+    return None if position is None or position >= len(node.inputs) else node.inputs[position]
+
+
+def _granularity(node: ir.Node, scale: Array | None) -> str:
+    if scale is None:
+        return ""
+    block = node.attributes.get_int("block_size", 0)
+    if block:
+        return f"/group {block}"
+    return "/tensor" if scale.size == 1 else "/channel"
+
+
+def _broadcast(node: ir.Node, zero: Array, shape: tuple[int, ...]) -> Array:
+    """Bring zero points into a shape that broadcasts to the tensor's."""
+    if zero.size == 1:
+        return zero.reshape(())
+    axis = node.attributes.get_int("axis", 1 if node.op_type == "DequantizeLinear" else 0)
+    block = node.attributes.get_int("block_size", 0)
+    if block:
+        return np.repeat(zero, block, axis=axis).take(range(shape[axis]), axis=axis)
+    if node.op_type in ("QLinearMatMul", "MatMulInteger"):
+        axis = -1
+    spread = [1] * len(shape)
+    spread[axis] = zero.size
+    return zero.reshape(spread)
+
+
+def _zeros(model: ir.Model, rows: list[TensorRow]) -> float | None:
+    """Share of zeros among the weights: floating-point numbers and codes, but no scales."""
+    side = {
+        value.name
+        for node in all_nodes(model.graph)
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear")
+        for value in node.inputs[1:]
+        if value is not None
+    }
+    zeros = elements = 0.0
+    for row in rows:
+        dtype = model.graph.initializers[row.name].dtype
+        weight = row.quantization or (dtype is not None and dtype.is_floating_point())
+        if weight and row.name not in side and row.zeros is not None:
+            zeros += row.zeros * prod(row.shape)
+            elements += prod(row.shape)
+    return zeros / elements if elements else None

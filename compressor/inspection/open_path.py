@@ -1,0 +1,54 @@
+"""Find out what lies at a path, and inspect it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from compressor.errors import InputError, SpecError
+from compressor.inspection.contents import Contents
+from compressor.inspection.run_output import MANIFEST, REPORT
+from compressor.progress import Progress, Silent
+
+_ENGINES = (".engine", ".plan", ".trt")
+_SPECS = (".yaml", ".yml")
+
+
+def inspect_path(path: Path, progress: Progress | None = None) -> Contents:
+    """Describe a checkpoint, an ONNX file, a compressed model, or a run's output folder.
+
+    Args:
+        path: the file or folder.
+        progress: shows how far it is.
+
+    Raises:
+        SpecError: there is nothing, or nothing of a known kind.
+        ModelError: a file is cut or not what its name says.
+    """
+    from compressor.inspection.checkpoint import inspect_checkpoint
+    from compressor.inspection.compressed import compressed_folder, inspect_compressed
+    from compressor.inspection.onnx_file import inspect_onnx
+    from compressor.inspection.run_output import inspect_run
+
+    progress = progress or Silent()
+    subject = f"path {str(path)!r}"
+    if not path.exists():
+        raise SpecError(subject, "does not exist", "check its spelling")
+    folder = path if path.is_dir() else path.parent
+    if (path.is_dir() or path.name == REPORT) and (folder / MANIFEST).is_file():
+        return inspect_run(folder, progress)
+    if path.name == MANIFEST:
+        return inspect_run(folder, progress)
+    if path.suffix == ".onnx":
+        return inspect_onnx(path, progress)
+    if path.suffix in _ENGINES:
+        raise InputError(
+            subject,
+            "is a TensorRT engine, which only the GPU that it was built for can open",
+            "inspect the ONNX file that it was built from",
+        )
+    if path.suffix in _SPECS:
+        raise SpecError(subject, "is a spec", f"compress plan {path} says what is in it")
+    compressed = compressed_folder(path)
+    if compressed is not None:
+        return inspect_compressed(compressed, progress)
+    return inspect_checkpoint(path, progress)

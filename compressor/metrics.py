@@ -1,0 +1,218 @@
+"""Metrics: one value a sample, so that every comparison can be paired."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compressor.errors import DataError, SpecError
+from compressor.names import suggestion
+from compressor.spec.keys import MetricKeys
+from compressor.types.tensors import Array, Batch
+from compressor.user_code import importable, load_symbol
+
+_Z95 = 1.959963984540054
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric.
+
+    Attributes:
+        name: as in the spec.
+        function: outputs and target to one value a sample, float64 ``[N]``.
+        higher_is_better: direction.
+        unit: ``%`` for shares, else empty.
+        against_float: the target is the float model's output, not a label.
+        exponential: per-sample values are logarithms; the mean is exponentiated.
+        code: the user's own function behind it.
+    """
+
+    name: str
+    function: Callable[[Batch, Any], Array]
+    higher_is_better: bool = True
+    unit: str = ""
+    against_float: bool = False
+    exponential: bool = False
+    code: Callable[..., Any] | None = None
+
+    def per_sample(self, outputs: Batch, target: Any, samples: int) -> Array:
+        """Return one value a sample, float64 ``[samples]``.
+
+        Raises:
+            DataError: the function fails, or returns something else.
+        """
+        try:
+            values = np.asarray(self.function(outputs, target), dtype=np.float64)
+        except Exception as error:  # the user's metric may raise anything
+            raise DataError(
+                f"metric {self.name!r}",
+                f"failed ({type(error).__name__}: {error})",
+                "check that it fits the model's outputs and the target",
+            ) from error
+        if values.shape != (samples,) or not np.isfinite(values).all():
+            raise DataError(
+                f"metric {self.name!r}",
+                f"returned shape {list(values.shape)} for {samples} samples"
+                if values.shape != (samples,)
+                else "returned NaN or infinity",
+                "return one finite number a sample",
+            )
+        return values
+
+    def summary(self, values: Array) -> dict[str, Any]:
+        """Summarise per-sample values as in ``report.json``.
+
+        The interval is Wilson's for right/wrong values (Wilson 1927), else the mean's normal
+        interval.
+        """
+        scale = 100.0 if self.unit == "%" else 1.0
+        mean = float(values.mean())
+        low, high = _interval(values)
+        if self.exponential:
+            mean, low, high = math.exp(mean), math.exp(low), math.exp(high)
+        return {
+            "name": self.name,
+            "value": mean * scale,
+            "samples": int(values.size),
+            "ci95": [low * scale, high * scale],
+            "unit": self.unit,
+            "higher_is_better": self.higher_is_better,
+        }
+
+    def drop(self, baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> float:
+        """Return how much worse the candidate is; positive is worse whatever the direction."""
+        difference = float(baseline["value"]) - float(candidate["value"])
+        return difference if self.higher_is_better else -difference
+
+
+def _interval(values: Array) -> tuple[float, float]:
+    n = values.size
+    mean = float(values.mean())
+    if np.isin(values, (0.0, 1.0)).all():
+        z2 = _Z95**2
+        centre = (mean + z2 / (2 * n)) / (1 + z2 / n)
+        half = _Z95 / (1 + z2 / n) * math.sqrt(mean * (1 - mean) / n + z2 / (4 * n * n))
+        return max(0.0, centre - half), min(1.0, centre + half)
+    half = _Z95 * float(values.std(ddof=1)) / math.sqrt(n) if n > 1 else 0.0
+    return mean - half, mean + half
+
+
+def _only(outputs: Batch) -> Array:
+    return next(iter(outputs.values()))
+
+
+def _in_top(outputs: Batch, target: Array, k: int) -> Array:
+    logits = _only(outputs)
+    classes = logits.shape[-1]
+    truth = np.asarray(target).reshape(logits.shape[:-1])
+    if truth.min() < 0 or truth.max() >= classes:
+        raise ValueError(f"labels {truth.min()} to {truth.max()} for {classes} classes")
+    own = np.take_along_axis(logits, truth[..., None], axis=-1)
+    better = (logits > own).sum(axis=-1)
+    # A tie counts for the class with the smaller index, as argmax does.
+    index = np.arange(classes)
+    ties = ((logits == own) & (index < truth[..., None])).sum(axis=-1)
+    hit = (better + ties < k).astype(np.float64)
+    return np.asarray(hit.reshape(hit.shape[0], -1).mean(axis=1))
+
+
+def _accuracy(outputs: Batch, target: Array) -> Array:
+    return _in_top(outputs, target, 1)
+
+
+def _top5(outputs: Batch, target: Array) -> Array:
+    return _in_top(outputs, target, 5)
+
+
+def _log_loss(outputs: Batch, target: Array) -> Array:
+    logits = _only(outputs).astype(np.float64)
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    log_z = np.log(np.exp(shifted).sum(axis=-1))
+    truth = np.asarray(target).reshape(logits.shape[:-1])
+    loss = log_z - np.take_along_axis(shifted, truth[..., None], axis=-1)[..., 0]
+    return np.asarray(loss.reshape(loss.shape[0], -1).mean(axis=1))
+
+
+def _pairs(outputs: Batch, target: Any) -> Sequence[tuple[Array, Array]]:
+    wanted = target if isinstance(target, dict) else {next(iter(outputs)): target}
+    return [
+        (
+            outputs[name].astype(np.float64).reshape(len(outputs[name]), -1),
+            np.asarray(wanted[name]).astype(np.float64).reshape(len(outputs[name]), -1),
+        )
+        for name in wanted
+    ]
+
+
+def _mse(outputs: Batch, target: Any) -> Array:
+    return np.asarray(
+        np.mean([np.square(a - b).mean(axis=1) for a, b in _pairs(outputs, target)], axis=0)
+    )
+
+
+def _cosine(outputs: Batch, target: Any) -> Array:
+    shares = []
+    for a, b in _pairs(outputs, target):
+        norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+        dot = (a * b).sum(axis=1)
+        shares.append(np.divide(dot, norms, out=np.ones_like(dot), where=norms > 0))
+    return np.asarray(np.mean(shares, axis=0))
+
+
+BUILT_IN: Mapping[str, Metric] = {
+    "accuracy": Metric("accuracy", _accuracy, unit="%"),
+    "top5": Metric("top5", _top5, unit="%"),
+    "mse": Metric("mse", _mse, higher_is_better=False),
+    "cosine": Metric("cosine", _cosine),
+    "perplexity": Metric("perplexity", _log_loss, higher_is_better=False, exponential=True),
+}
+_WITHOUT_LABELS = ("mse", "cosine")
+
+
+def resolve_metric(
+    keys: str | MetricKeys | None, has_target: bool, folder: Path, where: str
+) -> Metric:
+    """Find the metric of a spec; without one: accuracy where there are labels, else cosine.
+
+    Raises:
+        SpecError: it is unknown, does not import, or needs labels that are not there.
+    """
+    if keys is None:
+        keys = "accuracy" if has_target else "cosine"
+    if isinstance(keys, MetricKeys) or ":" in keys:
+        return _custom(keys, folder, where)
+    if keys not in BUILT_IN:
+        raise SpecError(f"metric {keys!r}", "is not known", suggestion(keys, BUILT_IN), where=where)
+    metric = BUILT_IN[keys]
+    if has_target:
+        return metric
+    if keys not in _WITHOUT_LABELS:
+        raise SpecError(
+            f"metric {keys!r}",
+            "needs labels, and data.evaluation has no target",
+            "name the target, or use mse or cosine, which compare with the float model",
+            where=where,
+        )
+    return Metric(metric.name, metric.function, metric.higher_is_better, against_float=True)
+
+
+def _custom(keys: str | MetricKeys, folder: Path, where: str) -> Metric:
+    reference = keys if isinstance(keys, str) else keys.function
+    higher = True if isinstance(keys, str) else keys.higher_is_better
+    try:
+        with importable([folder]):
+            function = load_symbol(reference, "metric")
+    except SpecError as error:
+        raise error.at(where) from error.__cause__
+
+    def call(outputs: Batch, target: Any) -> Array:
+        only = _only(outputs) if len(outputs) == 1 else outputs
+        return np.asarray(function(only, target))
+
+    return Metric(reference, call, higher, code=function)

@@ -1,0 +1,148 @@
+"""Open a spec's model: structure first, weights when they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from compressor.carriers.lowering import OPSET
+from compressor.carriers.torch_carrier import TorchCarrier, check_checkpoint, open_module
+from compressor.carriers.weight_files import weights_digest
+from compressor.errors import ModelError, SpecError
+from compressor.hashing import file_sha256
+from compressor.spec.load import Spec
+from compressor.store import result_key
+from compressor.types.carrier import Carrier
+from compressor.types.tensors import Batch
+from compressor.user_code import code_digest, importable, load_symbol
+
+_LOWERING_SQNR_DB = 60.0
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """The float model of a spec.
+
+    Attributes:
+        carrier: the model; its weights mean nothing before :meth:`load`.
+        files: what was read, for the manifest.
+        digest: returns the key of the model's content; reads the files.
+    """
+
+    carrier: Carrier
+    files: tuple[Path, ...]
+    digest: Callable[[], str]
+    checkpoint: Path | None = None
+
+    def load(self) -> None:
+        """Read the weights.
+
+        Raises:
+            ModelError: they are unusable.
+        """
+        if isinstance(self.carrier, TorchCarrier) and self.checkpoint is not None:
+            self.carrier.load(self.checkpoint)
+
+    def check_lowering(self, batch: Batch) -> None:
+        """Compare the graph that passes work on with the module it was lowered from.
+
+        Raises:
+            ModelError: their outputs differ.
+        """
+        if not isinstance(self.carrier, TorchCarrier):
+            return
+        lowered = list(self.carrier.runner().run(batch).values())
+        module = self.carrier.module_outputs(batch)
+        for name, ours, theirs in zip(
+            (o.name for o in self.carrier.outputs), lowered, module, strict=True
+        ):
+            error = float(np.square(ours.astype(np.float64) - theirs).sum())
+            signal = float(np.square(theirs.astype(np.float64)).sum())
+            if error > signal * 10 ** (-_LOWERING_SQNR_DB / 10):
+                raise ModelError(
+                    f"module {type(self.carrier.module).__name__}",
+                    f"its lowered graph gives other values for output {name!r}",
+                    "its forward depends on something that export froze: random numbers, "
+                    "the batch size, or Python state",
+                )
+
+
+def open_model(spec: Spec) -> OpenedModel:
+    """Open the structure of a spec's model and compare it with the checkpoint's header.
+
+    Raises:
+        SpecError: a path is missing, or the factory does not work.
+        ModelError: a file is unusable or does not fit.
+    """
+    if spec.onnx is not None:
+        return _open_onnx(spec, spec.onnx)
+    if spec.model.factory is None:
+        raise SpecError(
+            "model.checkpoint",
+            "a bare checkpoint has no graph, and this version has no pass that works on weights "
+            "alone",
+            "give model.factory too, or model.onnx",
+            where=spec.where("model", "checkpoint"),
+        )
+    return _open_torch(spec, spec.model.factory)
+
+
+def _open_onnx(spec: Spec, path: Path) -> OpenedModel:
+    from compressor.carriers.onnx_carrier import external_files, open_onnx
+
+    carrier = open_onnx(path, OPSET)
+    files = (path, *external_files(path))
+    declared = {s.name: s for s in spec.inputs}
+    for own in carrier.inputs:
+        want = declared.pop(own.name, None)
+        if want is not None and (want.dtype != own.dtype or len(want.shape) != len(own.shape)):
+            raise SpecError(
+                f"model.inputs.{own.name}",
+                f"says {want}, the ONNX file has {own}",
+                "leave model.inputs out: the file knows its inputs",
+                where=spec.where("model", "inputs", own.name),
+            )
+    if declared:
+        name = next(iter(declared))
+        raise SpecError(
+            f"model.inputs.{name}",
+            "is not an input of the ONNX file",
+            f"it has {', '.join(i.name for i in carrier.inputs)}",
+            where=spec.where("model", "inputs", name),
+        )
+    return OpenedModel(
+        carrier, files, lambda: result_key("onnx", "", files=[file_sha256(f) for f in files])
+    )
+
+
+def _open_torch(spec: Spec, factory: str) -> OpenedModel:
+    where = spec.where("model", "factory")
+    try:
+        with importable([spec.folder]):
+            function = load_symbol(factory, "model.factory")
+            torch.manual_seed(spec.seed)
+            carrier = open_module(function, spec.model.config, spec.inputs, "model.factory")
+    except SpecError as error:
+        raise error.at(where) from error.__cause__
+    if spec.checkpoint is not None:
+        check_checkpoint(carrier, spec.checkpoint)
+
+    def digest() -> str:
+        weights = None if spec.checkpoint is None else weights_digest(spec.checkpoint)
+        return result_key(
+            "torch",
+            "",
+            factory=factory,
+            config=dict(spec.model.config),
+            code=code_digest(function),
+            weights=weights,
+            seed=spec.seed,
+            inputs=[str(i) for i in spec.inputs],
+        )
+
+    files = () if spec.checkpoint is None else (spec.checkpoint,)
+    return OpenedModel(carrier, files, digest, spec.checkpoint)

@@ -1,0 +1,121 @@
+"""The pages of ``compress inspect``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from compressor.report import formats
+from compressor.report.terminal import plain_table
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+    from rich.table import Table
+
+    from compressor.inspection.contents import Contents, GraphFacts, ModelContents, RunContents
+
+_STYLES = {"changed": "bold red", "missing": "bold red"}
+
+
+def contents_table(contents: Contents) -> Group:
+    """Return what an inspection found, in full."""
+    from compressor.inspection.contents import RunContents
+
+    return _run(contents) if isinstance(contents, RunContents) else _model(contents)
+
+
+def _model(contents: ModelContents) -> Group:
+    from rich.console import Group
+    from rich.text import Text
+
+    sizes = [f"{name} {formats.size(size)}" for name, size in contents.files.items()]
+    lines: list[RenderableType] = [
+        Text(f"{contents.kind} {contents.path}", style="bold"),
+        Text(f"files: {', '.join(sizes)}"),
+    ]
+    if contents.graph is not None:
+        lines += [Text(line) for line in _graph(contents.graph)]
+    if contents.quantization:
+        lines.append(Text(f"quantization: {contents.quantization}"))
+    lines += [Text(), _tensors(contents), Text(), Text(_total(contents), style="bold")]
+    lines += [Text(f"- {note}", style="red") for note in contents.notes]
+    return Group(*lines)
+
+
+def _graph(graph: GraphFacts) -> list[str]:
+    lines = [
+        f"opset: {_pairs(graph.opsets)}",
+        f"inputs: {', '.join(str(i) for i in graph.inputs) or 'none'}",
+        f"outputs: {', '.join(str(o) for o in graph.outputs) or 'none'}",
+        f"operators: {_pairs(graph.operators) or 'none'}",
+    ]
+    if graph.producer:
+        lines.append(f"written by: {graph.producer}")
+    return lines + [f"{key}: {value}" for key, value in graph.metadata.items()]
+
+
+def _pairs(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items())
+
+
+def _tensors(contents: ModelContents) -> Table:
+    from rich.text import Text
+
+    coded = any(row.quantization for row in contents.tensors)
+    graph = contents.graph is not None
+    table = plain_table()
+    for heading in ("tensor", "shape", "dtype"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("size", "zeros", *(["MACs"] if graph else [])):
+        table.add_column(heading, justify="right", overflow="fold")
+    if coded:
+        table.add_column("quantization", overflow="fold")
+    for row in contents.tensors:
+        cells = [row.name, formats.shape(row.shape), row.dtype, formats.size(row.bytes)]
+        cells.append(formats.NOTHING if row.zeros is None else formats.percent(row.zeros))
+        if graph:
+            cells.append(formats.NOTHING if row.macs is None else formats.short_count(row.macs))
+        if coded:
+            cells.append(row.quantization)
+        table.add_row(*(Text(cell) for cell in cells))
+    return table
+
+
+def _total(contents: ModelContents) -> str:
+    parts = [
+        formats.plural(len(contents.tensors), "tensor"),
+        formats.plural(contents.parameters, "parameter"),
+    ]
+    if contents.zeros is not None:
+        parts[-1] += f" ({formats.percent(contents.zeros)} zeros)"
+    if contents.graph is not None:
+        parts.append(f"{formats.short_count(contents.graph.macs)} MACs")
+    sizes = [f"{dtype} {formats.size(size)}" for dtype, size in contents.bytes_by_dtype.items()]
+    parts.append(f"{formats.size(contents.bytes)} ({', '.join(sizes)})")
+    return "Total: " + ", ".join(parts)
+
+
+def _run(contents: RunContents) -> Group:
+    from rich.console import Group
+    from rich.text import Text
+
+    from compressor.report.text import result_table
+
+    versions = ", ".join(f"{name} {version}" for name, version in contents.versions.items())
+    parts: list[RenderableType] = [
+        Text(f"run {contents.name} in {contents.path}", style="bold"),
+        Text(f"seed {contents.seed}; {versions}"),
+        Text(),
+    ]
+    if contents.report is None:
+        parts.append(Text("report.json is not what the run wrote; it is not shown", style="red"))
+    else:
+        parts.append(result_table(contents.report))
+    table = plain_table()
+    table.add_column("file", overflow="fold")
+    table.add_column("size", justify="right", overflow="fold")
+    table.add_column("since the run", overflow="fold")
+    for file in contents.files:
+        size = formats.NOTHING if file.bytes is None else formats.size(file.bytes)
+        table.add_row(Text(file.name), size, Text(file.state, style=_STYLES.get(file.state, "")))
+    return Group(*parts, Text(), table)

@@ -1,0 +1,1 @@
+"""Execute a plan: passes, exports, verification, report."""

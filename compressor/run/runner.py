@@ -1,0 +1,185 @@
+"""Run a spec from the plan to the report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compressor.errors import ExitCode, SpecError
+from compressor.files import json_text, write_text
+from compressor.plan import make_plan
+from compressor.progress import Progress, Silent
+from compressor.report.html import html_report
+from compressor.report.markdown import markdown_report
+from compressor.run.artifacts import write_artifacts
+from compressor.run.limits import judge
+from compressor.run.manifest import manifest
+from compressor.run.pipeline import Step, run_passes, weakest_layer
+from compressor.run.verify import baseline_latency, verify
+from compressor.run.workspace import Workspace
+from compressor.spec.load import Spec
+from compressor.store import Store, compute_versions
+
+STORE = ".compressor"
+_REPORTS = ("report.json", "report.md", "report.html")
+_MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run.
+
+    Attributes:
+        report: the content of ``report.json``.
+        output: the folder with everything.
+        exit_code: 0, 1 where a limit failed, 4 where an artifact failed its check.
+    """
+
+    report: Mapping[str, Any]
+    output: Path
+    exit_code: ExitCode
+
+
+def run_spec(spec: Spec, *, fresh: bool = False, progress: Progress | None = None) -> RunResult:
+    """Run a spec: plan, passes, exports, verification, limits, report and manifest.
+
+    Args:
+        spec: a checked spec.
+        fresh: forget what earlier runs finished.
+        progress: shows how far the run is.
+
+    Raises:
+        CompressorError: the run cannot go on; finished passes are kept for the next run.
+    """
+    progress = progress or Silent()
+    _check_output(spec.output)
+    with progress.stage("plan"):
+        plan = make_plan(spec)
+    store = Store(spec.output / STORE)
+    if fresh:
+        store.forget()
+    with store.locked():
+        workspace = Workspace(plan, store, progress)
+        report = _execute(workspace)
+        _publish(workspace, report)
+    failed_check = any(not c["ok"] for a in report["artifacts"] for c in a["checks"])
+    code = ExitCode.DONE if report["ok"] else ExitCode.LIMIT_FAILED
+    return RunResult(report, spec.output, ExitCode.ARTIFACT_FAILED if failed_check else code)
+
+
+def _execute(workspace: Workspace) -> dict[str, Any]:
+    plan = workspace.plan
+    steps = run_passes(workspace)
+    key = steps[-1].key if steps else workspace.source_key
+    if not steps:
+        workspace.load()
+    final = steps[-1].carrier if steps else plan.model.carrier
+    written = write_artifacts(workspace, key, final)
+    artifacts = [verify(workspace, a, final, a.path.name) for a in written]
+    limits = judge(plan.spec.limits, artifacts)
+    checks = [c["ok"] for a in artifacts for c in a["checks"]]
+    evaluation = workspace.baseline_evaluation
+    latency = baseline_latency(workspace)
+    return {
+        "schema": 1,
+        "name": plan.spec.name,
+        "ok": all(e["ok"] for e in limits) and all(checks),
+        "baseline": {
+            "metric": None if evaluation is None else evaluation.metric,
+            "metric_reason": None if evaluation else "the spec has no data.evaluation",
+            "bytes": plan.bytes,
+            "parameters": plan.parameters,
+            "macs": plan.macs,
+            "latency_ms": latency["primary"],
+            "latency": latency["rows"],
+        },
+        "artifacts": artifacts,
+        "passes": [_pass_entry(workspace, step) for step in steps],
+        "limits": limits,
+        "environment": environment(),
+    }
+
+
+def _pass_entry(workspace: Workspace, step: Step) -> dict[str, Any]:
+    evaluation = workspace.evaluated(step.key, step.carrier.runner, f"after {step.name}")
+    metric, baseline = workspace.plan.metric, workspace.baseline_evaluation
+    drop = None
+    if evaluation is not None and baseline is not None and metric is not None:
+        drop = metric.drop(baseline.metric, evaluation.metric)
+    return {
+        "pass": step.name,
+        "seconds": step.result["seconds"],
+        "cached": step.cached,
+        "metric": None if evaluation is None else evaluation.metric,
+        "metric_drop": drop,
+        "sqnr_db": None if evaluation is None else evaluation.sqnr_db,
+        "bytes": step.result["bytes"],
+        "weakest": weakest_layer(list(step.result["layers"])),
+        "notes": step.result["notes"],
+        "layers": step.result["layers"],
+    }
+
+
+def _publish(workspace: Workspace, report: Mapping[str, Any]) -> None:
+    """Write the reports and the manifest, and remove what an earlier run left and this did not."""
+    output = workspace.plan.spec.output
+    texts = (json_text(report), markdown_report(report), html_report(report))
+    for name, text in zip(_REPORTS, texts, strict=True):
+        write_text(output / name, text)
+    entry = manifest(workspace, report["artifacts"], [output / n for n in _REPORTS])
+    for name in _stale(output, [str(o["name"]) for o in entry["outputs"]]):
+        (output / name).unlink(missing_ok=True)
+    write_text(output / _MANIFEST, json_text(entry))
+
+
+def _stale(output: Path, kept: Sequence[str]) -> list[str]:
+    try:
+        old = json.loads((output / _MANIFEST).read_text(encoding="utf-8"))
+        names = [str(entry["name"]) for entry in old["outputs"]]
+    except (OSError, ValueError, KeyError, TypeError):  # none, or not ours: nothing to remove
+        return []
+    return [n for n in names if n not in kept and Path(n).name == n]
+
+
+def _check_output(output: Path) -> None:
+    """Refuse a folder that holds somebody else's files.
+
+    Raises:
+        SpecError: it is a file, or a folder that no run made.
+    """
+    if output.exists() and not output.is_dir():
+        raise SpecError(f"output {str(output)!r}", "is a file", "name a folder")
+    if output.is_dir() and not (output / STORE).is_dir() and any(output.iterdir()):
+        raise SpecError(
+            f"output {str(output)!r}",
+            "holds files that no run of compressor made",
+            "name another folder, or empty this one",
+        )
+
+
+def environment() -> dict[str, Any]:
+    """Describe the machine that the latencies were measured on."""
+    import os
+    import platform
+
+    return {
+        "python": platform.python_version(),
+        "versions": dict(compute_versions()),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    import platform
+
+    return platform.processor() or platform.machine()

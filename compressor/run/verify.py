@@ -1,0 +1,177 @@
+"""Reopen each artifact in the runtime that serves it, and measure it beside the float model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from compressor.evaluate import ratio_db
+from compressor.run.artifacts import Artifact
+from compressor.run.workspace import Workspace
+from compressor.store import result_key
+from compressor.timing import measure
+from compressor.types.carrier import Carrier, Runner
+from compressor.types.tensors import Batch
+
+_FAITHFUL_DB = 40.0
+_MARGIN_DB = 6.0
+_CHECK_SAMPLES = 64
+BASELINE = "float"
+
+
+def verify(workspace: Workspace, artifact: Artifact, final: Carrier, label: str) -> dict[str, Any]:
+    """Measure one artifact; the result is its entry in ``report.json``.
+
+    Raises:
+        ArtifactError: it does not open.
+        DataError: it gives NaN or infinity.
+    """
+    key = result_key("artifact", artifact.digest)
+    evaluation = workspace.evaluated(key, lambda: artifact.exporter.open(artifact.path), f"{label}")
+    measured = _measured(workspace, artifact, final, key)
+    baseline = workspace.baseline_evaluation
+    metric = workspace.plan.metric
+    if evaluation is None or baseline is None or metric is None:
+        reason = "the spec has no data.evaluation"
+        judged: dict[str, Any] = {
+            "metric": None,
+            "metric_reason": reason,
+            "metric_drop": None,
+            "sqnr_db": None,
+            "agreement": None,
+            "max_abs_diff": measured["max_abs_diff"],
+        }
+    else:
+        judged = {
+            **evaluation.as_json(),
+            "metric_drop": metric.drop(baseline.metric, evaluation.metric),
+        }
+    size = artifact.bytes
+    return {
+        "format": artifact.exporter.format,
+        "path": artifact.path.name,
+        "files": list(artifact.files),
+        "bytes": size,
+        "predicted_bytes": artifact.predicted,
+        "sha256": artifact.files[0]["sha256"],
+        "deployed": artifact.exporter.deployed,
+        "runtime": measured["runtime"],
+        **judged,
+        "size_ratio": size / workspace.plan.bytes,
+        "latency_ms": measured["latency_ms"],
+        "latency_ratio": measured["latency_ratio"],
+        "latency": measured["latency"],
+        "checks": measured["checks"],
+    }
+
+
+def baseline_latency(workspace: Workspace) -> dict[str, Any]:
+    """Time the float model alone, for runs in which no artifact is timed beside it."""
+    key = result_key("baseline-latency", workspace.source_key, batches=_batches(workspace))
+    found = workspace.store.read(key)
+    if found is None:
+        with workspace.progress.stage("time the float model"):
+            rows = [
+                measure({BASELINE: workspace.baseline_runner}, workspace.sample(b)).summary(
+                    BASELINE
+                )
+                for b in _batches(workspace)
+            ]
+        found = {"rows": rows}
+        with workspace.store.write(key) as (_, result):
+            result.update(found)
+    return {"primary": found["rows"][0], "rows": found["rows"]}
+
+
+def _measured(workspace: Workspace, artifact: Artifact, final: Carrier, key: str) -> dict[str, Any]:
+    """Check and time an artifact, or take that from the store."""
+    own = result_key(
+        "measure",
+        key,
+        baseline=workspace.source_key,
+        batches=_batches(workspace),
+        data=None if workspace.evaluation is None else workspace.evaluation.digest,
+    )
+    found: dict[str, Any] | None = workspace.store.read(own)
+    if found is not None:
+        return found
+    with workspace.progress.stage(f"time {artifact.path.name}"):
+        runner = artifact.exporter.open(artifact.path)
+        result = {
+            "runtime": runner.runtime,
+            **_fidelity(workspace, runner, final),
+            **_latency(workspace, runner, artifact.exporter.deployed),
+        }
+    with workspace.store.write(own) as (_, stored):
+        stored.update(result)
+    return result
+
+
+def _fidelity(workspace: Workspace, runner: Runner, final: Carrier) -> dict[str, Any]:
+    """Compare the artifact with the model it was exported from, on one batch."""
+    batch = workspace.sample(_CHECK_SAMPLES)
+    source, artifact = list(final.runner().run(batch).values()), list(runner.run(batch).values())
+    baseline = list(workspace.baseline_runner.run(batch).values())
+    same_shapes = [a.shape for a in artifact] == [s.shape for s in source]
+    if not same_shapes:
+        detail = f"{[a.shape for a in artifact]} instead of {[s.shape for s in source]}"
+        checks = [{"name": "output shapes", "ok": False, "detail": detail}]
+        return {"checks": checks, "max_abs_diff": None}
+    written = _sqnr(source, artifact)
+    compressed = _sqnr(baseline, source)
+    needed = _FAITHFUL_DB if compressed is None else min(_FAITHFUL_DB, compressed + _MARGIN_DB)
+    faithful = written is None or written >= needed
+    shown = "equal" if written is None else f"{written:.1f} dB"
+    difference = max(
+        float(np.abs(a.astype(np.float64) - b).max(initial=0.0))
+        for a, b in zip(artifact, baseline, strict=True)
+    )
+    return {
+        "max_abs_diff": difference,
+        "checks": [
+            {"name": "opens in its runtime", "ok": True, "detail": runner.runtime},
+            {
+                "name": "agrees with the model it was exported from",
+                "ok": faithful,
+                "detail": f"{shown}; at least {needed:.1f} dB",
+            },
+        ],
+    }
+
+
+def _latency(workspace: Workspace, runner: Runner, deployed: bool) -> dict[str, Any]:
+    """Time the artifact and the float model in turn, at batch 1 and at the evaluation's batch."""
+    rows = []
+    for count in _batches(workspace):
+        batch: Batch = workspace.sample(count)
+        times = measure({BASELINE: workspace.baseline_runner, "artifact": runner}, batch)
+        rows.append(
+            {
+                "batch": times.batch,
+                "float": times.summary(BASELINE),
+                "artifact": times.summary("artifact"),
+                "ratio": times.ratio("artifact", BASELINE),
+            }
+        )
+    entry: dict[str, Any] = {"latency_ms": rows[0]["artifact"], "latency": rows}
+    entry["latency_ratio"] = rows[0]["ratio"]["value"] if deployed else None  # type: ignore[index]
+    return entry
+
+
+def _batches(workspace: Workspace) -> list[int]:
+    """Batch sizes to time: 1 and the evaluation's; the model's own where that is fixed."""
+    fixed = workspace.plan.model.carrier.inputs[0].shape[0]
+    if isinstance(fixed, int):
+        return [fixed]
+    data = workspace.evaluation
+    return [1] if data is None or data.batch == 1 else [1, data.batch]
+
+
+def _sqnr(reference: list[Any], other: list[Any]) -> float | None:
+    signal = sum(float(np.square(r, dtype=np.float64).sum()) for r in reference)
+    error = sum(
+        float(np.square(o.astype(np.float64) - r).sum())
+        for r, o in zip(reference, other, strict=True)
+    )
+    return ratio_db(signal, error)

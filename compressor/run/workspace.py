@@ -1,0 +1,129 @@
+"""What the stages of a run share: the plan, the store, the float model and its results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from compressor.data import Data
+from compressor.evaluate import Evaluation, evaluate
+from compressor.plan import Plan
+from compressor.progress import Progress
+from compressor.store import Store, result_key
+from compressor.types.carrier import Carrier, Runner
+from compressor.types.tensors import Batch
+
+_PER_SAMPLE = "per_sample.npy"
+_CHECK_SAMPLES = 2
+
+
+@dataclass
+class Workspace:
+    """One run's state.
+
+    Attributes:
+        plan: the checked spec.
+        store: finished results.
+        progress: shows how far the run is.
+    """
+
+    plan: Plan
+    store: Store
+    progress: Progress
+    _loaded: bool = field(default=False, init=False)
+
+    @cached_property
+    def source_key(self) -> str:
+        """Key of the float model's content."""
+        return self.plan.model.digest()
+
+    def load(self) -> None:
+        """Read the float model's weights, once; check that it was lowered faithfully."""
+        if self._loaded:
+            return
+        with self.progress.stage("load the model"):
+            self.plan.model.load()
+            self._loaded = True
+            key = result_key("lowering-check", self.source_key)
+            if self.store.read(key) is None:
+                self.plan.model.check_lowering(self.sample(_CHECK_SAMPLES))
+                with self.store.write(key) as (_, result):
+                    result["ok"] = True
+
+    @property
+    def baseline(self) -> Carrier:
+        """The float model, with its weights."""
+        self.load()
+        return self.plan.model.carrier
+
+    @cached_property
+    def baseline_runner(self) -> Runner:
+        """The float model, ready to run."""
+        return self.baseline.runner()
+
+    @property
+    def evaluation(self) -> Data | None:
+        """The evaluation data, if there is any."""
+        return self.plan.data.get("evaluation")
+
+    def sample(self, count: int) -> Batch:
+        """Return a batch of real data (zeros, where the spec names none) of ``count`` samples.
+
+        A model whose batch is fixed gets that many.
+        """
+        inputs = self.plan.model.carrier.inputs
+        fixed = inputs[0].shape[0]
+        count = fixed if isinstance(fixed, int) else count
+        names = [i.name for i in inputs]
+        for role in ("evaluation", "calibration", "training"):
+            if role in self.plan.data:
+                batch = self.plan.data[role].first(count)
+                repeat = -(-count // len(batch[names[0]]))
+                return {n: np.concatenate([batch[n]] * repeat)[:count] for n in names}
+        shapes = {
+            i.name: [count if isinstance(d, str) else int(d or 1) for d in i.shape] for i in inputs
+        }
+        return {i.name: np.zeros(shapes[i.name], dtype=i.dtype) for i in inputs}
+
+    def evaluated(self, key: str, make_runner: Any, label: str) -> Evaluation | None:
+        """Return the evaluation of the model with this key, from the store if it was done."""
+        data, metric = self.evaluation, self.plan.metric
+        if data is None or metric is None:
+            return None
+        own = result_key(
+            "evaluate",
+            key,
+            baseline=self.source_key,
+            data=data.digest,
+            metric=metric.name,
+            code=metric_code(self.plan),
+        )
+        found = self.store.read(own)
+        if found is None:
+            with self.progress.stage(f"evaluate {label}", data.samples) as advance:
+                done = evaluate(make_runner(), self.baseline_runner, data, metric, advance)
+            with self.store.write(own) as (folder, result):
+                np.save(folder / _PER_SAMPLE, done.per_sample)
+                result.update(done.as_json())
+            return done
+        per_sample = np.load(self.store.folder(own) / _PER_SAMPLE)
+        return Evaluation(per_sample=per_sample, **found)
+
+    @cached_property
+    def baseline_evaluation(self) -> Evaluation | None:
+        """The float model's results."""
+        return self.evaluated(self.source_key, lambda: self.baseline_runner, "the float model")
+
+
+def metric_code(plan: Plan) -> str:
+    """Hash of the user's metric, empty for built-in ones."""
+    from compressor.metrics import BUILT_IN
+    from compressor.user_code import code_digest
+
+    metric = plan.metric
+    if metric is None or metric.name in BUILT_IN or metric.code is None:
+        return ""
+    return code_digest(metric.code)

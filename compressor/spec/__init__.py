@@ -1,0 +1,1 @@
+"""The spec: YAML in, checked and typed declarations out."""

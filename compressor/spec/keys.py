@@ -1,0 +1,130 @@
+"""The keys of a spec, as typed declarations."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from compressor.types.options import Options
+
+DType = Literal[
+    "float32", "float16", "float64", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"
+]
+
+
+class InputKeys(Options):
+    """One model input."""
+
+    shape: tuple[Annotated[int, Field(ge=1)] | str, ...] = Field(
+        description="one entry an axis; a name is a dynamic axis, as in [batch, 3, 32, 32]"
+    )
+    dtype: DType = Field(default="float32", description="element type")
+
+
+class ModelKeys(Options):
+    """Where the model comes from: ``factory`` and ``checkpoint``, ``onnx``, or ``checkpoint``."""
+
+    factory: str | None = Field(
+        default=None, description="package.module:function that returns the torch module"
+    )
+    checkpoint: str | None = Field(
+        default=None,
+        description="weights: .pt/.pth/.th (weights only), .safetensors, or a directory of shards",
+    )
+    onnx: str | None = Field(default=None, description="an ONNX file")
+    config: dict[str, Any] = Field(
+        default_factory=dict, description="keyword arguments for the factory"
+    )
+    inputs: dict[str, InputKeys] = Field(
+        default_factory=dict, description="the model's inputs by name, in the order of forward"
+    )
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> ModelKeys:
+        if self.onnx and (self.factory or self.checkpoint):
+            raise ValueError("give either onnx, or factory and checkpoint, not both")
+        if not (self.onnx or self.factory or self.checkpoint):
+            raise ValueError("give onnx, or factory and checkpoint, or checkpoint")
+        return self
+
+
+class DataKeys(Options):
+    """One data source. Besides these keys: one of the source kinds, and that kind's options."""
+
+    inputs: dict[str, str] = Field(
+        default_factory=dict, description="model input: name of the array in the source"
+    )
+    target: str | None = Field(default=None, description="name of the array with the right answers")
+    transform: str | None = Field(
+        default=None, description="package.module:function, fn(batch) or fn(batch, rng) -> batch"
+    )
+    samples: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="use the first so many samples"
+    )
+    batch: int = Field(default=32, ge=1, description="samples in a batch")
+
+
+class MetricKeys(Options):
+    """A metric of the user's own."""
+
+    function: str = Field(
+        description="package.module:function, fn(outputs, target) -> one value a sample"
+    )
+    higher_is_better: bool = Field(default=True, description="false for losses and errors")
+
+
+class LimitKeys(Options):
+    """What every artifact must reach; ``null`` switches a limit off."""
+
+    metric_drop: float | None = Field(
+        default=None, description="how much worse the metric may be, in the metric's unit (points)"
+    )
+    size_ratio: Annotated[float, Field(gt=0)] | None = Field(
+        default=1.0, description="bytes over the float model's bytes, at most"
+    )
+    latency_ratio: Annotated[float, Field(gt=0)] | None = Field(
+        default=1.0,
+        description="latency over the float model's, at most; fails only where the measured "
+        "interval lies above it",
+    )
+
+
+class DataSection(Options):
+    """Data by role."""
+
+    calibration: dict[str, Any] | None = Field(
+        default=None, description="unlabelled samples that statistics are gathered on"
+    )
+    evaluation: dict[str, Any] | None = Field(
+        default=None, description="samples that the float model and every artifact are judged on"
+    )
+    training: dict[str, Any] | None = Field(
+        default=None, description="samples for passes that train"
+    )
+
+
+class SpecKeys(Options):
+    """A whole spec."""
+
+    version: Literal[1] = Field(description="version of the spec's format")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="name of the result")
+    seed: int = Field(default=0, ge=0, description="seed of everything random")
+    model: ModelKeys = Field(description="where the model comes from")
+    data: DataSection = Field(default_factory=DataSection, description="data by role")
+    metric: str | MetricKeys | None = Field(
+        default=None,
+        description="accuracy, top5, mse, cosine, perplexity, or package.module:function",
+    )
+    passes: tuple[dict[str, Any], ...] = Field(
+        default=(), description="passes in order: {pass: NAME, ...its options}"
+    )
+    exports: tuple[dict[str, Any], ...] = Field(
+        min_length=1, description="artifacts: {format: NAME, ...its options}"
+    )
+    limits: LimitKeys = Field(
+        default_factory=LimitKeys, description="what every artifact must reach"
+    )
+    output: str | None = Field(
+        default=None, description="folder of the results, relative to the spec; default out/NAME"
+    )

@@ -1,0 +1,264 @@
+"""Load a spec: read, override, validate, and resolve names and paths."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from compressor import catalog
+from compressor.errors import CompressorError, SpecError
+from compressor.names import listed, suggestion
+from compressor.spec.keys import DataKeys, DataSection, LimitKeys, MetricKeys, ModelKeys, SpecKeys
+from compressor.spec.source_text import Document, KeyPath, override, read_document
+from compressor.spec.validate import SpecErrors, dotted, validate
+from compressor.types.exporter import Exporter
+from compressor.types.options import Options
+from compressor.types.passes import Pass
+from compressor.types.tensors import TensorSpec
+
+ResultT = TypeVar("ResultT")
+FACTORY = "factory"
+_VARIABLE = re.compile(r"\$\{(\w+)\}|\$(\w+)")
+
+
+@dataclass(frozen=True)
+class DataEntry:
+    """One data source of a spec, its paths resolved.
+
+    Attributes:
+        role: ``calibration``, ``evaluation`` or ``training``.
+        kind: a source's name in the catalog, or ``factory``.
+        options: the source's own declaration; ``None`` for a factory.
+        reference: the factory's ``package.module:function``.
+        keys: what all kinds have.
+        where: place in the spec.
+    """
+
+    role: str
+    kind: str
+    options: Options | None
+    reference: str | None
+    keys: DataKeys
+    where: str
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A checked spec with everything resolved.
+
+    Attributes:
+        document: the text it came from, for messages.
+        resolved: all keys with their defaults, paths as written; goes into the manifest.
+    """
+
+    document: Document
+    name: str
+    seed: int
+    model: ModelKeys
+    checkpoint: Path | None
+    onnx: Path | None
+    data: Mapping[str, DataEntry]
+    metric: str | MetricKeys | None
+    passes: tuple[Pass, ...]
+    exports: tuple[Exporter, ...]
+    limits: LimitKeys
+    output: Path
+    resolved: Mapping[str, Any]
+
+    @property
+    def folder(self) -> Path:
+        """The folder that relative paths start from."""
+        return self.document.path.resolve().parent
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """The model inputs that the spec declares."""
+        return tuple(TensorSpec(n, i.shape, i.dtype) for n, i in self.model.inputs.items())
+
+    def where(self, *path: str | int) -> str:
+        """Return ``file:line`` of a key."""
+        return self.document.where(path)
+
+
+def load_spec(path: Path, settings: Sequence[str] = ()) -> Spec:
+    """Read and check a spec; nothing it names is opened yet.
+
+    Args:
+        path: the YAML file.
+        settings: overrides, ``passes.1.epochs=5``.
+
+    Raises:
+        SpecError: anything is wrong; independent errors come together as ``SpecErrors``.
+    """
+    document = override(read_document(path), settings)
+    keys = validate(SpecKeys, document.value, document, ())
+    folder = path.resolve().parent
+    errors: list[SpecError] = []
+
+    def attempt(function: Callable[..., ResultT], *args: Any) -> ResultT | None:
+        try:
+            return function(*args)
+        except SpecErrors as problems:
+            errors.extend(problems.errors)
+        except SpecError as error:
+            errors.append(error)
+        return None
+
+    declare = [
+        [attempt(_declaration, section, kind, i, document) for i in range(len(items))]
+        for section, kind, items in (
+            ("passes", "pass", keys.passes),
+            ("exports", "exporter", keys.exports),
+        )
+    ]
+    data = attempt(_data, keys.data, document, folder)
+    checkpoint = attempt(_path, keys.model.checkpoint, folder, ("model", "checkpoint"), document)
+    onnx = attempt(_path, keys.model.onnx, folder, ("model", "onnx"), document)
+    output = attempt(_path, keys.output or f"out/{keys.name}", folder, ("output",), document)
+    if errors:
+        raise errors[0] if len(errors) == 1 else SpecErrors(errors)
+    passes = tuple(p for p in declare[0] if isinstance(p, Pass))
+    exports = tuple(e for e in declare[1] if isinstance(e, Exporter))
+    assert data is not None
+    assert output is not None
+    return Spec(
+        document=document,
+        name=keys.name,
+        seed=keys.seed,
+        model=keys.model,
+        checkpoint=checkpoint,
+        onnx=onnx,
+        data=data,
+        metric=keys.metric,
+        passes=passes,
+        exports=exports,
+        limits=keys.limits,
+        output=output,
+        resolved=_resolved(keys, passes, exports),
+    )
+
+
+def _declaration(section: str, kind: catalog.Kind, index: int, document: Document) -> Any:
+    """Build one entry of ``passes`` or ``exports``."""
+    path: KeyPath = (section, index)
+    value = dict(document.value[section][index])
+    key = "pass" if kind == "pass" else "format"
+    name = value.pop(key, None)
+    if not isinstance(name, str):
+        raise SpecError(
+            dotted(path),
+            f"has no {key!r}",
+            f"there are: {', '.join(catalog.names(kind))}",
+            where=document.where(path),
+        )
+    try:
+        cls = catalog.load(kind, name)
+    except CompressorError as error:
+        raise error.at(document.where((*path, key))) from None
+    return validate(cls, value, document, path)
+
+
+def _data(section: DataSection, document: Document, folder: Path) -> dict[str, DataEntry]:
+    found: dict[str, DataEntry] = {}
+    for role in ("calibration", "evaluation", "training"):
+        value = getattr(section, role)
+        if value is not None:
+            found[role] = _data_entry(role, value, document, folder)
+    return found
+
+
+def _data_entry(role: str, value: dict[str, Any], document: Document, folder: Path) -> DataEntry:
+    path: KeyPath = ("data", role)
+    kinds = (*catalog.names("source"), FACTORY)
+    given = [k for k in kinds if k in value]
+    if len(given) != 1:
+        what = f"names {listed(given)} together" if given else "names no source"
+        unknown = [k for k in value if k not in _aliases(DataKeys)]
+        hint = suggestion(unknown[0], kinds) if unknown else f"give one of {', '.join(kinds)}"
+        raise SpecError(dotted(path), what, hint, where=document.where(path))
+    kind = given[0]
+    common = {k: v for k, v in value.items() if k in _aliases(DataKeys)}
+    own = {k: v for k, v in value.items() if k not in common and k != kind}
+    keys = validate(DataKeys, common, document, path)
+    where = document.where((*path, kind))
+    if not isinstance(value[kind], str):
+        raise SpecError(dotted((*path, kind)), f"is {value[kind]!r}", "give a string", where=where)
+    if kind == FACTORY:
+        _refuse_unknown(own, _aliases(DataKeys), document, path)
+        return DataEntry(role, kind, None, value[kind], keys, where)
+    location = _path(value[kind], folder, (*path, kind), document)
+    if location is None or not location.exists():
+        raise SpecError(
+            dotted((*path, kind)),
+            f"{str(location)!r} does not exist",
+            "correct the path",
+            where=where,
+        )
+    cls = catalog.load("source", kind)
+    _refuse_unknown(own, [*_aliases(cls), *_aliases(DataKeys)], document, path)
+    filled = {"path": str(location), "fields": _fields(keys), **own}
+    if keys.samples is not None:
+        filled["samples"] = keys.samples
+    return DataEntry(role, kind, validate(cls, filled, document, path), None, keys, where)
+
+
+def _fields(keys: DataKeys) -> dict[str, str]:
+    """Map names in a batch to names in the source; the target keeps its own name."""
+    fields = dict(keys.inputs)
+    if keys.target is not None:
+        fields[keys.target] = keys.target
+    return fields
+
+
+def _refuse_unknown(
+    own: Mapping[str, Any], known: Sequence[str], document: Document, path: KeyPath
+) -> None:
+    hidden = {"path", "fields"}
+    for key in own:
+        if key not in known or key in hidden:
+            here = (*path, key)
+            raise SpecError(
+                dotted(here),
+                "is not a known key",
+                suggestion(key, [k for k in known if k not in hidden]),
+                where=document.where(here),
+            )
+
+
+def _aliases(cls: type[Options]) -> list[str]:
+    return [f.alias or name for name, f in cls.model_fields.items()]
+
+
+def _path(text: str | None, folder: Path, key: KeyPath, document: Document) -> Path | None:
+    """Resolve a path of the spec: environment variables, ``~``, relative to the spec."""
+    if text is None:
+        return None
+
+    def value_of(match: re.Match[str]) -> str:
+        name = match.group(1) or match.group(2)
+        if name not in os.environ:
+            raise SpecError(
+                dotted(key),
+                f"uses the environment variable {name}, which is not set",
+                f"export {name}=/path",
+                where=document.where(key),
+            )
+        return os.environ[name]
+
+    expanded = Path(_VARIABLE.sub(value_of, text)).expanduser()
+    return Path(os.path.normpath(folder / expanded))
+
+
+def _resolved(
+    keys: SpecKeys, passes: Sequence[Pass], exports: Sequence[Exporter]
+) -> dict[str, Any]:
+    plain: dict[str, Any] = keys.model_dump(mode="json", by_alias=True)
+    plain["passes"] = [{"pass": p.name, **p.model_dump(mode="json", by_alias=True)} for p in passes]
+    plain["exports"] = [
+        {"format": e.format, **e.model_dump(mode="json", by_alias=True)} for e in exports
+    ]
+    return plain

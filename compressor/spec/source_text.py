@@ -1,0 +1,147 @@
+"""Read YAML and remember on which line each value stands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from io import StringIO
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.scalarbool import ScalarBoolean
+from ruamel.yaml.scalarfloat import ScalarFloat
+from ruamel.yaml.scalarint import ScalarInt
+
+from compressor.errors import SpecError
+
+KeyPath: TypeAlias = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Document:
+    """A parsed YAML document.
+
+    Attributes:
+        path: the file.
+        value: plain dictionaries, lists and scalars.
+        lines: the line (from 1) of each key path.
+    """
+
+    path: Path
+    value: Any
+    lines: Mapping[KeyPath, int] = field(default_factory=dict)
+
+    def where(self, path: KeyPath) -> str:
+        """Return ``file:line`` of the nearest enclosing value that has a line."""
+        while path and path not in self.lines:
+            path = path[:-1]
+        line = self.lines.get(path)
+        return str(self.path) if line is None else f"{self.path}:{line}"
+
+
+def read_document(path: Path) -> Document:
+    """Read a YAML file.
+
+    Raises:
+        SpecError: it is missing, not text, or not YAML.
+    """
+    subject = f"spec {str(path)!r}"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise SpecError(
+            subject, "does not exist", "give the path of a YAML file; compress init writes one"
+        ) from error
+    except (UnicodeDecodeError, PermissionError) as error:
+        raise SpecError(subject, f"cannot be read ({error})", "give a YAML text file") from error
+    try:
+        tree = YAML(typ="rt").load(StringIO(text))
+    except MarkedYAMLError as error:
+        mark = error.problem_mark
+        line = mark.line + 1 if mark is not None else 1
+        raise SpecError(
+            "YAML",
+            str(error.problem).strip(),
+            "check indentation, brackets and quotes",
+            where=f"{path}:{line}",
+        ) from error
+    except YAMLError as error:
+        reason = str(error).splitlines()[0]
+        raise SpecError("YAML", reason, "check the file", where=str(path)) from error
+    lines: dict[KeyPath, int] = {}
+    value = _plain(tree, (), lines)
+    if not isinstance(value, dict):
+        raise SpecError(subject, "is not a mapping of keys", "see compress init", where=f"{path}:1")
+    return Document(path, value, lines)
+
+
+def override(document: Document, settings: Sequence[str]) -> Document:
+    """Apply ``key.path=value`` settings from the command line.
+
+    Raises:
+        SpecError: a setting is malformed or its path leads nowhere.
+    """
+    value = _copy(document.value)
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key:
+            raise SpecError(f"--set {setting}", "is not key=value", "write passes.1.epochs=5")
+        try:
+            parsed = _plain(YAML(typ="rt").load(StringIO(text)), (), {})
+        except YAMLError as error:
+            raise SpecError(f"--set {setting}", "has a malformed value", "quote it") from error
+        parts = [int(p) if re.fullmatch(r"\d+", p) else p for p in key.split(".")]
+        _assign(value, parts, parsed, setting)
+    return Document(document.path, value, document.lines)
+
+
+def _assign(value: Any, parts: Sequence[str | int], new: Any, setting: str) -> None:
+    for depth, part in enumerate(parts):
+        last = depth == len(parts) - 1
+        if isinstance(value, list) and isinstance(part, int) and part < len(value):
+            if last:
+                value[part] = new
+            value = value[part]
+        elif isinstance(value, dict):
+            if last:
+                value[str(part)] = new
+                return
+            value = value.setdefault(str(part), {})
+        else:
+            what = ".".join(str(p) for p in parts[: depth + 1])
+            raise SpecError(f"--set {setting}", f"{what} does not exist", "lists count from 0")
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _copy(v) for k, v in value.items()}
+    return [_copy(v) for v in value] if isinstance(value, list) else value
+
+
+def _plain(node: Any, path: KeyPath, lines: dict[KeyPath, int]) -> Any:
+    """Turn ruamel's annotated tree into plain values, noting lines."""
+    if isinstance(node, CommentedMap):
+        made: dict[str, Any] = {}
+        for key, child in node.items():
+            here = (*path, str(key))
+            lines[here] = node.lc.key(key)[0] + 1 if key in node.lc.data else 1
+            made[str(key)] = _plain(child, here, lines)
+        return made
+    if isinstance(node, CommentedSeq):
+        items = []
+        for index, child in enumerate(node):
+            here = (*path, index)
+            lines[here] = node.lc.item(index)[0] + 1 if index in node.lc.data else 1
+            items.append(_plain(child, here, lines))
+        return items
+    if isinstance(node, ScalarBoolean):
+        return bool(node)
+    if isinstance(node, ScalarInt):
+        return int(node)
+    if isinstance(node, ScalarFloat):
+        return float(node)
+    return str(node) if isinstance(node, str) else node

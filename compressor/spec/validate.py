@@ -1,0 +1,126 @@
+"""Turn values into typed declarations, with one message for each cause."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from compressor.errors import SpecError
+from compressor.names import suggestion
+from compressor.spec.source_text import Document, KeyPath
+from compressor.types.options import Options
+
+OptionsT = TypeVar("OptionsT", bound=Options)
+
+
+class SpecErrors(SpecError):
+    """Several independent errors of one spec."""
+
+    def __init__(self, errors: list[SpecError]):
+        self.errors = tuple(errors)
+        first = errors[0]
+        super().__init__(first.subject, first.problem, first.remedy, where=first.where)
+
+    def __str__(self) -> str:
+        return "\n".join(str(error) for error in self.errors)
+
+
+def validate(cls: type[OptionsT], value: Any, document: Document, path: KeyPath) -> OptionsT:
+    """Build ``cls`` from a plain value that stands at ``path`` of the document.
+
+    Raises:
+        SpecError: a key is unknown or missing, or a value is of the wrong type or out of range.
+    """
+    try:
+        text = json.dumps(value, default=str)
+    except (TypeError, ValueError) as error:
+        raise SpecError(dotted(path), str(error), "use plain YAML values") from error
+    try:
+        return cls.model_validate_json(text, strict=True, by_alias=True, by_name=False)
+    except ValidationError as error:
+        raise problems(error, cls, value, document, path) from None
+
+
+def dotted(path: KeyPath) -> str:
+    """Write a key path as a user would: ``passes.1.weights.bits``."""
+    return ".".join(str(p) for p in path) or "spec"
+
+
+def problems(
+    error: ValidationError, cls: type[Options], value: Any, document: Document, base: KeyPath
+) -> SpecError:
+    """Translate pydantic's errors."""
+    found: dict[KeyPath, SpecError] = {}
+    for detail in error.errors(include_url=False):
+        path = _real_path(detail["loc"], value)
+        if path in found:  # the branches of a union each complain: one cause, one message
+            continue
+        found[path] = _translate(detail, path, cls, document, base)
+    errors = list(found.values())
+    return errors[0] if len(errors) == 1 else SpecErrors(errors)
+
+
+def _real_path(loc: tuple[int | str, ...], value: Any) -> KeyPath:
+    """Drop the parts of a location that name a union's branch and not a key."""
+    path: list[str | int] = []
+    for index, part in enumerate(loc):
+        last = index == len(loc) - 1
+        if isinstance(value, Mapping) and isinstance(part, str):
+            if part in value:
+                value = value[part]
+            elif not last:
+                continue
+        elif isinstance(value, list) and isinstance(part, int) and part < len(value):
+            value = value[part]
+        elif isinstance(part, str):
+            continue
+        path.append(part)
+    return tuple(path)
+
+
+def _translate(
+    detail: ErrorDetails, path: KeyPath, cls: type[Options], document: Document, base: KeyPath
+) -> SpecError:
+    full = (*base, *path)
+    where = document.where(full)
+    kind = detail["type"]
+    if kind == "extra_forbidden":
+        known = _keys_at(cls, path[:-1])
+        return SpecError(
+            dotted(full), "is not a known key", suggestion(str(path[-1]), known), where=where
+        )
+    if kind == "missing":
+        return SpecError(
+            dotted(full), "is missing", f"add {path[-1] if path else 'it'!s}", where=where
+        )
+    context = detail.get("ctx", {})
+    if kind == "literal_error":
+        remedy = f"use {context.get('expected', 'another value')}"
+    else:
+        remedy = detail["msg"][:1].lower() + detail["msg"][1:]
+        remedy = remedy.removeprefix("value error, ").replace("input should be", "it must be")
+    return SpecError(dotted(full), f"is {_shown(detail['input'])}", remedy, where=where)
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _keys_at(cls: type[Options], path: KeyPath) -> list[str]:
+    """Return the keys allowed at a path below ``cls``."""
+    from compressor.spec.fields import nested_options
+
+    current: type[Options] | None = cls
+    for part in path:
+        if isinstance(part, int) or current is None:
+            continue
+        field = next((f for f in current.model_fields.values() if f.alias == part), None)
+        current = None if field is None else nested_options(field.annotation)
+    if current is None:
+        return []
+    return [f.alias or name for name, f in current.model_fields.items()]

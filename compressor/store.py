@@ -1,0 +1,111 @@
+"""Results by content: what was computed once, from the same inputs, is not computed again."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from compressor.errors import SpecError
+from compressor.files import disk_errors, remove_stale_staging, staging, sync
+from compressor.hashing import json_sha256
+
+_COMPUTE = ("compressor", "torch", "numpy", "onnx", "onnx-ir", "onnxscript")
+_RESULT = "result.json"
+
+
+@cache
+def compute_versions() -> Mapping[str, str]:
+    """Versions of everything that results depend on."""
+    return {name: version(name) for name in _COMPUTE} | {"runtime": runtime_version()}
+
+
+@cache
+def runtime_version() -> str:
+    """Version of ONNX Runtime, under whichever of its distributions it is installed."""
+    import onnxruntime
+
+    return f"onnxruntime {onnxruntime.__version__}"
+
+
+def result_key(kind: str, upstream: str, **parts: Any) -> str:
+    """Return the key of a result.
+
+    Args:
+        kind: what is computed.
+        upstream: the key of what it is computed from.
+        parts: everything else that determines it, as JSON values.
+    """
+    return json_sha256(
+        {"kind": kind, "upstream": upstream, "versions": dict(compute_versions()), **parts}
+    )
+
+
+class Store:
+    """A folder of finished results; each entry appears whole or not at all.
+
+    Args:
+        root: the folder; made on first use.
+    """
+
+    def __init__(self, root: Path):
+        self._root = root
+
+    def read(self, key: str) -> Any | None:
+        """Return the result stored under ``key``, or ``None``."""
+        try:
+            return json.loads((self.folder(key) / _RESULT).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+
+    def folder(self, key: str) -> Path:
+        """The folder of an entry."""
+        return self._root / key[:2] / key[2:]
+
+    @contextmanager
+    def write(self, key: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+        """Yield a folder to fill and a result to set; both are kept if the block succeeds."""
+        result: dict[str, Any] = {}
+        with staging(self._root) as folder:
+            yield folder, result
+            target = self.folder(key)
+            (folder / _RESULT).write_text(json.dumps(result, allow_nan=False), encoding="utf-8")
+            for file in folder.rglob("*"):
+                sync(file)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if target.exists():
+                shutil.rmtree(target)
+            folder.replace(target)
+            sync(target.parent)
+
+    def forget(self) -> None:
+        """Remove every result."""
+        shutil.rmtree(self._root, ignore_errors=True)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from using the store.
+
+        Raises:
+            SpecError: another process uses it.
+        """
+        with disk_errors(self._root):
+            self._root.mkdir(parents=True, exist_ok=True)
+            handle = (self._root / ".lock").open("w")
+        with handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise SpecError(
+                    f"output {str(self._root.parent)!r}",
+                    "is in use by another run",
+                    "wait for it, or give this run another output",
+                ) from error
+            remove_stale_staging(self._root)
+            yield

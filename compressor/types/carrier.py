@@ -1,0 +1,94 @@
+"""Carriers hold a model and are the only place that knows its framework."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from compressor.types.layers import Layer
+from compressor.types.tensors import Batch, TensorSpec
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+class Capability(StrEnum):
+    """What a carrier can offer and a pass can need."""
+
+    WEIGHTS = "weights"
+    RUN = "run"
+    GRAPH = "graph"
+    TRAIN = "train"
+
+
+class Runner(Protocol):
+    """A model that is ready to be run."""
+
+    @property
+    def runtime(self) -> str:
+        """Name and version of what executes it, such as ``onnxruntime 1.22 (CPU)``."""
+        ...
+
+    def run(self, batch: Batch) -> Batch:
+        """Run one batch; inputs and outputs by name."""
+        ...
+
+
+class Carrier(Protocol):
+    """One model at one point of the pipeline. Carriers are values: changes give a new carrier."""
+
+    @property
+    def kind(self) -> str:
+        """``torch``, ``onnx`` or ``checkpoint``."""
+        ...
+
+    @property
+    def offers(self) -> frozenset[Capability]:
+        """What passes may ask of it."""
+        ...
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """The model's inputs."""
+        ...
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """The model's outputs."""
+        ...
+
+    def layers(self) -> tuple[Layer, ...]:
+        """The layers in the order of execution (of storage, where there is no graph)."""
+        ...
+
+    def weight(self, layer: Layer) -> torch.Tensor:
+        """The layer's weight in its stored shape."""
+        ...
+
+    def with_weights(self, changes: Mapping[str, torch.Tensor]) -> Carrier:
+        """Return a carrier with some parameters (by name, stored shape) replaced."""
+        ...
+
+    def graph(self) -> ir.Model:
+        """The model in ONNX IR. Shared: clone it before changing it."""
+        ...
+
+    def with_graph(self, graph: ir.Model) -> Carrier:
+        """Return a carrier of the changed graph; it no longer offers ``train``."""
+        ...
+
+    def runner(self, taps: Sequence[str] = ()) -> Runner:
+        """Return something that runs the model and also yields the graph values ``taps``."""
+        ...
+
+    def save(self, directory: Path) -> None:
+        """Write what :meth:`restore` needs into an empty directory."""
+        ...
+
+    def restore(self, directory: Path) -> Carrier:
+        """Return the carrier that was saved there by one of this carrier's descendants."""
+        ...

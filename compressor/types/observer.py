@@ -1,0 +1,81 @@
+"""Observers: pure, mergeable statistics of a stream of values."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+
+from compressor.types.options import Options
+
+StateT = TypeVar("StateT")
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True)
+class Range:
+    """The interval of real values that a quantizer represents, ``low <= 0 <= high``."""
+
+    low: float
+    high: float
+
+
+class Observer(Options, ABC, Generic[StateT, ResultT]):
+    """A statistic gathered in one pass, in memory that does not depend on the number of samples.
+
+    States are values: ``update`` and ``merge`` return a new state and leave their arguments as
+    they were, so batches may be observed in any grouping, or on several processes, and merged.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def start(self) -> StateT:
+        """Return the state before any value."""
+
+    @abstractmethod
+    def update(self, state: StateT, values: torch.Tensor) -> StateT:
+        """Return the state after also seeing ``values`` (a finite tensor of any shape)."""
+
+    @abstractmethod
+    def merge(self, first: StateT, second: StateT) -> StateT:
+        """Return the state of the stream of ``first`` followed by that of ``second``."""
+
+    @abstractmethod
+    def result(self, state: StateT) -> ResultT:
+        """Return the statistic; raises ``ValueError`` where nothing was observed."""
+
+    @abstractmethod
+    def placeholder(self) -> ResultT:
+        """Return a result of the right form for planning, before any data is seen."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A statistic that a pass needs: which tensor, seen by which observer.
+
+    Attributes:
+        tensor: the name of a value in the graph.
+        observer: an observer's name in the catalog.
+        options: its options, as Python field names.
+        where: another value of the same shape; only elements at which it is positive count.
+    """
+
+    tensor: str
+    observer: str
+    options: dict[str, Any] = field(default_factory=dict)
+    where: str | None = None
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """All values that the request reads."""
+        return (self.tensor,) if self.where is None else (self.tensor, self.where)
+
+    @property
+    def key(self) -> str:
+        """A name for the result; equal requests share it."""
+        given = ",".join(f"{k}={v}" for k, v in sorted(self.options.items()))
+        place = self.tensor if self.where is None else f"{self.tensor}[{self.where}>0]"
+        return f"{place}|{self.observer}({given})"

@@ -1,0 +1,140 @@
+"""What a pass is: a frozen, typed declaration that surveys a model and then changes it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from compressor.types.carrier import Capability, Carrier
+from compressor.types.observer import Request
+from compressor.types.options import Options
+
+
+class LayerRule(Options):
+    """A per-layer rule; the first whose ``match`` fits a layer's name wins."""
+
+    match: str = Field(description="layer name; * and ? are wildcards")
+    skip: bool = Field(default=False, description="leave these layers as they are")
+
+
+@dataclass(frozen=True)
+class PassContext:
+    """What a pass may know about the rest of the spec.
+
+    Attributes:
+        seed: the spec's seed.
+        targets: targets of the exports that follow, such as ``ort-cpu``.
+    """
+
+    seed: int = 0
+    targets: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """What a pass will do to one layer.
+
+    Attributes:
+        name: the layer.
+        action: what happens, in a few words, such as ``int8/channel``; ``keep`` if nothing does.
+        reason: why it is kept or treated specially; empty where the action says it all.
+        touched: the pass changes this layer.
+    """
+
+    name: str
+    action: str
+    reason: str = ""
+    touched: bool = True
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a pass found in a model before any data is seen.
+
+    Attributes:
+        layers: one entry for each layer that the pass looks at.
+        requests: the statistics it needs.
+        notes: things the user should know, one sentence each.
+    """
+
+    layers: tuple[LayerPlan, ...]
+    requests: tuple[Request, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LayerOutcome:
+    """What a pass did to one layer.
+
+    Attributes:
+        name: the layer.
+        scheme: how its weight is represented now.
+        weight_sqnr_db: signal to noise of the new weight against the old, in dB; ``None`` where
+            they are equal or cannot be compared.
+        details: further facts by name, such as a chosen activation range.
+    """
+
+    name: str
+    scheme: str
+    weight_sqnr_db: float | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a pass: the new model and what was done, layer by layer."""
+
+    carrier: Carrier
+    layers: tuple[LayerOutcome, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class Pass(Options, ABC):
+    """A compression technique. Its fields are its options.
+
+    Class attributes:
+        name: the name in a spec.
+        needs: what a carrier must offer.
+        version: raised whenever results change, so that stored results are not reused.
+        source: paper or document the method comes from.
+    """
+
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[Capability]]
+    version: ClassVar[int] = 1
+    source: ClassVar[str] = ""
+
+    @abstractmethod
+    def survey(self, carrier: Carrier, context: PassContext) -> Survey:
+        """Say what will happen to each layer, and which statistics are needed.
+
+        Reads structure only, never weights, so that it also serves planning.
+
+        Raises:
+            SpecError: an option does not fit the model, or a rule matches no layer.
+        """
+
+    @abstractmethod
+    def apply(
+        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
+    ) -> Outcome:
+        """Change the model.
+
+        Args:
+            carrier: the model; it is not modified.
+            context: the rest of the spec.
+            statistics: results of the survey's requests, by ``Request.key``.
+        """
+
+    def preview(
+        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
+    ) -> Carrier:
+        """Return the model as it will be, with weights and statistics that mean nothing.
+
+        Planning uses it. A pass whose ``apply`` is heavy overrides it.
+        """
+        return self.apply(carrier, context, statistics).carrier

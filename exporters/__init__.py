@@ -1,0 +1,1 @@
+"""Artifact formats: each checks, predicts, writes and reopens one."""

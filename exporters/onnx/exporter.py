@@ -1,0 +1,146 @@
+"""Export to ONNX, by the rules of the runtime that will serve the file."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from compressor.carriers.ort_runner import OrtRunner
+from compressor.errors import ArtifactError, ModelError, SpecError
+from compressor.graph.as_json import Skeleton, skeleton
+from compressor.types.carrier import Capability, Carrier
+from compressor.types.exporter import ExportContext, Exporter
+from exporters.onnx import opsets
+from exporters.onnx.layout import INLINE_LIMIT, PROTOBUF_LIMIT, Layout, lay_out, write_layout
+from exporters.onnx.owners import Owners
+from exporters.onnx.targets import TARGETS, first_breach
+from exporters.onnx.verify import check_file, check_message, described
+
+_USUAL = ExportContext(name="a-name-of-usual-length", spec_digest="0" * 64)
+
+
+class OnnxExporter(Exporter):
+    """Writes ``model.onnx``, and ``model.onnx.data`` beside it where weights are large."""
+
+    format: ClassVar[str] = "onnx"
+
+    opset: int = Field(
+        default=21,
+        ge=opsets.OLDEST,
+        description="version of ONNX's operators; 21 is the first with 4-bit weights",
+    )
+    target: Literal["ort-cpu", "tensorrt"] = Field(
+        default="ort-cpu",
+        description="the runtime whose rules are kept: tensorrt wants symmetric int8, zero "
+        "points 0 and float biases; ort-cpu takes uint8 too",
+    )
+    external_data: Literal["auto", "never", "always"] = Field(
+        default="auto",
+        description="weights in a file of their own; auto does so from 1.5 GB on",
+    )
+
+    @property
+    def targets(self) -> frozenset[str]:
+        """The runtime whose rules passes should follow."""
+        return frozenset({self.target})
+
+    def check(self, carrier: Carrier) -> None:
+        """Raise where the opset or the target does not take what the model holds.
+
+        Raises:
+            SpecError: naming the layer or node, and what to change.
+        """
+        if Capability.GRAPH not in carrier.offers:
+            raise SpecError(
+                f"export {self.format}",
+                f"needs a graph, a {carrier.kind} model has none",
+                "give model.factory or model.onnx",
+            )
+        newest = opsets.newest_opset()
+        if self.opset > newest:
+            raise SpecError(
+                "opset",
+                f"{self.opset} is not known to the installed onnx and ONNX Runtime",
+                f"set opset: {newest} or lower",
+            )
+        model = carrier.graph()
+        breach = first_breach(model, TARGETS[self.target], evaluate=False)
+        if breach is not None:
+            raise SpecError(*breach[0].message(Owners(model), breach[1]))
+        raised = model.opset_imports.get("", self.opset) < self.opset
+        opsets.check_opset(opsets.convert(model, self.opset) if raised else model, self.opset)
+        layout = self._layout(carrier, _USUAL)
+        wrong = check_message(layout.proto)
+        if wrong is not None:
+            raise SpecError(
+                "the graph",
+                f"is not valid in opset {self.opset} ({wrong})",
+                f"set opset: {model.opset_imports.get('', self.opset)}",
+            )
+        if layout.model_bytes >= PROTOBUF_LIMIT:
+            raise SpecError(
+                "external-data",
+                f"is {self.external_data!r}, but the model takes {layout.model_bytes:,} bytes and "
+                "a file without external data 2 GB at most",
+                "set external-data: auto",
+            )
+
+    def predict(self, carrier: Carrier) -> int:
+        """Return the bytes of all files; no weight is evaluated."""
+        layout = self._layout(carrier, _USUAL)
+        return layout.model_bytes + layout.data_bytes
+
+    def write(self, carrier: Carrier, directory: Path, context: ExportContext) -> tuple[Path, ...]:
+        """Write the model and check what was written.
+
+        Raises:
+            ArtifactError: the written file is refused by onnx's checker, or is not what it has
+                to be.
+        """
+        model = carrier.graph()
+        breach = first_breach(model, TARGETS[self.target], evaluate=True)
+        if breach is not None:
+            raise ArtifactError(*breach[0].message(Owners(model), breach[1]))
+        layout = self._layout(carrier, context)
+        expected = described(layout.proto)
+        files = write_layout(layout, directory)
+        del layout  # it may hold a copy of all weights
+        check_file(files[0], self.opset, expected)
+        return files
+
+    def open(self, path: Path) -> OrtRunner:
+        """Start ONNX Runtime on the file.
+
+        Raises:
+            ArtifactError: it does not load.
+        """
+        try:
+            return OrtRunner(path, f"artifact {path.name!r}")
+        except ModelError as error:
+            raise ArtifactError(error.subject, error.problem, error.remedy) from error
+
+    def _layout(self, carrier: Carrier, context: ExportContext) -> Layout:
+        parts = skeleton(opsets.convert(carrier.graph(), self.opset))
+        self._label(parts, context)
+        size = sum(tensor.nbytes for tensor in parts.tensors.values())
+        external = self.external_data == "always" or (
+            self.external_data == "auto" and size > INLINE_LIMIT
+        )
+        return lay_out(parts, external)
+
+    def _label(self, parts: Skeleton, context: ExportContext) -> None:
+        """Say where the file is from; nothing that differs from run to run."""
+        proto = parts.proto
+        proto.ir_version = opsets.ir_version(self.opset)
+        proto.producer_name = "compressor"
+        proto.producer_version = version("compressor")
+        notes = {
+            "compressor": version("compressor"),
+            "name": context.name,
+            "spec": context.spec_digest,
+        }
+        for key, value in notes.items():
+            proto.metadata_props.add(key=key, value=value)

@@ -1,0 +1,1 @@
+"""Compression techniques, one a file."""

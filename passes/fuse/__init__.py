@@ -1,0 +1,1 @@
+"""Graph fusion: fewer, larger operators that compute the same."""

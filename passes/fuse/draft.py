@@ -1,0 +1,132 @@
+"""The graph that is being fused, and a record of what was done to it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from compressor.types.tensors import Array
+
+Rule = Callable[[ir.Node, "Draft"], bool]
+"""Changes the graph around a node if it fits, and says whether it did."""
+
+
+@dataclass
+class Draft:
+    """A private copy of a model that rules change in place.
+
+    Attributes:
+        model: the copy.
+        lowered: the graph was made from a torch module. Then code constants are nodes, and even
+            a single number among the initializers is a parameter whose value no rule may look
+            at. In an ONNX file such numbers are mostly constants of the code, like 0.5.
+        evaluate: compute new weights; while surveying they stay promises that nobody asks for.
+        parameters: initializers whose values no structural rule may see.
+        counts: how often each rule changed the graph, by its name.
+        actions: what was done to each layer.
+        reasons: why something was not done to a layer.
+    """
+
+    model: ir.Model
+    lowered: bool = True
+    evaluate: bool = True
+    parameters: set[ir.Value] = field(default_factory=set)
+    counts: Counter[str] = field(default_factory=Counter)
+    actions: dict[str, list[str]] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def opset(self) -> int:
+        """Version of the default domain."""
+        imports = self.model.opset_imports
+        return imports.get("", imports.get("ai.onnx", 1))
+
+    def did(self, layer: str, action: str) -> None:
+        """Record what was done to a layer."""
+        self.actions.setdefault(layer, []).append(action)
+        self.reasons.pop(layer, None)
+
+    def kept(self, layer: str, reason: str) -> None:
+        """Record why nothing was done to a layer."""
+        if layer not in self.actions:
+            self.reasons.setdefault(layer, reason)
+
+    def promise(
+        self, compute: Callable[[], Array], dtype: ir.DataType, shape: tuple[int, ...], name: str
+    ) -> ir.TensorProtocol:
+        """Return the tensor that ``compute`` makes, now or (in a survey) never."""
+
+        def made() -> ir.TensorProtocol:
+            values = np.ascontiguousarray(compute()).astype(dtype.numpy(), copy=False)
+            return ir.Tensor(values.reshape(shape), name=name, dtype=dtype)
+
+        if self.evaluate:
+            return made()
+        return ir.LazyTensor(made, dtype, ir.Shape(shape), name=name)
+
+    def initializer(self, tensor: ir.TensorProtocol, name: str) -> ir.Value:
+        """Add an initializer to the main graph; a taken name gets a number."""
+        unique, number = name, 0
+        while unique in self.model.graph.initializers:
+            number += 1
+            unique = f"{name}_{number}"
+        tensor.name = unique
+        value = ir.Value(
+            name=unique,
+            shape=ir.Shape(tensor.shape.numpy()),
+            type=ir.TensorType(tensor.dtype),
+            const_value=tensor,
+        )
+        self.model.graph.register_initializer(value)
+        return value
+
+    def constant(self, values: Any, dtype: ir.DataType, name: str) -> ir.Value:
+        """Add a constant of the code (as opposed to a parameter), such as a new shape."""
+        return self.initializer(ir.Tensor(np.asarray(values, dtype=dtype.numpy())), name)
+
+    @contextmanager
+    def hidden_parameters(self) -> Iterator[None]:
+        """Take the parameters' values away, so that nothing can depend on them or copy them."""
+        stored = {}
+        for graph in (self.model.graph, *self.model.graph.subgraphs()):
+            for value in graph.initializers.values():
+                if _is_parameter(value, self.lowered):
+                    self.parameters.add(value)
+                    stored[value] = value.const_value
+                    value.const_value = None
+        try:
+            yield
+        finally:
+            for value, tensor in stored.items():
+                value.const_value = tensor
+
+    @contextmanager
+    def doubted_outputs(self) -> Iterator[None]:
+        """Take the names of the outputs' dynamic axes away, unless they come from torch.
+
+        Exporters let users name them, and users give the axes of an input and of a smaller
+        output the same name. Nothing may be concluded from that.
+        """
+        stored = {}
+        for index, value in enumerate(() if self.lowered else self.model.graph.outputs):
+            if value.shape is not None and not value.is_graph_input():
+                stored[index] = value.shape
+                value.shape = ir.Shape([d if isinstance(d, int) else None for d in value.shape])
+        try:
+            yield
+        finally:
+            for index, shape in stored.items():
+                self.model.graph.outputs[index].shape = shape
+
+
+def _is_parameter(value: ir.Value, lowered: bool) -> bool:
+    tensor = value.const_value
+    if tensor is None or tensor.dtype in (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL):
+        return False
+    return lowered or tensor.size > 1 or not tensor.dtype.is_floating_point()

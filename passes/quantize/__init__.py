@@ -1,0 +1,1 @@
+"""Quantization: fewer bits for weights and activations."""

@@ -1,0 +1,112 @@
+"""Add nodes and initializers to an ONNX IR graph under names that are still free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from compressor.graph.values import all_nodes
+from compressor.types.tensors import Array
+
+Attributes: TypeAlias = Mapping[str, int | float | str | Sequence[int] | ir.DataType]
+
+
+class Editor:
+    """Makes nodes and initializers of one model.
+
+    Args:
+        model: changed in place.
+    """
+
+    def __init__(self, model: ir.Model):
+        self.model = model
+        self._names = set(model.graph.initializers)
+        self._names.update(v.name for v in model.graph.inputs if v.name)
+        for node in all_nodes(model.graph):
+            self._names.update(v.name for v in node.outputs if v.name)
+            for attribute in node.attributes.values():
+                if attribute.type == ir.AttributeType.GRAPH:
+                    inner = attribute.as_graph()
+                    self._names.update(inner.initializers)
+                    self._names.update(v.name for v in inner.inputs if v.name)
+
+    def free_name(self, wanted: str) -> str:
+        """Return ``wanted``, with a number behind it if another value has that name."""
+        name, number = wanted, 1
+        while name in self._names:
+            name, number = f"{wanted}_{number}", number + 1
+        self._names.add(name)
+        return name
+
+    def node(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        output: str,
+        dtype: ir.DataType | None,
+        attributes: Attributes | None = None,
+    ) -> ir.Node:
+        """Make a node with one output; it is not in the graph yet.
+
+        Args:
+            op_type: an operator of the default domain.
+            inputs: what it reads.
+            output: the name of its output, if that is free.
+            dtype: type of the output, if it is known.
+            attributes: by name; element types are given as ``ir.DataType``.
+        """
+        given = {
+            name: value.value if isinstance(value, ir.DataType) else value
+            for name, value in (attributes or {}).items()
+        }
+        name = self.free_name(output)
+        value = ir.Value(name=name, type=None if dtype is None else ir.TensorType(dtype))
+        return ir.node(op_type, inputs, given, outputs=[value], name=name)
+
+    def initializer(self, name: str, tensor: ir.TensorProtocol) -> ir.Value:
+        """Add an initializer to the main graph; its value is not computed."""
+        shape = ir.Shape(tensor.shape.numpy())
+        value = ir.Value(
+            name=self.free_name(name),
+            type=ir.TensorType(tensor.dtype),
+            shape=shape,
+            const_value=tensor,
+        )
+        tensor.name = value.name
+        self.model.graph.register_initializer(value)
+        return value
+
+    def constant(self, name: str, array: Array) -> ir.Value:
+        """Add an initializer that is known already."""
+        return self.initializer(name, ir.tensor(np.ascontiguousarray(array)))
+
+    def release(self, value: ir.Value) -> None:
+        """Take an initializer out of the main graph; its name is free for another."""
+        name = value.name or ""
+        del self.model.graph.initializers[name]
+        self._names.discard(name)
+
+    def first_reader(self, value: ir.Value) -> ir.Node | None:
+        """Return the first node of the main graph that reads a value, itself or in a subgraph."""
+        readers = {use.node for use in value.uses()}
+        if len(readers) == 1 and (only := next(iter(readers))).graph is self.model.graph:
+            return only
+        for node in self.model.graph:
+            if node in readers or any(inner in readers for inner in inner_nodes(node)):
+                return node
+        return None
+
+
+def inner_nodes(node: ir.Node) -> Sequence[ir.Node]:
+    """Return the nodes of a node's subgraphs, of theirs as well."""
+    found: list[ir.Node] = []
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            found.extend(all_nodes(attribute.as_graph()))
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            for graph in attribute.as_graphs():
+                found.extend(all_nodes(graph))
+    return found

@@ -1,0 +1,1 @@
+"""Runnable samples, each with its own spec, data and README."""

@@ -1,0 +1,1 @@
+"""CIFAR-10: the published ResNet-20 checkpoint, quantized to int8."""

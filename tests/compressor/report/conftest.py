@@ -1,0 +1,266 @@
+"""Reports made by hand, as ``compressor.run.runner`` and ``compressor.run.verify`` build them."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+NO_DATA = "the spec has no data.evaluation"
+STAGES = ("layer1", "layer2", "layer3")
+
+
+def metric(value: float, samples: int = 2000) -> dict[str, Any]:
+    half = 196.0 * math.sqrt(value * (100.0 - value)) / 100.0 / math.sqrt(samples)
+    return {
+        "name": "accuracy",
+        "value": value,
+        "samples": samples,
+        "ci95": [value - half, value + half],
+        "unit": "%",
+        "higher_is_better": True,
+    }
+
+
+def times(batch: int, p50: float) -> dict[str, Any]:
+    return {"batch": batch, "p50": p50, "p90": p50 * 1.08, "p99": p50 * 1.31, "rounds": 300}
+
+
+def latency(batch: int, base: float, own: float) -> dict[str, Any]:
+    ratio = own / base
+    return {
+        "batch": batch,
+        "float": times(batch, base),
+        "artifact": times(batch, own),
+        "ratio": {"value": ratio, "ci95": [ratio * 0.985, ratio * 1.016]},
+    }
+
+
+def layer_names() -> list[str]:
+    convs = [f"{s}.{b}.conv{c}" for s in STAGES for b in range(3) for c in (1, 2)]
+    return ["conv1", *convs, "linear"]
+
+
+def layers(scheme: str) -> list[dict[str, Any]]:
+    """Layers that lose more the deeper they lie; the classifier stays as it is."""
+    rows = []
+    for index, name in enumerate(layer_names()):
+        whole = scheme == "float32" or name == "linear"
+        rows.append(
+            {
+                "name": name,
+                "scheme": "float32" if whole else scheme,
+                "sparsity": 0.0 if whole else 0.2 + 0.13 * index,
+                "sqnr_db": None if scheme == "float32" else 41.5 - 0.62 * index - index % 3,
+                "weight_sqnr_db": None if whole else 40.25 + index % 4,
+                "details": {"fused": "batch-norm"} if scheme == "float32" else {},
+            }
+        )
+    return rows
+
+
+def passes() -> list[dict[str, Any]]:
+    quantized = layers("int8/channel")
+    weakest = min(quantized, key=lambda row: row["sqnr_db"])
+    return [
+        {
+            "pass": "fuse",
+            "seconds": 0.84,
+            "cached": True,
+            "metric": metric(92.6),
+            "metric_drop": 0.0,
+            "sqnr_db": 128.4,
+            "bytes": 1_083_432,
+            "weakest": None,
+            "notes": [],
+            "layers": layers("float32"),
+        },
+        {
+            "pass": "quantize-static",
+            "seconds": 11.7,
+            "cached": False,
+            "metric": metric(92.45),
+            "metric_drop": 0.15,
+            "sqnr_db": 29.31,
+            "bytes": 283_204,
+            "weakest": {"name": weakest["name"], "sqnr_db": weakest["sqnr_db"]},
+            "notes": ["linear is kept in float32: rule 'linear' says skip"],
+            "layers": quantized,
+        },
+    ]
+
+
+def checks(runtime: str) -> list[dict[str, Any]]:
+    return [
+        {"name": "opens in its runtime", "ok": True, "detail": runtime},
+        {
+            "name": "agrees with the model it was exported from",
+            "ok": True,
+            "detail": "equal; at least 35.3 dB",
+        },
+    ]
+
+
+def safetensors() -> dict[str, Any]:
+    files = [
+        {"name": "model.safetensors", "bytes": 284_616, "sha256": "5a" * 32},
+        {"name": "model.json", "bytes": 21_870, "sha256": "c3" * 32},
+    ]
+    return {
+        "format": "safetensors",
+        "path": "model.safetensors",
+        "files": files,
+        "bytes": 306_486,
+        "predicted_bytes": 305_900,
+        "sha256": files[0]["sha256"],
+        "deployed": False,
+        "runtime": "compressor 0.1.0 on onnxruntime 1.30.0",
+        "metric": metric(92.45),
+        "sqnr_db": 29.31,
+        "agreement": 98.95,
+        "max_abs_diff": 0.8123,
+        "metric_drop": 0.15,
+        "size_ratio": 306_486 / 1_089_032,
+        "latency_ms": times(1, 0.241),
+        "latency_ratio": None,
+        "latency": [latency(1, 0.415, 0.241), latency(32, 7.92, 4.31)],
+        "checks": checks("compressor 0.1.0 on onnxruntime 1.30.0"),
+    }
+
+
+def onnx() -> dict[str, Any]:
+    files = [{"name": "model.onnx", "bytes": 312_044, "sha256": "0f" * 32}]
+    rows = [latency(1, 0.412, 0.233), latency(32, 7.9, 4.27)]
+    return {
+        "format": "onnx",
+        "path": "model.onnx",
+        "files": files,
+        "bytes": 312_044,
+        "predicted_bytes": 311_000,
+        "sha256": files[0]["sha256"],
+        "deployed": True,
+        "runtime": "onnxruntime 1.30.0",
+        "metric": metric(92.45),
+        "sqnr_db": 29.3,
+        "agreement": 98.95,
+        "max_abs_diff": 0.8124,
+        "metric_drop": 0.15,
+        "size_ratio": 312_044 / 1_089_032,
+        "latency_ms": rows[0]["artifact"],
+        "latency_ratio": rows[0]["ratio"]["value"],
+        "latency": rows,
+        "checks": checks("onnxruntime 1.30.0"),
+    }
+
+
+def limits(artifacts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = []
+    for a in artifacts:
+        entries.append(limit("metric-drop", a["path"], 0.5, a["metric_drop"]))
+        entries.append(limit("size-ratio", a["path"], 0.3, a["size_ratio"]))
+        if a["deployed"]:
+            ratio = a["latency"][0]["ratio"]
+            entry = limit("latency-ratio", a["path"], 1.0, ratio["value"])
+            entries.append({**entry, "ok": ratio["ci95"][0] <= 1.0, "ci95": ratio["ci95"]})
+    return entries
+
+
+def limit(name: str, artifact: str, most: float, measured: float) -> dict[str, Any]:
+    return {
+        "name": name,
+        "artifact": artifact,
+        "limit": most,
+        "measured": measured,
+        "ok": measured <= most,
+    }
+
+
+def passed() -> dict[str, Any]:
+    artifacts = [safetensors(), onnx()]
+    base = times(1, 0.414)
+    return {
+        "schema": 1,
+        "name": "resnet20-edge",
+        "ok": True,
+        "baseline": {
+            "metric": metric(92.6),
+            "metric_reason": None,
+            "bytes": 1_089_032,
+            "parameters": 269_722,
+            "macs": 40_813_184,
+            "latency_ms": base,
+            "latency": [base, times(32, 7.91)],
+        },
+        "artifacts": artifacts,
+        "passes": passes(),
+        "limits": limits(artifacts),
+        "environment": {
+            "python": "3.11.2",
+            "versions": {
+                "compressor": "0.1.0",
+                "torch": "2.13.0",
+                "numpy": "2.4.0",
+                "onnx": "1.20.0",
+                "onnx-ir": "1.0.0",
+                "onnxscript": "0.7.0",
+                "runtime": "onnxruntime 1.30.0",
+            },
+            "processor": "Example CPU at 2.40 GHz",
+            "cores": 8,
+            "system": "Linux x86_64",
+        },
+    }
+
+
+@pytest.fixture
+def passed_report() -> dict[str, Any]:
+    """Two artifacts, all limits and checks hold."""
+    return passed()
+
+
+@pytest.fixture
+def failed_report() -> dict[str, Any]:
+    """The ONNX file is less accurate and slower than the limits allow, and a check failed."""
+    report = copy.deepcopy(passed())
+    artifact = report["artifacts"][1]
+    artifact.update(metric=metric(91.4), metric_drop=1.2)
+    artifact["latency"][0] = latency(1, 0.412, 0.52)
+    artifact["latency_ms"] = artifact["latency"][0]["artifact"]
+    artifact["latency_ratio"] = artifact["latency"][0]["ratio"]["value"]
+    artifact["checks"][1].update(ok=False, detail="12.1 dB; at least 35.3 dB")
+    report.update(ok=False, limits=limits(report["artifacts"]))
+    return report
+
+
+@pytest.fixture
+def blind_report() -> dict[str, Any]:
+    """No evaluation data: no metric anywhere, and the reason for it."""
+    report = copy.deepcopy(passed())
+    report["baseline"].update(metric=None, metric_reason=NO_DATA)
+    for artifact in report["artifacts"]:
+        artifact.update(
+            metric=None, metric_reason=NO_DATA, metric_drop=None, sqnr_db=None, agreement=None
+        )
+    for step in report["passes"]:
+        step.update(metric=None, metric_drop=None, sqnr_db=None)
+    report["limits"] = [e for e in report["limits"] if e["name"] != "metric-drop"]
+    return report
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compare a text with a file in ``golden/``; what differs is written to ``NAME.new`` there."""
+    folder = request.path.parent / "golden"
+
+    def compare(name: str, text: str) -> None:
+        path, fresh = folder / name, folder / f"{name}.new"
+        want = path.read_text(encoding="utf-8") if path.is_file() else None
+        if text != want:
+            fresh.write_text(text, encoding="utf-8")
+        assert text == want, f"if the change is meant, rename golden/{fresh.name} to {name}"
+        fresh.unlink(missing_ok=True)
+
+    return compare

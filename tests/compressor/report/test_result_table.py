@@ -1,0 +1,61 @@
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from compressor.report.terminal import plain_text, show
+from compressor.report.text import result_table
+
+Report = dict[str, Any]
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("kind", ["passed", "failed", "blind"])
+def test_the_table_is_as_agreed(
+    kind: str, request: pytest.FixtureRequest, golden: Callable[[str, str], None]
+):
+    report = request.getfixturevalue(f"{kind}_report")
+    golden(f"{kind}.txt", plain_text(result_table(report, "out/resnet20-edge/report.html")))
+
+
+def test_a_pipe_gets_neither_colours_nor_cut_rows(
+    failed_report: Report, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "20")
+    stream = io.StringIO()
+    show(result_table(failed_report), stream)
+    assert "\x1b" not in stream.getvalue()
+    assert "…" not in stream.getvalue()
+    assert stream.getvalue() == plain_text(result_table(failed_report))
+    assert "Report:" not in stream.getvalue()
+
+
+def test_a_narrow_terminal_loses_nothing(failed_report: Report, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    show(result_table(failed_report), stream)
+    assert "…" not in stream.getvalue()
+    assert "\x1b[" in stream.getvalue()
+
+
+def test_control_characters_and_markup_are_shown_not_obeyed(passed_report: Report):
+    passed_report["artifacts"][1]["path"] = "\x1b[2J[red]evil[/red]\n.onnx"
+    text = plain_text(result_table(passed_report))
+    assert "\x1b" not in text
+    assert r"\x1b[2J[red]evil[/red]\n.onnx" in text
+
+
+def test_a_format_that_the_name_does_not_tell_is_named(passed_report: Report):
+    passed_report["artifacts"][1].update(path="model.engine", format="tensorrt")
+    text = plain_text(result_table(passed_report))
+    assert "model.engine tensorrt" in text
+    assert "model.safetensors safetensors" not in text

@@ -1,0 +1,103 @@
+from typing import Any
+
+from compressor.report import verdict
+
+Report = dict[str, Any]
+
+
+def test_a_passed_run_says_what_held(passed_report: Report):
+    assert verdict.headline(passed_report) == "Passed: 5 limits and 4 checks held"
+    assert verdict.failures(passed_report) == []
+    assert verdict.gist(passed_report) == "3.5 × smaller, 1.77 × faster, accuracy down 0.15 points"
+
+
+def test_a_failed_run_says_what_failed_and_by_how_much(failed_report: Report):
+    assert verdict.headline(failed_report) == "Failed: 2 of 5 limits and 1 of 4 checks"
+    assert verdict.failures(failed_report) == [
+        ("model.onnx", "accuracy drop 1.20 points, limit 0.50 points: over by 0.70 points"),
+        (
+            "model.onnx",
+            "latency ratio 1.26 × (95 % CI 1.24 to 1.28), limit 1.00 ×: over by 0.26 ×",
+        ),
+        (
+            "model.onnx",
+            "check “agrees with the model it was exported from” failed: 12.1 dB; at least 35.3 dB",
+        ),
+    ]
+    good, bad = failed_report["artifacts"]
+    assert verdict.artifact_ok(failed_report, good)
+    assert not verdict.artifact_ok(failed_report, bad)
+
+
+def test_a_run_without_limits_does_not_claim_any(passed_report: Report):
+    passed_report["limits"] = []
+    assert verdict.headline(passed_report) == "Passed: 4 checks held, no limits are set"
+
+
+def test_failed_limits_come_first(failed_report: Report):
+    assert [row.ok for row in verdict.limit_rows(failed_report)] == [False, False, True, True, True]
+
+
+def test_a_limit_missed_by_a_hair_is_not_rounded_away(failed_report: Report):
+    failed_report["limits"] = [
+        {"name": "metric-drop", "artifact": "m", "limit": 0.5, "measured": 0.5004, "ok": False}
+    ]
+    (row,) = verdict.limit_rows(failed_report)
+    assert (row.measured, row.limit) == ("0.5004 points", "0.5000 points")
+    assert row.note == "over by 0.0004 points"
+
+
+def test_a_latency_over_its_limit_but_inside_the_noise_is_explained(passed_report: Report):
+    passed_report["limits"] = [
+        {
+            "name": "latency-ratio",
+            "artifact": "m",
+            "limit": 1.0,
+            "measured": 1.02,
+            "ok": True,
+            "ci95": [0.98, 1.06],
+        }
+    ]
+    (row,) = verdict.limit_rows(passed_report)
+    assert row.ok
+    assert row.note == "over, but within the noise"
+    assert row.interval == "0.98 to 1.06"
+
+
+def test_a_metric_that_is_no_share_has_no_points(passed_report: Report):
+    for entry in (passed_report["baseline"], *passed_report["artifacts"]):
+        entry["metric"] = {
+            "name": "perplexity",
+            "value": 5.7,
+            "samples": 10,
+            "ci95": [5.6, 5.8],
+            "unit": "",
+            "higher_is_better": False,
+        }
+    passed_report["artifacts"][1]["metric"]["value"] = 5.75
+    passed_report["limits"] = [
+        {"name": "metric-drop", "artifact": "m", "limit": 0.02, "measured": 0.05, "ok": False}
+    ]
+    (row,) = verdict.limit_rows(passed_report)
+    assert (row.name, row.measured, row.limit) == ("perplexity drop", "0.0500", "0.0200")
+    assert verdict.gist(passed_report).endswith("perplexity up 0.0500")
+    assert "points" not in verdict.gist(passed_report)
+
+
+def test_slower_and_larger_and_unchanged_are_said_plainly(passed_report: Report):
+    artifact = passed_report["artifacts"][1]
+    artifact["size_ratio"] = 1.3
+    artifact["latency"][0]["ratio"] = {"value": 1.01, "ci95": [0.99, 1.03]}
+    artifact["metric"] = passed_report["baseline"]["metric"]
+    assert verdict.gist(passed_report) == (
+        "1.30 × the size, as fast as the float model within noise, accuracy unchanged"
+    )
+
+
+def test_the_first_deployed_artifact_is_the_main_one(passed_report: Report):
+    main = verdict.main_artifact(passed_report)
+    assert main is not None
+    assert main["path"] == "model.onnx"
+    passed_report["artifacts"] = []
+    assert verdict.main_artifact(passed_report) is None
+    assert verdict.gist(passed_report) == ""

@@ -1,0 +1,241 @@
+"""Reloading a compressed model: from the file, without reading it, and with clear errors."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from compressor.carriers.onnx_carrier import OnnxCarrier
+from compressor.errors import ModelError, SpecError
+from compressor.graph.as_json import graph_as_json, graph_from_json, skeleton
+from compressor.loading import load
+from exporters.safetensors import SafetensorsExporter
+from tests.exporters.hand_made import CONTEXT, Builder, entry, images, quantized, rows, sample
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    SafetensorsExporter().write(quantized(), tmp_path, CONTEXT)
+    return tmp_path
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+def test_a_directory_and_its_description_load_alike(saved: Path, mmap: bool) -> None:
+    first, second = load(saved, mmap=mmap), load(str(saved / "model.json"), mmap=mmap)
+    x = torch.from_numpy(rows()["x"])
+    assert not first.training
+    assert torch.equal(first(x)["output"], second(x=x)["output"])
+
+
+def test_it_is_the_network_that_was_saved(tmp_path: Path) -> None:
+    carrier = sample("digits")
+    SafetensorsExporter().write(carrier, tmp_path, CONTEXT)
+    x = torch.from_numpy(images("digits")["image"])
+    with torch.inference_mode():
+        torch.testing.assert_close(load(tmp_path)(x)["output"], carrier.module(x))
+
+
+def test_quantized_layers_stay_quantized(tmp_path: Path) -> None:
+    SafetensorsExporter().write(quantized(ir.DataType.INT4, None, blocks=True), tmp_path, CONTEXT)
+    state = load(tmp_path).state_dict()
+    assert state["first.weight"].dtype == torch.int8
+    assert int(state["first.weight"].abs().max()) <= 7
+
+
+def test_without_mapping_the_file_may_go_away(saved: Path) -> None:
+    module = load(saved, mmap=False)
+    weights = saved / "model.safetensors"
+    weights.write_bytes(bytes(weights.stat().st_size))
+    assert int(module.state_dict()["first.weight"].abs().max()) > 0
+
+
+def test_an_impossible_device(saved: Path) -> None:
+    with pytest.raises(SpecError, match=r"device 'abacus': is not usable .*use cpu"):
+        load(saved, device="abacus")
+
+
+_MEASURE = """
+import sys
+from compressor.loading import load
+def anonymous():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("RssAnon")) // 1024
+load(sys.argv[1])  # what the first use of the libraries takes
+before = anonymous()
+module = load(sys.argv[2], mmap=sys.argv[3] == "map")
+print(anonymous() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_opening_reads_no_weights(saved: Path) -> None:
+    side = 5120
+    made = Builder()
+    x = value = entry(features=side)
+    for layer in ("first", "second"):
+        weight = made.constant(f"{layer}.weight", np.zeros((side, side), np.float32))
+        value = made.node("MatMul", [value, weight], layer)
+    place = saved / "large"
+    place.mkdir()
+    SafetensorsExporter().write(OnnxCarrier(made.model([x], value, side)), place, CONTEXT)
+    assert (place / "model.safetensors").stat().st_size > 200_000_000
+
+    def grown(how: str) -> int:
+        done = subprocess.run(
+            [sys.executable, "-c", _MEASURE, str(saved), str(place), how],
+            env={"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return int(done.stdout)
+
+    assert grown("map") < 50
+    assert grown("read") > 190
+
+
+Change = Callable[[dict[str, Any]], Any]
+
+
+def _set(key: str, value: Any) -> Change:
+    return lambda document: document.__setitem__(key, value)
+
+
+def _tensor(name: str, **fields: Any) -> Change:
+    return lambda document: document["tensors"][name].update(fields)
+
+
+def _node(**fields: Any) -> Change:
+    """Change the first node, a QuantizeLinear."""
+    return lambda document: document["graph"]["graph"]["node"][0].update(fields)
+
+
+FILE = {
+    "name": "value",
+    "type": "TENSOR",
+    "t": {
+        "dims": ["1"],
+        "dataType": 1,
+        "dataLocation": "EXTERNAL",
+        "externalData": [{"key": "location", "value": "/etc/hostname"}],
+    },
+}
+
+EDITS: list[tuple[Change, str]] = [
+    (_set("format", "pickle"), "is not a compressed model"),
+    (_set("schema", 2), "has schema 2, this version reads 1; export the model again"),
+    (_set("schema", None), "has schema None"),
+    (_set("tensors", []), "lacks its graph or its tensors"),
+    (_set("graph", "x"), "lacks its graph or its tensors"),
+    (_set("weights", "../model.safetensors"), "not a file beside it"),
+    (_set("weights", 3), "not a file beside it"),
+    (_set("weights", "other.safetensors"), "do not exist"),
+    (_set("tensors", {}), "not in both"),
+    (_set("graph", {"unknown": 1}), "does not hold an ONNX graph"),
+    (_set("graph", {"irVersion": [1]}), "does not hold an ONNX graph"),
+    (_set("graph", {}), "not in both"),
+    (_tensor("first.bias", dtype="float16"), "describes 'first.bias' differently"),
+    (_tensor("first.bias", shape=[3]), "describes 'first.bias' differently"),
+    (_tensor("first.bias", shape=[-1]), r"'first.bias' the shape \[-1\]"),
+    (_tensor("first.bias", shape="512"), "dtype and shape of 'first.bias'"),
+    (_tensor("first.bias", dtype="float31"), "dtype and shape of 'first.bias'"),
+    (_tensor("first.bias", dtype=["a"]), "dtype and shape of 'first.bias'"),
+    (_tensor("first.bias", packed=2), "packs 2 elements of 'first.bias'"),
+    (_set("tensors", {"first.bias": 3}), "dtype and shape of 'first.bias'"),
+    (_node(opType="Mystery"), "Mystery"),
+    (_node(input=["nowhere", "first.input_scale", "first.input_zero_point"]), "nowhere"),
+    (_node(input=[]), "QuantizeLinear"),
+    (_node(attribute=[FILE]), "refers to a file"),
+    (_node(input="x"), "does not hold an ONNX graph"),
+    (_node(attribute=[{"name": "axis", "type": "GRAPH"}]), "axis"),
+]
+
+
+@pytest.mark.parametrize(("edit", "message"), EDITS)
+def test_an_edited_description_is_refused(saved: Path, edit: Change, message: str) -> None:
+    path = saved / "model.json"
+    document = json.loads(path.read_bytes())
+    edit(document)
+    path.write_text(json.dumps(document))
+    with pytest.raises(ModelError, match=message):
+        load(saved)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"format": "compressor"', "\xff"])
+def test_a_description_that_is_not_one(saved: Path, text: str) -> None:
+    (saved / "model.json").write_text(text, encoding="latin-1")
+    with pytest.raises(ModelError, match=r"model\.json"):
+        load(saved)
+
+
+def test_missing_files(saved: Path) -> None:
+    with pytest.raises(ModelError, match="does not exist; give a directory"):
+        load(saved / "elsewhere")
+    (saved / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"do not exist; copy the file beside model\.json"):
+        load(saved)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 200, -1])
+def test_cut_weights(saved: Path, keep: int) -> None:
+    path = saved / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ModelError, match="the file is cut or damaged; copy it again"):
+        load(saved)
+
+
+def _without(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors["first.bias"]
+
+
+def _reshaped(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["first.bias"] = tensors["first.bias"].reshape(2, -1)
+
+
+def _retyped(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["first.bias"] = tensors["first.bias"].to(torch.int32)
+
+
+def _extended(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["third.bias"] = torch.zeros(3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_without, "lack the tensor 'first.bias'"),
+        (_reshaped, r"hold 'first.bias' as F32\[2, 256\], not F32\[512\]"),
+        (_retyped, r"hold 'first.bias' as I32\[512\], not F32\[512\]"),
+        (_extended, "hold 'third.bias', which the model does not have"),
+    ],
+)
+def test_weights_of_another_model(
+    saved: Path, change: Callable[[dict[str, torch.Tensor]], None], message: str
+) -> None:
+    path = saved / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    path.unlink()
+    save_file(tensors, path)
+    with pytest.raises(ModelError, match=message):
+        load(saved)
+
+
+def test_a_graph_survives_json() -> None:
+    for carrier in (sample("cifar"), quantized(ir.DataType.INT4, None, blocks=True)):
+        parts = skeleton(carrier.graph())
+        text = json.dumps(graph_as_json(parts.proto))
+        again = graph_from_json(json.loads(text), "graph")
+        assert skeleton(again).proto.SerializeToString() == parts.proto.SerializeToString()

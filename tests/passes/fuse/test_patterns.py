@@ -1,0 +1,201 @@
+"""Functions that were written out become standard operators, where the opset has them."""
+
+from math import pi, sqrt
+
+import numpy as np
+import pytest
+
+
+def normal(rng, *shape):
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def constants(**numbers):
+    return " ".join(f"{k} = Constant<value = float {{{v!r}}}>()" for k, v in numbers.items())
+
+
+NUMBERS = constants(
+    half=0.5, one=1.0, root=sqrt(2), inverse=1 / sqrt(2), two=2.0, three=3.0,
+    cubic=0.044715, outer=sqrt(2 / pi), six=6.0,
+)  # fmt: skip
+ERF = "e = Erf(d) p = Add(e, one)"
+TANH = "i = Mul(cubic, c) s = Add(x, i) d = Mul(outer, s) e = Tanh(d) p = Add(one, e)"
+GELUS = {
+    "x/2 (1 + erf)": f"d = Div(x, root) {ERF} h = Mul(x, half) y = Mul(h, p)",
+    "x (1/2 (1 + erf))": f"d = Div(x, root) {ERF} h = Mul(half, p) y = Mul(x, h)",
+    "1/2 (x (1 + erf))": f"d = Mul(inverse, x) {ERF} h = Mul(p, x) y = Mul(half, h)",
+    "x (1 + erf) / 2": f"d = Mul(x, inverse) {ERF} h = Mul(x, p) y = Div(h, two)",
+    "tanh, pow": f"c = Pow(x, three) {TANH} h = Mul(half, x) y = Mul(h, p)",
+    "tanh, x x x": f"a = Mul(x, x) c = Mul(a, x) {TANH} h = Mul(half, p) y = Mul(x, h)",
+}
+G = "g (float[N, 8] x) => (float[N, 8] y)"
+
+
+@pytest.mark.parametrize("form", GELUS)
+def test_gelu(form, parse, fuse, agree, ops, rng):
+    model = parse(f"{G} {{ {NUMBERS} {GELUS[form]} }}")
+    fused = fuse(model).carrier.model
+    assert ops(fused) == {"Gelu": 1}
+    wanted = "tanh" if form.startswith("tanh") else "none"
+    assert fused.graph.node(0).attributes.get_string("approximate") == wanted
+    agree(model, fused, {"x": 3 * normal(rng, 5, 8)}, 1e-5)
+
+
+def test_gelu_needs_its_opset_and_its_constants(parse, fuse, ops):
+    text = GELUS["x/2 (1 + erf)"]
+    assert "Gelu" not in ops(fuse(parse(f"{G} {{ {NUMBERS} {text} }}", opset=19)).carrier.model)
+    assert "Gelu" in ops(fuse(parse(f"{G} {{ {NUMBERS} {text} }}", opset=20)).carrier.model)
+    wrong = constants(half=0.5, one=1.0, root=1.5)
+    assert "Gelu" not in ops(fuse(parse(f"{G} {{ {wrong} {text} }}")).carrier.model)
+    assert "Gelu" not in ops(
+        fuse(parse(f"{G} {{ {NUMBERS} {text} }}"), patterns=False).carrier.model
+    )
+
+
+def test_gelu_of_another_value_is_none(parse, fuse, ops):
+    model = parse(
+        "g (float[N, 8] x, float[N, 8] z) => (float[N, 8] y) {"
+        f"{NUMBERS} d = Div(x, root) {ERF} h = Mul(z, half) y = Mul(h, p) }}"
+    )
+    assert "Gelu" not in ops(fuse(model).carrier.model)
+
+
+NORM = (
+    "axes = Constant<value_ints = [-1]>() eps = Constant<value = float {1e-6}>() "
+    "m = ReduceMean(x, axes) d = Sub(x, m) "
+)
+SQUARES = {"pow": "q = Pow(d, two)", "mul": "q = Mul(d, d)"}
+ENDS = {"div": "n = Div(d, r)", "reciprocal": "i = Reciprocal(r) n = Mul(i, d)"}
+
+
+@pytest.mark.parametrize("square", SQUARES)
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("affine", ["", "scale", "scale and bias"])
+def test_layer_norm(square, end, affine, parse, fuse, agree, ops, rng):
+    body = NORM + f"{SQUARES[square]} v = ReduceMean(q, axes) a = Add(v, eps) r = Sqrt(a) "
+    body += ENDS[end]
+    parameters = {}
+    if affine:
+        parameters["scale"] = normal(rng, 8)
+        body += " s = Mul(n, scale)"
+    if "bias" in affine:
+        parameters["shift"] = normal(rng, 8)
+        body += " t = Add(shift, s)"
+    last = {"": "n", "scale": "s"}.get(affine, "t")
+    model = parse(f"{G} {{ {NUMBERS} {body} y = Relu({last}) }}", parameters)
+    fused = fuse(model).carrier.model
+    assert ops(fused) == {"LayerNormalization": 1, "Relu": 1}
+    agree(model, fused, {"x": normal(rng, 5, 8)}, 1e-5)
+    assert "LayerNormalization" not in ops(
+        fuse(
+            parse(f"{G} {{ {NUMBERS} {body} y = Relu({last}) }}", parameters), patterns=False
+        ).carrier.model
+    )
+
+
+def test_layer_norm_wants_a_vector_as_scale(parse, fuse, agree, ops, rng):
+    body = NORM + "q = Mul(d, d) v = ReduceMean(q, axes) a = Add(v, eps) r = Sqrt(a) n = Div(d, r)"
+    model = parse(
+        f"g (float[5, 8] x) => (float[5, 8] y) {{ {body} y = Mul(n, scale) }}",
+        {"scale": normal(rng, 5, 1)},
+    )
+    fused = fuse(model).carrier.model
+    assert ops(fused) == {"LayerNormalization": 1, "Mul": 1}
+    agree(model, fused, {"x": normal(rng, 5, 8)}, 1e-5)
+
+
+def test_a_tiny_epsilon_is_not_nothing(parse, fuse, ops, run, rng):
+    """Rules that compare with a tolerance remove it, and zeros become NaN."""
+    eps = constants(eps=1e-12)
+    model = parse(f"{G} {{ {eps} a = Abs(x) b = Add(a, eps) y = Div(x, b) }}")
+    fused = fuse(model).carrier.model
+    assert ops(fused) == {"Abs": 1, "Add": 1, "Div": 1}
+    assert np.isfinite(run(fused, {"x": np.zeros((1, 8), np.float32)})[0]).all()
+
+
+def test_neutral_operations_go(parse, fuse, ops):
+    body = "a = Mul(x, one) b = Add(zero, a) c = Div(b, one) d = Sub(c, zero) y = Relu(d)"
+    model = parse(f"{G} {{ {constants(one=1.0, zero=0.0)} {body} }}")
+    assert ops(fuse(model).carrier.model) == {"Relu": 1}
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("a = Clip(x, zero, six) y = Relu(a)", {"Clip": 1}),
+        ("a = Relu(x) y = Clip(a, less, six)", {"Clip": 1}),
+        ("a = Clip(x, less, six) y = Clip(a, zero, three)", {"Clip": 1}),
+        ("a = Clip(x, six, nine) y = Clip(a, less, zero)", {"Clip": 1}),
+        ("a = Relu(x) y = Relu(a)", {"Relu": 1}),
+        ("a = Clip(x, less) y = Relu(a)", {"Relu": 1}),
+        ("a = Relu(x) y = Clip(a, six, less)", {"Relu": 1, "Clip": 1}),
+    ],
+)
+def test_clips_are_merged(body, expected, parse, fuse, agree, ops, rng):
+    numbers = constants(zero=0.0, three=3.0, six=6.0, nine=9.0, less=-1.0)
+    model = parse(f"{G} {{ {numbers} {body} }}")
+    fused = fuse(model).carrier.model
+    assert ops(fused) == expected
+    agree(model, fused, {"x": 8 * normal(rng, 5, 8)}, 0)
+
+
+def test_two_branches_of_clips_keep_their_own_bounds(parse, fuse, agree, rng):
+    numbers = constants(zero=0.0, six=6.0, three=3.0)
+    model = parse(
+        "g (float[N, 8] x) => (float[N, 8] y, float[N, 8] z) {"
+        f"{numbers} a = Clip(x, zero, six) y = Relu(a) b = Clip(x, zero, three) z = Relu(b) }}"
+    )
+    agree(model, fuse(model).carrier.model, {"x": 8 * normal(rng, 5, 8)}, 0)
+
+
+def test_hard_swish_written_out(parse, fuse, agree, ops, rng):
+    numbers = constants(zero=0.0, three=3.0, six=6.0)
+    body = "a = Add(x, three) b = Clip(a, zero, six) c = Mul(x, b) y = Div(c, six)"
+    model = parse(f"{G} {{ {numbers} {body} }}")
+    fused = fuse(model).carrier.model
+    assert ops(fused) == {"HardSwish": 1}
+    agree(model, fused, {"x": 4 * normal(rng, 5, 8)}, 1e-6)
+    old = parse(f"{G} {{ {numbers} {body} }}", opset=13)
+    assert "HardSwish" not in ops(fuse(old).carrier.model)
+
+
+@pytest.mark.parametrize(
+    ("axes", "keep", "expected"),
+    [
+        ([2, 3], 1, {"GlobalAveragePool": 1}),
+        ([-1, -2], 1, {"GlobalAveragePool": 1}),
+        ([3, 2], 0, {"GlobalAveragePool": 1, "Flatten": 1}),
+        ([2], 1, {"ReduceMean": 1}),
+        ([1, 2], 1, {"ReduceMean": 1}),
+        ([1, 2, 3], 1, {"ReduceMean": 1}),
+    ],
+)
+def test_mean_over_space_is_pooling(axes, keep, expected, parse, fuse, agree, ops, rng):
+    model = parse(
+        "g (float[N, 4, 5, 6] x) => (float y) {"
+        f"a = Constant<value_ints = {axes}>() y = ReduceMean<keepdims={keep}>(x, a) }}"
+    )
+    model.graph.outputs[0].shape = None
+    fused = fuse(model).carrier.model
+    assert ops(fused) == expected
+    agree(model, fused, {"x": normal(rng, 3, 4, 5, 6)}, 1e-6)
+
+
+def test_mean_of_tokens_stays(parse, fuse, ops):
+    model = parse(
+        "g (float[N, T, 8] x) => (float[N, T, 1] y) "
+        "{ a = Constant<value_ints = [2]>() y = ReduceMean(x, a) }"
+    )
+    assert ops(fuse(model).carrier.model) == {"ReduceMean": 1}
+
+
+def test_pad_goes_into_the_convolution(parse, fuse, agree, ops, rng):
+    model = parse(
+        "g (float[N, 4, 5, 5] x) => (float[N, 6, 5, 5] y) {"
+        "pads = Constant<value_ints = [0,0,1,1,0,0,1,1]>() p = Pad(x, pads)"
+        "y = Conv<kernel_shape=[3,3]>(p, fc.weight) }",
+        {"fc.weight": normal(rng, 6, 4, 3, 3)},
+    )
+    fused = fuse(model).carrier.model
+    assert ops(fused) == {"Conv": 1}
+    agree(model, fused, {"x": normal(rng, 2, 4, 5, 5)}, 1e-6)
