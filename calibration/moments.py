@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from compressor.types.observer import Moments
+
 _POSITIONS = 64  # of a feature map that are looked at in each sample
 _ROWS_PER_COLUMN = 16  # vectors that make a moment of full rank with little noise
 
@@ -32,32 +34,17 @@ class Window:
     groups: int = 1
 
 
-@dataclass(frozen=True, eq=False)
-class Moment:
-    """A sum of outer products.
-
-    Attributes:
-        total: ``Σ x xᵀ``, float32 ``[groups, columns, columns]``; ``None`` before any value.
-        rows: how many vectors were summed.
-    """
-
-    total: Tensor | None
-    rows: int
+def enough(state: Moments | None) -> bool:
+    """Tell whether more vectors would not change the moments' use."""
+    return state is not None and state.rows >= _ROWS_PER_COLUMN * state.second.shape[-1]
 
 
-def enough(state: Moment) -> bool:
-    """Tell whether more vectors would not change the moment's use."""
-    return state.total is not None and state.rows >= _ROWS_PER_COLUMN * state.total.shape[-1]
-
-
-def add_vectors(state: Moment, values: Tensor) -> Moment:
+def add_vectors(state: Moments | None, values: Tensor) -> Moments | None:
     """Add the vectors along the last axis of ``values``."""
-    vectors = values.reshape(-1, values.shape[-1]).to(torch.float32)
-    total = (vectors.T @ vectors)[None]
-    return merge(state, Moment(total, vectors.shape[0]))
+    return merge(state, _moments(values.reshape(-1, values.shape[-1]).to(torch.float32).T[None]))
 
 
-def add_patches(state: Moment, values: Tensor, window: Window) -> Moment:
+def add_patches(state: Moments | None, values: Tensor, window: Window) -> Moments | None:
     """Add the patches of feature maps ``[batch, channels, height, width]``.
 
     About 64 patches a sample are taken, on an even grid: neighbouring patches say almost the
@@ -71,14 +58,21 @@ def add_patches(state: Moment, values: Tensor, window: Window) -> Moment:
     batch, _, positions = patches.shape
     grouped = patches.reshape(batch, window.groups, -1, positions)
     vectors = grouped.permute(1, 2, 0, 3).reshape(window.groups, grouped.shape[2], -1)
-    return merge(state, Moment(vectors @ vectors.transpose(1, 2), batch * positions))
+    return merge(state, _moments(vectors))
 
 
-def merge(first: Moment, second: Moment) -> Moment:
-    """Return the moment of both streams."""
-    if first.total is None or second.total is None:
-        return second if first.total is None else first
-    return Moment(first.total + second.total, first.rows + second.rows)
+def merge(first: Moments | None, second: Moments | None) -> Moments | None:
+    """Return the moments of both streams; ``None`` is those of nothing."""
+    if first is None or second is None:
+        return second if first is None else first
+    return Moments(
+        first.second + second.second, first.first + second.first, first.rows + second.rows
+    )
+
+
+def _moments(vectors: Tensor) -> Moments:
+    """Sum over vectors ``[groups, columns, rows]``."""
+    return Moments(vectors @ vectors.transpose(1, 2), vectors.sum(2), vectors.shape[2])
 
 
 def _grid_step(padded: Tensor, window: Window) -> int:

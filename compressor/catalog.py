@@ -31,6 +31,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "entropy": "calibration.observers.entropy:Entropy",
         "mse": "calibration.observers.mse:Mse",
         "second-moment": "calibration.observers.second_moment:SecondMoment",
+        "channel-grid": "calibration.observers.channel_grid:ChannelGridObserver",
     },
     "source": {
         "npz": "calibration.sources.npz:NpzSource",

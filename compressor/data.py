@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from compressor import catalog
-from compressor.errors import DataError, SpecError
+from compressor.errors import CompressorError, DataError, SpecError
 from compressor.hashing import json_sha256
 from compressor.names import suggestion
 from compressor.spec.load import FACTORY, DataEntry, Spec
@@ -71,7 +71,13 @@ def open_data(spec: Spec) -> dict[str, Data]:
         SpecError: a function does not import.
         DataError: a file is unusable.
     """
-    return {role: _open(spec, entry) for role, entry in spec.data.items()}
+    opened = {}
+    for role, entry in spec.data.items():
+        try:
+            opened[role] = _open(spec, entry)
+        except CompressorError as error:
+            raise error.at(entry.where) from error.__cause__
+    return opened
 
 
 def _open(spec: Spec, entry: DataEntry) -> Data:
@@ -103,6 +109,7 @@ def check_data(data: Data, inputs: Sequence[TensorSpec]) -> None:
 
     Raises:
         DataError: there is no sample, an input is missing, or shape or dtype differ.
+        SpecError: the model's batch is fixed, and the data come in other batches.
     """
     try:
         info = data.source.info()
@@ -110,8 +117,28 @@ def check_data(data: Data, inputs: Sequence[TensorSpec]) -> None:
             raise DataError(f"{data.role} data", "has no samples", "check the source")
         sample = data.first(1)
         _check_batch(data, sample, inputs)
-    except (DataError, SpecError) as error:
+        fixed = inputs[0].shape[0] if inputs and inputs[0].shape else None
+        if isinstance(fixed, int):
+            _check_fixed(data, fixed, info.samples)
+    except CompressorError as error:
         raise error.at(data.where) from error.__cause__
+
+
+def _check_fixed(data: Data, fixed: int, samples: int | None) -> None:
+    """Refuse batches, the last one too, that are not of the model's only size."""
+    if data.batch != fixed:
+        raise SpecError(
+            f"data.{data.role}.batch",
+            f"is {data.batch}, and the model takes {fixed} samples at a time",
+            f"set batch: {fixed}",
+        )
+    if samples is not None and samples % fixed:
+        whole = samples - samples % fixed
+        raise SpecError(
+            f"{data.role} data",
+            f"has {samples} samples, and the model takes {fixed} at a time",
+            f"set samples: {whole}" if whole else f"give at least {fixed} samples",
+        )
 
 
 def _check_batch(data: Data, sample: Mapping[str, object], inputs: Sequence[TensorSpec]) -> None:

@@ -71,7 +71,7 @@ def evaluate(
         size = len(next(iter(batch.values())))
         outputs = candidate.run(batch)
         wanted = outputs if candidate is reference else reference.run(batch)
-        _check_finite(outputs, seen)
+        check_finite(outputs, seen)
         target = wanted if metric.against_float or data.target is None else batch[data.target]
         if metric.against_float:
             target = dict(zip(outputs, wanted.values(), strict=True))
@@ -133,7 +133,8 @@ def _sqnr(want: Mapping[str, Array], have: Mapping[str, Array], name: str) -> fl
     return ratio_db(float(np.square(reference).sum()), float(np.square(difference).sum()))
 
 
-def _check_finite(outputs: Batch, seen: int) -> None:
+def check_finite(outputs: Batch, seen: int) -> None:
+    """Raise ``DataError`` naming the first sample, counted from ``seen``, whose output is not."""
     for name, array in outputs.items():
         if array.dtype.kind != "f" or np.isfinite(array).all():
             continue

@@ -69,11 +69,13 @@ class Metric:
         """Summarise per-sample values as in ``report.json``.
 
         The interval is Wilson's for right/wrong values (Wilson 1927), else the mean's normal
-        interval.
+        interval. Only shares and the user's own metrics can be right or wrong: a squared error
+        of 0 in every sample is not a count.
         """
         scale = 100.0 if self.unit == "%" else 1.0
         mean = float(values.mean())
-        low, high = _interval(values)
+        counted = self.unit == "%" or self.code is not None
+        low, high = _interval(values, counted=counted)
         if self.exponential:
             mean, low, high = math.exp(mean), math.exp(low), math.exp(high)
         return {
@@ -91,10 +93,10 @@ class Metric:
         return difference if self.higher_is_better else -difference
 
 
-def _interval(values: Array) -> tuple[float, float]:
+def _interval(values: Array, *, counted: bool) -> tuple[float, float]:
     n = values.size
     mean = float(values.mean())
-    if np.isin(values, (0.0, 1.0)).all():
+    if counted and np.isin(values, (0.0, 1.0)).all():
         z2 = _Z95**2
         centre = (mean + z2 / (2 * n)) / (1 + z2 / n)
         half = _Z95 / (1 + z2 / n) * math.sqrt(mean * (1 - mean) / n + z2 / (4 * n * n))

@@ -11,13 +11,13 @@ import torch
 
 from compressor.carriers.lowering import OPSET
 from compressor.carriers.torch_carrier import TorchCarrier, check_checkpoint, open_module
-from compressor.carriers.weight_files import weights_digest
-from compressor.errors import ModelError, SpecError
+from compressor.carriers.weight_files import weight_file_paths, weights_digest
+from compressor.errors import CompressorError, ModelError, SpecError
 from compressor.hashing import file_sha256
 from compressor.spec.load import Spec
 from compressor.store import result_key
 from compressor.types.carrier import Carrier
-from compressor.types.tensors import Batch
+from compressor.types.tensors import Batch, TensorSpec
 from compressor.user_code import code_digest, importable, load_symbol
 
 _LOWERING_SQNR_DB = 60.0
@@ -31,12 +31,15 @@ class OpenedModel:
         carrier: the model; its weights mean nothing before :meth:`load`.
         files: what was read, for the manifest.
         digest: returns the key of the model's content; reads the files.
+        checkpoint: where the weights come from, if not from the factory or the ONNX file.
+        where: place of the checkpoint in the spec.
     """
 
     carrier: Carrier
     files: tuple[Path, ...]
     digest: Callable[[], str]
     checkpoint: Path | None = None
+    where: str = ""
 
     def load(self) -> None:
         """Read the weights.
@@ -45,7 +48,10 @@ class OpenedModel:
             ModelError: they are unusable.
         """
         if isinstance(self.carrier, TorchCarrier) and self.checkpoint is not None:
-            self.carrier.load(self.checkpoint)
+            try:
+                self.carrier.load(self.checkpoint)
+            except CompressorError as error:
+                raise error.at(self.where) from error.__cause__
 
     def check_lowering(self, batch: Batch) -> None:
         """Compare the graph that passes work on with the module it was lowered from.
@@ -94,12 +100,15 @@ def open_model(spec: Spec) -> OpenedModel:
 def _open_onnx(spec: Spec, path: Path) -> OpenedModel:
     from compressor.carriers.onnx_carrier import external_files, open_onnx
 
-    carrier = open_onnx(path, OPSET)
+    try:
+        carrier = open_onnx(path, OPSET)
+    except CompressorError as error:
+        raise error.at(spec.where("model", "onnx")) from error.__cause__
     files = (path, *external_files(path))
     declared = {s.name: s for s in spec.inputs}
     for own in carrier.inputs:
         want = declared.pop(own.name, None)
-        if want is not None and (want.dtype != own.dtype or len(want.shape) != len(own.shape)):
+        if want is not None and not _agrees(want, own):
             raise SpecError(
                 f"model.inputs.{own.name}",
                 f"says {want}, the ONNX file has {own}",
@@ -119,6 +128,16 @@ def _open_onnx(spec: Spec, path: Path) -> OpenedModel:
     )
 
 
+def _agrees(declared: TensorSpec, own: TensorSpec) -> bool:
+    """Tell whether what a spec says of an input can be so; axes' names do not matter."""
+    lengths = zip(declared.shape, own.shape, strict=False)
+    return (
+        declared.dtype == own.dtype
+        and len(declared.shape) == len(own.shape)
+        and all(a == b for a, b in lengths if isinstance(a, int) and isinstance(b, int))
+    )
+
+
 def _open_torch(spec: Spec, factory: str) -> OpenedModel:
     where = spec.where("model", "factory")
     try:
@@ -128,8 +147,14 @@ def _open_torch(spec: Spec, factory: str) -> OpenedModel:
             carrier = open_module(function, spec.model.config, spec.inputs, "model.factory")
     except SpecError as error:
         raise error.at(where) from error.__cause__
+    files: tuple[Path, ...] = ()
+    where = spec.where("model", "checkpoint")
     if spec.checkpoint is not None:
-        check_checkpoint(carrier, spec.checkpoint)
+        try:
+            files = weight_file_paths(spec.checkpoint)
+            check_checkpoint(carrier, spec.checkpoint)
+        except CompressorError as error:
+            raise error.at(where) from error.__cause__
 
     def digest() -> str:
         weights = None if spec.checkpoint is None else weights_digest(spec.checkpoint)
@@ -144,5 +169,4 @@ def _open_torch(spec: Spec, factory: str) -> OpenedModel:
             inputs=[str(i) for i in spec.inputs],
         )
 
-    files = () if spec.checkpoint is None else (spec.checkpoint,)
-    return OpenedModel(carrier, files, digest, spec.checkpoint)
+    return OpenedModel(carrier, files, digest, spec.checkpoint, where)

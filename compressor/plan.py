@@ -97,7 +97,8 @@ def make_plan(spec: Spec) -> Plan:
     model = open_model(spec)
     carrier = model.carrier
     if Capability.GRAPH in carrier.offers:
-        carrier.graph()
+        with _at(spec, "model", "inputs"):
+            carrier.graph()
     data = open_data(spec)
     for entry in data.values():
         check_data(entry, carrier.inputs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from compressor.errors import SpecError
 from compressor.files import write_text
 from compressor.types.tensors import TensorSpec
 
-_PLAIN = re.compile(r"[A-Za-z_.][A-Za-z0-9_./-]*")
+_PLAIN = re.compile(r"(\.{0,2}/)*[A-Za-z_][A-Za-z0-9_./-]*")
 _WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 
 _HEAD = """\
@@ -37,8 +36,8 @@ model:
 
 _TORCH = """
 # The float model: a function that builds the network, and the weights to put into it
-# ({tensors:,} tensors, {parameters:,} parameters). Python names are imported, from this folder or the
-# one you are in; checkpoints are read as weights only and never run code.
+# ({tensors:,} tensors, {parameters:,} parameters). Python names are imported, from this folder or
+# the one you are in; checkpoints are read as weights only and never run code.
 model:
   factory: my_package.model:build # FILL IN: called without arguments, returns a torch.nn.Module
   # config: {{width: 64}} # keyword arguments for the factory
@@ -149,8 +148,15 @@ def starter_text(model: Path, relative: str, spec: str) -> str:
 
 def scalar(text: str) -> str:
     """Write text as a YAML scalar, quoted where it would be read as something else."""
-    plain = _PLAIN.fullmatch(text) and text.lower() not in _WORDS and text.strip(".") != ""
-    return text if plain else json.dumps(text, ensure_ascii=False)
+    plain = _PLAIN.fullmatch(text) is not None and text.lower() not in _WORDS
+    return text if plain else '"' + "".join(map(_escaped, text)) + '"'
+
+
+def _escaped(character: str) -> str:
+    """Write a character as in a double-quoted scalar."""
+    if character in '"\\':
+        return "\\" + character
+    return character if character.isprintable() else f"\\U{ord(character):08x}"
 
 
 def _onnx_inputs(model: Path) -> tuple[TensorSpec, ...]:

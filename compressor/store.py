@@ -18,6 +18,7 @@ from compressor.hashing import json_sha256
 
 _COMPUTE = ("compressor", "torch", "numpy", "onnx", "onnx-ir", "onnxscript")
 _RESULT = "result.json"
+_LOCK = ".lock"
 
 
 @cache
@@ -85,8 +86,10 @@ class Store:
             sync(target.parent)
 
     def forget(self) -> None:
-        """Remove every result."""
-        shutil.rmtree(self._root, ignore_errors=True)
+        """Remove every result; call it while the store is locked."""
+        for entry in self._root.iterdir():
+            if entry.is_dir():  # the lock itself stays: another process may be looking at it
+                shutil.rmtree(entry, ignore_errors=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -97,7 +100,7 @@ class Store:
         """
         with disk_errors(self._root):
             self._root.mkdir(parents=True, exist_ok=True)
-            handle = (self._root / ".lock").open("w")
+            handle = (self._root / _LOCK).open("w")
         with handle:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

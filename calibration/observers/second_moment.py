@@ -7,16 +7,16 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from calibration.moments import Moment, Window, add_patches, add_vectors, enough, merge
-from compressor.types.observer import Observer
+from calibration.moments import Window, add_patches, add_vectors, enough, merge
+from compressor.types.observer import Moments, Observer
 
 
-class SecondMoment(Observer[Moment, torch.Tensor | None]):
+class SecondMoment(Observer[Moments | None, Moments | None]):
     """``Σ x xᵀ`` over a layer's inputs ``x``: vectors, or with a kernel the patches it sees.
 
     Observation stops once there are 16 times as many vectors as columns; what follows would
-    sharpen the moment and cost more than the rest of calibration. The result is float32
-    ``[groups, columns, columns]``; planning gets ``None``.
+    sharpen the moment and cost more than the rest of calibration. The sum of the vectors comes
+    with it. Planning gets ``None``.
     """
 
     name: ClassVar[str] = "second-moment"
@@ -27,11 +27,11 @@ class SecondMoment(Observer[Moment, torch.Tensor | None]):
     dilations: tuple[int, int] = Field(default=(1, 1), description="its dilations")
     groups: int = Field(default=1, ge=1, description="its channel groups")
 
-    def start(self) -> Moment:
+    def start(self) -> Moments | None:
         """Return the moment of nothing."""
-        return Moment(None, 0)
+        return None
 
-    def update(self, state: Moment, values: torch.Tensor) -> Moment:
+    def update(self, state: Moments | None, values: torch.Tensor) -> Moments | None:
         """Return the state after also seeing ``values``."""
         if enough(state):
             return state
@@ -40,16 +40,16 @@ class SecondMoment(Observer[Moment, torch.Tensor | None]):
         window = Window(self.kernel, self.strides, self.pads, self.dilations, self.groups)
         return add_patches(state, values, window)
 
-    def merge(self, first: Moment, second: Moment) -> Moment:
+    def merge(self, first: Moments | None, second: Moments | None) -> Moments | None:
         """Return the moment of both streams."""
         return merge(first, second)
 
-    def result(self, state: Moment) -> torch.Tensor | None:
-        """Return the moment, ``[groups, columns, columns]``; raises ``ValueError`` if empty."""
-        if state.total is None:
+    def result(self, state: Moments | None) -> Moments | None:
+        """Return the moments; raises ``ValueError`` if nothing was observed."""
+        if state is None:
             raise ValueError("nothing was observed")
-        return state.total
+        return state
 
-    def placeholder(self) -> torch.Tensor | None:
+    def placeholder(self) -> Moments | None:
         """Return ``None``: a plan needs no moment."""
         return None

@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
+from io import StringIO
 from typing import Any
 
 import onnx_ir as ir
@@ -17,15 +19,21 @@ from compressor.types.tensors import TensorSpec
 
 OPSET = 21
 """The opset of lowered graphs: the first with 4-bit and blocked Q/DQ. Exporters convert."""
+_IMAGE_RANK, _FIRST_SPATIAL = 4, 2
 
 
 def example_inputs(inputs: Sequence[TensorSpec]) -> dict[str, torch.Tensor]:
-    """Make zero tensors of the inputs' shapes; each dynamic axis gets a length of its own."""
+    """Make zero tensors of the inputs' shapes; each dynamic axis gets a length of its own.
+
+    Heights and widths are large enough for the strides and windows of usual networks.
+    """
     lengths: dict[str, int] = {}
     for spec in inputs:
-        for axis in spec.shape:
+        for index, axis in enumerate(spec.shape):
             if isinstance(axis, str):
-                lengths.setdefault(axis, 2 + 3 * len(lengths))
+                image = len(spec.shape) >= _IMAGE_RANK and index >= _FIRST_SPATIAL
+                usual = 64 + 32 * len(lengths) if image else 2 + 3 * len(lengths)
+                lengths.setdefault(axis, usual)
     made: dict[str, torch.Tensor] = {}
     for spec in inputs:
         shape = [lengths[d] if isinstance(d, str) else int(d or 1) for d in spec.shape]
@@ -50,7 +58,7 @@ def lower(module: torch.nn.Module, inputs: Sequence[TensorSpec]) -> ir.Model:
     }
     args, kwargs, shapes = _bind(module, example, dynamic)
     try:
-        with _Quiet():
+        with _quiet():
             program = torch.onnx.export(
                 module,
                 args,
@@ -66,8 +74,8 @@ def lower(module: torch.nn.Module, inputs: Sequence[TensorSpec]) -> ir.Model:
         raise ModelError(
             f"module {type(module).__name__}",
             f"cannot be lowered to a graph ({_root_cause(error)})",
-            "check model.inputs against the module's forward; data-dependent control flow does "
-            "not export",
+            "check model.inputs against the module's forward: an axis that the network fixes needs "
+            "its number; data-dependent control flow does not export",
         ) from error
     if program is None:
         raise ModelError(
@@ -118,25 +126,17 @@ def _name_outputs(model: ir.Model) -> None:
             value.name = name
 
 
-class _Quiet:
-    """Keep the exporter's logging and warnings from the user's terminal."""
-
-    def __enter__(self) -> None:
-        self._level = logging.getLogger("torch").level
-        self._loggers = [
-            logging.getLogger(n) for n in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
-        ]
-        self._levels = [entry.level for entry in self._loggers]
-        for entry in self._loggers:
-            entry.setLevel(logging.CRITICAL)
-        self._warnings = warnings.catch_warnings()
-        self._warnings.__enter__()
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what the exporter logs, warns of and prints from the user's terminal."""
+    level = logging.root.manager.disable
+    with warnings.catch_warnings(), redirect_stderr(StringIO()):
         warnings.simplefilter("ignore")
-
-    def __exit__(self, *details: object) -> None:
-        self._warnings.__exit__(None, None, None)
-        for entry, level in zip(self._loggers, self._levels, strict=True):
-            entry.setLevel(level)
+        logging.disable(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            logging.disable(level)
 
 
 def _root_cause(error: BaseException) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +13,9 @@ from onnx_ir import tensor_adapters
 
 from compressor.carriers.ort_runner import OrtRunner, graph_runner
 from compressor.errors import ModelError, SpecError
-from compressor.graph.clean import clean
+from compressor.graph.clean import clean, infer_shapes
 from compressor.graph.layers import graph_layers
-from compressor.graph.values import tensor_spec
+from compressor.graph.values import all_nodes, tensor_spec
 from compressor.types.carrier import Capability
 from compressor.types.layers import Layer
 from compressor.types.tensors import TensorSpec
@@ -112,15 +112,14 @@ def open_onnx(path: Path, opset: int) -> OnnxCarrier:
     _check_external(model, path)
     model = _upgrade(model, opset, subject)
     clean(model)
-    _infer_shapes(model)
+    infer_shapes(model)
     _check_finite(model, subject)
     return OnnxCarrier(model)
 
 
 def external_files(path: Path) -> tuple[Path, ...]:
     """Return the external data files of an ONNX file, sorted."""
-    tensors = (v.const_value for v in ir.load(path).graph.initializers.values())
-    names = {str(t.location) for t in tensors if isinstance(t, ir.ExternalTensor)}
+    names = {str(t.location) for t in _external_tensors(ir.load(path))}
     return tuple(path.parent / name for name in sorted(names))
 
 
@@ -135,17 +134,31 @@ def _constant(model: ir.Model, name: str) -> ir.TensorProtocol:
     return value.const_value
 
 
+def _external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
+    """Yield every tensor that lies in another file: of initializers and of attributes."""
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                yield value.const_value
+    for node in all_nodes(model.graph):
+        for attribute in node.attributes.values():
+            found = [attribute.value] if attribute.type == ir.AttributeType.TENSOR else []
+            found = list(attribute.as_tensors()) if _is_list(attribute) else found
+            yield from (t for t in found if isinstance(t, ir.ExternalTensor))
+
+
+def _is_list(attribute: ir.Attr) -> bool:
+    return attribute.type == ir.AttributeType.TENSORS and not attribute.is_ref()
+
+
 def _check_external(model: ir.Model, path: Path) -> None:
     folder = path.parent.resolve()
-    for name, value in model.graph.initializers.items():
-        tensor = value.const_value
-        if not isinstance(tensor, ir.ExternalTensor):
-            continue
-        file = (folder / tensor.location).resolve()
-        if not file.is_relative_to(folder):
+    for tensor in _external_tensors(model):
+        file = folder / tensor.location
+        if not file.resolve().is_relative_to(folder):
             raise ModelError(
                 f"model {str(path)!r}",
-                f"keeps {name!r} outside its folder, at {str(tensor.location)!r}",
+                f"keeps {tensor.name!r} outside its folder, at {str(tensor.location)!r}",
                 "keep external data beside the model",
             )
         end = (tensor.offset or 0) + (tensor.length or 0)
@@ -174,18 +187,17 @@ def _upgrade(model: ir.Model, opset: int, subject: str) -> ir.Model:
     return model
 
 
-def _infer_shapes(model: ir.Model) -> None:
-    import onnx_ir.passes.common as common
-
-    common.ShapeInferencePass(check_type=False, strict_mode=False)(model)
-
-
 def _check_finite(model: ir.Model, subject: str) -> None:
+    """Refuse NaN everywhere, and infinity in layers: a mask may well hold it."""
+    layers = graph_layers(model)
+    weights = {layer.weight for layer in layers} | {layer.bias for layer in layers}
     for name, value in model.graph.initializers.items():
         tensor = value.const_value
         if tensor is None or not tensor.dtype.is_floating_point():
             continue
-        bad = int(np.count_nonzero(~np.isfinite(tensor.numpy().astype(np.float32, copy=False))))
+        array = tensor.numpy().astype(np.float32, copy=False)
+        wrong = ~np.isfinite(array) if name in weights else np.isnan(array)
+        bad = int(np.count_nonzero(wrong))
         if bad:
             raise ModelError(
                 subject,

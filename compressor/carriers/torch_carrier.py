@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property
@@ -11,6 +13,7 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch.utils._pytree import tree_leaves
 
@@ -20,7 +23,7 @@ from compressor.carriers.onnx_carrier import OnnxCarrier, restore_graph
 from compressor.carriers.ort_runner import OrtRunner, graph_runner
 from compressor.carriers.weight_files import read_weights
 from compressor.errors import ModelError, SpecError
-from compressor.graph.clean import clean
+from compressor.graph.clean import clean, infer_shapes
 from compressor.graph.layers import graph_layers
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer
@@ -57,6 +60,7 @@ class TorchCarrier:
             return self._lowered
         graph = lower(self.module, self.inputs)
         clean(graph)
+        infer_shapes(graph)
         attach_weights(graph, self.module)
         return graph
 
@@ -83,9 +87,15 @@ class TorchCarrier:
         return weight
 
     def with_weights(self, changes: Mapping[str, torch.Tensor]) -> TorchCarrier:
-        """Return a carrier with some parameters replaced."""
+        """Return a carrier with some parameters replaced.
+
+        Raises:
+            KeyError: the module has no parameter of a name.
+        """
         module = deepcopy(self.module)
-        module.load_state_dict(dict(changes), strict=False)
+        unknown = module.load_state_dict(dict(changes), strict=False).unexpected_keys
+        if unknown:
+            raise KeyError(f"no parameter {unknown[0]!r}")
         graph = self._graph.clone()
         attach_weights(graph, module)
         return TorchCarrier(module, self.inputs, graph)
@@ -117,7 +127,11 @@ class TorchCarrier:
     def save(self, directory: Path) -> None:
         """Write the module's tensors."""
         tensors = {k: v.contiguous().clone() for k, v in self.module.state_dict().items()}
-        save_file(tensors, directory / _STATE)
+        try:
+            save_file(tensors, directory / _STATE)
+        except SafetensorError as error:  # it says what the system said, but as text
+            number = re.search(r"os error (\d+)", str(error))
+            raise OSError(int(number[1]) if number else errno.EIO, str(error)) from error
 
     def restore(self, directory: Path) -> Carrier:
         """Return the carrier saved there: of the same module, or of a graph made from it."""
@@ -140,7 +154,7 @@ def open_module(
     """
     try:
         module = factory(**config)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SpecError(
             key, f"the factory raised {type(error).__name__}: {error}", "call it in a Python shell"
         ) from error

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import json
 import pickle
+import pickletools
+import re
+import struct
+import warnings
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +22,9 @@ from compressor.hashing import file_sha256
 PICKLES = (".pt", ".pth", ".th", ".bin", ".ckpt")
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "net", "module", "weights")
 _PREFIXES = ("module.", "_orig_mod.")
+_REFUSED = re.compile(r"GLOBAL (\S+)|unrecognized function|allowlisted|must be imported")
+_CALLS = frozenset({"GLOBAL", "STACK_GLOBAL", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "REDUCE"})
+_POINTER = b"version https://git-lfs"
 
 
 def weight_file_paths(path: Path) -> tuple[Path, ...]:
@@ -44,11 +52,18 @@ def _directory_files(path: Path) -> tuple[Path, ...]:
     if index.is_file():
         try:
             mapping = json.loads(index.read_text())["weight_map"]
-            names = sorted(set(mapping.values()))
+            names = sorted({str(name) for name in mapping.values()})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(
                 f"index {str(index)!r}", "is not a safetensors index", "write it again"
             ) from error
+        outside = [n for n in names if Path(n).is_absolute() or ".." in Path(n).parts]
+        if outside:
+            raise ModelError(
+                f"index {str(index)!r}",
+                f"names a shard outside its folder, {outside[0]!r}",
+                "keep shards beside the index",
+            )
         missing = [n for n in names if not (path / n).is_file()]
         if missing:
             raise ModelError(
@@ -79,6 +94,13 @@ def read_weights(path: Path, *, headers_only: bool = False) -> dict[str, torch.T
     """
     found: dict[str, torch.Tensor] = {}
     for file in weight_file_paths(path):
+        with file.open("rb") as stream:
+            if stream.read(len(_POINTER)) == _POINTER:
+                raise ModelError(
+                    f"checkpoint {str(file)!r}",
+                    "is a Git LFS pointer, not the file itself",
+                    "fetch it: git lfs pull",
+                )
         tensors = (
             _read_safetensors(file, headers_only)
             if file.suffix == ".safetensors"
@@ -112,26 +134,41 @@ def _read_safetensors(path: Path, headers_only: bool) -> dict[str, torch.Tensor]
 
 def _read_pickle(path: Path, headers_only: bool) -> dict[str, torch.Tensor]:
     device = "meta" if headers_only else "cpu"
+    mapped = not headers_only and zipfile.is_zipfile(path)
     try:
-        content = torch.load(path, map_location=device, weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # of pickles that it will refuse anyway
+            content = torch.load(path, map_location=device, weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
-        reason = str(error).partition("\n")[0]
-        if "Unsupported" in str(error) or "GLOBAL" in str(error) or "global" in str(error):
+        refused = _REFUSED.search(str(error))
+        if refused is not None or _calls_something(path):
+            what = refused[1] if refused is not None and refused[1] else "objects"
             raise ModelError(
                 f"checkpoint {str(path)!r}",
-                "holds objects that would run code when opened",
+                f"holds {what}, which would run code when opened",
                 "save the state_dict alone: torch.save(model.state_dict(), path)",
             ) from error
+        reason = str(error).partition("WeightsUnpickler error:")[2].strip().partition("\n")[0]
         raise ModelError(
-            f"checkpoint {str(path)!r}", f"is not a PyTorch file ({reason})", "save it again"
+            f"checkpoint {str(path)!r}",
+            f"is not a PyTorch file ({reason or 'its pickle is malformed'})",
+            "give the file that torch.save wrote, or save it again",
         ) from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError, struct.error) as error:
         raise ModelError(
             f"checkpoint {str(path)!r}",
             f"cannot be read ({type(error).__name__}: {str(error).partition(chr(10))[0][:160]})",
             "the file is cut or damaged",
         ) from error
     return state_dict_of(content, f"checkpoint {str(path)!r}")
+
+
+def _calls_something(path: Path) -> bool:
+    """Tell whether a file is a plain pickle of objects; it is read as text, nothing is run."""
+    try:
+        with path.open("rb") as stream:
+            return any(operation.name in _CALLS for operation, _, _ in pickletools.genops(stream))
+    except (ValueError, EOFError, struct.error, OverflowError):  # not a pickle after all
+        return False
 
 
 def state_dict_of(content: Any, subject: str) -> dict[str, torch.Tensor]:
@@ -154,9 +191,8 @@ def state_dict_of(content: Any, subject: str) -> dict[str, torch.Tensor]:
             "save model.state_dict(), alone or under the key 'state_dict'",
         )
     names = dict(level)
-    for prefix in _PREFIXES:
-        if names and all(n.startswith(prefix) for n in names):
-            names = {n.removeprefix(prefix): t for n, t in names.items()}
+    while prefix := next((p for p in _PREFIXES if all(n.startswith(p) for n in names)), None):
+        names = {n.removeprefix(prefix): t for n, t in names.items()}
     return names
 
 

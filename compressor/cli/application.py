@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from contextlib import nullcontext
@@ -28,29 +29,42 @@ _DEBUG = "--debug"
 class Application(click.Group):
     """A command group that turns every failure into a message and an exit code."""
 
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """Return the commands in the order in which a newcomer meets them."""
+        return list(self.commands)
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take ``--debug`` wherever it stands: it is added to a command that failed."""
         if _DEBUG in args:
             args = [_DEBUG, *(a for a in args if a != _DEBUG)]
         return super().parse_args(ctx, args)
 
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command that was asked for."""
-        debug = bool(ctx.params["debug"])
+    def invoke(self, ctx: click.Context) -> NoReturn:
+        """Run the command that was asked for, and turn what it raises into an exit code."""
+        code = self._code(ctx, debug=bool(ctx.params["debug"]))
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            code = code or pipe_closed()
+        raise click.exceptions.Exit(code)
+
+    def _code(self, ctx: click.Context, *, debug: bool) -> int:
         try:
             with nullcontext() if debug else quiet_libraries():
-                return super().invoke(ctx)
-        except (click.exceptions.Exit, click.Abort, click.ClickException):
+                super().invoke(ctx)
+        except click.exceptions.Exit as done:
+            return done.exit_code
+        except (click.Abort, click.ClickException):
             raise
         except CompressorError as error:
-            code = report(error, debug=debug)
+            return report(error, debug=debug)
         except KeyboardInterrupt:
-            code = interrupted()
+            return interrupted()
         except BrokenPipeError:
-            code = pipe_closed()
+            return pipe_closed()
         except Exception as error:  # noqa: BLE001 - nothing lies outside this handler
-            code = internal(error, debug=debug)
-        raise click.exceptions.Exit(code)
+            return internal(error, debug=debug)
+        return 0
 
     def main(self, *args: Any, **extra: Any) -> NoReturn:
         """Parse the command line, run it, and exit."""
@@ -83,13 +97,16 @@ def application(ctx: click.Context, debug: bool) -> None:
         click.echo(ctx.get_help())
 
 
-for _command in (run, plan, init, inspect, passes, exporters, schema, doctor):
+for _command in (init, plan, run, inspect, passes, exporters, schema, doctor):
     application.add_command(_command)
 
 
 def main() -> NoReturn:
     """Run the command line of this process; a termination signal counts as Ctrl-C."""
     signal.signal(signal.SIGTERM, _interrupt)
+    # Where other processes want the same cores, PyTorch's threads lose hundreds of times more by
+    # spinning at barriers than by sleeping. Read once, when PyTorch is first imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     application.main()
 
 

@@ -10,7 +10,11 @@ from compressor.cli.options import json_option
 @click.command()
 @json_option
 def doctor(as_json: bool) -> None:
-    """Say what this machine can do: versions, providers, TensorRT builders, GPUs, memory."""
+    """Say what this machine can do.
+
+    Versions, ONNX Runtime's providers, TensorRT's builders, GPUs, cores, memory, free disk, and
+    what the processor's features mean for int8.
+    """
     from dataclasses import asdict
     from sys import stdout
 

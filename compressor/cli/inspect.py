@@ -13,8 +13,9 @@ from compressor.cli.options import json_option
 @click.argument("path", type=click.Path(path_type=Path))
 @json_option
 def inspect(path: Path, as_json: bool) -> None:
-    """Say what is in a checkpoint, an ONNX file, or a run's output folder.
+    """Say what is in a file or an output folder.
 
+    PATH is a checkpoint (a file or a folder of safetensors), an ONNX file, or what a run left.
     Of a model: its tensors with shape, dtype, bytes, share of zeros and quantization, and totals.
     Of an output folder: the result, and whether its files are still those that the run wrote; if
     not, the exit code is 4.

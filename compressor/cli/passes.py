@@ -13,7 +13,10 @@ from compressor.cli.options import json_option
 @click.argument("name", required=False)
 @json_option
 def passes(name: str | None, as_json: bool) -> None:
-    """List the passes, or show all that there is to know of the pass NAME."""
+    """List the passes, or describe one.
+
+    With NAME: its documentation, source, needs and options.
+    """
     _show("pass", name, as_json=as_json)
 
 
@@ -21,7 +24,10 @@ def passes(name: str | None, as_json: bool) -> None:
 @click.argument("name", required=False)
 @json_option
 def exporters(name: str | None, as_json: bool) -> None:
-    """List the artifact formats, or show all that there is to know of the format NAME."""
+    """List the artifact formats, or describe one.
+
+    With NAME: its documentation and options.
+    """
     _show("exporter", name, as_json=as_json)
 
 

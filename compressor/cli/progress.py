@@ -21,13 +21,13 @@ def shown_progress(*, enabled: bool = True) -> Iterator[Progress]:
         yield Silent()
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
 
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        MofNCompleteColumn(),
+        TextColumn("{task.fields[count]}"),
         TimeElapsedColumn(),
     )
     console = Console(stderr=True, highlight=False)
@@ -48,10 +48,15 @@ class TerminalProgress:
     @contextmanager
     def stage(self, description: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
         """Show a stage; the yielded function takes how much of ``total`` is done."""
-        task = self._bars.add_task(description, total=total)
+        task = self._bars.add_task(description, total=total, count="")
         start = time.monotonic()
+
+        def advance(done: int) -> None:
+            count = f"{done:,}" if total is None else f"{done:,}/{total:,}"
+            self._bars.update(task, completed=done, count=count)
+
         try:
-            yield lambda done: self._bars.update(task, completed=done)
+            yield advance
         finally:
             self._bars.remove_task(task)
         self.note(f"{description}  {time.monotonic() - start:.1f} s")

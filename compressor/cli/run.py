@@ -21,7 +21,6 @@ def run(spec: Path, settings: tuple[str, ...], fresh: bool, as_json: bool, quiet
     What an earlier run of the same spec finished is not done again. The result table goes to
     stderr; with --json the whole report goes to stdout instead.
     """
-    from os.path import relpath
     from sys import stderr
 
     from compressor.cli.progress import shown_progress
@@ -37,5 +36,11 @@ def run(spec: Path, settings: tuple[str, ...], fresh: bool, as_json: bool, quiet
     if as_json:
         click.echo(json_text(result.report), nl=False)
     elif not quiet:
-        show(result_table(result.report, relpath(result.output / "report.html")), stderr)
+        show(result_table(result.report, _near(result.output / "report.html")), stderr)
     raise click.exceptions.Exit(int(result.exit_code))
+
+
+def _near(path: Path) -> str:
+    """Write a path as seen from the current folder, where it lies below that."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -26,6 +26,7 @@ def clean(model: ir.Model) -> None:
 
     lifted: list[InPlacePass] = [
         common.InlinePass(),
+        common.LiftSubgraphInitializersToMainGraphPass(),
         common.RemoveInitializersFromInputsPass(),
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
     ]
@@ -49,6 +50,11 @@ def clean(model: ir.Model) -> None:
     ]
     for step in dropped:
         step(model)
+
+
+def infer_shapes(model: ir.Model) -> None:
+    """Note the shapes of all values that ONNX can infer, in place; weights are not read."""
+    common.ShapeInferencePass(check_type=False, strict_mode=False)(model)
 
 
 def _parameters(model: ir.Model) -> frozenset[str]:

@@ -7,7 +7,15 @@ from math import prod
 import onnx_ir as ir
 
 from compressor.graph.layers import layer_of, weight_source
-from compressor.graph.values import all_nodes, dims, static_shape
+from compressor.graph.values import all_nodes, dims, is_op, static_shape
+
+_CODES = (
+    ir.DataType.INT8,
+    ir.DataType.UINT8,
+    ir.DataType.INT4,
+    ir.DataType.UINT4,
+)
+_PRODUCTS = ("Conv", "ConvInteger", "ConvTranspose", "Gemm", "MatMul", "MatMulInteger")
 
 
 def initializer_bytes(model: ir.Model) -> int:
@@ -20,13 +28,14 @@ def initializer_bytes(model: ir.Model) -> int:
 def parameters(model: ir.Model) -> int:
     """Number of weights: elements of initializers that are floating point or quantized codes.
 
-    Scales and zero points are not counted, nor are integer constants such as shapes.
+    Scales and zero points are not counted, nor are integer constants such as shapes, single
+    numbers, and the running statistics of batch-norm, which nobody trained.
     """
-    side = _quantization_parameters(model)
+    side = _quantization_parameters(model) | _running_statistics(model)
     total = 0
     for name, value in model.graph.initializers.items():
         shape = static_shape(value)
-        if name in side or shape is None or value.dtype is None:
+        if name in side or not shape or value.dtype is None:
             continue
         if value.dtype.is_floating_point() or _is_codes(value):
             total += prod(shape)
@@ -38,7 +47,7 @@ def node_macs(node: ir.Node) -> int:
 
     Dynamic axes count as 1. Convolutions and matrix products are counted, as is usual.
     """
-    if node.op_type not in ("Conv", "ConvTranspose", "Gemm", "MatMul") or not node.outputs:
+    if node.op_type not in _PRODUCTS or not node.outputs:
         return 0
     output = dims(node.outputs[0])
     if output is None:
@@ -61,11 +70,18 @@ def macs(model: ir.Model) -> int:
 
 
 def _is_codes(value: ir.Value) -> bool:
-    return any(use.node.op_type == "DequantizeLinear" and use.idx == 0 for use in value.uses())
+    """Tell codes of a weight from other integers: they are a byte at most, in a matrix at least."""
+    return value.dtype in _CODES and value.shape is not None and len(value.shape) >= 2
+
+
+def _running_statistics(model: ir.Model) -> set[str]:
+    norms = (n for n in all_nodes(model.graph) if is_op(n, "BatchNormalization"))
+    return {v.name for node in norms for v in node.inputs[3:] if v is not None and v.name}
 
 
 def _quantization_parameters(model: ir.Model) -> set[str]:
-    names: set[str] = set()
+    known = model.graph.initializers
+    names = {f"{name}{end}" for name in known for end in ("_scale", "_zero_point")} & set(known)
     for node in all_nodes(model.graph):
         if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
             names.update(v.name for v in node.inputs[1:] if v is not None and v.name)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import cast
+from collections.abc import Iterator, Mapping
 
 import onnx_ir as ir
 
-from compressor.graph.values import all_nodes, static_shape
+from compressor.graph.values import all_nodes, is_op, static_shape
 from compressor.types.layers import Layer, LayerKind
 
-_WEIGHT_INPUT = {"Conv": 1, "ConvTranspose": 1, "Gemm": 1, "MatMul": 1, "Gather": 0}
+_KINDS: Mapping[str, tuple[LayerKind, int]] = {
+    "Conv": ("Conv", 1),
+    "ConvInteger": ("Conv", 1),
+    "ConvTranspose": ("ConvTranspose", 1),
+    "Gemm": ("Gemm", 1),
+    "MatMul": ("MatMul", 1),
+    "MatMulInteger": ("MatMul", 1),
+    "Gather": ("Gather", 0),
+}
+"""Operators that read a weight: the kind of layer, and which input the weight is."""
 _VIEWS = {"DequantizeLinear", "QuantizeLinear", "Cast", "Identity"}
 
 
@@ -44,22 +52,23 @@ def layer_name(weight: str) -> str:
 
 def layer_of(node: ir.Node) -> Layer | None:
     """Describe a node as a layer, or return ``None`` if no constant weight is multiplied there."""
-    index = _WEIGHT_INPUT.get(node.op_type)
-    if index is None or node.domain not in ("", "ai.onnx") or len(node.inputs) <= index:
+    kind, index = _KINDS.get(node.op_type, (None, 0))
+    if kind is None or node.domain not in ("", "ai.onnx") or len(node.inputs) <= index:
         return None
     source, swapped = weight_source(node.inputs[index])
     if source is None or source.name is None or source.dtype is None:
         return None
     shape = static_shape(source)
-    if shape is None or len(shape) < 2 or (node.op_type == "MatMul" and len(shape) != 2):
+    if shape is None or len(shape) < 2 or (kind == "MatMul" and len(shape) != 2):
         return None
     if node.op_type == "Gather" and (len(shape) != 2 or not source.dtype.is_floating_point()):
         return None
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    integer = node.op_type.endswith("Integer")  # its third input is a zero point
+    bias = node.inputs[2] if len(node.inputs) > 2 and not integer else None
     bias_source, _ = weight_source(bias)
     return Layer(
         name=layer_name(source.name),
-        kind=cast("LayerKind", node.op_type),
+        kind=kind,
         weight=source.name,
         shape=shape,
         dtype=source.dtype.numpy().name,
@@ -69,16 +78,30 @@ def layer_of(node: ir.Node) -> Layer | None:
         inputs=tuple(
             v.name or "" for i, v in enumerate(node.inputs) if v is not None and i != index
         ),
-        output=node.outputs[0].name or "",
+        output=(_rescaled(node.outputs[0]) if integer else node.outputs[0]).name or "",
     )
 
 
 def _is_transposed(node: ir.Node, swapped: bool) -> bool:
-    if node.op_type == "MatMul":
+    if node.op_type in ("MatMul", "MatMulInteger"):
         return not swapped
     if node.op_type == "Gemm":
         return (node.attributes.get_int("transB", 0) == 0) != swapped
     return False
+
+
+def _rescaled(value: ir.Value) -> ir.Value:
+    """Follow an integer product to the float value that its scales and bias make of it."""
+    uses = list(value.uses())
+    while len(uses) == 1 and is_op(uses[0].node, "Cast", "Mul", "Add"):
+        node = uses[0].node
+        if node.op_type == "Add" and not any(
+            v.is_initializer() for v in node.inputs if v is not None
+        ):
+            break
+        value = node.outputs[0]
+        uses = list(value.uses()) if node.op_type != "Add" else []
+    return value
 
 
 def layers_with_nodes(model: ir.Model) -> Iterator[tuple[Layer, ir.Node]]:

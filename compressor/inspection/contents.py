@@ -20,9 +20,10 @@ class TensorRow:
         shape: its shape; that of the elements where several are packed into one byte.
         dtype: numpy dtype name.
         bytes: bytes as stored.
-        zeros: share of elements that stand for zero, in percent; ``None`` for text.
-        quantization: how real numbers are represented, such as ``int8/channel``; empty if as
-            they are.
+        zeros: share of elements that stand for zero, in percent; ``None`` for text, scales and
+            zero points.
+        quantization: how real numbers are represented, such as ``int8/channel``; ``scale`` or
+            ``zero point`` for what belongs to another tensor; empty if as they are.
         macs: multiply-accumulates that use it, for one sample; ``None`` where that is not known.
     """
 

@@ -23,6 +23,8 @@ from compressor.progress import Progress
 from compressor.types.tensors import Array
 
 _DEFAULT_DOMAIN = "ai.onnx"
+_LINEAR = ("QuantizeLinear", "DequantizeLinear")
+_SIDE = ("scale", "zero point")  # what these two read beside the numbers
 # Operators that read codes: the inputs that hold them, their scale and their zero point.
 _CODED = {
     "DequantizeLinear": (0, 1, 2),
@@ -94,7 +96,7 @@ def _row(name: str, value: ir.Value, cost: int | None) -> TensorRow:
     assert tensor is not None
     shape = tuple(int(d) for d in tensor.shape.numpy())
     scheme, zero_point = _coding(value, shape)
-    zeros = count_zeros(tensor, zero_point)
+    zeros = None if scheme in _SIDE else count_zeros(tensor, zero_point)
     return TensorRow(
         name=name,
         shape=shape,
@@ -113,6 +115,8 @@ def _coding(value: ir.Value, shape: tuple[int, ...]) -> tuple[str, Array | None]
         if node.op_type == "MatMulNBits" and index == 1:
             group = node.attributes.get_int("block_size", 0)
             return f"int{node.attributes.get_int('bits', 4)}/group {group}", None
+        if node.op_type in _LINEAR and 0 < index <= len(_SIDE):
+            return _SIDE[index - 1], None
         positions = _CODED.get(node.op_type)
         if positions is None or positions[0] != index or value.dtype is None:
             continue
@@ -153,18 +157,11 @@ def _broadcast(node: ir.Node, zero: Array, shape: tuple[int, ...]) -> Array:
 
 def _zeros(model: ir.Model, rows: list[TensorRow]) -> float | None:
     """Share of zeros among the weights: floating-point numbers and codes, but no scales."""
-    side = {
-        value.name
-        for node in all_nodes(model.graph)
-        if node.op_type in ("QuantizeLinear", "DequantizeLinear")
-        for value in node.inputs[1:]
-        if value is not None
-    }
     zeros = elements = 0.0
     for row in rows:
         dtype = model.graph.initializers[row.name].dtype
         weight = row.quantization or (dtype is not None and dtype.is_floating_point())
-        if weight and row.name not in side and row.zeros is not None:
+        if weight and row.zeros is not None:
             zeros += row.zeros * prod(row.shape)
             elements += prod(row.shape)
     return zeros / elements if elements else None

@@ -51,7 +51,9 @@ def _graph(graph: GraphFacts) -> list[str]:
     ]
     if graph.producer:
         lines.append(f"written by: {graph.producer}")
-    return lines + [f"{key}: {value}" for key, value in graph.metadata.items()]
+    if graph.metadata:
+        lines.append(f"metadata: {', '.join(f'{k}={v}' for k, v in graph.metadata.items())}")
+    return lines
 
 
 def _pairs(counts: Mapping[str, int]) -> str:

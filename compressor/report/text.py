@@ -39,7 +39,7 @@ def result_table(report: Report, where: str | None = None) -> Group:
 
 def _table(report: Report) -> Table:
     table = plain_table()
-    table.add_column("model", overflow="fold")
+    table.add_column("model", no_wrap=True)
     for heading in (
         metric_name(report),
         "drop",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import ExitCode, SpecError
-from compressor.files import json_text, write_text
+from compressor.files import json_text, remove_stale_staging, write_text
 from compressor.plan import make_plan
 from compressor.progress import Progress, Silent
 from compressor.report.html import html_report
@@ -59,9 +59,10 @@ def run_spec(spec: Spec, *, fresh: bool = False, progress: Progress | None = Non
     with progress.stage("plan"):
         plan = make_plan(spec)
     store = Store(spec.output / STORE)
-    if fresh:
-        store.forget()
     with store.locked():
+        remove_stale_staging(spec.output)
+        if fresh:
+            store.forget()
         workspace = Workspace(plan, store, progress)
         report = _execute(workspace)
         _publish(workspace, report)
@@ -72,6 +73,8 @@ def run_spec(spec: Spec, *, fresh: bool = False, progress: Progress | None = Non
 
 def _execute(workspace: Workspace) -> dict[str, Any]:
     plan = workspace.plan
+    # First of all: what is wrong with the data or the metric shows before any long work.
+    evaluation = workspace.baseline_evaluation
     steps = run_passes(workspace)
     key = steps[-1].key if steps else workspace.source_key
     if not steps:
@@ -81,7 +84,6 @@ def _execute(workspace: Workspace) -> dict[str, Any]:
     artifacts = [verify(workspace, a, final, a.path.name) for a in written]
     limits = judge(plan.spec.limits, artifacts)
     checks = [c["ok"] for a in artifacts for c in a["checks"]]
-    evaluation = workspace.baseline_evaluation
     latency = baseline_latency(workspace)
     return {
         "schema": 1,

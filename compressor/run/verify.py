@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from compressor.evaluate import ratio_db
+from compressor.errors import ArtifactError
+from compressor.evaluate import check_finite, ratio_db
 from compressor.run.artifacts import Artifact
 from compressor.run.workspace import Workspace
 from compressor.store import result_key
@@ -24,12 +25,12 @@ def verify(workspace: Workspace, artifact: Artifact, final: Carrier, label: str)
     """Measure one artifact; the result is its entry in ``report.json``.
 
     Raises:
-        ArtifactError: it does not open.
+        ArtifactError: it does not open, or gives outputs of other shapes.
         DataError: it gives NaN or infinity.
     """
     key = result_key("artifact", artifact.digest)
-    evaluation = workspace.evaluated(key, lambda: artifact.exporter.open(artifact.path), f"{label}")
     measured = _measured(workspace, artifact, final, key)
+    evaluation = workspace.evaluated(key, lambda: artifact.exporter.open(artifact.path), f"{label}")
     baseline = workspace.baseline_evaluation
     metric = workspace.plan.metric
     if evaluation is None or baseline is None or metric is None:
@@ -100,7 +101,7 @@ def _measured(workspace: Workspace, artifact: Artifact, final: Carrier, key: str
         runner = artifact.exporter.open(artifact.path)
         result = {
             "runtime": runner.runtime,
-            **_fidelity(workspace, runner, final),
+            **_fidelity(workspace, artifact, runner, final),
             **_latency(workspace, runner, artifact.exporter.deployed),
         }
     with workspace.store.write(own) as (_, stored):
@@ -108,24 +109,35 @@ def _measured(workspace: Workspace, artifact: Artifact, final: Carrier, key: str
     return result
 
 
-def _fidelity(workspace: Workspace, runner: Runner, final: Carrier) -> dict[str, Any]:
-    """Compare the artifact with the model it was exported from, on one batch."""
+def _fidelity(
+    workspace: Workspace, artifact: Artifact, runner: Runner, final: Carrier
+) -> dict[str, Any]:
+    """Compare the artifact with the model it was exported from, on one batch.
+
+    Raises:
+        ArtifactError: its outputs have other shapes, so that nothing of it can be measured.
+        DataError: they are NaN or infinite.
+    """
     batch = workspace.sample(_CHECK_SAMPLES)
-    source, artifact = list(final.runner().run(batch).values()), list(runner.run(batch).values())
+    named = runner.run(batch)
+    check_finite(named, 0)
+    source, outputs = list(final.runner().run(batch).values()), list(named.values())
     baseline = list(workspace.baseline_runner.run(batch).values())
-    same_shapes = [a.shape for a in artifact] == [s.shape for s in source]
-    if not same_shapes:
-        detail = f"{[a.shape for a in artifact]} instead of {[s.shape for s in source]}"
-        checks = [{"name": "output shapes", "ok": False, "detail": detail}]
-        return {"checks": checks, "max_abs_diff": None}
-    written = _sqnr(source, artifact)
+    have, want = [list(o.shape) for o in outputs], [list(s.shape) for s in source]
+    if have != want:
+        raise ArtifactError(
+            f"artifact {artifact.path.name!r}",
+            f"gives outputs of shape {have}, the model it was exported from {want}",
+            "report it, with the spec; leave out this export until then",
+        )
+    written = _sqnr(source, outputs)
     compressed = _sqnr(baseline, source)
     needed = _FAITHFUL_DB if compressed is None else min(_FAITHFUL_DB, compressed + _MARGIN_DB)
     faithful = written is None or written >= needed
     shown = "equal" if written is None else f"{written:.1f} dB"
     difference = max(
         float(np.abs(a.astype(np.float64) - b).max(initial=0.0))
-        for a, b in zip(artifact, baseline, strict=True)
+        for a, b in zip(outputs, baseline, strict=True)
     )
     return {
         "max_abs_diff": difference,

@@ -95,7 +95,6 @@ def load_spec(path: Path, settings: Sequence[str] = ()) -> Spec:
         SpecError: anything is wrong; independent errors come together as ``SpecErrors``.
     """
     document = override(read_document(path), settings)
-    keys = validate(SpecKeys, document.value, document, ())
     folder = path.resolve().parent
     errors: list[SpecError] = []
 
@@ -108,22 +107,25 @@ def load_spec(path: Path, settings: Sequence[str] = ()) -> Spec:
             errors.append(error)
         return None
 
+    keys = attempt(validate, SpecKeys, document.value, document, ())
+    # What lies below is checked even where these are wrong: independent errors come together.
     declare = [
-        [attempt(_declaration, section, kind, i, document) for i in range(len(items))]
-        for section, kind, items in (
-            ("passes", "pass", keys.passes),
-            ("exports", "exporter", keys.exports),
-        )
+        [attempt(_declaration, section, kind, i, document) for i in _mappings(document, section)]
+        for section, kind in (("passes", "pass"), ("exports", "exporter"))
     ]
-    data = attempt(_data, keys.data, document, folder)
+    data = {
+        role: attempt(_data_entry, role, value, document, folder)
+        for role, value in _data_values(document).items()
+    }
+    if keys is None:
+        raise _together(errors)
     checkpoint = attempt(_path, keys.model.checkpoint, folder, ("model", "checkpoint"), document)
     onnx = attempt(_path, keys.model.onnx, folder, ("model", "onnx"), document)
     output = attempt(_path, keys.output or f"out/{keys.name}", folder, ("output",), document)
     if errors:
-        raise errors[0] if len(errors) == 1 else SpecErrors(errors)
+        raise _together(errors)
     passes = tuple(p for p in declare[0] if isinstance(p, Pass))
     exports = tuple(e for e in declare[1] if isinstance(e, Exporter))
-    assert data is not None
     assert output is not None
     return Spec(
         document=document,
@@ -132,7 +134,7 @@ def load_spec(path: Path, settings: Sequence[str] = ()) -> Spec:
         model=keys.model,
         checkpoint=checkpoint,
         onnx=onnx,
-        data=data,
+        data={role: entry for role, entry in data.items() if entry is not None},
         metric=keys.metric,
         passes=passes,
         exports=exports,
@@ -140,6 +142,17 @@ def load_spec(path: Path, settings: Sequence[str] = ()) -> Spec:
         output=output,
         resolved=_resolved(keys, passes, exports),
     )
+
+
+def _together(errors: Sequence[SpecError]) -> SpecError:
+    return errors[0] if len(errors) == 1 else SpecErrors(list(errors))
+
+
+def _mappings(document: Document, section: str) -> list[int]:
+    """Return the indices of a list's entries that are mappings, as they should all be."""
+    value = document.value.get(section)
+    items = value if isinstance(value, list) else []
+    return [index for index, item in enumerate(items) if isinstance(item, dict)]
 
 
 def _declaration(section: str, kind: catalog.Kind, index: int, document: Document) -> Any:
@@ -162,13 +175,11 @@ def _declaration(section: str, kind: catalog.Kind, index: int, document: Documen
     return validate(cls, value, document, path)
 
 
-def _data(section: DataSection, document: Document, folder: Path) -> dict[str, DataEntry]:
-    found: dict[str, DataEntry] = {}
-    for role in ("calibration", "evaluation", "training"):
-        value = getattr(section, role)
-        if value is not None:
-            found[role] = _data_entry(role, value, document, folder)
-    return found
+def _data_values(document: Document) -> dict[str, dict[str, Any]]:
+    """Return the mappings below ``data`` by role."""
+    section = document.value.get("data")
+    values = section if isinstance(section, dict) else {}
+    return {r: values[r] for r in DataSection.model_fields if isinstance(values.get(r), dict)}
 
 
 def _data_entry(role: str, value: dict[str, Any], document: Document, folder: Path) -> DataEntry:
@@ -177,7 +188,7 @@ def _data_entry(role: str, value: dict[str, Any], document: Document, folder: Pa
     given = [k for k in kinds if k in value]
     if len(given) != 1:
         what = f"names {listed(given)} together" if given else "names no source"
-        unknown = [k for k in value if k not in _aliases(DataKeys)]
+        unknown = [k for k in value if k not in (*kinds, *_aliases(DataKeys))]
         hint = suggestion(unknown[0], kinds) if unknown else f"give one of {', '.join(kinds)}"
         raise SpecError(dotted(path), what, hint, where=document.where(path))
     kind = given[0]
@@ -218,13 +229,14 @@ def _refuse_unknown(
     own: Mapping[str, Any], known: Sequence[str], document: Document, path: KeyPath
 ) -> None:
     hidden = {"path", "fields"}
+    shown = [k for k in dict.fromkeys(known) if k not in hidden]
     for key in own:
-        if key not in known or key in hidden:
+        if key not in shown:
             here = (*path, key)
             raise SpecError(
                 dotted(here),
                 "is not a known key",
-                suggestion(key, [k for k in known if k not in hidden]),
+                suggestion(key, shown),
                 where=document.where(here),
             )
 

@@ -29,7 +29,13 @@ def spec_schema() -> Schema:
         SpecError: a third party's entry cannot be loaded.
     """
     passes, exporters, sources = (_classes(k) for k in ("pass", "exporter", "source"))
-    declared = [SpecKeys, DataKeys, *passes.values(), *exporters.values(), *sources.values()]
+    declared: list[type[Options]] = [
+        SpecKeys,
+        DataKeys,
+        *passes.values(),
+        *exporters.values(),
+        *sources.values(),
+    ]
     schemas, definitions = _schemas(declared)
     definitions.update(_tagged("pass", {n: schemas[c] for n, c in passes.items()}))
     definitions.update(_tagged("format", {n: schemas[c] for n, c in exporters.items()}))

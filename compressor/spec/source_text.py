@@ -52,7 +52,7 @@ def read_document(path: Path) -> Document:
     subject = f"spec {str(path)!r}"
     try:
         text = path.read_text(encoding="utf-8")
-    except (FileNotFoundError, IsADirectoryError) as error:
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         raise SpecError(
             subject, "does not exist", "give the path of a YAML file; compress init writes one"
         ) from error
@@ -63,9 +63,10 @@ def read_document(path: Path) -> Document:
     except MarkedYAMLError as error:
         mark = error.problem_mark
         line = mark.line + 1 if mark is not None else 1
+        problem = str(error.problem).strip()
         raise SpecError(
             "YAML",
-            str(error.problem).strip(),
+            f"{error.context}, {problem}" if problem.startswith("but ") else problem,
             "check indentation, brackets and quotes",
             where=f"{path}:{line}",
         ) from error
@@ -110,7 +111,9 @@ def _assign(value: Any, parts: Sequence[str | int], new: Any, setting: str) -> N
             if last:
                 value[str(part)] = new
                 return
-            value = value.setdefault(str(part), {})
+            if value.get(str(part)) is None:  # absent, or a key with nothing after it
+                value[str(part)] = {}
+            value = value[str(part)]
         else:
             what = ".".join(str(p) for p in parts[: depth + 1])
             raise SpecError(f"--set {setting}", f"{what} does not exist", "lists count from 0")
@@ -128,14 +131,16 @@ def _plain(node: Any, path: KeyPath, lines: dict[KeyPath, int]) -> Any:
         made: dict[str, Any] = {}
         for key, child in node.items():
             here = (*path, str(key))
-            lines[here] = node.lc.key(key)[0] + 1 if key in node.lc.data else 1
+            if key in (node.lc.data or ()):  # not where it came with a merge key
+                lines[here] = node.lc.key(key)[0] + 1
             made[str(key)] = _plain(child, here, lines)
         return made
     if isinstance(node, CommentedSeq):
         items = []
         for index, child in enumerate(node):
             here = (*path, index)
-            lines[here] = node.lc.item(index)[0] + 1 if index in node.lc.data else 1
+            if index in (node.lc.data or ()):  # not behind a tag
+                lines[here] = node.lc.item(index)[0] + 1
             items.append(_plain(child, here, lines))
         return items
     if isinstance(node, ScalarBoolean):

@@ -56,23 +56,30 @@ def problems(
     """Translate pydantic's errors."""
     found: dict[KeyPath, SpecError] = {}
     for detail in error.errors(include_url=False):
-        path = _real_path(detail["loc"], value)
-        if path in found:  # the branches of a union each complain: one cause, one message
-            continue
-        found[path] = _translate(detail, path, cls, document, base)
-    errors = list(found.values())
+        path = _real_path(detail["loc"], value, absent=detail["type"] == "missing")
+        if path not in found:  # the branches of a union each complain: one cause, one message
+            found[path] = _translate(detail, path, cls, document, base)
+    # What is wrong inside a value makes the value wrong too: a list too short, no branch to take.
+    inner = [p for p in found if not any(q != p and q[: len(p)] == p for q in found)]
+    errors = [found[p] for p in inner]
     return errors[0] if len(errors) == 1 else SpecErrors(errors)
 
 
-def _real_path(loc: tuple[int | str, ...], value: Any) -> KeyPath:
-    """Drop the parts of a location that name a union's branch and not a key."""
+def _real_path(loc: tuple[int | str, ...], value: Any, *, absent: bool) -> KeyPath:
+    """Drop the parts of a location that name a union's branch and not a key.
+
+    Args:
+        loc: pydantic's location of an error in ``value``.
+        value: what was validated.
+        absent: the location's last part is a key that is missing.
+    """
     path: list[str | int] = []
     for index, part in enumerate(loc):
         last = index == len(loc) - 1
         if isinstance(value, Mapping) and isinstance(part, str):
             if part in value:
                 value = value[part]
-            elif not last:
+            elif not (last and absent):
                 continue
         elif isinstance(value, list) and isinstance(part, int) and part < len(value):
             value = value[part]
@@ -100,6 +107,8 @@ def _translate(
     context = detail.get("ctx", {})
     if kind == "literal_error":
         remedy = f"use {context.get('expected', 'another value')}"
+    elif kind == "too_short":
+        remedy = f"give at least {context.get('min_length', 1)}"
     else:
         remedy = detail["msg"][:1].lower() + detail["msg"][1:]
         remedy = remedy.removeprefix("value error, ").replace("input should be", "it must be")

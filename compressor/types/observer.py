@@ -22,6 +22,34 @@ class Range:
     high: float
 
 
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """First and second moment of the vectors that a layer multiplies its weights with.
+
+    Attributes:
+        second: ``Σ x xᵀ``, float32 ``[groups, columns, columns]``.
+        first: ``Σ x``, float32 ``[groups, columns]``.
+        rows: how many vectors were summed.
+    """
+
+    second: torch.Tensor
+    first: torch.Tensor
+    rows: int
+
+
+@dataclass(frozen=True)
+class ChannelGrid:
+    """Channels whose values are ``offset + k * step`` for whole ``k`` from 0 to 255.
+
+    Attributes:
+        step: one a channel.
+        offset: the value at ``k = 0``, one a channel.
+    """
+
+    step: tuple[float, ...]
+    offset: tuple[float, ...]
+
+
 class Observer(Options, ABC, Generic[StateT, ResultT]):
     """A statistic gathered in one pass, in memory that does not depend on the number of samples.
 

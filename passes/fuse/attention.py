@@ -1,10 +1,11 @@
-"""Bring attention into the order that runtimes recognise whole.
+"""Bring attention into the form that runtimes recognise.
 
-ONNX Runtime's transformer fusions and TensorRT's multi-head attention look for
-``MatMul(Q, K') -> scale -> mask -> Softmax -> MatMul(V)``. PyTorch lowers the scale as
-``sqrt(s) * Q`` and ``sqrt(s) * K'`` instead, which besides puts two multiplications between the
-projections and a product that quantization wants to feed directly. The operator ``Attention``
-exists from opset 23 on only, and no private domain is used, so the standard operators stay.
+``MatMul(scale Q, K') -> mask -> Softmax -> MatMul(V)``, of standard operators: the operator
+``Attention`` exists from opset 23 on only, and no private domain is used. TensorRT wants the
+scale on Q or K before the first product, or its root on both (NVIDIA, TensorRT documentation,
+Fused Attention). ONNX Runtime fuses it into the product from either side (its MatMulScaleFusion).
+PyTorch lowers it as ``sqrt(s) Q`` and ``sqrt(s) K'``; one multiplication does the same. A scale
+behind the product is left there: ONNX Runtime's fusion of BERT's attention looks for it.
 """
 
 from __future__ import annotations
@@ -15,27 +16,22 @@ from compressor.graph.values import is_op
 from passes.fuse.draft import Draft
 from passes.fuse.edit import private_maker, put, replace, same_dim, scalar, sole_reader
 
-_WIDE = (ir.DataType.FLOAT, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
-"""Types in which the product cannot overflow before it is scaled."""
-
 _BETWEEN = ("Add", "Sub", "Mul", "Div", "Where", "Cast")
 
 
-def scale_after_product(node: ir.Node, draft: Draft) -> bool:
-    """Replace ``MatMul(a Q, b K)`` before a Softmax by ``a b MatMul(Q, K)``."""
-    if not is_op(node, "MatMul") or node.outputs[0].dtype not in _WIDE:
+def scale_queries(node: ir.Node, draft: Draft) -> bool:
+    """Replace ``MatMul(a Q, b K')`` before a Softmax by ``MatMul((a b) Q, K')``."""
+    if not is_op(node, "MatMul") or not _feeds_softmax(node):
         return False
-    if not _feeds_softmax(node):
+    queries, keys = node.inputs
+    (left, first), (right, second) = _unscaled(queries, node), _unscaled(keys, node)
+    if left is queries or right is keys or queries is None or queries.dtype is None:
         return False
-    (left, first), (right, second) = (_unscaled(value, node) for value in node.inputs)
-    if left is node.inputs[0] and right is node.inputs[1]:
-        return False
-    output = node.outputs[0]
-    product = put(node, "MatMul", [left, right])
-    product.outputs[0].shape = output.shape
-    product.outputs[0].name = f"{output.name}_product"
-    factor = draft.constant(first * second, output.dtype or _WIDE[0], f"{output.name}/scale")
-    replace(node, "Mul", [product.outputs[0], factor])
+    factor = draft.constant(first * second, queries.dtype, f"{node.outputs[0].name}/scale")
+    scaled = put(node, "Mul", [left, factor])
+    scaled.outputs[0].type, scaled.outputs[0].shape = queries.type, queries.shape
+    scaled.outputs[0].name = f"{queries.name}_scaled"
+    replace(node, "MatMul", [scaled.outputs[0], right])
     return True
 
 

@@ -1,20 +1,19 @@
 """The passes and rewrite rules of onnx-ir and onnxscript that this pass uses.
 
-Not used, and why (onnxscript 0.7):
+Not used, and why (onnxscript 0.7, onnx-ir 1.1):
 
-- batch-norm into Conv and Gemm: computes in float32, names biases ``..._bias``.
+- batch-norm into Conv and Gemm: computes in float32 and names biases ``..._bias``.
 - ``x + 0``, ``x * 1``: compare with an absolute tolerance of 1e-8 and so remove ``+ 1e-12``.
-- Clip and Min/Max merging: names new constants after the input, so two branches overwrite each
-  other's bounds.
-- two Slices into a Split: may insert the Split behind readers of its first output.
-- MatMul without Reshapes, Expand before broadcasting: take unknown lengths for equal ones.
-- ``auto_pad`` into pads: ignores dilations.
+- merging of Clip, Min and Max: names new constants after the input, so two branches of one value
+  replace each other's bounds and the model is invalid.
+- Expand before broadcasting: takes unknown lengths for equal ones.
 - MatMul and Add into Gemm: takes any second operand for a bias.
+- Identity elimination: gives two outputs one name where one is an alias of the other, and lets
+  branches return outer values, which ONNX Runtime refuses. Constant folding does it well.
+- deduplication of initializers: merges parameters that happen to be equal.
+- layer normalization: sees one order of operands, only with a scale.
 - GELU, attention: write operators of private domains.
-- layer normalization: accepts any shape of scale.
-- Identity elimination (onnx-ir): drops the name of an output that is an alias of another, and
-  lets branches return outer values, which ONNX Runtime refuses. Constant folding does it well.
-- deduplication of initializers (onnx-ir): merges parameters that happen to be equal.
+- MatMul without Reshapes: static shapes only; Slices into Split, ``auto_pad`` into pads: no need.
 """
 
 from __future__ import annotations

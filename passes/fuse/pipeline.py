@@ -13,7 +13,7 @@ from compressor.graph.values import all_nodes
 from passes.fuse import library
 from passes.fuse.absorb import fold_affine, fold_batch_norm
 from passes.fuse.activations import drop_neutral, gelu, merge_clips
-from passes.fuse.attention import scale_after_product, separate_heads
+from passes.fuse.attention import scale_queries, separate_heads
 from passes.fuse.draft import Draft, Rule
 from passes.fuse.gemm import matmul_to_gemm
 from passes.fuse.normalization import layer_norm
@@ -49,7 +49,7 @@ _PATTERNS: tuple[Rule, ...] = (
     layer_norm,
     mean_to_pool,
     separate_heads,
-    scale_after_product,
+    scale_queries,
     merge_clips,
 )
 

@@ -14,15 +14,24 @@ from compressor.types.tensors import Array
 _MOST = 2.0**30  # codes of a bias stay below, so that the accumulator does not overflow
 
 
-def least_weight_scale(bias: Array, input_scale: float) -> torch.Tensor:
-    """Return for each channel the least weight scale at which the bias fits int32, ``[rows, 1]``.
+def least_weight_scale(bias: ir.Value, input_scale: float) -> Callable[[], torch.Tensor]:
+    """Return a function giving each row's least weight scale at which the bias fits int32.
 
     Args:
-        bias: ``[rows]``.
+        bias: a float initializer ``[rows]``.
         input_scale: scale of the layer's input.
+
+    Returns:
+        A function that returns ``[rows, 1]``.
     """
-    least = np.abs(bias.astype(np.float64)) / (input_scale * _MOST)
-    return torch.from_numpy(least.astype(np.float32))[:, None]
+    tensor = bias.const_value
+    assert tensor is not None
+
+    def least() -> torch.Tensor:
+        size = np.abs(tensor.numpy().astype(np.float64)) / (input_scale * _MOST)
+        return torch.from_numpy(size.astype(np.float32))[:, None]
+
+    return least
 
 
 def attach_bias_codes(

@@ -209,7 +209,7 @@ class Cast(Pass):
             )
             if counted:
                 listed = ", ".join(f"{n} {op} ({why})" for (op, why), n in counted.most_common(6))
-                notes.append(f"{sum(counted.values())} operators stay in float32: {listed}")
+                notes.append(f"operators that stay in float32: {listed}")
             if "ort-cpu" in context.targets:
                 notes.append(
                     "ONNX Runtime's CPU provider computes most float16 operators in float32: "

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx_ir as ir
 
@@ -32,6 +34,27 @@ def unfit(layer: Layer, node: ir.Node, *, convolutions: bool) -> str:
     return ""
 
 
+class _Chain:
+    """Nodes that follow one another, named after the value that they lead to."""
+
+    def __init__(self, editor: Editor, name: str):
+        self._editor = editor
+        self._name = name
+        self.nodes: list[ir.Node] = []
+
+    def add(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        suffix: str,
+        dtype: ir.DataType | None = ir.DataType.FLOAT,
+        attributes: Attributes | None = None,
+    ) -> ir.Value:
+        made = self._editor.node(op_type, inputs, self._name + suffix, dtype, attributes)
+        self.nodes.append(made)
+        return made.outputs[0]
+
+
 class DynamicWriter:
     """Replaces nodes by their dynamically quantized form.
 
@@ -44,7 +67,7 @@ class DynamicWriter:
     def __init__(self, editor: Editor):
         self._editor = editor
         self._quantized: dict[tuple[int, int], list[ir.Value]] = {}
-        self._columns: dict[int, ir.Value] = {}
+        self._shapes: dict[int, ir.Value] = {}
 
     def replace(self, node: ir.Node, layer: Layer, codes: Codes) -> None:
         """Replace a ``MatMul``, ``Gemm`` or ``Conv``; its output keeps its name.
@@ -54,50 +77,46 @@ class DynamicWriter:
             layer: the layer as this node reads it.
             codes: its weight.
         """
-        graph, source = node.graph, node.inputs[0]
+        graph, source, output = node.graph, node.inputs[0], node.outputs[0]
         assert graph is not None
         assert source is not None
-        output = node.outputs[0]
-        name = output.name or ""
         activation, scale, zero = self._activation(graph, node, source)
-        added: list[ir.Node] = []
-
-        def add(
-            op_type: str,
-            inputs: list[ir.Value | None],
-            suffix: str,
-            attributes: Attributes | None = None,
-            dtype: ir.DataType = ir.DataType.FLOAT,
-        ) -> ir.Value:
-            made = self._editor.node(op_type, inputs, name + suffix, dtype, attributes)
-            added.append(made)
-            return made.outputs[0]
-
-        weight, weight_scale = codes.codes, codes.scale
-        if layer.kind == "Conv":
-            if codes.scheme.granularity == "channel":
-                form = self._column(len(layer.shape) - 2)
-                weight_scale = add("Reshape", [weight_scale, form], "_weight_scale")
-        elif not layer.transposed:
-            kind = codes.codes.dtype or ir.DataType.INT8
-            weight = add("Transpose", [weight], "_weight", {"perm": [1, 0]}, kind)
-        integers = add(
-            "ConvInteger" if layer.kind == "Conv" else "MatMulInteger",
+        chain = _Chain(self._editor, output.name or "")
+        weight, weight_scale = self._weight(chain, layer, codes)
+        convolution = layer.kind == "Conv"
+        integers = chain.add(
+            "ConvInteger" if convolution else "MatMulInteger",
             [activation, weight, zero],
             "_integers",
-            _convolution(node) if layer.kind == "Conv" else None,
             ir.DataType.INT32,
+            _convolution(node) if convolution else None,
         )
         integers.shape = output.shape
-        floats = add("Cast", [integers], "_floats", {"to": ir.DataType.FLOAT})
-        both = add("Mul", [scale, weight_scale], "_scale")
-        result = add("Mul", [floats, both], "_scaled")
+        floats = chain.add("Cast", [integers], "_floats", attributes={"to": ir.DataType.FLOAT})
+        both = chain.add("Mul", [scale, weight_scale], "_scale")
+        result = chain.add("Mul", [floats, both], "_scaled")
         bias = node.inputs[2] if len(node.inputs) > 2 else None
         if bias is not None:
-            if layer.kind == "Conv":
-                bias = add("Reshape", [bias, self._column(len(layer.shape) - 2)], "_bias")
-            result = add("Add", [result, bias], "_biased")
-        ir.convenience.replace_nodes_and_values(graph, node, [node], added, [output], [result])
+            if convolution:
+                bias = chain.add("Reshape", [bias, self._channels(layer)], "_bias")
+            result = chain.add("Add", [result, bias], "_biased")
+        ir.convenience.replace_nodes_and_values(
+            graph, node, [node], chain.nodes, [output], [result]
+        )
+
+    def _weight(self, chain: _Chain, layer: Layer, codes: Codes) -> tuple[ir.Value, ir.Value]:
+        """Return the codes and their scale in the form that the integer operator wants."""
+        if layer.kind == "Conv":
+            if codes.scheme.granularity == "tensor":
+                return codes.codes, codes.scale
+            form = [codes.scale, self._channels(layer)]
+            return codes.codes, chain.add("Reshape", form, "_weight_scale")
+        if layer.transposed:
+            return codes.codes, codes.scale
+        turned = chain.add(
+            "Transpose", [codes.codes], "_weight", codes.codes.dtype, {"perm": [1, 0]}
+        )
+        return turned, codes.scale
 
     def _activation(self, graph: ir.Graph, reader: ir.Node, source: ir.Value) -> list[ir.Value]:
         """Return the codes, scale and zero point of an activation, made before its first reader."""
@@ -118,12 +137,13 @@ class DynamicWriter:
             self._quantized[key] = outputs
         return self._quantized[key]
 
-    def _column(self, axes: int) -> ir.Value:
-        """Return the constant ``[-1, 1, ..]`` that sets channels before ``axes`` spatial axes."""
-        if axes not in self._columns:
+    def _channels(self, layer: Layer) -> ir.Value:
+        """Return the shape ``[-1, 1, ..]`` that lays a vector along a convolution's channels."""
+        axes = len(layer.shape) - 2
+        if axes not in self._shapes:
             shape = np.array([-1] + [1] * axes, np.int64)
-            self._columns[axes] = self._editor.constant(f"channels_{axes}d", shape)
-        return self._columns[axes]
+            self._shapes[axes] = self._editor.constant(f"channels_{axes}d", shape)
+        return self._shapes[axes]
 
 
 def _convolution(node: ir.Node) -> Attributes:

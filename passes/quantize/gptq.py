@@ -14,7 +14,8 @@ from torch import Tensor
 from compressor.types.quantized import QuantizedTensor, Scheme
 from passes.quantize.affine import quantize
 
-_BLOCK = 64  # columns between updates of all columns that are yet to come
+_BLOCK = 128  # columns between updates of all columns that are yet to come
+_SERIAL = 32768  # elements up to which torch does not start threads, which cost more than work
 _RETRIES = (1.0, 10.0, 100.0)  # factors on the damping
 
 
@@ -125,28 +126,34 @@ def _compensated(
 ) -> Tensor:
     """Round column by column; all tensors but ``factor`` are ``[columns, rows]``.
 
-    Within a block each column takes up the errors of the earlier ones when its turn comes; columns
-    after the block take up the whole block's errors in one product.
+    A column's error is passed on at once to the columns of its own small block, and by one product
+    to a larger block and to all others when a block is done (section 4, lazy batch updates).
     """
+    width = min(max(_SERIAL // max(weights.shape[1], 1), 8), _BLOCK)
     left = weights.to(torch.float32, copy=True).contiguous()
     codes = torch.empty_like(left)
-    errors = torch.zeros_like(left[:_BLOCK])
+    errors = torch.empty_like(left[:_BLOCK])
     zeros = zeros if bool(zeros.any()) else torch.zeros(()).expand(len(left))
     pivots = factor.diagonal().reciprocal().tolist()
     # Lists of rows: taking a row out of a tensor costs as much as the arithmetic on it.
-    rows = zip(left.unbind(), codes.unbind(), steps.unbind(), zeros.unbind(), pivots, strict=True)
+    columns = list(zip(left.unbind(), codes.unbind(), steps.unbind(), zeros.unbind(), strict=True))
     for start in range(0, len(left), _BLOCK):
         end = min(start + _BLOCK, len(left))
-        block = errors[: end - start]
-        # Row i: what column i takes from each earlier column of the block, and from no other.
-        shares = factor[start:end, start:end].T.tril(-1).unbind()
-        for share, error in zip(shares, block.unbind(), strict=True):
-            weight, code, step, zero, pivot = next(rows)
-            weight = torch.addmv(weight, block.T, share, alpha=-1)
-            torch.div(weight, step, out=code)
-            code.round_().add_(zero).clamp_(scheme.low, scheme.high)
-            torch.sub(code, zero, out=error)
-            torch.addcmul(weight, error, step, value=-1, out=error).mul_(pivot)
+        for small in range(start, end, width):
+            stop = min(small + width, end)
+            shares = factor[small:stop, small:stop, None]
+            for column in range(small, stop):
+                weight, code, step, zero = columns[column]
+                error = errors[column - start]
+                torch.div(weight, step, out=code)
+                code.round_().add_(zero).clamp_(scheme.low, scheme.high)
+                torch.sub(code, zero, out=error)
+                torch.addcmul(weight, error, step, value=-1, out=error).mul_(pivots[column])
+                own = column - small
+                left[column + 1 : stop].addcmul_(shares[own, own + 1 :], error, value=-1)
+            if stop < end:
+                done = errors[small - start : stop - start]
+                left[stop:end].addmm_(factor[small:stop, stop:end].T, done, alpha=-1)
         if end < len(left):
-            left[end:].addmm_(factor[start:end, end:].T, block, alpha=-1)
+            left[end:].addmm_(factor[start:end, end:].T, errors[: end - start], alpha=-1)
     return codes

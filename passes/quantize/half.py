@@ -75,7 +75,7 @@ class _Rewrite:
             if value.is_initializer():
                 _narrow(value, _HALF)
             else:
-                value.dtype = _HALF
+                value.type = ir.TensorType(_HALF)
         for node in self._half_nodes:
             if is_op(node, "Cast"):
                 node.attributes["to"] = ir.AttrInt64("to", _HALF.value)
@@ -102,7 +102,9 @@ class _Rewrite:
         if not uses and not leaves:
             return
         name = value.name or ""
-        cast = self._editor.node("Cast", [value], name + _SUFFIX[other], other, {"to": other})
+        cast = self._editor.node(
+            "Cast", [_origin(value, other)], name + _SUFFIX[other], other, {"to": other}
+        )
         result = cast.outputs[0]
         result.shape = value.shape
         insert(cast)
@@ -115,6 +117,15 @@ class _Rewrite:
                     self._graph.outputs[index] = result
 
 
+def _origin(value: ir.Value, wanted: ir.DataType) -> ir.Value:
+    """Return what a value was cast from, if that can be cast to float16 as well."""
+    before = value.producer()
+    if wanted != _HALF or before is None or not is_op(before, "Cast"):
+        return value
+    source = before.inputs[0]
+    return value if source is None or source.dtype is None else source
+
+
 def _narrow(value: ir.Value, dtype: ir.DataType) -> None:
     """Store an initializer in another type; it is converted whenever somebody reads it."""
     tensor = value.const_value
@@ -123,7 +134,7 @@ def _narrow(value: ir.Value, dtype: ir.DataType) -> None:
     value.const_value = ir.LazyTensor(
         convert, dtype, ir.Shape(tensor.shape.numpy()), name=value.name
     )
-    value.dtype = dtype
+    value.type = ir.TensorType(dtype)  # a new one: clones of a graph share their types
 
 
 def _converted(

@@ -75,6 +75,10 @@ class FloatIslands:
         bound = bound_outputs(node.op_type, self._opset, self._float_positions(node), count)
         return [node.outputs[i] for i in bound if self.is_float(node.outputs[i])]
 
+    def _is_real(self, value: ir.Value) -> bool:
+        kind = self.types.get(value)
+        return kind is None or kind.is_floating_point()
+
     def _float_positions(self, node: ir.Node) -> list[int]:
         return [i for i, value in enumerate(node.inputs) if self.is_float(value)]
 
@@ -131,7 +135,7 @@ class FloatIslands:
                 continue
             if not any(self.is_float(v) for v in node.outputs) or layer_of(node) is not None:
                 continue
-            if all(v in constants or v in places for v in given if self.is_float(v)):
+            if all(v in constants or v in places for v in given if self._is_real(v)):
                 places.update(node.outputs)
                 self._keep(node, PLACE)
 
@@ -151,15 +155,16 @@ class FloatIslands:
                 self._keep(node, f"{'its weight' if own else 'a constant'} {problem}")
                 if layer is None and "above" in problem:
                     large.append(node)
-        while large:
-            node = large.pop()
+        passed = set(large)
+        for node in large:
             if node.op_type in BOUNDED or node.op_type not in FOLLOWERS:
                 continue
-            for value in node.outputs:
-                for reader in self._float_readers(value):
-                    if reader not in self.reasons:
-                        self._keep(reader, "it may receive values above float16's")
-                        large.append(reader)
+            readers = (reader for value in node.outputs for reader in self._float_readers(value))
+            for reader in readers:
+                if reader not in passed:
+                    self._keep(reader, "it may receive values above float16's")
+                    passed.add(reader)
+                    large.append(reader)
 
     def _float_readers(self, value: ir.Value) -> list[ir.Node]:
         """Nodes of the main graph that compute with a value, transposes of it included."""
@@ -231,6 +236,8 @@ def is_transparent(node: ir.Node) -> bool:
 def value_types(model: ir.Model) -> dict[ir.Value, ir.DataType]:
     """Return the element types of the main graph's tensors; inferred where none is noted."""
     inferred = model.clone()
+    for value in inferred.graph.initializers.values():
+        value.const_value = None  # inference would read small ones, and so compute lazy ones
     common.ShapeInferencePass(check_type=False, strict_mode=False)(inferred)
     found: dict[ir.Value, ir.DataType] = {}
     for value in (*model.graph.inputs, *model.graph.initializers.values()):

@@ -20,13 +20,15 @@ PLACE = "computes places, not signals"
 _CHOICE = "equal values would choose another index"
 CODES = "works with integer codes"
 _TYPED = "an attribute sets its type"
+_LIST = "works with a sequence of tensors"
 
 ISLANDS: Mapping[str, str] = {
+    "AffineGrid": PLACE,
     "ArgMax": _CHOICE,
     "ArgMin": _CHOICE,
-    "AffineGrid": PLACE,
     "Bernoulli": _TYPED,
     "CastLike": _TYPED,
+    "ConcatFromSequence": _LIST,
     "Cos": _ANGLE,
     "Cosh": _WIDE,
     "CumSum": _SUM,
@@ -50,6 +52,8 @@ ISLANDS: Mapping[str, str] = {
     "Multinomial": _TYPED,
     "NegativeLogLikelihoodLoss": _SUM,
     "NonMaxSuppression": PLACE,
+    "Optional": _LIST,
+    "OptionalGetElement": _LIST,
     "Pow": _WIDE,
     "QuantizeLinear": CODES,
     "RandomNormal": _TYPED,
@@ -69,10 +73,16 @@ ISLANDS: Mapping[str, str] = {
     "Resize": PLACE,
     "RoiAlign": PLACE,
     "STFT": _SUM,
+    "SequenceAt": _LIST,
+    "SequenceConstruct": _LIST,
+    "SequenceEmpty": _LIST,
+    "SequenceErase": _LIST,
+    "SequenceInsert": _LIST,
     "Sin": _ANGLE,
     "Sinh": _WIDE,
     "Softmax": _SUM,
     "SoftmaxCrossEntropyLoss": _SUM,
+    "SplitToSequence": _LIST,
     "Sqrt": _WIDE,
     "Tan": _ANGLE,
     "TopK": _CHOICE,

@@ -21,11 +21,15 @@ class ActivationCode:
         scale: step between codes.
         zero_point: code of zero.
         dtype: type of the codes.
+        limits: for codes narrower than their type: least and greatest value that is represented.
+            Runtimes have kernels for 8-bit activations only, so 4-bit ones are clipped to 16
+            values and kept in bytes.
     """
 
     scale: float
     zero_point: int
     dtype: ir.DataType
+    limits: tuple[float, float] | None = None
 
 
 def insert_activation_codes(
@@ -53,12 +57,23 @@ def _quantize_value(
     name = value.name or ""
     scale = _constant(graph, f"{name}_scale", np.asarray(code.scale, np.float32), None)
     zero = _constant(graph, f"{name}_zero_point", np.asarray(code.zero_point), code.dtype)
-    quantized = _node("QuantizeLinear", [value, scale, zero], f"{name}_codes", code.dtype, value)
+    added = []
+    source = value
+    if code.limits is not None:
+        ends = [
+            _constant(graph, f"{name}_{end}", np.asarray(limit, np.float32), None)
+            for end, limit in zip(("low", "high"), code.limits, strict=True)
+        ]
+        clip = _node("Clip", [value, *ends], f"{name}_clipped", ir.DataType.FLOAT, value)
+        added.append(clip)
+        source = clip.outputs[0]
+    quantized = _node("QuantizeLinear", [source, scale, zero], f"{name}_codes", code.dtype, value)
+    added.append(quantized)
     producer = value.producer()
     if producer is None:
-        graph.insert_before(graph[0], quantized)
+        graph.insert_before(graph[0], added)
     else:
-        graph.insert_after(producer, quantized)
+        graph.insert_after(producer, added)
     _read_codes(graph, quantized.outputs[0], (scale, zero), uses, carried)
     if value.is_graph_output():
         _replace_output(graph, value, quantized.outputs[0], (scale, zero))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from typing import Any, ClassVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -17,7 +16,7 @@ from compressor.graph.values import constant_of, value_by_name
 from compressor.names import resolve_rules
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer
-from compressor.types.observer import Range, Request
+from compressor.types.observer import Moments, Range, Request
 from compressor.types.passes import (
     LayerOutcome,
     LayerPlan,
@@ -27,27 +26,17 @@ from compressor.types.passes import (
     Survey,
 )
 from compressor.types.quantized import QuantizedTensor, Scheme
-from passes.quantize.affine import (
-    absmax_parameters,
-    activation_parameters,
-    mse_parameters,
-    quantize,
-    sqnr_db,
-)
+from passes.quantize.affine import activation_parameters, sqnr_db
 from passes.quantize.bias import attach_bias_codes, least_weight_scale
-from passes.quantize.gptq import gptq
+from passes.quantize.pixels import PixelInput, level_moments, pixel_inputs, read_pixels
 from passes.quantize.placement import Placement, activation_input, place
 from passes.quantize.profiles import Profile, profile_for
 from passes.quantize.qdq import ActivationCode, insert_activation_codes
 from passes.quantize.static_options import ActivationOptions, StaticRule, WeightOptions
+from passes.quantize.static_weights import WeightJob
 from passes.quantize.weights import attach_codes, write_out_zero_point
 
-_DTYPES = {
-    (8, True): ir.DataType.INT8,
-    (8, False): ir.DataType.UINT8,
-    (4, True): ir.DataType.INT4,
-    (4, False): ir.DataType.UINT4,
-}
+_Pair: TypeAlias = tuple[Callable[[], torch.Tensor], Callable[[], QuantizedTensor]]
 _MOST_COLUMNS = 5000  # a second moment of more columns takes over 100 MB
 
 
@@ -89,7 +78,8 @@ class QuantizeStatic(Pass):
                 f"finds no layer to quantize among {len(carrier.layers())}",
                 "look at the rules; layers inside If and Loop stay in floating point",
             )
-        shown = str(_DTYPES[self.activations.bits, self._symmetric(profile)]).lower()
+        sign = "int" if self._symmetric(profile) else "uint"
+        shown = f"{sign}{self.activations.bits}"
         rows = [
             LayerPlan(layer.name, f"{schemes[layer.name]} x {shown}")
             if layer.name in placed
@@ -110,11 +100,10 @@ class QuantizeStatic(Pass):
         outcomes = []
         for layer in carrier.layers():
             if layer.name in weights:
-                before = layer.canonical(carrier.weight(layer)).to(torch.float32)
-                after = weights[layer.name]()
-                outcomes.append(
-                    LayerOutcome(layer.name, str(after.scheme), sqnr_db(before, after.dequantize()))
-                )
+                before, quantized = weights[layer.name]
+                after = quantized()
+                loss = sqnr_db(before(), after.dequantize())
+                outcomes.append(LayerOutcome(layer.name, str(after.scheme), loss))
         return Outcome(carrier.with_graph(graph), tuple(outcomes))
 
     def preview(
@@ -125,64 +114,81 @@ class QuantizeStatic(Pass):
 
     def _quantized(
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
-    ) -> tuple[ir.Model, dict[str, Callable[[], QuantizedTensor]]]:
+    ) -> tuple[ir.Model, dict[str, _Pair]]:
+        """Return the quantized graph, and each weight before and after, computed when asked."""
         model = carrier.graph().clone()
         profile = profile_for(context.targets)
         schemes, _ = self._schemes(carrier.layers(), model, profile)
+        moments = self._moments(model, schemes, statistics)
+        codes = self._pixel_codes(model, profile, schemes, statistics, moments)
         placement = place(model, profile, schemes)
-        codes = {
-            name: self._activation_code(
-                statistics[self._range_request(name, placement, profile).key], profile
-            )
-            for name in placement.values
-        }
+        for name in placement.values:
+            if name not in codes:
+                request = self._range_request(name, placement, profile)
+                codes[name] = self._activation_code(statistics[request.key], profile)
+        jobs: dict[str, WeightJob] = {}
+        makers: dict[str, Callable[[], QuantizedTensor]] = {}
         roots = _roots(model, placement)
-        weights: dict[str, Callable[[], QuantizedTensor]] = {}
         nodes = {layer.name: node for layer, node in layers_with_nodes(model)}
         for layer, value in placement.layers:
-            if layer.name in weights:
+            if layer.name in jobs:
                 continue
             node = nodes[layer.name]
             bias = _own_bias(node) if profile.integer_bias else None
             input_scale = codes[roots[value]].scale
-            request = self._moment_request(layer, node)
-            moment = None if request is None else statistics[request.key]
-            make = self._weight(carrier, layer, schemes[layer.name], (moment, bias, input_scale))
-            weights[layer.name] = make
+            jobs[layer.name] = WeightJob(
+                layer,
+                schemes[layer.name],
+                _reader(model.graph.initializers[layer.weight]),
+                moments.get(layer.name),
+                None if bias is None else least_weight_scale(bias, input_scale),
+            )
+            make = makers[layer.name] = jobs[layer.name].maker(self.weights)
             stored = attach_codes(model, layer, schemes[layer.name], make)
             if layer.kind in profile.explicit_zero and stored.zero_point is None:
                 write_out_zero_point(model.graph, stored)
             if bias is not None:
-                value_codes = attach_bias_codes(model.graph, bias, input_scale, make)
-                node.replace_input_with(2, value_codes)
+                node.replace_input_with(2, attach_bias_codes(model.graph, bias, input_scale, make))
         insert_activation_codes(model, placement, codes)
-        return model, weights
+        return model, {name: (job.matrix, makers[name]) for name, job in jobs.items()}
 
-    def _weight(
+    def _moments(
+        self, model: ir.Model, chosen: Collection[str], statistics: Mapping[str, Any]
+    ) -> dict[str, Moments]:
+        """Return the moments of the chosen layers' inputs, where they were asked for."""
+        found: dict[str, Moments] = {}
+        for layer, node in layers_with_nodes(model):
+            request = self._moment_request(layer, node) if layer.name in chosen else None
+            moments = None if request is None else statistics.get(request.key)
+            if moments is not None:
+                found.setdefault(layer.name, moments)
+        return found
+
+    def _pixel_codes(
         self,
-        carrier: Carrier,
-        layer: Layer,
-        scheme: Scheme,
-        surroundings: tuple[torch.Tensor | None, ir.Value | None, float],
-    ) -> Callable[[], QuantizedTensor]:
-        """Return a function that quantizes the layer's weight, once, when it is asked."""
-        moment, bias, input_scale = surroundings
-        tensor = None if bias is None else bias.const_value
+        model: ir.Model,
+        profile: Profile,
+        chosen: Collection[str],
+        statistics: Mapping[str, Any],
+        moments: dict[str, Moments],
+    ) -> dict[str, ActivationCode]:
+        """Let inputs that are images be read as pixels, and give those values their codes."""
+        signed = self._symmetric(profile)
+        codes: dict[str, ActivationCode] = {}
+        for pixel in self._pixel_inputs(model, chosen):
+            grid = statistics[_grid_request(pixel).key]
+            if grid is None:
+                continue
+            name, used = read_pixels(model, pixel, grid, signed=signed)
+            codes[name] = ActivationCode(1.0, 0, _code_type(signed))
+            if pixel.layer.name in moments:
+                moments[pixel.layer.name] = level_moments(moments[pixel.layer.name], used)
+        return codes
 
-        @cache
-        def make() -> QuantizedTensor:
-            matrix = layer.canonical(carrier.weight(layer)).to(torch.float32)
-            parameters = mse_parameters if self.weights.range == "mse" else absmax_parameters
-            scale, zero = parameters(matrix, scheme)
-            if tensor is not None:
-                least = least_weight_scale(np.asarray(tensor.numpy()), input_scale)
-                least = least.amax(0, keepdim=True) if scale.shape[0] == 1 else least
-                scale = torch.maximum(scale, least)
-            if moment is None:
-                return quantize(matrix, scale, zero, scheme)
-            return _rounded(matrix, moment, scale, zero, scheme)
-
-        return make
+    def _pixel_inputs(self, model: ir.Model, chosen: Collection[str]) -> list[PixelInput]:
+        if not self.activations.exact_pixels or self.activations.bits != 8:
+            return []
+        return [p for p in pixel_inputs(model) if p.layer.name in chosen]
 
     def _schemes(
         self, layers: Sequence[Layer], model: ir.Model, profile: Profile
@@ -218,10 +224,14 @@ class QuantizeStatic(Pass):
             request = self._range_request(name, placement, profile)
             found[request.key] = request
         nodes = {layer.name: node for layer, node in layers_with_nodes(model)}
+        chosen = [layer.name for layer, _ in placement.layers]
         for layer, _ in placement.layers:
             moment = self._moment_request(layer, nodes[layer.name])
             if moment is not None:
                 found[moment.key] = moment
+        for pixel in self._pixel_inputs(model, chosen):
+            grid = _grid_request(pixel)
+            found[grid.key] = grid
         return tuple(found.values())
 
     def _range_request(self, value: str, placement: Placement, profile: Profile) -> Request:
@@ -249,7 +259,12 @@ class QuantizeStatic(Pass):
         symmetric = self._symmetric(profile)
         bits = self.activations.bits
         scale, zero = activation_parameters(found, bits, symmetric, symmetric)
-        return ActivationCode(scale, zero, _DTYPES[bits, symmetric])
+        dtype = _code_type(symmetric)
+        if bits == 8:
+            return ActivationCode(scale, zero, dtype)
+        scheme = Scheme(bits, symmetric, symmetric, "tensor")
+        limits = ((scheme.low - zero) * scale, (scheme.high - zero) * scale)
+        return ActivationCode(scale, zero, dtype, limits)
 
     def _symmetric(self, profile: Profile) -> bool:
         given = self.activations.symmetric
@@ -356,20 +371,16 @@ def _roots(model: ir.Model, placement: Placement) -> dict[str, str]:
     return found
 
 
-def _rounded(
-    matrix: torch.Tensor,
-    moment: torch.Tensor,
-    scale: torch.Tensor,
-    zero: torch.Tensor,
-    scheme: Scheme,
-) -> QuantizedTensor:
-    """Round with GPTQ, the rows of each channel group by the moment of the group's inputs."""
-    groups = moment.shape[0]
-    rows = matrix.shape[0] // groups
-    shared = scale.shape[0] == 1
-    codes = []
-    for index in range(groups):
-        own = slice(index * rows, (index + 1) * rows)
-        part = slice(None) if shared else own
-        codes.append(gptq(matrix[own], moment[index], scale[part], zero[part], scheme).codes)
-    return QuantizedTensor(torch.cat(codes), scale, zero, scheme)
+def _grid_request(pixel: PixelInput) -> Request:
+    return Request(pixel.value, "channel-grid")
+
+
+def _code_type(signed: bool) -> ir.DataType:
+    return ir.DataType.INT8 if signed else ir.DataType.UINT8
+
+
+def _reader(value: ir.Value) -> Callable[[], torch.Tensor]:
+    """Return a function that reads an initializer as it is now, whatever becomes of the value."""
+    tensor = value.const_value
+    assert tensor is not None
+    return lambda: torch.from_numpy(np.array(tensor.numpy()))

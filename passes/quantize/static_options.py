@@ -44,6 +44,11 @@ class ActivationOptions(Options):
     percentile: float | None = Field(
         default=None, gt=50, le=100, description="for observer percentile: share of values inside"
     )
+    exact_pixels: bool = Field(
+        default=True,
+        description="where the input is normalized 8-bit images, let its codes be the pixels: "
+        "no rounding, for three cheap operators",
+    )
 
 
 class StaticRule(LayerRule):

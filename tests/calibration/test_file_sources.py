@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from calibration.sources.file_source import FileSource
-from calibration.sources.table import SOURCES, open_source
+from compressor import catalog
 from compressor.errors import DataError, ExitCode, SpecError
 from compressor.types.tensors import Array, Batch, TensorSpec
 
@@ -43,7 +43,7 @@ def write(folder: Path, kind: str, **arrays: Array) -> Path:
 
 
 def source(path: Path, kind: str, **options: object) -> FileSource:
-    return open_source(kind.removesuffix("-compressed"), {"path": path, **options})
+    return catalog.load("source", kind.removesuffix("-compressed"))(path=path, **options)
 
 
 def joined(batches: list[Batch], name: str) -> Array:
@@ -263,14 +263,6 @@ def test_info_reads_no_data(tmp_path):
     assert peak < 500_000
 
 
-@pytest.mark.parametrize("kind", SOURCES)
-def test_a_missing_path_is_an_error_of_the_spec(tmp_path, kind):
-    size = {"size": [8, 8]} if kind == "images" else {}
-    with pytest.raises(SpecError, match="does not exist") as caught:
-        open_source(kind, {"path": tmp_path / "nothing", **size})
-    assert caught.value.exit_code == ExitCode.BAD_SPEC
-
-
 def test_a_file_that_goes_away_is_an_error_of_the_spec(tmp_path):
     path = write(tmp_path, "npz", x=IMAGES)
     data = source(path, "npz")
@@ -289,19 +281,11 @@ def test_a_path_of_the_wrong_kind(tmp_path, kind):
         path.mkdir()
     size = {"size": [8, 8]} if kind == "images" else {}
     with pytest.raises(DataError, match="cannot be read"):
-        open_source(kind, {"path": path, **size}).info()
-
-
-def test_open_source_names_the_wrong_kind_and_option(tmp_path):
-    with pytest.raises(SpecError, match=r"did you mean 'npz'\?"):
-        open_source("npzz", {"path": tmp_path})
-    with pytest.raises(SpecError, match="option 'sample'"):
-        open_source("npz", {"path": tmp_path, "sample": 3})
-    with pytest.raises(SpecError, match="option 'samples'"):
-        open_source("npz", {"path": tmp_path, "samples": 0})
+        source(path, kind, **size).info()
 
 
 def test_every_option_is_described():
-    for kind, cls in SOURCES.items():
+    for kind in catalog.names("source"):
+        cls = catalog.load("source", kind)
         for name, field in cls.model_fields.items():
             assert field.description, f"{kind}: {name}"

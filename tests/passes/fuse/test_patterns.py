@@ -199,3 +199,33 @@ def test_pad_goes_into_the_convolution(parse, fuse, agree, ops, rng):
     fused = fuse(model).carrier.model
     assert ops(fused) == {"Conv": 1}
     agree(model, fused, {"x": normal(rng, 2, 4, 5, 5)}, 1e-6)
+
+
+ATTENTION = "g (float[N, 3, 4] q, float[N, 4, 5] k, float[N, 3, 5] m) => (float[N, 3, 5] y)"
+SCALES = constants(a=0.6, b=0.7, c=4.0)
+
+
+@pytest.mark.parametrize(
+    ("body", "muls"),
+    [
+        ("s = Mul(q, a) t = Mul(k, b) p = MatMul(s, t) y = Softmax(p)", 1),
+        ("s = Div(q, c) t = Mul(b, k) p = MatMul(s, t) n = Add(p, m) y = Softmax(n)", 1),
+        ("s = Mul(q, a) p = MatMul(s, k) y = Softmax(p)", 1),
+        ("p = MatMul(q, k) s = Mul(p, a) y = Softmax(s)", 1),
+        ("s = Mul(q, a) t = Mul(k, b) p = MatMul(s, t) y = Add(p, m)", 2),
+        ("s = Mul(q, a) t = Mul(k, b) p = MatMul(s, t) r = Softmax(p) y = Add(r, p)", 2),
+    ],
+    ids=["both", "division, mask", "queries only", "behind", "no softmax", "read twice"],
+)
+def test_scales_of_attention(body, muls, parse, fuse, agree, ops, rng):
+    model = parse(f"{ATTENTION} {{ {SCALES} {body} }}")
+    fused = fuse(model).carrier.model
+    assert ops(fused)["Mul"] == muls
+    assert "Div" not in ops(fused)
+    feeds = {"q": normal(rng, 2, 3, 4), "k": normal(rng, 2, 4, 5), "m": normal(rng, 2, 3, 5)}
+    agree(model, fused, feeds, 1e-6)
+    product = next(n for n in fused.graph if n.op_type == "MatMul")
+    assert product.outputs[0].name == "p"
+    if muls == 1 and "Mul(p" not in body:
+        assert product.inputs[0].producer().op_type == "Mul"
+        assert product.inputs[1].name == "k"

@@ -29,7 +29,13 @@ def noise(*shape: int, seed: int = 0) -> Array:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def graph(text: str, weights: Mapping[str, Array] | None = None, opset: int = 21) -> OnnxCarrier:
+def graph(
+    text: str,
+    weights: Mapping[str, Array] | None = None,
+    opset: int = 21,
+    *,
+    inferred: bool = True,
+) -> OnnxCarrier:
     """Make a carrier of a graph in ONNX's textual form, with initializers beside it."""
     header = f'<ir_version: 10, opset_import: ["" : {opset}, "com.microsoft" : 1]>'
     dotted = {name.replace(".", "_"): name for name in weights or {}}
@@ -44,7 +50,8 @@ def graph(text: str, weights: Mapping[str, Array] | None = None, opset: int = 21
         numpy_helper.from_array(array, name) for name, array in (weights or {}).items()
     )
     model = ir.from_proto(proto)
-    common.ShapeInferencePass(check_type=False, strict_mode=False)(model)
+    if inferred:
+        common.ShapeInferencePass(check_type=False, strict_mode=False)(model)
     return OnnxCarrier(model)
 
 

@@ -1,0 +1,117 @@
+"""Write ``docs/reference`` from the classes that it describes.
+
+Run ``python docs/generate.py`` after an option or a class docstring has changed; a test compares
+the pages with the classes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from compressor import catalog
+from compressor.describe import Description, Option, describe, describe_options
+
+FOLDER = Path(__file__).parent / "reference"
+_MARK = "<!-- Written by docs/generate.py. Change the class, not this page. -->"
+# The spec fills these in: `path` is the value of the kind's own key, `fields` is made of `inputs`
+# and `target`, and `samples` is a key of every kind.
+_FILLED_BY_SPEC = ("path", "fields", "samples")
+
+_PASSES = """\
+Passes stand under `passes` in a spec and run in that order. `compress passes NAME` prints the same
+on a terminal. What *needs* means is said in [how it works](../how-it-works.md); what the
+quantizing passes do, in [quantization](../quantization.md)."""
+
+_OBSERVERS = """\
+Observers look at activations during calibration. A pass asks for them and sets their options; a
+spec names one under `activations.observer` of [`quantize-static`](passes.md#quantize-static).
+Which one to take is said in [calibration](../calibration.md#observers)."""
+
+_EXPORTERS = """\
+Exporters stand under `exports` in a spec, each format once. `compress exporters NAME` prints the
+same on a terminal."""
+
+_SOURCES = """\
+Each entry under `data` names one source by its kind, with a path as value: `npz: test.npz`. The
+options below stand beside it, and so do the [keys that every source
+has](../spec.md#data). Besides these kinds there is `factory`, a function of your own."""
+
+
+def pages() -> dict[str, str]:
+    """Return the text of every page by file name."""
+    return {
+        "passes.md": _page("Passes", _PASSES, "pass", lambda name: describe("pass", name)),
+        "observers.md": _page("Observers", _OBSERVERS, "observer", _observer),
+        "exporters.md": _page(
+            "Exporters", _EXPORTERS, "exporter", lambda name: describe("exporter", name)
+        ),
+        "sources.md": _page("Data sources", _SOURCES, "source", _source),
+    }
+
+
+def _observer(name: str) -> Description:
+    cls = catalog.load("observer", name)
+    return Description(name, inspect.getdoc(cls) or "", (), "", describe_options(cls))
+
+
+def _source(name: str) -> Description:
+    cls = catalog.load("source", name)
+    own = tuple(o for o in describe_options(cls) if o.key not in _FILLED_BY_SPEC)
+    return Description(name, inspect.getdoc(cls) or "", (), "", own)
+
+
+def _page(
+    title: str, introduction: str, kind: catalog.Kind, find: Callable[[str], Description]
+) -> str:
+    # Third parties' entries are left out: the page must not depend on what else is installed.
+    entries = [_entry(find(name)) for name in catalog.BUILT_IN[kind]]
+    return "\n\n".join([_MARK, f"# {title}", introduction, *entries]) + "\n"
+
+
+def _entry(description: Description) -> str:
+    parts = [f"## {description.name}", description.documentation.replace("``", "`")]
+    if description.needs:
+        parts.append("Needs: " + ", ".join(f"`{need}`" for need in description.needs))
+    if description.source:
+        parts.append(f"Source: {description.source}")
+    parts.append(_table(description.options) if description.options else "No options.")
+    return "\n\n".join(parts)
+
+
+def _table(options: Sequence[Option]) -> str:
+    rows = ["| option | values | default | what it does |", "| --- | --- | --- | --- |"]
+    return "\n".join([*rows, *_rows(options, "")])
+
+
+def _rows(options: Sequence[Option], prefix: str) -> Iterator[str]:
+    for option in options:
+        key = prefix + option.key
+        default = "required" if option.required else _code(option.default)
+        cells = (_code(key), _escaped(option.type), default, _escaped(option.description))
+        yield f"| {' | '.join(cells)} |"
+        many = option.type.startswith("list")
+        yield from _rows(option.options, f"{key}[]." if many else f"{key}.")
+
+
+def _code(text: str | None) -> str:
+    return "" if text is None else f"`{text}`"
+
+
+def _escaped(text: str) -> str:
+    """Keep a text in one cell, and what looks like markup as it is."""
+    for character in "\\|<*_":
+        text = text.replace(character, f"\\{character}")
+    return text
+
+
+def main() -> None:
+    """Write the pages."""
+    FOLDER.mkdir(exist_ok=True)
+    for name, text in pages().items():
+        (FOLDER / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

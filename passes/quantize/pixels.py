@@ -1,0 +1,162 @@
+"""Exact codes for images: let the codes of a network's input be the pixels it was made from.
+
+Normalized 8-bit images lie on a grid of 256 values a channel, but on a different one in each
+channel, and an activation has one scale for all. Rounding to a common grid costs more accuracy
+than any other activation of a small network. Moving the normalization's inverse into the graph,
+``levels = (image - offset) / step`` for each channel, and its forward part into the first
+convolution's weights, makes the codes exact: scale 1, code ``k`` for pixel ``k``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from compressor.graph.layers import layers_with_nodes
+from compressor.graph.values import is_op
+from compressor.types.layers import Layer
+from compressor.types.observer import ChannelGrid, Moments
+from compressor.types.tensors import Array
+from passes.quantize.editing import Editor
+
+_SIGNED_ZERO = 128  # the level that becomes code 0 where codes are signed
+
+
+@dataclass(frozen=True)
+class PixelInput:
+    """An input of the graph that one convolution alone reads.
+
+    Attributes:
+        value: the input's name.
+        layer: the convolution.
+        pads: its zero padding, beginnings then ends.
+    """
+
+    value: str
+    layer: Layer
+    pads: tuple[int, ...]
+
+
+def pixel_inputs(model: ir.Model) -> tuple[PixelInput, ...]:
+    """Find inputs that may hold images: ``[batch, channels, ...]``, read by one convolution."""
+    found = []
+    by_node = {node: layer for layer, node in layers_with_nodes(model)}
+    for value in model.graph.inputs:
+        uses = list(value.uses())
+        node = uses[0].node if len(uses) == 1 else None
+        if node is None or not is_op(node, "Conv") or node not in by_node:
+            continue
+        layer = by_node[node]
+        weight, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
+        single = weight is not None and weight.is_initializer() and len(list(weight.uses())) == 1
+        own = bias is None or (bias.is_initializer() and len(list(bias.uses())) == 1)
+        explicit = node.attributes.get_string("auto_pad", "NOTSET") == "NOTSET"
+        plain = layer.groups == 1 and layer.dtype == "float32" and value.dtype == ir.DataType.FLOAT
+        if single and own and explicit and plain:
+            pads = node.attributes.get_ints("pads", [0] * 2 * (len(layer.shape) - 2))
+            found.append(PixelInput(value.name or "", layer, tuple(pads)))
+    return tuple(found)
+
+
+def read_pixels(
+    model: ir.Model, pixel: PixelInput, grid: ChannelGrid, *, signed: bool
+) -> tuple[str, ChannelGrid]:
+    """Let the convolution read pixel levels, in place; the graph computes the same function.
+
+    Zero padding moves in front of the rescaling, since zero is another level in each channel.
+
+    Args:
+        model: the graph.
+        pixel: the input and its convolution.
+        grid: the levels of the input's channels.
+        signed: levels run from -128 to 127 in place of 0 to 255.
+
+    Returns:
+        The name of the value that holds the levels, and the grid that maps them back.
+    """
+    editor = Editor(model)
+    step = np.asarray(grid.step)
+    offset = np.asarray(grid.offset) + (_SIGNED_ZERO * step if signed else 0.0)
+    node = next(n for layer, n in layers_with_nodes(model) if layer.name == pixel.layer.name)
+    source = node.inputs[0]
+    assert source is not None
+    added: list[ir.Node] = []
+
+    def add(op_type: str, inputs: Sequence[ir.Value], suffix: str) -> ir.Value:
+        made = editor.node(op_type, inputs, pixel.value + suffix, ir.DataType.FLOAT)
+        added.append(made)
+        return made.outputs[0]
+
+    spatial = len(pixel.layer.shape) - 2
+    value = source
+    if any(pixel.pads):
+        pads = [0, 0, *pixel.pads[:spatial], 0, 0, *pixel.pads[spatial:]]
+        amounts = editor.constant(f"{pixel.value}_pads", np.asarray(pads, np.int64))
+        value = add("Pad", [source, amounts], "_padded")
+        node.attributes["pads"] = ir.AttrInt64s("pads", [0] * 2 * spatial)
+    form = (1, -1, *[1] * spatial)
+    factor = editor.constant(f"{pixel.value}_factor", (1 / step).astype(np.float32).reshape(form))
+    shift = editor.constant(
+        f"{pixel.value}_shift", (-offset / step).astype(np.float32).reshape(form)
+    )
+    levels = add("Add", [add("Mul", [value, factor], "_scaled"), shift], "_levels")
+    node.prepend(added)
+    node.replace_input_with(0, levels)
+    _rescale(editor, node, pixel.layer, step, offset)
+    return levels.name or "", ChannelGrid(tuple(step.tolist()), tuple(offset.tolist()))
+
+
+def level_moments(moments: Moments, grid: ChannelGrid) -> Moments:
+    """Return the moments of levels from those of the values they stand for.
+
+    With ``y = D (x - o)``: ``Σ y yᵀ = D (Σ x xᵀ - m oᵀ - o mᵀ + n o oᵀ) D``, ``m = Σ x``.
+    """
+    columns = moments.second.shape[-1]
+    repeat = columns // len(grid.step)
+    scale = torch.tensor(grid.step, dtype=torch.float64).repeat_interleave(repeat).reciprocal()
+    offset = torch.tensor(grid.offset, dtype=torch.float64).repeat_interleave(repeat)
+    second, first = moments.second[0].to(torch.float64), moments.first[0].to(torch.float64)
+    cross = torch.outer(first, offset)
+    centred = second - cross - cross.T + moments.rows * torch.outer(offset, offset)
+    return Moments(
+        (centred * torch.outer(scale, scale)).to(torch.float32)[None],
+        ((first - moments.rows * offset) * scale).to(torch.float32)[None],
+        moments.rows,
+    )
+
+
+def _rescale(editor: Editor, node: ir.Node, layer: Layer, step: Array, offset: Array) -> None:
+    """Fold ``x = step * level + offset`` into a convolution's weight and bias."""
+    weight, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
+    assert weight is not None
+    tensor = weight.const_value
+    assert tensor is not None
+    form = (1, -1, *[1] * (len(layer.shape) - 2))
+
+    def scaled() -> ir.TensorProtocol:
+        return ir.tensor((tensor.numpy() * step.reshape(form)).astype(np.float32))
+
+    weight.const_value = ir.LazyTensor(
+        scaled, ir.DataType.FLOAT, ir.Shape(layer.shape), name=weight.name, cache=True
+    )
+    old = None if bias is None else bias.const_value
+    axes = tuple(range(1, len(layer.shape)))
+
+    def shifted() -> ir.TensorProtocol:
+        constant = (tensor.numpy().astype(np.float64) * offset.reshape(form)).sum(axis=axes)
+        before = 0.0 if old is None else old.numpy().astype(np.float64)
+        return ir.tensor((before + constant).astype(np.float32))
+
+    form_of_bias = ir.Shape((layer.rows,))
+    if bias is not None:
+        bias.const_value = ir.LazyTensor(
+            shifted, ir.DataType.FLOAT, form_of_bias, name=bias.name, cache=True
+        )
+        return
+    made = ir.LazyTensor(shifted, ir.DataType.FLOAT, form_of_bias, cache=True)
+    node.resize_inputs(3)
+    node.replace_input_with(2, editor.initializer(f"{layer.name}.bias", made))

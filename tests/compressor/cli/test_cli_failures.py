@@ -1,0 +1,284 @@
+"""Exit codes and messages, word for word."""
+
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from compressor.cli.application import application
+
+SPEC = """\
+version: 1
+name: tiny
+model:
+  factory: nowhere:build
+passes:
+  - pass: fuse
+  - pass: quantize-static
+    activations: {observer: mse}
+exports:
+  - format: onnx
+"""
+
+Edit = Callable[[str], str]
+
+
+def replaced(old: str, new: str) -> Edit:
+    assert old in SPEC
+    return lambda text: text.replace(old, new)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(application, arguments)
+
+
+def plan(text: str, *settings: str) -> Result:
+    Path("spec.yaml").write_text(text, encoding="utf-8")
+    return invoke("plan", "spec.yaml", *(word for s in settings for word in ("--set", s)))
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (
+            replaced("name: tiny", "name: tiny\nexport: []"),
+            "error: spec.yaml:3: export: is not a known key; did you mean 'exports'?\n",
+        ),
+        (
+            replaced("- pass: fuse", "- pass: fuse\n    batchnorm: true"),
+            "error: spec.yaml:7: passes.0.batchnorm: is not a known key; "
+            "did you mean 'batch-norm'?\n",
+        ),
+        (
+            replaced("name: tiny", "name: tiny\nseed: one"),
+            'error: spec.yaml:3: seed: is "one"; it must be a valid integer\n',
+        ),
+        (
+            replaced("- pass: fuse", "- pass: fusse"),
+            "error: spec.yaml:6: pass 'fusse': is not known; did you mean 'fuse'?\n",
+        ),
+        (
+            replaced("observer: mse", "observer: entropie"),
+            'error: spec.yaml:8: passes.1.activations.observer: is "entropie"; '
+            "use 'mse', 'min-max', 'moving-average', 'percentile' or 'entropy'\n",
+        ),
+        (
+            replaced("format: onnx", "format: onxx"),
+            "error: spec.yaml:10: exporter 'onxx': is not known; did you mean 'onnx'?\n",
+        ),
+        (
+            replaced("name: tiny\n", ""),
+            "error: spec.yaml: name: is missing; add name\n",
+        ),
+        (
+            replaced("passes:", "data:\n  calibration: {npz: gone.npz}\npasses:"),
+            "error: spec.yaml:6: data.calibration.npz: 'FOLDER/gone.npz' does not exist; "
+            "correct the path\n",
+        ),
+        (
+            replaced("passes:", "data:\n  calibration: {nzp: gone.npz}\npasses:"),
+            "error: spec.yaml:6: data.calibration: names no source; did you mean 'npz'?\n",
+        ),
+        (
+            replaced("- pass: fuse", "- {pass: fuse"),
+            "error: spec.yaml:7: YAML: expected ',' or '}', but got ':'; "
+            "check indentation, brackets and quotes\n",
+        ),
+        (
+            lambda _: "just words\n",
+            "error: spec.yaml:1: spec 'spec.yaml': is not a mapping of keys; see compress init\n",
+        ),
+        (
+            lambda _: "",
+            "error: spec.yaml:1: spec 'spec.yaml': is not a mapping of keys; see compress init\n",
+        ),
+        (
+            replaced("factory: nowhere:build", "factory: nowhere:build\n  onnx: m.onnx"),
+            'error: spec.yaml:3: model: is {"factory": "nowhere:build", "onnx": "m.onnx"}; '
+            "give either onnx, or factory and checkpoint, not both\n",
+        ),
+    ],
+)
+def test_wrong_specs(edit: Edit, message: str, folder: Path) -> None:
+    result = plan(edit(SPEC))
+    assert result.stderr.replace(str(folder), "FOLDER") == message
+    assert (result.exit_code, result.stdout) == (2, "")
+
+
+def test_independent_errors_have_a_line_each() -> None:
+    wrong = SPEC.replace("pass: fuse", "pass: fuze").replace("observer: mse", "obsever: mse")
+    result = plan(wrong)
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "error: spec.yaml:6: pass 'fuze': is not known; did you mean 'fuse'?\n"
+        "error: spec.yaml:8: passes.1.activations.obsever: is not a known key; "
+        "did you mean 'observer'?\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("seed", "error: --set seed: is not key=value; write passes.1.epochs=5\n"),
+        ("passes.7.bits=4", "error: --set passes.7.bits=4: passes.7 does not exist; "),
+        ("seed=[", "error: --set seed=[: has a malformed value; quote it\n"),
+        ("seed=-1", "error: spec.yaml: seed: is -1; it must be greater than or equal to 0\n"),
+    ],
+)
+def test_wrong_settings(setting: str, message: str) -> None:
+    result = plan(SPEC, setting)
+    assert result.stderr.startswith(message)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_a_missing_spec(command: str) -> None:
+    result = invoke(command, "gone.yaml")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == (
+        "error: spec 'gone.yaml': does not exist; "
+        "give the path of a YAML file; compress init writes one\n"
+    )
+
+
+def test_a_folder_or_a_binary_as_spec(folder: Path) -> None:
+    assert invoke("plan", ".").exit_code == 2
+    (folder / "binary.yaml").write_bytes(bytes(range(256)))
+    result = invoke("plan", "binary.yaml")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: spec 'binary.yaml': cannot be read (")
+
+
+def test_a_factory_that_does_not_import() -> None:
+    result = plan(SPEC)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(
+        "error: spec.yaml:4: model.factory: 'nowhere' does not import (ModuleNotFoundError: "
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--bogus"], "error: no such option '--bogus'"),
+        (["plan"], "error: missing argument 'SPEC'; see compress plan --help\n"),
+        (["bogus"], "error: no such command 'bogus'"),
+        (["passes", "fusse"], "error: pass 'fusse': is not known; did you mean 'fuse'?\n"),
+        (["exporters", "onxx"], "error: exporter 'onxx': is not known; did you mean 'onnx'?\n"),
+    ],
+)
+def test_wrong_command_lines(arguments: list[str], message: str) -> None:
+    result = invoke(*arguments)
+    assert result.stderr.startswith(message)
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+
+
+def command(monkeypatch: pytest.MonkeyPatch, function: Callable[[], None]) -> None:
+    """Add the command ``try``, which calls the function."""
+    monkeypatch.setitem(application.commands, "try", click.Command("try", callback=function))
+
+
+def test_a_failure_that_nobody_foresaw(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("first line\nsecond line")
+
+    command(monkeypatch, fail)
+    line = (
+        "internal error: ZeroDivisionError: first line second line; please report it; "
+        "--debug shows the traceback\n"
+    )
+    result = invoke("try")
+    assert (result.exit_code, result.stdout, result.stderr) == (3, "", line)
+    for arguments in (["--debug", "try"], ["try", "--debug"]):
+        result = invoke(*arguments)
+        assert result.exit_code == 3
+        assert result.stderr.startswith("Traceback (most recent call last):\n")
+        assert result.stderr.endswith(line)
+
+
+def test_debug_shows_the_traceback_of_the_users_errors_too() -> None:
+    result = invoke("plan", "gone.yaml", "--debug")
+    assert result.exit_code == 2
+    assert "FileNotFoundError" in result.stderr
+    assert "\nerror: spec 'gone.yaml': " in result.stderr
+
+
+def test_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise KeyboardInterrupt
+
+    command(monkeypatch, fail)
+    result = invoke("try")
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert result.stderr == "interrupted; the same command resumes\n"
+
+
+def test_warnings_of_libraries_are_for_debugging_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def warn() -> None:
+        warnings.warn("old", DeprecationWarning, stacklevel=1)
+
+    command(monkeypatch, warn)
+    result = invoke("try")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "")
+    # Outside of the command line's own silence the tests turn warnings into errors.
+    assert "DeprecationWarning" in invoke("try", "--debug").stderr
+
+
+PROGRAM = """
+import sys, time
+import click
+from compressor.cli import application
+from compressor.cli.application import main
+def work():
+    {work}
+application.application.add_command(click.Command("try", callback=work))
+sys.argv = ["compress", "try"]
+main()
+"""
+
+
+def start(work: str) -> subprocess.Popen[bytes]:
+    pipe = subprocess.PIPE
+    code = PROGRAM.format(work=work)
+    return subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_end_the_process_in_order(number: signal.Signals) -> None:
+    with start("print('ready', flush=True); time.sleep(60)") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(number)
+        _, error = process.communicate(timeout=30)
+    assert (process.returncode, error) == (130, b"interrupted; the same command resumes\n")
+
+
+@pytest.mark.parametrize("work", ["print('x' * 1000000)", "print('x')"])
+def test_a_closed_pipe_is_no_news(work: str) -> None:
+    with start(f"sys.stdin.readline(); {work}") as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        _, error = process.communicate(timeout=30)
+    assert (process.returncode, error) == (141, b"")
+
+
+def test_modules_of_the_current_folder_can_be_imported(folder: Path) -> None:
+    (folder / "here_cli_module.py").write_text("biuld = None\n")
+    (folder / "specs").mkdir()
+    text = SPEC.replace("nowhere:build", "here_cli_module:build")
+    (folder / "specs" / "spec.yaml").write_text(text)
+    result = invoke("plan", "specs/spec.yaml")
+    assert result.exit_code == 2
+    assert result.stderr.endswith("'here_cli_module' has no 'build'; did you mean 'biuld'?\n")

@@ -1,0 +1,107 @@
+"""The command line itself: help, versions, start-up, and lists."""
+
+import json
+import subprocess
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from compressor.cli.application import application
+
+COMMANDS = ["init", "plan", "run", "inspect", "passes", "exporters", "schema", "doctor"]
+HEAVY = ["torch", "onnx", "onnx_ir", "onnxruntime", "numpy", "pydantic", "rich", "ruamel.yaml"]
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_commands_come_in_the_order_of_use() -> None:
+    assert application.list_commands(click.Context(application)) == COMMANDS
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_each_command(command: str) -> None:
+    result = CliRunner().invoke(application, [command, "--help"])
+    assert result.exit_code == 0
+    assert result.stdout.startswith(f"Usage: compress {command} ")
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_help_of_the_group_shows_whole_summaries(arguments: list[str]) -> None:
+    result = CliRunner().invoke(application, arguments)
+    assert result.exit_code == 0
+    listed = result.stdout.partition("Commands:\n")[2].splitlines()
+    assert [line.split()[0] for line in listed] == COMMANDS
+    assert not [line for line in listed if line.endswith("...")]
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\n"
+        "from compressor.cli.application import application\n"
+        "try:\n"
+        "    application.main(['--help'])\n"
+        "except SystemExit:\n"
+        f"    print([m for m in {HEAVY} if m in sys.modules], file=sys.stderr)\n"
+    )
+    assert python("-c", code).stderr == "[]\n"
+
+
+def test_runs_as_a_module() -> None:
+    result = python("-m", "compressor", "--version")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("compressor 0.")
+
+
+def test_doctor_for_people_and_programs() -> None:
+    text = CliRunner().invoke(application, ["doctor"])
+    assert text.exit_code == 0
+    assert "CPUExecutionProvider" in text.stdout
+    machine = json.loads(CliRunner().invoke(application, ["doctor", "--json"]).stdout)
+    assert machine["versions"]["torch"] is not None
+    assert machine["cores"] >= 1
+    assert {builder["name"] for builder in machine["builders"]} == {"rtx", "gpu"}
+
+
+def test_passes_are_listed_with_what_they_need() -> None:
+    result = CliRunner().invoke(application, ["passes"])
+    assert result.exit_code == 0
+    assert "does not import" not in result.stdout
+    rows = {line.split()[0]: line for line in result.stdout.splitlines()}
+    assert rows["fuse"].endswith("   graph")
+    assert rows["quantize-static"].endswith("   graph, run")
+    listed = json.loads(CliRunner().invoke(application, ["passes", "--json"]).stdout)
+    assert {"name", "summary", "needs", "problem"} == set(listed[0])
+    assert [entry["name"] for entry in listed] == list(rows)[2:]
+
+
+def test_one_pass_is_shown_with_nested_options() -> None:
+    result = CliRunner().invoke(application, ["passes", "quantize-static"])
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    sections = [line.split()[0] for line in lines if line.startswith(("weights ", "layers "))]
+    assert sections == ["weights", "layers"]
+    assert any(line.startswith("  granularity   channel or tensor ") for line in lines)
+    assert any("Source: " in line for line in lines)
+    shown = json.loads(CliRunner().invoke(application, ["passes", "fuse", "--json"]).stdout)
+    assert shown["options"][0]["key"] == "batch-norm"
+
+
+def test_one_exporter_is_shown() -> None:
+    result = CliRunner().invoke(application, ["exporters", "onnx"])
+    assert result.exit_code == 0
+    assert "opset " in result.stdout
+    listed = json.loads(CliRunner().invoke(application, ["exporters", "--json"]).stdout)
+    assert "onnx" in {entry["name"] for entry in listed}
+
+
+def test_schema_is_one_json_document() -> None:
+    result = CliRunner().invoke(application, ["schema"])
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["$schema"].endswith("2020-12/schema")

@@ -1,0 +1,30 @@
+"""What is in a run's output folder: the parts that a whole run does not reach."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from compressor.errors import ModelError
+from compressor.inspection.contents import RunContents
+from compressor.inspection.open_path import inspect_path
+
+MANIFEST = {"name": "n", "seed": 1, "versions": {"python": "3"}, "outputs": []}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", json.dumps({**MANIFEST, "seed": "x"}), json.dumps({"outputs": 3})]
+)
+def test_a_damaged_manifest(tmp_path: Path, text: str) -> None:
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(ModelError, match=r"manifest\.json.*it was edited or damaged"):
+        inspect_path(tmp_path)
+
+
+def test_a_report_that_the_manifest_does_not_vouch_for_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text(json.dumps(MANIFEST))
+    (tmp_path / "report.json").write_text("{not json")
+    contents = inspect_path(tmp_path / "report.json")
+    assert isinstance(contents, RunContents)
+    assert contents.report is None
+    assert contents.intact

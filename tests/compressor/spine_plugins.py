@@ -1,0 +1,136 @@
+"""Passes and exporters that do what tests of the spine need, and exporters that lie."""
+
+# ruff: noqa: ARG002
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from compressor.types.carrier import Capability, Carrier, Runner
+from compressor.types.passes import LayerOutcome, LayerPlan, Outcome, Pass, PassContext, Survey
+from compressor.types.tensors import Batch
+from exporters.onnx.exporter import OnnxExporter
+
+DEADLY = "SPINE_TEST_DEADLY"
+HERE = "tests.compressor.spine_plugins"
+PASSES = {
+    "nudge": f"{HERE}:Nudge",
+    "strike": f"{HERE}:Strike",
+    "learn": f"{HERE}:Learn",
+}
+EXPORTERS = {
+    "liar": f"{HERE}:LyingExporter",
+    "cut": f"{HERE}:CuttingExporter",
+    "slow": f"{HERE}:SlowExporter",
+}
+
+
+class Nudge(Pass):
+    """Multiplies every layer's weight; a pass that works on weights alone."""
+
+    name: ClassVar[str] = "nudge"
+    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.WEIGHTS})
+
+    factor: float = Field(default=1.0, description="what weights are multiplied with")
+
+    def survey(self, carrier: Carrier, context: PassContext) -> Survey:
+        return Survey(tuple(LayerPlan(layer.name, "scale") for layer in carrier.layers()))
+
+    def apply(
+        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
+    ) -> Outcome:
+        layers = carrier.layers()
+        changes = {layer.weight: carrier.weight(layer) * self.factor for layer in layers}
+        return Outcome(
+            carrier.with_weights(changes),
+            tuple(LayerOutcome(layer.name, f"x {self.factor}") for layer in layers),
+        )
+
+
+class Strike(Nudge):
+    """Sends its own process a signal, if the environment says which."""
+
+    name: ClassVar[str] = "strike"
+
+    def apply(
+        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
+    ) -> Outcome:
+        if DEADLY in os.environ:
+            os.kill(os.getpid(), signal.Signals[os.environ[DEADLY]])
+        return super().apply(carrier, context, statistics)
+
+    def preview(
+        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
+    ) -> Carrier:
+        return carrier
+
+
+class Learn(Nudge):
+    """Stands for a pass that trains."""
+
+    name: ClassVar[str] = "learn"
+    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.TRAIN})
+
+
+class _Altered:
+    """A runner whose outputs are changed on the way."""
+
+    def __init__(self, runner: Runner):
+        self._runner = runner
+        self.runtime = runner.runtime
+
+    def run(self, batch: Batch) -> Batch:
+        return {name: self.change(array) for name, array in self._runner.run(batch).items()}
+
+    def change(self, array: Any) -> Any:
+        return array
+
+
+class _Louder(_Altered):
+    def change(self, array: Any) -> Any:
+        return array + array.std() + 1
+
+
+class _Shorter(_Altered):
+    def change(self, array: Any) -> Any:
+        return array[..., :-1]
+
+
+class _Slower(_Altered):
+    def change(self, array: Any) -> Any:
+        time.sleep(0.005)
+        return array
+
+
+class LyingExporter(OnnxExporter):
+    """Its artifact gives other values than the model."""
+
+    format: ClassVar[str] = "liar"
+
+    def open(self, path: Path) -> Any:
+        return _Louder(super().open(path))
+
+
+class CuttingExporter(OnnxExporter):
+    """Its artifact gives outputs of another shape."""
+
+    format: ClassVar[str] = "cut"
+
+    def open(self, path: Path) -> Any:
+        return _Shorter(super().open(path))
+
+
+class SlowExporter(OnnxExporter):
+    """Its artifact takes its time."""
+
+    format: ClassVar[str] = "slow"
+
+    def open(self, path: Path) -> Any:
+        return _Slower(super().open(path))

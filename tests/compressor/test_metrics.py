@@ -1,0 +1,189 @@
+"""Metrics against values worked out by hand."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compressor.errors import DataError, SpecError
+from compressor.metrics import BUILT_IN, Metric, resolve_metric
+from compressor.spec.keys import MetricKeys
+
+LOGITS = np.array([[1, 3, 2, 0, -1, -2], [9, 1, 1, 1, 1, 1]], np.float32)
+
+
+def per_sample(name: str, output: np.ndarray, target: object) -> list[float]:
+    return BUILT_IN[name].per_sample({"y": output}, target, len(output)).tolist()
+
+
+def metric(**changes: object) -> Metric:
+    return Metric("own", lambda outputs, target: outputs["y"] - target, **changes)
+
+
+def test_accuracy_and_top5():
+    assert per_sample("accuracy", LOGITS, np.array([1, 2])) == [1, 0]
+    assert per_sample("top5", LOGITS, np.array([5, 5])) == [0, 0]
+    assert per_sample("top5", LOGITS, np.array([4, 4])) == [1, 1]
+
+
+def test_labels_of_any_integer_type_and_with_a_trailing_axis():
+    for dtype in (np.uint8, np.int32, np.int64):
+        assert per_sample("accuracy", LOGITS, np.array([[1], [0]], dtype)) == [1, 1]
+
+
+def test_a_tie_counts_for_the_smaller_index_only():
+    equal = np.ones((3, 3), np.float32)
+    assert per_sample("accuracy", equal, np.array([0, 1, 2])) == [1, 0, 0]
+    assert per_sample("accuracy", equal, equal.argmax(1)) == [1, 1, 1]
+    assert per_sample("top5", np.ones((2, 7), np.float32), np.array([4, 5])) == [1, 0]
+
+
+@given(
+    st.lists(st.integers(0, 2), min_size=2, max_size=6),
+    st.integers(0, 1),
+)
+def test_accuracy_is_what_argmax_says(logits: list[int], label: int):
+    row = np.array([logits], np.float32)
+    assert per_sample("accuracy", row, np.array([label])) == [float(row.argmax() == label)]
+
+
+def test_several_decisions_a_sample_are_averaged():
+    tokens = np.zeros((2, 4, 3), np.float32)
+    tokens[..., 1] = 1
+    assert per_sample("accuracy", tokens, np.array([[1, 1, 0, 1], [0, 0, 0, 0]])) == [0.75, 0]
+
+
+@pytest.mark.parametrize("label", [-1, 6])
+def test_labels_that_are_no_class(label: int):
+    with pytest.raises(DataError, match=r"metric 'accuracy'.*labels .* for 6 classes"):
+        per_sample("accuracy", LOGITS, np.array([label, label]))
+
+
+def test_perplexity_is_the_exponential_of_the_mean_loss():
+    uniform = np.zeros((2, 3, 8), np.float32)
+    losses = BUILT_IN["perplexity"].per_sample({"y": uniform}, np.zeros((2, 3), np.int64), 2)
+    assert losses == pytest.approx([math.log(8)] * 2)
+    assert BUILT_IN["perplexity"].summary(losses)["value"] == pytest.approx(8)
+    assert BUILT_IN["perplexity"].summary(losses)["ci95"] == pytest.approx([8, 8])
+
+
+def test_perplexity_of_large_logits_does_not_overflow():
+    logits = np.array([[[1e4, 0.0]], [[0.0, 1e4]]], np.float32)
+    assert per_sample("perplexity", logits, np.array([[0], [0]])) == pytest.approx([0, 1e4])
+
+
+def test_mse_and_cosine():
+    ours, theirs = np.array([[1.0, 2.0], [0.0, 0.0]]), np.array([[1.0, 0.0], [0.0, 0.0]])
+    assert per_sample("mse", ours, theirs) == [2, 0]
+    assert per_sample("cosine", ours, theirs) == pytest.approx([1 / math.sqrt(5), 1])
+
+
+def test_several_outputs_are_averaged():
+    outputs = {"a": np.zeros((2, 3)), "b": np.zeros((2, 5))}
+    wanted = {"a": np.ones((2, 3)), "b": 3 * np.ones((2, 5))}
+    assert BUILT_IN["mse"].per_sample(outputs, wanted, 2).tolist() == [5, 5]
+
+
+def test_shares_are_in_percent_with_wilsons_interval():
+    summary = BUILT_IN["accuracy"].summary(np.array([1.0] * 498 + [0.0] * 2))
+    assert summary["value"] == pytest.approx(99.6)
+    assert (summary["unit"], summary["samples"]) == ("%", 500)
+    # Wilson score interval for 498 of 500, as statistics tables give it.
+    assert summary["ci95"] == pytest.approx([98.5534, 99.8902], abs=1e-4)
+
+
+@pytest.mark.parametrize(("right", "low", "high"), [(0, 0, 27.7533), (10, 72.2467, 100)])
+def test_wilsons_interval_at_the_ends(right: int, low: float, high: float):
+    values = np.array([1.0] * right + [0.0] * (10 - right))
+    assert BUILT_IN["accuracy"].summary(values)["ci95"] == pytest.approx([low, high], abs=1e-4)
+
+
+def test_means_have_the_normal_interval():
+    values = np.array([1.0, 2.0, 3.0, 4.0])
+    half = 1.959964 * values.std(ddof=1) / 2
+    summary = BUILT_IN["mse"].summary(values)
+    assert summary["value"] == 2.5
+    assert summary["ci95"] == pytest.approx([2.5 - half, 2.5 + half])
+    assert metric().summary(np.array([3.0]))["ci95"] == [3, 3]
+
+
+def test_no_error_at_all_is_not_a_count():
+    """The float model against itself: its interval must not reach above 0 (below 1)."""
+    assert BUILT_IN["mse"].summary(np.zeros(10))["ci95"] == [0, 0]
+    assert BUILT_IN["cosine"].summary(np.ones(10))["ci95"] == [1, 1]
+
+
+def test_a_drop_is_positive_when_the_candidate_is_worse():
+    worse, better = {"value": 80.0}, {"value": 90.0}
+    assert BUILT_IN["accuracy"].drop(better, worse) == 10
+    assert BUILT_IN["accuracy"].drop(worse, better) == -10
+    assert BUILT_IN["perplexity"].drop(worse, better) == 10
+    assert BUILT_IN["mse"].drop(better, worse) == -10
+
+
+@pytest.mark.parametrize(
+    ("result", "problem"),
+    [
+        (np.zeros((3, 2)), r"returned shape \[3, 2\] for 3 samples"),
+        (1.0, r"returned shape \[\] for 3 samples"),
+        (np.full(3, np.nan), "returned NaN or infinity"),
+        ("no", "failed .ValueError: "),
+    ],
+)
+def test_metrics_that_return_something_else(result: object, problem: str):
+    own = Metric("m:f", lambda *_: result)  # type: ignore[arg-type, return-value]
+    with pytest.raises(DataError, match=f"metric 'm:f': {problem}"):
+        own.per_sample({"y": np.zeros((3, 2))}, np.zeros(3), 3)
+
+
+def test_a_metric_that_raises():
+    own = Metric("m:f", lambda outputs, _: outputs["z"])
+    with pytest.raises(DataError, match="failed .KeyError: 'z'.; check that it fits the model's"):
+        own.per_sample({"y": np.zeros((3, 2))}, np.zeros(3), 3)
+
+
+def test_what_is_chosen_without_a_name():
+    assert resolve_metric(None, True, Path(), "s:1").name == "accuracy"
+    chosen = resolve_metric(None, False, Path(), "s:1")
+    assert (chosen.name, chosen.against_float) == ("cosine", True)
+
+
+def test_errors_compare_with_the_float_model_where_there_are_no_labels():
+    chosen = resolve_metric("mse", False, Path(), "s:1")
+    assert (chosen.against_float, chosen.higher_is_better) == (True, False)
+    assert not resolve_metric("mse", True, Path(), "s:1").against_float
+
+
+def test_metrics_that_cannot_be():
+    with pytest.raises(SpecError, match=r"^s:1: metric 'acuracy': .* did you mean 'accuracy'\?"):
+        resolve_metric("acuracy", True, Path(), "s:1")
+    with pytest.raises(SpecError, match=r"^s:1: metric 'top5': needs labels.*use mse or cosine"):
+        resolve_metric("top5", False, Path(), "s:1")
+    with pytest.raises(SpecError, match=r"^s:1: metric: 'no_such_module' does not import"):
+        resolve_metric("no_such_module:f", True, Path(), "s:1")
+
+
+def test_a_metric_of_the_users_own(tmp_path: Path):
+    (tmp_path / "own_metric_module.py").write_text(
+        "def within(output, target):\n    return abs(output[:, 0] - target) < 1\n"
+    )
+    keys = MetricKeys(function="own_metric_module:within", higher_is_better=False)
+    own = resolve_metric(keys, True, tmp_path, "s:1")
+    values = own.per_sample({"y": np.array([[1.0], [5.0]])}, np.array([1.5, 1.5]), 2)
+    assert values.tolist() == [1, 0]
+    assert own.drop({"value": 0.1}, {"value": 0.3}) == pytest.approx(0.2)
+    # Right or wrong again: Wilson's interval.
+    assert own.summary(values)["ci95"] == pytest.approx([0.0945, 0.9055], abs=1e-4)
+    assert resolve_metric("own_metric_module:within", True, tmp_path, "s:1").higher_is_better
+
+
+def test_a_metric_of_several_outputs_gets_all_of_them(tmp_path: Path):
+    (tmp_path / "two_output_metric.py").write_text(
+        "def both(outputs, target):\n    return outputs['a'] + outputs['b']\n"
+    )
+    own = resolve_metric("two_output_metric:both", True, tmp_path, "s:1")
+    outputs = {"a": np.ones(2), "b": np.ones(2)}
+    assert own.per_sample(outputs, None, 2).tolist() == [2, 2]

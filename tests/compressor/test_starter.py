@@ -1,0 +1,99 @@
+"""A starter spec loads as soon as its data files exist."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+from ruamel.yaml import YAML
+
+from compressor.errors import ModelError, SpecError
+from compressor.spec.load import Spec, load_spec
+from compressor.starter import scalar, starter_text, write_starter
+
+
+def save_onnx(path: Path, name: str = "image", shape: Sequence[int | str] = ("batch", 4)) -> Path:
+    entry = helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+    output = helper.make_tensor_value_info("output", TensorProto.FLOAT, shape)
+    graph = helper.make_graph(
+        [helper.make_node("Relu", [name], ["output"])], "g", [entry], [output]
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+    return path
+
+
+def filled(spec: Path) -> Spec:
+    for name in ("calibration.npz", "evaluation.npz"):
+        np.savez(spec.parent / name, image=np.zeros((2, 4), np.float32))
+    return load_spec(spec)
+
+
+def test_of_an_onnx_file(tmp_path: Path) -> None:
+    model = save_onnx(tmp_path / "My net (v2).onnx")
+    output = tmp_path / "specs" / "spec.yaml"
+    write_starter(model, output)
+    spec = filled(output)
+    assert spec.name == "My-net-v2"
+    assert spec.onnx == model
+    assert [p.name for p in spec.passes] == ["fuse", "quantize-static"]
+    assert spec.data["calibration"].keys.inputs == {"image": "image"}
+    assert spec.data["evaluation"].keys.batch == 32
+    assert spec.output == output.parent / "out" / "My-net-v2"
+    text = output.read_text()
+    assert "#   image float32[batch, 4]\n" in text
+    assert "compress plan spec.yaml " in text
+
+
+def test_the_batch_of_a_fixed_input(tmp_path: Path) -> None:
+    model = save_onnx(tmp_path / "m.onnx", shape=(1, 4))
+    write_starter(model, tmp_path / "spec.yaml")
+    assert filled(tmp_path / "spec.yaml").data["evaluation"].keys.batch == 1
+
+
+@pytest.mark.parametrize("name", ["serving_default_x:0", "a b", "yes", "1", "x\ny", 'q"\\q', "{}"])
+def test_names_that_yaml_would_misread(tmp_path: Path, name: str) -> None:
+    model = save_onnx(tmp_path / "m.onnx", name=name)
+    write_starter(model, tmp_path / "spec.yaml")
+    assert filled(tmp_path / "spec.yaml").data["calibration"].keys.inputs == {name: name}
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
+def test_scalars_are_read_back_as_they_were(text: str) -> None:
+    assert YAML(typ="rt").load(f"key: {scalar(text)}\n")["key"] == text
+    assert list(YAML(typ="rt").load(f"{scalar(text)}: 1\n")) == [text]
+
+
+def test_of_a_checkpoint(tmp_path: Path) -> None:
+    torch.save({"state_dict": {"w": torch.zeros(3, 4), "n": torch.tensor(1)}}, tmp_path / "m.pt")
+    write_starter(tmp_path / "m.pt", tmp_path / "spec.yaml")
+    spec = filled(tmp_path / "spec.yaml")
+    assert spec.model.factory == "my_package.model:build"
+    assert spec.checkpoint == tmp_path / "m.pt"
+    assert "(2 tensors, 12 parameters)" in (tmp_path / "spec.yaml").read_text()
+
+
+def test_lines_are_short(tmp_path: Path) -> None:
+    text = starter_text(save_onnx(tmp_path / "m.onnx"), "m.onnx", "spec.yaml")
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    output = tmp_path / "spec.yaml"
+    output.write_text("mine")
+    with pytest.raises(SpecError, match="exists already; name another file with -o"):
+        write_starter(save_onnx(tmp_path / "m.onnx"), output)
+    assert output.read_text() == "mine"
+
+
+def test_models_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "cut.onnx").write_bytes(b"\x08\x07\x12")
+    (tmp_path / "cut.pt").write_bytes(b"PK")
+    for name, error in (("gone", SpecError), ("cut.onnx", ModelError), ("cut.pt", ModelError)):
+        with pytest.raises(error, match=name):
+            write_starter(tmp_path / name, tmp_path / "spec.yaml")
+    assert not (tmp_path / "spec.yaml").exists()
