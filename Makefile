@@ -42,5 +42,8 @@ check: lint types test  ## what CI runs
 bench: $(VENV)/.dev  ## the benchmark tables; real checkpoints are found through COMPRESSOR_DATA
 	$(BIN)/python -m pytest -m benchmark -s
 
+docs: $(VENV)/.dev  ## the generated reference pages
+	$(BIN)/python docs/generate.py
+
 clean:
 	rm -rf $(VENV) out build dist *.egg-info

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,8 +29,8 @@ def collect(
 ) -> dict[str, Any]:
     """Return the requested statistics by ``Request.key``, from one pass over the data.
 
-    Only the current batch and one state for each observer are held; all histogram observers of
-    a tensor share one state.
+    Held are two batches, one being run while the other is observed, and one state for each
+    observer; all histogram observers of a tensor share one state.
 
     Args:
         run: returns the requested tensors (and perhaps others) by name, for one batch.
@@ -52,15 +53,12 @@ def collect(
         by_place.setdefault(key[0], []).append(key)
 
     seen = 0
-    for batch in batches:
+    for batch, outputs in _run_ahead(run, batches):
         samples = len(next(iter(batch.values())))
-        outputs = run(batch)
         for (tensor, where), keys in by_place.items():
             feed = {key: updaters[key] for key in keys}
             try:
-                values = _values(tensor, outputs)
-                if where is not None:
-                    values = values[_values(where, outputs) > 0]
+                values = _values(tensor, outputs, where)
                 if values.numel():
                     states.update(_updated(feed, states, values))
             except ValueError as error:
@@ -73,6 +71,21 @@ def collect(
     if not seen:
         raise DataError("calibration data", "has no samples", "give at least one batch")
     return {key: _result(key, observer, states[shared[key]]) for key, observer in observers.items()}
+
+
+def _run_ahead(
+    run: Callable[[Batch], Batch], batches: Iterable[Batch]
+) -> Iterator[tuple[Batch, Batch]]:
+    """Yield each batch with the model's outputs, while the next batch is run in a thread."""
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        waiting: tuple[Batch, Future[Batch]] | None = None
+        for batch in batches:
+            running = (batch, pool.submit(run, batch))
+            if waiting is not None:
+                yield waiting[0], waiting[1].result()
+            waiting = running
+        if waiting is not None:
+            yield waiting[0], waiting[1].result()
 
 
 def _state_key(request: Request, observer: AnyObserver) -> _Key:
@@ -92,7 +105,8 @@ def _updated(
     return {key: observer.update(states[key], values) for key, observer in ranges_first}
 
 
-def _values(tensor: str, outputs: Batch) -> torch.Tensor:
+def _values(tensor: str, outputs: Batch, where: str | None) -> torch.Tensor:
+    """Return a tensor's values, only those at which ``where`` is positive if that is given."""
     if tensor not in outputs:
         raise DataError(
             f"tensor '{tensor}'",
@@ -100,6 +114,8 @@ def _values(tensor: str, outputs: Batch) -> torch.Tensor:
             "request a tensor that the graph has",
         )
     array = np.ascontiguousarray(outputs[tensor])
+    if where is not None:  # ten times as fast as indexing with a mask
+        array = np.compress((outputs[where] > 0).ravel(), array.ravel())
     if array.dtype.kind not in "biuf":  # bfloat16 and smaller, which torch takes from no array
         array = array.astype(np.float32)
     # torch.from_numpy would warn that the tensor could be used to write to the array.

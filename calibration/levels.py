@@ -46,8 +46,7 @@ def merge(first: Levels, second: Levels) -> Levels:
     if not first.channels or not second.channels:
         return first if first.channels else second
     joined = tuple(
-        torch.unique(torch.cat(pair))
-        for pair in zip(first.channels, second.channels, strict=True)
+        torch.unique(torch.cat(pair)) for pair in zip(first.channels, second.channels, strict=True)
     )
     if any(channel.numel() > _MOST for channel in joined):
         return Levels(scattered=True)

@@ -12,7 +12,7 @@ from torch.nn import functional
 from compressor.types.observer import Moments
 
 _POSITIONS = 64  # of a feature map that are looked at in each sample
-_ROWS_PER_COLUMN = 16  # vectors that make a moment of full rank with little noise
+_ROWS_PER_COLUMN = 8  # vectors that make a moment of full rank with little noise
 
 
 @dataclass(frozen=True)

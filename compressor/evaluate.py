@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from compressor.data import Data
-from compressor.errors import DataError
+from compressor.errors import DataError, ModelError
 from compressor.metrics import Metric
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.layers import Layer
@@ -109,6 +109,9 @@ def layer_signals(carrier: Carrier, baseline: Carrier, batch: Batch) -> dict[str
     """Return for each layer the SQNR of its output against the float model's, in dB.
 
     Only layers whose output value exists in both graphs appear.
+
+    Raises:
+        ModelError: a layer gives NaN or infinity where the float model does not.
     """
     from compressor.graph.values import value_by_name
 
@@ -122,14 +125,20 @@ def layer_signals(carrier: Carrier, baseline: Carrier, batch: Batch) -> dict[str
         return {}
     have = carrier.runner(taps).run(small)
     want = baseline.runner(taps).run(small)
-    return {layer.name: _sqnr(want, have, layer.output) for layer in shared}
+    return {layer.name: _sqnr(layer, want[layer.output], have[layer.output]) for layer in shared}
 
 
-def _sqnr(want: Mapping[str, Array], have: Mapping[str, Array], name: str) -> float | None:
-    reference = want[name].astype(np.float64)
-    if reference.shape != have[name].shape:
+def _sqnr(layer: Layer, want: Array, have: Array) -> float | None:
+    if want.shape != have.shape or not np.isfinite(want).all():
         return None
-    difference = reference - have[name]
+    if not np.isfinite(have).all():
+        raise ModelError(
+            f"layer {layer.name!r}",
+            "gives NaN or infinity after this pass",
+            "its range is too narrow: leave this layer out with a rule under layers",
+        )
+    reference = want.astype(np.float64)
+    difference = reference - have
     return ratio_db(float(np.square(reference).sum()), float(np.square(difference).sum()))
 
 

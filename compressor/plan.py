@@ -22,7 +22,7 @@ from compressor.types.exporter import Exporter
 from compressor.types.observer import Observer, Request
 from compressor.types.passes import LayerPlan, Pass, PassContext
 
-_RUNTIME_BYTES = 450_000_000  # PyTorch, ONNX Runtime and Python themselves, measured
+_RUNTIME_BYTES = 500_000_000  # PyTorch, ONNX Runtime and Python themselves, measured
 _COPIES = 3  # the model as read, as changed, and inside the runtime
 
 
@@ -69,6 +69,7 @@ class Plan:
         bytes: of the float model's tensors.
         macs: multiply-accumulates for one sample.
         peak_memory: predicted bytes.
+        warnings: limits that the prediction says will not hold, one sentence each.
     """
 
     spec: Spec
@@ -84,6 +85,7 @@ class Plan:
     parameters: int
     macs: int
     peak_memory: int
+    warnings: tuple[str, ...]
 
 
 def make_plan(spec: Spec) -> Plan:
@@ -132,6 +134,16 @@ def make_plan(spec: Spec) -> Plan:
         parameters=parameters(graph),
         macs=macs(graph),
         peak_memory=_peak_memory(float_model, data, passes),
+        warnings=_warnings(spec, exports, initializer_bytes(graph)),
+    )
+
+
+def _warnings(spec: Spec, exports: Sequence[ExportPlan], size: int) -> tuple[str, ...]:
+    limit = spec.limits.size_ratio
+    return tuple(
+        f"{e.format}: the predicted size ratio {e.bytes / size:.2f} is above the limit {limit:g}"
+        for e in exports
+        if limit is not None and e.bytes > limit * size
     )
 
 
@@ -217,7 +229,11 @@ def _rows(before: Carrier, after: Carrier, passes: Sequence[PassPlan]) -> tuple[
                 kind=layer.kind,
                 shape=layer.shape,
                 actions=tuple("-" if o is None else o.action for o in own),
-                reasons=tuple(o.reason for o in own if o is not None and o.reason),
+                reasons=tuple(
+                    f"{step.name}: {o.reason}"
+                    for step, o in zip(passes, own, strict=True)
+                    if o is not None and o.reason
+                ),
                 bytes_before=sizes_before[layer.name],
                 bytes_after=sizes_after.get(layer.name, 0),
             )

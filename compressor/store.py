@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import shutil
 from collections.abc import Iterator, Mapping
@@ -11,6 +10,8 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from compressor.errors import SpecError
 from compressor.files import disk_errors, remove_stale_staging, staging, sync
@@ -57,6 +58,8 @@ class Store:
 
     def __init__(self, root: Path):
         self._root = root
+        self.written = 0
+        """How many entries were written through this object."""
 
     def read(self, key: str) -> Any | None:
         """Return the result stored under ``key``, or ``None``."""
@@ -84,6 +87,7 @@ class Store:
                 shutil.rmtree(target)
             folder.replace(target)
             sync(target.parent)
+            self.written += 1
 
     def forget(self) -> None:
         """Remove every result; call it while the store is locked."""
@@ -100,15 +104,17 @@ class Store:
         """
         with disk_errors(self._root):
             self._root.mkdir(parents=True, exist_ok=True)
-            handle = (self._root / _LOCK).open("w")
-        with handle:
+            lock = FileLock(self._root / _LOCK)
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
+                lock.acquire(timeout=0)
+            except Timeout as error:
                 raise SpecError(
                     f"output {str(self._root.parent)!r}",
                     "is in use by another run",
                     "wait for it, or give this run another output",
                 ) from error
+        try:
             remove_stale_staging(self._root)
             yield
+        finally:
+            lock.release()

@@ -14,7 +14,7 @@ from compressor.types.observer import Moments, Observer
 class SecondMoment(Observer[Moments | None, Moments | None]):
     """``Σ x xᵀ`` over a layer's inputs ``x``: vectors, or with a kernel the patches it sees.
 
-    Observation stops once there are 16 times as many vectors as columns; what follows would
+    Observation stops once there are eight times as many vectors as columns; what follows would
     sharpen the moment and cost more than the rest of calibration. The sum of the vectors comes
     with it. Planning gets ``None``.
     """

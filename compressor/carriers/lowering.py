@@ -89,7 +89,11 @@ def lower(module: torch.nn.Module, inputs: Sequence[TensorSpec]) -> ir.Model:
 
 def attach_weights(model: ir.Model, module: torch.nn.Module) -> None:
     """Let a lowered model's initializers refer to the module's present parameters."""
-    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    # A tied weight has several names; the graph may use any of them.
+    state = {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
     for name, value in model.graph.initializers.items():
         if name in state:
             value.const_value = tensor_adapters.TorchTensor(state[name].detach(), name=name)

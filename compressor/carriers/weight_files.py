@@ -24,6 +24,19 @@ _WRAPPERS = ("state_dict", "model_state_dict", "model", "net", "module", "weight
 _PREFIXES = ("module.", "_orig_mod.")
 _REFUSED = re.compile(r"GLOBAL (\S+)|unrecognized function|allowlisted|must be imported")
 _CALLS = frozenset({"GLOBAL", "STACK_GLOBAL", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "REDUCE"})
+_DAMAGED = (  # what PyTorch raises where bytes are missing or wrong, by trial
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    OSError,
+    OverflowError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    struct.error,
+    zipfile.BadZipFile,
+)
 _POINTER = b"version https://git-lfs"
 
 
@@ -134,8 +147,8 @@ def _read_safetensors(path: Path, headers_only: bool) -> dict[str, torch.Tensor]
 
 def _read_pickle(path: Path, headers_only: bool) -> dict[str, torch.Tensor]:
     device = "meta" if headers_only else "cpu"
-    mapped = not headers_only and zipfile.is_zipfile(path)
     try:
+        mapped = not headers_only and zipfile.is_zipfile(path)
         with warnings.catch_warnings(action="ignore"):  # of pickles that it will refuse anyway
             content = torch.load(path, map_location=device, weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
@@ -153,10 +166,10 @@ def _read_pickle(path: Path, headers_only: bool) -> dict[str, torch.Tensor]:
             f"is not a PyTorch file ({reason or 'its pickle is malformed'})",
             "give the file that torch.save wrote, or save it again",
         ) from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, struct.error) as error:
+    except _DAMAGED as error:
         raise ModelError(
             f"checkpoint {str(path)!r}",
-            f"cannot be read ({type(error).__name__}: {str(error).partition(chr(10))[0][:160]})",
+            f"cannot be read ({_first_sentence(error)})",
             "the file is cut or damaged",
         ) from error
     return state_dict_of(content, f"checkpoint {str(path)!r}")
@@ -169,6 +182,10 @@ def _calls_something(path: Path) -> bool:
             return any(operation.name in _CALLS for operation, _, _ in pickletools.genops(stream))
     except (ValueError, EOFError, struct.error, OverflowError):  # not a pickle after all
         return False
+
+
+def _first_sentence(error: Exception) -> str:
+    return str(error).partition("\n")[0].partition(". ")[0][:160] or type(error).__name__
 
 
 def state_dict_of(content: Any, subject: str) -> dict[str, torch.Tensor]:

@@ -36,6 +36,8 @@ def run(spec: Path, settings: tuple[str, ...], fresh: bool, as_json: bool, quiet
     if as_json:
         click.echo(json_text(result.report), nl=False)
     elif not quiet:
+        if result.cached:
+            click.echo("Nothing has changed: these are the results of an earlier run.", err=True)
         show(result_table(result.report, _near(result.output / "report.html")), stderr)
     raise click.exceptions.Exit(int(result.exit_code))
 

@@ -70,8 +70,13 @@ def macs(model: ir.Model) -> int:
 
 
 def _is_codes(value: ir.Value) -> bool:
-    """Tell codes of a weight from other integers: they are a byte at most, in a matrix at least."""
-    return value.dtype in _CODES and value.shape is not None and len(value.shape) >= 2
+    """Tell codes of a parameter from other integers.
+
+    They are dequantized, or they are a byte at most and a matrix at least.
+    """
+    dequantized = any(is_op(u.node, "DequantizeLinear") and u.idx == 0 for u in value.uses())
+    narrow = value.dtype in _CODES and value.shape is not None and len(value.shape) >= 2
+    return dequantized or narrow
 
 
 def _running_statistics(model: ir.Model) -> set[str]:

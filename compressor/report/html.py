@@ -176,7 +176,7 @@ def _latency_tile(artifact: Mapping[str, Any], limit: LimitRow | None) -> Tile:
         bars=_bars(before, after, artifact["path"], formats.milliseconds),
         interval=None,
         limit=limit,
-        reason="" if artifact["deployed"] else "not judged: a storage format",
+        reason="" if artifact["deployed"] else f"not judged: {artifact['latency_ratio_reason']}",
     )
 
 

@@ -31,6 +31,7 @@ def plan_table(plan: Plan) -> Group:
     if notes:
         blocks += [Text(), Text("Notes", style="bold"), *notes]
     blocks += [Text(), _exports(plan), Text()]
+    blocks += [label(f"Warning: {warning}", "yellow") for warning in plan.warnings]
     blocks.append(Text(f"Predicted peak memory: {formats.size(plan.peak_memory)}"))
     return Group(*blocks)
 
@@ -62,6 +63,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
             for e in plan.exports
         ],
         "peak_memory": plan.peak_memory,
+        "warnings": list(plan.warnings),
     }
 
 

@@ -13,7 +13,6 @@ from compressor.report.verdict import Report, artifact_ok, metric_name
 FLOAT_MODEL = "float model"
 _NO_REASON = "the report gives no reason"
 _MOST_NOTES = 20
-_STORAGE = "a storage format"
 
 
 @dataclass(frozen=True)
@@ -174,7 +173,7 @@ def _artifact_row(report: Report, artifact: Mapping[str, Any]) -> ModelRow:
         interval = artifact["latency"][0]["ratio"]["ci95"]
         ratio = Figure(ratio.text, formats.ratio_interval(interval))
     elif not artifact["deployed"]:
-        ratio = Figure("not judged", reason=_STORAGE)
+        ratio = Figure("not judged", reason=artifact["latency_ratio_reason"])
     return ModelRow(
         name=artifact["path"],
         format=artifact["format"],

@@ -50,7 +50,7 @@ def write_artifacts(workspace: Workspace, key: str, carrier: Carrier) -> list[Ar
         CompressorError: an exporter fails; nothing of its artifact is left behind.
     """
     spec = workspace.plan.spec
-    context = ExportContext(spec.name, json_sha256(dict(spec.resolved)))
+    context = ExportContext(spec.name, json_sha256(_what_decides(spec.resolved)))
     made = []
     for index, (exporter, planned) in enumerate(
         zip(spec.exports, workspace.plan.exports, strict=True)
@@ -71,6 +71,11 @@ def write_artifacts(workspace: Workspace, key: str, carrier: Carrier) -> list[Ar
         path = spec.output / str(files[0]["name"])
         made.append(Artifact(exporter, path, files, planned.bytes))
     return made
+
+
+def _what_decides(resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out of a spec what does not change the artifacts' content."""
+    return {k: v for k, v in resolved.items() if k not in ("output", "limits", "exports")}
 
 
 def _written(

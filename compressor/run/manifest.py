@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
@@ -39,4 +38,7 @@ def manifest(
 
 
 def _file(path: Path, start: Path) -> dict[str, Any]:
-    return {"name": Path(os.path.relpath(path, start)).as_posix(), "sha256": file_sha256(path)}
+    """Name a file relative to ``start``; one that lies elsewhere by its name alone."""
+    inside = path.is_relative_to(start)
+    name = path.relative_to(start).as_posix() if inside else path.name
+    return {"name": name, "sha256": file_sha256(path)}

@@ -36,11 +36,13 @@ class RunResult:
         report: the content of ``report.json``.
         output: the folder with everything.
         exit_code: 0, 1 where a limit failed, 4 where an artifact failed its check.
+        cached: nothing had changed: every result is that of an earlier run.
     """
 
     report: Mapping[str, Any]
     output: Path
     exit_code: ExitCode
+    cached: bool
 
 
 def run_spec(spec: Spec, *, fresh: bool = False, progress: Progress | None = None) -> RunResult:
@@ -68,7 +70,8 @@ def run_spec(spec: Spec, *, fresh: bool = False, progress: Progress | None = Non
         _publish(workspace, report)
     failed_check = any(not c["ok"] for a in report["artifacts"] for c in a["checks"])
     code = ExitCode.DONE if report["ok"] else ExitCode.LIMIT_FAILED
-    return RunResult(report, spec.output, ExitCode.ARTIFACT_FAILED if failed_check else code)
+    code = ExitCode.ARTIFACT_FAILED if failed_check else code
+    return RunResult(report, spec.output, code, cached=store.written == 0)
 
 
 def _execute(workspace: Workspace) -> dict[str, Any]:
@@ -84,7 +87,7 @@ def _execute(workspace: Workspace) -> dict[str, Any]:
     artifacts = [verify(workspace, a, final, a.path.name) for a in written]
     limits = judge(plan.spec.limits, artifacts)
     checks = [c["ok"] for a in artifacts for c in a["checks"]]
-    latency = baseline_latency(workspace)
+    latency = baseline_latency(artifacts)
     return {
         "schema": 1,
         "name": plan.spec.name,
@@ -95,8 +98,8 @@ def _execute(workspace: Workspace) -> dict[str, Any]:
             "bytes": plan.bytes,
             "parameters": plan.parameters,
             "macs": plan.macs,
-            "latency_ms": latency["primary"],
-            "latency": latency["rows"],
+            "latency_ms": latency[0],
+            "latency": latency,
         },
         "artifacts": artifacts,
         "passes": [_pass_entry(workspace, step) for step in steps],

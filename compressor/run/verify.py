@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,33 +57,22 @@ def verify(workspace: Workspace, artifact: Artifact, final: Carrier, label: str)
         "bytes": size,
         "predicted_bytes": artifact.predicted,
         "sha256": artifact.files[0]["sha256"],
-        "deployed": artifact.exporter.deployed,
+        "deployed": not artifact.exporter.not_judged,
         "runtime": measured["runtime"],
         **judged,
         "size_ratio": size / workspace.plan.bytes,
         "latency_ms": measured["latency_ms"],
         "latency_ratio": measured["latency_ratio"],
+        "latency_ratio_reason": measured["latency_ratio_reason"],
         "latency": measured["latency"],
         "checks": measured["checks"],
     }
 
 
-def baseline_latency(workspace: Workspace) -> dict[str, Any]:
-    """Time the float model alone, for runs in which no artifact is timed beside it."""
-    key = result_key("baseline-latency", workspace.source_key, batches=_batches(workspace))
-    found = workspace.store.read(key)
-    if found is None:
-        with workspace.progress.stage("time the float model"):
-            rows = [
-                measure({BASELINE: workspace.baseline_runner}, workspace.sample(b)).summary(
-                    BASELINE
-                )
-                for b in _batches(workspace)
-            ]
-        found = {"rows": rows}
-        with workspace.store.write(key) as (_, result):
-            result.update(found)
-    return {"primary": found["rows"][0], "rows": found["rows"]}
+def baseline_latency(artifacts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the float model's latencies, as they were timed beside the artifact that is judged."""
+    judged = [a for a in artifacts if a["deployed"]] or list(artifacts)
+    return [row["float"] for row in judged[0]["latency"]]
 
 
 def _measured(workspace: Workspace, artifact: Artifact, final: Carrier, key: str) -> dict[str, Any]:
@@ -102,7 +92,7 @@ def _measured(workspace: Workspace, artifact: Artifact, final: Carrier, key: str
         result = {
             "runtime": runner.runtime,
             **_fidelity(workspace, artifact, runner, final),
-            **_latency(workspace, runner, artifact.exporter.deployed),
+            **_latency(workspace, runner, artifact.exporter.not_judged),
         }
     with workspace.store.write(own) as (_, stored):
         stored.update(result)
@@ -152,7 +142,7 @@ def _fidelity(
     }
 
 
-def _latency(workspace: Workspace, runner: Runner, deployed: bool) -> dict[str, Any]:
+def _latency(workspace: Workspace, runner: Runner, not_judged: str) -> dict[str, Any]:
     """Time the artifact and the float model in turn, at batch 1 and at the evaluation's batch."""
     rows = []
     for count in _batches(workspace):
@@ -167,7 +157,8 @@ def _latency(workspace: Workspace, runner: Runner, deployed: bool) -> dict[str, 
             }
         )
     entry: dict[str, Any] = {"latency_ms": rows[0]["artifact"], "latency": rows}
-    entry["latency_ratio"] = rows[0]["ratio"]["value"] if deployed else None  # type: ignore[index]
+    entry["latency_ratio"] = None if not_judged else rows[0]["ratio"]["value"]  # type: ignore[index]
+    entry["latency_ratio_reason"] = not_judged or None
     return entry
 
 

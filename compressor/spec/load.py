@@ -220,7 +220,7 @@ def _data_entry(role: str, value: dict[str, Any], document: Document, folder: Pa
 def _fields(keys: DataKeys) -> dict[str, str]:
     """Map names in a batch to names in the source; the target keeps its own name."""
     fields = dict(keys.inputs)
-    if keys.target is not None:
+    if keys.target is not None and fields:  # without any, all arrays are read
         fields[keys.target] = keys.target
     return fields
 

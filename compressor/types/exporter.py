@@ -29,19 +29,24 @@ class Exporter(Options, ABC):
 
     Class attributes:
         format: the name in a spec.
-        deployed: the artifact is what runs on the device, so latency limits apply to it; a
-            storage format is timed too, but not judged.
         version: raised whenever written bytes change.
     """
 
     format: ClassVar[str]
-    deployed: ClassVar[bool] = True
     version: ClassVar[int] = 1
 
     @property
     def targets(self) -> frozenset[str]:
         """Names of the targets whose rules the passes should follow."""
         return frozenset()
+
+    @property
+    def not_judged(self) -> str:
+        """Why latency limits do not apply: what is timed here is not what will be deployed.
+
+        Empty where they do apply.
+        """
+        return ""
 
     @abstractmethod
     def check(self, carrier: Carrier) -> None:

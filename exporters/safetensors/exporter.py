@@ -28,7 +28,11 @@ class SafetensorsExporter(Exporter):
     """Writes ``model.safetensors`` with all weights, and ``model.json`` with the graph."""
 
     format: ClassVar[str] = "safetensors"
-    deployed: ClassVar[bool] = False
+
+    @property
+    def not_judged(self) -> str:
+        """A device loads it and runs something else."""
+        return "a storage format"
 
     def check(self, carrier: Carrier) -> None:
         """Raise where the model could not be loaded again.

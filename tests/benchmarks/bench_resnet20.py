@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -66,9 +65,8 @@ def planned(output: Path, *settings: str) -> Plan:
 
 def float_file(plan: Plan, folder: Path) -> Path:
     """Write the fused float model, what both tools start from."""
-    fused = plan.spec.passes[0].apply(plan.model.carrier, plan.context, {}).carrier
     path = folder / "float.onnx"
-    ir.save(fused.graph(), path)
+    ir.save(fused(plan).graph(), path)
     prepared = folder / "prepared.onnx"
     peers.prepare(path, prepared)
     return prepared
@@ -147,12 +145,16 @@ def test_fidelity_and_latency(tmp_path: Path) -> None:
     show("Latency ratios, interleaved", ["ratio", "batch", "median", "95 %"], rows)
 
 
-def quantize_ours(plan: Plan, observer: str, folder: Path) -> None:
+def fused(plan: Plan) -> Carrier:
+    """Return the model that quantization starts from; the peer starts from the same."""
+    return plan.spec.passes[0].apply(plan.model.carrier, plan.context, {}).carrier
+
+
+def quantize_ours(plan: Plan, carrier: Carrier, observer: str, folder: Path) -> None:
     """Calibrate, quantize and write one ONNX file."""
     static = catalog.load("pass", "quantize-static").model_validate(
         {"activations": {"observer": observer}}
     )
-    carrier: Carrier = plan.spec.passes[0].apply(plan.model.carrier, plan.context, {}).carrier
     survey = static.survey(carrier, plan.context)
     taps = list(dict.fromkeys(t for r in survey.requests for t in r.tensors))
     runner = carrier.runner([t for t in taps if t != "image"])
@@ -176,8 +178,10 @@ def test_time_to_quantize(tmp_path: Path) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             peers.quantize(base, tmp_path / "theirs.onnx", batches, "Entropy", False)
 
+    carrier = fused(plan)
+
     def ours() -> None:
-        quantize_ours(plan, "entropy", tmp_path / "ours")
+        quantize_ours(plan, carrier, "entropy", tmp_path / "ours")
 
     def seconds(run: Callable[[], None]) -> float:
         start = time.perf_counter()
@@ -201,8 +205,11 @@ def child(samples: int) -> None:
     """Calibrate and quantize in this process, and print its peak memory in bytes."""
     folder = Path(os.environ["BENCH_FOLDER"])
     plan = planned(folder, f"data.calibration.samples={samples}")
-    quantize_ours(plan, "entropy", folder)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, plan.peak_memory)
+    quantize_ours(plan, fused(plan), "entropy", folder)
+    # Not ru_maxrss: that starts at the peak of the process that started this one.
+    status = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    peak = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+    print(peak, plan.peak_memory)
 
 
 def test_peak_memory(tmp_path: Path) -> None:

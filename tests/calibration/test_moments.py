@@ -61,7 +61,7 @@ def test_merging_is_adding():
 
 def test_it_stops_when_there_is_enough():
     observer = SecondMoment()
-    state = observer.update(observer.start(), torch.ones(16 * 4, 4))
+    state = observer.update(observer.start(), torch.ones(8 * 4, 4))
     assert observer.update(state, torch.ones(10, 4)) is state
 
 

@@ -11,7 +11,13 @@ import torch
 
 from compressor import catalog, timing
 from tests.compressor import spine_plugins
-from tests.compressor.tiny_project import Project, forget_modules, onnx_project, torch_project
+from tests.compressor.tiny_project import (
+    Project,
+    forget_catalog,
+    forget_modules,
+    onnx_project,
+    torch_project,
+)
 
 
 @pytest.fixture
@@ -34,11 +40,6 @@ def spine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(threads)
     forget_modules()
     forget_catalog()
-
-
-def forget_catalog() -> None:
-    catalog.names.cache_clear()
-    catalog.load.cache_clear()
 
 
 @pytest.fixture

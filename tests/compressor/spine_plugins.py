@@ -6,17 +6,23 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
+import numpy as np
 from pydantic import Field
 
+from compressor.carriers.onnx_carrier import OnnxCarrier
 from compressor.types.carrier import Capability, Carrier, Runner
 from compressor.types.passes import LayerOutcome, LayerPlan, Outcome, Pass, PassContext, Survey
 from compressor.types.tensors import Batch
 from exporters.onnx.exporter import OnnxExporter
+from tests.compressor.tiny_project import Project
 
 DEADLY = "SPINE_TEST_DEADLY"
 HERE = "tests.compressor.spine_plugins"
@@ -28,6 +34,7 @@ PASSES = {
 EXPORTERS = {
     "liar": f"{HERE}:LyingExporter",
     "cut": f"{HERE}:CuttingExporter",
+    "empty": f"{HERE}:EmptyExporter",
     "slow": f"{HERE}:SlowExporter",
 }
 
@@ -59,17 +66,37 @@ class Strike(Nudge):
 
     name: ClassVar[str] = "strike"
 
+    when: Literal["apply", "save"] = Field(
+        default="apply", description="while it computes, or while its result is stored"
+    )
+
     def apply(
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
     ) -> Outcome:
-        if DEADLY in os.environ:
-            os.kill(os.getpid(), signal.Signals[os.environ[DEADLY]])
-        return super().apply(carrier, context, statistics)
+        outcome = super().apply(carrier, context, statistics)
+        if self.when == "save":
+            return replace(outcome, carrier=_Doomed(outcome.carrier.graph()))
+        strike()
+        return outcome
 
     def preview(
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
     ) -> Carrier:
         return carrier
+
+
+class _Doomed(OnnxCarrier):
+    """Strikes when half of it is written."""
+
+    def save(self, directory: Path) -> None:
+        (directory / "graph.onnx").write_bytes(b"half")
+        strike()
+        super().save(directory)
+
+
+def strike() -> None:
+    if DEADLY in os.environ:
+        os.kill(os.getpid(), signal.Signals[os.environ[DEADLY]])
 
 
 class Learn(Nudge):
@@ -103,6 +130,11 @@ class _Shorter(_Altered):
         return array[..., :-1]
 
 
+class _Empty(_Altered):
+    def change(self, array: Any) -> Any:
+        return array * np.where(np.arange(len(array)) == 1, np.nan, 1)[:, None].astype(array.dtype)
+
+
 class _Slower(_Altered):
     def change(self, array: Any) -> Any:
         time.sleep(0.005)
@@ -127,6 +159,15 @@ class CuttingExporter(OnnxExporter):
         return _Shorter(super().open(path))
 
 
+class EmptyExporter(OnnxExporter):
+    """Its artifact gives NaN for the second sample."""
+
+    format: ClassVar[str] = "empty"
+
+    def open(self, path: Path) -> Any:
+        return _Empty(super().open(path))
+
+
 class SlowExporter(OnnxExporter):
     """Its artifact takes its time."""
 
@@ -134,3 +175,36 @@ class SlowExporter(OnnxExporter):
 
     def open(self, path: Path) -> Any:
         return _Slower(super().open(path))
+
+
+def in_another_process(
+    project: Project, site: Path, *command: str, deadly: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run Python beside a project's spec; the passes are those of a third party's distribution.
+
+    Args:
+        project: its folder is the working directory.
+        site: a new folder for the distribution.
+        command: arguments for Python.
+        deadly: the signal that ``strike`` sends.
+    """
+    info = site / "spine_plugins-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: spine-plugins\nVersion: 1.0\n")
+    entries = "".join(f"{name} = {reference}\n" for name, reference in PASSES.items())
+    (info / "entry_points.txt").write_text(f"[compressor.passes]\n{entries}")
+    root = Path(__file__).parents[2]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(site), str(root)]),
+        "OMP_NUM_THREADS": "1",
+    }
+    return subprocess.run(
+        [sys.executable, "-B", *command],
+        cwd=project.path.parent,
+        env={**environment, DEADLY: deadly} if deadly else environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )

@@ -141,7 +141,7 @@ def test_metrics_that_return_something_else(result: object, problem: str):
 
 def test_a_metric_that_raises():
     own = Metric("m:f", lambda outputs, _: outputs["z"])
-    with pytest.raises(DataError, match="failed .KeyError: 'z'.; check that it fits the model's"):
+    with pytest.raises(DataError, match=r"failed .KeyError: 'z'.; check that it fits the model's"):
         own.per_sample({"y": np.zeros((3, 2))}, np.zeros(3), 3)
 
 

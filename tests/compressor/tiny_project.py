@@ -15,6 +15,7 @@ import onnxruntime as ort
 import torch
 from onnx import helper, numpy_helper
 
+from compressor import catalog
 from compressor.plan import Plan, make_plan
 from compressor.run.runner import RunResult, run_spec
 from compressor.spec.load import load_spec
@@ -214,3 +215,9 @@ def forget_modules() -> None:
     for name in (MODULE, "tiny_data", "tiny_metric", "tiny_blocks"):
         sys.modules.pop(name, None)
     importlib.invalidate_caches()
+
+
+def forget_catalog() -> None:
+    """Let the catalog look again for what there is."""
+    catalog.names.cache_clear()
+    catalog.load.cache_clear()

@@ -258,7 +258,8 @@ def test_an_artifact_that_does_not_load(tmp_path: Path) -> None:
         SafetensorsExporter().open(tmp_path)
 
 
-def test_it_is_not_deployed() -> None:
-    assert not SafetensorsExporter.deployed
-    assert OnnxExporter.deployed
+def test_latency_is_judged_where_it_is_that_of_the_device() -> None:
+    assert SafetensorsExporter().not_judged
+    assert OnnxExporter(target="tensorrt").not_judged
+    assert not OnnxExporter().not_judged
     assert SafetensorsExporter().targets == frozenset()

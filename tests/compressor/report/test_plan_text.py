@@ -58,6 +58,7 @@ def make_plan(**changes: Any) -> Plan:
         "parameters": 269_722,
         "macs": 40_813_184,
         "peak_memory": 612_000_000,
+        "warnings": (),
     }
     return Plan(**{**whole, **changes})
 

@@ -1,0 +1,92 @@
+"""A checkpoint's tensors against those of a module."""
+
+import pytest
+import torch
+from torch import nn
+
+from compressor.carriers.matching import check_finite, check_names, load_into
+from compressor.errors import ModelError
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(2, 3))
+
+
+def state() -> dict[str, torch.Tensor]:
+    torch.manual_seed(1)
+    made = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(2, 3)).state_dict()
+    return {name: tensor.clone() for name, tensor in made.items()}
+
+
+def refusal(tensors: dict[str, torch.Tensor]) -> str:
+    with pytest.raises(ModelError) as caught:
+        check_names(network(), tensors, "w.pt")
+    return str(caught.value)
+
+
+def test_tensors_are_copied():
+    module, tensors = network(), state()
+    load_into(module, tensors, "w.pt")
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(tensor, tensors[name])
+        assert tensor.data_ptr() != tensors[name].data_ptr()
+
+
+def test_half_precision_becomes_the_module_s_own():
+    module = network()
+    load_into(module, {n: t.half() for n, t in state().items()}, "w.pt")
+    assert module[0].weight.dtype == torch.float32
+    assert torch.equal(module[0].weight, state()["0.weight"].half().float())
+
+
+def test_old_checkpoints_lack_the_batch_counter():
+    tensors = state()
+    del tensors["1.num_batches_tracked"]
+    load_into(network(), tensors, "w.pt")
+
+
+def test_missing():
+    tensors = state()
+    del tensors["2.bias"], tensors["1.running_var"]
+    assert refusal(tensors) == (
+        "checkpoint 'w.pt': lacks '1.running_var', '2.bias'; "
+        "check that the factory builds the network that was saved"
+    )
+
+
+def test_unexpected():
+    extra = {f"extra{i}": torch.zeros(1) for i in range(7)}
+    assert refusal({**state(), **extra}).startswith(
+        "checkpoint 'w.pt': has unexpected 'extra0', 'extra1', 'extra2', 'extra3', 'extra4' "
+        "and 2 more; check that"
+    )
+
+
+def test_renamed_tensors_are_paired():
+    tensors = {n.replace("2.", "head.2."): t for n, t in state().items()}
+    message = refusal(tensors)
+    assert "lacks '2.weight', '2.bias' and has unexpected 'head.2.weight', 'head.2.bias'" in message
+    assert message.endswith(
+        "'2.weight' may be its 'head.2.weight'; '2.bias' may be its 'head.2.bias'"
+    )
+
+
+def test_another_shape():
+    assert refusal({**state(), "2.weight": torch.zeros(4, 2)}) == (
+        "checkpoint 'w.pt': has '2.weight' with shape [4, 2], the factory's module wants [3, 2]; "
+        "build the network with the sizes it was trained with (model.config)"
+    )
+
+
+def test_headers_are_enough():
+    check_names(network(), {n: t.to("meta") for n, t in state().items()}, "w.pt")
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_values_that_are_not_finite(value: float):
+    tensors = state()
+    tensors["2.weight"][1] = value
+    with pytest.raises(ModelError, match=r"'2.weight' holds 2 values that are NaN or infinite"):
+        load_into(network(), tensors, "w.pt")
+    check_finite({"count": torch.tensor([3])}, "w.pt")

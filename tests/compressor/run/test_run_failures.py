@@ -1,0 +1,167 @@
+"""Full disks, foreign folders and other runs: a message, and nothing half-written."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from compressor.cli.application import application
+from compressor.errors import ExitCode, InputError, SpecError
+from compressor.run import runner
+from compressor.store import Store
+from tests.compressor.spine_plugins import in_another_process
+from tests.compressor.tiny_project import STORE, Project, onnx_project
+
+FULL = "is full (No space left on device); free some space and run the same command again"
+
+
+def three_steps(project: Project) -> Project:
+    project.spec["passes"] = [{"pass": "nudge", "factor": 1.5}, {"pass": "fuse"}]
+    project.spec["exports"] = [{"format": "onnx"}, {"format": "safetensors"}]
+    return project
+
+
+class Disk:
+    """Counts how often a file is moved into place, and is full from some time on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.moves = 0
+        self.full_from: int | None = None
+        move = Path.replace
+
+        def replace(path: Path, target: Path) -> Path:
+            self.moves += 1
+            if self.full_from is not None and self.moves > self.full_from:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return move(path, target)
+
+        monkeypatch.setattr(Path, "replace", replace)
+
+
+def test_a_disk_that_fills_up_at_any_time(
+    tmp_path: Path, spine: None, monkeypatch: pytest.MonkeyPatch
+):
+    disk = Disk(monkeypatch)
+    whole = three_steps(onnx_project(tmp_path / "whole"))
+    whole.run()
+    for full_from in range(disk.moves):
+        project = three_steps(onnx_project(tmp_path / str(full_from)))
+        disk.moves, disk.full_from = 0, full_from
+        with pytest.raises(InputError) as caught:
+            project.run()
+        disk.full_from = None
+        assert FULL in str(caught.value)
+        assert caught.value.exit_code is ExitCode.BAD_INPUT
+        assert not list(project.output.rglob(".staging-*"))
+        for path in project.output.iterdir():  # what is there is whole
+            if path.name.startswith("model."):
+                assert path.read_bytes() == (whole.output / path.name).read_bytes()
+        if full_from % 6 == 0:
+            assert project.run().exit_code is ExitCode.DONE
+            assert project.artifacts() == whole.artifacts()
+
+
+def test_a_full_disk_is_exit_code_3(on_onnx: Project, monkeypatch: pytest.MonkeyPatch):
+    Disk(monkeypatch).full_from = 0
+    result = CliRunner().invoke(application, ["run", str(on_onnx.path)])
+    assert result.exit_code == ExitCode.BAD_INPUT
+    folder = str(on_onnx.output / STORE)
+    assert result.stderr == f"error: folder {folder!r}: {FULL}; finished passes are kept\n"
+
+
+LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
+from compressor.cli import main
+sys.argv = ["compress", "run", "spec.yaml"]
+main()
+"""
+
+
+def test_a_file_that_the_system_does_not_let_grow(on_torch: Project, tmp_path: Path):
+    """A pass's result is a safetensors file here, whose writer fails in a way of its own."""
+    on_torch.spec["passes"] = [{"pass": "nudge"}]
+    result = in_another_process(on_torch, tmp_path / "site", "-c", LIMITED)
+    assert result.returncode == ExitCode.BAD_INPUT, result.stderr
+    assert result.stderr.startswith("error: spec.yaml:")
+    assert "is full (" in result.stderr
+    assert result.stderr.endswith(
+        "; free some space and run the same command again; finished passes are kept\n"
+    )
+    assert "File too large" in result.stderr
+    assert on_torch.leftovers() == []
+
+
+def test_a_folder_of_somebody_else_s(on_onnx: Project):
+    on_onnx.output.mkdir(parents=True)
+    (on_onnx.output / "thesis.tex").write_text("my only copy")
+    with pytest.raises(SpecError) as caught:
+        on_onnx.run()
+    assert str(caught.value) == (
+        f"output {str(on_onnx.output)!r}: holds files that no run of compressor made; "
+        "name another folder, or empty this one"
+    )
+    assert [p.name for p in on_onnx.output.iterdir()] == ["thesis.tex"]
+
+
+def test_an_output_that_is_a_file(on_onnx: Project):
+    on_onnx.output.parent.mkdir()
+    on_onnx.output.write_text("x")
+    with pytest.raises(SpecError, match="is a file; name a folder"):
+        on_onnx.run()
+    assert on_onnx.output.read_text() == "x"
+
+
+def test_an_empty_folder_is_fine(on_onnx: Project):
+    on_onnx.output.mkdir(parents=True)
+    assert on_onnx.run().exit_code is ExitCode.DONE
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_folder_that_another_run_is_using(on_onnx: Project, fresh: bool):
+    on_onnx.run()
+    store = Store(on_onnx.output / STORE)
+    before = {p: p.read_bytes() for p in on_onnx.output.rglob("*") if p.is_file()}
+    staged = on_onnx.output / ".staging-of-the-other"
+    staged.mkdir()
+    with store.locked():
+        with pytest.raises(SpecError) as caught:
+            on_onnx.run(fresh=fresh)
+        assert str(caught.value) == (
+            f"output {str(on_onnx.output)!r}: is in use by another run; "
+            "wait for it, or give this run another output"
+        )
+        assert staged.is_dir()
+        assert {p: p.read_bytes() for p in on_onnx.output.rglob("*") if p.is_file()} == before
+    assert on_onnx.run(fresh=fresh).exit_code is ExitCode.DONE
+    assert not staged.exists()
+
+
+def test_what_is_wrong_with_the_data_shows_before_any_pass(
+    on_onnx: Project, monkeypatch: pytest.MonkeyPatch
+):
+    """A metric that fails must not cost a night of calibration."""
+    (on_onnx.folder / "tiny_metric.py").write_text("def f(output, target): return output\n")
+    on_onnx.spec["metric"] = "tiny_metric:f"
+    on_onnx.spec["passes"] = [{"pass": "nudge"}]
+    begun: list[str] = []
+    monkeypatch.setattr(runner, "run_passes", lambda _: begun.append("passes"))
+    with pytest.raises(InputError, match=r"metric 'tiny_metric:f': returned shape \[16, 4\] for"):
+        on_onnx.run()
+    assert begun == []
+    assert on_onnx.leftovers() == []
+
+
+def test_a_module_that_lowers_to_something_else(on_torch: Project):
+    source = (on_torch.folder / "tiny_net.py").read_text()
+    noisy = source.replace("self.fc(x.mean((2, 3)))", "self.fc(x.mean((2, 3))) + torch.rand(4)")
+    assert noisy != source
+    (on_torch.folder / "tiny_net.py").write_text(noisy)
+    with pytest.raises(InputError) as caught:
+        on_torch.run()
+    assert str(caught.value).startswith(
+        "module TinyNet: its lowered graph gives other values for output 'output'; "
+    )
+    assert on_torch.leftovers() == []

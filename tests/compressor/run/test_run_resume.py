@@ -1,0 +1,263 @@
+"""Nothing is computed twice, and nothing stale is used: what invalidates what, and resuming."""
+
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+import calibration.collect
+from compressor.cli.application import application
+from compressor.errors import ExitCode
+from compressor.run import verify, workspace
+from exporters.onnx.exporter import OnnxExporter
+from passes.quantize.static import QuantizeStatic
+from tests.compressor.spine_plugins import DEADLY, Strike, in_another_process
+from tests.compressor.tiny_project import (
+    MODULE,
+    NETWORK,
+    ONNX,
+    STORE,
+    Project,
+    forget_modules,
+    onnx_project,
+    sample_images,
+    tiny_module,
+    tiny_onnx,
+)
+
+STATIC: dict[str, Any] = {
+    "pass": "quantize-static",
+    "weights": {"rounding": "nearest"},
+    "activations": {"observer": "min-max"},
+}
+TRANSFORM = "def scale(batch):\n    return {**batch, 'image': batch['image'] * 2}\n"
+
+Change = Callable[[Project], None]
+
+
+def two_passes(project: Project) -> Project:
+    project.spec["passes"] = [{"pass": "strike", "factor": 1.5}, dict(STATIC)]
+    (project.folder / "tiny_data.py").write_text(TRANSFORM)
+    project.spec["data"]["calibration"]["transform"] = "tiny_data:scale"
+    return project
+
+
+def cached(project: Project) -> list[bool]:
+    return [entry["cached"] for entry in project.run().report["passes"]]
+
+
+def fail(*_: Any, **__: Any) -> Any:
+    raise AssertionError("computed again")
+
+
+def test_a_second_run_computes_nothing_again(on_onnx: Project, monkeypatch: pytest.MonkeyPatch):
+    project = two_passes(on_onnx)
+    first = project.run().report
+    artifacts = project.artifacts()
+    for place, name in (
+        (calibration.collect, "collect"),
+        (Strike, "apply"),
+        (QuantizeStatic, "apply"),
+        (OnnxExporter, "write"),
+        (workspace, "evaluate"),
+        (verify, "measure"),
+    ):
+        monkeypatch.setattr(place, name, fail)
+    second = project.run().report
+    assert [entry.pop("cached") for entry in first["passes"]] == [False, False]
+    assert [entry.pop("cached") for entry in second["passes"]] == [True, True]
+    assert second == first
+    assert project.artifacts() == artifacts
+
+
+def test_fresh_forgets(on_onnx: Project):
+    project = two_passes(on_onnx)
+    project.run()
+    report = project.run(fresh=True).report
+    assert [entry["cached"] for entry in report["passes"]] == [False, False]
+
+
+def new_weights(project: Project) -> None:
+    onnx.save(tiny_onnx(seed=9), project.folder / ONNX)
+
+
+def new_calibration(project: Project) -> None:
+    np.savez(project.folder / "calib.npz", image=sample_images(7))
+
+
+def new_evaluation(project: Project) -> None:
+    labels = np.zeros(48, np.int64)
+    np.savez(project.folder / "test.npz", image=sample_images(8), label=labels)
+
+
+def new_transform(project: Project) -> None:
+    source = TRANSFORM.replace("* 2", "* 3.5")
+    (project.folder / "tiny_data.py").write_text(source)
+
+
+def setting(path: str, value: Any) -> Change:
+    """Change one key of the spec."""
+
+    def change(project: Project) -> None:
+        *parents, last = [int(p) if p.isdigit() else p for p in path.split(".")]
+        entry: Any = project.spec
+        for part in parents:
+            entry = entry[part]
+        entry[last] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "kept"),
+    [
+        pytest.param(lambda _: None, [True, True], id="nothing"),
+        pytest.param(setting("seed", 1), [False, False], id="seed"),
+        pytest.param(setting("passes.0.factor", 2.0), [False, False], id="first pass"),
+        pytest.param(
+            setting("passes.1.activations", {"observer": "percentile"}),
+            [True, False],
+            id="second pass",
+        ),
+        pytest.param(new_weights, [False, False], id="weights"),
+        pytest.param(new_calibration, [True, False], id="calibration data"),
+        pytest.param(new_transform, [True, False], id="source of the transform"),
+        pytest.param(
+            setting("data.calibration.samples", 40), [True, False], id="calibration samples"
+        ),
+        pytest.param(setting("data.calibration.batch", 8), [True, False], id="calibration batch"),
+        pytest.param(new_evaluation, [True, True], id="evaluation data"),
+        pytest.param(setting("data.evaluation.batch", 8), [True, True], id="evaluation batch"),
+        pytest.param(setting("name", "other"), [True, True], id="name"),
+        pytest.param(setting("exports.0.opset", 20), [True, True], id="opset"),
+        pytest.param(setting("exports.0.target", "tensorrt"), [False, False], id="target"),
+        pytest.param(setting("limits.metric-drop", 90), [True, True], id="limit"),
+        pytest.param(setting("metric", "top5"), [True, True], id="metric"),
+    ],
+)
+def test_a_change_invalidates_what_depends_on_it_and_nothing_else(
+    on_onnx: Project, change: Change, kept: list[bool]
+):
+    project = two_passes(on_onnx)
+    project.spec["output"] = "out/tiny"
+    assert cached(project) == [False, False]
+    change(project)
+    assert cached(project) == kept
+    # Both results are kept: to change it back computes nothing.
+    assert cached(project) == [True, True]
+
+
+def test_new_evaluation_data_are_evaluated(on_onnx: Project):
+    before = on_onnx.run().report
+    new_evaluation(on_onnx)
+    after = on_onnx.run().report
+    assert before["baseline"]["metric"]["value"] == 100
+    assert after["baseline"]["metric"]["value"] < 100
+    assert after["artifacts"][0]["metric"]["value"] < 100
+
+
+def test_a_changed_metric_is_evaluated(on_onnx: Project):
+    own = on_onnx.folder / "tiny_metric.py"
+    own.write_text("def f(output, target): return output[:, 0] * 0 + 1\n")
+    on_onnx.spec["metric"] = "tiny_metric:f"
+    assert on_onnx.run().report["baseline"]["metric"]["value"] == 1
+    own.write_text("def f(output, target): return output[:, 0] * 0 + 25\n")
+    assert on_onnx.run().report["baseline"]["metric"]["value"] == 25
+
+
+def new_factory(project: Project) -> None:
+    source = NETWORK.replace("torch.relu(self.conv2(x))", "torch.tanh(self.conv2(x))")
+    (project.folder / f"{MODULE}.py").write_text(source)
+
+
+def new_blocks(project: Project) -> None:
+    (project.folder / "tiny_blocks.py").write_text("SCALE = 3.0\n")
+
+
+def new_checkpoint(project: Project) -> None:
+    tensors = {n: t * 0.5 for n, t in tiny_module().state_dict().items()}
+    torch.save(tensors, project.folder / "tiny.pt")
+
+
+def test_a_module_s_code_and_checkpoint_count(on_torch: Project):
+    on_torch.spec["passes"] = [{"pass": "nudge", "factor": 1.5}]
+    source = NETWORK.replace("import torch\n", "import torch\nfrom tiny_blocks import SCALE\n", 1)
+    (on_torch.folder / f"{MODULE}.py").write_text(source)
+    (on_torch.folder / "tiny_blocks.py").write_text("SCALE = 1.0\n")
+    assert cached(on_torch) == [False]
+    assert cached(on_torch) == [True]
+    for change in (new_blocks, new_checkpoint, new_factory):
+        change(on_torch)
+        assert cached(on_torch) == [False], change.__name__
+
+
+def test_a_damaged_artifact_is_written_again(on_onnx: Project):
+    on_onnx.run()
+    artifacts = on_onnx.artifacts()
+    for damage in (b"", None):
+        path = on_onnx.output / "model.onnx"
+        path.unlink() if damage is None else path.write_bytes(damage)
+        on_onnx.run()
+        assert on_onnx.artifacts() == artifacts
+
+
+def test_artifacts_that_the_spec_no_longer_asks_for_go_away(on_onnx: Project):
+    on_onnx.spec["exports"] = [{"format": "onnx"}, {"format": "safetensors"}]
+    on_onnx.run()
+    assert set(on_onnx.artifacts()) == {"model.onnx", "model.safetensors", "model.json"}
+    (on_onnx.output / "notes.txt").write_text("mine")
+    del on_onnx.spec["exports"][1]
+    on_onnx.run()
+    assert set(on_onnx.artifacts()) == {"model.onnx"}
+    assert (on_onnx.output / "notes.txt").read_text() == "mine"
+
+
+def interrupted(project: Project) -> Result:
+    forget_modules()
+    return CliRunner().invoke(application, ["run", str(project.path)])
+
+
+@pytest.mark.parametrize("when", ["apply", "save"])
+def test_an_interrupted_run_leaves_nothing_half_done(
+    on_onnx: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+):
+    on_onnx.spec["passes"] = [{"pass": "nudge"}, {"pass": "strike", "when": when}, STATIC]
+    monkeypatch.setenv(DEADLY, "SIGINT")
+    result = interrupted(on_onnx)
+    assert result.exit_code == ExitCode.INTERRUPTED
+    assert result.stderr == "interrupted; the same command resumes\n"
+    assert on_onnx.leftovers() == []
+    monkeypatch.delenv(DEADLY)
+    assert cached(on_onnx) == [True, False, False]
+    whole = onnx_project(tmp_path / "whole")
+    whole.spec = on_onnx.spec
+    whole.run()
+    assert on_onnx.artifacts() == whole.artifacts()
+
+
+def test_a_killed_run_resumes_and_ends_in_the_same_bytes(on_onnx: Project, tmp_path: Path):
+    on_onnx.spec["passes"] = [
+        {"pass": "nudge", "factor": 1.5},
+        {"pass": "strike", "when": "save"},
+        STATIC,
+    ]
+    command = ("-m", "compressor", "run", "spec.yaml")
+    killed = in_another_process(on_onnx, tmp_path / "site", *command, deadly="SIGKILL")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    (staged,) = (on_onnx.output / STORE).glob(".staging-*")
+    assert (staged / "model" / "graph.onnx").read_bytes() == b"half"
+    shutil.copytree(staged, on_onnx.output / ".staging-left")  # as if an export had been killed
+
+    assert cached(on_onnx) == [True, False, False]
+    assert not list(on_onnx.output.rglob(".staging-*"))
+    whole = onnx_project(tmp_path / "whole")
+    whole.spec = on_onnx.spec
+    whole.run()
+    assert on_onnx.artifacts() == whole.artifacts()

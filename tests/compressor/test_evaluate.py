@@ -1,0 +1,146 @@
+"""Evaluation beside the float model, sample by sample."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from compressor.carriers.onnx_carrier import OnnxCarrier, open_onnx
+from compressor.data import Data
+from compressor.errors import DataError
+from compressor.evaluate import evaluate, layer_signals, ratio_db
+from compressor.metrics import BUILT_IN, Metric, resolve_metric
+from compressor.types.source import SourceInfo
+from compressor.types.tensors import Batch
+from tests.compressor.tiny_project import sample_images, tiny_onnx
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A source of given rows."""
+
+    x: np.ndarray
+    label: np.ndarray
+
+    def info(self) -> SourceInfo:
+        return SourceInfo(len(self.x), ())
+
+    def digest(self) -> str:
+        return "rows"
+
+    def batches(self, size: int, limit: int | None = None) -> Iterator[Batch]:
+        assert limit is None
+        for start in range(0, len(self.x), size):
+            yield {"x": self.x[start : start + size], "label": self.label[start : start + size]}
+
+
+class Runs:
+    runtime = "numpy"
+
+    def __init__(self, function: Callable[[np.ndarray], np.ndarray], name: str = "y"):
+        self.function, self.name = function, name
+
+    def run(self, batch: Batch) -> Batch:
+        return {self.name: self.function(batch["x"])}
+
+
+X = np.eye(5, 3, dtype=np.float32) + 0.5
+REFERENCE = Runs(lambda x: x)
+
+
+def data(target: str | None = "label", batch: int = 2) -> Data:
+    return Data("evaluation", Rows(X, X.argmax(1)), target, batch, "", "spec.yaml:3")
+
+
+def test_a_model_against_itself():
+    found = evaluate(REFERENCE, REFERENCE, data(), BUILT_IN["accuracy"])
+    assert found.metric["value"] == 100
+    assert (found.sqnr_db, found.agreement, found.max_abs_diff) == (None, 100, 0)
+    assert found.per_sample.tolist() == [1] * 5
+    assert set(found.as_json()) == {"metric", "sqnr_db", "agreement", "max_abs_diff"}
+
+
+def test_noise_is_measured_against_the_float_model():
+    found = evaluate(Runs(lambda x: x * 1.1, "other"), REFERENCE, data(), BUILT_IN["accuracy"])
+    assert found.sqnr_db == pytest.approx(20, abs=1e-4)
+    assert found.max_abs_diff == pytest.approx(0.15, abs=1e-6)
+    assert found.agreement == 100
+
+
+def test_agreement_is_about_decisions_and_not_about_labels():
+    wrong = np.zeros(5, np.int64)
+    both = Data("evaluation", Rows(X, wrong), "label", 2, "", "")
+    found = evaluate(Runs(lambda x: -x), Runs(lambda x: -x), both, BUILT_IN["accuracy"])
+    assert found.agreement == 100
+    assert found.metric["value"] < 100
+    flipped = evaluate(Runs(lambda x: -x), REFERENCE, both, BUILT_IN["accuracy"])
+    assert flipped.agreement is not None
+    assert flipped.agreement < 100
+
+
+def test_without_labels_the_float_model_is_the_target():
+    metric = resolve_metric("mse", False, None, "")  # type: ignore[arg-type]
+    found = evaluate(Runs(lambda x: x + 2, "other"), REFERENCE, data(target=None), metric)
+    assert found.metric["value"] == pytest.approx(4)
+    assert found.agreement is None
+
+
+def test_the_batch_size_does_not_matter():
+    half = Runs(lambda x: np.where(x > 1, 0, x))
+    results = [evaluate(half, REFERENCE, data(batch=b), BUILT_IN["accuracy"]) for b in (1, 2, 5, 9)]
+    assert all(r.per_sample.tolist() == results[0].per_sample.tolist() for r in results)
+    assert all(r.sqnr_db == pytest.approx(results[0].sqnr_db) for r in results)
+
+
+def test_progress_counts_samples():
+    seen: list[int] = []
+    evaluate(REFERENCE, REFERENCE, data(), BUILT_IN["accuracy"], seen.append)
+    assert seen == [2, 4, 5]
+
+
+def test_the_sample_with_nan_is_named():
+    for wrong in (np.nan, -np.inf):
+        third = Runs(lambda x, wrong=wrong: np.where((x == X[2]).all(1, keepdims=True), wrong, x))
+        with pytest.raises(DataError, match="output 'y': is NaN or infinite for sample 2;"):
+            evaluate(third, REFERENCE, data(), BUILT_IN["accuracy"])
+
+
+def test_no_samples():
+    empty = Data("evaluation", Rows(X[:0], np.zeros(0)), "label", 2, "", "")
+    with pytest.raises(DataError, match="has no samples"):
+        evaluate(REFERENCE, REFERENCE, empty, BUILT_IN["accuracy"])
+
+
+def test_whole_number_outputs():
+    count = Metric("m", lambda o, _: o["y"][:, 0])
+    found = evaluate(
+        Runs(lambda x: x.astype(np.int64)), Runs(lambda x: x.astype(np.int64)), data(), count
+    )
+    assert found.metric["value"] == pytest.approx(0.2)
+
+
+def test_ratio_in_decibels():
+    assert ratio_db(100, 1) == pytest.approx(20)
+    assert ratio_db(1, 1) == 0
+    assert ratio_db(1, 0) is None
+    assert ratio_db(0, 1) is None
+
+
+@pytest.fixture
+def carrier(tmp_path_factory: pytest.TempPathFactory) -> OnnxCarrier:
+    import onnx
+
+    path = tmp_path_factory.mktemp("model") / "tiny.onnx"
+    onnx.save(tiny_onnx(), path)
+    return open_onnx(path, 21)
+
+
+def test_the_layer_that_lost_the_signal_is_found(carrier: OnnxCarrier):
+    first, second, last = carrier.layers()
+    changed = carrier.with_weights({second.weight: carrier.weight(second) * 1.01})
+    signals = layer_signals(changed, carrier, {"image": sample_images(3, 80)})
+    assert list(signals) == [first.name, second.name, last.name]
+    assert signals[first.name] is None
+    assert 30 < (signals[second.name] or 0) < 50
+    assert 30 < (signals[last.name] or 0) < 60

@@ -1,0 +1,172 @@
+"""Import of the user's modules, and the digest that says whether they changed."""
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from compressor.errors import SpecError
+from compressor.user_code import code_digest, importable, load_symbol
+
+FILES = {
+    "uc_model.py": "from uc_blocks import width\nimport uc_package.parts.deep\n\n"
+    "class Net:\n    class Inner:\n        pass\n\n    def run(self): pass\n\n"
+    "def build():\n    return width\n\nNUMBER = 3\n",
+    "uc_blocks.py": "import json\n\nwidth = 4\n",
+    "uc_unused.py": "x = 1\n",
+    "uc_package/__init__.py": "",
+    "uc_package/other.py": "y = 1\n",
+    "uc_package/parts/__init__.py": "from . import shallow\n",
+    "uc_package/parts/deep.py": "from ..sibling import z\n",
+    "uc_package/parts/shallow.py": "q = 1\n",
+    "uc_package/sibling.py": "z = 1\n",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    yield tmp_path
+    forget()
+
+
+def forget() -> None:
+    for name in [n for n in sys.modules if n.startswith("uc_")]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+
+
+def load(folder: Path, reference: str = "uc_model:build") -> Callable[..., object]:
+    forget()
+    with importable([folder]):
+        return load_symbol(reference, "model.factory")
+
+
+def test_a_function_and_names_inside_a_class(folder: Path):
+    assert load(folder)() == 4
+    assert load(folder, "uc_model:Net.Inner").__name__ == "Inner"
+    assert load(folder, "uc_model:Net.run").__name__ == "run"
+
+
+def test_the_path_is_searched_only_inside_the_block(folder: Path):
+    before = list(sys.path)
+    with importable([folder]):
+        # What is installed comes first: a file of the user's hides no library.
+        assert sys.path[: len(before)] == before
+        assert sys.path.count(str(folder)) == 1
+    assert sys.path == before
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        (
+            "uc_model",
+            "model.factory: 'uc_model' is not package.module:name; "
+            "write it like my_package.model:build",
+        ),
+        (":build", "model.factory: ':build' is not package.module:name; "),
+        ("uc_model:", "model.factory: 'uc_model:' is not package.module:name; "),
+        (
+            "uc_mode:build",
+            "model.factory: 'uc_mode' does not import (ModuleNotFoundError: "
+            "No module named 'uc_mode'); run from the folder that holds it, or install",
+        ),
+        (
+            "uc_model:biuld",
+            "model.factory: 'uc_model' has no 'biuld'; did you mean 'build'?",
+        ),
+        ("uc_model:Net.Iner", "model.factory: 'uc_model' has no 'Iner'; did you mean 'Inner'?"),
+        (
+            "uc_model:NUMBER",
+            "model.factory: 'uc_model:NUMBER' is a int; name a function or a class",
+        ),
+    ],
+)
+def test_references_that_lead_nowhere(folder: Path, reference: str, message: str):
+    with pytest.raises(SpecError) as caught:
+        load(folder, reference)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [
+        ("import uc_gone", "ModuleNotFoundError"),
+        ("def build(:", "SyntaxError"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("import sys\nsys.exit(5)", "SystemExit: 5"),
+    ],
+)
+def test_modules_that_do_not_import(folder: Path, source: str, kind: str):
+    (folder / "uc_model.py").write_text(source)
+    with pytest.raises(SpecError, match=rf"'uc_model' does not import \({kind}"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "uc_model.py",
+        "uc_blocks.py",
+        "uc_package/__init__.py",
+        "uc_package/parts/deep.py",
+        "uc_package/parts/__init__.py",
+        "uc_package/parts/shallow.py",
+        "uc_package/sibling.py",
+    ],
+)
+def test_the_digest_follows_imports(folder: Path, name: str):
+    before = code_digest(load(folder))
+    assert code_digest(load(folder)) == before
+    (folder / name).write_text((folder / name).read_text() + "# changed\n")
+    assert code_digest(load(folder)) != before
+
+
+@pytest.mark.parametrize("name", ["uc_unused.py", "uc_package/other.py", "uc_new.py"])
+def test_the_digest_minds_nothing_else(folder: Path, name: str):
+    before = code_digest(load(folder))
+    (folder / name).write_text("changed = 1\n")
+    assert code_digest(load(folder)) == before
+
+
+def test_the_digest_does_not_depend_on_where_the_folder_is(folder: Path, tmp_path: Path):
+    before = code_digest(load(folder))
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for entry in list(tmp_path.iterdir()):
+        if entry != moved:
+            entry.rename(moved / entry.name)
+    assert code_digest(load(moved)) == before
+
+
+def test_two_functions_of_a_module_differ(folder: Path):
+    assert code_digest(load(folder)) != code_digest(load(folder, "uc_model:Net"))
+
+
+def test_imports_inside_functions_count_before_they_run(folder: Path):
+    text = "def build():\n    import uc_unused\n    return uc_unused.x\n"
+    (folder / "uc_model.py").write_text(text)
+    build = load(folder)
+    before = code_digest(build)
+    with importable([folder]):
+        assert build() == 1
+    assert code_digest(build) == before
+    (folder / "uc_unused.py").write_text("x = 2\n")
+    assert code_digest(build) != before
+
+
+def test_modules_that_import_each_other(folder: Path):
+    (folder / "uc_blocks.py").write_text("import uc_model\n\nwidth = 4\n")
+    assert code_digest(load(folder))
+
+
+def test_installed_libraries_do_not_count():
+    import numpy
+
+    assert code_digest(numpy.load) != code_digest(numpy.save)
