@@ -1,16 +1,9 @@
-"""Close names for messages, and the per-layer rules that refer to layers by name."""
+"""Names in messages: close ones, and lists of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
-from typing import TypeVar
-
-from compressor.errors import SpecError
-from compressor.types.passes import LayerRule
-
-RuleT = TypeVar("RuleT", bound=LayerRule)
 
 
 def close_names(name: str, known: Iterable[str], count: int = 3) -> list[str]:
@@ -33,20 +26,3 @@ def listed(names: Sequence[str], limit: int = 5) -> str:
     shown = ", ".join(repr(n) for n in names[:limit])
     more = len(names) - limit
     return shown + (f" and {more} more" if more > 0 else "")
-
-
-def resolve_rules(rules: Sequence[RuleT], names: Sequence[str]) -> dict[str, RuleT | None]:
-    """Find each layer's rule: the first that matches its name.
-
-    Raises:
-        SpecError: a rule matches no layer at all.
-    """
-    for rule in rules:
-        if not any(fnmatchcase(name, rule.match) for name in names):
-            raise SpecError(
-                f"layer rule {rule.match!r}", "matches no layer", suggestion(rule.match, names)
-            )
-    return {
-        name: next((rule for rule in rules if fnmatchcase(name, rule.match)), None)
-        for name in names
-    }

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import logging
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Sequence
+from contextlib import redirect_stderr
 from io import StringIO
 from typing import Any
 
@@ -15,6 +13,7 @@ import torch
 from onnx_ir import tensor_adapters
 
 from compressor.errors import ModelError, SpecError
+from compressor.quiet import quiet_libraries
 from compressor.types.tensors import TensorSpec
 
 OPSET = 21
@@ -58,7 +57,7 @@ def lower(module: torch.nn.Module, inputs: Sequence[TensorSpec]) -> ir.Model:
     }
     args, kwargs, shapes = _bind(module, example, dynamic)
     try:
-        with _quiet():
+        with quiet_libraries(), redirect_stderr(StringIO()):
             program = torch.onnx.export(
                 module,
                 args,
@@ -128,19 +127,6 @@ def _name_outputs(model: ir.Model) -> None:
         name = "output" if len(outputs) == 1 else f"output_{index}"
         if name not in taken:
             value.name = name
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep what the exporter logs, warns of and prints from the user's terminal."""
-    level = logging.root.manager.disable
-    with warnings.catch_warnings(), redirect_stderr(StringIO()):
-        warnings.simplefilter("ignore")
-        logging.disable(logging.CRITICAL)
-        try:
-            yield
-        finally:
-            logging.disable(level)
 
 
 def _root_cause(error: BaseException) -> str:

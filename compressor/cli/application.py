@@ -17,10 +17,10 @@ from compressor.cli.init import init
 from compressor.cli.inspect import inspect
 from compressor.cli.passes import exporters, passes
 from compressor.cli.plan import plan
-from compressor.cli.quiet import quiet_libraries
 from compressor.cli.run import run
 from compressor.cli.schema import schema
 from compressor.errors import CompressorError
+from compressor.quiet import quiet_libraries
 
 _NAME = "compress"
 _DEBUG = "--debug"

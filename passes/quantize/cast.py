@@ -14,12 +14,11 @@ from pydantic import Field
 
 from compressor.errors import SpecError
 from compressor.graph.layers import layers_with_nodes
-from compressor.names import resolve_rules
+from compressor.layer_rules import plan_layers, resolve_rules, skip_reason
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer
 from compressor.types.passes import (
     LayerOutcome,
-    LayerPlan,
     LayerRule,
     Outcome,
     Pass,
@@ -85,18 +84,7 @@ class Cast(Pass):
         self._check()
         decision = self._decide(carrier, evaluate=False)
         chosen = f"{self.dtype} weights" if self.weights_only else self.dtype
-        rows = tuple(
-            LayerPlan(name, "keep", reason, touched=False) if reason else LayerPlan(name, chosen)
-            for name, reason in decision.reasons.items()
-        )
-        if not any(row.touched for row in rows):
-            counted = Counter(decision.reasons.values()).most_common(3)
-            raise SpecError(
-                "pass 'cast'",
-                "touches no layer: "
-                + ("; ".join(f"{n} of {len(rows)}: {r}" for r, n in counted) or "there is none"),
-                "change the rules, or remove the pass",
-            )
+        rows = plan_layers(self.name, dict.fromkeys(decision.reasons, chosen), decision.reasons)
         return Survey(rows, notes=self._notes(decision, context))
 
     def apply(
@@ -150,12 +138,7 @@ class Cast(Pass):
         rules = resolve_rules(self.layers, [layer.name for layer in layers])
         reasons = {}
         for layer in layers:
-            rule = rules[layer.name]
-            reasons[layer.name] = (
-                f"skipped by the rule {rule.match!r}"
-                if rule and rule.skip
-                else _unfit(model, layer)
-            )
+            reasons[layer.name] = skip_reason(rules[layer.name]) or _unfit(model, layer)
         skipped = {layer.weight: reasons[layer.name] for layer in layers if reasons[layer.name]}
         if self.weights_only:
             for layer in layers:

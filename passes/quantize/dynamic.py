@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -14,13 +13,12 @@ from pydantic import Field
 
 from compressor.errors import SpecError
 from compressor.graph.layers import layers_with_nodes
-from compressor.names import resolve_rules
+from compressor.layer_rules import plan_layers, resolve_rules, skip_reason
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer
 from compressor.types.options import Options
 from compressor.types.passes import (
     LayerOutcome,
-    LayerPlan,
     LayerRule,
     Outcome,
     Pass,
@@ -79,18 +77,7 @@ class QuantizeDynamic(Pass):
             )
         reasons = self._kept(carrier)
         chosen = str(self._scheme) + " dynamic"
-        rows = tuple(
-            LayerPlan(name, "keep", reason, touched=False) if reason else LayerPlan(name, chosen)
-            for name, reason in reasons.items()
-        )
-        if not any(row.touched for row in rows):
-            counted = Counter(reasons.values()).most_common(3)
-            raise SpecError(
-                "pass 'quantize-dynamic'",
-                "touches no layer: "
-                + ("; ".join(f"{n} of {len(rows)}: {r}" for r, n in counted) or "there is none"),
-                "change the rules or the options, or remove the pass",
-            )
+        rows = plan_layers(self.name, dict.fromkeys(reasons, chosen), reasons)
         return Survey(rows)
 
     def apply(
@@ -129,11 +116,8 @@ class QuantizeDynamic(Pass):
         rules = resolve_rules(self.layers, [layer.name for layer in layers])
         reasons = {}
         for layer in layers:
-            rule = rules[layer.name]
-            reasons[layer.name] = (
-                f"skipped by the rule {rule.match!r}"
-                if rule and rule.skip
-                else self._obstacle(model, layer, readers[layer.weight])
+            reasons[layer.name] = skip_reason(rules[layer.name]) or self._obstacle(
+                model, layer, readers[layer.weight]
             )
         return reasons
 

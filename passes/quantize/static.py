@@ -13,13 +13,12 @@ from pydantic import Field
 from compressor.errors import SpecError
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.values import constant_of, value_by_name
-from compressor.names import resolve_rules
+from compressor.layer_rules import plan_layers, resolve_rules, skip_reason
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer
 from compressor.types.observer import Moments, Range, Request
 from compressor.types.passes import (
     LayerOutcome,
-    LayerPlan,
     Outcome,
     Pass,
     PassContext,
@@ -72,25 +71,18 @@ class QuantizeStatic(Pass):
         schemes, reasons = self._schemes(carrier.layers(), model, profile)
         placement = place(model, profile, schemes)
         placed = {layer.name for layer, _ in placement.layers}
-        if not placed:
-            raise SpecError(
-                "quantize-static",
-                f"finds no layer to quantize among {len(carrier.layers())}",
-                "look at the rules; layers inside If and Loop stay in floating point",
-            )
         sign = "int" if self._symmetric(profile) else "uint"
         shown = f"{sign}{self.activations.bits}"
-        rows = [
-            LayerPlan(layer.name, f"{schemes[layer.name]} x {shown}")
+        actions = {name: f"{scheme} x {shown}" for name, scheme in schemes.items()}
+        kept = {
+            layer.name: ""
             if layer.name in placed
-            else LayerPlan(
-                layer.name, "keep", reasons.get(layer.name, "no float activation"), touched=False
-            )
+            else reasons.get(layer.name, "it reads no float value of the main graph")
             for layer in carrier.layers()
-        ]
-        return Survey(
-            tuple(rows), self._requests(model, placement, profile), self._notes(context, profile)
-        )
+        }
+        rows = plan_layers(self.name, actions, kept)
+        requests = self._requests(model, placement, profile)
+        return Survey(rows, requests, self._notes(context, profile))
 
     def apply(
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
@@ -200,9 +192,7 @@ class QuantizeStatic(Pass):
         reasons: dict[str, str] = {}
         for layer in layers:
             rule = rules[layer.name]
-            reason = (
-                "skipped by a rule" if rule and rule.skip else _kept(nodes[layer.name], profile)
-            )
+            reason = skip_reason(rule) or _kept(nodes[layer.name], profile)
             if reason:
                 reasons[layer.name] = reason
                 continue

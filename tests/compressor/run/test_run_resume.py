@@ -15,7 +15,10 @@ from click.testing import CliRunner, Result
 import calibration.collect
 from compressor.cli.application import application
 from compressor.errors import ExitCode
+from compressor.model import open_model
 from compressor.run import verify, workspace
+from compressor.spec.load import load_spec
+from compressor.user_code import importable
 from exporters.onnx.exporter import OnnxExporter
 from passes.quantize.static import QuantizeStatic
 from tests.compressor.spine_plugins import DEADLY, Strike, in_another_process
@@ -186,16 +189,41 @@ def new_checkpoint(project: Project) -> None:
     torch.save(tensors, project.folder / "tiny.pt")
 
 
+def key_of(project: Project) -> str:
+    """Return the key that all results of a project's model start from."""
+    forget_modules()
+    with importable([project.folder]):
+        return open_model(load_spec(project.path)).digest()
+
+
 def test_a_module_s_code_and_checkpoint_count(on_torch: Project):
-    on_torch.spec["passes"] = [{"pass": "nudge", "factor": 1.5}]
     source = NETWORK.replace("import torch\n", "import torch\nfrom tiny_blocks import SCALE\n", 1)
     (on_torch.folder / f"{MODULE}.py").write_text(source)
     (on_torch.folder / "tiny_blocks.py").write_text("SCALE = 1.0\n")
-    assert cached(on_torch) == [False]
-    assert cached(on_torch) == [True]
-    for change in (new_blocks, new_checkpoint, new_factory):
+    keys = [key_of(on_torch)]
+    assert key_of(on_torch) == keys[0]
+    for change in (
+        new_blocks,
+        new_checkpoint,
+        new_factory,
+        setting("seed", 1),
+        setting("model.config", {"width": 8}),
+        setting("model.inputs.image.shape", ["n", 1, 8, 8]),
+    ):
         change(on_torch)
-        assert cached(on_torch) == [False], change.__name__
+        keys.append(key_of(on_torch))
+    assert len(set(keys)) == len(keys)
+    on_torch.spec["name"] = "other"
+    assert key_of(on_torch) == keys[-1]
+
+
+def test_a_changed_module_is_compressed_again(on_torch: Project):
+    on_torch.spec["passes"] = [{"pass": "nudge", "factor": 1.5}]
+    assert cached(on_torch) == [False]
+    before = on_torch.artifacts()
+    new_factory(on_torch)
+    assert cached(on_torch) == [False]
+    assert on_torch.artifacts() != before
 
 
 def test_a_damaged_artifact_is_written_again(on_onnx: Project):

@@ -222,7 +222,7 @@ def test_a_rule_that_matches_nothing_is_an_error():
 
 
 def test_skipping_everything_is_an_error():
-    with pytest.raises(SpecError, match="finds no layer to quantize"):
+    with pytest.raises(SpecError, match="touches no layer"):
         static(layers=[{"match": "*", "skip": True}]).survey(carrier(Residual()), ORT)
 
 
@@ -231,7 +231,7 @@ def test_a_model_without_layers_is_an_error():
         def forward(self, image: torch.Tensor) -> torch.Tensor:
             return torch.relu(image)
 
-    with pytest.raises(SpecError, match="finds no layer"):
+    with pytest.raises(SpecError, match="touches no layer"):
         INT8.survey(TorchCarrier(Nothing(), [IMAGE]), ORT)
 
 

@@ -1,0 +1,67 @@
+"""Per-layer rules of a pass: which layers they refer to, and what that makes of the plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import TypeVar
+
+from compressor.errors import SpecError
+from compressor.names import suggestion
+from compressor.types.passes import LayerPlan, LayerRule
+
+RuleT = TypeVar("RuleT", bound=LayerRule)
+_SHOWN = 3
+
+
+def resolve_rules(rules: Sequence[RuleT], names: Sequence[str]) -> dict[str, RuleT | None]:
+    """Find each layer's rule: the first that matches its name.
+
+    Raises:
+        SpecError: a rule matches no layer at all.
+    """
+    for rule in rules:
+        if not any(fnmatchcase(name, rule.match) for name in names):
+            raise SpecError(
+                f"layer rule {rule.match!r}", "matches no layer", suggestion(rule.match, names)
+            )
+    return {
+        name: next((rule for rule in rules if fnmatchcase(name, rule.match)), None)
+        for name in names
+    }
+
+
+def skip_reason(rule: LayerRule | None) -> str:
+    """Say that a rule skips its layer; empty if it does not."""
+    return f"skipped by the rule {rule.match!r}" if rule is not None and rule.skip else ""
+
+
+def plan_layers(
+    name: str, actions: Mapping[str, str], reasons: Mapping[str, str]
+) -> tuple[LayerPlan, ...]:
+    """Return the plan's rows; a pass that would do nothing is an error.
+
+    Args:
+        name: the pass.
+        actions: what happens to each layer that is not kept.
+        reasons: for every layer, in order, why it is kept; empty where it is not.
+
+    Raises:
+        SpecError: every layer is kept.
+    """
+    rows = tuple(
+        LayerPlan(layer, "keep", reason, touched=False)
+        if reason
+        else LayerPlan(layer, actions[layer])
+        for layer, reason in reasons.items()
+    )
+    if not any(row.touched for row in rows):
+        counted = Counter(reasons.values()).most_common(_SHOWN)
+        shown = "; ".join(f"{n} of {len(rows)}: {reason}" for reason, n in counted)
+        raise SpecError(
+            f"pass {name!r}",
+            f"touches no layer: {shown or 'there is none'}",
+            "change its rules or options, or remove it",
+        )
+    return rows

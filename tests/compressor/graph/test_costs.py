@@ -1,0 +1,192 @@
+"""Parameters, bytes and multiply-accumulates, against numbers that are known."""
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from compressor.graph.clean import infer_shapes
+from compressor.graph.costs import initializer_bytes, macs, parameters
+from tests.compressor.tiny_project import tiny_onnx
+from tests.exporters.hand_made import sample
+
+
+def test_resnet20():
+    """He et al. 2015, table 6: 0.27 M parameters."""
+    carrier = sample("resnet20")
+    assert parameters(carrier.graph()) == 269_722
+    # Convolutions at 32x32, 16x16 and 8x8, the two strided ones, and the classifier.
+    wanted = 1024 * 27 * 16 + 6 * 1024 * 144 * 16
+    wanted += 256 * 144 * 32 + 5 * 256 * 288 * 32 + 64 * 288 * 64 + 5 * 64 * 576 * 64 + 640
+    assert macs(carrier.graph()) == wanted == 40_551_040
+
+
+def test_digits():
+    carrier = sample("digits")
+    own = sum(p.numel() for p in carrier.module.parameters())
+    assert parameters(carrier.graph()) == own == 110_810
+    assert macs(carrier.graph()) == 3_763_840
+
+
+def graph(
+    nodes: list[onnx.NodeProto],
+    shape: list[int | str],
+    weights: dict[str, np.ndarray],
+    output: list[int | str],
+) -> ir.Model:
+    """Make a model from ``x`` to ``y``, its shapes inferred."""
+    made = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, output)],
+        [numpy_helper.from_array(a, n) for n, a in weights.items()],
+    )
+    proto = helper.make_model(made, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    model = ir.from_proto(proto)
+    infer_shapes(model)
+    return model
+
+
+def floats(*shape: int) -> np.ndarray:
+    return np.ones(shape, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("node", "shape", "weight", "output", "expected"),
+    [
+        (
+            helper.make_node("Conv", ["x", "w"], ["y"], strides=[2, 2]),
+            ["n", 4, 9, 9],
+            floats(6, 4, 3, 3),
+            ["n", 6, 4, 4],
+            16 * 6 * 36,
+        ),
+        (
+            helper.make_node("Conv", ["x", "w"], ["y"], group=4),
+            ["n", 4, 5, 5],
+            floats(8, 1, 3, 3),
+            ["n", 8, 3, 3],
+            9 * 8 * 9,
+        ),
+        (
+            helper.make_node("ConvTranspose", ["x", "w"], ["y"], strides=[2, 2], group=2),
+            ["n", 4, 5, 5],
+            floats(4, 3, 2, 2),
+            ["n", 6, 10, 10],
+            25 * 4 * 3 * 4,
+        ),
+        (
+            helper.make_node("Gemm", ["x", "w"], ["y"], transB=1),
+            ["n", 5],
+            floats(3, 5),
+            ["n", 3],
+            15,
+        ),
+        (helper.make_node("Gemm", ["x", "w"], ["y"]), ["n", 5], floats(5, 3), ["n", 3], 15),
+        (
+            helper.make_node("MatMul", ["x", "w"], ["y"]),
+            ["n", 7, 5],
+            floats(5, 3),
+            ["n", 7, 3],
+            7 * 15,
+        ),
+        (helper.make_node("MatMul", ["x", "x"], ["y"]), [2, 5, 5], floats(1), [2, 5, 5], 2 * 125),
+        (helper.make_node("Add", ["x", "w"], ["y"]), ["n", 5], floats(5), ["n", 5], 0),
+    ],
+)
+def test_macs_of_one_operator(
+    node: onnx.NodeProto,
+    shape: list[int | str],
+    weight: np.ndarray,
+    output: list[int | str],
+    expected: int,
+):
+    model = graph([node], shape, {"w": weight}, output)
+    assert macs(model) == expected
+    assert parameters(model) == weight.size
+
+
+def test_a_weight_that_is_used_twice_is_computed_twice_and_stored_once():
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("MatMul", ["a", "w"], ["y"]),
+    ]
+    model = graph(nodes, ["n", 5], {"w": floats(5, 5)}, ["n", 5])
+    assert (macs(model), parameters(model), initializer_bytes(model)) == (50, 25, 100)
+
+
+def quantized(dtype: type, per_byte: int) -> ir.Model:
+    """Make a linear layer with integer codes, scales and zero points."""
+    model = graph(
+        [
+            helper.make_node("DequantizeLinear", ["w", "s", "z"], ["f"], axis=0),
+            helper.make_node("Gemm", ["x", "f", "b"], ["y"], transB=1),
+        ],
+        ["n", 8],
+        {
+            "w": np.ones((4, 8), np.int8),
+            "s": floats(4),
+            "z": np.zeros(4, np.int8),
+            "b": floats(4),
+        },
+        ["n", 4],
+    )
+    for name in ("w", "z"):
+        value = model.graph.initializers[name]
+        array = np.asarray(value.const_value.numpy()).astype(dtype)  # type: ignore[union-attr]
+        value.const_value = ir.tensor(array, name=name)
+        value.dtype = value.const_value.dtype
+    assert initializer_bytes(model) == (32 + 4) // per_byte + 16 + 16
+    return model
+
+
+@pytest.mark.parametrize(("dtype", "per_byte"), [(np.int8, 1), (ml_dtypes.int4, 2)])
+def test_codes_are_parameters_and_their_scales_are_not(dtype: type, per_byte: int):
+    model = quantized(dtype, per_byte)
+    assert parameters(model) == 32 + 4
+    assert macs(model) == 32
+
+
+def test_shapes_single_numbers_and_running_statistics_are_not_parameters():
+    nodes = [
+        helper.make_node("BatchNormalization", ["x", "w", "b", "mean", "var"], ["a"]),
+        helper.make_node("Mul", ["a", "two"], ["c"]),
+        helper.make_node("Reshape", ["c", "shape"], ["y"]),
+    ]
+    weights = {
+        "w": floats(3),
+        "b": floats(3),
+        "mean": floats(3),
+        "var": floats(3),
+        "two": np.float32(2).reshape(()),
+        "shape": np.array([-1]),
+    }
+    model = graph(nodes, ["n", 3], weights, ["m"])
+    assert parameters(model) == 6
+    assert initializer_bytes(model) == 4 * 13 + 8
+
+
+def test_unknown_shapes_cost_nothing_rather_than_a_guess():
+    nodes = [
+        helper.make_node("Foreign", ["x"], ["a"], domain="somebody.else"),
+        helper.make_node("MatMul", ["a", "a"], ["y"]),
+    ]
+    made = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("somebody.else", 1)]
+    model = ir.from_proto(helper.make_model(made, opset_imports=opsets))
+    assert macs(model) == 0
+
+
+def test_tiny():
+    model = ir.from_proto(tiny_onnx())
+    infer_shapes(model)
+    assert (parameters(model), initializer_bytes(model)) == (700, 2800)
+    assert macs(model) == 64 * (72 + 576) + 32
