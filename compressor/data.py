@@ -16,6 +16,7 @@ from compressor.types.tensors import Batch, TensorSpec
 from compressor.user_code import code_digest, importable, load_symbol
 
 _FACTORY_SOURCE = "calibration.sources.factory:FactorySource"
+_BATCH = 32
 _TRANSFORMED = "calibration.sources.transformed:TransformedSource"
 
 
@@ -64,8 +65,12 @@ class Data:
         return json_sha256([self.source.digest(), self.code, self.target])
 
 
-def open_data(spec: Spec) -> dict[str, Data]:
+def open_data(spec: Spec, inputs: Sequence[TensorSpec]) -> dict[str, Data]:
     """Open all data of a spec by its role.
+
+    Args:
+        spec: names the data.
+        inputs: the model's; where they fix the batch, that is the default.
 
     Raises:
         SpecError: a function does not import.
@@ -74,13 +79,13 @@ def open_data(spec: Spec) -> dict[str, Data]:
     opened = {}
     for role, entry in spec.data.items():
         try:
-            opened[role] = _open(spec, entry)
+            opened[role] = _open(spec, entry, _fixed_batch(inputs))
         except CompressorError as error:
             raise error.at(entry.where) from error.__cause__
     return opened
 
 
-def _open(spec: Spec, entry: DataEntry) -> Data:
+def _open(spec: Spec, entry: DataEntry, fixed: int | None) -> Data:
     code = ""
     with importable([spec.folder]):
         if entry.kind == FACTORY:
@@ -101,7 +106,8 @@ def _open(spec: Spec, entry: DataEntry) -> Data:
                 source, transform, entry.keys.transform, spec.seed
             )
             code += code_digest(transform)
-    return Data(entry.role, source, entry.keys.target, entry.keys.batch, code, entry.where)
+    size = entry.keys.batch or fixed or _BATCH
+    return Data(entry.role, source, entry.keys.target, size, code, entry.where)
 
 
 def check_data(data: Data, inputs: Sequence[TensorSpec]) -> None:
@@ -117,11 +123,17 @@ def check_data(data: Data, inputs: Sequence[TensorSpec]) -> None:
             raise DataError(f"{data.role} data", "has no samples", "check the source")
         sample = data.first(1)
         _check_batch(data, sample, inputs)
-        fixed = inputs[0].shape[0] if inputs and inputs[0].shape else None
-        if isinstance(fixed, int):
+        fixed = _fixed_batch(inputs)
+        if fixed is not None:
             _check_fixed(data, fixed, info.samples)
     except CompressorError as error:
         raise error.at(data.where) from error.__cause__
+
+
+def _fixed_batch(inputs: Sequence[TensorSpec]) -> int | None:
+    """Return the only batch that the model takes, or ``None`` if it takes any."""
+    first = inputs[0].shape[0] if inputs and inputs[0].shape else None
+    return first if isinstance(first, int) else None
 
 
 def _check_fixed(data: Data, fixed: int, samples: int | None) -> None:

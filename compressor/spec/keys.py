@@ -62,7 +62,9 @@ class DataKeys(Options):
     samples: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="use the first so many samples"
     )
-    batch: int = Field(default=32, ge=1, description="samples in a batch")
+    batch: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="samples in a batch; default 32, or what the model is fixed to"
+    )
 
 
 class MetricKeys(Options):

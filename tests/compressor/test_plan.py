@@ -325,6 +325,14 @@ def fixed_batch(project: Project, batch: int) -> None:
         entry["batch"] = batch
 
 
+def test_a_fixed_batch_is_the_default(on_onnx: Project):
+    fixed_batch(on_onnx, 16)
+    for entry in on_onnx.spec["data"].values():
+        del entry["batch"]
+    plan = on_onnx.plan()
+    assert {data.batch for data in plan.data.values()} == {4}
+
+
 def test_a_model_with_a_fixed_batch(on_onnx: Project):
     fixed_batch(on_onnx, 16)
     assert refusal(on_onnx) == (
