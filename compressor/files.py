@@ -76,6 +76,18 @@ def publish(source: Path, target: Path) -> None:
         sync(target.parent)
 
 
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give a file a second name; copy it where the file system has no hard links."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with disk_errors(target.parent):
+        try:
+            os.link(source, target)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise
+            shutil.copyfile(source, target)
+
+
 def write_text(target: Path, text: str) -> None:
     """Write a text file in one step."""
     with staging(target.parent) as folder:

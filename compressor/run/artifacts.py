@@ -1,4 +1,4 @@
-"""Write the exports, each in a staging folder first, then moved into place."""
+"""Write the exports into the store, and put them into the output folder once they are verified."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import CompressorError
-from compressor.files import publish, staging
+from compressor.files import link_or_copy, publish, staging
 from compressor.hashing import file_sha256, json_sha256
 from compressor.run.workspace import Workspace
 from compressor.store import result_key
 from compressor.types.carrier import Carrier
 from compressor.types.exporter import ExportContext, Exporter
 
+_FILES = "files"
+
 
 @dataclass(frozen=True)
 class Artifact:
-    """One exported artifact in the output folder.
+    """One exported artifact.
 
     Attributes:
         exporter: what wrote it and can open it.
-        path: the main file.
+        path: the main file, in the store.
         files: name, bytes and sha256 of every file, the main one first.
         predicted: the bytes that the plan predicted.
     """
@@ -44,7 +46,7 @@ class Artifact:
 
 
 def write_artifacts(workspace: Workspace, key: str, carrier: Carrier) -> list[Artifact]:
-    """Export the model with this key, except where the files are there already.
+    """Export the model with this key, except where an earlier run did.
 
     Raises:
         CompressorError: an exporter fails; nothing of its artifact is left behind.
@@ -65,11 +67,10 @@ def write_artifacts(workspace: Workspace, key: str, carrier: Carrier) -> list[Ar
             spec=context.spec_digest,
         )
         try:
-            files = _written(workspace, own, exporter, carrier, context)
+            folder, files = _written(workspace, own, exporter, carrier, context)
         except CompressorError as error:
             raise error.at(spec.where("exports", index)) from error.__cause__
-        path = spec.output / str(files[0]["name"])
-        made.append(Artifact(exporter, path, files, planned.bytes))
+        made.append(Artifact(exporter, folder / str(files[0]["name"]), files, planned.bytes))
     return made
 
 
@@ -80,35 +81,49 @@ def _what_decides(resolved: Mapping[str, Any]) -> dict[str, Any]:
 
 def _written(
     workspace: Workspace, key: str, exporter: Exporter, carrier: Carrier, context: ExportContext
-) -> Sequence[Mapping[str, Any]]:
-    output = workspace.plan.spec.output
+) -> tuple[Path, Sequence[Mapping[str, Any]]]:
+    """Return the folder in the store that holds the artifact's files, and the files."""
+    folder = workspace.store.folder(key) / _FILES
     found = workspace.store.read(key)
-    if found is not None and _intact(output, found["files"]):
-        files: Sequence[Mapping[str, Any]] = found["files"]
-        return files
+    if found is not None and all(_intact(folder, f) for f in found["files"]):
+        return folder, found["files"]
     workspace.load()
     with (
         workspace.progress.stage(f"export {exporter.format}"),
-        staging(output) as folder,
+        workspace.store.write(key) as (staged, result),
     ):
-        paths = exporter.write(carrier, folder, context)
+        (staged / _FILES).mkdir()
+        paths = exporter.write(carrier, staged / _FILES, context)
         files = [
             {
-                "name": p.relative_to(folder).as_posix(),
+                "name": p.relative_to(staged / _FILES).as_posix(),
                 "bytes": p.stat().st_size,
                 "sha256": file_sha256(p),
             }
             for p in paths
         ]
-        for staged in reversed(paths):  # the main file last: it refers to the others
-            publish(staged, output / staged.relative_to(folder))
-    with workspace.store.write(key) as (_, result):
         result["files"] = files
-    return files
+    return folder, files
 
 
-def _intact(output: Path, files: Sequence[Mapping[str, Any]]) -> bool:
-    return all(
-        (output / f["name"]).is_file() and file_sha256(output / f["name"]) == f["sha256"]
-        for f in files
-    )
+def publish_artifacts(artifacts: Sequence[Artifact], output: Path) -> None:
+    """Put verified artifacts into the output folder, where they are not there already.
+
+    The main file of each comes last, since it refers to the others.
+
+    Raises:
+        InputError: the disk is full.
+        SpecError: the folder cannot be written.
+    """
+    for artifact in artifacts:
+        with staging(output) as folder:
+            missing = [f for f in artifact.files if not _intact(output, f)]
+            for file in missing:
+                link_or_copy(artifact.path.parent / file["name"], folder / file["name"])
+            for file in reversed(missing):
+                publish(folder / file["name"], output / file["name"])
+
+
+def _intact(folder: Path, file: Mapping[str, Any]) -> bool:
+    path = folder / file["name"]
+    return path.is_file() and file_sha256(path) == str(file["sha256"])

@@ -14,7 +14,7 @@ from compressor.plan import make_plan
 from compressor.progress import Progress, Silent
 from compressor.report.html import html_report
 from compressor.report.markdown import markdown_report
-from compressor.run.artifacts import write_artifacts
+from compressor.run.artifacts import Artifact, publish_artifacts, write_artifacts
 from compressor.run.limits import judge
 from compressor.run.manifest import manifest
 from compressor.run.pipeline import Step, run_passes, weakest_layer
@@ -66,7 +66,8 @@ def run_spec(spec: Spec, *, fresh: bool = False, progress: Progress | None = Non
         if fresh:
             store.forget()
         workspace = Workspace(plan, store, progress)
-        report = _execute(workspace)
+        report, artifacts = _execute(workspace)
+        publish_artifacts(artifacts, spec.output)
         _publish(workspace, report)
     failed_check = any(not c["ok"] for a in report["artifacts"] for c in a["checks"])
     code = ExitCode.DONE if report["ok"] else ExitCode.LIMIT_FAILED
@@ -74,7 +75,8 @@ def run_spec(spec: Spec, *, fresh: bool = False, progress: Progress | None = Non
     return RunResult(report, spec.output, code, cached=store.written == 0)
 
 
-def _execute(workspace: Workspace) -> dict[str, Any]:
+def _execute(workspace: Workspace) -> tuple[dict[str, Any], list[Artifact]]:
+    """Run everything up to the report; the output folder is not touched yet."""
     plan = workspace.plan
     # First of all: what is wrong with the data or the metric shows before any long work.
     evaluation = workspace.baseline_evaluation
@@ -88,7 +90,7 @@ def _execute(workspace: Workspace) -> dict[str, Any]:
     limits = judge(plan.spec.limits, artifacts)
     checks = [c["ok"] for a in artifacts for c in a["checks"]]
     latency = baseline_latency(artifacts)
-    return {
+    report = {
         "schema": 1,
         "name": plan.spec.name,
         "ok": all(e["ok"] for e in limits) and all(checks),
@@ -106,6 +108,7 @@ def _execute(workspace: Workspace) -> dict[str, Any]:
         "limits": limits,
         "environment": environment(),
     }
+    return report, written
 
 
 def _pass_entry(workspace: Workspace, step: Step) -> dict[str, Any]:

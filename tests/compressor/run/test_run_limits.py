@@ -156,7 +156,21 @@ def test_an_artifact_that_gives_nan(on_onnx: Project):
     on_onnx.spec["exports"] = [{"format": "empty"}]
     with pytest.raises(DataError, match="output 'logits': is NaN or infinite for sample 1; "):
         on_onnx.run()
+    assert on_onnx.artifacts() == {}
+    assert on_onnx.leftovers() == []
     assert not (on_onnx.output / "report.json").exists()
+
+
+def test_a_failed_run_leaves_the_results_of_the_one_before(on_onnx: Project):
+    on_onnx.run()
+    before = on_onnx.artifacts()
+    report = on_onnx.report()
+    on_onnx.spec["passes"] = [{"pass": "nudge", "factor": 1.5}]
+    on_onnx.spec["exports"] = [{"format": "empty"}]
+    with pytest.raises(DataError):
+        on_onnx.run()
+    assert on_onnx.artifacts() == before
+    assert on_onnx.report() == report
 
 
 def test_a_pass_that_overflows_names_the_layer(on_onnx: Project):
