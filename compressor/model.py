@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from compressor.carriers.lowering import OPSET
+from compressor.carriers.onnx_carrier import OnnxCarrier, external_files, open_onnx
 from compressor.carriers.torch_carrier import TorchCarrier, check_checkpoint, open_module
 from compressor.carriers.weight_files import weight_file_paths, weights_digest
 from compressor.errors import CompressorError, ModelError, SpecError
@@ -32,7 +33,7 @@ class OpenedModel:
         files: what was read, for the manifest.
         digest: returns the key of the model's content; reads the files.
         checkpoint: where the weights come from, if not from the factory or the ONNX file.
-        where: place of the checkpoint in the spec.
+        where: place in the spec of the file that holds the weights.
     """
 
     carrier: Carrier
@@ -42,16 +43,18 @@ class OpenedModel:
     where: str = ""
 
     def load(self) -> None:
-        """Read the weights.
+        """Read the weights, and look at every one of them.
 
         Raises:
             ModelError: they are unusable.
         """
-        if isinstance(self.carrier, TorchCarrier) and self.checkpoint is not None:
-            try:
+        try:
+            if isinstance(self.carrier, OnnxCarrier):
+                self.carrier.check_finite(f"model {str(self.files[0])!r}")
+            if isinstance(self.carrier, TorchCarrier) and self.checkpoint is not None:
                 self.carrier.load(self.checkpoint)
-            except CompressorError as error:
-                raise error.at(self.where) from error.__cause__
+        except CompressorError as error:
+            raise error.at(self.where) from error.__cause__
 
     def check_lowering(self, batch: Batch) -> None:
         """Compare the graph that passes work on with the module it was lowered from.
@@ -98,8 +101,6 @@ def open_model(spec: Spec) -> OpenedModel:
 
 
 def _open_onnx(spec: Spec, path: Path) -> OpenedModel:
-    from compressor.carriers.onnx_carrier import external_files, open_onnx
-
     try:
         carrier = open_onnx(path, OPSET)
     except CompressorError as error:
@@ -124,7 +125,10 @@ def _open_onnx(spec: Spec, path: Path) -> OpenedModel:
             where=spec.where("model", "inputs", name),
         )
     return OpenedModel(
-        carrier, files, lambda: result_key("onnx", "", files=[file_sha256(f) for f in files])
+        carrier,
+        files,
+        lambda: result_key("onnx", "", files=[file_sha256(f) for f in files]),
+        where=spec.where("model", "onnx"),
     )
 
 

@@ -118,3 +118,12 @@ class Store:
             yield
         finally:
             lock.release()
+            self._remove_if_empty()
+
+    def _remove_if_empty(self) -> None:
+        """Leave no trace of a run that failed before anything was finished."""
+        if any(path.name != _LOCK for path in self._root.iterdir()):
+            return
+        shutil.rmtree(self._root, ignore_errors=True)
+        if not any(self._root.parent.iterdir()):
+            self._root.parent.rmdir()

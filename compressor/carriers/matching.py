@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 
@@ -36,6 +36,13 @@ def check_names(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], pa
             "; ".join(near) or "check that the factory builds the network that was saved",
         )
     for name, tensor in tensors.items():
+        if wanted[name].is_floating_point() and not tensor.is_floating_point():
+            raise ModelError(
+                f"checkpoint {path!r}",
+                f"has {name!r} as {str(tensor.dtype).removeprefix('torch.')}, the module wants "
+                "floating point",
+                "give the float checkpoint: codes of a quantized one have lost their scales",
+            )
         if tensor.shape != wanted[name].shape:
             raise ModelError(
                 f"checkpoint {path!r}",
@@ -52,16 +59,25 @@ def load_into(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], path
         ModelError: names or shapes differ, or a tensor holds NaN or infinity.
     """
     check_names(module, tensors, path)
-    check_finite(tensors, path)
+    check_finite(tensors, path, may_be_infinite=dict(module.named_buffers()))
     module.load_state_dict(dict(tensors), strict=False)
 
 
-def check_finite(tensors: Mapping[str, torch.Tensor], path: str) -> None:
-    """Raise ``ModelError`` naming the first tensor that holds NaN or infinity."""
+def check_finite(
+    tensors: Mapping[str, torch.Tensor], path: str, may_be_infinite: Collection[str] = ()
+) -> None:
+    """Raise ``ModelError`` naming the first tensor that holds NaN or infinity.
+
+    Args:
+        tensors: what is checked.
+        path: where they come from, for the message.
+        may_be_infinite: names of tensors, such as masks, in which only NaN is wrong.
+    """
     for name, tensor in tensors.items():
         if not tensor.is_floating_point():
             continue
-        bad = int((~torch.isfinite(tensor)).sum())
+        wrong = tensor.isnan() if name in may_be_infinite else ~tensor.isfinite()
+        bad = int(wrong.sum())
         if bad:
             raise ModelError(
                 f"checkpoint {path!r}",

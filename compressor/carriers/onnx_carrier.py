@@ -66,6 +66,14 @@ class OnnxCarrier:
         """Return a carrier of the changed graph."""
         return OnnxCarrier(graph)
 
+    def check_finite(self, subject: str) -> None:
+        """Refuse NaN everywhere, and infinity in layers: a mask may well hold it.
+
+        Raises:
+            ModelError: a tensor holds such values.
+        """
+        _check_finite(self._graph, subject)
+
     def runner(self, taps: Sequence[str] = ()) -> OrtRunner:
         """Start ONNX Runtime on the graph; ``taps`` are yielded as further outputs."""
         return graph_runner(self._graph, taps)
@@ -94,7 +102,7 @@ def open_onnx(path: Path, opset: int) -> OnnxCarrier:
 
     Raises:
         SpecError: the path is missing.
-        ModelError: it is cut, not ONNX, or holds NaN.
+        ModelError: it is cut or not ONNX.
     """
     subject = f"model {str(path)!r}"
     if not path.is_file():
@@ -113,7 +121,6 @@ def open_onnx(path: Path, opset: int) -> OnnxCarrier:
     model = _upgrade(model, opset, subject)
     clean(model)
     infer_shapes(model)
-    _check_finite(model, subject)
     return OnnxCarrier(model)
 
 
@@ -188,7 +195,6 @@ def _upgrade(model: ir.Model, opset: int, subject: str) -> ir.Model:
 
 
 def _check_finite(model: ir.Model, subject: str) -> None:
-    """Refuse NaN everywhere, and infinity in layers: a mask may well hold it."""
     layers = graph_layers(model)
     weights = {layer.weight for layer in layers} | {layer.bias for layer in layers}
     for name, value in model.graph.initializers.items():

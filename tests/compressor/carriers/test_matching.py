@@ -90,3 +90,21 @@ def test_values_that_are_not_finite(value: float):
     with pytest.raises(ModelError, match=r"'2.weight' holds 2 values that are NaN or infinite"):
         load_into(network(), tensors, "w.pt")
     check_finite({"count": torch.tensor([3])}, "w.pt")
+
+
+def test_a_mask_may_be_infinite_but_not_nan():
+    module = torch.nn.Linear(2, 2)
+    module.register_buffer("mask", torch.zeros(2))
+    tensors = {**module.state_dict(), "mask": torch.tensor([0.0, -torch.inf])}
+    load_into(module, tensors, "w.pt")
+    assert torch.isneginf(module.mask).any()
+    tensors["mask"] = torch.tensor([0.0, torch.nan])
+    with pytest.raises(ModelError, match="'mask' holds 1 values"):
+        load_into(module, tensors, "w.pt")
+
+
+def test_codes_are_not_taken_for_weights():
+    module = torch.nn.Linear(2, 2)
+    tensors = {**module.state_dict(), "weight": torch.ones(2, 2, dtype=torch.int8)}
+    with pytest.raises(ModelError, match="'weight' as int8, the module wants floating point"):
+        load_into(module, tensors, "w.pt")

@@ -333,8 +333,9 @@ def test_nan_outside_of_layers(tmp_path: Path):
     broken = np.array([1, np.nan, 1, 1], np.float32)
     (mean,) = [t for t in model.graph.initializer if t.name == "bn.mean"]
     mean.CopyFrom(numpy_helper.from_array(broken, "bn.mean"))
-    with pytest.raises(ModelError, match=r"tensor 'bn\.mean' holds 1 values that are NaN"):
-        saved(model, tmp_path / "nan.onnx")
+    carrier = saved(model, tmp_path / "nan.onnx")
+    with pytest.raises(ModelError, match=r"'m': tensor 'bn\.mean' holds 1 values that are NaN"):
+        carrier.check_finite("model 'm'")
 
 
 def test_a_file_that_the_runtime_refuses(tmp_path: Path):
