@@ -61,13 +61,18 @@ def load(kind: Kind, name: str) -> Any:
     """Return the class behind a name.
 
     Raises:
-        SpecError: there is no such name.
+        SpecError: there is no such name, or its package does not import.
     """
-    if name in BUILT_IN[kind]:
-        return resolve(BUILT_IN[kind][name])
     extra = _third_party(kind)
-    if name in extra:
-        return extra[name].load()
+    try:
+        if name in BUILT_IN[kind]:
+            return resolve(BUILT_IN[kind][name])
+        if name in extra:
+            return extra[name].load()
+    except (ImportError, AttributeError) as error:
+        raise SpecError(
+            f"{kind} {name!r}", f"does not import ({error})", "reinstall its package"
+        ) from error
     raise SpecError(f"{kind} {name!r}", "is not known", suggestion(name, names(kind)))
 
 

@@ -79,8 +79,8 @@ def overview(kind: Described) -> list[Entry]:
     for name in catalog.names(kind):
         try:
             cls = catalog.load(kind, name)
-        except (ImportError, AttributeError) as error:
-            entries.append(Entry(name, "", (), f"does not import: {error}"))
+        except SpecError as error:
+            entries.append(Entry(name, "", (), error.problem))
             continue
         summary = _documentation(cls).partition("\n")[0].replace("``", "")
         entries.append(Entry(name, summary, _needs(cls)))
@@ -93,12 +93,7 @@ def describe(kind: Described, name: str) -> Description:
     Raises:
         SpecError: there is no such name, or it does not import.
     """
-    try:
-        cls = catalog.load(kind, name)
-    except (ImportError, AttributeError) as error:
-        raise SpecError(
-            f"{kind} {name!r}", f"does not import ({error})", "reinstall its package"
-        ) from error
+    cls = catalog.load(kind, name)
     return Description(
         name, _documentation(cls), _needs(cls), getattr(cls, "source", ""), describe_options(cls)
     )

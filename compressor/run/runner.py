@@ -15,13 +15,14 @@ from compressor.progress import Progress, Silent
 from compressor.report.html import html_report
 from compressor.report.markdown import markdown_report
 from compressor.run.artifacts import Artifact, publish_artifacts, write_artifacts
+from compressor.run.environment import environment
 from compressor.run.limits import judge
 from compressor.run.manifest import manifest
 from compressor.run.pipeline import Step, run_passes, weakest_layer
 from compressor.run.verify import baseline_latency, verify
 from compressor.run.workspace import Workspace
 from compressor.spec.load import Spec
-from compressor.store import Store, compute_versions
+from compressor.store import Store
 
 STORE = ".compressor"
 _REPORTS = ("report.json", "report.md", "report.html")
@@ -166,28 +167,3 @@ def _check_output(output: Path) -> None:
             "holds files that no run of compressor made",
             "name another folder, or empty this one",
         )
-
-
-def environment() -> dict[str, Any]:
-    """Describe the machine that the latencies were measured on."""
-    import os
-    import platform
-
-    return {
-        "python": platform.python_version(),
-        "versions": dict(compute_versions()),
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "system": f"{platform.system()} {platform.machine()}",
-    }
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    import platform
-
-    return platform.processor() or platform.machine()

@@ -10,6 +10,7 @@ import numpy as np
 from compressor.errors import ArtifactError
 from compressor.evaluate import check_finite, ratio_db
 from compressor.run.artifacts import Artifact
+from compressor.run.environment import machine
 from compressor.run.workspace import Workspace
 from compressor.store import result_key
 from compressor.timing import measure
@@ -29,7 +30,7 @@ def verify(workspace: Workspace, artifact: Artifact, final: Carrier, label: str)
         ArtifactError: it does not open, or gives outputs of other shapes.
         DataError: it gives NaN or infinity.
     """
-    key = result_key("artifact", artifact.digest)
+    key = result_key("artifact", artifact.digest, format=artifact.exporter.format)
     measured = _measured(workspace, artifact, final, key)
     evaluation = workspace.evaluated(key, lambda: artifact.exporter.open(artifact.path), f"{label}")
     baseline = workspace.baseline_evaluation
@@ -50,6 +51,7 @@ def verify(workspace: Workspace, artifact: Artifact, final: Carrier, label: str)
             "metric_drop": metric.drop(baseline.metric, evaluation.metric),
         }
     size = artifact.bytes
+    not_judged = artifact.exporter.not_judged
     return {
         "format": artifact.exporter.format,
         "path": artifact.path.name,
@@ -57,13 +59,13 @@ def verify(workspace: Workspace, artifact: Artifact, final: Carrier, label: str)
         "bytes": size,
         "predicted_bytes": artifact.predicted,
         "sha256": artifact.files[0]["sha256"],
-        "deployed": not artifact.exporter.not_judged,
+        "deployed": not not_judged,
         "runtime": measured["runtime"],
         **judged,
         "size_ratio": size / workspace.plan.bytes,
-        "latency_ms": measured["latency_ms"],
-        "latency_ratio": measured["latency_ratio"],
-        "latency_ratio_reason": measured["latency_ratio_reason"],
+        "latency_ms": measured["latency"][0]["artifact"],
+        "latency_ratio": None if not_judged else measured["latency"][0]["ratio"]["value"],
+        "latency_ratio_reason": not_judged or None,
         "latency": measured["latency"],
         "checks": measured["checks"],
     }
@@ -82,6 +84,7 @@ def _measured(workspace: Workspace, artifact: Artifact, final: Carrier, key: str
         key,
         baseline=workspace.source_key,
         batches=_batches(workspace),
+        machine=machine(),
         data=None if workspace.evaluation is None else workspace.evaluation.digest,
     )
     found: dict[str, Any] | None = workspace.store.read(own)
@@ -92,7 +95,7 @@ def _measured(workspace: Workspace, artifact: Artifact, final: Carrier, key: str
         result = {
             "runtime": runner.runtime,
             **_fidelity(workspace, artifact, runner, final),
-            **_latency(workspace, runner, artifact.exporter.not_judged),
+            "latency": _latency(workspace, runner),
         }
     with workspace.store.write(own) as (_, stored):
         stored.update(result)
@@ -142,7 +145,7 @@ def _fidelity(
     }
 
 
-def _latency(workspace: Workspace, runner: Runner, not_judged: str) -> dict[str, Any]:
+def _latency(workspace: Workspace, runner: Runner) -> list[dict[str, Any]]:
     """Time the artifact and the float model in turn, at batch 1 and at the evaluation's batch."""
     rows = []
     for count in _batches(workspace):
@@ -156,10 +159,7 @@ def _latency(workspace: Workspace, runner: Runner, not_judged: str) -> dict[str,
                 "ratio": times.ratio("artifact", BASELINE),
             }
         )
-    entry: dict[str, Any] = {"latency_ms": rows[0]["artifact"], "latency": rows}
-    entry["latency_ratio"] = None if not_judged else rows[0]["ratio"]["value"]  # type: ignore[index]
-    entry["latency_ratio_reason"] = not_judged or None
-    return entry
+    return rows
 
 
 def _batches(workspace: Workspace) -> list[int]:

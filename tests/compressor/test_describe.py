@@ -125,10 +125,10 @@ def _resolve(reference: str) -> Any:
 def test_what_does_not_import_is_listed_with_the_reason() -> None:
     good, broken = overview("pass")
     assert (good.summary, good.needs) == ("All kinds of options.", ("graph", "run"))
-    assert broken.problem == "does not import: No module named 'no_such_package'"
+    assert broken.problem == "does not import (No module named 'no_such_package')"
     assert plain_text(overview_table([good, broken])).splitlines()[2:] == [
-        "good     All kinds of options.                                graph, run",
-        "broken   does not import: No module named 'no_such_package'",
+        "good     All kinds of options.                                 graph, run",
+        "broken   does not import (No module named 'no_such_package')",
     ]
     with pytest.raises(SpecError, match=r"does not import .*; reinstall its package"):
         describe("pass", "broken")

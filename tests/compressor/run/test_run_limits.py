@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from compressor.errors import ArtifactError, DataError, ExitCode, ModelError
+from compressor.run import verify
 from compressor.run.limits import judge
 from compressor.spec.keys import LimitKeys
 from tests.compressor.tiny_project import REPORTS, Project
@@ -118,6 +119,29 @@ def test_limits_can_be_loosened_without_computing_again(on_onnx: Project):
     del on_onnx.spec["limits"]["size-ratio"]
     failed(on_onnx)
     assert on_onnx.run("limits.size-ratio=2").exit_code is ExitCode.DONE
+
+
+def test_another_target_does_not_inherit_the_verdict_on_equal_bytes(on_onnx: Project):
+    on_onnx.spec["passes"] = []
+    on_onnx.spec["limits"] = {"size-ratio": None, "latency-ratio": None}
+    on_onnx.spec["exports"] = [{"format": "onnx", "target": "ort-cpu"}]
+    (first,) = on_onnx.run().report["artifacts"]
+    on_onnx.spec["exports"] = [{"format": "onnx", "target": "tensorrt"}]
+    (second,) = on_onnx.run().report["artifacts"]
+    assert first["sha256"] == second["sha256"]
+    assert first["latency_ratio"] is not None
+    assert first["latency_ratio_reason"] is None
+    assert second["latency_ratio"] is None
+    assert "TensorRT" in second["latency_ratio_reason"]
+
+
+def test_latencies_of_another_machine_are_not_reused(
+    on_onnx: Project, monkeypatch: pytest.MonkeyPatch
+):
+    assert not on_onnx.run().cached
+    assert on_onnx.run().cached
+    monkeypatch.setattr(verify, "machine", lambda: {"processor": "another"})
+    assert not on_onnx.run().cached
 
 
 def test_an_artifact_that_gives_other_values(on_onnx: Project):
