@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import reduce
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,6 +14,7 @@ from calibration.extrema import extrema
 from calibration.observers.ranges import HistogramObserver, RangeObserver
 from compressor.errors import DataError
 from compressor.types.observer import Observer, Request
+from compressor.types.ranks import ALONE, Ranks
 from compressor.types.tensors import Array, Batch
 
 AnyObserver: TypeAlias = Observer[Any, Any]
@@ -26,18 +28,23 @@ def collect(
     requests: Sequence[Request],
     make_observer: Callable[[str, dict[str, Any]], AnyObserver],
     progress: Callable[[int], None] | None = None,
+    ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
     """Return the requested statistics by ``Request.key``, from one pass over the data.
+
+    With several processes, each is given its own share of the batches and all get the same
+    results: the states are merged in the order of the processes.
 
     Held are two batches, one being run while the other is observed, and one state for each
     observer; all histogram observers of a tensor share one state.
 
     Args:
         run: returns the requested tensors (and perhaps others) by name, for one batch.
-        batches: the calibration data.
+        batches: the calibration data, or this process's share of it.
         requests: what to observe; equal requests are observed once.
         make_observer: returns the observer of a name with these options.
         progress: called after each batch with the number of samples so far.
+        ranks: the processes that share the data.
 
     Raises:
         DataError: there are no samples; a tensor is missing or empty; or a value is not finite
@@ -68,9 +75,24 @@ def collect(
         seen += samples
         if progress is not None:
             progress(seen)
+        if all(observer.enough(states[key]) for key, observer in updaters.items()):
+            break
+    seen = sum(ranks.gathered(seen))
     if not seen:
         raise DataError("calibration data", "has no samples", "give at least one batch")
+    if ranks.size > 1:
+        states = _merged(updaters, ranks.gathered(states))
     return {key: _result(key, observer, states[shared[key]]) for key, observer in observers.items()}
+
+
+def _merged(
+    observers: dict[_Key, AnyObserver], states: Sequence[dict[_Key, Any]]
+) -> dict[_Key, Any]:
+    """Return one state an observer, of all processes' states in their order."""
+    return {
+        key: reduce(observer.merge, (own[key] for own in states))
+        for key, observer in observers.items()
+    }
 
 
 def _run_ahead(

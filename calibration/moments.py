@@ -12,7 +12,6 @@ from torch.nn import functional
 from compressor.types.observer import Moments
 
 _POSITIONS = 64  # of a feature map that are looked at in each sample
-_ROWS_PER_COLUMN = 8  # vectors that make a moment of full rank with little noise
 
 
 @dataclass(frozen=True)
@@ -32,11 +31,6 @@ class Window:
     pads: tuple[int, int, int, int] = (0, 0, 0, 0)
     dilations: tuple[int, int] = (1, 1)
     groups: int = 1
-
-
-def enough(state: Moments | None) -> bool:
-    """Tell whether more vectors would not change the moments' use."""
-    return state is not None and state.rows >= _ROWS_PER_COLUMN * state.second.shape[-1]
 
 
 def add_vectors(state: Moments | None, values: Tensor) -> Moments | None:

@@ -18,6 +18,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "fuse": "passes.fuse.fuse:Fuse",
         "quantize-static": "passes.quantize.static:QuantizeStatic",
         "quantize-dynamic": "passes.quantize.dynamic:QuantizeDynamic",
+        "quantize-weights": "passes.quantize.weight_only:QuantizeWeights",
         "cast": "passes.quantize.cast:Cast",
     },
     "exporter": {
@@ -30,6 +31,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "percentile": "calibration.observers.percentile:Percentile",
         "entropy": "calibration.observers.entropy:Entropy",
         "mse": "calibration.observers.mse:Mse",
+        "extreme-value": "calibration.observers.extreme_value:ExtremeValue",
         "second-moment": "calibration.observers.second_moment:SecondMoment",
         "channel-grid": "calibration.observers.channel_grid:ChannelGridObserver",
     },
@@ -38,6 +40,8 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "npy": "calibration.sources.npy:NpySource",
         "safetensors": "calibration.sources.safetensors_file:SafetensorsSource",
         "images": "calibration.sources.images:ImageFolderSource",
+        "text": "calibration.sources.text:TextSource",
+        "jsonl": "calibration.sources.jsonl:JsonlSource",
     },
 }
 COLLECT = "calibration.collect:collect"

@@ -110,11 +110,19 @@ def _open(spec: Spec, entry: DataEntry, fixed: int | None) -> Data:
     return Data(entry.role, source, entry.keys.target, size, code, entry.where)
 
 
-def check_data(data: Data, inputs: Sequence[TensorSpec]) -> None:
+def check_data(
+    data: Data, inputs: Sequence[TensorSpec], limits: Mapping[str, int] | None = None
+) -> None:
     """Read the headers and one sample, and compare them with the model's inputs.
 
+    Args:
+        data: what is checked.
+        inputs: the model's.
+        limits: for inputs that pick rows of a table, how many rows it has.
+
     Raises:
-        DataError: there is no sample, an input is missing, or shape or dtype differ.
+        DataError: there is no sample, an input is missing, shape or dtype differ, or the sample
+            picks a row that its table does not have.
         SpecError: the model's batch is fixed, and the data come in other batches.
     """
     try:
@@ -123,11 +131,25 @@ def check_data(data: Data, inputs: Sequence[TensorSpec]) -> None:
             raise DataError(f"{data.role} data", "has no samples", "check the source")
         sample = data.first(1)
         _check_batch(data, sample, inputs)
+        _check_indices(data, sample, limits or {})
         fixed = _fixed_batch(inputs)
         if fixed is not None:
             _check_fixed(data, fixed, info.samples)
     except CompressorError as error:
         raise error.at(data.where) from error.__cause__
+
+
+def _check_indices(data: Data, sample: Batch, limits: Mapping[str, int]) -> None:
+    """Refuse token ids beyond the model's vocabulary."""
+    for name, rows in limits.items():
+        indices = sample[name]
+        wrong = indices[(indices < -rows) | (indices >= rows)]
+        if wrong.size:
+            raise DataError(
+                f"{data.role} data, input {name!r}",
+                f"holds {wrong.flat[0]}, and the model's table has {rows} rows",
+                "use the tokenizer that belongs to the model",
+            )
 
 
 def _fixed_batch(inputs: Sequence[TensorSpec]) -> int | None:

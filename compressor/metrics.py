@@ -17,6 +17,7 @@ from compressor.types.tensors import Array, Batch
 from compressor.user_code import importable, load_symbol
 
 _Z95 = 1.959963984540054
+_NOT_COUNTED = -100
 
 
 @dataclass(frozen=True)
@@ -133,12 +134,33 @@ def _top5(outputs: Batch, target: Array) -> Array:
 
 
 def _log_loss(outputs: Batch, target: Array) -> Array:
-    logits = _only(outputs).astype(np.float64)
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    log_z = np.log(np.exp(shifted).sum(axis=-1))
+    """Return each sample's mean negative log-likelihood, in nats a label.
+
+    Labels of -100 mark positions that do not count, as is the custom for padding.
+    """
+    logits = _only(outputs)
     truth = np.asarray(target).reshape(logits.shape[:-1])
-    loss = log_z - np.take_along_axis(shifted, truth[..., None], axis=-1)[..., 0]
-    return np.asarray(loss.reshape(loss.shape[0], -1).mean(axis=1))
+    classes = logits.shape[-1]
+    counted = truth != _NOT_COUNTED
+    if not counted.reshape(len(truth), -1).any(axis=1).all():
+        raise ValueError(f"a sample has no label but {_NOT_COUNTED}")
+    labels = truth[counted]
+    if labels.min() < 0 or labels.max() >= classes:
+        raise ValueError(f"labels {labels.min()} to {labels.max()} for {classes} classes")
+    # Sample by sample: float64 copies of a whole batch's logits would take much memory.
+    return np.array(
+        [_mean_loss(row, own) for row, own in zip(logits, truth, strict=True)], np.float64
+    )
+
+
+def _mean_loss(logits: Array, labels: Array) -> float:
+    """Return the mean loss over the labels that count; logits ``[..., classes]``."""
+    counted = labels != _NOT_COUNTED
+    chosen = logits[counted].astype(np.float64)
+    shifted = chosen - chosen.max(axis=-1, keepdims=True)
+    log_z = np.log(np.exp(shifted).sum(axis=-1))
+    own = np.take_along_axis(shifted, labels[counted][:, None], axis=-1)[:, 0]
+    return float((log_z - own).mean())
 
 
 def _pairs(outputs: Batch, target: Any) -> Sequence[tuple[Array, Array]]:

@@ -9,9 +9,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from compressor.carriers.checkpoint_carrier import open_checkpoint
 from compressor.carriers.lowering import OPSET
-from compressor.carriers.onnx_carrier import OnnxCarrier, external_files, open_onnx
+from compressor.carriers.onnx_carrier import OnnxCarrier, open_onnx
+from compressor.carriers.onnx_file import external_files
+from compressor.carriers.ort_runner import OrtRunner
 from compressor.carriers.torch_carrier import TorchCarrier, check_checkpoint, open_module
+from compressor.carriers.transformers_model import (
+    CONFIG,
+    auto_class_name,
+    library_version,
+    open_pretrained,
+)
 from compressor.carriers.weight_files import weight_file_paths, weights_digest
 from compressor.errors import CompressorError, ModelError, SpecError
 from compressor.hashing import file_sha256
@@ -32,6 +41,8 @@ class OpenedModel:
         carrier: the model; its weights mean nothing before :meth:`load`.
         files: what was read, for the manifest.
         digest: returns the key of the model's content; reads the files.
+        quick_digest: the same without reading the files' content, from sizes, times and headers;
+            where that is possible.
         checkpoint: where the weights come from, if not from the factory or the ONNX file.
         where: place in the spec of the file that holds the weights.
     """
@@ -41,6 +52,7 @@ class OpenedModel:
     digest: Callable[[], str]
     checkpoint: Path | None = None
     where: str = ""
+    quick_digest: Callable[[], str] | None = None
 
     def load(self) -> None:
         """Read the weights, and look at every one of them.
@@ -57,26 +69,31 @@ class OpenedModel:
             raise error.at(self.where) from error.__cause__
 
     def check_lowering(self, batch: Batch) -> None:
-        """Compare the graph that passes work on with the module it was lowered from.
+        """Compare the graph that passes work on with the module or file that it came from.
 
         Raises:
             ModelError: their outputs differ.
         """
-        if not isinstance(self.carrier, TorchCarrier):
+        if isinstance(self.carrier, TorchCarrier):
+            wanted = self.carrier.module_outputs(batch)
+            subject = f"module {type(self.carrier.module).__name__}"
+            remedy = (
+                "its forward depends on something that export froze: random numbers, "
+                "the batch size, or Python state"
+            )
+        elif isinstance(self.carrier, OnnxCarrier):
+            subject = f"model {str(self.files[0])!r}"
+            wanted = list(OrtRunner(self.files[0], subject).run(batch).values())
+            remedy = "report it with the file; until then, export it again with opset 21"
+        else:
             return
-        lowered = list(self.carrier.runner().run(batch).values())
-        module = self.carrier.module_outputs(batch)
-        for name, ours, theirs in zip(
-            (o.name for o in self.carrier.outputs), lowered, module, strict=True
-        ):
+        found = self.carrier.runner().run(batch)
+        for (name, ours), theirs in zip(found.items(), wanted, strict=True):
             error = float(np.square(ours.astype(np.float64) - theirs).sum())
             signal = float(np.square(theirs.astype(np.float64)).sum())
             if error > signal * 10 ** (-_LOWERING_SQNR_DB / 10):
                 raise ModelError(
-                    f"module {type(self.carrier.module).__name__}",
-                    f"its lowered graph gives other values for output {name!r}",
-                    "its forward depends on something that export froze: random numbers, "
-                    "the batch size, or Python state",
+                    subject, f"the graph made of it gives other values for output {name!r}", remedy
                 )
 
 
@@ -90,14 +107,25 @@ def open_model(spec: Spec) -> OpenedModel:
     if spec.onnx is not None:
         return _open_onnx(spec, spec.onnx)
     if spec.model.factory is None:
-        raise SpecError(
-            "model.checkpoint",
-            "a bare checkpoint has no graph, and this version has no pass that works on weights "
-            "alone",
-            "give model.factory too, or model.onnx",
-            where=spec.where("model", "checkpoint"),
-        )
+        return _open_checkpoint(spec)
     return _open_torch(spec, spec.model.factory)
+
+
+def _open_checkpoint(spec: Spec) -> OpenedModel:
+    assert spec.checkpoint is not None
+    where = spec.where("model", "checkpoint")
+    try:
+        carrier = open_checkpoint(spec.checkpoint)
+    except CompressorError as error:
+        raise error.at(where) from error.__cause__
+    return OpenedModel(
+        carrier,
+        carrier.files,
+        lambda: result_key("checkpoint", "", files=[file_sha256(f) for f in carrier.files]),
+        spec.checkpoint,
+        where,
+        carrier.digest,
+    )
 
 
 def _open_onnx(spec: Spec, path: Path) -> OpenedModel:
@@ -144,6 +172,13 @@ def _agrees(declared: TensorSpec, own: TensorSpec) -> bool:
 
 def _open_torch(spec: Spec, factory: str) -> OpenedModel:
     where = spec.where("model", "factory")
+    auto_class = auto_class_name(factory)
+    if auto_class is not None:
+        try:
+            return _open_pretrained(spec, auto_class)
+        except CompressorError as error:
+            key = error.subject if error.subject.startswith("model.") else "model.checkpoint"
+            raise error.at(spec.where(*key.split("."))) from error.__cause__
     try:
         with importable([spec.folder]):
             function = load_symbol(factory, "model.factory")
@@ -174,3 +209,28 @@ def _open_torch(spec: Spec, factory: str) -> OpenedModel:
         )
 
     return OpenedModel(carrier, files, digest, spec.checkpoint, where)
+
+
+def _open_pretrained(spec: Spec, auto_class: str) -> OpenedModel:
+    directory = spec.checkpoint
+    if directory is None:
+        raise SpecError(
+            "model.factory",
+            f"'transformers.{auto_class}' builds a network from a folder, and none is given",
+            "name the folder with config.json and the weights in model.checkpoint",
+        )
+    carrier = open_pretrained(auto_class, directory, spec.model.config, spec.inputs)
+    files = (directory / CONFIG, *weight_file_paths(directory))
+
+    def digest() -> str:
+        return result_key(
+            "torch",
+            "",
+            factory=auto_class,
+            config=dict(spec.model.config),
+            code=library_version(),
+            files=[file_sha256(file) for file in files],
+            inputs=[str(i) for i in carrier.inputs],
+        )
+
+    return OpenedModel(carrier, files, digest, directory, spec.where("model", "checkpoint"))

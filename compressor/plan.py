@@ -9,13 +9,14 @@ from math import prod
 from typing import Any
 
 from compressor import catalog
+from compressor.abilities import cannot_run
 from compressor.data import Data, check_data, open_data
 from compressor.errors import CompressorError, SpecError
-from compressor.graph.costs import initializer_bytes, macs, parameters
-from compressor.graph.layers import side_tensors
 from compressor.graph.values import dims, value_by_name
+from compressor.graph.vocabulary import index_limits
 from compressor.metrics import Metric, resolve_metric
 from compressor.model import OpenedModel, open_model
+from compressor.sizes import layer_bytes, model_bytes, model_macs, model_parameters
 from compressor.spec.load import Spec
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.exporter import Exporter
@@ -24,6 +25,8 @@ from compressor.types.passes import LayerPlan, Pass, PassContext
 
 _RUNTIME_BYTES = 550_000_000  # PyTorch, ONNX Runtime and Python themselves, measured
 _COPIES = 3  # the model as read, as changed, and inside the runtime
+_BLOCK_VALUES = 4  # values of the largest size that a block observes at once
+_STREAMED_BYTES = 250_000_000  # tensors on their way through, where none stays; measured
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class PassPlan:
     requests: tuple[Request, ...]
     notes: tuple[str, ...]
     bytes: int
+    blockwise: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ class Plan:
         context: what passes are told about the spec.
         final: the model after all passes, with weights that mean nothing.
         bytes: of the float model's tensors.
-        macs: multiply-accumulates for one sample.
+        macs: multiply-accumulates for one sample; ``None`` without a graph.
         peak_memory: predicted bytes.
         warnings: limits that the prediction says will not hold, one sentence each.
     """
@@ -83,7 +87,7 @@ class Plan:
     final: Carrier
     bytes: int
     parameters: int
-    macs: int
+    macs: int | None
     peak_memory: int
     warnings: tuple[str, ...]
 
@@ -101,9 +105,11 @@ def make_plan(spec: Spec) -> Plan:
     if Capability.GRAPH in carrier.offers:
         with _at(spec, "model", "inputs"):
             carrier.graph()
+    _check_data_is_of_use(spec, carrier)
     data = open_data(spec, carrier.inputs)
+    limits = index_limits(carrier.graph()) if Capability.GRAPH in carrier.offers else {}
     for entry in data.values():
-        check_data(entry, carrier.inputs)
+        check_data(entry, carrier.inputs, limits)
     metric = _metric(spec, data)
     targets = frozenset[str]().union(*(e.targets for e in spec.exports))
     context = PassContext(spec.seed, targets)
@@ -119,7 +125,7 @@ def make_plan(spec: Spec) -> Plan:
             exporter.check(carrier)
             exports.append(ExportPlan(exporter.format, exporter.predict(carrier)))
     _check_exports(spec, spec.exports)
-    graph = float_model.graph()
+    size = model_bytes(float_model)
     return Plan(
         spec=spec,
         model=model,
@@ -130,11 +136,24 @@ def make_plan(spec: Spec) -> Plan:
         exports=tuple(exports),
         rows=_rows(float_model, carrier, passes),
         final=carrier,
-        bytes=initializer_bytes(graph),
-        parameters=parameters(graph),
-        macs=macs(graph),
+        bytes=size,
+        parameters=model_parameters(float_model),
+        macs=model_macs(float_model),
         peak_memory=_peak_memory(float_model, data, passes),
-        warnings=_warnings(spec, exports, initializer_bytes(graph)),
+        warnings=_warnings(spec, exports, size),
+    )
+
+
+def _check_data_is_of_use(spec: Spec, carrier: Carrier) -> None:
+    """Refuse data for a model that cannot be run on them."""
+    if Capability.RUN in carrier.offers or not spec.data:
+        return
+    role = next(iter(spec.data))
+    raise SpecError(
+        f"data.{role}",
+        f"is of no use: {cannot_run(carrier)}",
+        "leave data out, or give model.factory, such as transformers.AutoModelForCausalLM",
+        where=spec.data[role].where,
     )
 
 
@@ -172,13 +191,17 @@ def _metric(spec: Spec, data: Mapping[str, Data]) -> Metric | None:
 def _plan_pass(
     step: Pass, carrier: Carrier, context: PassContext, data: Mapping[str, Data]
 ) -> tuple[PassPlan, Carrier]:
-    lacking = step.needs - carrier.offers
+    lacking = step.required - carrier.offers
     if lacking:
+        bare = Capability.GRAPH not in carrier.offers
         raise SpecError(
             f"pass {step.name!r}",
-            f"needs {' and '.join(sorted(lacking))}; at this point the model offers "
-            f"{', '.join(sorted(carrier.offers))} only",
-            "move it before the passes that work on the graph, or give model.factory",
+            f"needs {' and '.join(sorted(lacking))}; "
+            + ("a bare checkpoint" if bare else "at this point the model")
+            + f" offers {', '.join(sorted(carrier.offers))} only",
+            "give model.factory"
+            if bare
+            else "move it before the passes that work on the graph, or give model.factory",
         )
     survey = step.survey(carrier, context)
     if survey.requests and "calibration" not in data:
@@ -191,8 +214,15 @@ def _plan_pass(
         r.key: make_observer(r.observer, r.options).placeholder() for r in survey.requests
     }
     after = step.preview(carrier, context, placeholders)
-    size = initializer_bytes(after.graph()) if Capability.GRAPH in after.offers else 0
-    return PassPlan(step.name, survey.layers, survey.requests, survey.notes, size), after
+    plan = PassPlan(
+        step.name,
+        survey.layers,
+        survey.requests,
+        survey.notes,
+        model_bytes(after),
+        survey.blockwise,
+    )
+    return plan, after
 
 
 @contextmanager
@@ -218,7 +248,7 @@ def _check_exports(spec: Spec, exports: Sequence[Exporter]) -> None:
 
 
 def _rows(before: Carrier, after: Carrier, passes: Sequence[PassPlan]) -> tuple[LayerRow, ...]:
-    sizes_before, sizes_after = _layer_bytes(before), _layer_bytes(after)
+    sizes_before, sizes_after = layer_bytes(before), layer_bytes(after)
     plans = [{layer.name: layer for layer in step.layers} for step in passes]
     rows = []
     for layer in before.layers():
@@ -241,26 +271,18 @@ def _rows(before: Carrier, after: Carrier, passes: Sequence[PassPlan]) -> tuple[
     return tuple(rows)
 
 
-def _layer_bytes(carrier: Carrier) -> dict[str, int]:
-    """Bytes of each layer's weight and bias with their scales and zero points."""
-    initializers = carrier.graph().graph.initializers
-    sizes: dict[str, int] = {}
-    for layer in carrier.layers():
-        names = [layer.weight, *([layer.bias] if layer.bias else [])]
-        names += [s for n in list(names) for s in side_tensors(initializers[n])]
-        tensors = (initializers[n].const_value for n in dict.fromkeys(names) if n in initializers)
-        sizes[layer.name] = sum(t.nbytes for t in tensors if t is not None)
-    return sizes
-
-
 def _peak_memory(carrier: Carrier, data: Mapping[str, Data], passes: Sequence[PassPlan]) -> int:
     """Predict the bytes of anonymous memory: runtime, copies of the model, one batch's tensors."""
-    graph = carrier.graph()
+    if Capability.GRAPH not in carrier.offers:
+        return _RUNTIME_BYTES + _STREAMED_BYTES
     batch = max((d.batch for d in data.values()), default=1)
-    values = value_by_name(graph)
+    values = value_by_name(carrier.graph())
     observed = 0
     for step in passes:
         tensors = {t for r in step.requests for t in r.tensors}
         shapes = (dims(values[t]) for t in tensors if t in values)
-        observed = max(observed, sum(prod(s) for s in shapes if s) * 4 * batch)
-    return _RUNTIME_BYTES + _COPIES * initializer_bytes(graph) + 2 * observed
+        sizes = [prod(s) for s in shapes if s]
+        # By blocks, few values are there at once; which ones, the blocks decide.
+        together = max(sizes, default=0) * _BLOCK_VALUES if step.blockwise else sum(sizes)
+        observed = max(observed, together * 4 * batch)
+    return _RUNTIME_BYTES + _COPIES * model_bytes(carrier) + 2 * observed

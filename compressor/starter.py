@@ -46,6 +46,47 @@ model:
     image: {{shape: [batch, 3, 224, 224], dtype: float32}}
 """
 
+_PRETRAINED = """
+# The float model: transformers builds the network that config.json describes and maps the weights
+# ({tensors:,} tensors, {parameters:,} parameters). Nothing is fetched; code that comes with a model
+# never runs.
+model:
+  factory: transformers.{auto_class}
+  checkpoint: {model}
+"""
+
+_TEXT = """
+# Text in UTF-8, cut into samples of so many tokens. `jsonl: FILE` takes objects with a `field`.
+data:
+  # FILL IN: typical text. Take it from the training data: what tunes a model must not also judge
+  # it. Only methods gptq and awq read it.
+  calibration:
+    text: calibration.txt
+    tokenizer: {model}
+    length: {length}
+    inputs: {{input_ids: input_ids}}
+    samples: 128
+    batch: 8
+  # FILL IN: text on which the float model and every artifact are compared.
+  evaluation:
+    text: evaluation.txt
+    tokenizer: {model}
+    length: {length}
+    inputs: {{input_ids: input_ids}}
+    target: labels # the token that follows each
+    batch: 8
+metric: perplexity
+
+# Passes run in this order. `compress passes` lists them all, `compress passes NAME` their options.
+passes:
+  # 4-bit weights, with a scale for each group of 128 in a row.
+  - pass: quantize-weights
+    preset: int4-g128
+    method: gptq # rtn and hqq need no data
+    # layers: # rules for single layers; the first that matches wins
+    #   - {{match: "lm_head", skip: true}}
+"""
+
 _DATA = """
 # Each file holds arrays with one row a sample. `inputs` maps each input of the model to an array;
 # arrays that do not have the shape and dtype that the model takes yet need a `transform`.
@@ -74,7 +115,7 @@ data:
 # metric: accuracy
 """
 
-_REST = """
+_PASSES = """
 # Passes run in this order. `compress passes` lists them all, `compress passes NAME` their options.
 passes:
   # Fold batch-norm and constants into the layers before them; fewer and larger operators.
@@ -83,7 +124,9 @@ passes:
   - pass: quantize-static
     # layers: # rules for single layers; the first that matches wins
     #   - {match: "head*", skip: true}
+"""
 
+_REST = """
 # Each artifact is written, opened again, and measured in the runtime that will serve it.
 # `compress exporters` lists the formats.
 exports:
@@ -137,13 +180,27 @@ def starter_text(model: Path, relative: str, spec: str) -> str:
     if model.suffix == ".onnx":
         inputs = _onnx_inputs(model)
         middle = _ONNX.format(model=scalar(relative), inputs=_listed(inputs))
+    elif (model / "config.json").is_file():
+        return _head(model, spec, name) + _pretrained(model, relative) + _rest(name)
     else:
         inputs = (TensorSpec("image", ("batch", 3, 224, 224), "float32"),)
         middle = _torch(model, relative)
+    return _head(model, spec, name) + middle + _arrays(inputs) + _PASSES + _rest(name)
+
+
+def _head(model: Path, spec: str, name: str) -> str:
+    return _HEAD.format(
+        model=_printable(model.resolve().name), spec=_printable(spec), name=scalar(name)
+    )
+
+
+def _arrays(inputs: Sequence[TensorSpec]) -> str:
     mapping = "\n".join(f"      {scalar(i.name)}: {scalar(i.name)}" for i in inputs)
-    head = _HEAD.format(model=_printable(model.name), spec=_printable(spec), name=scalar(name))
-    data = _DATA.format(mapping=mapping, batch=_batch(inputs))
-    return head + middle + data + _REST.replace("{output}", scalar(f"out/{name}"))
+    return _DATA.format(mapping=mapping, batch=_batch(inputs))
+
+
+def _rest(name: str) -> str:
+    return _REST.replace("{output}", scalar(f"out/{name}"))
 
 
 def scalar(text: str) -> str:
@@ -160,8 +217,8 @@ def _escaped(character: str) -> str:
 
 
 def _onnx_inputs(model: Path) -> tuple[TensorSpec, ...]:
+    from compressor.carriers.onnx_file import read_onnx
     from compressor.graph.values import tensor_spec
-    from compressor.inspection.onnx_file import read_onnx
 
     graph = read_onnx(model).graph
     return tuple(tensor_spec(value) for value in graph.inputs if not value.is_initializer())
@@ -172,6 +229,28 @@ def _torch(model: Path, relative: str) -> str:
 
     tensors, parameters = headers(model)
     return _TORCH.format(model=scalar(relative), tensors=tensors, parameters=parameters)
+
+
+def _pretrained(model: Path, relative: str) -> str:
+    """Return the parts from ``model`` to ``passes`` for a Hugging Face directory."""
+    from compressor.carriers.transformers_model import auto_class_for, read_config
+    from compressor.inspection.checkpoint import headers
+
+    config = read_config(model)
+    saved = config.get("architectures")
+    auto_class = auto_class_for(str(saved[0]) if isinstance(saved, list) and saved else "")
+    tensors, parameters = headers(model)
+    place = scalar(relative)
+    first = _PRETRAINED.format(
+        model=place, tensors=tensors, parameters=parameters, auto_class=auto_class
+    )
+    if auto_class == "AutoModelForCausalLM":
+        longest = config.get("max_position_embeddings") or config.get("n_positions")
+        length = min(longest, 512) if isinstance(longest, int) and longest > 0 else 512
+        return first + _TEXT.format(model=place, length=length)
+    image = "image_size" in config
+    inputs = (TensorSpec("pixel_values" if image else "input_ids", ("batch",), "float32"),)
+    return first + _arrays(inputs) + _PASSES
 
 
 def _listed(inputs: Sequence[TensorSpec]) -> str:

@@ -13,13 +13,14 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from compressor.errors import SpecError
+from compressor.errors import CompressorError, SpecError
 from compressor.files import disk_errors, remove_stale_staging, staging, sync
 from compressor.hashing import json_sha256
 
 _COMPUTE = ("compressor", "torch", "numpy", "onnx", "onnx-ir", "onnxscript")
 _RESULT = "result.json"
 _LOCK = ".lock"
+_PARTIAL = "partial-"
 
 
 @cache
@@ -73,10 +74,16 @@ class Store:
         return self._root / key[:2] / key[2:]
 
     @contextmanager
-    def write(self, key: str) -> Iterator[tuple[Path, dict[str, Any]]]:
-        """Yield a folder to fill and a result to set; both are kept if the block succeeds."""
+    def write(self, key: str, *, resumable: bool = False) -> Iterator[tuple[Path, dict[str, Any]]]:
+        """Yield a folder to fill and a result to set; both are kept if the block succeeds.
+
+        Args:
+            key: what the result is found by.
+            resumable: the folder outlives a process that is killed and a disk that is full; the
+                next call with this key yields it again, with all that was in it.
+        """
         result: dict[str, Any] = {}
-        with staging(self._root) as folder:
+        with self._lasting(key) if resumable else staging(self._root) as folder:
             yield folder, result
             target = self.folder(key)
             (folder / _RESULT).write_text(json.dumps(result, allow_nan=False), encoding="utf-8")
@@ -88,6 +95,23 @@ class Store:
             folder.replace(target)
             sync(target.parent)
             self.written += 1
+
+    def partial(self, key: str) -> Path:
+        """The folder that a resumable result grows in."""
+        return self._root / f"{_PARTIAL}{key}"
+
+    @contextmanager
+    def _lasting(self, key: str) -> Iterator[Path]:
+        """Yield a folder of its own for a key; it goes only where its content is of no use."""
+        folder = self.partial(key)
+        try:
+            with disk_errors(self._root):
+                folder.mkdir(parents=True, exist_ok=True)
+                yield folder
+        except CompressorError as error:
+            if not isinstance(error.__cause__, OSError):
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
 
     def forget(self) -> None:
         """Remove every result; call it while the store is locked."""

@@ -7,16 +7,16 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from calibration.moments import Window, add_patches, add_vectors, enough, merge
+from calibration.moments import Window, add_patches, add_vectors, merge
 from compressor.types.observer import Moments, Observer
 
 
 class SecondMoment(Observer[Moments | None, Moments | None]):
     """``Σ x xᵀ`` over a layer's inputs ``x``: vectors, or with a kernel the patches it sees.
 
-    Observation stops once there are eight times as many vectors as columns; what follows would
-    sharpen the moment and cost more than the rest of calibration. The sum of the vectors comes
-    with it. Planning gets ``None``.
+    Observation stops once there are so many vectors a column; what follows would sharpen the
+    moment and cost more than the rest of calibration. The sum of the vectors comes with it.
+    Planning gets ``None``.
     """
 
     name: ClassVar[str] = "second-moment"
@@ -26,6 +26,9 @@ class SecondMoment(Observer[Moments | None, Moments | None]):
     pads: tuple[int, int, int, int] = Field(default=(0, 0, 0, 0), description="its pads")
     dilations: tuple[int, int] = Field(default=(1, 1), description="its dilations")
     groups: int = Field(default=1, ge=1, description="its channel groups")
+    rows_per_column: int = Field(
+        default=8, ge=1, description="vectors for each of their elements after which to stop"
+    )
 
     def start(self) -> Moments | None:
         """Return the moment of nothing."""
@@ -33,12 +36,16 @@ class SecondMoment(Observer[Moments | None, Moments | None]):
 
     def update(self, state: Moments | None, values: torch.Tensor) -> Moments | None:
         """Return the state after also seeing ``values``."""
-        if enough(state):
+        if self.enough(state):
             return state
         if self.kernel is None:
             return add_vectors(state, values)
         window = Window(self.kernel, self.strides, self.pads, self.dilations, self.groups)
         return add_patches(state, values, window)
+
+    def enough(self, state: Moments | None) -> bool:
+        """Tell whether there are enough vectors."""
+        return state is not None and state.rows >= self.rows_per_column * state.second.shape[-1]
 
     def merge(self, first: Moments | None, second: Moments | None) -> Moments | None:
         """Return the moment of both streams."""

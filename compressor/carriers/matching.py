@@ -10,6 +10,7 @@ from compressor.errors import ModelError
 from compressor.names import close_names, listed
 
 _OPTIONAL = "num_batches_tracked"
+_PART = 1 << 22  # elements looked at together
 
 
 def check_names(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], path: str) -> None:
@@ -76,8 +77,12 @@ def check_finite(
     for name, tensor in tensors.items():
         if not tensor.is_floating_point():
             continue
-        wrong = tensor.isnan() if name in may_be_infinite else ~tensor.isfinite()
-        bad = int(wrong.sum())
+        flat = tensor.reshape(-1)
+        bad = 0
+        for start in range(0, len(flat), _PART):  # in parts: the comparison needs memory too
+            part = flat[start : start + _PART]
+            wrong = part.isnan() if name in may_be_infinite else ~part.isfinite()
+            bad += int(wrong.sum())
         if bad:
             raise ModelError(
                 f"checkpoint {path!r}",

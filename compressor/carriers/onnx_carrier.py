@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
+import onnx_ir.passes.common as common
 import torch
-from google.protobuf.message import DecodeError
 from onnx_ir import tensor_adapters
 
+from compressor.carriers.onnx_file import read_onnx
+from compressor.carriers.onnx_upgrade import upgraded
 from compressor.carriers.ort_runner import OrtRunner, graph_runner
-from compressor.errors import ModelError, SpecError
+from compressor.carriers.torch_graph.convert import from_numpy
+from compressor.carriers.torch_graph.dtypes import TORCH_DTYPES
+from compressor.errors import ModelError
 from compressor.graph.clean import clean, infer_shapes
+from compressor.graph.codes import attach_codes
 from compressor.graph.layers import graph_layers
-from compressor.graph.values import all_nodes, tensor_spec
+from compressor.graph.values import tensor_spec
 from compressor.types.carrier import Capability
 from compressor.types.layers import Layer
+from compressor.types.quantized import QuantizedTensor, WeightCodes
+from compressor.types.stored import StoredTensor
 from compressor.types.tensors import TensorSpec
 
 _STATE = "graph.onnx"
@@ -32,12 +40,20 @@ class OnnxCarrier:
     """
 
     kind = "onnx"
-    offers = frozenset({Capability.WEIGHTS, Capability.RUN, Capability.GRAPH})
+    folder = None
 
     def __init__(self, graph: ir.Model):
         self._graph = graph
         self.inputs = _specs(graph.graph.inputs)
         self.outputs = _specs(graph.graph.outputs)
+
+    @cached_property
+    def offers(self) -> frozenset[Capability]:
+        """All, but no run where an operator is of a domain that ONNX Runtime does not know."""
+        from compressor.carriers.ort_check import foreign_operators
+
+        every = frozenset({Capability.WEIGHTS, Capability.RUN, Capability.GRAPH})
+        return every - {Capability.RUN} if foreign_operators(self._graph) else every
 
     def layers(self) -> tuple[Layer, ...]:
         """The layers in the order of execution."""
@@ -45,7 +61,21 @@ class OnnxCarrier:
 
     def weight(self, layer: Layer) -> torch.Tensor:
         """The layer's weight in its stored shape."""
-        return torch.from_numpy(np.array(_constant(self._graph, layer.weight).numpy()))
+        return from_numpy(_constant(self._graph, layer.weight))
+
+    def tensors(self) -> dict[str, StoredTensor]:
+        """All initializers of the main graph."""
+        found = {}
+        for name, value in self._graph.graph.initializers.items():
+            tensor = value.const_value
+            if tensor is not None and tensor.dtype in TORCH_DTYPES:
+                found[name] = StoredTensor(
+                    name,
+                    tuple(int(d) for d in tensor.shape.numpy()),
+                    TORCH_DTYPES[tensor.dtype],
+                    partial(from_numpy, tensor),
+                )
+        return found
 
     def with_weights(self, changes: Mapping[str, torch.Tensor]) -> OnnxCarrier:
         """Return a carrier with some initializers replaced."""
@@ -54,9 +84,14 @@ class OnnxCarrier:
             _constant(graph, name)
             value = graph.graph.initializers[name]
             value.const_value = tensor_adapters.TorchTensor(tensor.contiguous(), name=name)
-            value.dtype = value.const_value.dtype
+            # Clones share their type objects, so a new one is set.
+            value.type = ir.TensorType(value.const_value.dtype)
             value.shape = ir.Shape(tuple(tensor.shape))
         return OnnxCarrier(graph)
+
+    def with_codes(self, changes: Mapping[str, WeightCodes]) -> OnnxCarrier:
+        """Return a carrier with some float weights stored as codes, found when they are read."""
+        return OnnxCarrier(graph_with_codes(self._graph, changes, self.weight))
 
     def graph(self) -> ir.Model:
         """The model in ONNX IR. Shared: clone it before changing it."""
@@ -75,7 +110,21 @@ class OnnxCarrier:
         _check_finite(self._graph, subject)
 
     def runner(self, taps: Sequence[str] = ()) -> OrtRunner:
-        """Start ONNX Runtime on the graph; ``taps`` are yielded as further outputs."""
+        """Start ONNX Runtime on the graph; ``taps`` are yielded as further outputs.
+
+        Raises:
+            ModelError: the runtime does not load the graph.
+        """
+        from compressor.carriers.ort_check import foreign_operators
+
+        foreign = foreign_operators(self._graph)
+        if foreign:
+            raise ModelError(
+                "model",
+                f"cannot be run: ONNX Runtime has no operator {foreign[0]}",
+                "use passes that need no data, and leave data out; or export the model again "
+                "without it",
+            )
         return graph_runner(self._graph, taps)
 
     def save(self, directory: Path) -> None:
@@ -92,42 +141,70 @@ class OnnxCarrier:
         return restore_graph(directory)
 
 
+def graph_with_codes(
+    graph: ir.Model,
+    changes: Mapping[str, WeightCodes],
+    weight: Callable[[Layer], torch.Tensor],
+) -> ir.Model:
+    """Return a copy of a graph in which some float weights are stored as codes.
+
+    Args:
+        graph: the model; not changed.
+        changes: the codes by the weight's name.
+        weight: returns a layer's float weight in its stored shape.
+
+    Raises:
+        KeyError: no layer has a weight of a name.
+        ValueError: a weight cannot be stored so.
+    """
+    changed = graph.clone()
+    layers = {layer.weight: layer for layer in graph_layers(changed)}
+    for name, codes in changes.items():
+        layer = layers[name]
+        compute = partial(_computed, codes, layer, weight)
+        attach_codes(changed, layer, codes.scheme, compute)
+    return changed
+
+
+def _computed(
+    codes: WeightCodes, layer: Layer, weight: Callable[[Layer], torch.Tensor]
+) -> QuantizedTensor:
+    return codes.compute(layer.canonical(weight(layer)))
+
+
 def restore_graph(directory: Path) -> OnnxCarrier:
     """Return the carrier saved in ``directory``; large tensors stay memory-mapped."""
     return OnnxCarrier(ir.load(directory / _STATE))
 
 
 def open_onnx(path: Path, opset: int) -> OnnxCarrier:
-    """Read an ONNX file, bring it to ``opset`` where it is older, and check it.
+    """Read an ONNX file, check it, and bring it to ``opset`` where it is older.
 
     Raises:
-        SpecError: the path is missing.
-        ModelError: it is cut or not ONNX.
+        SpecError: the path is missing or a folder.
+        ModelError: it is cut, not ONNX, breaks ONNX's rules, or ONNX Runtime refuses it.
     """
+    from compressor.carriers.ort_check import (
+        OLDEST_RUN,
+        check_loads,
+        check_operators,
+        foreign_operators,
+    )
+
     subject = f"model {str(path)!r}"
-    if not path.is_file():
-        raise SpecError(subject, "does not exist", "check model.onnx")
-    try:
-        model = ir.load(path)
-    except (DecodeError, ValueError, TypeError, KeyError, OSError) as error:
-        raise ModelError(
-            subject,
-            f"is not an ONNX file ({type(error).__name__})",
-            "the file is cut or of another format",
-        ) from error
-    if not len(model.graph) or not model.opset_imports:
-        raise ModelError(subject, "holds no graph", "the file is cut or of another format")
-    _check_external(model, path)
-    model = _upgrade(model, opset, subject)
+    model = read_onnx(path)
+    common.InlinePass()(model)
+    check_operators(model, subject)
+    runs = not foreign_operators(model)
+    old = model.opset_imports.get("", opset) < OLDEST_RUN
+    if runs and not old:
+        check_loads(model, subject)
+    model = upgraded(model, opset, subject)
     clean(model)
     infer_shapes(model)
+    if runs and old:
+        check_loads(model, subject)
     return OnnxCarrier(model)
-
-
-def external_files(path: Path) -> tuple[Path, ...]:
-    """Return the external data files of an ONNX file, sorted."""
-    names = {str(t.location) for t in _external_tensors(ir.load(path))}
-    return tuple(path.parent / name for name in sorted(names))
 
 
 def _specs(values: Sequence[ir.Value]) -> tuple[TensorSpec, ...]:
@@ -139,59 +216,6 @@ def _constant(model: ir.Model, name: str) -> ir.TensorProtocol:
     if value is None or value.const_value is None:
         raise KeyError(f"no initializer {name!r}")
     return value.const_value
-
-
-def _external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
-    """Yield every tensor that lies in another file: of initializers and of attributes."""
-    for graph in model.graphs():
-        for value in graph.initializers.values():
-            if isinstance(value.const_value, ir.ExternalTensor):
-                yield value.const_value
-    for node in all_nodes(model.graph):
-        for attribute in node.attributes.values():
-            found = [attribute.value] if attribute.type == ir.AttributeType.TENSOR else []
-            found = list(attribute.as_tensors()) if _is_list(attribute) else found
-            yield from (t for t in found if isinstance(t, ir.ExternalTensor))
-
-
-def _is_list(attribute: ir.Attr) -> bool:
-    return attribute.type == ir.AttributeType.TENSORS and not attribute.is_ref()
-
-
-def _check_external(model: ir.Model, path: Path) -> None:
-    folder = path.parent.resolve()
-    for tensor in _external_tensors(model):
-        file = folder / tensor.location
-        if not file.resolve().is_relative_to(folder):
-            raise ModelError(
-                f"model {str(path)!r}",
-                f"keeps {tensor.name!r} outside its folder, at {str(tensor.location)!r}",
-                "keep external data beside the model",
-            )
-        end = (tensor.offset or 0) + (tensor.length or 0)
-        if not file.is_file() or file.stat().st_size < end:
-            raise ModelError(
-                f"model {str(path)!r}",
-                f"external data file {str(tensor.location)!r} is missing or too short",
-                "copy it beside the model again",
-            )
-
-
-def _upgrade(model: ir.Model, opset: int, subject: str) -> ir.Model:
-    have = model.opset_imports.get("", 0)
-    if have >= opset:
-        return model
-    from onnxscript import version_converter
-
-    try:
-        version_converter.convert_version(model, opset, fallback=True)
-    except (RuntimeError, ValueError, NotImplementedError) as error:
-        raise ModelError(
-            subject,
-            f"opset {have} cannot be brought to {opset} ({str(error).splitlines()[0][:200]})",
-            "export the model again with a newer opset",
-        ) from error
-    return model
 
 
 def _check_finite(model: ir.Model, subject: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import onnx_ir as ir
 from compressor.errors import ModelError
 from compressor.types.tensors import Batch
 
+_PREFIX = r"^(\[ONNXRuntimeError\] : \d+ : \w+ : )?(Load model from .*? failed:)?"
 _INLINE_LIMIT = 1_500_000_000  # protobuf refuses messages of 2 GB
 
 
@@ -22,18 +24,30 @@ class OrtRunner:
         model: a path, or a serialized model.
         subject: what the model is, for messages.
         threads: intra-operator threads; ``None`` leaves the choice to the runtime.
+        optimize: let the runtime optimize the graph; what is only loaded need not be.
 
     Raises:
         ModelError: the runtime does not load the model.
     """
 
-    def __init__(self, model: Path | bytes, subject: str, threads: int | None = None):
+    def __init__(
+        self,
+        model: Path | bytes,
+        subject: str,
+        threads: int | None = None,
+        *,
+        optimize: bool = True,
+    ):
         import onnxruntime as ort
 
         options = ort.SessionOptions()
         options.log_severity_level = 4
+        if not optimize:
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         # Idle sessions must not take processor time from the one that is being measured.
         options.add_session_config_entry("session.force_spinning_stop", "1")
+        # Products with 4-bit weights would otherwise round activations to 8 bits (level 4).
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
         if threads is not None:
             options.intra_op_num_threads = threads
         try:
@@ -134,4 +148,6 @@ def _failures() -> tuple[type[Exception], ...]:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:300]
+    """Return what the runtime says, without its own name, its code and the file's path."""
+    line = str(error).strip().partition("\n")[0]
+    return re.sub(_PREFIX, "", line)[:300]

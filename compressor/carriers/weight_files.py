@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import pickletools
 import re
@@ -16,6 +15,15 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from compressor.carriers.checkpoint.checkpoint import read_shards
+from compressor.carriers.checkpoint.folder import shard_paths
+from compressor.carriers.checkpoint.headers import (
+    DTYPES,
+    PAIRS,
+    POINTER,
+    TensorHeader,
+    pointer_error,
+)
 from compressor.errors import ModelError, SpecError
 from compressor.hashing import file_sha256
 
@@ -37,7 +45,6 @@ _DAMAGED = (  # what PyTorch raises where bytes are missing or wrong, by trial
     struct.error,
     zipfile.BadZipFile,
 )
-_POINTER = b"version https://git-lfs"
 
 
 def weight_file_paths(path: Path) -> tuple[Path, ...]:
@@ -50,7 +57,7 @@ def weight_file_paths(path: Path) -> tuple[Path, ...]:
     if not path.exists():
         raise SpecError(f"checkpoint {str(path)!r}", "does not exist", "check model.checkpoint")
     if path.is_dir():
-        return _directory_files(path)
+        return shard_paths(path)[0]
     if path.suffix not in (*PICKLES, ".safetensors"):
         raise SpecError(
             f"checkpoint {str(path)!r}",
@@ -58,37 +65,6 @@ def weight_file_paths(path: Path) -> tuple[Path, ...]:
             "give a .safetensors, .pt, .pth or .th file, or a directory of safetensors",
         )
     return (path,)
-
-
-def _directory_files(path: Path) -> tuple[Path, ...]:
-    index = path / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            mapping = json.loads(index.read_text())["weight_map"]
-            names = sorted({str(name) for name in mapping.values()})
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(
-                f"index {str(index)!r}", "is not a safetensors index", "write it again"
-            ) from error
-        outside = [n for n in names if Path(n).is_absolute() or ".." in Path(n).parts]
-        if outside:
-            raise ModelError(
-                f"index {str(index)!r}",
-                f"names a shard outside its folder, {outside[0]!r}",
-                "keep shards beside the index",
-            )
-        missing = [n for n in names if not (path / n).is_file()]
-        if missing:
-            raise ModelError(
-                f"index {str(index)!r}", f"names a missing shard {missing[0]!r}", "fetch it"
-            )
-        return tuple(path / n for n in names)
-    files = tuple(sorted(path.glob("*.safetensors")))
-    if not files:
-        raise SpecError(
-            f"checkpoint {str(path)!r}", "holds no .safetensors file", "name the weight file itself"
-        )
-    return files
 
 
 def weights_digest(path: Path) -> str:
@@ -105,44 +81,39 @@ def read_weights(path: Path, *, headers_only: bool = False) -> dict[str, torch.T
     Raises:
         ModelError: a file is truncated, not a weight file, or would have to run code.
     """
-    found: dict[str, torch.Tensor] = {}
-    for file in weight_file_paths(path):
-        with file.open("rb") as stream:
-            if stream.read(len(_POINTER)) == _POINTER:
-                raise ModelError(
-                    f"checkpoint {str(file)!r}",
-                    "is a Git LFS pointer, not the file itself",
-                    "fetch it: git lfs pull",
-                )
-        tensors = (
-            _read_safetensors(file, headers_only)
-            if file.suffix == ".safetensors"
-            else _read_pickle(file, headers_only)
-        )
-        twice = found.keys() & tensors.keys()
-        if twice:
-            raise ModelError(
-                f"checkpoint {str(path)!r}",
-                f"has tensor {min(twice)!r} in two files",
-                "remove one of them",
-            )
-        found.update(tensors)
-    return found
+    files = weight_file_paths(path)
+    if files[0].suffix == ".safetensors":
+        return _read_safetensors(path, headers_only)
+    (file,) = files
+    with file.open("rb") as stream:
+        if stream.read(len(POINTER)) == POINTER:
+            raise pointer_error(f"checkpoint {str(file)!r}")
+    return _read_pickle(file, headers_only)
 
 
 def _read_safetensors(path: Path, headers_only: bool) -> dict[str, torch.Tensor]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            if headers_only:
-                return {
-                    name: torch.empty(file.get_slice(name).get_shape(), device="meta")
-                    for name in file.keys()  # noqa: SIM118 - not a mapping
-                }
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ModelError(
-            f"checkpoint {str(path)!r}", f"cannot be read ({error})", "the file is cut or damaged"
-        ) from error
+    found: dict[str, torch.Tensor] = {}
+    for shard in read_shards(path):
+        if headers_only:
+            found.update({n: _described(header) for n, header in shard.tensors.items()})
+            continue
+        try:
+            with safe_open(shard.path, framework="pt") as file:
+                found.update({name: file.get_tensor(name) for name in shard.tensors})
+        except (SafetensorError, OSError, ValueError) as error:
+            raise ModelError(
+                f"checkpoint {str(shard.path)!r}",
+                f"cannot be read ({error})",
+                "the file is cut or damaged",
+            ) from error
+    return found
+
+
+def _described(header: TensorHeader) -> torch.Tensor:
+    if header.dtype == PAIRS:
+        shape = (*header.shape[:-1], header.shape[-1] // 2)
+        return torch.empty(shape, dtype=torch.float4_e2m1fn_x2, device="meta")
+    return torch.empty(header.shape, dtype=DTYPES[header.dtype], device="meta")
 
 
 def _read_pickle(path: Path, headers_only: bool) -> dict[str, torch.Tensor]:

@@ -17,6 +17,7 @@ from compressor.cli.init import init
 from compressor.cli.inspect import inspect
 from compressor.cli.passes import exporters, passes
 from compressor.cli.plan import plan
+from compressor.cli.quantize import quantize
 from compressor.cli.run import run
 from compressor.cli.schema import schema
 from compressor.errors import CompressorError
@@ -97,7 +98,7 @@ def application(ctx: click.Context, debug: bool) -> None:
         click.echo(ctx.get_help())
 
 
-for _command in (init, plan, run, inspect, passes, exporters, schema, doctor):
+for _command in (init, plan, run, quantize, inspect, passes, exporters, schema, doctor):
     application.add_command(_command)
 
 

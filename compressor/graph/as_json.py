@@ -13,6 +13,7 @@ from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
 from compressor.errors import ModelError
+from compressor.graph.narrow import narrow
 
 if TYPE_CHECKING:
     from onnx_ir.passes import InPlacePass
@@ -35,8 +36,12 @@ class Skeleton:
     tensors: dict[str, ir.TensorProtocol]
 
 
-def skeleton(model: ir.Model) -> Skeleton:
+def skeleton(model: ir.Model, *, narrowed: bool = False) -> Skeleton:
     """Take a model apart; it is not changed.
+
+    Args:
+        model: the model.
+        narrowed: store codes in the narrowest element type, even if the opset lacks it.
 
     All initializers belong to the main graph. Notes, names of producers, and the shapes that
     inference finds again are left out; those of operators outside the ONNX standard are kept,
@@ -46,6 +51,8 @@ def skeleton(model: ir.Model) -> Skeleton:
         ModelError: an initializer has no value.
     """
     plain = model.clone()
+    if narrowed:
+        narrow(plain)
     steps: list[InPlacePass] = [
         common.RemoveInitializersFromInputsPass(),
         common.LiftConstantsToInitializersPass(size_limit=_SMALL),

@@ -8,11 +8,19 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from compressor.graph.values import all_nodes, constant_array
+from compressor.graph.values import all_nodes, constant_array, is_op
 
 if TYPE_CHECKING:
     from onnx_ir.passes import InPlacePass
 
+_CODES = (
+    ir.DataType.INT8,
+    ir.DataType.UINT8,
+    ir.DataType.INT4,
+    ir.DataType.UINT4,
+    ir.DataType.INT2,
+    ir.DataType.UINT2,
+)
 _SMALL = 1024  # elements: shapes, axes and scalars; never a table that someone computed
 
 
@@ -41,9 +49,11 @@ def clean(model: ir.Model) -> None:
         should_fold=lambda node: None if _folds(node, parameters) else False,
     )
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    # Constants of branches and loops are initializers there now, and belong to the main graph too.
+    common.LiftSubgraphInitializersToMainGraphPass()(model)
     _drop_zero_biases(model, parameters)
+    _drop_identities(model)
     dropped: list[InPlacePass] = [
-        common.IdentityEliminationPass(),
         common.RemoveUnusedNodesPass(),
         common.ClearMetadataAndDocStringPass(),
         common.NameFixPass(),
@@ -58,10 +68,11 @@ def infer_shapes(model: ir.Model) -> None:
 
 
 def _parameters(model: ir.Model) -> frozenset[str]:
+    """Return the names of floats, and of integers narrow enough to be codes of some."""
     return frozenset(
         name
         for name, value in model.graph.initializers.items()
-        if value.dtype is not None and value.dtype.is_floating_point()
+        if value.dtype is not None and (value.dtype.is_floating_point() or value.dtype in _CODES)
     )
 
 
@@ -84,3 +95,27 @@ def _drop_zero_biases(model: ir.Model, parameters: frozenset[str]) -> None:
         values = constant_array(bias)
         if values is not None and not np.any(values):
             node.resize_inputs(2)
+
+
+def _drop_identities(model: ir.Model) -> None:
+    """Remove ``Identity`` nodes, except those that let a graph give one value as two outputs.
+
+    The library's pass removes these as well. Two outputs are then of one name, which is no valid
+    graph, and ONNX Runtime computes something else for it.
+    """
+    for node in list(all_nodes(model.graph)):
+        if not is_op(node, "Identity") or node.graph is None:
+            continue
+        source, result = node.inputs[0], node.outputs[0]
+        if source is None:
+            continue
+        if result.is_graph_output():
+            maker = source.producer()
+            if maker is None or maker.graph is not node.graph or source.is_graph_output():
+                continue
+            source.name = result.name
+        if source.shape is None or (result.shape is not None and result.is_graph_output()):
+            source.shape = result.shape
+        source.type = source.type or result.type
+        ir.convenience.replace_all_uses_with(result, source, replace_graph_outputs=True)
+        node.graph.remove(node, safe=True)

@@ -6,7 +6,7 @@ from math import prod
 
 import onnx_ir as ir
 
-from compressor.graph.layers import layer_of, weight_source
+from compressor.graph.layers import layer_of, looked_up, weight_source
 from compressor.graph.values import all_nodes, dims, is_op, static_shape
 
 _CODES = (
@@ -14,6 +14,8 @@ _CODES = (
     ir.DataType.UINT8,
     ir.DataType.INT4,
     ir.DataType.UINT4,
+    ir.DataType.INT2,
+    ir.DataType.UINT2,
 )
 _PRODUCTS = ("Conv", "ConvInteger", "ConvTranspose", "Gemm", "MatMul", "MatMulInteger")
 
@@ -28,16 +30,19 @@ def initializer_bytes(model: ir.Model) -> int:
 def parameters(model: ir.Model) -> int:
     """Number of weights: elements of initializers that are floating point or quantized codes.
 
-    Scales and zero points are not counted, nor are integer constants such as shapes, single
-    numbers, and the running statistics of batch-norm, which nobody trained.
+    Scales, zero points and tables of codes are not counted, nor are integer constants such as
+    shapes, single numbers, and the running statistics of batch-norm, which nobody trained.
     """
     side = _quantization_parameters(model) | _running_statistics(model)
+    packed = _packed(model)
     total = 0
     for name, value in model.graph.initializers.items():
         shape = static_shape(value)
         if name in side or not shape or value.dtype is None:
             continue
-        if value.dtype.is_floating_point() or _is_codes(value):
+        if name in packed:
+            total += packed[name]
+        elif value.dtype.is_floating_point() or _is_codes(value):
             total += prod(shape)
     return total
 
@@ -47,6 +52,9 @@ def node_macs(node: ir.Node) -> int:
 
     Dynamic axes count as 1. Convolutions and matrix products are counted, as is usual.
     """
+    if node.op_type == "MatMulNBits":
+        given = None if node.inputs[0] is None else dims(node.inputs[0])
+        return 0 if given is None else prod(given) * node.attributes.get_int("N", 0)
     if node.op_type not in _PRODUCTS or not node.outputs:
         return 0
     output = dims(node.outputs[0])
@@ -79,6 +87,22 @@ def _is_codes(value: ir.Value) -> bool:
     return dequantized or narrow
 
 
+def _packed(model: ir.Model) -> dict[str, int]:
+    """Return how many weights an initializer holds whose elements hold several each."""
+    found: dict[str, int] = {}
+    for node in all_nodes(model.graph):
+        if node.op_type == "MatMulNBits" and len(node.inputs) > 1 and node.inputs[1] is not None:
+            count = node.attributes.get_int("N", 0) * node.attributes.get_int("K", 0)
+            found[node.inputs[1].name or ""] = count
+            continue
+        codes = looked_up(node)
+        table = node.inputs[0] if codes is not None else None
+        if codes is not None and table is not None:
+            each = prod((static_shape(table) or ())[1:])
+            found[codes.name or ""] = prod(static_shape(codes) or ()) * each
+    return found
+
+
 def _running_statistics(model: ir.Model) -> set[str]:
     norms = (n for n in all_nodes(model.graph) if is_op(n, "BatchNormalization"))
     return {v.name for node in norms for v in node.inputs[3:] if v is not None and v.name}
@@ -90,4 +114,6 @@ def _quantization_parameters(model: ir.Model) -> set[str]:
     for node in all_nodes(model.graph):
         if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
             names.update(v.name for v in node.inputs[1:] if v is not None and v.name)
+        elif looked_up(node) is not None and node.inputs[0] is not None:
+            names.add(node.inputs[0].name or "")
     return names

@@ -20,10 +20,21 @@ _KINDS: Mapping[str, tuple[LayerKind, int]] = {
 }
 """Operators that read a weight: the kind of layer, and which input the weight is."""
 _VIEWS = {"DequantizeLinear", "QuantizeLinear", "Cast", "Identity"}
+_ARITHMETIC = ("Reshape", "Mul", "Sub")
+_WEIGHTS = {
+    ir.DataType.FLOAT,
+    ir.DataType.FLOAT16,
+    ir.DataType.BFLOAT16,
+    ir.DataType.DOUBLE,
+}
+_PLACES = {ir.DataType.UINT4, ir.DataType.UINT8}
 
 
 def weight_source(value: ir.Value | None) -> tuple[ir.Value | None, bool]:
-    """Follow a weight back to its initializer, through Q/DQ, casts and transposes.
+    """Follow a weight back to its initializer.
+
+    Quantization (also where it is written out as arithmetic), casts, transposes and the table that
+    codes are looked up in are seen through.
 
     Returns:
         The initializer (``None`` if the value is computed from an input) and whether its last
@@ -39,10 +50,62 @@ def weight_source(value: ir.Value | None) -> tuple[ir.Value | None, bool]:
             if perm is not None and list(perm) != [1, 0]:
                 return None, swapped
             swapped = not swapped
+        elif node.op_type in _ARITHMETIC:
+            return _written_out(node), swapped
         elif node.op_type not in _VIEWS:
-            return None, swapped
+            return looked_up(node), swapped
         value = node.inputs[0]
     return value, swapped
+
+
+def _written_out(node: ir.Node) -> ir.Value | None:
+    """Return the codes that are dequantized by arithmetic on constants, or ``None``.
+
+    ``Cast``, ``Sub`` and ``Mul``, and ``Reshape`` for groups, in place of ``DequantizeLinear``.
+    """
+    value: ir.Value | None = node.outputs[0]
+    while value is not None and not value.is_initializer():
+        maker = value.producer()
+        if maker is None or not maker.inputs:
+            return None
+        if not is_op(maker, "Cast", *_ARITHMETIC):
+            return looked_up(maker)
+        if any(v is None or not _is_constant(v) for v in maker.inputs[1:]):
+            return None
+        value = maker.inputs[0]
+    if value is None or value.dtype is None or value.dtype in _WEIGHTS:
+        return None
+    return value
+
+
+def _is_constant(value: ir.Value) -> bool:
+    """Tell whether a value is computed from initializers by what dequantizes a scale."""
+    if value.is_initializer():
+        return True
+    maker = value.producer()
+    if maker is None or not is_op(maker, "Cast", "Gather", *_ARITHMETIC):
+        return False
+    return all(v is not None and _is_constant(v) for v in maker.inputs)
+
+
+def looked_up(node: ir.Node) -> ir.Value | None:
+    """Return the codes whose meaning a ``Gather`` finds in a table, or ``None``.
+
+    That is how numbers are stored for which an opset has no element type: see
+    :class:`compressor.graph.code_forms.CodeForm`. Where the table has two axes, a code stands for
+    several numbers.
+    """
+    if not is_op(node, "Gather") or len(node.inputs) != 2:
+        return None
+    table, index = node.inputs
+    if table is None or index is None or not table.is_initializer():
+        return None
+    cast = index.producer()
+    if cast is None or not is_op(cast, "Cast") or len(static_shape(table) or ()) not in (1, 2):
+        return None
+    codes = cast.inputs[0]
+    known = codes is not None and codes.is_initializer() and codes.dtype in _PLACES
+    return codes if known else None
 
 
 def layer_name(weight: str) -> str:
@@ -121,11 +184,43 @@ def graph_layers(model: ir.Model) -> tuple[Layer, ...]:
 
 
 def side_tensors(value: ir.Value) -> list[str]:
-    """Return the names of the scales and zero points that an initializer is read with."""
-    return [
-        v.name
-        for use in value.uses()
-        if use.node.op_type == "DequantizeLinear" and use.idx == 0
-        for v in use.node.inputs[1:]
-        if v is not None and v.is_initializer() and v.name
-    ]
+    """Return the names of the scales and zero points that an initializer is read with.
+
+    Tables are not among them: all weights share one.
+    """
+    found: list[str] = []
+    for node in _dequantizers(value):
+        for side in node.inputs[1:]:
+            found += _stored_behind(side)
+    return found
+
+
+def _dequantizers(value: ir.Value) -> Iterator[ir.Node]:
+    """Yield the nodes that dequantize an initializer, also those behind a table."""
+    for use in value.uses():
+        node = use.node
+        if node.op_type == "DequantizeLinear" and use.idx == 0:
+            yield node
+        elif is_op(node, "Cast"):
+            for reader in node.outputs[0].uses():
+                if looked_up(reader.node) is value:
+                    yield from _dequantizers(reader.node.outputs[0])
+
+
+def _stored_behind(value: ir.Value | None) -> Iterator[str]:
+    """Yield the initializers that a scale is made of."""
+    if value is None:
+        return
+    if value.is_initializer():
+        if value.name:
+            yield value.name
+        return
+    node = value.producer()
+    if node is None:
+        return
+    codes = looked_up(node)
+    if codes is not None:
+        yield codes.name or ""
+    elif is_op(node, "DequantizeLinear", "Cast", "Mul"):
+        for part in node.inputs:
+            yield from _stored_behind(part)

@@ -2,88 +2,85 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import onnx_ir as ir
 import torch
-from onnx_ir import tensor_adapters
-from safetensors import SafetensorError, safe_open
 
+from compressor.carriers.checkpoint.checkpoint import read_shards
+from compressor.carriers.checkpoint.headers import DTYPES, PAIRS, ShardHeader
+from compressor.carriers.checkpoint.read_ahead import ReadAhead
+from compressor.carriers.checkpoint.reading import FileTensor, MappedFile
+from compressor.carriers.torch_graph.dtypes import natural_type
 from compressor.carriers.weight_files import read_weights, weight_file_paths
-from compressor.errors import ModelError
 from compressor.inspection.contents import ModelContents, TensorRow
-from compressor.inspection.tensors import (
-    count_not_finite,
-    count_zeros,
-    not_finite_note,
-    percent,
+from compressor.inspection.quantized import (
+    PACKED,
+    SHAPE,
+    Quantization,
+    read_quantization,
+    role_of,
 )
+from compressor.inspection.tensors import Counts, count_elements, not_finite_note, percent
 from compressor.progress import Progress
 
-# How the weights of quantized Hugging Face checkpoints and their helpers are called.
-_PACKED = ("weight_packed", "qweight")
-_HELPERS = (
-    "weight_scale",
-    "weight_scale_inv",
-    "weight_zero_point",
-    "weight_shape",
-    "weight_g_idx",
-    "weight_global_scale",
-    "input_scale",
-    "input_zero_point",
-    "input_global_scale",
-    "scales",
-    "qzeros",
-    "g_idx",
-)
+_BLOCK = 8 << 20  # bytes looked at together, so that memory does not grow with the tensor
 
 
 @dataclass(frozen=True)
-class Stored:
-    """One tensor of a checkpoint; its elements are read when they are asked for."""
+class _Found:
+    """One tensor, counted."""
 
     name: str
-    tensor: ir.TensorProtocol
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    counts: Counts
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
 
 
 def inspect_checkpoint(path: Path, progress: Progress) -> ModelContents:
-    """Describe a weight file or a directory of them.
+    """Describe a weight file or a directory of them; tensors are streamed.
 
     Raises:
         SpecError: it holds no weight files.
         ModelError: a file is cut or not a weight file.
     """
     files = weight_file_paths(path)
-    quantization, bits = _quantization(path if path.is_dir() else path.parent)
+    sizes = {f.name: f.stat().st_size for f in files}
+    quantization = read_quantization(path if path.is_dir() else path.parent)
+    streamed = files[0].suffix == ".safetensors"
+    tensors: list[_Found] = []
+    with progress.stage("read tensors", sum(sizes.values()) if streamed else None) as advance:
+        done = 0
+        for found in _in_shards(path) if streamed else _in_pickle(path):
+            tensors.append(found)
+            done += found.nbytes
+            advance(done)
+    shapes = _shapes(path) if streamed and quantization.groups else {}
     rows: list[TensorRow] = []
-    notes: list[str] = []
     weights = zeros = known = 0
-    with progress.stage("read tensors") as advance:
-        for stored in (s for file in files for s in _stored(file)):
-            count = count_zeros(stored.tensor)
-            rows.append(_row(stored, count))
-            bad = count_not_finite(stored.tensor)
-            if bad:
-                notes.append(not_finite_note(stored.name, bad))
-            own = _weights(stored, bits)
-            weights += own
-            if own == stored.tensor.size and count is not None:
-                zeros, known = zeros + count, known + own
-            advance(len(rows))
+    for found in tensors:
+        rows.append(_row(found, quantization))
+        own = _weights(found, quantization, shapes)
+        weights += own
+        if own == found.elements:
+            zeros, known = zeros + found.counts.zeros, known + own
     return ModelContents(
         kind="checkpoint",
         path=str(path),
-        files={f.name: f.stat().st_size for f in files},
+        files=sizes,
         tensors=tuple(rows),
         parameters=weights,
         zeros=percent(zeros, known),
-        quantization=quantization,
-        notes=tuple(notes),
+        quantization=quantization.words,
+        notes=tuple(not_finite_note(f.name, n) for f in tensors if (n := f.counts.not_finite)),
     )
 
 
@@ -98,74 +95,96 @@ def headers(path: Path) -> tuple[int, int]:
     return len(tensors), sum(t.numel() for t in tensors.values() if t.is_floating_point())
 
 
-def _stored(file: Path) -> Iterator[Stored]:
-    if file.suffix != ".safetensors":
-        for name, tensor in read_weights(file).items():
-            yield Stored(name, _adapted(name, tensor))
-        return
-    try:
-        with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118 - not a mapping
-                yield Stored(name, _adapted(name, opened.get_tensor(name)))
-    except (SafetensorError, OSError) as error:
-        raise ModelError(
-            f"checkpoint {str(file)!r}", f"cannot be read ({error})", "the file is cut or damaged"
-        ) from error
+def _in_pickle(path: Path) -> Iterator[_Found]:
+    for name, tensor in read_weights(path).items():
+        flat = tensor.detach().reshape(-1)
+        step = max(1, _BLOCK // tensor.itemsize)
+        counts = sum(
+            (count_elements(flat[at : at + step]) for at in range(0, flat.numel(), step)), Counts()
+        )
+        yield _Found(name, tuple(tensor.shape), _dtype_name(tensor.dtype), tensor.nbytes, counts)
 
 
-def _adapted(name: str, tensor: torch.Tensor) -> ir.TensorProtocol:
-    if tensor.dtype == torch.float4_e2m1fn_x2:
-        codes = tensor.contiguous().view(torch.uint8).numpy()
-        shape = ir.Shape([*tensor.shape[:-1], 2 * tensor.shape[-1]])
-        return ir.PackedTensor(codes, ir.DataType.FLOAT4E2M1, shape=shape, name=name)
-    return tensor_adapters.TorchTensor(tensor.detach().contiguous(), name=name)
+def _in_shards(path: Path) -> Iterator[_Found]:
+    for shard in read_shards(path):
+        yield from _in_shard(shard)
 
 
-def _row(stored: Stored, zeros: int | None) -> TensorRow:
-    tensor = stored.tensor
+def _in_shard(shard: ShardHeader) -> Iterator[_Found]:
+    """Count every tensor of a file, block by block, with the disk a little ahead."""
+    file = MappedFile(shard.path, shard.nbytes)
+    flat = {
+        # As one row of bytes or elements, which can be cut anywhere.
+        name: FileTensor(
+            file,
+            replace(header, dtype="U8", shape=(header.nbytes,))
+            if header.dtype == PAIRS
+            else replace(header, shape=(prod(header.shape),)),
+        )
+        for name, header in shard.tensors.items()
+    }
+    cuts = {name: _cuts(tensor) for name, tensor in flat.items()}
+    spans = [flat[name].span(*cut) for name, own in cuts.items() for cut in own]
+    with ReadAhead(spans) as ahead:
+        for name, header in shard.tensors.items():
+            pairs = header.dtype == PAIRS
+            count = partial(count_elements, pairs=pairs)
+            counts = Counts()
+            for start, stop in cuts[name]:
+                counts += count(flat[name].rows(start, stop))
+                ahead.used(flat[name].span(start, stop))
+            dtype = "float4_e2m1fn" if pairs else _dtype_name(DTYPES[header.dtype])
+            yield _Found(name, header.shape, dtype, header.nbytes, counts)
+
+
+def _cuts(tensor: FileTensor) -> list[tuple[int, int]]:
+    (count,) = tensor.header.shape
+    step = _BLOCK // tensor.dtype.itemsize
+    return [(start, min(start + step, count)) for start in range(0, count, step)]
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return natural_type(dtype).numpy().name
+
+
+def _row(found: _Found, quantization: Quantization) -> TensorRow:
+    role = role_of(found.name)
+    module, _, last = found.name.rpartition(".")
+    group = quantization.group_of(module) if last in PACKED else None
+    packed = last in PACKED
     return TensorRow(
-        name=stored.name,
-        shape=tuple(int(d) for d in np.asarray(tensor.shape.numpy())),
-        dtype=tensor.dtype.numpy().name,
-        bytes=tensor.nbytes,
-        zeros=None if zeros is None else percent(zeros, tensor.size),
+        name=found.name,
+        shape=found.shape,
+        dtype=found.dtype,
+        bytes=found.nbytes,
+        # A word of packed codes that is 0 says nothing about weights.
+        zeros=None if packed or role else percent(found.counts.zeros, found.elements),
+        quantization=group.words if group is not None else role.replace("helper", ""),
     )
 
 
-def _weights(stored: Stored, bits: int | None) -> int:
+def _weights(found: _Found, quantization: Quantization, shapes: dict[str, tuple[int, ...]]) -> int:
     """Return how many weights a tensor holds: none, if it is a scale or a counter."""
-    last = stored.name.rpartition(".")[2]
-    if last in _HELPERS:
+    if role_of(found.name):
         return 0
-    if last in _PACKED and bits:
-        return stored.tensor.nbytes * 8 // bits
-    codes = bits is not None and last == "weight"
-    return stored.tensor.size if codes or stored.tensor.dtype.is_floating_point() else 0
+    module, _, last = found.name.rpartition(".")
+    group = quantization.group_of(module)
+    if last in PACKED:
+        if module in shapes:
+            return prod(shapes[module])
+        return found.nbytes * 8 // group.bits if group is not None and group.bits else 0
+    codes = group is not None and group.bits is not None and last == "weight"
+    floating = "float" in found.dtype
+    return found.elements if codes or floating else 0
 
 
-def _quantization(folder: Path) -> tuple[str, int | None]:
-    """Read ``quantization_config`` of a Hugging Face folder: in words, and bits of a weight."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return "", None
-    found = config.get("quantization_config") if isinstance(config, dict) else None
-    if not isinstance(found, dict):
-        return "", None
-    weights = _weight_scheme(found)
-    bits = weights.get("num_bits", found.get("bits", found.get("w_bit")))
-    group = weights.get("group_size", found.get("group_size", found.get("q_group_size")))
-    parts = [str(found.get(key)) for key in ("quant_method", "format") if found.get(key)]
-    parts += [f"{bits} bits"] if bits else []
-    parts += [f"group {group}"] if group and group != -1 else []
-    return ", ".join(parts), bits if isinstance(bits, int) else None
-
-
-def _weight_scheme(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the weights' scheme of the first group of layers in compressed-tensors' layout."""
-    groups = config.get("config_groups")
-    if not isinstance(groups, dict):
-        return {}
-    first = next((group for group in groups.values() if isinstance(group, dict)), {})
-    weights = first.get("weights")
-    return weights if isinstance(weights, dict) else {}
+def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Read the shapes that lie beside packed weights, by module."""
+    shapes = {}
+    for shard in read_shards(path):
+        file = MappedFile(shard.path, shard.nbytes)
+        for name, header in shard.tensors.items():
+            module, _, last = name.rpartition(".")
+            if last == SHAPE and header.dtype in ("I64", "I32") and len(header.shape) == 1:
+                shapes[module] = tuple(int(n) for n in FileTensor(file, header)())
+    return shapes

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
+import onnx_ir.passes.common as common
 
 from compressor.graph.costs import macs, node_macs, parameters
 from compressor.graph.layers import layers_with_nodes
@@ -22,6 +24,10 @@ from compressor.inspection.tensors import (
 from compressor.progress import Progress
 from compressor.types.tensors import Array
 
+if TYPE_CHECKING:
+    from onnx_ir.passes import InPlacePass
+
+_SMALL = 16  # elements: shorter constants of nodes are arguments, no weights
 _DEFAULT_DOMAIN = "ai.onnx"
 _LINEAR = ("QuantizeLinear", "DequantizeLinear")
 _SIDE = ("scale", "zero point")  # what these two read beside the numbers
@@ -47,10 +53,11 @@ def inspect_graph(
         files: bytes of each of its files.
         progress: shows how many tensors have been read.
     """
+    stored = _gathered(model)
     costs: Counter[str] = Counter()
-    for layer, node in layers_with_nodes(model):
+    for layer, node in layers_with_nodes(stored):
         costs[layer.weight] += node_macs(node)
-    initializers = {n: v for n, v in model.graph.initializers.items() if v.const_value is not None}
+    initializers = {n: v for n, v in stored.graph.initializers.items() if v.const_value is not None}
     rows: list[TensorRow] = []
     notes: list[str] = []
     with progress.stage("read tensors", len(initializers)) as advance:
@@ -65,14 +72,27 @@ def inspect_graph(
         path=path,
         files=files,
         tensors=tuple(rows),
-        parameters=parameters(model),
-        zeros=_zeros(model, rows),
+        parameters=parameters(stored),
+        zeros=_zeros(stored, rows),
         notes=tuple(notes),
-        graph=_facts(model),
+        graph=_facts(model, macs(stored)),
     )
 
 
-def _facts(model: ir.Model) -> GraphFacts:
+def _gathered(model: ir.Model) -> ir.Model:
+    """Return a copy with all that is stored in the main graph: of branches, loops, constants."""
+    copy = model.clone()
+    steps: list[InPlacePass] = [
+        common.InlinePass(),
+        common.LiftConstantsToInitializersPass(size_limit=_SMALL),
+        common.LiftSubgraphInitializersToMainGraphPass(),
+    ]
+    for step in steps:
+        step(copy)
+    return copy
+
+
+def _facts(model: ir.Model, cost: int) -> GraphFacts:
     operators = Counter(
         f"{node.domain}.{node.op_type}" if node.domain else node.op_type
         for node in all_nodes(model.graph)
@@ -85,7 +105,7 @@ def _facts(model: ir.Model) -> GraphFacts:
         inputs=tuple(tensor_spec(value) for value in own),
         outputs=tuple(tensor_spec(value) for value in model.graph.outputs),
         operators=dict(ordered),
-        macs=macs(model),
+        macs=cost,
         producer=producer,
         metadata=dict(model.metadata_props),
     )

@@ -111,7 +111,7 @@ def _line(
         shape=formats.shape(shape) if shape else "",
         elements=str(elements) if shape else "",
         scheme=str(last["scheme"]),
-        sparsity=Cell(formats.percent(last["sparsity"], 1), f"{last['sparsity']:.4f}"),
+        sparsity=_percent(last["sparsity"]),
         weight_sqnr=_decibels(weight),
         output_sqnr=tuple(
             _decibels(layers[name]["sqnr_db"]) if name in layers else _decibels(None)
@@ -139,6 +139,12 @@ def _details(history: Sequence[Mapping[str, Any]]) -> str:
     return joined if len(joined) <= _LONGEST_DETAIL else f"{joined[:_LONGEST_DETAIL]}…"
 
 
+def _percent(value: float | None) -> Cell:
+    if value is None:
+        return Cell(formats.NOTHING, "")
+    return Cell(formats.percent(value, 1), f"{value:.4f}")
+
+
 def _decibels(value: float | None) -> Cell:
     if value is None:
         return Cell(formats.NOTHING, "")
@@ -147,4 +153,6 @@ def _decibels(value: float | None) -> Cell:
 
 def _loss(layer: Mapping[str, Any]) -> float:
     value = layer["sqnr_db"]
+    if value is None:  # of a model that cannot be run, weights alone are compared
+        value = layer["weight_sqnr_db"]
     return float("inf") if value is None else float(value)

@@ -65,7 +65,9 @@ def _models(report: Report) -> str:
     rows = [_model(row) for row in model_rows(report)]
     lines = [_table(header, rows, "lrrrrrr")]
     base = report["baseline"]
-    facts = [f"{short_count(base['parameters'])} parameters", f"{short_count(base['macs'])} MACs"]
+    facts = [f"{short_count(base['parameters'])} parameters"]
+    if base["macs"] is not None:
+        facts.append(f"{short_count(base['macs'])} MACs")
     if base["metric"] is not None:
         facts.insert(0, f"{count(base['metric']['samples'])} evaluation samples")
     if base["latency_ms"] is not None:

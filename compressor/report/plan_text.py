@@ -95,9 +95,9 @@ def _layer_json(plan: Plan, row: LayerRow) -> dict[str, Any]:
 
 def _header(plan: Plan) -> Text:
     text = label(plan.spec.name, "bold")
+    costs = "" if plan.macs is None else f"{formats.short_count(plan.macs)} MACs, "
     text.append(
-        f": {formats.count(plan.parameters)} parameters, "
-        f"{formats.short_count(plan.macs)} MACs, {formats.size(plan.bytes)}",
+        f": {formats.count(plan.parameters)} parameters, {costs}{formats.size(plan.bytes)}",
         style="not bold",
     )
     return text

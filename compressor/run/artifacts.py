@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from compressor.errors import CompressorError
 from compressor.files import link_or_copy, publish, staging
 from compressor.hashing import file_sha256, json_sha256
 from compressor.run.workspace import Workspace
+from compressor.sizes import model_bytes
 from compressor.store import result_key
 from compressor.types.carrier import Carrier
 from compressor.types.exporter import ExportContext, Exporter
@@ -52,7 +53,8 @@ def write_artifacts(workspace: Workspace, key: str, carrier: Carrier) -> list[Ar
         CompressorError: an exporter fails; nothing of its artifact is left behind.
     """
     spec = workspace.plan.spec
-    context = ExportContext(spec.name, json_sha256(_what_decides(spec.resolved)))
+    digest = json_sha256(_what_decides(spec.resolved))
+    context = ExportContext(spec.name, digest, workspace.ranks)
     made = []
     for index, (exporter, planned) in enumerate(
         zip(spec.exports, workspace.plan.exports, strict=True)
@@ -85,25 +87,45 @@ def _written(
     """Return the folder in the store that holds the artifact's files, and the files."""
     folder = workspace.store.folder(key) / _FILES
     found = workspace.store.read(key)
-    if found is not None and all(_intact(folder, f) for f in found["files"]):
+    whole = found is not None and all(_intact(folder, f) for f in found["files"])
+    if all(workspace.ranks.gathered(whole)) and found is not None:
         return folder, found["files"]
     workspace.load()
+    if workspace.first:
+        _write(workspace, key, exporter, carrier, context)
+    elif exporter.resumes:
+        own = workspace.store.partial(key) / _FILES
+        own.mkdir(parents=True, exist_ok=True)
+        exporter.write(carrier, own, context)
+    workspace.ranks.wait()
+    stored = workspace.store.read(key)
+    assert stored is not None
+    return folder, stored["files"]
+
+
+def _write(
+    workspace: Workspace, key: str, exporter: Exporter, carrier: Carrier, context: ExportContext
+) -> None:
+    label = f"export {exporter.format}"
+    total = model_bytes(workspace.plan.model.carrier) if exporter.resumes else None
     with (
-        workspace.progress.stage(f"export {exporter.format}"),
-        workspace.store.write(key) as (staged, result),
+        workspace.progress.stage(label, total) as advance,
+        workspace.store.write(key, resumable=exporter.resumes) as (staged, result),
     ):
-        (staged / _FILES).mkdir()
-        paths = exporter.write(carrier, staged / _FILES, context)
-        files = [
-            {
-                "name": p.relative_to(staged / _FILES).as_posix(),
-                "bytes": p.stat().st_size,
-                "sha256": file_sha256(p),
-            }
-            for p in paths
-        ]
-        result["files"] = files
-    return folder, files
+        (staged / _FILES).mkdir(exist_ok=True)
+        known: dict[str, str] = {}
+        own = replace(context, advance=advance, hashed=known.__setitem__)
+        paths = exporter.write(carrier, staged / _FILES, own)
+        result["files"] = [_described(p, staged / _FILES, known) for p in paths]
+
+
+def _described(path: Path, folder: Path, known: Mapping[str, str]) -> dict[str, Any]:
+    name = path.relative_to(folder).as_posix()
+    return {
+        "name": name,
+        "bytes": path.stat().st_size,
+        "sha256": known.get(name) or file_sha256(path),
+    }
 
 
 def publish_artifacts(artifacts: Sequence[Artifact], output: Path) -> None:

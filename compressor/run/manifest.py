@@ -19,7 +19,10 @@ def manifest(
     """Describe a run so that it can be repeated and its files be recognised."""
     plan = workspace.plan
     spec = plan.spec
-    inputs = [_file(f, spec.folder) for f in plan.model.files]
+    named = _named if workspace.identify_by_headers else _file
+    inputs = [named(f, spec.folder) for f in plan.model.files]
+    if spec.document.path.is_file():  # a command may have made it up
+        inputs.insert(0, _file(spec.document.path.resolve(), spec.folder))
     data = [{"role": role, "sha256": entry.digest} for role, entry in plan.data.items()]
     outputs = [dict(f) for artifact in artifacts for f in artifact["files"]]
     outputs += [{**_file(p, spec.output), "bytes": p.stat().st_size} for p in reports]
@@ -30,7 +33,7 @@ def manifest(
         "versions": {"python": platform.python_version(), **compute_versions()},
         "platform": f"{sys.platform} {platform.machine()}",
         "model": workspace.source_key,
-        "inputs": [_file(spec.document.path.resolve(), spec.folder), *inputs],
+        "inputs": inputs,
         "data": data,
         "outputs": outputs,
         "spec": dict(spec.resolved),
@@ -38,7 +41,16 @@ def manifest(
 
 
 def _file(path: Path, start: Path) -> dict[str, Any]:
+    return {"name": _name(path, start), "sha256": file_sha256(path)}
+
+
+def _named(path: Path, start: Path) -> dict[str, Any]:
+    reason = "not read once more for it; 'model' is a hash of sizes, times and headers"
+    size = path.stat().st_size
+    return {"name": _name(path, start), "bytes": size, "sha256": None, "sha256_reason": reason}
+
+
+def _name(path: Path, start: Path) -> str:
     """Name a file relative to ``start``; one that lies elsewhere by its name alone."""
     inside = path.is_relative_to(start)
-    name = path.relative_to(start).as_posix() if inside else path.name
-    return {"name": name, "sha256": file_sha256(path)}
+    return path.relative_to(start).as_posix() if inside else path.name

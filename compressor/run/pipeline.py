@@ -13,13 +13,15 @@ import torch
 from compressor import catalog
 from compressor.errors import CompressorError
 from compressor.evaluate import layer_signals
-from compressor.graph.costs import initializer_bytes
 from compressor.plan import make_observer
+from compressor.run.blockwise import block_run
 from compressor.run.workspace import Workspace
+from compressor.sizes import model_bytes
 from compressor.store import result_key
 from compressor.types.carrier import Carrier
 from compressor.types.observer import Request
-from compressor.types.passes import Outcome, Pass
+from compressor.types.passes import Outcome, Pass, Survey
+from compressor.types.ranks import share
 
 _MODEL = "model"
 _SIGNAL_SAMPLES = 64
@@ -76,7 +78,10 @@ def run_passes(workspace: Workspace) -> list[Step]:
 
 
 def _step(workspace: Workspace, declared: Pass, key: str, carrier: Carrier) -> Step:
+    if not workspace.runs:
+        return _recipe(workspace, declared, key, carrier)
     found = workspace.store.read(key)
+    workspace.ranks.wait()  # all have looked before the first writes
     if found is not None:
         restored = workspace.plan.model.carrier.restore(workspace.store.folder(key) / _MODEL)
         return Step(declared.name, key, restored, found, cached=True)
@@ -84,22 +89,61 @@ def _step(workspace: Workspace, declared: Pass, key: str, carrier: Carrier) -> S
     start = time.perf_counter()
     torch.manual_seed(workspace.plan.spec.seed)
     survey = declared.survey(carrier, workspace.plan.context)
+    outcome = _applied(workspace, declared, carrier, survey)
+    seconds = time.perf_counter() - start
+    if workspace.first:
+        with workspace.store.write(key) as (folder, result):
+            (folder / _MODEL).mkdir()
+            outcome.carrier.save(folder / _MODEL)
+            restored = workspace.plan.model.carrier.restore(folder / _MODEL)
+            result.update(
+                seconds=seconds,
+                bytes=model_bytes(restored),
+                layers=_layers(workspace, outcome, restored),
+                notes=list(dict.fromkeys([*survey.notes, *outcome.notes])),
+            )
+    workspace.ranks.wait()
+    restored = workspace.plan.model.carrier.restore(workspace.store.folder(key) / _MODEL)
+    stored = workspace.store.read(key)
+    assert stored is not None
+    return Step(declared.name, key, restored, stored, cached=False)
+
+
+def _recipe(workspace: Workspace, declared: Pass, key: str, carrier: Carrier) -> Step:
+    """Apply a pass to a model that is streamed: what it says is done when tensors are written."""
+    survey = declared.survey(carrier, workspace.plan.context)
+    start = time.perf_counter()
+    with workspace.progress.stage(declared.name):
+        outcome = declared.apply(carrier, workspace.plan.context, {})
+    result = {
+        "seconds": time.perf_counter() - start,
+        "bytes": model_bytes(outcome.carrier),
+        "layers": _layers(workspace, outcome, outcome.carrier),
+        "notes": list(dict.fromkeys([*survey.notes, *outcome.notes, *_weight_notes(outcome)])),
+    }
+    return Step(declared.name, key, outcome.carrier, result, cached=False)
+
+
+def _weight_notes(outcome: Outcome) -> list[str]:
+    """Say which weight lost most, where no output can be looked at."""
+    known = [(x.weight_sqnr_db, x.name) for x in outcome.layers if x.weight_sqnr_db is not None]
+    if not known:
+        return []
+    (least, name), (most, _) = min(known), max(known)
+    return [
+        f"signal to noise of the weights, found on a sample of their rows: {least:.1f} dB "
+        f"(layer {name!r}) to {most:.1f} dB"
+    ]
+
+
+def _applied(workspace: Workspace, declared: Pass, carrier: Carrier, survey: Survey) -> Outcome:
+    context = workspace.plan.context
+    if survey.blockwise:
+        with block_run(workspace, declared.name, carrier, survey.requests) as blocks:
+            return declared.apply_blockwise(carrier, context, blocks)
     statistics = _collect(workspace, declared.name, carrier, survey.requests)
     with workspace.progress.stage(declared.name):
-        outcome = declared.apply(carrier, workspace.plan.context, statistics)
-    seconds = time.perf_counter() - start
-    with workspace.store.write(key) as (folder, result):
-        (folder / _MODEL).mkdir()
-        outcome.carrier.save(folder / _MODEL)
-        restored = workspace.plan.model.carrier.restore(folder / _MODEL)
-        result.update(
-            seconds=seconds,
-            bytes=initializer_bytes(restored.graph()),
-            layers=_layers(workspace, outcome, restored),
-            notes=list(dict.fromkeys([*survey.notes, *outcome.notes])),
-        )
-    restored = workspace.plan.model.carrier.restore(workspace.store.folder(key) / _MODEL)
-    return Step(declared.name, key, restored, result, cached=False)
+        return declared.apply(carrier, context, statistics)
 
 
 def _collect(
@@ -115,10 +159,11 @@ def _collect(
     with workspace.progress.stage(f"{label}: calibrate", data.samples) as advance:
         collected: dict[str, Any] = catalog.resolve(catalog.COLLECT)(
             lambda batch: {**batch, **runner.run(batch)},
-            data.batches(),
+            share(data.batches(), workspace.ranks),
             requests,
             make_observer,
             advance,
+            workspace.ranks,
         )
     return collected
 
@@ -126,25 +171,34 @@ def _collect(
 def _layers(workspace: Workspace, outcome: Outcome, after: Carrier) -> list[dict[str, Any]]:
     """Describe every layer after a pass: scheme, sparsity, weight and output SQNR."""
     done = {layer.name: layer for layer in outcome.layers}
-    signals = layer_signals(after, workspace.baseline, workspace.sample(_SIGNAL_SAMPLES))
+    signals: Mapping[str, float | None] = {}
+    if workspace.runs:
+        signals = layer_signals(after, workspace.baseline, workspace.sample(_SIGNAL_SAMPLES))
     rows = []
     for layer in after.layers():
         own = done.get(layer.name)
-        weight = after.weight(layer)
-        zeros = weight.numel() - int(torch.count_nonzero(weight))
         rows.append(
             {
                 "name": layer.name,
                 "kind": layer.kind,
                 "shape": list(layer.shape),
                 "scheme": own.scheme if own else str(np.dtype(layer.dtype).name),
-                "sparsity": 100.0 * zeros / max(weight.numel(), 1),
-                "sqnr_db": signals.get(layer.name),
+                # To count the zeros of a streamed model is to read all of it.
+                "sparsity": _sparsity(after.weight(layer)) if workspace.runs else None,
+                "sqnr_db": None if own and own.rescaled else signals.get(layer.name),
                 "weight_sqnr_db": own.weight_sqnr_db if own else None,
                 "details": dict(own.details) if own else {},
             }
         )
     return rows
+
+
+def _sparsity(weight: torch.Tensor) -> float:
+    """Percent of zeros."""
+    if weight.is_floating_point() and weight.itemsize == 1:
+        weight = weight.to(torch.float32)  # nothing is counted in 8-bit floats
+    zeros = weight.numel() - int(torch.count_nonzero(weight))
+    return 100.0 * zeros / max(weight.numel(), 1)
 
 
 def weakest_layer(layers: list[Mapping[str, Any]]) -> dict[str, Any] | None:

@@ -23,6 +23,8 @@ from compressor.run.verify import baseline_latency, verify
 from compressor.run.workspace import Workspace
 from compressor.spec.load import Spec
 from compressor.store import Store
+from compressor.types.carrier import Carrier
+from compressor.types.ranks import ALONE, Ranks
 
 STORE = ".compressor"
 _REPORTS = ("report.json", "report.md", "report.html")
@@ -46,12 +48,35 @@ class RunResult:
     cached: bool
 
 
-def run_spec(spec: Spec, *, fresh: bool = False, progress: Progress | None = None) -> RunResult:
+@dataclass(frozen=True)
+class RunOptions:
+    """How a run is done, whatever the spec says.
+
+    Attributes:
+        fresh: forget what earlier runs finished.
+        identify_by_headers: recognise a checkpoint by the sizes, times and headers of its files,
+            in place of reading all of it once more to hash it.
+        ranks: the processes that share the run.
+    """
+
+    fresh: bool = False
+    identify_by_headers: bool = False
+    ranks: Ranks = ALONE
+
+
+_ONCE = RunOptions()
+
+
+def run_spec(
+    spec: Spec, options: RunOptions = _ONCE, progress: Progress | None = None
+) -> RunResult:
     """Run a spec: plan, passes, exports, verification, limits, report and manifest.
+
+    Where several processes share the run, the others call :func:`help_run`.
 
     Args:
         spec: a checked spec.
-        fresh: forget what earlier runs finished.
+        options: how it is done.
         progress: shows how far the run is.
 
     Raises:
@@ -62,11 +87,12 @@ def run_spec(spec: Spec, *, fresh: bool = False, progress: Progress | None = Non
     with progress.stage("plan"):
         plan = make_plan(spec)
     store = Store(spec.output / STORE)
+    workspace = Workspace(plan, store, progress, options.ranks, options.identify_by_headers)
     with store.locked():
         remove_stale_staging(spec.output)
-        if fresh:
+        if options.fresh:
             store.forget()
-        workspace = Workspace(plan, store, progress)
+        options.ranks.wait()
         report, artifacts = _execute(workspace)
         publish_artifacts(artifacts, spec.output)
         _publish(workspace, report)
@@ -76,32 +102,54 @@ def run_spec(spec: Spec, *, fresh: bool = False, progress: Progress | None = Non
     return RunResult(report, spec.output, code, cached=store.written == 0)
 
 
+def help_run(spec: Spec, options: RunOptions) -> None:
+    """Do this process's share of a run that the first process writes.
+
+    Raises:
+        CompressorError: as :func:`run_spec`, or another process is gone.
+    """
+    store = Store(spec.output / STORE)
+    workspace = Workspace(
+        make_plan(spec), store, Silent(), options.ranks, options.identify_by_headers
+    )
+    options.ranks.wait()  # until the store is locked
+    _compress(workspace)
+
+
+def _compress(workspace: Workspace) -> tuple[list[Step], Carrier, list[Artifact]]:
+    """Run passes and exports: the part of a run that processes share."""
+    steps = run_passes(workspace)
+    key = steps[-1].key if steps else workspace.source_key
+    if not steps:
+        workspace.load()
+    final = steps[-1].carrier if steps else workspace.plan.model.carrier
+    return steps, final, write_artifacts(workspace, key, final)
+
+
 def _execute(workspace: Workspace) -> tuple[dict[str, Any], list[Artifact]]:
     """Run everything up to the report; the output folder is not touched yet."""
     plan = workspace.plan
     # First of all: what is wrong with the data or the metric shows before any long work.
     evaluation = workspace.baseline_evaluation
-    steps = run_passes(workspace)
-    key = steps[-1].key if steps else workspace.source_key
-    if not steps:
-        workspace.load()
-    final = steps[-1].carrier if steps else plan.model.carrier
-    written = write_artifacts(workspace, key, final)
+    steps, final, written = _compress(workspace)
     artifacts = [verify(workspace, a, final, a.path.name) for a in written]
     limits = judge(plan.spec.limits, artifacts)
     checks = [c["ok"] for a in artifacts for c in a["checks"]]
     latency = baseline_latency(artifacts)
+    no_graph = "a bare checkpoint does not say how its weights are used"
     report = {
         "schema": 1,
         "name": plan.spec.name,
         "ok": all(e["ok"] for e in limits) and all(checks),
         "baseline": {
             "metric": None if evaluation is None else evaluation.metric,
-            "metric_reason": None if evaluation else "the spec has no data.evaluation",
+            "metric_reason": None if evaluation else workspace.no_metric,
             "bytes": plan.bytes,
             "parameters": plan.parameters,
             "macs": plan.macs,
-            "latency_ms": latency[0],
+            "macs_reason": no_graph if plan.macs is None else None,
+            "latency_ms": latency[0] if latency else None,
+            "latency_ms_reason": None if latency else workspace.cannot_run,
             "latency": latency,
         },
         "artifacts": artifacts,

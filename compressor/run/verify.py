@@ -30,39 +30,26 @@ def verify(workspace: Workspace, artifact: Artifact, final: Carrier, label: str)
         ArtifactError: it does not open, or gives outputs of other shapes.
         DataError: it gives NaN or infinity.
     """
+    if not workspace.runs:
+        return _weighed(workspace, artifact, final)
     key = result_key("artifact", artifact.digest, format=artifact.exporter.format)
     measured = _measured(workspace, artifact, final, key)
     evaluation = workspace.evaluated(key, lambda: artifact.exporter.open(artifact.path), f"{label}")
     baseline = workspace.baseline_evaluation
     metric = workspace.plan.metric
     if evaluation is None or baseline is None or metric is None:
-        reason = "the spec has no data.evaluation"
-        judged: dict[str, Any] = {
-            "metric": None,
-            "metric_reason": reason,
-            "metric_drop": None,
-            "sqnr_db": None,
-            "agreement": None,
-            "max_abs_diff": measured["max_abs_diff"],
-        }
+        judged = {**_no_metric(workspace), "max_abs_diff": measured["max_abs_diff"]}
     else:
         judged = {
             **evaluation.as_json(),
             "metric_drop": metric.drop(baseline.metric, evaluation.metric),
         }
-    size = artifact.bytes
     not_judged = artifact.exporter.not_judged
     return {
-        "format": artifact.exporter.format,
-        "path": artifact.path.name,
-        "files": list(artifact.files),
-        "bytes": size,
-        "predicted_bytes": artifact.predicted,
-        "sha256": artifact.files[0]["sha256"],
+        **_facts(workspace, artifact),
         "deployed": not not_judged,
         "runtime": measured["runtime"],
         **judged,
-        "size_ratio": size / workspace.plan.bytes,
         "latency_ms": measured["latency"][0]["artifact"],
         "latency_ratio": None if not_judged else measured["latency"][0]["ratio"]["value"],
         "latency_ratio_reason": not_judged or None,
@@ -71,8 +58,54 @@ def verify(workspace: Workspace, artifact: Artifact, final: Carrier, label: str)
     }
 
 
+def _facts(workspace: Workspace, artifact: Artifact) -> dict[str, Any]:
+    return {
+        "format": artifact.exporter.format,
+        "path": artifact.path.name,
+        "files": list(artifact.files),
+        "bytes": artifact.bytes,
+        "predicted_bytes": artifact.predicted,
+        "sha256": artifact.files[0]["sha256"],
+        "size_ratio": artifact.bytes / workspace.plan.bytes,
+    }
+
+
+def _no_metric(workspace: Workspace) -> dict[str, Any]:
+    return {
+        "metric": None,
+        "metric_reason": workspace.no_metric,
+        "metric_drop": None,
+        "sqnr_db": None,
+        "agreement": None,
+    }
+
+
+def _weighed(workspace: Workspace, artifact: Artifact, final: Carrier) -> dict[str, Any]:
+    """Describe an artifact of a model that cannot be run: its weights are compared."""
+    with workspace.progress.stage(f"check {artifact.path.name}"):
+        compared = artifact.exporter.check_written(final, artifact.path)
+    return {
+        **_facts(workspace, artifact),
+        "deployed": False,
+        "runtime": "",
+        **_no_metric(workspace),
+        "max_abs_diff": None,
+        "latency_ms": None,
+        "latency_ms_reason": workspace.cannot_run,
+        "latency_ratio": None,
+        "latency_ratio_reason": artifact.exporter.not_judged or workspace.cannot_run,
+        "latency": [],
+        "checks": [
+            {"name": "holds the weights that were exported", "ok": True, "detail": compared}
+        ],
+    }
+
+
 def baseline_latency(artifacts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the float model's latencies, as they were timed beside the artifact that is judged."""
+    """Return the float model's latencies, as they were timed beside the artifact that is judged.
+
+    Empty where nothing was timed.
+    """
     judged = [a for a in artifacts if a["deployed"]] or list(artifacts)
     return [row["float"] for row in judged[0]["latency"]]
 

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from compressor.abilities import cannot_run
 from compressor.data import Data
 from compressor.evaluate import Evaluation, evaluate
 from compressor.plan import Plan
 from compressor.progress import Progress
 from compressor.store import Store, result_key
-from compressor.types.carrier import Carrier, Runner
+from compressor.types.carrier import Capability, Carrier, Runner
+from compressor.types.ranks import ALONE, Ranks
 from compressor.types.tensors import Batch
 
 _PER_SAMPLE = "per_sample.npy"
@@ -28,17 +30,44 @@ class Workspace:
         plan: the checked spec.
         store: finished results.
         progress: shows how far the run is.
+        ranks: the processes that share the run; the first alone measures and writes.
+        identify_by_headers: a checkpoint is known by sizes, times and headers of its files, so
+            that it need not be read once more; otherwise by its content.
     """
 
     plan: Plan
     store: Store
     progress: Progress
+    ranks: Ranks = ALONE
+    identify_by_headers: bool = False
     _loaded: bool = field(default=False, init=False)
 
     @cached_property
     def source_key(self) -> str:
         """Key of the float model's content."""
-        return self.plan.model.digest()
+        model = self.plan.model
+        quick = self.identify_by_headers and model.quick_digest is not None
+        return model.quick_digest() if quick and model.quick_digest else model.digest()
+
+    @property
+    def no_metric(self) -> str:
+        """Why no metric is measured, where none is."""
+        return "the spec has no data.evaluation" if self.runs else self.cannot_run
+
+    @property
+    def cannot_run(self) -> str:
+        """Why the model is not run, where it is not."""
+        return cannot_run(self.plan.model.carrier)
+
+    @property
+    def first(self) -> bool:
+        """This process is the one that measures and writes."""
+        return self.ranks.rank == 0
+
+    @property
+    def runs(self) -> bool:
+        """The model can be run."""
+        return Capability.RUN in self.plan.model.carrier.offers
 
     def load(self) -> None:
         """Read the float model's weights, once; check that it was lowered faithfully."""
@@ -48,7 +77,7 @@ class Workspace:
             self.plan.model.load()
             self._loaded = True
             key = result_key("lowering-check", self.source_key)
-            if self.store.read(key) is None:
+            if self.runs and self.first and self.store.read(key) is None:
                 self.plan.model.check_lowering(self.sample(_CHECK_SAMPLES))
                 with self.store.write(key) as (_, result):
                     result["ok"] = True

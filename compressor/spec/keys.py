@@ -26,7 +26,9 @@ class ModelKeys(Options):
     """Where the model comes from: ``factory`` and ``checkpoint``, ``onnx``, or ``checkpoint``."""
 
     factory: str | None = Field(
-        default=None, description="package.module:function that returns the torch module"
+        default=None,
+        description="package.module:function that returns the torch module, or an auto class of "
+        "transformers such as transformers.AutoModelForCausalLM",
     )
     checkpoint: str | None = Field(
         default=None,
@@ -34,7 +36,9 @@ class ModelKeys(Options):
     )
     onnx: str | None = Field(default=None, description="an ONNX file")
     config: dict[str, Any] = Field(
-        default_factory=dict, description="keyword arguments for the factory"
+        default_factory=dict,
+        description="keyword arguments for the factory; for an auto class of transformers, changes "
+        "to config.json and dtype",
     )
     inputs: dict[str, InputKeys] = Field(
         default_factory=dict, description="the model's inputs by name, in the order of forward"

@@ -22,7 +22,7 @@ from compressor.types.tensors import TensorSpec
 
 ResultT = TypeVar("ResultT")
 FACTORY = "factory"
-_VARIABLE = re.compile(r"\$\{(\w+)\}|\$(\w+)")
+_VARIABLE = re.compile(r"\$\$|\$\{(\w+)\}|\$(\w+)")
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,16 @@ def load_spec(path: Path, settings: Sequence[str] = ()) -> Spec:
     Raises:
         SpecError: anything is wrong; independent errors come together as ``SpecErrors``.
     """
-    document = override(read_document(path), settings)
-    folder = path.resolve().parent
+    return check_spec(override(read_document(path), settings))
+
+
+def check_spec(document: Document) -> Spec:
+    """Check a spec that has been read; nothing it names is opened yet.
+
+    Raises:
+        SpecError: as :func:`load_spec`.
+    """
+    folder = document.path.resolve().parent
     errors: list[SpecError] = []
 
     def attempt(function: Callable[..., ResultT], *args: Any) -> ResultT | None:
@@ -211,10 +219,23 @@ def _data_entry(role: str, value: dict[str, Any], document: Document, folder: Pa
         )
     cls = catalog.load("source", kind)
     _refuse_unknown(own, [*_aliases(cls), *_aliases(DataKeys)], document, path)
+    own |= _paths(cls, own, folder, path, document)
     filled = {"path": str(location), "fields": _fields(keys), **own}
     if keys.samples is not None:
         filled["samples"] = keys.samples
     return DataEntry(role, kind, validate(cls, filled, document, path), None, keys, where)
+
+
+def _paths(
+    cls: type[Options], own: Mapping[str, Any], folder: Path, path: KeyPath, document: Document
+) -> dict[str, str]:
+    """Resolve those of a source's further options that are paths."""
+    names = [f.alias or name for name, f in cls.model_fields.items() if f.annotation is Path]
+    return {
+        key: str(_path(own[key], folder, (*path, key), document))
+        for key in names
+        if isinstance(own.get(key), str)
+    }
 
 
 def _fields(keys: DataKeys) -> dict[str, str]:
@@ -246,12 +267,14 @@ def _aliases(cls: type[Options]) -> list[str]:
 
 
 def _path(text: str | None, folder: Path, key: KeyPath, document: Document) -> Path | None:
-    """Resolve a path of the spec: environment variables, ``~``, relative to the spec."""
+    """Resolve a path of the spec: environment variables (``$$`` is a dollar), ``~``, relative."""
     if text is None:
         return None
 
     def value_of(match: re.Match[str]) -> str:
         name = match.group(1) or match.group(2)
+        if name is None:
+            return "$"
         if name not in os.environ:
             raise SpecError(
                 dotted(key),

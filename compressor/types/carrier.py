@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from compressor.types.layers import Layer
+from compressor.types.quantized import WeightCodes
+from compressor.types.stored import StoredTensor
 from compressor.types.tensors import Batch, TensorSpec
 
 if TYPE_CHECKING:
@@ -52,8 +54,13 @@ class Carrier(Protocol):
         ...
 
     @property
+    def folder(self) -> Path | None:
+        """The Hugging Face directory that it came from; tokenizer and config lie there."""
+        ...
+
+    @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """The model's inputs."""
+        """The model's inputs; none where there is no graph."""
         ...
 
     @property
@@ -66,11 +73,22 @@ class Carrier(Protocol):
         ...
 
     def weight(self, layer: Layer) -> torch.Tensor:
-        """The layer's weight in its stored shape."""
+        """The layer's weight in its stored shape; its codes, where it has been quantized."""
+        ...
+
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        """Everything that a checkpoint of the model holds, by name; nothing is read yet."""
         ...
 
     def with_weights(self, changes: Mapping[str, torch.Tensor]) -> Carrier:
         """Return a carrier with some parameters (by name, stored shape) replaced."""
+        ...
+
+    def with_codes(self, changes: Mapping[str, WeightCodes]) -> Carrier:
+        """Return a carrier with some float weights (by parameter name) stored as codes.
+
+        Nothing is computed before the codes are read.
+        """
         ...
 
     def graph(self) -> ir.Model:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.options import Options
+from compressor.types.ranks import ALONE, Ranks
+
+
+def _nobody_watches(_: int) -> None:
+    pass
+
+
+def _nobody_asks(_: str, __: str) -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -18,10 +28,18 @@ class ExportContext:
     Attributes:
         name: the spec's name.
         spec_digest: hash of the resolved spec.
+        ranks: the processes that may share the work; those after the first call an exporter
+            only if it :attr:`Exporter.resumes`.
+        advance: takes the bytes that have been worked on so far, for whoever watches.
+        hashed: takes name and sha256 of a file that has been written, where the exporter found
+            it on the way; large files then need not be read once more.
     """
 
     name: str
     spec_digest: str
+    ranks: Ranks = ALONE
+    advance: Callable[[int], None] = _nobody_watches
+    hashed: Callable[[str, str], None] = _nobody_asks
 
 
 class Exporter(Options, ABC):
@@ -30,10 +48,12 @@ class Exporter(Options, ABC):
     Class attributes:
         format: the name in a spec.
         version: raised whenever written bytes change.
+        resumes: :meth:`write` goes on with what an earlier call left in its directory.
     """
 
     format: ClassVar[str]
     version: ClassVar[int] = 1
+    resumes: ClassVar[bool] = False
 
     @property
     def targets(self) -> frozenset[str]:
@@ -58,7 +78,25 @@ class Exporter(Options, ABC):
 
     @abstractmethod
     def write(self, carrier: Carrier, directory: Path, context: ExportContext) -> tuple[Path, ...]:
-        """Write into an empty staging directory; return the files, the main one first."""
+        """Write into a staging directory; return the files, the main one first.
+
+        The directory is empty, unless the exporter :attr:`resumes`.
+        """
+
+    def check_written(self, carrier: Carrier, path: Path) -> str:
+        """Compare what was written with a model that cannot be run.
+
+        Args:
+            carrier: the model that was written.
+            path: the main file.
+
+        Returns:
+            What was compared, in a few words.
+
+        Raises:
+            ArtifactError: they differ.
+        """
+        raise NotImplementedError(f"{self.format} does not take a {carrier.kind} model: {path}")
 
     @abstractmethod
     def open(self, path: Path) -> Runner:

@@ -67,6 +67,10 @@ class Observer(Options, ABC, Generic[StateT, ResultT]):
     def update(self, state: StateT, values: torch.Tensor) -> StateT:
         """Return the state after also seeing ``values`` (a finite tensor of any shape)."""
 
+    def enough(self, state: StateT) -> bool:  # noqa: ARG002
+        """Tell whether nothing worth knowing would be learned from further values."""
+        return False
+
     @abstractmethod
     def merge(self, first: StateT, second: StateT) -> StateT:
         """Return the state of the stream of ``first`` followed by that of ``second``."""

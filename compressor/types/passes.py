@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from compressor.types.blocks import Blocks
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.observer import Request
 from compressor.types.options import Options
@@ -59,11 +60,14 @@ class Survey:
         layers: one entry for each layer that the pass looks at.
         requests: the statistics it needs.
         notes: things the user should know, one sentence each.
+        blockwise: the requests are to be answered block by block, see
+            :meth:`Pass.apply_blockwise`.
     """
 
     layers: tuple[LayerPlan, ...]
     requests: tuple[Request, ...] = ()
     notes: tuple[str, ...] = ()
+    blockwise: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,12 +80,15 @@ class LayerOutcome:
         weight_sqnr_db: signal to noise of the new weight against the old, in dB; ``None`` where
             they are equal or cannot be compared.
         details: further facts by name, such as a chosen activation range.
+        rescaled: each channel of its output is a multiple of what it was, which later layers make
+            up for; so the output cannot be compared.
     """
 
     name: str
     scheme: str
     weight_sqnr_db: float | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
+    rescaled: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,7 +105,7 @@ class Pass(Options, ABC):
 
     Class attributes:
         name: the name in a spec.
-        needs: what a carrier must offer.
+        needs: what a carrier must offer whatever the options are.
         version: raised whenever results change, so that stored results are not reused.
         source: paper or document the method comes from.
     """
@@ -107,6 +114,11 @@ class Pass(Options, ABC):
     needs: ClassVar[frozenset[Capability]]
     version: ClassVar[int] = 1
     source: ClassVar[str] = ""
+
+    @property
+    def required(self) -> frozenset[Capability]:
+        """What a carrier must offer for these options; at least :attr:`needs`."""
+        return self.needs
 
     @abstractmethod
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
@@ -129,6 +141,18 @@ class Pass(Options, ABC):
             context: the rest of the spec.
             statistics: results of the survey's requests, by ``Request.key``.
         """
+
+    def apply_blockwise(self, carrier: Carrier, context: PassContext, blocks: Blocks) -> Outcome:
+        """Change the model with statistics that come one block at a time.
+
+        Called in place of :meth:`apply` where the survey is ``blockwise``.
+
+        Args:
+            carrier: the model; it is not modified.
+            context: the rest of the spec.
+            blocks: the model's blocks in the order of execution.
+        """
+        raise NotImplementedError(f"pass {self.name!r} does not work by blocks")
 
     def preview(
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]

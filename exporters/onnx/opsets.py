@@ -5,19 +5,15 @@ from __future__ import annotations
 import re
 from functools import cache
 
-import numpy as np
-import onnx
-import onnx.version_converter
 import onnx_ir as ir
 from onnx import TensorProto, defs, helper
 
 from compressor.errors import SpecError
-from compressor.graph.as_json import skeleton
-from compressor.graph.values import all_nodes, value_by_name
+from compressor.graph.opset_conversion import converted
+from compressor.graph.values import all_nodes
 from exporters.onnx.owners import Owners
 
 OLDEST = 17
-_READ_BY_CONVERTER = 1024  # bytes: axes and shapes, whose values some conversions need
 
 
 @cache
@@ -122,81 +118,9 @@ def _onnx_name(dtype: ir.DataType) -> str:
 def _convert_by_onnx(model: ir.Model, opset: int) -> ir.Model:
     """Convert with the onnx package, whose converter also goes down."""
     try:
-        return _converted_by_onnx(model, opset)
+        return converted(model, opset)
     except (RuntimeError, ir.serde.SerdeError) as error:
         raise _refused(error, model, opset) from error
-
-
-def _converted_by_onnx(model: ir.Model, opset: int) -> ir.Model:
-    """The converter copies what it is given; weights go in as inputs and are attached again."""
-    parts = skeleton(model)
-    proto = parts.proto
-    proto.ir_version = max(proto.ir_version, 4)  # initializers need not be inputs from there on
-    _drop_defaults(proto.graph, model.opset_imports.get("", opset), opset)
-    inputs = len(proto.graph.input)
-    _give_as_inputs(proto.graph, parts.tensors)
-    converted = ir.from_proto(onnx.version_converter.convert_version(proto, opset))
-    graph = converted.graph
-    weights = graph.inputs[inputs:]
-    del graph.inputs[inputs:]
-    for value in weights:
-        value.const_value = parts.tensors[value.name or ""]
-        graph.register_initializer(value)
-    _restore_types(model, converted)
-    return converted
-
-
-def _give_as_inputs(graph: onnx.GraphProto, tensors: dict[str, ir.TensorProtocol]) -> None:
-    """Turn empty initializers into inputs, and fill in those whose values a conversion reads."""
-    filled = []
-    for empty in graph.initializer:
-        tensor = tensors[empty.name]
-        lazy = isinstance(tensor, ir.LazyTensor)
-        if tensor.dtype == ir.DataType.INT64 and tensor.nbytes <= _READ_BY_CONVERTER and not lazy:
-            empty.raw_data = tensor.tobytes()
-            filled.append(empty)
-            continue
-        graph.input.append(
-            helper.make_tensor_value_info(empty.name, empty.data_type, list(empty.dims))
-        )
-    kept = [TensorProto.FromString(tensor.SerializeToString()) for tensor in filled]
-    del graph.initializer[:]
-    graph.initializer.extend(kept)
-
-
-def _drop_defaults(graph: onnx.GraphProto, have: int, opset: int) -> None:
-    """Remove attributes that the target opset does not know and that say the default anyway."""
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                _drop_defaults(attribute.g, have, opset)
-        if node.domain in ("", "ai.onnx") and defs.has(node.op_type, opset, ""):
-            known = defs.get_schema(node.op_type, opset, "").attributes
-            own = defs.get_schema(node.op_type, have, "").attributes
-            useless = [
-                a for a in node.attribute if a.name not in known and _is_default(a, own.get(a.name))
-            ]
-            for attribute in useless:
-                node.attribute.remove(attribute)
-
-
-def _is_default(attribute: onnx.AttributeProto, formal: defs.OpSchema.Attribute | None) -> bool:
-    if formal is None or not formal.default_value.name:
-        return False
-    default = helper.get_attribute_value(formal.default_value)
-    return bool(np.array_equal(helper.get_attribute_value(attribute), default))
-
-
-def _restore_types(model: ir.Model, converted: ir.Model) -> None:
-    """Give inputs, outputs and intermediate values their types and shapes again.
-
-    The converter renames dynamic axes and loses what its own inference does not find.
-    """
-    before = value_by_name(model)
-    for name, value in value_by_name(converted).items():
-        known = before.get(name)
-        if known is not None and known.type is not None and value.const_value is None:
-            value.type, value.shape = known.type, known.shape
 
 
 def _refused(error: Exception, model: ir.Model, opset: int) -> SpecError:
@@ -218,7 +142,7 @@ def _refused(error: Exception, model: ir.Model, opset: int) -> SpecError:
 
 def _converts(model: ir.Model, opset: int) -> bool:
     try:
-        _converted_by_onnx(model, opset)
+        converted(model, opset)
     except (RuntimeError, ir.serde.SerdeError):
         return False
     return True

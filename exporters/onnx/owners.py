@@ -34,9 +34,23 @@ class Owners:
         return f"node {node.name!r} ({node.op_type})" if node.name else f"a {node.op_type} node"
 
     def _claim(self, value: ir.Value | None, layer: str) -> None:
-        while value is not None:
-            node = value.producer()
-            if node is None or node.op_type not in _WRAPPING or node in self._layers:
-                return
-            self._layers[node] = layer
-            value = node.inputs[0]
+        """Give a layer what wraps an input of its, or computes its weight from constants."""
+        node = None if value is None else value.producer()
+        if node is None or node in self._layers:
+            return
+        if node.op_type not in _WRAPPING and not _is_constant(node):
+            return
+        self._layers[node] = layer
+        for inner in node.inputs:
+            self._claim(inner, layer)
+
+
+def _is_constant(node: ir.Node) -> bool:
+    """Tell whether a node computes something of initializers alone."""
+    for value in node.inputs:
+        if value is None or value.is_initializer():
+            continue
+        maker = value.producer()
+        if maker is None or not _is_constant(maker):
+            return False
+    return True

@@ -200,10 +200,15 @@ def _zero_point(node: ir.Node, target: Target, evaluate: bool) -> tuple[str, str
     if len(node.inputs) < 3 or node.inputs[2] is None or _is_dynamic(node):
         return None
     tensor = constant_of(node.inputs[2])
-    if isinstance(tensor, ir.LazyTensor) and not evaluate:
-        return None
     constant = constant_of(node.inputs[0]) is not None
     remedy = _symmetric("weights" if constant else "activations")
+    if isinstance(tensor, ir.LazyTensor) and not evaluate:
+        # Weights have zero points that are yet to be found only where the scheme has them.
+        return (
+            (f"its weights have zero points, {target.title} takes 0 only", remedy)
+            if constant
+            else None
+        )
     if tensor is None:
         return f"its zero point is computed, {target.title} takes 0 only", remedy
     values = np.asarray(tensor.numpy()).astype(np.float32).ravel()
@@ -214,8 +219,9 @@ def _zero_point(node: ir.Node, target: Target, evaluate: bool) -> tuple[str, str
 
 
 def _symmetric(kind: str) -> str:
-    place = "quantize-static" if kind == "activations" else "the pass that quantizes them"
-    return f"set {kind}.symmetric: true in {place}"
+    place = "quantize-static"
+    other = ", or symmetric: true in quantize-weights" if kind == "weights" else ""
+    return f"set {kind}.symmetric: true in {place}{other}"
 
 
 def _is_dynamic(node: ir.Node) -> bool:

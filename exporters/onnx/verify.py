@@ -69,6 +69,27 @@ def check_file(path: Path, opset: int, expected: Mapping[str, Described]) -> Non
     _check_lengths(model, path, subject)
 
 
+def check_tensors(path: Path, expected: Mapping[str, ir.TensorProtocol]) -> str:
+    """Read the initializers of a written model back and compare them, one at a time.
+
+    Args:
+        path: the model.
+        expected: what it is to hold, by name.
+
+    Returns:
+        What was compared, in a few words.
+
+    Raises:
+        ArtifactError: one is missing or holds other values.
+    """
+    found = ir.load(path).graph.initializers
+    for name, meant in expected.items():
+        tensor = found[name].const_value if name in found else None
+        if tensor is None or tensor.tobytes() != meant.tobytes():
+            _fail(f"artifact {path.name!r}", f"holds other values of {name!r}")
+    return f"{len(expected)} tensors read back"
+
+
 def _checked(model: Path | onnx.ModelProto) -> str | None:
     try:
         onnx.checker.check_model(str(model) if isinstance(model, Path) else model, full_check=True)

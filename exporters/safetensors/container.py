@@ -7,7 +7,8 @@ from tensors that are computed as they are asked for. The library reads the resu
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir as ir
@@ -18,27 +19,80 @@ from compressor.loading import STORED, Entry
 _ALIGNMENT = 8
 
 
-def ordered(tensors: Mapping[str, ir.TensorProtocol]) -> list[str]:
-    """Return the names in file order: wide elements first, so that all are aligned."""
-    return sorted(tensors, key=lambda name: (-tensors[name].dtype.bitwidth, name))
+@dataclass(frozen=True)
+class Described:
+    """What a header says of a tensor.
+
+    Attributes:
+        name: the tensor.
+        dtype: its element type, as safetensors calls it.
+        shape: its shape.
+        bits: of an element.
+        nbytes: of the whole.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    bits: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A file before it is written.
+
+    Attributes:
+        header: the bytes before the data.
+        offsets: the byte of the file at which each tensor starts, by name, in their order.
+        nbytes: size of the file.
+    """
+
+    header: bytes
+    offsets: Mapping[str, int]
+    nbytes: int
+
+
+def layout(tensors: Iterable[Described], metadata: Mapping[str, str]) -> Layout:
+    """Give each tensor its place: wide elements first, so that all are aligned, then by name."""
+    content: dict[str, object] = {"__metadata__": dict(metadata)}
+    starts: dict[str, int] = {}
+    end = 0
+    for tensor in sorted(tensors, key=lambda t: (-t.bits, t.name)):
+        starts[tensor.name] = end
+        content[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [end, end + tensor.nbytes],
+        }
+        end += tensor.nbytes
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    header = len(text).to_bytes(8, "little") + text
+    offsets = {name: len(header) + start for name, start in starts.items()}
+    return Layout(header, offsets, len(header) + end)
+
+
+def model_layout(tensors: Mapping[str, ir.TensorProtocol], metadata: Mapping[str, str]) -> Layout:
+    """Lay out the tensors of a graph."""
+    described = []
+    for name, tensor in tensors.items():
+        entry = entry_of(tensor)
+        described.append(
+            Described(
+                name,
+                STORED[entry.dtype],
+                entry.stored_shape,
+                tensor.dtype.bitwidth,
+                tensor.nbytes,
+            )
+        )
+    return layout(described, metadata)
 
 
 def header(tensors: Mapping[str, ir.TensorProtocol], metadata: Mapping[str, str]) -> bytes:
-    """Return the bytes before the data: the length of a JSON object, and it, padded."""
-    content: dict[str, object] = {"__metadata__": dict(metadata)}
-    start = 0
-    for name in ordered(tensors):
-        tensor = tensors[name]
-        entry = entry_of(tensor)
-        content[name] = {
-            "dtype": STORED[entry.dtype],
-            "shape": list(entry.stored_shape),
-            "data_offsets": [start, start + tensor.nbytes],
-        }
-        start += tensor.nbytes
-    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
-    return len(text).to_bytes(8, "little") + text
+    """Return the bytes before the data."""
+    return model_layout(tensors, metadata).header
 
 
 def entry_of(tensor: ir.TensorProtocol) -> Entry:
@@ -54,9 +108,10 @@ def write(
     Raises:
         ArtifactError: a tensor has not the bytes that its type and shape want.
     """
+    placed = model_layout(tensors, metadata)
     with path.open("wb") as stream:
-        stream.write(header(tensors, metadata))
-        for name in ordered(tensors):
+        stream.write(placed.header)
+        for name in placed.offsets:
             data = tensors[name].tobytes()
             if len(data) != tensors[name].nbytes:
                 raise ArtifactError(

@@ -1,13 +1,14 @@
-"""Export to safetensors: a model that ``compressor.load`` opens without pickle."""
+"""Export to safetensors: a model that ``compressor.load`` or ``transformers`` opens, no pickle."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import onnx_ir as ir
 import torch
+from pydantic import Field
 
 from compressor.carriers.torch_graph import GraphModule
 from compressor.carriers.torch_graph.dtypes import TORCH_DTYPES
@@ -15,19 +16,47 @@ from compressor.errors import ArtifactError, InputError, ModelError, SpecError
 from compressor.graph.as_json import Skeleton, graph_as_json, skeleton
 from compressor.graph.values import tensor_spec
 from compressor.loading import DESCRIPTION, FORMAT, SCHEMA, STORED, WEIGHTS, load
-from compressor.types.carrier import Capability, Carrier
+from compressor.types.carrier import Capability, Carrier, Runner
 from compressor.types.exporter import ExportContext, Exporter
 from compressor.types.tensors import TensorSpec
 from exporters.safetensors import container
+from exporters.safetensors.finishing import check_written, finish
 from exporters.safetensors.runner import TorchRunner
+from exporters.safetensors.stream_plan import StreamPlan, plan_stream
+from exporters.safetensors.streaming import write_shards
+from exporters.safetensors.transformers_runner import TransformersRunner
 
 _USUAL = ExportContext(name="a-name-of-usual-length", spec_digest="0" * 64)
 
 
 class SafetensorsExporter(Exporter):
-    """Writes ``model.safetensors`` with all weights, and ``model.json`` with the graph."""
+    """Writes weights as safetensors, in one of two layouts.
+
+    ``graph``: ``model.safetensors`` with all weights and ``model.json`` with the graph;
+    ``compressor.load`` opens it. ``compressed-tensors``: shards, their index, ``config.json`` and
+    the tokenizer's files; ``transformers`` and vLLM open it. The latter is streamed, so the model
+    may be larger than memory.
+    """
 
     format: ClassVar[str] = "safetensors"
+    resumes: ClassVar[bool] = True
+
+    layout: Literal["auto", "graph", "compressed-tensors"] = Field(
+        default="auto",
+        description="graph: for compressor.load; compressed-tensors: a Hugging Face folder; "
+        "auto: graph where the model has one, compressed-tensors otherwise",
+    )
+    max_shard_size: int | None = Field(
+        default=None,
+        ge=1,
+        description="bytes of a shard in the layout compressed-tensors; if not given, the input's "
+        "shards are kept, and 5 GB where it has none",
+    )
+
+    @property
+    def targets(self) -> frozenset[str]:
+        """The layout for others, where it is asked for: it holds linear layers only."""
+        return frozenset({self.layout} if self.layout == "compressed-tensors" else ())
 
     @property
     def not_judged(self) -> str:
@@ -38,16 +67,20 @@ class SafetensorsExporter(Exporter):
         """Raise where the model could not be loaded again.
 
         Raises:
-            SpecError: the carrier has no graph, or an operator or element type cannot be run by
-                ``compressor.load``.
+            SpecError: the layout wants a graph and the carrier has none, an operator or element
+                type cannot be run by ``compressor.load``, or compressed-tensors has no form for a
+                layer.
         """
+        if self._streams(carrier):
+            self._plan(carrier)
+            return
         if Capability.GRAPH not in carrier.offers:
             raise SpecError(
                 f"export {self.format}",
                 f"needs a graph, a {carrier.kind} model has none",
-                "give model.factory or model.onnx",
+                "give model.factory or model.onnx, or layout: compressed-tensors",
             )
-        parts = skeleton(carrier.graph())
+        parts = skeleton(carrier.graph(), narrowed=True)
         for name, tensor in parts.tensors.items():
             if tensor.dtype not in STORED:
                 raise SpecError(
@@ -69,27 +102,45 @@ class SafetensorsExporter(Exporter):
             raise SpecError(error.subject, error.problem, "leave out this export") from error
 
     def predict(self, carrier: Carrier) -> int:
-        """Return the bytes of both files; no weight is evaluated."""
-        parts = skeleton(carrier.graph())
+        """Return the bytes of all files; no weight is evaluated."""
+        if self._streams(carrier):
+            return self._plan(carrier).nbytes
+        parts = skeleton(carrier.graph(), narrowed=True)
         size = sum(tensor.nbytes for tensor in parts.tensors.values())
         head = container.header(parts.tensors, _metadata(_USUAL))
         return size + len(head) + len(_description(carrier, parts))
 
     def write(self, carrier: Carrier, directory: Path, context: ExportContext) -> tuple[Path, ...]:
-        """Write both files and open them.
+        """Write all files and open them.
+
+        Several processes share the shards of a streamed model; the first returns the files.
 
         Raises:
             ArtifactError: they cannot be opened again.
+            InputError: the disk is full.
+            ModelError: an input file has changed, or a weight holds NaN or infinity.
         """
-        parts = skeleton(carrier.graph())
+        if self._streams(carrier):
+            return self._write_stream(carrier, directory, context)
+        if context.ranks.rank:
+            return ()
+        parts = skeleton(carrier.graph(), narrowed=True)
         weights, description = directory / WEIGHTS, directory / DESCRIPTION
         container.write(weights, parts.tensors, _metadata(context))
         description.write_bytes(_description(carrier, parts))
         self._load(description)
         return weights, description
 
-    def open(self, path: Path) -> TorchRunner:
-        """Load the model with ``compressor.load``.
+    def check_written(self, carrier: Carrier, path: Path) -> str:
+        """Compare a streamed artifact's headers and a sample of its tensors with the model.
+
+        Raises:
+            ArtifactError: they differ.
+        """
+        return check_written(self._plan(carrier), path.parent)
+
+    def open(self, path: Path) -> Runner:
+        """Load the model with ``compressor.load``, or with ``transformers``.
 
         Args:
             path: the directory, or one of the files in it.
@@ -97,7 +148,31 @@ class SafetensorsExporter(Exporter):
         Raises:
             ArtifactError: it cannot be loaded.
         """
-        return TorchRunner(self._load(path if path.is_dir() else path.with_name(DESCRIPTION)))
+        folder = path if path.is_dir() else path.parent
+        if not (folder / DESCRIPTION).is_file():
+            return TransformersRunner(folder)
+        return TorchRunner(self._load(folder / DESCRIPTION))
+
+    def _streams(self, carrier: Carrier) -> bool:
+        if self.layout == "auto":
+            return Capability.GRAPH not in carrier.offers
+        return self.layout == "compressed-tensors"
+
+    def _plan(self, carrier: Carrier, key: str = "") -> StreamPlan:
+        return plan_stream(carrier, key, self.max_shard_size)
+
+    def _write_stream(
+        self, carrier: Carrier, directory: Path, context: ExportContext
+    ) -> tuple[Path, ...]:
+        plan = self._plan(carrier, context.spec_digest)
+        write_shards(plan, directory, context.ranks, advance=context.advance)
+        context.ranks.wait()
+        if context.ranks.rank:
+            return ()
+        written = finish(plan, directory)
+        for file in written:
+            context.hashed(file.path.relative_to(directory).as_posix(), file.sha256)
+        return tuple(file.path for file in written)
 
     def _load(self, path: Path) -> torch.nn.Module:
         try:

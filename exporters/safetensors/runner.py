@@ -36,10 +36,11 @@ class TorchRunner:
         }
         with torch.inference_mode():
             outputs = self._module(**taken)
-        return {name: _to_numpy(tensor) for name, tensor in outputs.items()}
+        return {name: to_numpy(tensor) for name, tensor in outputs.items()}
 
 
-def _to_numpy(tensor: torch.Tensor) -> Array:
+def to_numpy(tensor: torch.Tensor) -> Array:
+    """Return a tensor's elements as an array; bfloat16 keeps its type."""
     if tensor.dtype == torch.bfloat16:
         return tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return tensor.numpy()

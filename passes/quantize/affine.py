@@ -15,37 +15,45 @@ from torch import Tensor
 
 from compressor.types.observer import Range
 from compressor.types.quantized import QuantizedTensor, Scheme
+from passes.quantize.groups import extremes, in_groups, row_chunks
 
 SMALLEST_SCALE = 2.0**-60
 """Least scale: the product of two, which scales an integer product, is a normal float32 still."""
 
-_CHUNK = 1 << 18  # elements worked on at once, so that intermediate results stay in the cache
+_CHUNK = 1 << 18  # elements whose signal and noise are summed at once
 _NARROWEST = 0.2  # least share of the full range that the search for the best range tries
+_HALVES = {"float16": (torch.float16, 2.0**-24), "bfloat16": (torch.bfloat16, SMALLEST_SCALE)}
+"""Types of 16 bits for scales, each with the least scale."""
 
 
 def absmax_parameters(matrix: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
     """Find scales and zero points that span the full range of the values, zero included.
 
-    Symmetric schemes take ``scale = max|x| / high``, asymmetric ones
-    ``scale = (max - min) / (high - low)`` and the nearest zero point.
+    Symmetric schemes take the least scale at which neither end lies beyond its last code,
+    ``max(max / high, min / low)``; asymmetric ones ``(max - min) / (high - low)`` and the nearest
+    zero point. The scale is then rounded as :func:`stored_scale` says, and zero points are found
+    for the rounded one.
 
     Args:
         matrix: ``[rows, columns]``.
         scheme: how its codes are represented.
 
     Returns:
-        Scale, float32, and zero point, int8 or uint8, both ``[rows, groups]``, or ``[1, 1]`` for
-        granularity ``tensor``. Where all values are zero the scale is 1.
+        Scale, float32 that holds values of the scheme's ``scale_type``, and zero point, int8 or
+        uint8, both ``[rows, groups]``, or ``[1, 1]`` for granularity ``tensor``. Where all values
+        are zero the scale is 1.
 
     Raises:
-        ValueError: the columns do not divide into groups, or an unsigned symmetric scheme meets
-            negative values.
+        ValueError: the columns do not divide into groups, an unsigned symmetric scheme meets
+            negative values, or the scheme is not one of integers.
     """
-    low, high = _extremes(_blocks(matrix, scheme), scheme)
-    return _parameters(low, high, scheme)
+    low, high = extremes(in_groups(matrix, scheme), scheme)
+    return parameters(low, high, scheme)
 
 
-def mse_parameters(matrix: Tensor, scheme: Scheme, steps: int = 40) -> tuple[Tensor, Tensor]:
+def mse_parameters(
+    matrix: Tensor, scheme: Scheme, steps: int = 40, importance: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Find scales and zero points of least squared error among evenly shrunk ranges.
 
     Ranges from the full one down to a fifth of it are tried for each row or group, and the full
@@ -56,6 +64,8 @@ def mse_parameters(matrix: Tensor, scheme: Scheme, steps: int = 40) -> tuple[Ten
         matrix: ``[rows, columns]``.
         scheme: how its codes are represented.
         steps: how many narrower ranges are tried.
+        importance: what a squared error counts in each column, ``[columns]``, not negative;
+            ``None`` counts all alike.
 
     Returns:
         As :func:`absmax_parameters`.
@@ -63,19 +73,15 @@ def mse_parameters(matrix: Tensor, scheme: Scheme, steps: int = 40) -> tuple[Ten
     Raises:
         ValueError: as :func:`absmax_parameters`.
     """
-    blocks = _blocks(matrix, scheme)
-    low, high = _extremes(blocks, scheme)
-    scale, zero = _parameters(low, high, scheme)
-    least = _squared_error(blocks, scale, zero, scheme)
-    for step in range(1, steps + 1):
-        share = 1 - (1 - _NARROWEST) * step / steps
-        tried_scale, tried_zero = _parameters(low * share, high * share, scheme)
-        error = _squared_error(blocks, tried_scale, tried_zero, scheme)
-        better = error < least
-        scale = torch.where(better, tried_scale, scale)
-        zero = torch.where(better, tried_zero, zero)
-        least = torch.minimum(error, least)
-    return scale, zero
+    blocks = in_groups(matrix, scheme)
+    shares = [1 - (1 - _NARROWEST) * step / steps for step in range(1, steps + 1)]
+    counts = None if importance is None else importance.to(torch.float32).reshape(blocks.shape[1:])
+    if scheme.granularity == "tensor":
+        return _searched(blocks, scheme, shares, counts)
+    found = [_searched(blocks[part], scheme, shares, counts) for part in row_chunks(blocks)]
+    if not found:
+        return absmax_parameters(matrix, scheme)
+    return torch.cat([scale for scale, _ in found]), torch.cat([zero for _, zero in found])
 
 
 def quantize(matrix: Tensor, scale: Tensor, zero_point: Tensor, scheme: Scheme) -> QuantizedTensor:
@@ -90,10 +96,10 @@ def quantize(matrix: Tensor, scale: Tensor, zero_point: Tensor, scheme: Scheme) 
     Raises:
         ValueError: the columns do not divide into the scheme's groups.
     """
-    blocks = _blocks(matrix, scheme)
-    codes = torch.empty(blocks.shape, dtype=_code_dtype(scheme))
-    for rows in _row_chunks(blocks):
-        codes[rows] = _levels(blocks[rows], scale, zero_point, rows, scheme).to(codes.dtype)
+    blocks = in_groups(matrix, scheme)
+    codes = torch.empty(blocks.shape, dtype=code_dtype(scheme))
+    for part in row_chunks(blocks):
+        codes[part] = _levels(blocks[part], scale, zero_point, part, scheme)
     return QuantizedTensor(codes.reshape(matrix.shape), scale, zero_point, scheme)
 
 
@@ -118,8 +124,8 @@ def activation_parameters(
         raise ValueError(f"range {range.low} .. {range.high} is not finite")
     scheme = Scheme(bits, symmetric, signed, "tensor")
     ends = torch.tensor([[[min(range.low, 0.0), max(range.high, 0.0)]]], dtype=torch.float64)
-    low, high = _extremes(ends, scheme)
-    scale, zero = _parameters(low, high, scheme)
+    low, high = extremes(ends, scheme)
+    scale, zero = parameters(low, high, scheme)
     return float(scale), int(zero)
 
 
@@ -145,74 +151,127 @@ def sqnr_db(reference: Tensor, approximation: Tensor) -> float | None:
     return None if noise == 0 or signal == 0 else 10 * log10(signal / noise)
 
 
-def _blocks(matrix: Tensor, scheme: Scheme) -> Tensor:
-    """View a matrix as ``[rows, groups, columns of a group]``."""
-    rows, columns = matrix.shape
-    width = columns
-    if scheme.granularity == "group":
-        width = scheme.group or 0
-        if width < 1 or columns % width:
-            raise ValueError(f"{columns} columns do not divide into groups of {scheme.group}")
-    return matrix.reshape(rows, columns // width if columns else 1, width)
+def parameters(low: Tensor, high: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
+    """Scale and zero point that represent ``low .. high``.
 
+    Args:
+        low: least values, float64 ``[rows, groups]``, at most 0.
+        high: greatest values, likewise, at least 0.
+        scheme: how codes are represented.
 
-def _extremes(blocks: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
-    """Least and greatest value, zero included, in float64 ``[rows, groups]`` or ``[1, 1]``."""
-    low, high = torch.aminmax(blocks, dim=-1)
-    if scheme.granularity == "tensor":
-        low, high = low.amin(0, keepdim=True), high.amax(0, keepdim=True)
-    low, high = low.to(torch.float64).clamp(max=0), high.to(torch.float64).clamp(min=0)
-    if scheme.symmetric and not scheme.signed and bool((low < 0).any()):
-        raise ValueError("an unsigned symmetric scheme does not represent negative values")
-    return low, high
+    Returns:
+        As :func:`absmax_parameters`.
 
-
-def _parameters(low: Tensor, high: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
-    """Scale and zero point that represent ``low .. high`` (float64, zero included)."""
-    dtype = _code_dtype(scheme)
+    Raises:
+        ValueError: a value is negative in an unsigned symmetric scheme, or the scheme is not one
+            of integers.
+    """
+    if scheme.element != "int":
+        raise ValueError(f"{scheme} is not a scheme of integers")
     if scheme.symmetric:
-        scale = _usable(torch.maximum(-low, high) / scheme.high)
-        return scale, torch.zeros(scale.shape, dtype=dtype)
-    scale = _usable((high - low) / (scheme.high - scheme.low))
+        if not scheme.signed and bool((low < 0).any()):
+            raise ValueError("an unsigned symmetric scheme does not represent negative values")
+        scale = high / scheme.high
+        if scheme.signed:
+            scale = torch.maximum(scale, low / scheme.low)
+        scale = stored_scale(scale, scheme)
+        return scale, torch.zeros(scale.shape, dtype=code_dtype(scheme))
+    scale = stored_scale((high - low) / (scheme.high - scheme.low), scheme)
+    return scale, zero_point_of(low, scale, scheme)
+
+
+def zero_point_of(low: Tensor, scale: Tensor, scheme: Scheme) -> Tensor:
+    """The zero point that puts the first code nearest to ``low``, int8 or uint8."""
     zero = torch.round(scheme.low - low / scale.to(torch.float64))
-    return scale, zero.clamp(scheme.low, scheme.high).to(dtype)
+    return zero.clamp(scheme.low, scheme.high).to(code_dtype(scheme))
 
 
-def _usable(scale: Tensor) -> Tensor:
-    """Round to float32, give 1 to empty ranges and a floor to tiny ones."""
-    return torch.where(scale > 0, scale.clamp(min=SMALLEST_SCALE), 1.0).to(torch.float32)
+def stored_scale(scale: Tensor, scheme: Scheme) -> Tensor:
+    """Round scales to the type in which they are stored.
+
+    To the nearest value; but to the next one above where the nearest would leave an end of the
+    range more than half a step beyond the last code. An asymmetric scheme's zero point takes up
+    to half a step already, so there it is always the next above. A scale stays within the type's
+    positive finite numbers and is never below ``SMALLEST_SCALE``; that of an empty range is 1.
+
+    Args:
+        scale: float64, of any shape.
+        scheme: gives ``scale_type`` and the number of steps.
+
+    Returns:
+        float32 that holds values of the type.
+
+    Raises:
+        ValueError: the scale type is one of 8 bits, which integers do not have.
+    """
+    scale = torch.where(scale > 0, scale.clamp(min=SMALLEST_SCALE), 1.0)
+    if scheme.scale_type == "float32":
+        return scale.to(torch.float32)
+    if scheme.scale_type not in _HALVES:
+        raise ValueError(f"integers have no scales of type {scheme.scale_type}")
+    dtype, least = _HALVES[scheme.scale_type]
+    scale = scale.clamp(min=least, max=torch.finfo(dtype).max)
+    steps, slack = scheme.high - scheme.low, 0.0
+    if scheme.symmetric:
+        steps, slack = max(-scheme.low, scheme.high), 0.5
+    # By way of float32, which every device's conversion takes; 24 bits move no value across an
+    # end of the range that the next line would not see.
+    nearest = scale.to(torch.float32).to(dtype)
+    short = nearest.to(torch.float64) * (steps + slack) < scale * steps
+    # The bits of positive numbers count upwards with their values.
+    return (nearest.view(torch.int16) + short).view(dtype).to(torch.float32)
 
 
-def _code_dtype(scheme: Scheme) -> torch.dtype:
+def code_dtype(scheme: Scheme) -> torch.dtype:
+    """The dtype that holds a scheme's integer codes: int8, or uint8 for unsigned ones."""
     return torch.int8 if scheme.signed else torch.uint8
 
 
-def _row_chunks(blocks: Tensor) -> list[slice]:
-    rows = blocks.shape[0]
-    step = max(1, _CHUNK * rows // max(blocks.numel(), 1))
-    return [slice(start, start + step) for start in range(0, rows, step)]
+def _of_rows(parameter: Tensor, part: slice) -> Tensor:
+    """A scale or zero point for some rows, ``[rows or 1, groups, 1]``."""
+    return (parameter if parameter.shape[0] == 1 else parameter[part])[:, :, None]
 
 
 def _levels(
-    blocks: Tensor, scale: Tensor, zero_point: Tensor, rows: slice, scheme: Scheme
+    blocks: Tensor, scale: Tensor, zero_point: Tensor, part: slice, scheme: Scheme
 ) -> Tensor:
     """Codes of some rows, as float32 ``[rows, groups, columns of a group]``."""
-    shared = scale.shape[0] == 1
-    steps = (scale if shared else scale[rows])[:, :, None]
-    zero = (zero_point if shared else zero_point[rows])[:, :, None]
-    levels = blocks.to(torch.float32) / steps
-    return levels.round_().add_(zero).clamp_(scheme.low, scheme.high)
+    levels = blocks.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+    levels.div_(_of_rows(scale, part)).round_()
+    if not scheme.symmetric:
+        levels.add_(_of_rows(zero_point, part))
+    return levels.clamp_(scheme.low, scheme.high)
 
 
-def _squared_error(blocks: Tensor, scale: Tensor, zero_point: Tensor, scheme: Scheme) -> Tensor:
+def _searched(
+    blocks: Tensor, scheme: Scheme, shares: list[float], importance: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The parameters of least error among those of the full range and of shares of it."""
+    low, high = extremes(blocks, scheme)
+    scale, zero = parameters(low, high, scheme)
+    least = _squared_error(blocks, scale, zero, scheme, importance)
+    for share in shares:
+        tried_scale, tried_zero = parameters(low * share, high * share, scheme)
+        error = _squared_error(blocks, tried_scale, tried_zero, scheme, importance)
+        better = error < least
+        scale = torch.where(better, tried_scale, scale)
+        zero = torch.where(better, tried_zero, zero)
+        least = torch.minimum(error, least)
+    return scale, zero
+
+
+def _squared_error(
+    blocks: Tensor, scale: Tensor, zero_point: Tensor, scheme: Scheme, importance: Tensor | None
+) -> Tensor:
     """Squared error of rounding, float64, in the shape of ``scale``."""
-    shared = scale.shape[0] == 1
     errors = []
-    for rows in _row_chunks(blocks):
-        levels = _levels(blocks[rows], scale, zero_point, rows, scheme)
-        zero = (zero_point if shared else zero_point[rows])[:, :, None]
-        steps = (scale if shared else scale[rows])[:, :, None]
-        found = levels.sub_(zero).mul_(steps).sub_(blocks[rows])
-        errors.append(found.square_().sum(-1, dtype=torch.float64))
+    for part in row_chunks(blocks):
+        found = _levels(blocks[part], scale, zero_point, part, scheme)
+        if not scheme.symmetric:
+            found.sub_(_of_rows(zero_point, part))
+        found.mul_(_of_rows(scale, part)).sub_(blocks[part]).square_()
+        if importance is not None:
+            found.mul_(importance)
+        errors.append(found.sum(-1, dtype=torch.float64))
     whole = torch.cat(errors)
     return whole.sum(0, keepdim=True) if scheme.granularity == "tensor" else whole

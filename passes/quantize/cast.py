@@ -1,4 +1,4 @@
-"""``cast``: half precision, with float32 islands where it would not do."""
+"""``cast``: half precision, with float32 islands where it would not do; or back to float32."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from pydantic import Field
 
 from compressor.errors import SpecError
+from compressor.graph.editing import Editor
 from compressor.graph.layers import layers_with_nodes
 from compressor.layer_rules import plan_layers, resolve_rules, skip_reason
 from compressor.types.carrier import Capability, Carrier
@@ -26,15 +27,16 @@ from compressor.types.passes import (
     Survey,
 )
 from passes.quantize.affine import sqnr_db
-from passes.quantize.editing import Editor
 from passes.quantize.half import store_narrow, to_half
 from passes.quantize.islands import FloatIslands
 from passes.quantize.precision import extreme
+from passes.quantize.widen import to_single
 
 _TYPES = {
     "fp16": (ir.DataType.FLOAT16, torch.float16),
     "bf16": (ir.DataType.BFLOAT16, torch.bfloat16),
 }
+_HALVES = ("float16", "bfloat16")
 _BF16_MAX = float(torch.finfo(torch.bfloat16).max)
 
 
@@ -60,16 +62,22 @@ class Cast(Pass):
     powers, angles, everything computed from positions, and what reads a constant beyond float16's
     range. A Cast stands only where a value crosses a border. With ``weights-only`` nothing but the
     layers' weights is narrow: they are cast back when they are read.
+
+    The other way, ``fp32`` makes a float16 or bfloat16 model one that computes in float32. Put it
+    before passes that quantize: they work on float32 weights.
     """
 
     name: ClassVar[str] = "cast"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.GRAPH})
     source: ClassVar[str] = "Micikevicius et al., Mixed Precision Training, 2017 (arXiv:1710.03740)"
 
-    dtype: Literal["fp16", "bf16"] = Field(
-        default="fp16", description="the narrow type; bf16 needs weights-only"
+    dtype: Literal["fp16", "bf16", "fp32"] = Field(
+        default="fp16",
+        description="the new type; bf16 needs weights-only; fp32 is for models in half precision",
     )
-    keep_io: bool = Field(default=True, description="the model's inputs and outputs stay float32")
+    keep_io: bool = Field(
+        default=True, description="the model's inputs and outputs keep their type"
+    )
     weights_only: bool = Field(
         default=False,
         description="store weights in the narrow type and compute in float32: half the bytes, on "
@@ -82,6 +90,12 @@ class Cast(Pass):
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Choose the layers and the float32 islands, by operators and types alone."""
         self._check()
+        if self.dtype == "fp32":
+            reasons = {
+                layer.name: "" if layer.dtype in _HALVES else f"its weight is {layer.dtype} already"
+                for layer in carrier.layers()
+            }
+            return Survey(plan_layers(self.name, dict.fromkeys(reasons, self.dtype), reasons))
         decision = self._decide(carrier, evaluate=False)
         chosen = f"{self.dtype} weights" if self.weights_only else self.dtype
         rows = plan_layers(self.name, dict.fromkeys(decision.reasons, chosen), decision.reasons)
@@ -94,6 +108,10 @@ class Cast(Pass):
         statistics: Mapping[str, Any],  # noqa: ARG002
     ) -> Outcome:
         """Cast the model; layers whose weights would overflow stay as they are."""
+        if self.dtype == "fp32":
+            halves = [layer.name for layer in carrier.layers() if layer.dtype in _HALVES]
+            outcomes = tuple(LayerOutcome(name, "float32") for name in halves)
+            return Outcome(self._widened(carrier), outcomes)
         planned = self._decide(carrier, evaluate=False).reasons
         decision = self._decide(carrier, evaluate=True)
         notes = tuple(
@@ -115,9 +133,22 @@ class Cast(Pass):
         statistics: Mapping[str, Any],  # noqa: ARG002
     ) -> Carrier:
         """Cast lazily: no weight is read, so overflow is not seen."""
+        if self.dtype == "fp32":
+            return self._widened(carrier)
         return carrier.with_graph(self._rewritten(self._decide(carrier, evaluate=False)))
 
+    def _widened(self, carrier: Carrier) -> Carrier:
+        model = carrier.graph().clone()
+        to_single(model, keep_io=self.keep_io)
+        return carrier.with_graph(model)
+
     def _check(self) -> None:
+        if self.dtype == "fp32" and (self.weights_only or self.layers):
+            raise SpecError(
+                "pass 'cast'",
+                "dtype fp32 is for the whole model",
+                "leave out weights-only and layers",
+            )
         if self.dtype == "bf16" and not self.weights_only:
             raise SpecError(
                 "pass 'cast'",

@@ -12,6 +12,8 @@ import torch
 from pydantic import Field
 
 from compressor.errors import SpecError
+from compressor.graph.codes import Codes, obstacle, read_through, store_codes
+from compressor.graph.editing import Editor
 from compressor.graph.layers import layers_with_nodes
 from compressor.layer_rules import plan_layers, resolve_rules, skip_reason
 from compressor.types.carrier import Capability, Carrier
@@ -28,8 +30,6 @@ from compressor.types.passes import (
 from compressor.types.quantized import QuantizedTensor, Scheme
 from passes.quantize.affine import absmax_parameters, quantize, sqnr_db
 from passes.quantize.dynamic_nodes import DynamicWriter, unfit
-from passes.quantize.editing import Editor
-from passes.quantize.weights import Codes, obstacle, read_through, store_codes
 
 
 class DynamicWeights(Options):

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from compressor.graph.codes import Codes
+from compressor.graph.editing import Attributes, Editor
 from compressor.types.layers import Layer
-from passes.quantize.editing import Attributes, Editor
-from passes.quantize.weights import Codes
 
 _CONVOLUTION_ATTRIBUTES = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
 

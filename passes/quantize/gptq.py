@@ -8,11 +8,16 @@ layer's inputs; any positive multiple of ``M`` gives the same codes.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from compressor.types.quantized import QuantizedTensor, Scheme
-from passes.quantize.affine import quantize
+from passes.quantize.affine import code_dtype, quantize
+from passes.quantize.descent import better_rows, descend, row_errors
+from passes.quantize.floating import e2m1_codes, nearest_values
+from passes.quantize.nearest import RangeSearch, round_to_nearest
 
 _BLOCK = 128  # columns between updates of all columns that are yet to come
 _SERIAL = 32768  # elements up to which torch does not start threads, which cost more than work
@@ -47,25 +52,56 @@ def gptq(
             into the scheme's groups.
     """
     nearest = quantize(matrix, scale, zero_point, scheme)
-    columns = matrix.shape[1]
-    if moment.shape != (columns, columns):
-        raise ValueError(f"moment {list(moment.shape)} does not fit {columns} columns")
-    power = moment.diagonal()
-    if not bool(torch.isfinite(moment).all()):
-        raise ValueError("the moment holds values that are not finite")
-    order = torch.argsort(power, descending=True, stable=True)
-    factor = _inverse_factor(moment[order][:, order], damping)
-    if factor is None:
+    _check(matrix, moment)
+    return _from_nearest(matrix, moment, nearest, _order_and_factor(moment, damping))
+
+
+def gptq_weights(
+    matrix: Tensor,
+    moment: Tensor,
+    scheme: Scheme,
+    search: RangeSearch = "mse",
+    damping: float = 0.01,
+    sweeps: int = 1,
+) -> QuantizedTensor:
+    """Quantize a weight, its scales included, so that the layer's output changes least.
+
+    Ranges are found first (by ``mse``: each column counts by how much an error in it costs once
+    the others have made up for what they can), then codes as in :func:`gptq`, and then both are
+    refined by coordinate descent on the output error (:mod:`passes.quantize.descent`). A row for
+    which nearest rounding does better keeps that, so the result is never worse.
+
+    Weights that read the same input may be stacked into one matrix, which saves time: rows do
+    not depend on each other, save for the order in which products are summed.
+
+    Args:
+        matrix: the weight, ``[rows, columns]``.
+        moment: ``Σ x xᵀ`` over the layer's inputs, ``[columns, columns]``.
+        scheme: how codes are represented, integers or floats.
+        search: how ranges are found.
+        damping: share of the mean input power that is added to every diagonal element.
+        sweeps: how often coordinate descent visits every code and scale.
+
+    Raises:
+        ValueError: the moment has another shape or is not finite, the columns do not divide into
+            the scheme's groups, or an unsigned symmetric scheme meets negative values.
+    """
+    _check(matrix, moment)
+    nearest = round_to_nearest(matrix, scheme)
+    moment = moment.to(torch.float32)
+    found = _order_and_factor(moment, damping)
+    if found is None:
         return nearest
-    codes = torch.empty_like(nearest.codes)
-    steps = _by_column(scale, nearest.codes)[order]
-    zeros = _by_column(zero_point, nearest.codes)[order]
-    rounded = _compensated(matrix[:, order].T, factor, steps, zeros, scheme)
-    codes[:, order] = rounded.T.to(codes.dtype)
-    compensated = QuantizedTensor(codes, scale, zero_point, scheme)
-    worse = _row_errors(matrix, compensated, moment) > _row_errors(matrix, nearest, moment)
-    codes[worse] = nearest.codes[worse]
-    return compensated
+    start = nearest
+    if search == "mse":
+        start = round_to_nearest(matrix, scheme, search, nearest.tensor_scale, _costs(*found))
+    start = _from_nearest(matrix, moment, start, found)
+    damped = moment.clone()
+    damped.diagonal().add_(damping * _mean_power(moment))
+    refined = descend(matrix, damped, start, sweeps)
+    if scheme.granularity == "tensor":
+        return min(refined, start, nearest, key=lambda q: output_error(matrix, q, moment))
+    return better_rows(matrix, moment, refined, nearest)
 
 
 def output_error(matrix: Tensor, quantized: QuantizedTensor, moment: Tensor) -> float:
@@ -76,12 +112,69 @@ def output_error(matrix: Tensor, quantized: QuantizedTensor, moment: Tensor) -> 
         quantized: the weight, quantized.
         moment: ``Σ x xᵀ`` over the layer's inputs, ``[columns, columns]``.
     """
-    return float(_row_errors(matrix, quantized, moment).sum())
+    return float(row_errors(matrix, quantized, moment).sum())
 
 
-def _row_errors(matrix: Tensor, quantized: QuantizedTensor, moment: Tensor) -> Tensor:
-    error = matrix.to(torch.float32) - quantized.dequantize()
-    return ((error @ moment.to(torch.float32)) * error).sum(1, dtype=torch.float64)
+def _check(matrix: Tensor, moment: Tensor) -> None:
+    columns = matrix.shape[1]
+    if moment.shape != (columns, columns):
+        raise ValueError(f"moment {list(moment.shape)} does not fit {columns} columns")
+    if not bool(torch.isfinite(moment).all()):
+        raise ValueError("the moment holds values that are not finite")
+
+
+def _from_nearest(
+    matrix: Tensor,
+    moment: Tensor,
+    nearest: QuantizedTensor,
+    found: tuple[Tensor, Tensor] | None,
+) -> QuantizedTensor:
+    """Round with compensation, with the scales of ``nearest``; its rows where they are better."""
+    if found is None:
+        return nearest
+    order, factor = found
+    codes = torch.empty_like(nearest.codes)
+    scale = nearest.scale
+    if nearest.tensor_scale is not None:
+        scale = scale * nearest.tensor_scale
+    steps = _by_column(scale, codes)[order]
+    zeros = _by_column(nearest.zero_point, codes)[order]
+    levels = _compensated(matrix[:, order].T, factor, steps, zeros, nearest.scheme)
+    codes[:, order] = _stored(levels.T, nearest.scheme)
+    compensated = replace(nearest, codes=codes)
+    worse = row_errors(matrix, compensated, moment) > row_errors(matrix, nearest, moment)
+    codes[worse] = nearest.codes[worse]
+    return compensated
+
+
+def _stored(levels: Tensor, scheme: Scheme) -> Tensor:
+    """Codes for what they mean before scaling: for integers, the same numbers."""
+    if scheme.element == "e2m1":
+        return e2m1_codes(levels)
+    return levels.to(torch.float8_e4m3fn if scheme.element == "e4m3" else code_dtype(scheme))
+
+
+def _order_and_factor(moment: Tensor, damping: float) -> tuple[Tensor, Tensor] | None:
+    """Columns by falling input power, and the factor of the inverse in that order."""
+    order = torch.argsort(moment.diagonal(), descending=True, stable=True)
+    factor = _inverse_factor(moment[order][:, order], damping)
+    return None if factor is None else (order, factor)
+
+
+def _costs(order: Tensor, factor: Tensor) -> Tensor:
+    """What a squared error in each column costs after compensation, ``1 / (M⁻¹)ⱼⱼ``.
+
+    Section 3.2 of E. Frantar and D. Alistarh, Optimal Brain Compression, 2022 (arXiv:2208.11580).
+    """
+    costs = torch.empty(len(order))
+    costs[order] = 1 / factor.square().sum(0)
+    return costs
+
+
+def _mean_power(moment: Tensor) -> Tensor:
+    """Mean power of the inputs that are not always zero."""
+    power = moment.diagonal()
+    return power.sum() / (power > 0).sum().clamp(min=1)
 
 
 def _by_column(parameter: Tensor, codes: Tensor) -> Tensor:
@@ -132,6 +225,7 @@ def _compensated(
     width = min(max(_SERIAL // max(weights.shape[1], 1), 8), _BLOCK)
     left = weights.to(torch.float32, copy=True).contiguous()
     codes = torch.empty_like(left)
+    integer = scheme.element == "int"
     errors = torch.empty_like(left[:_BLOCK])
     zeros = zeros if bool(zeros.any()) else torch.zeros(()).expand(len(left))
     pivots = factor.diagonal().reciprocal().tolist()
@@ -146,8 +240,12 @@ def _compensated(
                 weight, code, step, zero = columns[column]
                 error = errors[column - start]
                 torch.div(weight, step, out=code)
-                code.round_().add_(zero).clamp_(scheme.low, scheme.high)
-                torch.sub(code, zero, out=error)
+                if integer:
+                    code.round_().add_(zero).clamp_(scheme.low, scheme.high)
+                    torch.sub(code, zero, out=error)
+                else:
+                    code.copy_(nearest_values(code, scheme))
+                    error.copy_(code)
                 torch.addcmul(weight, error, step, value=-1, out=error).mul_(pivots[column])
                 own = column - small
                 left[column + 1 : stop].addcmul_(shares[own, own + 1 :], error, value=-1)

@@ -8,8 +8,8 @@ from functools import partial
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
+from compressor.graph.editing import Editor
 from compressor.graph.values import is_op
-from passes.quantize.editing import Editor
 from passes.quantize.islands import FloatIslands, is_transparent
 
 _HALF, _FLOAT = ir.DataType.FLOAT16, ir.DataType.FLOAT

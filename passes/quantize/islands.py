@@ -8,9 +8,9 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
+from compressor.graph.editing import inner_nodes
 from compressor.graph.layers import layer_of
 from compressor.graph.values import constant_of, is_op
-from passes.quantize.editing import inner_nodes
 from passes.quantize.precision import (
     BOUNDED,
     CODES,

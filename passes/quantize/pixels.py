@@ -4,7 +4,8 @@ Normalized 8-bit images lie on a grid of 256 values a channel, but on a differen
 channel, and an activation has one scale for all. Rounding to a common grid costs more accuracy
 than any other activation of a small network. Moving the normalization's inverse into the graph,
 ``levels = (image - offset) / step`` for each channel, and its forward part into the first
-convolution's weights, makes the codes exact: scale 1, code ``k`` for pixel ``k``.
+convolution's weights, makes the codes exact: scale 1, code ``k`` for pixel ``k``. Where all
+channels share one grid, a scale and zero point suffice.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from compressor.graph.editing import Editor
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.values import is_op
 from compressor.types.layers import Layer
 from compressor.types.observer import ChannelGrid, Moments
 from compressor.types.tensors import Array
-from passes.quantize.editing import Editor
 
 _SIGNED_ZERO = 128  # the level that becomes code 0 where codes are signed
+_MOST_LEVEL = 255
+_OFF_GRID = 0.05  # of a step: rounding brings a level this far off back
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,21 @@ def read_pixels(
     node.replace_input_with(0, levels)
     _rescale(editor, node, pixel.layer, step, offset)
     return levels.name or "", ChannelGrid(tuple(step.tolist()), tuple(offset.tolist()))
+
+
+def common_code(grid: ChannelGrid) -> tuple[float, int] | None:
+    """Return scale and unsigned zero point that hold every channel's levels, if there are any.
+
+    Images normalized alike in all channels, such as ``(x - 127) / 128`` or ``x / 255``, have one
+    grid with zero on it. Plain quantization is exact for them, and takes no operators.
+    """
+    step, offset = np.asarray(grid.step), np.asarray(grid.offset)
+    scale = float(np.float32(step.mean()))
+    zeros = -offset / scale
+    zero = int(np.rint(zeros[0]))
+    ends = np.abs((offset + _MOST_LEVEL * step) / scale - (_MOST_LEVEL - zero))
+    near = np.abs(zeros - zero).max() <= _OFF_GRID and ends.max() <= _OFF_GRID
+    return (scale, zero) if near and 0 <= zero <= _MOST_LEVEL else None
 
 
 def level_moments(moments: Moments, grid: ChannelGrid) -> Moments:

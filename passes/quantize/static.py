@@ -11,6 +11,7 @@ import torch
 from pydantic import Field
 
 from compressor.errors import SpecError
+from compressor.graph.codes import attach_codes, write_out_zero_point
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.values import constant_of, value_by_name
 from compressor.layer_rules import plan_layers, resolve_rules, skip_reason
@@ -27,13 +28,19 @@ from compressor.types.passes import (
 from compressor.types.quantized import QuantizedTensor, Scheme
 from passes.quantize.affine import activation_parameters, sqnr_db
 from passes.quantize.bias import attach_bias_codes, least_weight_scale
-from passes.quantize.pixels import PixelInput, level_moments, pixel_inputs, read_pixels
-from passes.quantize.placement import Placement, activation_input, place
+from passes.quantize.input_moments import moment_request
+from passes.quantize.pixels import (
+    PixelInput,
+    common_code,
+    level_moments,
+    pixel_inputs,
+    read_pixels,
+)
+from passes.quantize.placement import Placement, place
 from passes.quantize.profiles import Profile, profile_for
 from passes.quantize.qdq import ActivationCode, insert_activation_codes
 from passes.quantize.static_options import ActivationOptions, StaticRule, WeightOptions
 from passes.quantize.static_weights import WeightJob
-from passes.quantize.weights import attach_codes, write_out_zero_point
 
 _Pair: TypeAlias = tuple[Callable[[], torch.Tensor], Callable[[], QuantizedTensor]]
 _MOST_COLUMNS = 5000  # a second moment of more columns takes over 100 MB
@@ -48,6 +55,7 @@ class QuantizeStatic(Pass):
     """
 
     name: ClassVar[str] = "quantize-static"
+    version: ClassVar[int] = 2
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.GRAPH, Capability.RUN})
     source: ClassVar[str] = (
         "Jacob et al. 2017 (arXiv:1712.05877) sections 2 and 3; "
@@ -164,12 +172,16 @@ class QuantizeStatic(Pass):
         statistics: Mapping[str, Any],
         moments: dict[str, Moments],
     ) -> dict[str, ActivationCode]:
-        """Let inputs that are images be read as pixels, and give those values their codes."""
+        """Give inputs that are images codes that are their pixels; change the graph if need be."""
         signed = self._symmetric(profile)
         codes: dict[str, ActivationCode] = {}
         for pixel in self._pixel_inputs(model, chosen):
             grid = statistics[_grid_request(pixel).key]
             if grid is None:
+                continue
+            common = None if signed else common_code(grid)
+            if common is not None:
+                codes[pixel.value] = ActivationCode(*common, _code_type(signed))
                 continue
             name, used = read_pixels(model, pixel, grid, signed=signed)
             codes[name] = ActivationCode(1.0, 0, _code_type(signed))
@@ -237,13 +249,7 @@ class QuantizeStatic(Pass):
     def _moment_request(self, layer: Layer, node: ir.Node) -> Request | None:
         if self.weights.rounding != "gptq" or layer.columns > _MOST_COLUMNS:
             return None
-        value = activation_input(node)
-        if value is None or not value.name:
-            return None
-        if layer.kind in ("Gemm", "MatMul"):
-            return Request(value.name, "second-moment")
-        options = _window(layer, node)
-        return None if options is None else Request(value.name, "second-moment", options)
+        return moment_request(layer, node)
 
     def _activation_code(self, found: Range, profile: Profile) -> ActivationCode:
         symmetric = self._symmetric(profile)
@@ -329,21 +335,6 @@ def _own_bias(node: ir.Node) -> ir.Value | None:
     if shape is None or len(shape) != 1 or bias.dtype != ir.DataType.FLOAT:
         return None
     return bias
-
-
-def _window(layer: Layer, node: ir.Node) -> dict[str, Any] | None:
-    """Describe a 2-D convolution's patches; ``None`` for others."""
-    if layer.kind != "Conv" or len(layer.shape) != 4:
-        return None
-    if node.attributes.get_string("auto_pad", "NOTSET") != "NOTSET":
-        return None
-    return {
-        "kernel": tuple(layer.shape[2:]),
-        "strides": tuple(node.attributes.get_ints("strides", (1, 1))),
-        "pads": tuple(node.attributes.get_ints("pads", (0, 0, 0, 0))),
-        "dilations": tuple(node.attributes.get_ints("dilations", (1, 1))),
-        "groups": layer.groups,
-    }
 
 
 def _roots(model: ir.Model, placement: Placement) -> dict[str, str]:

@@ -34,8 +34,12 @@ class ActivationOptions(Options):
     """How activations are quantized."""
 
     bits: Bits = Field(default=8, description="width of an activation")
-    observer: Literal["mse", "min-max", "moving-average", "percentile", "entropy"] = Field(
-        default="mse", description="how the range is chosen from the calibration data"
+    observer: Literal[
+        "mse", "min-max", "moving-average", "percentile", "entropy", "extreme-value"
+    ] = Field(
+        default="mse",
+        description="how the range is chosen from the calibration data; extreme-value where large "
+        "values carry the answer and calibration data are few, as with detectors",
     )
     symmetric: bool | Literal["auto"] = Field(
         default="auto",
@@ -47,7 +51,7 @@ class ActivationOptions(Options):
     exact_pixels: bool = Field(
         default=True,
         description="where the input is normalized 8-bit images, let its codes be the pixels: "
-        "no rounding, for three cheap operators",
+        "no rounding; where channels are normalized differently, for three cheap operators",
     )
 
 

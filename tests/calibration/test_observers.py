@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from calibration.observers.entropy import Entropy
+from calibration.observers.extreme_value import ExtremeValue
 from calibration.observers.min_max import MinMax
 from calibration.observers.moving_average import MovingAverage
 from calibration.observers.mse import Mse
@@ -19,7 +20,7 @@ from calibration.observers.percentile import Percentile
 from calibration.observers.ranges import HistogramObserver, RangeObserver
 from compressor.types.observer import Range
 
-KINDS: list[type[RangeObserver]] = [MinMax, MovingAverage, Percentile, Entropy, Mse]
+KINDS: list[type[RangeObserver]] = [MinMax, MovingAverage, Percentile, Entropy, Mse, ExtremeValue]
 HISTOGRAMS: list[type[HistogramObserver]] = [Percentile, Entropy, Mse]
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 LISTS = st.lists(FLOATS, max_size=30)

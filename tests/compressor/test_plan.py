@@ -176,11 +176,56 @@ def test_two_exports_that_would_write_the_same_file(on_onnx: Project):
     assert ": exports.1: is a second 'onnx'; both would write the same file; " in message
 
 
-def test_a_bare_checkpoint(on_torch: Project):
+def test_a_bare_checkpoint_wants_safetensors(on_torch: Project):
     on_torch.spec["model"] = {"checkpoint": CHECKPOINT}
     assert refusal(on_torch).startswith(
-        f"{line_of(on_torch, CHECKPOINT)}: model.checkpoint: a bare checkpoint has no graph, "
+        f"{line_of(on_torch, CHECKPOINT)}: checkpoint 'FOLDER/tiny.pt': is not a .safetensors file"
     )
+
+
+@pytest.fixture
+def on_checkpoint(tmp_path: Path) -> Project:
+    project = torch_project(tmp_path, ".safetensors")
+    project.spec["model"] = {"checkpoint": "tiny.safetensors"}
+    step = {"pass": "quantize-weights", "bits": 8, "layers": [{"match": "conv*", "skip": True}]}
+    project.spec["passes"] = [step]
+    project.spec["exports"] = [{"format": "safetensors"}]
+    return project
+
+
+def test_a_bare_checkpoint_cannot_be_run_on_data(on_checkpoint: Project):
+    message = refusal(on_checkpoint)
+    assert ": data.calibration: is of no use: a bare checkpoint has no graph" in message
+    assert "give model.factory" in message
+
+
+@pytest.mark.parametrize(
+    ("step", "lacking"),
+    [
+        ({"pass": "quantize-static"}, "graph and run"),
+        ({"pass": "fuse"}, "graph"),
+        ({"pass": "quantize-weights", "method": "gptq"}, "graph and run"),
+    ],
+)
+def test_a_bare_checkpoint_offers_weights_only(
+    on_checkpoint: Project, step: dict[str, str], lacking: str
+):
+    on_checkpoint.spec |= {"data": {}, "passes": [step]}
+    assert refusal(on_checkpoint).endswith(
+        f"pass '{step['pass']}': needs {lacking}; a bare checkpoint offers weights only; "
+        "give model.factory"
+    )
+
+
+def test_a_plan_without_a_graph(on_checkpoint: Project):
+    on_checkpoint.spec["data"] = {}
+    plan = on_checkpoint.plan()
+    assert plan.macs is None
+    assert [(row.name, row.actions[0]) for row in plan.rows][-1] == ("fc", "int8/channel")
+    fc = plan.rows[-1]
+    assert (fc.bytes_before, fc.bytes_after) == (4 * 8 * 4, 4 * 8 + 4 * 4)
+    assert plan.exports[0].bytes > sum(row.bytes_after for row in plan.rows)
+    assert "MACs" not in plan_text(plan)
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,37 @@ def test_nothing_is_kept_of_a_block_that_fails(store: Store, tmp_path: Path):
     assert [Path(e).name for e in entries(tmp_path)] == ["result.json"]
 
 
+def begin(store: Store, error: BaseException) -> None:
+    with store.write(KEY, resumable=True) as (folder, _):
+        (folder / "first").write_bytes(b"1")
+        raise error
+
+
+def full_disk() -> InputError:
+    error = InputError("folder", "is full", "free some space")
+    error.__cause__ = OSError(errno.ENOSPC, "no space")
+    return error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), full_disk()])
+def test_a_resumable_result_goes_on(store: Store, error: BaseException):
+    with pytest.raises(type(error)):
+        begin(store, error)
+    assert store.read(KEY) is None
+    with store.write(KEY, resumable=True) as (folder, result):
+        assert (folder / "first").read_bytes() == b"1"
+        result["n"] = 1
+    assert store.read(KEY) == {"n": 1}
+    assert (store.folder(KEY) / "first").is_file()
+    assert not store.partial(KEY).exists()
+
+
+def test_a_resumable_result_that_cannot_be_is_dropped(store: Store):
+    with pytest.raises(SpecError):
+        begin(store, SpecError("layer", "is odd", "leave it out"))
+    assert not store.partial(KEY).exists()
+
+
 def test_a_result_is_replaced_as_a_whole(store: Store):
     with store.write(KEY) as (folder, result):
         (folder / "old").touch()

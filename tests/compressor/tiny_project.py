@@ -17,7 +17,7 @@ from onnx import helper, numpy_helper
 
 from compressor import catalog
 from compressor.plan import Plan, make_plan
-from compressor.run.runner import RunResult, run_spec
+from compressor.run.runner import RunOptions, RunResult, run_spec
 from compressor.spec.load import load_spec
 from compressor.user_code import importable
 
@@ -97,7 +97,7 @@ class Project:
     def run(self, *settings: str, fresh: bool = False) -> RunResult:
         forget_modules()
         with importable([self.folder]):
-            return run_spec(load_spec(self.path, settings), fresh=fresh)
+            return run_spec(load_spec(self.path, settings), RunOptions(fresh=fresh))
 
     def plan(self, *settings: str) -> Plan:
         forget_modules()

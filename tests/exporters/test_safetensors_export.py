@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ from safetensors.torch import load_file
 from compressor.carriers.onnx_carrier import OnnxCarrier
 from compressor.errors import ArtifactError, SpecError
 from compressor.types.carrier import Capability
+from compressor.types.quantized import Scheme, WeightCodes
 from compressor.types.tensors import Batch
 from exporters.onnx import OnnxExporter
 from exporters.safetensors import SafetensorsExporter, container
+from tests.compressor.graph.random_codes import FORMS, SCHEMES, random_codes, text
 from tests.exporters.hand_made import (
     CLASSES,
     CONTEXT,
@@ -38,6 +41,7 @@ from tests.exporters.hand_made import (
     sample,
     worst,
 )
+from tests.passes.quantize.small_models import graph, noise
 
 TYPES = [
     (ir.DataType.INT8, ir.DataType.INT8, False),
@@ -224,7 +228,7 @@ def test_a_carrier_without_graph() -> None:
         offers = frozenset({Capability.WEIGHTS})
 
     with pytest.raises(SpecError, match="needs a graph, a checkpoint model has none"):
-        SafetensorsExporter().check(Bare())  # type: ignore[arg-type]
+        SafetensorsExporter(layout="graph").check(Bare())  # type: ignore[arg-type]
 
 
 def test_outputs_in_bfloat16(tmp_path: Path) -> None:
@@ -263,3 +267,28 @@ def test_latency_is_judged_where_it_is_that_of_the_device() -> None:
     assert OnnxExporter(target="tensorrt").not_judged
     assert not OnnxExporter().not_judged
     assert SafetensorsExporter().targets == frozenset()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_codes_of_every_scheme_are_loaded_as_they_were(
+    form: str, scheme: Scheme, tmp_path: Path
+) -> None:
+    carrier = graph(text(form), {"fc.weight": noise(*FORMS[form][1])})
+    (layer,) = carrier.layers()
+    codes = random_codes(layer, scheme)
+    carrier = carrier.with_codes({"fc.weight": WeightCodes(layer, scheme, lambda _: codes)})
+    made = SafetensorsExporter(layout="graph")
+    made.check(carrier)
+    files = made.write(carrier, tmp_path, CONTEXT)
+    assert abs(made.predict(carrier) - sum(f.stat().st_size for f in files)) <= 32
+    batch = {"x": noise(5, 64, seed=1)}
+    loaded = made.open(files[0]).run(batch)
+    plain = batch["x"].astype(np.float64) @ codes.dequantize().double().numpy().T
+    assert worst(loaded, {"y": plain}) < 1e-5
+    assert worst(loaded, carrier.runner().run(batch)) < 1e-5
+    with safe_open(files[0], framework="pt") as file:
+        stored = sum(file.get_tensor(name).nbytes for name in file.keys())  # noqa: SIM118
+    tables = 16 * (scheme.element == "e2m1") + 1024 * (scheme.scale_type == "e8m0")
+    kept = replace(scheme, bits=4) if scheme.bits == 3 else scheme
+    assert stored == kept.nbytes(48, 64) + tables

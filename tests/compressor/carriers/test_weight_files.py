@@ -162,7 +162,7 @@ def test_an_index_says_which_shards_count(tmp_path: Path):
         ),
         (
             written(one__safetensors=shard("a.bias"), two__safetensors=shard("a.bias")),
-            "has tensor 'a.bias' in two files; remove one of them",
+            "has tensor 'a.bias' in two files, 'one.safetensors' and 'two.safetensors'; remove one",
         ),
         (written(readme=Path.touch), "holds no .safetensors file; name the weight file itself"),
     ],

@@ -1,6 +1,6 @@
 """What is in ONNX files, whoever wrote them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from compressor.inspection.contents import ModelContents, TensorRow
 from compressor.inspection.open_path import inspect_path
 from compressor.pages.contents import contents_table
 from compressor.report.terminal import plain_text
+from tests.compressor.carriers import wild_models as wild
+from tests.compressor.carriers.wild_models import Wild
 
 FLOAT = TensorProto.FLOAT
 
@@ -162,7 +164,7 @@ def test_external_data(tmp_path: Path) -> None:
     assert list(contents.files) == ["m.onnx", "weights.bin"]
     assert rows(contents)["w"].zeros == 0.0
     (tmp_path / "weights.bin").write_bytes(b"short")
-    with pytest.raises(ModelError, match=r"'weights.bin' is missing, cut, or outside its folder"):
+    with pytest.raises(ModelError, match=r"'weights.bin' is missing or too short"):
         inspected(tmp_path / "m.onnx")
 
 
@@ -197,4 +199,51 @@ def test_text_and_values_that_are_not_finite(tmp_path: Path) -> None:
 def test_what_is_not_onnx(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "m.onnx").write_bytes(content)
     with pytest.raises(ModelError, match=r"m\.onnx"):
+        inspected(tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize("make", [wild.branches, wild.loop, wild.scan])
+def test_weights_in_subgraphs(tmp_path: Path, make: Callable[[], Wild]) -> None:
+    sample = make()
+    onnx.save(sample.model, tmp_path / "m.onnx")
+    contents = inspected(tmp_path / "m.onnx")
+    found = rows(contents)
+    weights = {f"{name}.weight" for name in sample.layers}
+    assert weights <= set(found)
+    assert all(found[name].macs for name in weights)
+    assert contents.graph is not None
+    assert contents.graph.operators["MatMul"] == len(weights)
+    total = sum(np.prod(found[name].shape) for name in weights)
+    assert contents.parameters - total == (64 if "start" in found else 0)
+    assert contents.bytes == sum(row.bytes for row in contents.tensors) >= 4 * total
+
+
+def test_halves(tmp_path: Path) -> None:
+    onnx.save(wild.halves().model, tmp_path / "m.onnx")
+    contents = inspected(tmp_path / "m.onnx")
+    assert contents.parameters == 64 * 64 + 32 * 64 + 32
+    assert contents.bytes == 2 * contents.parameters
+    assert contents.bytes_by_dtype == {"float16": contents.bytes}
+    assert contents.graph is not None
+    assert contents.graph.macs == 64 * 64 + 32 * 64
+    assert [str(spec) for spec in contents.graph.inputs] == ["x float16[n, 64]"]
+
+
+def test_external_data_of_a_branch(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    model = wild.branches().model
+    branches = {a.name: a.g for a in model.graph.node[1].attribute}
+    tensor = branches["then_branch"].initializer[0]
+    content = tensor.raw_data
+    (tmp_path / "data" / "w.bin").write_bytes(bytes(8) + content)
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, text in (("location", "data/w.bin"), ("offset", "8")):
+        tensor.external_data.add(key=key, value=text)
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    contents = inspected(tmp_path / "m.onnx")
+    assert contents.files["data/w.bin"] == 8 + len(content)
+    assert rows(contents)["first.weight"].zeros == 0.0
+    (tmp_path / "data" / "w.bin").write_bytes(content)
+    with pytest.raises(ModelError, match=r"'data/w.bin' is missing or too short"):
         inspected(tmp_path / "m.onnx")

@@ -162,6 +162,6 @@ def test_a_module_that_lowers_to_something_else(on_torch: Project):
     with pytest.raises(InputError) as caught:
         on_torch.run()
     assert str(caught.value).startswith(
-        "module TinyNet: its lowered graph gives other values for output 'output'; "
+        "module TinyNet: the graph made of it gives other values for output 'output'; "
     )
     assert on_torch.leftovers() == []

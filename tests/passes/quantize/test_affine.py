@@ -1,6 +1,7 @@
 """Scales, zero points and rounding."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compressor.types.observer import Range
-from compressor.types.quantized import Granularity, QuantizedTensor, Scheme
+from compressor.types.quantized import Granularity, QuantizedTensor, ScaleType, Scheme
 from passes.quantize.affine import (
     SMALLEST_SCALE,
     absmax_parameters,
@@ -18,9 +19,13 @@ from passes.quantize.affine import (
     mse_parameters,
     quantize,
     sqnr_db,
+    stored_scale,
 )
 
 SLACK = 1e-4  # in scales: x / scale reaches 255, float32 has 24 bits
+
+SCALE_TYPES: list[ScaleType] = ["float32", "float16", "bfloat16"]
+HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 values = st.floats(-1e4, 1e4, width=32)
 
@@ -35,6 +40,8 @@ def schemes(draw: st.DrawFn) -> Scheme:
         signed=draw(st.booleans()),
         granularity=granularity,
         group=draw(st.integers(1, 4)) if granularity == "group" else None,
+        scale_type=draw(st.sampled_from(SCALE_TYPES)),
+        narrow=draw(st.booleans()),
     )
 
 
@@ -83,6 +90,10 @@ def test_codes_and_parameters_have_the_form_of_the_scheme(problem: tuple[Tensor,
         assert int(codes.max()) <= scheme.high
     if scheme.symmetric:
         assert not result.zero_point.any()
+    if scheme.scale_type in HALVES:
+        stored = result.scale.to(HALVES[scheme.scale_type])
+        assert torch.equal(stored.to(torch.float32), result.scale)
+    assert bool(((result.scale > 0) & torch.isfinite(result.scale)).all())
 
 
 @given(problems())
@@ -130,6 +141,108 @@ def test_search_of_the_range_gains_much_on_gaussian_values_at_few_bits() -> None
         assert full is not None
         assert searched is not None
         assert searched > full + gain
+
+
+def test_importance_is_what_an_error_in_a_column_counts() -> None:
+    matrix = torch.randn(16, 256, generator=torch.Generator().manual_seed(0))
+    importance = torch.rand(256, generator=torch.Generator().manual_seed(1)) ** 4
+    scheme = Scheme(3, granularity="group", group=32, narrow=False)
+
+    def error(parameters: tuple[Tensor, Tensor]) -> float:
+        found = quantize(matrix, *parameters, scheme).dequantize() - matrix
+        return float((found.square() * importance).sum())
+
+    plain = mse_parameters(matrix, scheme)
+    assert error(mse_parameters(matrix, scheme, importance=importance)) < 0.95 * error(plain)
+    same = mse_parameters(matrix, scheme, importance=torch.full((256,), 0.5))
+    assert torch.equal(same[0], plain[0])
+
+
+def test_the_full_range_of_codes_is_used_unless_narrow() -> None:
+    matrix = torch.tensor([[-16.0, 7.0], [-8.0, 14.0], [-8.0, 3.0]])
+    scale, _ = absmax_parameters(matrix, Scheme(4, narrow=False))
+    assert scale.tolist() == [[2.0], [2.0], [1.0]]
+    codes = quantize(matrix, scale, torch.zeros(3, 1, dtype=torch.int8), Scheme(4, narrow=False))
+    assert codes.codes.tolist() == [[-8, 4], [-4, 7], [-8, 3]]
+    scale, _ = absmax_parameters(matrix, Scheme(4, narrow=True))
+    assert scale.tolist() == [[np.float32(16 / 7)], [2.0], [np.float32(8 / 7)]]
+
+
+def test_scales_are_rounded_before_codes_are_found() -> None:
+    scheme = Scheme(8, scale_type="bfloat16", narrow=False)
+    matrix = torch.linspace(-1, 1, 201)[None]
+    result = rounded(matrix, scheme)
+    expected = float(torch.tensor(1 / 127, dtype=torch.bfloat16))
+    assert float(result.scale) == expected != 1 / 127
+    assert torch.equal(result.codes[0].to(torch.float32), (matrix[0] / expected).round())
+
+
+@pytest.mark.parametrize("scale_type", ["float16", "bfloat16"])
+def test_asymmetric_scales_are_rounded_up(scale_type: ScaleType) -> None:
+    exact = torch.rand(1000, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    scheme = Scheme(8, symmetric=False, signed=False, scale_type=scale_type)
+    dtype = HALVES[scale_type]
+    found = stored_scale(exact, scheme)
+    nearest = exact.to(torch.float32).to(dtype)
+    above = torch.nextafter(nearest, torch.full_like(nearest, math.inf))
+    expected = torch.where(nearest.double() < exact, above.double(), nearest.double())
+    assert torch.equal(found.double(), expected)
+    assert not torch.equal(found, nearest.float())
+
+
+@pytest.mark.parametrize(("scale_type", "largest"), [("float16", 65504.0), ("bfloat16", 3.38e38)])
+def test_scales_round_neither_to_zero_nor_to_infinity(
+    scale_type: ScaleType, largest: float
+) -> None:
+    for symmetric in (True, False):
+        scheme = Scheme(4, symmetric=symmetric, scale_type=scale_type)
+        exact = torch.tensor([1e-300, 1e-30, 1e-8, 0.0, 65519.0, 1e30, 1e300], dtype=torch.float64)
+        found = stored_scale(exact, scheme)
+        assert bool((found > 0).all())
+        assert bool(torch.isfinite(found).all())
+        assert float(found[3]) == 1
+        assert float(found[-1]) == pytest.approx(largest, rel=0.01)
+    # The least numbers of float16 are few: the nearest to 1.4 of them would clip much.
+    least = torch.tensor([1.4 * 2.0**-24], dtype=torch.float64)
+    assert float(stored_scale(least, Scheme(8, scale_type="float16"))) == 2 * 2.0**-24
+
+
+@pytest.mark.parametrize("find", [absmax_parameters, mse_parameters])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rows_in_pieces_are_the_same(find: Any, dtype: torch.dtype) -> None:
+    matrix = torch.randn(61, 96, generator=torch.Generator().manual_seed(2)).to(dtype)
+    for symmetric in (True, False):
+        scheme = Scheme(4, symmetric, symmetric, "group", 32, scale_type="bfloat16", narrow=False)
+        whole = quantize(matrix, *find(matrix, scheme), scheme)
+        for size in (1, 7, 60):
+            parts = [quantize(p, *find(p, scheme), scheme) for p in matrix.split(size)]
+            for field in ("codes", "scale", "zero_point"):
+                joined = torch.cat([getattr(part, field) for part in parts])
+                assert torch.equal(getattr(whole, field), joined)
+
+
+def test_matrices_without_rows_or_columns() -> None:
+    for scheme in (Scheme(4), Scheme(4, granularity="group", group=8, scale_type="float16")):
+        for find in (absmax_parameters, mse_parameters):
+            scale, zero = find(torch.zeros(0, 16), scheme)
+            assert quantize(torch.zeros(0, 16), scale, zero, scheme).codes.shape == (0, 16)
+    scale, _ = absmax_parameters(torch.zeros(3, 0), Scheme(4))
+    assert scale.tolist() == [[1.0]] * 3
+
+
+def test_transposed_weights_need_no_copy_of_their_own() -> None:
+    matrix = torch.randn(64, 48, generator=torch.Generator().manual_seed(2))
+    scheme = Scheme(4, granularity="group", group=16)
+    assert torch.equal(
+        rounded(matrix.T.contiguous().T, scheme).codes, rounded(matrix, scheme).codes
+    )
+
+
+def test_float_schemes_are_refused() -> None:
+    with pytest.raises(ValueError, match="fp8-e4m3/channel is not a scheme of integers"):
+        absmax_parameters(torch.ones(1, 4), Scheme(8, element="e4m3"))
+    with pytest.raises(ValueError, match="no scales of type e8m0"):
+        absmax_parameters(torch.ones(1, 4), Scheme(8, scale_type="e8m0"))
 
 
 def test_symmetric_scales_divide_by_the_largest_code() -> None:

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from compressor.types.quantized import QuantizedTensor, Scheme
 from passes.quantize.affine import absmax_parameters, quantize
-from passes.quantize.gptq import gptq, output_error
+from passes.quantize.descent import row_errors
+from passes.quantize.gptq import gptq, gptq_weights, output_error
+from passes.quantize.nearest import round_to_nearest
 
 SCHEMES = [
     Scheme(8),
@@ -19,6 +21,18 @@ SCHEMES = [
     Scheme(4, signed=False, symmetric=False, granularity="tensor"),
     Scheme(4, granularity="group", group=16),
     Scheme(2, symmetric=False, granularity="group", group=8),
+]
+
+WEIGHT_ONLY = [
+    Scheme(8, narrow=False, scale_type="bfloat16"),
+    Scheme(4, granularity="group", group=32, narrow=False, scale_type="float16"),
+    Scheme(4, False, False, "group", 16),
+    Scheme(3, granularity="group", group=32, narrow=False),
+    Scheme(2, False, False, "group", 32),
+    Scheme(4, granularity="tensor"),
+    Scheme(8, element="e4m3"),
+    Scheme(4, granularity="group", group=32, element="e2m1", scale_type="e8m0"),
+    Scheme(4, granularity="group", group=16, element="e2m1", scale_type="e4m3"),
 ]
 
 
@@ -162,6 +176,94 @@ def test_arguments_are_left_as_they_were() -> None:
     both(matrix, moment, Scheme(4))
     assert torch.equal(matrix, before[0])
     assert torch.equal(moment, before[1])
+
+
+@pytest.mark.parametrize("scheme", WEIGHT_ONLY, ids=str)
+def test_scales_found_on_the_way_beat_those_given(scheme: Scheme) -> None:
+    matrix, moment = correlated(24, 160)
+    nearest = round_to_nearest(matrix, scheme)
+    errors = [
+        output_error(matrix, found, moment)
+        for found in (
+            nearest,
+            gptq_weights(matrix, moment, scheme, "min-max", sweeps=0),
+            gptq_weights(matrix, moment, scheme, "mse", sweeps=0),
+            gptq_weights(matrix, moment, scheme, "mse", sweeps=2),
+        )
+    ]
+    assert errors[1] < 0.6 * errors[0]
+    assert errors[2] < 1.1 * errors[1]
+    assert errors[3] < 0.99 * errors[2]
+    if scheme.element == "int" and scheme.scale_type == "float32":
+        given = gptq(matrix, moment, *absmax_parameters(matrix, scheme), scheme)
+        assert errors[1] == pytest.approx(output_error(matrix, given, moment))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    groups=st.integers(1, 4),
+    samples=st.integers(0, 100),
+    scheme=st.sampled_from(WEIGHT_ONLY),
+    dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+    exponent=st.integers(-12, 8),
+)
+def test_weights_are_never_worse_than_nearest_rounding(
+    seed: int, groups: int, samples: int, scheme: Scheme, dtype: torch.dtype, exponent: int
+) -> None:
+    matrix, moment = correlated(4, 32 * groups, max(samples, 1), seed)
+    moment = moment if samples else torch.zeros_like(moment)
+    matrix = (matrix * 2.0**exponent).to(dtype)
+    matrix[1] = matrix[1, 0]
+    matrix[2] = 0
+    found, nearest = gptq_weights(matrix, moment, scheme), round_to_nearest(matrix, scheme)
+    assert output_error(matrix, found, moment) <= output_error(matrix, nearest, moment)
+    assert not found.dequantize()[2].any()
+    assert found.codes.dtype == nearest.codes.dtype
+    assert found.scale.shape == nearest.scale.shape
+    if scheme.scale_type == "float16":
+        assert torch.equal(found.scale.to(torch.float16).to(torch.float32), found.scale)
+
+
+def test_no_row_is_worse_than_nearest_rounding_even_when_damping_hides_the_inputs() -> None:
+    matrix, moment = correlated(64, 96)
+    for scheme in (WEIGHT_ONLY[1], WEIGHT_ONLY[2], WEIGHT_ONLY[6]):
+        found = gptq_weights(matrix, moment, scheme, damping=1e4)
+        nearest = round_to_nearest(matrix, scheme)
+        errors = [row_errors(matrix, codes, moment) for codes in (found, nearest)]
+        assert torch.all(errors[0] <= errors[1])
+        assert float(errors[0].sum()) < float(errors[1].sum())
+
+
+def test_any_multiple_of_the_moment_gives_the_same_weights() -> None:
+    matrix, moment = correlated(8, 64)
+    for scheme in (WEIGHT_ONLY[1], WEIGHT_ONLY[2]):
+        first = gptq_weights(matrix, moment, scheme)
+        second = gptq_weights(matrix, moment * 2.0**-20, scheme)
+        assert torch.equal(first.codes, second.codes)
+        assert torch.equal(first.scale, second.scale)
+
+
+def test_stacked_weights_are_as_good_as_single_ones() -> None:
+    matrix, moment = correlated(24, 96)
+    scheme = WEIGHT_ONLY[3]
+    whole = gptq_weights(matrix, moment, scheme)
+    parts = torch.cat([gptq_weights(p, moment, scheme).codes for p in matrix.split([10, 6, 8])])
+    assert (whole.codes == parts).double().mean() > 0.99
+
+
+def test_weights_without_rows() -> None:
+    moment = torch.eye(32)
+    assert gptq_weights(torch.zeros(0, 32), moment, WEIGHT_ONLY[1]).codes.shape == (0, 32)
+
+
+def test_unusable_moments_are_refused_for_weights_too() -> None:
+    with pytest.raises(ValueError, match="does not fit 32 columns"):
+        gptq_weights(torch.ones(2, 32), torch.eye(31), WEIGHT_ONLY[0])
+    with pytest.raises(ValueError, match="not finite"):
+        gptq_weights(torch.ones(2, 32), torch.eye(32) * torch.inf, WEIGHT_ONLY[0])
+    with pytest.raises(ValueError, match="40 columns do not divide into groups of 32"):
+        gptq_weights(torch.ones(2, 40), torch.eye(40), WEIGHT_ONLY[1])
 
 
 @pytest.mark.benchmark

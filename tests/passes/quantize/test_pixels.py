@@ -10,7 +10,7 @@ from torch import nn
 from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.types.observer import ChannelGrid, Moments
 from compressor.types.tensors import Batch
-from passes.quantize.pixels import level_moments, pixel_inputs, read_pixels
+from passes.quantize.pixels import common_code, level_moments, pixel_inputs, read_pixels
 from passes.quantize.static import QuantizeStatic
 from tests.passes.quantize.static_models import (
     IMAGE,
@@ -86,6 +86,41 @@ def test_codes_of_images_lose_nothing(context):
         found.append(pixels.name)
         assert sqnr(outputs(model, batch), outputs(after, batch)) > 30
     assert found == ["image_levels", "image"]
+
+
+@pytest.mark.parametrize(("step", "zero"), [(1 / 128, 127), (1 / 255, 0)])
+def test_one_grid_for_all_channels_takes_no_operators(step: float, zero: int):
+    random = np.random.default_rng(5)
+    batches = [
+        {"image": ((random.integers(0, 256, (8, 3, 12, 12)) - zero) * step).astype(np.float32)}
+        for _ in range(4)
+    ]
+    model = carrier(First())
+    declared = QuantizeStatic.model_validate({"weights": {"rounding": "nearest"}})
+    after = declared.apply(model, ORT, statistics(declared, model, ORT, batches)).carrier
+    nodes = list(after.graph().graph)
+    assert not [n.op_type for n in nodes if n.op_type in ("Pad", "Mul", "Add")]
+    first = nodes[0]
+    assert first.op_type == "QuantizeLinear"
+    assert first.inputs[0] is after.graph().graph.inputs[0]
+    codes = first.outputs[0].name or ""
+    found = after.runner([codes]).run(batches[0])[codes]
+    np.testing.assert_array_equal(found, np.rint(batches[0]["image"] / step + zero))
+
+
+@pytest.mark.parametrize(
+    ("step", "offset"),
+    [
+        ((0.01, 0.01, 0.0101), (-1.0, -1.0, -1.0)),
+        ((0.01, 0.01, 0.01), (-1.0, -1.0, -0.99)),
+        ((0.01, 0.01, 0.01), (-1.005, -1.005, -1.005)),
+        ((0.01, 0.01, 0.01), (0.01, 0.01, 0.01)),
+        ((0.01, 0.01, 0.01), (-2.56, -2.56, -2.56)),
+    ],
+    ids=["steps", "offsets", "zero-between", "zero-below", "zero-above"],
+)
+def test_grids_that_one_code_does_not_hold(step: tuple[float, ...], offset: tuple[float, ...]):
+    assert common_code(ChannelGrid(step, offset)) is None
 
 
 def test_values_off_any_grid_are_quantized_as_usual():

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from compressor.carriers.onnx_carrier import OnnxCarrier
+from compressor.graph.codes import attach_codes, obstacle
 from compressor.types.layers import Layer
 from compressor.types.quantized import QuantizedTensor, Scheme
 from compressor.types.tensors import Array, Batch
 from passes.quantize.affine import absmax_parameters, quantize
-from passes.quantize.weights import attach_codes, obstacle
+from tests.compressor.graph.random_codes import UNSIGNED
 from tests.passes.quantize.small_models import (
     digits,
     graph,
@@ -260,3 +261,30 @@ def test_attaching_what_cannot_be_stored_is_refused() -> None:
         attach_codes(
             carrier.graph().clone(), layer, scheme, lambda: rounded(carrier, layer, scheme)
         )
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [Scheme(8, granularity="group", group=8), Scheme(8, granularity="group", group=4, **UNSIGNED)],  # type: ignore[arg-type]
+    ids=str,
+)
+def test_a_table_in_groups_is_looked_up_in_its_codes(scheme: Scheme) -> None:
+    carrier, batch = opened("embedding")
+    quantized, weight = attached(carrier, scheme)
+    assert "DequantizeLinear" not in ops(quantized)[:2]
+    np.testing.assert_array_equal(quantized.runner().run(batch)["y"], weight[batch["x"]])
+
+
+@pytest.mark.parametrize(
+    ("scheme", "opset", "reason"),
+    [
+        (Scheme(8, element="e2m1"), 21, "e2m1 has 4 bits, not 8"),
+        (Scheme(8, symmetric=False, element="e4m3"), 21, "e4m3 has no zero points"),
+        (Scheme(8, element="e4m3"), 18, "opset 18 has no 8-bit floats; opset 19 has"),
+        (Scheme(8, element="e4m3", scale_type="e8m0"), 21, "scales in e8m0"),
+        (Scheme(8, element="e4m3"), 19, ""),
+    ],
+)
+def test_floats_that_cannot_be_stored_are_said(scheme: Scheme, opset: int, reason: str) -> None:
+    problem = obstacle(conv_layer(kind="Gemm", shape=(4, 64)), scheme, opset)
+    assert reason in (problem or "") if reason else problem is None

@@ -1,28 +1,33 @@
 """Put quantized weights into an ONNX IR graph in place of the float ones.
 
 A weight ``fc.weight`` becomes codes of the same name with ``fc.weight_scale`` and, unless the
-scheme is symmetric, ``fc.weight_zero_point`` beside it. Nothing is quantized before somebody reads
-one of the three, so a graph for planning costs nothing.
+scheme is symmetric, ``fc.weight_zero_point`` beside it; where scales of groups have a scale of
+their own, half of that is ``fc.weight_half_scale``. Nothing is quantized before somebody reads one
+of them, so a graph for planning costs nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
-from torch import Tensor
 
+from compressor.graph.code_forms import FLOATS, CodeForm, doubled_e2m1, halved_powers
+from compressor.graph.editing import Attributes, Editor
 from compressor.graph.values import is_op
 from compressor.types.layers import Layer
 from compressor.types.quantized import QuantizedTensor, Scheme
 from compressor.types.tensors import Array
-from passes.quantize.editing import Attributes, Editor
 
-_FLOATS = ("float32", "float16", "bfloat16")
+BITS = "compressor.bits"
+"""Metadata of ``DequantizeLinear``: the width of codes that are stored in a wider type."""
+
 _NARROW_OPSET = 21  # the first with 4-bit codes and scales for blocks
+_FLOAT8_OPSET = 19
 _NARROW_IR = 10
+_FLOAT_BITS = {"e4m3": 8, "e2m1": 4}
 
 
 @dataclass(frozen=True)
@@ -33,8 +38,10 @@ class Codes:
         layer: whose weight it is.
         scheme: what the codes mean.
         codes: the initializer of the codes, in the weight's stored shape.
-        scale: the initializer of the scale, in the form that ``DequantizeLinear`` wants.
+        scale: the initializer of the scale; see :class:`compressor.graph.code_forms.CodeForm`
+            for its type.
         zero_point: that of the zero point; ``None`` where the scheme is symmetric.
+        half_scale: half of the number that the scales are multiplied with, if there is one.
         quantized: the weight in canonical form; computed at the first call.
     """
 
@@ -43,15 +50,22 @@ class Codes:
     codes: ir.Value
     scale: ir.Value
     zero_point: ir.Value | None
+    half_scale: ir.Value | None
     quantized: Callable[[], QuantizedTensor]
+
+    @property
+    def form(self) -> CodeForm:
+        """The types and shapes of the initializers."""
+        return CodeForm(self.layer, self.scheme)
 
 
 def obstacle(layer: Layer, scheme: Scheme, opset: int) -> str | None:
     """Say why a layer's weight cannot be stored under a scheme, or return ``None``."""
-    if layer.dtype not in _FLOATS:
+    if layer.dtype not in FLOATS:
         return f"its weight is {layer.dtype} already"
-    if not 2 <= scheme.bits <= 8:
-        return f"ONNX stores codes of 2 to 8 bits, not {scheme.bits}"
+    problem = _no_form(scheme)
+    if problem is not None:
+        return problem
     if scheme.granularity != "tensor" and layer.kind == "ConvTranspose" and layer.groups > 1:
         return "its output channels lie along two axes, ConvTranspose has groups"
     if scheme.granularity == "group":
@@ -61,6 +75,23 @@ def obstacle(layer: Layer, scheme: Scheme, opset: int) -> str | None:
             return f"{layer.columns} columns do not divide into groups of {scheme.group}"
     if opset < _NARROW_OPSET and (scheme.bits <= 4 or scheme.granularity == "group"):
         return f"opset {opset} has no 4-bit codes and no blocks; opset {_NARROW_OPSET} has"
+    if opset < _FLOAT8_OPSET and scheme.element == "e4m3":
+        return f"opset {opset} has no 8-bit floats; opset {_FLOAT8_OPSET} has"
+    return None
+
+
+def _no_form(scheme: Scheme) -> str | None:
+    """Say why no weight can be stored under a scheme."""
+    if scheme.element == "int":
+        if 2 <= scheme.bits <= 8:
+            return None
+        return f"ONNX stores codes of 2 to 8 bits, not {scheme.bits}"
+    if scheme.bits != _FLOAT_BITS[scheme.element]:
+        return f"{scheme.element} has {_FLOAT_BITS[scheme.element]} bits, not {scheme.bits}"
+    if not scheme.symmetric:
+        return f"{scheme.element} has no zero points"
+    if scheme.element == "e4m3" and scheme.scale_type in ("e4m3", "e8m0"):
+        return f"8-bit codes with scales in {scheme.scale_type} are not a form that ONNX has"
     return None
 
 
@@ -101,32 +132,28 @@ def store_codes(
     if problem:
         raise ValueError(f"layer {layer.name!r}: {problem}")
     quantized = _Once(compute)
+    form = CodeForm(layer, scheme)
     editor.release(model.graph.initializers[layer.weight])
     if scheme.bits <= 4:
         model.ir_version = max(model.ir_version, _NARROW_IR)
-    kind, shape = _code_type(scheme), _parameter_shape(layer, scheme)
 
-    def codes() -> ir.TensorProtocol:
-        return _tensor(layer.stored(quantized().codes), kind)
+    def lazy(
+        suffix: str,
+        make: Callable[[QuantizedTensor], ir.TensorProtocol],
+        dtype: ir.DataType,
+        shape: Sequence[int],
+    ) -> ir.Value:
+        tensor = ir.LazyTensor(lambda: make(quantized()), dtype, ir.Shape(shape))
+        return editor.initializer(layer.weight + suffix, tensor)
 
-    def scale() -> ir.TensorProtocol:
-        return _tensor(_parameter(layer, scheme, quantized().scale), ir.DataType.FLOAT)
-
-    def zero_point() -> ir.TensorProtocol:
-        return _tensor(_parameter(layer, scheme, quantized().zero_point), kind)
-
-    def lazy(suffix: str, function: Callable[[], ir.TensorProtocol], form: ir.Shape) -> ir.Value:
-        dtype = ir.DataType.FLOAT if function is scale else kind
-        return editor.initializer(layer.weight + suffix, ir.LazyTensor(function, dtype, form))
-
-    return Codes(
-        layer,
-        scheme,
-        codes=lazy("", codes, ir.Shape(layer.shape)),
-        scale=lazy("_scale", scale, ir.Shape(shape)),
-        zero_point=None if scheme.symmetric else lazy("_zero_point", zero_point, ir.Shape(shape)),
-        quantized=quantized,
-    )
+    codes = lazy("", form.codes, form.code_type, layer.shape)
+    scale = lazy("_scale", form.scale, form.scale_type, form.parameter_shape)
+    zero_point = half_scale = None
+    if not scheme.symmetric:
+        zero_point = lazy("_zero_point", form.zero_point, form.code_type, form.parameter_shape)
+    if form.scale_type == ir.DataType.FLOAT8E4M3FN:
+        half_scale = lazy("_half_scale", _half_scale, ir.DataType.FLOAT, ())
+    return Codes(layer, scheme, codes, scale, zero_point, half_scale, quantized)
 
 
 def read_through(editor: Editor, weight: ir.Value, codes: Codes) -> None:
@@ -141,22 +168,63 @@ def read_through(editor: Editor, weight: ir.Value, codes: Codes) -> None:
     before = editor.first_reader(weight)
     if before is None:
         return
-    dequantize = editor.node(
-        "DequantizeLinear",
-        [codes.codes, codes.scale] + ([codes.zero_point] if codes.zero_point else []),
-        f"{codes.layer.weight}_dequantized",
-        ir.DataType.FLOAT,
-        _axis(codes.layer, codes.scheme),
-    )
-    added = [dequantize]
-    if weight.dtype not in (None, ir.DataType.FLOAT):
+    added = _dequantized(editor, codes)
+    dtype = codes.form.float_type
+    if weight.dtype not in (None, dtype):
         name = f"{codes.layer.weight}_{codes.layer.dtype}"
         to: Attributes = {"to": weight.dtype}
-        added.append(editor.node("Cast", dequantize.outputs, name, weight.dtype, to))
-    for node in added:
-        node.outputs[0].shape = ir.Shape(codes.layer.shape)
+        added.append(editor.node("Cast", added[-1].outputs, name, weight.dtype, to))
+        added[-1].outputs[0].shape = ir.Shape(codes.layer.shape)
     before.prepend(added)
     weight.replace_all_uses_with(added[-1].outputs[0])
+
+
+def _dequantized(editor: Editor, codes: Codes) -> list[ir.Node]:
+    """Make the nodes that turn codes into floats; the last one returns the weight."""
+    form, name = codes.form, codes.layer.weight
+    added: list[ir.Node] = []
+    elements, scale = codes.codes, codes.scale
+    if form.looked_up:
+        elements = _found(editor, added, codes.codes, (_E2M1, doubled_e2m1()))
+    if form.scale_type == ir.DataType.UINT8:
+        scale = _found(editor, added, codes.scale, (_E8M0, halved_powers()))
+    elif codes.half_scale is not None:
+        parts = [codes.scale, codes.half_scale]
+        node = editor.node("DequantizeLinear", parts, f"{name}_scale_float", ir.DataType.FLOAT)
+        added.append(node)
+        scale = node.outputs[0]
+        scale.shape = codes.scale.shape
+    inputs = [elements, scale] + ([codes.zero_point] if codes.zero_point else [])
+    dequantize = editor.node(
+        "DequantizeLinear", inputs, f"{name}_dequantized", form.float_type, form.axis
+    )
+    dequantize.outputs[0].shape = ir.Shape(codes.layer.shape)
+    if codes.scheme.element == "int" and codes.scheme.bits < form.code_type.bitwidth:
+        dequantize.metadata_props[BITS] = str(codes.scheme.bits)
+    return [*added, dequantize]
+
+
+_E2M1 = "e2m1_doubled"
+_E8M0 = "e8m0_halved"
+
+
+def _found(
+    editor: Editor, added: list[ir.Node], places: ir.Value, table: tuple[str, Array]
+) -> ir.Value:
+    """Look places up in a table, which all weights share."""
+    held = editor.shared_constant(*table)
+    to: Attributes = {"to": ir.DataType.INT32}
+    index = editor.node("Cast", [places], f"{places.name}_index", ir.DataType.INT32, to)
+    value = editor.node("Gather", [held, *index.outputs], f"{places.name}_value", held.dtype)
+    for node in (index, value):
+        node.outputs[0].shape = places.shape
+    added += [index, value]
+    return value.outputs[0]
+
+
+def _half_scale(quantized: QuantizedTensor) -> ir.TensorProtocol:
+    whole = quantized.tensor_scale
+    return ir.tensor(np.float32(0.5 if whole is None else whole.item() / 2))
 
 
 def write_out_zero_point(graph: ir.Graph, stored: Codes) -> None:
@@ -194,77 +262,45 @@ class _Once:
         return self._result
 
 
-def _code_type(scheme: Scheme) -> ir.DataType:
-    """The narrowest element type of opset 21 that holds the codes."""
-    if scheme.bits <= 4:
-        return ir.DataType.INT4 if scheme.signed else ir.DataType.UINT4
-    return ir.DataType.INT8 if scheme.signed else ir.DataType.UINT8
-
-
-def _parameter_shape(layer: Layer, scheme: Scheme) -> tuple[int, ...]:
-    if scheme.granularity == "tensor":
-        return ()
-    if scheme.granularity == "channel":
-        return (layer.rows,)
-    groups = layer.columns // (scheme.group or 1)
-    if layer.transposed:
-        return (groups, layer.rows)
-    return (layer.rows, groups, *layer.shape[2:])
-
-
-def _parameter(layer: Layer, scheme: Scheme, value: Tensor) -> Tensor:
-    """Bring a scale or zero point, ``[rows, groups]`` or ``[1, 1]``, to its stored shape."""
-    if scheme.granularity == "group" and layer.transposed:
-        value = value.T
-    return value.reshape(_parameter_shape(layer, scheme))
-
-
-def _axis(layer: Layer, scheme: Scheme) -> Attributes:
-    """Attributes of ``DequantizeLinear``: where in the stored weight the scales run."""
-    if scheme.granularity == "tensor":
-        return {}
-    if scheme.granularity == "channel":
-        return {"axis": layer.output_axis}
-    return {"axis": 0 if layer.transposed else 1, "block_size": scheme.group or 1}
-
-
-def _tensor(value: Tensor, dtype: ir.DataType) -> ir.TensorProtocol:
-    array: Array = value.contiguous().numpy()
-    return ir.Tensor(array.astype(dtype.numpy(), copy=False), dtype=dtype)
-
-
 def _looks_up_rows(node: ir.Node, codes: Codes) -> bool:
     if not is_op(node, "Gather") or node.attributes.get_int("axis", 0) != 0:
         return False
     scheme, layer = codes.scheme, codes.layer
-    fits = scheme.granularity == "tensor" or (
-        scheme.granularity == "channel" and scheme.symmetric and layer.output_axis == 0
-    )
-    # Gather takes no 4-bit elements.
-    return fits and scheme.bits > 4 and len(layer.shape) == 2 and layer.dtype == "float32"
+    rows = layer.output_axis == 0 and (scheme.symmetric or scheme.granularity == "group")
+    # Gather takes no elements of four bits, and none that are 8-bit floats.
+    stored = scheme.bits > 4 and scheme.element == "int"
+    fits = scheme.granularity == "tensor" or rows
+    return fits and stored and len(layer.shape) == 2 and layer.dtype == "float32"
 
 
 def _look_up_codes(editor: Editor, gather: ir.Node, codes: Codes) -> None:
-    """Replace ``Gather(weight, i)`` by ``Gather(codes, i) * Gather(scale, i)``."""
+    """Look rows up in the codes, scales and zero points in place of the weight."""
     name, indices = gather.outputs[0].name or "", gather.inputs[1]
-    found = editor.node("Gather", [codes.codes, indices], f"{name}_codes", codes.codes.dtype)
-    added = [found]
+    zero, granularity = codes.zero_point, codes.scheme.granularity
+    added: list[ir.Node] = []
 
     def add(
-        op_type: str, inputs: list[ir.Value | None], suffix: str, **to: ir.DataType
+        op_type: str, inputs: list[ir.Value | None], suffix: str, **fields: int | ir.DataType
     ) -> ir.Value:
-        node = editor.node(op_type, inputs, name + suffix, ir.DataType.FLOAT, to)
+        gathered = inputs[0].dtype if op_type == "Gather" and inputs[0] else ir.DataType.FLOAT
+        node = editor.node(op_type, inputs, name + suffix, gathered, fields)
         added.append(node)
         return node.outputs[0]
 
-    if codes.scheme.granularity == "tensor":
-        zero = [codes.zero_point] if codes.zero_point else []
-        add("DequantizeLinear", [found.outputs[0], codes.scale, *zero], "_dequantized")
-    else:
+    found = add("Gather", [codes.codes, indices], "_codes")
+    if granularity == "channel":
         last = editor.constant(f"{name}_axis", np.array([-1], np.int64))
         scale = add("Unsqueeze", [add("Gather", [codes.scale, indices], "_scale"), last], "_column")
-        floats = add("Cast", [found.outputs[0]], "_float", to=ir.DataType.FLOAT)
+        floats = add("Cast", [found], "_float", to=ir.DataType.FLOAT)
         add("Mul", [floats, scale], "_dequantized")
+    elif granularity == "tensor":
+        add("DequantizeLinear", [found, codes.scale, *([zero] if zero else [])], "_dequantized")
+    else:
+        sides: list[ir.Value | None] = [add("Gather", [codes.scale, indices], "_scale")]
+        if zero is not None:
+            sides.append(add("Gather", [zero, indices], "_zero_point"))
+        block = codes.scheme.group or 1
+        add("DequantizeLinear", [found, *sides], "_dequantized", axis=-1, block_size=block)
     assert gather.graph is not None
     ir.convenience.replace_nodes_and_values(
         gather.graph, gather, [gather], added, gather.outputs, added[-1].outputs

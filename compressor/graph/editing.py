@@ -83,6 +83,15 @@ class Editor:
         """Add an initializer that is known already."""
         return self.initializer(name, ir.tensor(np.ascontiguousarray(array)))
 
+    def shared_constant(self, name: str, array: Array) -> ir.Value:
+        """Return the initializer of this name if it holds just that, or add one."""
+        known = self.model.graph.initializers.get(name)
+        if known is not None and known.const_value is not None:
+            held = known.const_value.numpy()
+            if held.dtype == array.dtype and np.array_equal(held, array):
+                return known
+        return self.constant(name, array)
+
     def release(self, value: ir.Value) -> None:
         """Take an initializer out of the main graph; its name is free for another."""
         name = value.name or ""

@@ -1,0 +1,182 @@
+"""Cut a graph into blocks that can be run one after another.
+
+A cut is a place in the order of execution where one value alone carries everything that later
+nodes need: the residual stream of a transformer, the feature map of a convolutional network. What
+every block can compute again from the model's inputs without much work (attention masks, rotary
+tables, positions: the *preamble*) is not counted, and every block holds its own copy of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+import torch
+from onnx_ir import tensor_adapters
+
+from compressor.graph.editing import inner_nodes
+from compressor.graph.layers import layer_of
+
+_CUT = 1  # values that may be live where the graph is cut
+
+
+@dataclass(frozen=True, eq=False)
+class GraphBlock:
+    """A run of nodes between two cuts.
+
+    Attributes:
+        entry: the value that comes from the block before; ``None`` in the first block.
+        exit: the value that the next block starts from; ``None`` in the last block.
+        inputs: names of the model's inputs that it reads, its preamble included.
+        weights: names of the initializers that it reads, in the order of execution.
+        reads: names of all values that its nodes read; those of the preamble's nodes are not
+            among them.
+    """
+
+    entry: str | None
+    exit: str | None
+    inputs: tuple[str, ...]
+    weights: tuple[str, ...]
+    reads: frozenset[str]
+
+
+def partition(model: ir.Model) -> tuple[GraphBlock, ...]:
+    """Cut a graph into blocks, each with at least one layer that multiplies.
+
+    Outputs of the model are no reason to keep a value: blocks serve to see what flows into layers.
+    A graph without a place to cut is one block.
+
+    Args:
+        model: sorted topologically, as ONNX wants it.
+    """
+    nodes = list(model.graph)
+    sources = _float_inputs(model)
+    flowing = _flowing(nodes, sources, tables=True)
+    cuts = _cuts(flowing, sources)
+    if not cuts:
+        # A table of position biases, or a float mask, that all blocks read: let it be preamble.
+        flowing = _flowing(nodes, frozenset(), tables=False)
+        cuts = _cuts(flowing, frozenset())
+    blocks: list[GraphBlock] = []
+    start, entry = 0, None
+    for end, value in [*cuts, (len(flowing) - 1, None)]:
+        blocks.append(_block(flowing[start : end + 1], entry, value))
+        start, entry = end + 1, value
+    return tuple(blocks)
+
+
+def extract_block(
+    model: ir.Model,
+    block: GraphBlock,
+    outputs: Sequence[str],
+    changes: Mapping[str, torch.Tensor],
+) -> ir.Model:
+    """Return a block as a model of its own.
+
+    Args:
+        model: the one that was partitioned; not changed.
+        block: one of its blocks.
+        outputs: names of the values it is to yield, none of them an input of the block.
+        changes: initializers to replace, in their stored shape; the others are shared with
+            ``model``.
+    """
+    inputs = [*([block.entry] if block.entry else []), *block.inputs]
+    graph = ir.convenience.extract(model.graph, inputs, outputs)
+    for name in graph.initializers.keys() & changes.keys():
+        tensor = changes[name].contiguous()
+        graph.initializers[name].const_value = tensor_adapters.TorchTensor(tensor, name=name)
+    graph.opset_imports.update(model.opset_imports)
+    return ir.Model(graph, ir_version=model.ir_version)
+
+
+def _reads(node: ir.Node) -> Iterator[ir.Value]:
+    """Yield what a node reads, and what its subgraphs read."""
+    for reader in (node, *inner_nodes(node)):
+        yield from (value for value in reader.inputs if value is not None)
+
+
+def _float_inputs(model: ir.Model) -> frozenset[ir.Value]:
+    return frozenset(
+        v for v in model.graph.inputs if v.dtype is not None and v.dtype.is_floating_point()
+    )
+
+
+def _flowing(
+    nodes: Sequence[ir.Node], sources: frozenset[ir.Value], *, tables: bool
+) -> list[ir.Node]:
+    """Return the nodes that depend on a layer or on ``sources``; the others are preamble."""
+    carried = set(sources)
+    found = []
+    for node in nodes:
+        if (
+            _multiplies(node)
+            or (tables and _is_table(node))
+            or not carried.isdisjoint(_reads(node))
+        ):
+            carried.update(node.outputs)
+            found.append(node)
+    return found
+
+
+def _multiplies(node: ir.Node) -> bool:
+    """Tell whether a node, or one inside it, is a layer that is not a table."""
+    layers = (layer_of(inner) for inner in (node, *inner_nodes(node)))
+    return any(layer is not None and layer.kind != "Gather" for layer in layers)
+
+
+def _is_table(node: ir.Node) -> bool:
+    layer = layer_of(node)
+    return layer is not None and layer.kind == "Gather"
+
+
+def _cuts(flowing: Sequence[ir.Node], sources: frozenset[ir.Value]) -> list[tuple[int, str]]:
+    """Return the places to cut: the last node before the cut, and the only value that is live."""
+    last_use = {value: index for index, node in enumerate(flowing) for value in _reads(node)}
+    multiplies = [_multiplies(node) for node in flowing]
+    live = {value for value in sources if value in last_use}
+    cuts = []
+    layers, left = 0, sum(multiplies)
+    for index, node in enumerate(flowing):
+        live.update(value for value in node.outputs if last_use.get(value, -1) > index)
+        live = {value for value in live if last_use[value] > index}
+        layers, left = layers + multiplies[index], left - multiplies[index]
+        if len(live) == _CUT and layers and left:
+            (value,) = live
+            if value.name and not value.is_graph_input():
+                cuts.append((index, value.name))
+                layers = 0
+    return cuts
+
+
+def _block(nodes: Sequence[ir.Node], entry: str | None, exit: str | None) -> GraphBlock:
+    """Describe some nodes together with the preamble that they need."""
+    own = set(nodes)
+    inputs: dict[str, None] = {}
+    weights: dict[str, None] = {}
+    seen: set[ir.Value] = set()
+
+    def visit(value: ir.Value) -> None:
+        pending = [value]
+        while pending:
+            value = pending.pop()
+            if value in seen or value.name is None or value.name == entry:
+                continue
+            seen.add(value)
+            if value.is_initializer():
+                weights.setdefault(value.name)
+            elif value.is_graph_input():
+                inputs.setdefault(value.name)
+            elif (producer := value.producer()) is not None and producer not in own:
+                pending.extend(reversed(list(_reads(producer))))
+
+    for node in nodes:
+        for value in _reads(node):
+            visit(value)
+    return GraphBlock(
+        entry,
+        exit,
+        tuple(inputs),
+        tuple(weights),
+        frozenset(v.name for node in nodes for v in _reads(node) if v.name),
+    )

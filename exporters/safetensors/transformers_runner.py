@@ -1,0 +1,166 @@
+"""Run a Hugging Face directory in ``transformers``."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stderr
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from compressor.carriers.torch_graph import from_numpy
+from compressor.errors import ArtifactError, ModelError
+from compressor.quiet import quiet_libraries
+from compressor.types.tensors import Batch
+from exporters.safetensors.runner import to_numpy
+
+INSTALL = "pip install compressor[transformers]"
+_FAILURES = (  # what loading raises where a file is damaged or a config disagrees, by trial
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NotImplementedError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+_REPORTED = 3
+
+
+class TransformersRunner:
+    """A model that ``transformers`` loaded from a directory, as it is, without its own code.
+
+    Args:
+        directory: a folder with ``config.json`` and safetensors files.
+
+    Raises:
+        ArtifactError: ``transformers`` or compressed-tensors is not installed, the model is of a
+            class that ``transformers`` does not have, or it cannot be loaded whole.
+    """
+
+    def __init__(self, directory: Path):
+        self._subject = f"artifact {directory.name!r}"
+        model_class = self._class_of(directory)
+        import transformers
+        from huggingface_hub.errors import StrictDataclassError
+        from safetensors import SafetensorError
+
+        try:
+            with _silenced():
+                self._model, found = model_class.from_pretrained(
+                    directory,
+                    dtype="auto",
+                    local_files_only=True,
+                    trust_remote_code=False,
+                    use_safetensors=True,
+                    output_loading_info=True,
+                )
+        except ImportError as error:
+            raise ArtifactError(self._subject, f"needs {_missing(error)}", INSTALL) from error
+        except (*_FAILURES, SafetensorError, StrictDataclassError) as error:
+            raise ArtifactError(
+                self._subject,
+                f"transformers {transformers.__version__} does not load it ({_first_line(error)})",
+                "export it again, or leave out this export",
+            ) from error
+        self._check_whole(found)
+        self._model.eval()
+        self._takes = set(inspect.signature(self._model.forward).parameters)
+        self._has_run = False
+        self.runtime = f"transformers {transformers.__version__} (torch {torch.__version__})"
+
+    def run(self, batch: Batch) -> Batch:
+        """Run one batch; arrays that the model does not take are ignored.
+
+        Returns:
+            The logits as ``output``; where the model returns several tensors, ``output_0``,
+            ``output_1``, ... in its order.
+
+        Raises:
+            ModelError: the model fails, such as for want of an input.
+        """
+        taken = {
+            name: from_numpy(ir.tensor(array))
+            for name, array in batch.items()
+            if name in self._takes
+        }
+        options = {"use_cache": False} if "use_cache" in self._takes else {}
+        # Weights are decompressed in the first run, with progress bars.
+        silence = nullcontext() if self._has_run else _silenced()
+        try:
+            with silence, torch.inference_mode():
+                result = self._model(**taken, **options, return_dict=True)
+        except _FAILURES as error:
+            raise ModelError(
+                self._subject,
+                f"does not run ({_first_line(error)})",
+                "check the inputs' names, shapes and dtypes in the spec",
+            ) from error
+        self._has_run = True
+        tensors = [value for value in result.to_tuple() if isinstance(value, torch.Tensor)]
+        names = ["output"] if len(tensors) == 1 else [f"output_{i}" for i in range(len(tensors))]
+        return {name: to_numpy(tensor) for name, tensor in zip(names, tensors, strict=True)}
+
+    def _class_of(self, directory: Path) -> Any:
+        """Return the class that ``config.json`` names first."""
+        try:
+            config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+            name = config["architectures"][0]
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise ArtifactError(
+                self._subject,
+                "its config.json names no architecture",
+                "export a Hugging Face directory, whose config.json says which class it is",
+            ) from error
+        try:
+            with _silenced():
+                import transformers
+        except ImportError as error:
+            raise ArtifactError(self._subject, f"needs {_missing(error)}", INSTALL) from error
+        with _silenced():
+            found = getattr(transformers, str(name), None)
+        known = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
+        if not known:
+            raise ArtifactError(
+                self._subject,
+                f"is a {name!r}, which transformers {transformers.__version__} does not have",
+                "models that bring code of their own are not run; leave out this export",
+            )
+        return found
+
+    def _check_whole(self, found: dict[str, Any]) -> None:
+        """Refuse what was loaded with tensors missing: their values would be random."""
+        names = sorted(str(key) for key in found["missing_keys"])
+        names += sorted(str(key[0]) for key in found["mismatched_keys"])
+        if names:
+            listed = ", ".join(names[:_REPORTED]) + (" ..." if len(names) > _REPORTED else "")
+            raise ArtifactError(
+                self._subject,
+                f"transformers finds no values for {len(names)} of its tensors: {listed}",
+                "it stores a layer in a way that the model's class does not know; skip the layer "
+                "by a rule",
+            )
+
+
+@contextmanager
+def _silenced() -> Iterator[None]:
+    """Keep warnings, logs and progress bars of libraries from the terminal."""
+    with quiet_libraries(), redirect_stderr(StringIO()):
+        yield
+
+
+def _missing(error: ImportError) -> str:
+    """Name the package that is not there."""
+    package = (error.name or "").partition(".")[0].replace("_", "-")
+    return package or ("compressed-tensors" if "compressed" in str(error) else "transformers")
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().partition("\n")[0][:300]
+    return text or type(error).__name__

@@ -1,0 +1,170 @@
+"""Options of ``quantize-weights``, and what they make of each layer's scheme."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal, cast
+
+from pydantic import Field
+
+from compressor.errors import SpecError
+from compressor.types.layers import Layer
+from compressor.types.passes import LayerRule
+from compressor.types.quantized import ScaleType, Scheme
+
+Preset = Literal["int8", "int4-g128", "int4-g32", "int2-g32", "fp8", "nvfp4", "mxfp4"]
+Method = Literal["rtn", "hqq", "gptq", "awq"]
+Format = Literal["int", "fp8-e4m3", "mxfp4", "nvfp4"]
+Bits = Literal[8, 4, 3, 2]
+
+DEFAULT_PRESET: Preset = "int4-g128"
+NARROW_BITS = (3, 2)
+_SCALES = ("float32", "float16", "bfloat16")
+_FIXED_GROUPS: Mapping[Format, int] = {"mxfp4": 32, "nvfp4": 16}
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """How a layer's weight is to be represented, whatever its own dtype is.
+
+    Attributes:
+        format: integers, or a format of floats.
+        bits: width of an integer code.
+        group: columns that share a scale; ``None`` for one scale a row.
+        symmetric: integers have the zero point 0.
+    """
+
+    format: Format = "int"
+    bits: int = 8
+    group: int | None = None
+    symmetric: bool = True
+
+    def scheme(self, layer: Layer) -> Scheme:
+        """Return the scheme for a layer; scales are stored in the dtype of its weight."""
+        if self.format == "mxfp4":
+            return Scheme(4, True, True, "group", 32, "e2m1", "e8m0")
+        if self.format == "nvfp4":
+            return Scheme(4, True, True, "group", 16, "e2m1", "e4m3")
+        granularity: Literal["channel", "group"] = "group" if self.group else "channel"
+        kept = layer.dtype if layer.dtype in _SCALES else "float32"
+        stored = cast("ScaleType", kept)
+        if self.format == "fp8-e4m3":
+            return Scheme(8, True, True, granularity, self.group, "e4m3", stored)
+        return Scheme(
+            self.bits,
+            self.symmetric,
+            signed=self.symmetric,
+            granularity=granularity,
+            group=self.group,
+            scale_type=stored,
+            narrow=False,
+        )
+
+    def changed(self, rule: WeightRule | None) -> Numbers:
+        """Return what a rule makes of this.
+
+        Raises:
+            SpecError: the rule's settings contradict each other.
+        """
+        if rule is None:
+            return self
+        group = self.group if rule.group is None else rule.group
+        symmetric = self.symmetric if rule.symmetric is None else rule.symmetric
+        bits = self.bits if rule.bits is None else rule.bits
+        subject = f"layer rule {rule.match!r}"
+        if rule.format is None and self.format != "int":
+            check_float(self.format, rule.bits, rule.group, rule.symmetric, subject)
+        if rule.format not in (None, "int"):
+            assert rule.format is not None
+            check_float(rule.format, rule.bits, rule.group, rule.symmetric, subject)
+            group = rule.group
+            symmetric = True
+        return replace(
+            self,
+            format=rule.format or self.format,
+            bits=bits,
+            group=None if group == "channel" else group,
+            symmetric=symmetric,
+        )
+
+
+PRESETS: Mapping[Preset, Numbers] = {
+    "int8": Numbers(bits=8),
+    "int4-g128": Numbers(bits=4, group=128),
+    "int4-g32": Numbers(bits=4, group=32),
+    "int2-g32": Numbers(bits=2, group=32, symmetric=False),
+    "fp8": Numbers("fp8-e4m3"),
+    "nvfp4": Numbers("nvfp4"),
+    "mxfp4": Numbers("mxfp4"),
+}
+
+
+class WeightRule(LayerRule):
+    """Per-layer settings of ``quantize-weights``."""
+
+    bits: Bits | None = Field(default=None, description="width of these layers' weights")
+    group: Annotated[int, Field(ge=1)] | Literal["channel"] | None = Field(
+        default=None, description="columns that share a scale, or channel: a whole row"
+    )
+    symmetric: bool | None = Field(default=None, description="zero point 0")
+    format: Format | None = Field(default=None, description="integers, or a format of floats")
+
+
+def numbers_of(
+    preset: Preset | None,
+    bits: Bits | None,
+    group: int | None,
+    symmetric: bool | None,
+    format: Format | None,
+) -> Numbers:
+    """Return what the options of a pass say about layers that no rule changes.
+
+    Raises:
+        SpecError: options contradict each other.
+    """
+    given = {"bits": bits, "group": group, "symmetric": symmetric, "format": format}
+    named = [name for name, value in given.items() if value is not None]
+    if preset is not None and named:
+        raise SpecError(
+            f"preset {preset!r}",
+            f"is given together with {' and '.join(named)}",
+            "give the preset, or bits, group, symmetric and format",
+        )
+    if not named:
+        return PRESETS[preset or DEFAULT_PRESET]
+    if format not in (None, "int"):
+        assert format is not None
+        check_float(format, bits, group, symmetric, f"format {format!r}")
+        return Numbers(format, group=group)
+    if bits is None:
+        raise SpecError("bits", f"is not given, {named[0]} is", "give bits: 8, 4, 3 or 2")
+    return Numbers("int", bits, group, symmetric is not False)
+
+
+def check_float(
+    format: Format,
+    bits: int | None,
+    group: int | Literal["channel"] | None,
+    symmetric: bool | None,
+    subject: str,
+) -> None:
+    """Refuse settings that a format of floats does not have.
+
+    Raises:
+        SpecError: there is one.
+    """
+    own = 8 if format == "fp8-e4m3" else 4
+    if bits not in (None, own):
+        raise SpecError(
+            subject, f"bits is {bits}, {format} has {own}", "leave bits out, or set format: int"
+        )
+    if symmetric is False:
+        raise SpecError(
+            subject, f"symmetric is false, {format} has no zero point", "leave symmetric out"
+        )
+    fixed = _FIXED_GROUPS.get(format)
+    if fixed is not None and group not in (None, fixed):
+        raise SpecError(
+            subject, f"group is {group}, {format} has groups of {fixed}", "leave group out"
+        )

@@ -1,0 +1,201 @@
+"""A published face detector, int8, against ONNX Runtime's own static quantization in one run.
+
+Fidelity of each output, agreement of the detections with the float model's, bytes, and latency.
+Nothing but the calibration images sets ranges or weights; the evaluation faces judge only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from compressor.carriers.ort_runner import OrtRunner
+from compressor.plan import Plan, make_plan
+from compressor.run.runner import run_spec
+from compressor.spec.load import load_spec
+from compressor.timing import measure
+from compressor.types.tensors import Array, Batch
+from tests.benchmarks import peers
+from tests.benchmarks.bench_resnet20 import show
+
+pytestmark = [
+    pytest.mark.benchmark,
+    pytest.mark.timeout(1800),
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.skipif(
+        "COMPRESSOR_DATA" not in os.environ, reason="COMPRESSOR_DATA names no folder of real data"
+    ),
+]
+
+# What a user writes for this file. `extreme-value` because few of the calibration images hold
+# faces: what a face makes of the activations lies beyond what most of them show.
+SPEC = """\
+version: 1
+name: face-detector
+model: {{onnx: {data}/face_detector_rfb320.onnx}}
+data:
+  calibration:
+    npz: {data}/faces_320x240.npz
+    inputs: {{input: calibration}}
+    transform: detector_data:normalize
+  evaluation:
+    npz: {data}/faces_320x240.npz
+    inputs: {{input: evaluation}}
+    transform: detector_data:normalize
+passes:
+  - pass: fuse
+  - pass: quantize-static
+    activations: {{observer: extreme-value}}
+exports:
+  - {{format: onnx, target: ort-cpu}}
+limits: {{size-ratio: 0.45, latency-ratio: null}}
+output: out
+"""
+TRANSFORM = '''\
+import numpy as np
+
+
+def normalize(batch):
+    """(RGB - 127) / 128, channels first."""
+    pixels = (batch["input"].astype(np.float32) - 127) / 128
+    return {"input": np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))}
+'''
+SCORE, OVERLAP, MATCH = 0.7, 0.3, 0.5  # the detector's own thresholds, and that of a match
+
+
+def test_detector(tmp_path: Path) -> None:
+    plan = planned(tmp_path)
+    reference = plan.model.carrier.runner()
+    images = list(plan.data["evaluation"].batches())
+    wanted = [reference.run(image) for image in images]
+
+    files = {"compressor": compressed(tmp_path), **their_files(plan, tmp_path)}
+    runners = {name: OrtRunner(path, name) for name, path in files.items()}
+    results = {name: [runner.run(i) for i in images] for name, runner in runners.items()}
+    floats = plan.model.files[0].stat().st_size
+    rows = []
+    for name, found in results.items():
+        precision, recall, score = agreement(wanted, found)
+        rows.append(
+            [
+                name,
+                *(f"{sqnr(wanted, found, output):.2f}" for output in ("scores", "boxes")),
+                f"{precision:.4f}",
+                f"{recall:.4f}",
+                f"{score:.4f}",
+                f"{files[name].stat().st_size / floats:.3f}",
+            ]
+        )
+    header = ["artifact", "scores dB", "boxes dB", "precision", "recall", "F1", "bytes"]
+    many = sum(len(detections(o)) for o in wanted)
+    show(f"Face detector, {len(images)} images, {many} faces found in float", header, rows)
+
+    best = max((n for n in files if n != "compressor"), key=lambda n: total(wanted, results[n]))
+    times = measure(
+        {"float": reference, best: runners[best], "compressor": runners["compressor"]},
+        images[0],
+        budget=30.0,
+    )
+    rows = []
+    for name, against in ((best, "float"), ("compressor", "float"), ("compressor", best)):
+        ratio = times.ratio(name, against)
+        low, high = ratio["ci95"]
+        rows.append([f"{name} / {against}", f"{ratio['value']:.3f}", f"{low:.3f}-{high:.3f}"])
+    show("Latency ratios, one image, interleaved", ["ratio", "median", "95 %"], rows)
+
+
+def planned(folder: Path) -> Plan:
+    """Write the spec, plan it and read the weights."""
+    (folder / "detector_data.py").write_text(TRANSFORM, encoding="utf-8")
+    spec = SPEC.format(data=os.environ["COMPRESSOR_DATA"])
+    (folder / "spec.yaml").write_text(spec, encoding="utf-8")
+    sys.modules.pop("detector_data", None)
+    plan = make_plan(load_spec(folder / "spec.yaml", []))
+    plan.model.load()
+    return plan
+
+
+def compressed(folder: Path) -> Path:
+    """Run the spec and return its ONNX file."""
+    return run_spec(load_spec(folder / "spec.yaml", [])).output / "model.onnx"
+
+
+def their_files(plan: Plan, folder: Path) -> dict[str, Path]:
+    """Quantize with ONNX Runtime, from the fused float model that both tools start from."""
+    fused = plan.spec.passes[0].apply(plan.model.carrier, plan.context, {}).carrier
+    ir.save(fused.graph(), folder / "float.onnx")
+    peers.prepare(folder / "float.onnx", folder / "prepared.onnx")
+    batches = list(plan.data["calibration"].batches())
+    files = {}
+    for method in ("MinMax", "Percentile"):
+        for symmetric in (False, True):
+            name = f"ONNX Runtime {method} {'int8' if symmetric else 'uint8'}"
+            files[name] = folder / f"{method}{symmetric}.onnx"
+            with contextlib.redirect_stdout(io.StringIO()):
+                peers.quantize(folder / "prepared.onnx", files[name], batches, method, symmetric)
+    return files
+
+
+def sqnr(wanted: list[Batch], found: list[Batch], output: str) -> float:
+    """Signal to noise of one output over all images, in dB."""
+    pairs = [(w[output].astype(np.float64), f[output]) for w, f in zip(wanted, found, strict=True)]
+    signal = sum(float(np.square(w).sum()) for w, _ in pairs)
+    return 10 * math.log10(signal / sum(float(np.square(w - f).sum()) for w, f in pairs))
+
+
+def total(wanted: list[Batch], found: list[Batch]) -> float:
+    """Both outputs' signal to noise, by which the best of the other files is chosen."""
+    return sqnr(wanted, found, "scores") + sqnr(wanted, found, "boxes")
+
+
+def detections(outputs: Batch) -> Array:
+    """Return the boxes that remain, ``[N, 4]`` as left, top, right, bottom, best first.
+
+    Greedy non-maximum suppression with the thresholds that the detector is published with.
+    """
+    score, boxes = outputs["scores"][0, :, 1], outputs["boxes"][0]
+    order = np.argsort(-score, kind="stable")
+    order = order[score[order] > SCORE]
+    kept = []
+    while len(order):
+        kept.append(order[0])
+        apart = overlaps(boxes[order[:1]], boxes[order])[0] <= OVERLAP
+        apart[0] = False
+        order = order[apart]
+    return boxes[kept]
+
+
+def overlaps(first: Array, second: Array) -> Array:
+    """Return intersection over union of each pair of boxes, ``[len(first), len(second)]``."""
+    top_left = np.maximum(first[:, None, :2], second[None, :, :2])
+    bottom_right = np.minimum(first[:, None, 2:], second[None, :, 2:])
+    common = np.clip(bottom_right - top_left, 0, None).prod(2)
+    areas = [(boxes[:, 2:] - boxes[:, :2]).prod(1) for boxes in (first, second)]
+    union = areas[0][:, None] + areas[1][None] - common
+    return np.asarray(common / np.maximum(union, np.finfo(np.float32).tiny))
+
+
+def agreement(wanted: list[Batch], found: list[Batch]) -> tuple[float, float, float]:
+    """Return precision, recall and F1 of detections, the float model's being the truth.
+
+    Each detection, the best first, takes the free one of the float model that it overlaps most.
+    """
+    hits = ours = theirs = 0
+    for reference, outputs in zip(wanted, found, strict=True):
+        truth, boxes = detections(reference), detections(outputs)
+        ours, theirs = ours + len(boxes), theirs + len(truth)
+        shares = overlaps(boxes, truth)
+        for row in shares:
+            if row.size and row.max() > MATCH:
+                hits += 1
+                shares[:, row.argmax()] = 0
+    precision, recall = hits / max(ours, 1), hits / max(theirs, 1)
+    return precision, recall, 2 * hits / max(ours + theirs, 1)

@@ -1,0 +1,225 @@
+"""``compress quantize``: from one directory to another, streamed, checked and resumable."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from compressor.cli.application import application
+
+HIDDEN, WIDE, LAYERS, WORDS = 128, 256, 3, 50
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": HIDDEN,
+    "intermediate_size": WIDE,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": WORDS,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+
+
+def llama(folder: Path, layers: int = LAYERS, hidden: int = HIDDEN) -> Path:
+    """Write a sharded Hugging Face directory: a shard for each layer, and one for the rest."""
+    folder.mkdir(parents=True)
+    torch.manual_seed(0)
+    wide, heads = 2 * hidden, hidden // 2
+    shapes = {"q": (hidden, hidden), "k": (heads, hidden), "v": (heads, hidden)}
+    shapes = {f"self_attn.{n}_proj": s for n, s in (shapes | {"o": (hidden, hidden)}).items()}
+    shapes |= {"mlp.gate_proj": (wide, hidden), "mlp.up_proj": (wide, hidden)}
+    shapes |= {"mlp.down_proj": (hidden, wide)}
+    norms = ("input_layernorm", "post_attention_layernorm")
+    index: dict[str, str] = {}
+    for layer in range(layers + 1):
+        tensors: dict[str, torch.Tensor] = {}
+        if layer < layers:
+            start = f"model.layers.{layer}."
+            for name, shape in shapes.items():
+                tensors[f"{start}{name}.weight"] = torch.randn(shape).bfloat16()
+            tensors |= {f"{start}{norm}.weight": torch.ones(hidden).bfloat16() for norm in norms}
+        else:
+            for name in ("model.embed_tokens", "lm_head"):
+                tensors[f"{name}.weight"] = torch.randn(WORDS, hidden).bfloat16()
+            tensors["model.norm.weight"] = torch.ones(hidden).bfloat16()
+        file = f"model-{layer + 1:05}-of-{layers + 1:05}.safetensors"
+        save_file(tensors, folder / file, {"format": "pt"})
+        index |= dict.fromkeys(tensors, file)
+    write(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": index})
+    sizes = {"hidden_size": hidden, "intermediate_size": wide, "num_hidden_layers": layers}
+    write(folder / "config.json", CONFIG | sizes)
+    write(folder / "tokenizer.json", {"version": "1.0"})
+    return folder
+
+
+def write(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
+def compress(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(application, ["quantize", *map(str, arguments)])
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in sorted(folder.glob("*")) if p.is_file()}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return llama(tmp_path / "llama")
+
+
+def test_a_directory_becomes_another(source: Path, tmp_path: Path):
+    before = tree(source)
+    output = tmp_path / "small"
+    done = compress(source, "-o", output, "--preset", "int4-g32", "--json")
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert report["ok"]
+    assert report["baseline"]["metric"] is None
+    assert "cannot be run" in report["baseline"]["metric_reason"]
+    artifact = report["artifacts"][0]
+    assert artifact["bytes"] == artifact["predicted_bytes"]
+    assert artifact["latency"] == []
+    rows = {row["name"]: row for row in report["passes"][0]["layers"]}
+    assert rows["model.layers.0.mlp.up_proj"]["scheme"] == "int4/group 32"
+    assert 15 < rows["model.layers.0.mlp.up_proj"]["weight_sqnr_db"] < 25
+    assert rows["lm_head"]["scheme"] == "bfloat16"
+    config = json.loads((output / "config.json").read_text())
+    assert config["quantization_config"]["quant_method"] == "compressed-tensors"
+    assert (output / "tokenizer.json").read_bytes() == before["tokenizer.json"]
+    manifest = json.loads((output / "manifest.json").read_text())
+    named = {entry["name"]: entry for entry in manifest["inputs"]}
+    shard = named["model-00001-of-00004.safetensors"]
+    assert shard["sha256"] is None
+    assert shard["bytes"] == len(before["model-00001-of-00004.safetensors"])
+    assert {"config.json", "model.safetensors.index.json"} <= {
+        entry["name"] for entry in manifest["outputs"]
+    }
+    assert tree(source) == before
+
+
+def test_transformers_opens_it(source: Path, tmp_path: Path):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("compressed_tensors")
+    output = tmp_path / "small"
+    assert compress(source, "-o", output, "--preset", "int8").exit_code == 0
+    tokens = torch.arange(12).reshape(2, 6)
+    logits = []
+    for folder in (source, output):
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        with torch.inference_mode():
+            logits.append(model.eval()(tokens).logits)
+    error = (logits[1] - logits[0]).norm() / logits[0].norm()
+    assert 1e-4 < error < 0.1
+
+
+def test_the_second_call_does_nothing(source: Path, tmp_path: Path):
+    output = tmp_path / "small"
+    assert compress(source, "-o", output).exit_code == 0
+    first = tree(output)
+    stamps = {p.name: p.stat().st_mtime_ns for p in output.glob("model*")}
+    again = compress(source, "-o", output)
+    assert again.exit_code == 0
+    assert "Nothing has changed" in again.stderr
+    assert tree(output).keys() == first.keys()
+    assert {p.name: p.stat().st_mtime_ns for p in output.glob("model*")} == stamps
+
+
+def test_a_table_for_people(source: Path, tmp_path: Path):
+    done = compress(source, "-o", tmp_path / "small", "--skip", "model.layers.0.*")
+    assert done.exit_code == 0
+    assert done.stdout == ""
+    assert "model.safetensors.index.json" in done.stderr
+    report = json.loads((tmp_path / "small" / "report.json").read_text())
+    schemes = {row["name"]: row["scheme"] for row in report["passes"][0]["layers"]}
+    assert schemes["model.layers.0.mlp.up_proj"] == "bfloat16"
+    assert schemes["model.layers.1.mlp.up_proj"] == "int4/group 128"
+
+
+def test_one_file(source: Path, tmp_path: Path):
+    file = source / "model-00001-of-00004.safetensors"
+    done = compress(file, "-o", tmp_path / "small")
+    assert done.exit_code == 0, done.output
+    with safe_open(tmp_path / "small" / "model.safetensors", "pt") as opened:
+        assert "model.layers.0.mlp.up_proj.weight_packed" in opened.keys()  # noqa: SIM118
+
+
+def test_killed_and_called_again(tmp_path: Path):
+    """A process that dies half-way leaves whole shards; the next one ends in the same bytes."""
+    source = llama(tmp_path / "llama", layers=14, hidden=1024)
+    command = [sys.executable, "-m", "compressor", "quantize", str(source), "--quiet", "-o"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    subprocess.run([*command, "whole"], cwd=tmp_path, env=environment, check=True)
+    process = subprocess.Popen([*command, "broken"], cwd=tmp_path, env=environment)
+    journal = "*.done.json"
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "broken").rglob(journal)) and time.monotonic() < deadline:
+        time.sleep(0.002)
+        if process.poll() is not None:
+            break
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    if process.returncode == 0:
+        pytest.skip("the machine was too fast to be interrupted")
+    kept = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "broken").rglob(journal)}
+    assert kept
+    assert not list((tmp_path / "broken").glob("model*"))  # nothing half is where people look
+    subprocess.run([*command, "broken"], cwd=tmp_path, env=environment, check=True)
+    names = [p.name for p in (tmp_path / "whole").glob("*.safetensors")]
+    assert len(names) == 15
+    for name in [*names, "config.json", "model.safetensors.index.json"]:
+        assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["gone", "-o", "out"], 2, "does not exist"),
+        (["llama", "-o", "llama"], 2, "is where the checkpoint lies"),
+        (["llama", "-o", "foreign"], 2, "holds files that no run of compressor made"),
+        (["llama", "-o", "out", "--skip", "model.layer.*"], 2, "model.layer.*"),
+        (["llama", "-o", "out", "--skip", "*"], 2, "touches no layer"),
+        (["llama", "-o", "out", "--preset", "int5"], 2, "int5"),
+        (["llama", "-o", "out", "--method", "gptq"], 2, "gptq"),
+        (["llama"], 2, "--output"),
+        (["cut", "-o", "out"], 3, "model-00001-of-00004.safetensors"),
+        (["missing", "-o", "out"], 3, "model-00002-of-00004.safetensors"),
+        (["odd", "-o", "out"], 3, "config.json"),
+    ],
+)
+def test_bad_input(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    code: int,
+    message: str,
+):
+    monkeypatch.chdir(tmp_path)
+    llama(tmp_path / "llama")
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "thesis.txt").write_text("mine")
+    cut = llama(tmp_path / "cut") / "model-00001-of-00004.safetensors"
+    cut.write_bytes(cut.read_bytes()[:-10])
+    (llama(tmp_path / "missing") / "model-00002-of-00004.safetensors").unlink()
+    write(llama(tmp_path / "odd") / "config.json", CONFIG | {"hidden_size": 100})
+    done = compress(*arguments)
+    assert done.exit_code == code, done.output
+    assert message in done.stderr
+    assert "Traceback" not in done.output
+    assert not (tmp_path / "out").exists()
+    assert [p.name for p in (tmp_path / "foreign").iterdir()] == ["thesis.txt"]

@@ -1,0 +1,217 @@
+"""Partition of graphs into blocks: the blocks together are the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from torch import nn
+
+from compressor.carriers.ort_runner import graph_runner
+from compressor.carriers.torch_carrier import TorchCarrier
+from compressor.graph.blocks import GraphBlock, extract_block, partition
+from compressor.graph.layers import graph_layers
+from compressor.types.carrier import Carrier
+from compressor.types.tensors import Array, Batch, TensorSpec
+
+TOKENS = TensorSpec("tokens", ("batch", "sequence"), "int64")
+IMAGE = TensorSpec("image", ("batch", 3, 8, 8), "float32")
+
+
+class Attention(nn.Module):
+    """One head with a causal mask that comes from outside."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        scores = self.q(x) @ self.k(x).transpose(1, 2) + mask
+        return self.o(scores.softmax(-1) @ self.v(x))
+
+
+class Decoder(nn.Module):
+    """Two pre-norm decoder blocks over an embedding and position table, untied head."""
+
+    def __init__(self, width: int = 8, inner: int = 12) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, width)
+        self.places = nn.Embedding(16, width)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(4))
+        self.attention = nn.ModuleList(Attention(width) for _ in range(2))
+        self.up = nn.ModuleList(nn.Linear(width, inner) for _ in range(2))
+        self.down = nn.ModuleList(nn.Linear(inner, width) for _ in range(2))
+        self.head = nn.Linear(width, 11, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(tokens.shape[1])
+        mask = torch.where(places[:, None] >= places[None, :], 0.0, -1e9)
+        x = self.embed(tokens) + self.places(places)
+        for i in range(2):
+            x = x + self.attention[i](self.norms[2 * i](x), mask)
+            x = x + self.down[i](torch.relu(self.up[i](self.norms[2 * i + 1](x))))
+        return self.head(x)
+
+
+class SharedBias(nn.Module):
+    """Every block adds a bias that is looked up once, as T5 does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.bias = nn.Embedding(16, 8)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        bias = self.bias(torch.arange(tokens.shape[1]))
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = x + torch.relu(layer(x) + bias)
+        return x
+
+
+class Convolutions(nn.Module):
+    """A stem, a residual block, a head; and an output in the middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, padding=1)
+        self.first, self.second = (nn.Conv2d(4, 4, 3, padding=1) for _ in range(2))
+        self.side = nn.Conv2d(4, 2, 1)
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.relu(self.stem(image))
+        side = self.side(x)
+        x = torch.relu(x + self.second(torch.relu(self.first(x))))
+        return side, self.fc(x.mean((2, 3)))
+
+
+class Ladder(nn.Module):
+    """Encoder and decoder with a skip around all between: one place to cut, behind the stem."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.first, self.second, self.last = (
+            nn.Conv2d(3, 3, 3, padding=1) for _ in range(4)
+        )
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        x = self.stem(image)
+        y = self.first(x)
+        z = self.second(y)
+        return self.last(z * y) + x
+
+
+@cache
+def carrier(make: Callable[[], nn.Module], spec: TensorSpec) -> Carrier:
+    """A module with random weights; lowered once for all tests."""
+    torch.manual_seed(0)
+    module = make()
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return TorchCarrier(module, [spec])
+
+
+def batch_for(spec: TensorSpec) -> Batch:
+    random = np.random.default_rng(0)
+    if spec is TOKENS:
+        return {"tokens": random.integers(0, 11, (2, 7))}
+    return {"image": random.standard_normal((2, 3, 8, 8), np.float32)}
+
+
+def tapped(model: ir.Model, blocks: tuple[GraphBlock, ...], batch: Batch) -> Batch:
+    """Run block after block; everything that a layer reads or writes, and what ends a block."""
+    values = dict(batch)
+    for block in blocks:
+        names = [n for layer in graph_layers(model) for n in (*layer.inputs, layer.output)]
+        given = {*block.inputs, block.entry}
+        own = [n for n in dict.fromkeys(names) if n in block.reads - given - set(block.weights)]
+        outputs = list(dict.fromkeys([*own, *([block.exit] if block.exit else [])]))
+        if block.exit is None:
+            outputs.append(model.graph.outputs[-1].name or "")
+        values.update(graph_runner(extract_block(model, block, outputs, {})).run(values))
+    return values
+
+
+CASES = [
+    (Decoder, TOKENS, 5),
+    (SharedBias, TOKENS, 3),
+    (Convolutions, IMAGE, 4),
+    (Ladder, IMAGE, 2),
+]
+
+
+@pytest.mark.parametrize(("module", "spec", "count"), CASES)
+def test_the_blocks_one_after_another_compute_what_the_model_does(module, spec, count):
+    model = carrier(module, spec)
+    blocks = partition(model.graph())
+    assert len(blocks) == count
+    batch = batch_for(spec)
+    found = tapped(model.graph(), blocks, batch)
+    common = [n for n in found if n not in batch]
+    want = model.runner(common).run(batch)
+    assert len(common) > count
+    for name in common:
+        np.testing.assert_allclose(found[name], want[name], rtol=1e-4, atol=1e-5)
+
+
+def test_a_decoder_is_cut_at_its_residual_stream():
+    graph = carrier(Decoder, TOKENS).graph()
+    blocks = partition(graph)
+    layers = {layer.weight for layer in graph_layers(graph)}
+    found = [[w for w in block.weights if w in layers] for block in blocks]
+    assert found[0][:2] == ["embed.weight", "places.weight"]
+    assert found[0][2:] == [f"attention.0.{n}.weight" for n in "qkvo"]
+    assert found[1] == ["up.0.weight", "down.0.weight"]
+    assert found[4] == ["head.weight"]
+    assert [b.entry for b in blocks[1:]] == [b.exit for b in blocks[:-1]]
+    assert all("embed.weight" not in b.weights for b in blocks[1:])
+
+
+def test_there_is_no_cut_across_a_skip():
+    first, second = partition(carrier(Ladder, IMAGE).graph())
+    assert (first.entry, first.exit, first.inputs) == (None, "conv2d", ("image",))
+    assert (second.entry, second.exit, second.inputs) == ("conv2d", None, ())
+    assert {f"{n}.weight" for n in ("first", "second", "last")} <= set(second.weights)
+
+
+def test_a_graph_without_a_cut_is_one_block():
+    (block,) = partition(carrier(partial(nn.Conv2d, 3, 2, 1), IMAGE).graph())
+    assert (block.entry, block.exit, block.inputs) == (None, None, ("image",))
+
+
+def test_every_layer_is_in_exactly_one_block():
+    for module, spec, _ in CASES:
+        graph = carrier(module, spec).graph()
+        blocks = partition(graph)
+        for layer in graph_layers(graph):
+            if layer.kind != "Gather":
+                assert sum(layer.weight in b.weights for b in blocks) == 1, layer.name
+
+
+def test_changed_weights_are_used_and_the_others_shared():
+    graph = carrier(Decoder, TOKENS).graph()
+    block = partition(graph)[1]
+    change = {"up.0.weight": torch.zeros(12, 8), "head.weight": torch.zeros(11, 8)}
+    assert block.exit is not None
+    own = extract_block(graph, block, [block.exit], change)
+    assert set(own.graph.initializers) <= set(block.weights)
+    untouched = own.graph.initializers["down.0.weight"].const_value
+    assert untouched is graph.graph.initializers["down.0.weight"].const_value
+    stream = np.random.default_rng(0).standard_normal((2, 7, 8), np.float32)
+    entry: dict[str, Array] = {block.entry or "": stream}
+    want = graph_runner(extract_block(graph, block, [block.exit], {})).run(entry)[block.exit]
+    found = graph_runner(own).run(entry)[block.exit]
+    assert np.abs(found - want).max() > 0.1
+    up_bias, down = (graph.graph.initializers[n] for n in ("up.0.bias", "down.0.weight"))
+    assert up_bias.const_value is not None
+    assert down.const_value is not None
+    hidden = np.maximum(up_bias.const_value.numpy(), 0) @ down.const_value.numpy().T
+    bias = graph.graph.initializers["down.0.bias"].const_value
+    assert bias is not None
+    np.testing.assert_allclose(found, stream + hidden + bias.numpy(), rtol=1e-4, atol=1e-5)
