@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from calibration.agreement import Agreement
 from calibration.extrema import extrema
 from calibration.observers.ranges import HistogramObserver, RangeObserver
 from compressor.errors import DataError
@@ -59,24 +60,28 @@ def collect(
     for key in updaters:
         by_place.setdefault(key[0], []).append(key)
 
+    agreement = Agreement(updaters, ranks)
     seen = 0
     for batch, outputs in _run_ahead(run, batches):
+        after = dict(states)
         samples = len(next(iter(batch.values())))
         for (tensor, where), keys in by_place.items():
             feed = {key: updaters[key] for key in keys}
             try:
                 values = _values(tensor, outputs, where)
                 if values.numel():
-                    states.update(_updated(feed, states, values))
+                    after.update(_updated(feed, states, values))
             except ValueError as error:
                 _blame_values(tensor, outputs[tensor], seen, samples, error)
                 raise
         del outputs  # before the next run needs the memory
+        states = agreement.kept(states, after)
         seen += samples
         if progress is not None:
             progress(seen)
-        if all(observer.enough(states[key]) for key, observer in updaters.items()):
+        if agreement.done:
             break
+    agreement.finish(states)
     seen = sum(ranks.gathered(seen))
     if not seen:
         raise DataError("calibration data", "has no samples", "give at least one batch")

@@ -36,16 +36,18 @@ class SecondMoment(Observer[Moments | None, Moments | None]):
 
     def update(self, state: Moments | None, values: torch.Tensor) -> Moments | None:
         """Return the state after also seeing ``values``."""
-        if self.enough(state):
+        if self.share(state) >= 1:
             return state
         if self.kernel is None:
             return add_vectors(state, values)
         window = Window(self.kernel, self.strides, self.pads, self.dilations, self.groups)
         return add_patches(state, values, window)
 
-    def enough(self, state: Moments | None) -> bool:
-        """Tell whether there are enough vectors."""
-        return state is not None and state.rows >= self.rows_per_column * state.second.shape[-1]
+    def share(self, state: Moments | None) -> float:
+        """Return vectors over wanted vectors."""
+        if state is None:
+            return 0.0
+        return state.rows / (self.rows_per_column * state.second.shape[-1])
 
     def merge(self, first: Moments | None, second: Moments | None) -> Moments | None:
         """Return the moment of both streams."""

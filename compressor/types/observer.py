@@ -67,9 +67,12 @@ class Observer(Options, ABC, Generic[StateT, ResultT]):
     def update(self, state: StateT, values: torch.Tensor) -> StateT:
         """Return the state after also seeing ``values`` (a finite tensor of any shape)."""
 
-    def enough(self, state: StateT) -> bool:  # noqa: ARG002
-        """Tell whether nothing worth knowing would be learned from further values."""
-        return False
+    def share(self, state: StateT) -> float:  # noqa: ARG002
+        """Return how much of what it needs has been observed; from 1 on it need not see more.
+
+        Shares of merged states add up. An observer that always gains from more values returns 0.
+        """
+        return 0.0
 
     @abstractmethod
     def merge(self, first: StateT, second: StateT) -> StateT:

@@ -8,12 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 import torch
+from onnx import helper, numpy_helper
 from safetensors.torch import save_file
 
 from tests.compressor.tiny_project import Project, onnx_project
 
+WIDTH = 64
 STATIC = {"pass": "quantize-static", "weights": {"rounding": "nearest"}}
 
 
@@ -85,6 +89,65 @@ def test_a_failure_ends_all_processes(tmp_path: Path):
     assert done.stderr.startswith("error: ")  # what the launcher says of it comes after
     assert "internal error" not in done.stderr
     assert not project.output.exists()
+
+
+def perceptron(folder: Path) -> Project:
+    """Write a project around a residual block and a layer, with correlated inputs."""
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(0)
+    names = ("one.weight", "two.weight", "three.weight")
+    shapes = ((WIDTH, 2 * WIDTH), (2 * WIDTH, WIDTH), (WIDTH, WIDTH))
+    arrays = {
+        name: (random.standard_normal(shape) / shape[0] ** 0.5).astype(np.float32)
+        for name, shape in zip(names, shapes, strict=True)
+    }
+    nodes = [
+        helper.make_node("MatMul", ["x", names[0]], ["a"]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("MatMul", ["b", names[1]], ["c"]),
+        helper.make_node("Add", ["c", "x"], ["d"]),
+        helper.make_node("MatMul", ["d", names[2]], ["y"]),
+    ]
+    ends = [
+        helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["n", WIDTH]) for n in ("x", "y")
+    ]
+    initializers = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    graph = helper.make_graph(nodes, "perceptron", ends[:1], ends[1:], initializers)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    onnx.save(model, folder / "net.onnx")
+    mixed = random.standard_normal((400, 8)) @ random.standard_normal((8, WIDTH))
+    inputs = (mixed + random.standard_normal(mixed.shape) / 2).astype(np.float32)
+    np.savez(folder / "data.npz", x=inputs)
+    project = Project(folder, {"onnx": "net.onnx"})
+    project.spec["data"] = {"calibration": {"npz": "data.npz", "inputs": {"x": "x"}, "batch": 7}}
+    project.spec["exports"] = [{"format": "onnx"}]
+    return project
+
+
+def codes_of(project: Project) -> np.ndarray:
+    model = onnx.load(project.output / "model.onnx")
+    packed = [numpy_helper.to_array(x) for x in model.graph.initializer if x.data_type == x.UINT8]
+    assert packed
+    flat = np.concatenate([array.reshape(-1) for array in packed])
+    return np.stack([flat & 15, flat >> 4])
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_codes_that_rest_on_sums_are_nearly_all_the_same(tmp_path: Path, method: str):
+    alone, shared = perceptron(tmp_path / "alone"), perceptron(tmp_path / "shared")
+    nearest = perceptron(tmp_path / "nearest")
+    for project in (alone, shared, nearest):
+        step = {"pass": "quantize-weights", "bits": 4, "group": 32, "method": method}
+        project.spec["passes"] = [step]
+    nearest.spec["passes"][0]["method"] = "rtn"
+    alone.run()
+    nearest.run()
+    done = in_two_processes(shared.folder, "run", str(shared.path))
+    assert done.returncode == 0, done.stderr
+    ours, theirs = codes_of(shared), codes_of(alone)
+    assert ours.size == 4 * WIDTH * WIDTH + WIDTH * WIDTH
+    assert (ours == theirs).mean() >= 0.999
+    assert (theirs == codes_of(nearest)).mean() < 0.95
 
 
 def bare_checkpoint(folder: Path) -> Path:
