@@ -50,6 +50,7 @@ class TransformersRunner:
         import transformers
         from huggingface_hub.errors import StrictDataclassError
         from safetensors import SafetensorError
+        from transformers.utils.generic import find_labels
 
         try:
             with _silenced():
@@ -71,12 +72,14 @@ class TransformersRunner:
             ) from error
         self._check_whole(found)
         self._model.eval()
-        self._takes = set(inspect.signature(self._model.forward).parameters)
+        # Given the right answers, a model returns its loss as well.
+        answers: list[str] = find_labels(type(self._model))  # type: ignore[no-untyped-call]
+        self._takes = set(inspect.signature(self._model.forward).parameters) - set(answers)
         self._has_run = False
         self.runtime = f"transformers {transformers.__version__} (torch {torch.__version__})"
 
     def run(self, batch: Batch) -> Batch:
-        """Run one batch; arrays that the model does not take are ignored.
+        """Run one batch; labels, and arrays that the model does not take, are ignored.
 
         Returns:
             The logits as ``output``; where the model returns several tensors, ``output_0``,

@@ -56,7 +56,7 @@ def check(directory: Path, model: Any, tensors: dict[str, StoredTensor], toleran
     write(directory, model, tensors)
     weights = dequantized(model, tensors)
     runner = TransformersRunner(directory)
-    found = runner.run({"input_ids": TOKENS, "unknown": TOKENS})
+    found = runner.run({"input_ids": TOKENS, "unknown": TOKENS, "labels": TOKENS})
     assert list(found) == ["output"]
     loaded = dict(runner._model.named_parameters())
     for name, weight in weights.items():
