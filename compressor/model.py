@@ -220,6 +220,12 @@ def _open_pretrained(spec: Spec, auto_class: str) -> OpenedModel:
             "name the folder with config.json and the weights in model.checkpoint",
         )
     carrier = open_pretrained(auto_class, directory, spec.model.config, spec.inputs)
+    if any(p.dtype == torch.bfloat16 for p in carrier.module.parameters()):
+        raise SpecError(
+            "model.checkpoint",
+            "holds bfloat16 weights, which ONNX Runtime does not compute with on CPUs",
+            "add config: {dtype: float32} to model, or use compress quantize, which runs nothing",
+        )
     files = (directory / CONFIG, *weight_file_paths(directory))
 
     def digest() -> str:

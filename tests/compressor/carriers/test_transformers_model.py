@@ -446,6 +446,16 @@ def test_in_a_spec(copy: Path, tmp_path: Path) -> None:
             open_model(load_spec(write_spec(tmp_path, copy, given, ids)))
 
 
+def test_bfloat16_is_refused_with_the_way_out(copy: Path, tmp_path: Path) -> None:
+    retype(copy, torch.bfloat16)
+    ids = np.arange(24, dtype=np.int64).reshape(2, 12)
+    with pytest.raises(SpecError, match=r"bfloat16 .* add config: \{dtype: float32\} to model"):
+        open_model(load_spec(write_spec(tmp_path, copy, {"checkpoint": "model"}, ids)))
+    wide = {"checkpoint": "model", "config": {"dtype": "float32"}}
+    model = open_model(load_spec(write_spec(tmp_path, copy, wide, ids)))
+    assert "float32" in {layer.dtype for layer in model.carrier.layers()}
+
+
 def test_a_token_beyond_the_vocabulary_is_found_at_plan_time(copy: Path, tmp_path: Path) -> None:
     ids = np.full((2, 12), 36, np.int64)
     ids[0, 5] = 37

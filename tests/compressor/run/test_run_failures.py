@@ -4,9 +4,11 @@ import errno
 import os
 from pathlib import Path
 
+import onnx_ir as ir
 import pytest
 from click.testing import CliRunner
 
+from compressor.carriers import onnx_carrier
 from compressor.cli.application import application
 from compressor.errors import ExitCode, InputError, SpecError
 from compressor.run import runner
@@ -165,3 +167,22 @@ def test_a_module_that_lowers_to_something_else(on_torch: Project):
         "module TinyNet: the graph made of it gives other values for output 'output'; "
     )
     assert on_torch.leftovers() == []
+
+
+def test_an_onnx_file_whose_upgrade_computes_something_else(
+    on_onnx: Project, monkeypatch: pytest.MonkeyPatch
+):
+    """The file as it is and the graph that passes work on are run side by side."""
+    original = onnx_carrier.clean
+
+    def spoiled(model: ir.Model) -> None:
+        original(model)
+        bias = model.graph.initializers["fc.bias"]
+        assert bias.const_value is not None
+        bias.const_value = ir.tensor(bias.const_value.numpy() + 1, name="fc.bias")
+
+    monkeypatch.setattr(onnx_carrier, "clean", spoiled)
+    with pytest.raises(InputError) as caught:
+        on_onnx.run()
+    assert "the graph made of it gives other values for output 'logits'" in str(caught.value)
+    assert not on_onnx.leftovers()
