@@ -25,10 +25,10 @@ demo: $(VENV)/.base  ## compress the handwritten-digits sample and print the res
 	$(BIN)/compress run samples/digits/spec.yaml
 
 test: $(VENV)/.test  ## the tests that take seconds each
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-all: $(VENV)/.test  ## the slow tests too
-	$(BIN)/python -m pytest -m 'not benchmark'
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not benchmark'
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
