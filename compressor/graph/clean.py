@@ -8,19 +8,11 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from compressor.graph.values import all_nodes, constant_array, is_op
+from compressor.graph.values import INTEGER_CODES, all_nodes, constant_array, is_op
 
 if TYPE_CHECKING:
     from onnx_ir.passes import InPlacePass
 
-_CODES = (
-    ir.DataType.INT8,
-    ir.DataType.UINT8,
-    ir.DataType.INT4,
-    ir.DataType.UINT4,
-    ir.DataType.INT2,
-    ir.DataType.UINT2,
-)
 _SMALL = 1024  # elements: shapes, axes and scalars; never a table that someone computed
 
 
@@ -72,7 +64,8 @@ def _parameters(model: ir.Model) -> frozenset[str]:
     return frozenset(
         name
         for name, value in model.graph.initializers.items()
-        if value.dtype is not None and (value.dtype.is_floating_point() or value.dtype in _CODES)
+        if value.dtype is not None
+        and (value.dtype.is_floating_point() or value.dtype in INTEGER_CODES)
     )
 
 

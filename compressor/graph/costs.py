@@ -7,16 +7,8 @@ from math import prod
 import onnx_ir as ir
 
 from compressor.graph.layers import layer_of, looked_up, weight_source
-from compressor.graph.values import all_nodes, dims, is_op, static_shape
+from compressor.graph.values import INTEGER_CODES, all_nodes, dims, is_op, static_shape
 
-_CODES = (
-    ir.DataType.INT8,
-    ir.DataType.UINT8,
-    ir.DataType.INT4,
-    ir.DataType.UINT4,
-    ir.DataType.INT2,
-    ir.DataType.UINT2,
-)
 _PRODUCTS = ("Conv", "ConvInteger", "ConvTranspose", "Gemm", "MatMul", "MatMulInteger")
 
 
@@ -83,7 +75,7 @@ def _is_codes(value: ir.Value) -> bool:
     They are dequantized, or they are a byte at most and a matrix at least.
     """
     dequantized = any(is_op(u.node, "DequantizeLinear") and u.idx == 0 for u in value.uses())
-    narrow = value.dtype in _CODES and value.shape is not None and len(value.shape) >= 2
+    narrow = value.dtype in INTEGER_CODES and value.shape is not None and len(value.shape) >= 2
     return dequantized or narrow
 
 

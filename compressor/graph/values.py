@@ -10,6 +10,17 @@ import onnx_ir as ir
 from compressor.types.tensors import Array, TensorSpec
 
 _DEFAULT_DOMAINS = ("", "ai.onnx")
+INTEGER_CODES = frozenset(
+    {
+        ir.DataType.INT8,
+        ir.DataType.UINT8,
+        ir.DataType.INT4,
+        ir.DataType.UINT4,
+        ir.DataType.INT2,
+        ir.DataType.UINT2,
+    }
+)
+"""Element types that hold the codes of quantized weights, floats excluded."""
 
 
 def all_nodes(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:

@@ -14,23 +14,14 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.graph.editing import Attributes, Editor
-from compressor.graph.values import is_op, static_shape
+from compressor.graph.values import INTEGER_CODES, is_op, static_shape
 from compressor.types.tensors import Array
 from exporters.onnx.matmul_nbits import packed
 from exporters.onnx.weight_only import WeightOnly
 
 _FLOAT = ir.DataType.FLOAT
 _PAIR = 2  # bits: narrower than any element type of opset 21
-_CAST = {
-    ir.DataType.INT8,
-    ir.DataType.UINT8,
-    ir.DataType.INT4,
-    ir.DataType.UINT4,
-    ir.DataType.INT2,
-    ir.DataType.UINT2,
-    ir.DataType.FLOAT8E4M3FN,
-    ir.DataType.FLOAT8E5M2,
-}
+_CAST = INTEGER_CODES | {ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT8E5M2}
 _SIGNED = (ir.DataType.INT4, ir.DataType.INT2)
 _EACH = 4  # codes of two bits in a byte
 

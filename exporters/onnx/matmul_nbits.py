@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.graph.editing import Editor
-from compressor.graph.values import is_op, static_shape
+from compressor.graph.values import INTEGER_CODES, is_op, static_shape
 from compressor.types.layers import Layer
 from compressor.types.tensors import Array
 from exporters.onnx.weight_only import WeightOnly
@@ -32,14 +32,6 @@ _KERNELS: dict[str, dict[int, int]] = {"float32": {4: 16}, "int8": {2: 32, 4: 16
 It takes other combinations too, but turns all codes into floats again in every run: for one token
 and a weight of 1024 by 2816 measured as 14 ms, in place of 0.3 ms.
 """
-_INTEGERS = {
-    ir.DataType.INT8,
-    ir.DataType.UINT8,
-    ir.DataType.INT4,
-    ir.DataType.UINT4,
-    ir.DataType.INT2,
-    ir.DataType.UINT2,
-}
 _SIGNED = (ir.DataType.INT8, ir.DataType.INT4, ir.DataType.INT2)
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 _TWO_BITS = 2
@@ -117,7 +109,7 @@ def packed(codes: Array, bits: int) -> Array:
 def packing_of(weight: WeightOnly, compute: Compute) -> Packing | None:
     """Return how a weight is packed, or ``None`` where it has to be stored in another way."""
     dtype = weight.codes.dtype
-    if dtype not in _INTEGERS or not _is_stored(weight):
+    if dtype is None or dtype not in INTEGER_CODES or not _is_stored(weight):
         return None
     if not all(
         layer is not None and _is_plain(node, layer, weight) for node, layer in weight.products

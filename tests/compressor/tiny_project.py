@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -117,6 +117,19 @@ class Project:
         here = [p.name for p in self.output.glob("*") if p.name not in known]
         staged = [p.name for p in self.output.rglob(".staging-*")]
         return sorted(staged + [n for n in here if not n.startswith(".staging-")])
+
+
+def setting(path: str, value: Any) -> Callable[[Project], None]:
+    """Return a function that sets one key of a project's spec; dots lead inside."""
+
+    def change(project: Project) -> None:
+        *parents, last = [int(p) if p.isdigit() else p for p in path.split(".")]
+        entry: Any = project.spec
+        for part in parents:
+            entry = entry[part]
+        entry[last] = value
+
+    return change
 
 
 def onnx_project(folder: Path) -> Project:

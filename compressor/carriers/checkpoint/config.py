@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from compressor.carriers.checkpoint.headers import strict_json
+from compressor.carriers.checkpoint.headers import read_json
 from compressor.errors import ModelError
 from compressor.names import listed
 
@@ -39,14 +39,8 @@ def read_config(path: Path) -> dict[str, Any]:
         ModelError: it is not a JSON object.
     """
     subject = f"config {str(path)!r}"
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise ModelError(
-            subject, f"cannot be read ({error.strerror})", "check its permissions"
-        ) from error
     # Some published files hold Infinity, which Python reads and writes.
-    config = strict_json(text, subject, "cannot be read", constants=True)
+    config = read_json(path, subject, "cannot be read", constants=True)
     if not isinstance(config, dict):
         raise ModelError(subject, "is not a JSON object", "fetch it again")
     return config

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from compressor.carriers.checkpoint.headers import strict_json
+from compressor.carriers.checkpoint.headers import read_json
 from compressor.errors import ModelError, SpecError
 
 INDEX = "model.safetensors.index.json"
@@ -53,13 +53,7 @@ def read_index(index: Path) -> dict[str, str]:
         ModelError: it is malformed, or names a file that is missing or lies elsewhere.
     """
     subject = f"index {str(index)!r}"
-    try:
-        text = index.read_bytes()
-    except OSError as error:
-        raise ModelError(
-            subject, f"cannot be read ({error.strerror})", "check its permissions"
-        ) from error
-    content = strict_json(text, subject, "is not a safetensors index")
+    content = read_json(index, subject, "is not a safetensors index")
     mapping = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(mapping, dict):
         raise ModelError(subject, "is not a safetensors index", "write it again")

@@ -202,6 +202,21 @@ def _tensor(name: str, value: Any, start: int, subject: str) -> TensorHeader:
     return TensorHeader(name, dtype, tuple(shape), start + offsets[0], nbytes)
 
 
+def read_json(path: Path, subject: str, problem: str, *, constants: bool = False) -> Any:
+    """Parse a JSON file; the arguments and errors are those of :func:`strict_json`.
+
+    Raises:
+        ModelError: it cannot be read, or is something else.
+    """
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise ModelError(
+            subject, f"cannot be read ({error.strerror})", "check its permissions"
+        ) from error
+    return strict_json(text, subject, problem, constants=constants)
+
+
 def strict_json(text: bytes, subject: str, problem: str, *, constants: bool = False) -> Any:
     """Parse JSON that names nothing twice.
 

@@ -174,8 +174,7 @@ def test_killed_and_called_again(tmp_path: Path):
             break
     process.send_signal(signal.SIGKILL)
     process.wait()
-    if process.returncode == 0:
-        pytest.skip("the machine was too fast to be interrupted")
+    assert process.returncode == -signal.SIGKILL, "it ended before it was killed"
     kept = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "broken").rglob(journal)}
     assert kept
     assert not list((tmp_path / "broken").glob("model*"))  # nothing half is where people look

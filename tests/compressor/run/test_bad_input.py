@@ -22,6 +22,7 @@ from tests.compressor.tiny_project import (
     Project,
     forget_modules,
     sample_images,
+    setting,
     tiny_module,
     tiny_onnx,
 )
@@ -51,41 +52,32 @@ def check(project: Project, spoil: Spoil, code: int, *parts: str) -> None:
     assert not project.output.exists()
 
 
-def key(name: str, value: Any) -> Spoil:
-    """Set a key of the spec; dots lead inside."""
-
-    def change(project: Project) -> None:
-        *parents, last = name.split(".")
-        entry: Any = project.spec
-        for part in parents:
-            entry = entry[part]
-        entry[last] = value
-
-    return change
-
-
 @pytest.mark.parametrize(
     ("spoil", "code", "parts"),
     [
-        (key("modle", {}), 2, ("spec.yaml:", "modle: is not a known key", "did you mean 'model'?")),
-        (key("seed", "one"), 2, ("spec.yaml:", 'seed: is "one"', "it must be a valid integer")),
         (
-            key("model.onnx", "gone.onnx"),
+            setting("modle", {}),
+            2,
+            ("spec.yaml:", "modle: is not a known key", "did you mean 'model'?"),
+        ),
+        (setting("seed", "one"), 2, ("spec.yaml:", 'seed: is "one"', "it must be a valid integer")),
+        (
+            setting("model.onnx", "gone.onnx"),
             2,
             ("spec.yaml:5: ", "model 'FOLDER/gone.onnx'", "does not exist", "check model.onnx"),
         ),
         (
-            key("data.evaluation.npz", "gone.npz"),
+            setting("data.evaluation.npz", "gone.npz"),
             2,
             ("data.evaluation.npz: 'FOLDER/gone.npz' does not exist", "correct the path"),
         ),
         (
-            key("passes", [{"pass": "cast", "layers": [{"match": "head", "skip": True}]}]),
+            setting("passes", [{"pass": "cast", "layers": [{"match": "head", "skip": True}]}]),
             2,
             ("spec.yaml:", "layer rule 'head'", "matches no layer", "there is: conv1, conv2, fc"),
         ),
         (
-            key("metric", "acuracy"),
+            setting("metric", "acuracy"),
             2,
             ("metric 'acuracy'", "is not known", "did you mean 'accuracy'?"),
         ),
@@ -113,13 +105,16 @@ def module(source: str) -> Spoil:
     ("spoil", "parts"),
     [
         (
-            key("model.factory", "no_such_net:build"),
+            setting("model.factory", "no_such_net:build"),
             ("model.factory: 'no_such_net' does not import", "run from the folder that holds it"),
         ),
-        (key("model.factory", f"{MODULE}:biuld"), ("has no 'biuld'", "did you mean 'build'?")),
-        (key("model.factory", MODULE), (f"{MODULE!r} is not package.module:name", "write it like")),
+        (setting("model.factory", f"{MODULE}:biuld"), ("has no 'biuld'", "did you mean 'build'?")),
         (
-            key("model.config", {"widht": 4}),
+            setting("model.factory", MODULE),
+            (f"{MODULE!r} is not package.module:name", "write it like"),
+        ),
+        (
+            setting("model.config", {"widht": 4}),
             ("the factory raised TypeError: ", "'widht'", "call it in a Python shell"),
         ),
         (module("import no_such_library"), ("does not import (ModuleNotFoundError: ",)),
@@ -169,7 +164,7 @@ DAMAGED = ("cannot be read (", "the file is cut or damaged")
     ("spoil", "parts"),
     [
         pytest.param(
-            key("model.config", {"width": 6}),
+            setting("model.config", {"width": 6}),
             (
                 "has 'conv1.weight' with shape [8, 1, 3, 3]",
                 "the factory's module wants [6, 1, 3, 3]",
@@ -219,13 +214,13 @@ def test_checkpoints(on_torch: Project, spoil: Spoil, parts: tuple[str, ...]):
 
 
 def test_a_checkpoint_that_is_not_there(on_torch: Project):
-    missing = key("model.checkpoint", "gone.pt")
+    missing = setting("model.checkpoint", "gone.pt")
     check(on_torch, missing, 2, "spec.yaml:6: ", "'FOLDER/gone.pt'", "does not exist", "check")
 
 
 def test_a_checkpoint_of_an_unknown_kind(on_torch: Project):
     (on_torch.folder / "tiny.npz").touch()
-    other = key("model.checkpoint", "tiny.npz")
+    other = setting("model.checkpoint", "tiny.npz")
     check(on_torch, other, 2, "has the unknown suffix '.npz'", "give a .safetensors, .pt, .pth")
 
 

@@ -31,6 +31,7 @@ from tests.compressor.tiny_project import (
     forget_modules,
     onnx_project,
     sample_images,
+    setting,
     tiny_module,
     tiny_onnx,
 )
@@ -113,19 +114,6 @@ def new_transform(project: Project) -> None:
 
 def new_blocks(project: Project) -> None:
     (project.folder / "tiny_blocks.py").write_text("SCALE = 3.0\n")
-
-
-def setting(path: str, value: Any) -> Change:
-    """Change one key of the spec."""
-
-    def change(project: Project) -> None:
-        *parents, last = [int(p) if p.isdigit() else p for p in path.split(".")]
-        entry: Any = project.spec
-        for part in parents:
-            entry = entry[part]
-        entry[last] = value
-
-    return change
 
 
 @pytest.mark.parametrize(

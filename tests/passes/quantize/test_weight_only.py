@@ -20,11 +20,9 @@ from passes.quantize import weight_only
 from passes.quantize.weight_only import QuantizeWeights
 from tests.passes.quantize.weight_only_models import (
     ANY,
-    IMAGE,
     TENSORRT,
     VECTOR,
     Language,
-    Mixed,
     carrier,
     codes,
     plan,
@@ -32,17 +30,6 @@ from tests.passes.quantize.weight_only_models import (
     same,
     weights,
 )
-
-
-@pytest.fixture(scope="module")
-def language() -> Carrier:
-    return carrier(Language())
-
-
-@pytest.fixture(scope="module")
-def mixed() -> Carrier:
-    return carrier(Mixed(), IMAGE)
-
 
 # --- what is chosen
 

@@ -13,15 +13,10 @@ from compressor.errors import DataError
 from compressor.graph.blocks import partition
 from compressor.plan import make_observer
 from compressor.run.blockwise import Feed, GraphBlocks
-from compressor.types.carrier import Carrier
 from tests.passes.quantize.weight_only_models import (
     ANY,
-    IMAGE,
     WIDTH,
-    Language,
-    Mixed,
     batches,
-    carrier,
     codes,
     error,
     images,
@@ -30,16 +25,6 @@ from tests.passes.quantize.weight_only_models import (
     same,
     weights,
 )
-
-
-@pytest.fixture(scope="module")
-def language() -> Carrier:
-    return carrier(Language())
-
-
-@pytest.fixture(scope="module")
-def mixed() -> Carrier:
-    return carrier(Mixed(), IMAGE)
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq"])
