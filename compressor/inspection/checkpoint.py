@@ -131,8 +131,8 @@ def _in_shard(shard: ShardHeader) -> Iterator[_Found]:
             count = partial(count_elements, pairs=pairs)
             counts = Counts()
             for start, stop in cuts[name]:
-                counts += count(flat[name].rows(start, stop))
-                ahead.used(flat[name].span(start, stop))
+                with ahead.using(flat[name].span(start, stop)):
+                    counts += count(flat[name].rows(start, stop))
             dtype = "float4_e2m1fn" if pairs else _dtype_name(DTYPES[header.dtype])
             yield _Found(name, header.shape, dtype, header.nbytes, counts)
 

@@ -5,8 +5,9 @@ words; a row starts a new word. Integers are biased: the smallest code, whether 
 stored as 0. So does ``pack-quantized`` of compressed-tensors store them; its 4-bit floats are
 pairs in bytes, the first in the low half, which is the same stream without the bias.
 
-Eight codes are handled at a time, as one integer of 64 bits whose bytes are drawn together in three
-steps. Views of other widths take the machine to be little-endian, as safetensors files are.
+As many codes as fill a byte are handled as one integer, whose bytes are drawn together in steps; of
+3 bits, eight codes as one of 64 bits. Views of other widths take the machine to be little-endian,
+as safetensors files are.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ BITS = (2, 3, 4, 8)
 
 _WORD = 32
 _BYTE = 8
-_CHUNK = 1 << 17  # integers of 64 bits worked on at once: few calls, and all of it in the cache
+_CHUNK = 1 << 20  # bytes worked on at once: few calls, and all of it in the cache
+
+# Integers of as many bytes as there are codes in a byte of the stream.
+_WORD_OF_A_BYTE = {8: torch.uint8, 4: torch.int16, 2: torch.int32}
 
 
 def packed_columns(columns: int, bits: int) -> int:
@@ -113,41 +117,58 @@ def unpack_nibbles(packed: Tensor) -> Tensor:
 def _drawn_together(codes: Tensor, bits: int, biased: bool) -> Tensor:
     """Return the lowest ``bits`` of all bytes as a stream, uint8; ``biased`` flips the highest."""
     flat = codes.contiguous().view(torch.uint8).view(-1)
-    flip = _repeated(1 << (bits - 1), bits, _BYTE) if biased else 0
-    if bits == _BYTE:
-        return flat ^ (flip & 0xFF) if biased else flat.clone()
     count = flat.numel()
     rest = -count % _BYTE
     if rest:
         flat = torch.nn.functional.pad(flat, (0, rest))
+    stream = torch.empty(flat.numel() * bits // _BYTE, dtype=torch.uint8)
+    if bits in _WORD_OF_A_BYTE:
+        _draw_bytes(flat, bits, biased, stream)
+    else:
+        _draw_eights(flat, bits, biased, stream.view(-1, bits))
+    return stream[: -(-count * bits // _BYTE)] if rest else stream
+
+
+def _draw_bytes(flat: Tensor, bits: int, biased: bool, stream: Tensor) -> None:
+    """Make each byte of the stream of the codes that fill it, for widths that divide a byte."""
+    words = flat.view(_WORD_OF_A_BYTE[bits])
+    mask = _repeated((1 << bits) - 1, _BYTE, words.itemsize)
+    flip = _repeated(1 << (bits - 1), bits, words.itemsize) if biased else 0
+    step = _CHUNK // words.itemsize
+    scratch = torch.empty((2, min(step, words.numel())), dtype=words.dtype)
+    for start in range(0, words.numel(), step):
+        part = words[start : start + step]
+        lanes, moved = scratch[:, : part.numel()]
+        torch.bitwise_and(part, mask, out=lanes)
+        width = bits
+        while width < _BYTE:
+            lanes |= torch.bitwise_right_shift(lanes, width * (_BYTE // bits - 1), out=moved)
+            width *= 2
+        target = stream[start : start + step]
+        target.copy_(lanes)  # the conversion keeps the lowest byte
+        if flip:
+            target ^= flip
+
+
+def _draw_eights(flat: Tensor, bits: int, biased: bool, stream: Tensor) -> None:
+    """Draw eight codes together in an integer of 64 bits; the stream is ``[eights, bits]``."""
     eights = flat.view(torch.int64)
-    stream = torch.empty((eights.numel(), bits), dtype=torch.uint8)
     first = _repeated((1 << bits) - 1, _BYTE, _BYTE)
     second = _repeated((1 << 2 * bits) - 1, 2 * _BYTE, _BYTE // 2)
     third = _repeated((1 << 4 * bits) - 1, 4 * _BYTE, _BYTE // 4)
-    shifted = torch.empty(min(_CHUNK, eights.numel()), dtype=torch.int64)
-    for start in range(0, eights.numel(), _CHUNK):
-        lanes = eights[start : start + _CHUNK] & first
-        moved = shifted[: lanes.numel()]
+    flip = _repeated(1 << (bits - 1), bits, _BYTE) if biased else 0
+    step = _CHUNK // _BYTE
+    scratch = torch.empty(min(step, eights.numel()), dtype=torch.int64)
+    for start in range(0, eights.numel(), step):
+        lanes = eights[start : start + step] & first
+        moved = scratch[: lanes.numel()]
         lanes |= torch.bitwise_right_shift(lanes, _BYTE - bits, out=moved)
         lanes &= second
         lanes |= torch.bitwise_right_shift(lanes, 2 * (_BYTE - bits), out=moved)
         lanes &= third
         lanes |= torch.bitwise_right_shift(lanes, 4 * (_BYTE - bits), out=moved)
-        if flip:
-            lanes ^= flip
-        _store(stream[start : start + _CHUNK], lanes, bits)
-    flat = stream.view(-1)
-    return flat[: -(-count * bits // _BYTE)] if rest else flat
-
-
-def _store(target: Tensor, lanes: Tensor, bits: int) -> None:
-    """Copy the lowest ``bits`` bytes of 64-bit integers into uint8 ``[count, bits]``."""
-    narrow = {2: torch.int16, 4: torch.int32}.get(bits)
-    if narrow is not None:
-        target.view(narrow).copy_(lanes[:, None])  # the conversion keeps the low bits
-    else:
-        target.copy_(lanes.view(torch.uint8).view(-1, _BYTE)[:, :bits])
+        lanes ^= flip
+        stream[start : start + step] = lanes.view(torch.uint8).view(-1, _BYTE)[:, :bits]
 
 
 def _spread(stream: Tensor, bits: int) -> Tensor:

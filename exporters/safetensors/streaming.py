@@ -13,20 +13,21 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 
-from compressor.carriers.checkpoint.read_ahead import ReadAhead
+from compressor.carriers.checkpoint.read_ahead import DISTANCE, ReadAhead
 from compressor.carriers.checkpoint.reading import RowReader, Span
 from compressor.errors import InputError
 from compressor.files import disk_errors
 from compressor.types.ranks import ALONE, Ranks
 from compressor.types.stored import StoredTensor
 from exporters.safetensors.blocks import block_tensors, pieces
+from exporters.safetensors.memory import kept_memory
 from exporters.safetensors.shard_file import ShardFile, finished
 from exporters.safetensors.stream_plan import PlannedShard, StreamPlan
 
@@ -35,7 +36,9 @@ ResultT = TypeVar("ResultT")
 # Elements in work at once, all threads together, and by one thread: with some 20 bytes of
 # intermediate results each they stay far below 1 GiB.
 _IN_WORK = 16 << 20
-_AT_ONCE = 4 << 20
+_AT_ONCE = 8 << 20
+
+_KEPT = 64 << 20  # bytes that a thread's heap keeps from one block to the next
 
 _UNFLUSHED = 64 << 20  # bytes that a thread writes before it has them brought to the disk
 
@@ -99,7 +102,7 @@ def write_shards(
         _check_room(open_shards, directory)
         count = threads or torch.get_num_threads()
         stream = _Stream(plan.digest, open_shards, directory, count)
-        with _one_thread_each():
+        with _one_thread_each(), kept_memory(_KEPT):
             stream.run(lambda own: advance(done + own))
 
 
@@ -152,7 +155,9 @@ class _Stream:
         finisher = ThreadPoolExecutor(1, "finish")
         spans = [span for block in self._blocks if (span := block.span) is not None]
         try:
-            with ReadAhead(spans) as ahead:
+            # Each thread uses one, and some are on their way.
+            ahead_by = (self._threads + 4) * max(map(len, spans), default=0)
+            with ReadAhead(spans, min(ahead_by, DISTANCE)) as ahead:
                 try:
                     jobs = [
                         workers.submit(self._work, ahead, finisher, advance)
@@ -177,16 +182,15 @@ class _Stream:
         written = 0
         while (taken := self._take()) is not None:
             block, file = taken
-            for name, tensor, start in block_tensors(
-                block.tensor, block.start, block.stop, self._elements
-            ):
-                file.put(name, tensor, start)
-                written += tensor.nbytes
+            with nullcontext() if block.span is None else ahead.using(block.span):
+                for name, tensor, start in block_tensors(
+                    block.tensor, block.start, block.stop, self._elements
+                ):
+                    file.put(name, tensor, start)
+                    written += tensor.nbytes
             if written > _UNFLUSHED:
                 written = 0
                 completed.append(finisher.submit(file.flush))
-            if block.span is not None:
-                ahead.used(block.span)
             with self._lock:
                 self._done += block.nbytes
                 self._left[block.shard] -= 1

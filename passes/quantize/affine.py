@@ -15,7 +15,7 @@ from torch import Tensor
 
 from compressor.types.observer import Range
 from compressor.types.quantized import QuantizedTensor, Scheme
-from passes.quantize.groups import extremes, in_groups, row_chunks
+from passes.quantize.groups import converted_chunks, extremes, in_groups, row_chunks
 
 SMALLEST_SCALE = 2.0**-60
 """Least scale: the product of two, which scales an integer product, is a normal float32 still."""
@@ -98,8 +98,8 @@ def quantize(matrix: Tensor, scale: Tensor, zero_point: Tensor, scheme: Scheme) 
     """
     blocks = in_groups(matrix, scheme)
     codes = torch.empty(blocks.shape, dtype=code_dtype(scheme))
-    for part in row_chunks(blocks):
-        codes[part] = _levels(blocks[part], scale, zero_point, part, scheme)
+    for part, values in converted_chunks(blocks, torch.float32):
+        codes[part] = _levels(values, scale, zero_point, part, scheme)
     return QuantizedTensor(codes.reshape(matrix.shape), scale, zero_point, scheme)
 
 
@@ -233,10 +233,9 @@ def _of_rows(parameter: Tensor, part: slice) -> Tensor:
 
 
 def _levels(
-    blocks: Tensor, scale: Tensor, zero_point: Tensor, part: slice, scheme: Scheme
+    levels: Tensor, scale: Tensor, zero_point: Tensor, part: slice, scheme: Scheme
 ) -> Tensor:
-    """Codes of some rows, as float32 ``[rows, groups, columns of a group]``."""
-    levels = blocks.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+    """Turn values of some rows, float32 ``[rows, groups, columns of a group]``, into codes."""
     levels.div_(_of_rows(scale, part)).round_()
     if not scheme.symmetric:
         levels.add_(_of_rows(zero_point, part))
@@ -265,8 +264,8 @@ def _squared_error(
 ) -> Tensor:
     """Squared error of rounding, float64, in the shape of ``scale``."""
     errors = []
-    for part in row_chunks(blocks):
-        found = _levels(blocks[part], scale, zero_point, part, scheme)
+    for part, values in converted_chunks(blocks, torch.float32):
+        found = _levels(values, scale, zero_point, part, scheme)
         if not scheme.symmetric:
             found.sub_(_of_rows(zero_point, part))
         found.mul_(_of_rows(scale, part)).sub_(blocks[part]).square_()

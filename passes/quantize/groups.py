@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -36,6 +38,28 @@ def row_chunks(blocks: Tensor, elements: int = _CHUNK) -> list[slice]:
     return [slice(start, start + step) for start in range(0, rows, step)]
 
 
+def converted_chunks(blocks: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+    """Copy the pieces of :func:`row_chunks` one after the other into one buffer.
+
+    A buffer for each piece would cost more than the arithmetic: memory of such sizes goes back to
+    the system when it is freed, and comes from there page by page.
+
+    Args:
+        blocks: of any shape.
+        dtype: the buffer's.
+
+    Yields:
+        A slice of the first axis, and its values; they last until the next piece is asked for, and
+        may be changed.
+    """
+    parts = row_chunks(blocks)
+    first = blocks[parts[0]] if parts else blocks
+    buffer = torch.empty(first.shape, dtype=dtype)
+    for part in parts:
+        piece = blocks[part]
+        yield part, buffer[: len(piece)].copy_(piece)
+
+
 def extremes(blocks: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
     """Least and greatest value of each group, zero included.
 
@@ -50,8 +74,7 @@ def extremes(blocks: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
     exact = torch.float64 if blocks.dtype == torch.float64 else torch.float32
     low, high = (torch.zeros(rows, groups, dtype=exact) for _ in range(2))
     # One pass each for the least and the greatest: their joint operator is ten times slower.
-    for part in row_chunks(blocks) if width else []:
-        values = blocks[part].to(exact)
+    for part, values in converted_chunks(blocks, exact) if width else []:
         torch.amin(values, -1, out=low[part])
         torch.amax(values, -1, out=high[part])
     if scheme.granularity == "tensor" and rows:

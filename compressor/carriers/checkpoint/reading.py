@@ -1,6 +1,7 @@
 """Parts of files as tensors: mapped, and read when they are used.
 
-A mapped file costs no anonymous memory, and its pages go once they have been used.
+A mapped file costs no anonymous memory. Parts that have been read into a buffer beforehand are
+views of it instead.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -16,6 +18,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from compressor.carriers.checkpoint.direct import Buffer, cached_share, open_direct
 from compressor.carriers.checkpoint.headers import DTYPES, TensorHeader
 from compressor.errors import ModelError
 
@@ -27,6 +30,10 @@ class Span:
     file: MappedFile
     start: int
     stop: int
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return self.stop - self.start
 
 
 @runtime_checkable
@@ -58,6 +65,7 @@ class MappedFile:
         self.path = path
         self.nbytes = nbytes
         self._lock = threading.Lock()
+        self._loaded: dict[tuple[int, int], torch.Tensor] = {}
 
     @cached_property
     def _map(self) -> mmap.mmap:
@@ -85,20 +93,67 @@ class MappedFile:
         count = prod(shape)
         if not count:
             return torch.empty(shape, dtype=dtype)
+        stop = offset + count * dtype.itemsize
         with self._lock:
+            for (first, last), data in self._loaded.items():
+                if first <= offset and stop <= last:
+                    part = data[offset - first : stop - first].numpy()
+                    return torch.frombuffer(part, dtype=dtype).reshape(shape)
             mapped = self._map
         return torch.frombuffer(mapped, dtype=dtype, count=count, offset=offset).reshape(shape)
+
+    def load(self, start: int, stop: int, buffer: Buffer) -> bool:
+        """Read a range into a buffer, past the page cache; views are taken of it from then on.
+
+        Returns:
+            Whether that could be done. Not every file system can.
+        """
+        try:
+            handle = open_direct(self.path)
+            try:
+                data = buffer.fill(handle, start, stop)
+            finally:
+                os.close(handle)
+        except OSError:
+            return False
+        with self._lock:
+            self._loaded[start, stop] = data
+        return True
+
+    def unload(self, start: int, stop: int) -> None:
+        """Take no views of a range's buffer any more; those that were taken lose their content."""
+        with self._lock:
+            self._loaded.pop((start, stop), None)
+
+    def cached(self, start: int, stop: int) -> bool:
+        """Return whether most of a range is in the page cache, as far as the system tells.
+
+        Raises:
+            ModelError: the file cannot be read any more.
+        """
+        return start == stop or cached_share(self._view(start, stop)) > 1 / 2
 
     def touch(self, start: int, stop: int) -> None:
         """Read a range into memory; waits for the disk."""
         if start < stop:
-            self.tensor(torch.uint8, (stop - start,), start)[:: mmap.PAGESIZE].max()
+            self._view(start, stop)[:: mmap.PAGESIZE].max()
 
     def release(self, start: int, stop: int) -> None:
         """Take a range out of this process's memory; it is read again if it is used again."""
         first = start // mmap.PAGESIZE * mmap.PAGESIZE
         with self._lock:
             self._map.madvise(mmap.MADV_DONTNEED, first, stop - first)
+
+    def forget(self, start: int, stop: int) -> None:
+        """Take a range out of the page cache as well, as far as nobody else uses it."""
+        self.release(start, stop)
+        with suppress(OSError), self.path.open("rb") as stream:  # some file systems take no advice
+            os.posix_fadvise(stream.fileno(), start, stop - start, os.POSIX_FADV_DONTNEED)
+
+    def _view(self, start: int, stop: int) -> torch.Tensor:
+        """Return bytes of the map."""
+        with self._lock:
+            return torch.frombuffer(self._map, dtype=torch.uint8, count=stop - start, offset=start)
 
 
 @dataclass(frozen=True)

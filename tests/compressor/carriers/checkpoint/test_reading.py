@@ -1,9 +1,8 @@
-"""Parts of mapped files, and reading ahead of them."""
+"""Parts of files as tensors, mapped or loaded."""
 
 from __future__ import annotations
 
-import threading
-import time
+import os
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from compressor.carriers.checkpoint.direct import Buffer
 from compressor.carriers.checkpoint.headers import DTYPES, read_header
-from compressor.carriers.checkpoint.read_ahead import ReadAhead
 from compressor.carriers.checkpoint.reading import FileTensor, MappedFile, RowReader
 from compressor.errors import ModelError
 
@@ -86,23 +85,6 @@ def test_a_file_that_changed_is_refused(tmp_path: Path) -> None:
         tensor()
 
 
-def test_no_more_is_read_than_the_distance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_file({"w": torch.zeros(16, 1 << 20)}, tmp_path / "m.safetensors")  # 16 rows of 4 MiB
-    tensor = opened(tmp_path / "m.safetensors")["w"]
-    read: list[int] = []
-    monkeypatch.setattr(MappedFile, "touch", lambda _, start, stop: read.append(stop - start))
-    spans = [tensor.span(row, row + 1) for row in range(16)]
-    with ReadAhead(spans, distance=12 << 20) as ahead:
-        for row in range(16):
-            deadline = time.monotonic() + 5
-            while sum(read) < min(16, row + 3) << 22 and time.monotonic() < deadline:
-                time.sleep(0.001)
-            time.sleep(0.005)
-            assert sum(read) == min(16, row + 3) << 22
-            ahead.used(spans[row])
-    assert not [t for t in threading.enumerate() if t.name == "read-ahead"]
-
-
 def test_touching_reads_every_page(tmp_path: Path) -> None:
     save_file({"w": torch.zeros(1 << 20)}, tmp_path / "m.safetensors")
     tensor = opened(tmp_path / "m.safetensors")["w"]
@@ -119,9 +101,33 @@ def test_touching_reads_every_page(tmp_path: Path) -> None:
     assert mapped() <= 8
 
 
-def test_it_ends_when_the_block_does(tmp_path: Path) -> None:
-    save_file({"w": torch.zeros(64, 1 << 16)}, tmp_path / "m.safetensors")
+def test_a_loaded_range_is_read_from_its_buffer(tmp_path: Path) -> None:
+    whole = torch.arange(64 * 1024, dtype=torch.int32).reshape(64, 1024)
+    save_file({"a": torch.zeros(3), "w": whole}, tmp_path / "m.safetensors")
     tensor = opened(tmp_path / "m.safetensors")["w"]
-    with pytest.raises(KeyboardInterrupt), ReadAhead([tensor.span(0, 64)], distance=1):
-        raise KeyboardInterrupt
-    assert not [t for t in threading.enumerate() if t.name == "read-ahead"]
+    span = tensor.span(10, 20)
+    buffer = Buffer(len(span))
+    if not span.file.load(span.start, span.stop, buffer):
+        pytest.skip("this file system has no direct reads")
+    assert torch.equal(tensor.rows(10, 20), whole[10:20])
+    assert torch.equal(tensor.rows(12, 13), whole[12:13])
+    assert torch.equal(tensor.rows(5, 15), whole[5:15])  # from the map: not all of it is loaded
+    inside = tensor.rows(12, 13)
+    inside.zero_()
+    assert not tensor.rows(12, 13).any(), "a view of the buffer"
+    span.file.unload(span.start, span.stop)
+    assert torch.equal(tensor.rows(10, 20), whole[10:20])
+
+
+def test_what_is_forgotten_leaves_the_cache(tmp_path: Path) -> None:
+    save_file({"w": torch.ones(1 << 20)}, tmp_path / "m.safetensors")
+    with (tmp_path / "m.safetensors").open("rb") as stream:
+        os.fsync(stream.fileno())  # pages that are not yet on the disk stay
+    tensor = opened(tmp_path / "m.safetensors")["w"]
+    span = tensor.span(0, 1 << 20)
+    span.file.touch(span.start, span.stop)
+    assert span.file.cached(span.start, span.stop)
+    span.file.forget(span.start, span.stop)
+    if span.file.cached(span.start, span.stop):
+        pytest.skip("this file system keeps its pages")
+    assert bool((tensor() == 1).all())
