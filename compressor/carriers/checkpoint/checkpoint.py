@@ -92,11 +92,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if not path.exists():
         raise SpecError(subject, "does not exist", "check its spelling")
     if path.is_file() and path.suffix != ".safetensors":
-        raise SpecError(
-            subject,
-            "is not a .safetensors file",
-            "save the weights with safetensors, or give model.factory too",
-        )
+        remedy = "save the weights with safetensors, or write a spec that gives model.factory too"
+        if path.suffix == ".onnx":
+            remedy = "write a spec with model.onnx; `compress init` starts one"
+        raise SpecError(subject, "is not a .safetensors file", remedy)
     folder = _model_folder(path)
     shards = read_shards(path)
     if not any(shard.tensors for shard in shards):

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import torch
 from click.testing import CliRunner, Result
@@ -18,6 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from compressor.cli.application import application
+from passes.quantize.weight_only_options import PRESETS
 
 HIDDEN, WIDE, LAYERS, WORDS = 128, 256, 3, 50
 CONFIG = {
@@ -32,6 +34,12 @@ CONFIG = {
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
 }
+
+
+def test_the_command_offers_the_presets_of_the_pass() -> None:
+    (option,) = (p for p in application.commands["quantize"].params if p.name == "preset")
+    assert isinstance(option.type, click.Choice)
+    assert tuple(option.type.choices) == tuple(PRESETS)
 
 
 def llama(folder: Path, layers: int = LAYERS, hidden: int = HIDDEN) -> Path:

@@ -196,10 +196,12 @@ def test_configurations_that_say_nothing_wrong(
 def test_paths_that_are_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "w.bin").write_bytes(b"")
+    (tmp_path / "w.onnx").write_bytes(b"")
     for path, message in (
         (tmp_path / "gone", "does not exist"),
         (tmp_path / "empty", "holds no .safetensors file"),
-        (tmp_path / "w.bin", "is not a .safetensors file"),
+        (tmp_path / "w.bin", "is not a .safetensors file; .* model.factory"),
+        (tmp_path / "w.onnx", "is not a .safetensors file; .* model.onnx"),
     ):
         with pytest.raises(SpecError, match=message):
             open_checkpoint(path)
