@@ -44,6 +44,16 @@ def add_patches(state: Moments | None, values: Tensor, window: Window) -> Moment
     About 64 patches a sample are taken, on an even grid: neighbouring patches say almost the
     same.
     """
+    return merge(state, _moments(patch_vectors(values, window)))
+
+
+def patch_vectors(values: Tensor, window: Window) -> Tensor:
+    """Return about 64 patches of each feature map, as vectors ``[groups, columns, rows]``.
+
+    Args:
+        values: ``[batch, channels, height, width]``.
+        window: the patches.
+    """
     top, left, bottom, right = window.pads
     padded = functional.pad(values.to(torch.float32), (left, right, top, bottom))
     step = _grid_step(padded, window)
@@ -51,8 +61,7 @@ def add_patches(state: Moments | None, values: Tensor, window: Window) -> Moment
     patches = functional.unfold(padded, window.kernel, dilation=window.dilations, stride=strides)
     batch, _, positions = patches.shape
     grouped = patches.reshape(batch, window.groups, -1, positions)
-    vectors = grouped.permute(1, 2, 0, 3).reshape(window.groups, grouped.shape[2], -1)
-    return merge(state, _moments(vectors))
+    return grouped.permute(1, 2, 0, 3).reshape(window.groups, grouped.shape[2], -1)
 
 
 def merge(first: Moments | None, second: Moments | None) -> Moments | None:

@@ -16,6 +16,11 @@ Kind = Literal["pass", "exporter", "observer", "source"]
 BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     "pass": {
         "fuse": "passes.fuse.fuse:Fuse",
+        "prune-magnitude": "passes.prune.magnitude:PruneMagnitude",
+        "prune-nm": "passes.prune.nm:PruneNm",
+        "prune-wanda": "passes.prune.wanda:PruneWanda",
+        "prune-sparsegpt": "passes.prune.sparsegpt:PruneSparsegpt",
+        "prune-structured": "passes.prune.structured:PruneStructured",
         "quantize-static": "passes.quantize.static:QuantizeStatic",
         "quantize-dynamic": "passes.quantize.dynamic:QuantizeDynamic",
         "quantize-weights": "passes.quantize.weight_only:QuantizeWeights",
@@ -33,7 +38,9 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "mse": "calibration.observers.mse:Mse",
         "extreme-value": "calibration.observers.extreme_value:ExtremeValue",
         "second-moment": "calibration.observers.second_moment:SecondMoment",
+        "column-norm": "calibration.observers.column_norm:ColumnNorm",
         "channel-grid": "calibration.observers.channel_grid:ChannelGridObserver",
+        "channel-magnitude": "calibration.observers.channel_magnitude:ChannelMagnitude",
     },
     "source": {
         "npz": "calibration.sources.npz:NpzSource",

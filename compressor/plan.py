@@ -39,6 +39,12 @@ class PassPlan:
     notes: tuple[str, ...]
     bytes: int
     blockwise: bool = False
+    replays: str = ""
+
+    @property
+    def reads_data(self) -> bool:
+        """The result depends on the calibration data."""
+        return bool(self.requests or self.replays)
 
 
 @dataclass(frozen=True)
@@ -210,6 +216,12 @@ def _plan_pass(
             f"needs statistics of {len(survey.requests)} tensors, and there is no calibration data",
             "add data.calibration",
         )
+    if survey.replays and "calibration" not in data:
+        raise SpecError(
+            f"pass {step.name!r}",
+            f"needs data {survey.replays}, and there is no calibration data",
+            "add data.calibration",
+        )
     placeholders = {
         r.key: make_observer(r.observer, r.options).placeholder() for r in survey.requests
     }
@@ -221,6 +233,7 @@ def _plan_pass(
         survey.notes,
         model_bytes(after),
         survey.blockwise,
+        survey.replays,
     )
     return plan, after
 

@@ -24,6 +24,7 @@ MOST_LINES = 400
 BROAD_HANDLERS = {
     "calibration/sources/foreign.py",
     "calibration/sources/tokenizing.py",
+    "compressor/carriers/agreement.py",
     "compressor/carriers/torch_carrier.py",
     "compressor/carriers/transformers_model.py",
     "compressor/cli/application.py",
@@ -95,6 +96,9 @@ def test_the_spine_is_layered(part: str):
 
 def test_maths_knows_no_model_and_no_file():
     files = sources(
+        "passes/prune/magnitude_scores.py",
+        "passes/prune/ranking.py",
+        "passes/prune/schedule.py",
         "passes/quantize/affine.py",
         "passes/quantize/gptq.py",
         "passes/quantize/awq.py",
@@ -104,6 +108,12 @@ def test_maths_knows_no_model_and_no_file():
         "passes/quantize/hqq.py",
         "passes/quantize/nearest.py",
         "passes/quantize/output_ranges.py",
+        "passes/prune/patterns.py",
+        "passes/prune/permutation.py",
+        "passes/prune/sparsegpt_weights.py",
+        "passes/prune/wanda_scores.py",
+        "passes/prune/criteria.py",
+        "passes/prune/selection.py",
         "exporters/safetensors/packing.py",
         "calibration/histogram.py",
         "calibration/density.py",

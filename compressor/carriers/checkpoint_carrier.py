@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import onnx_ir as ir
 import torch
 
+from compressor.carriers.checkpoint.changed import changed
 from compressor.carriers.checkpoint.checkpoint import Checkpoint, read_checkpoint
 from compressor.carriers.checkpoint.config import check_config
 from compressor.carriers.checkpoint.folder import CONFIG
@@ -23,6 +24,8 @@ from compressor.carriers.torch_graph.dtypes import natural_type
 from compressor.errors import ModelError, SpecError
 from compressor.hashing import json_sha256
 from compressor.types.carrier import Capability
+from compressor.types.changes import WeightChange
+from compressor.types.channels import Units
 from compressor.types.layers import Layer
 from compressor.types.quantized import Scheme, WeightCodes
 from compressor.types.stored import StoredTensor
@@ -113,19 +116,33 @@ class CheckpointCarrier:
         Raises:
             KeyError: there is no tensor of a name.
         """
-        changed = {}
+        given = {}
         for name, tensor in changes.items():
             if name not in self._tensors:
                 raise KeyError(f"no tensor {name!r}")
             read = partial(_given, tensor.detach().contiguous())
-            changed[name] = StoredTensor(name, tuple(tensor.shape), tensor.dtype, read)
+            given[name] = StoredTensor(name, tuple(tensor.shape), tensor.dtype, read)
         layers = [
             replace(layer, shape=new.shape, dtype=numpy_name(new.dtype))
-            if (new := changed.get(layer.weight)) is not None
+            if (new := given.get(layer.weight)) is not None
             else layer
             for layer in self._layers
         ]
-        return CheckpointCarrier(self.source, {**self._tensors, **changed}, layers)
+        return CheckpointCarrier(self.source, {**self._tensors, **given}, layers)
+
+    def with_changes(self, changes: Mapping[str, WeightChange]) -> CheckpointCarrier:
+        """Return a carrier with some float weights changed as they are read.
+
+        Raises:
+            KeyError: no layer has a float weight of a name.
+        """
+        tensors = dict(self._tensors)
+        for name, change in changes.items():
+            before = tensors[name] if name in self._by_weight else None
+            if before is None or before.codes is not None:
+                raise KeyError(f"no layer has a float weight {name!r}")
+            tensors[name] = replace(before, read=changed(before.read, change))
+        return CheckpointCarrier(self.source, tensors, self._layers)
 
     def with_codes(self, changes: Mapping[str, WeightCodes]) -> CheckpointCarrier:
         """Return a carrier with some float weights stored as codes, found when they are read.
@@ -153,6 +170,14 @@ class CheckpointCarrier:
         _weights_only("graph")
 
     def with_graph(self, graph: ir.Model) -> NoReturn:  # noqa: ARG002
+        """Raise ``SpecError``: there is no graph."""
+        _weights_only("graph")
+
+    def with_channels(
+        self,
+        graph: ir.Model,  # noqa: ARG002
+        kept: Mapping[str, Mapping[int, Units]],  # noqa: ARG002
+    ) -> NoReturn:
         """Raise ``SpecError``: there is no graph."""
         _weights_only("graph")
 

@@ -23,6 +23,8 @@ from compressor.graph.codes import attach_codes
 from compressor.graph.layers import graph_layers
 from compressor.graph.values import tensor_spec
 from compressor.types.carrier import Capability
+from compressor.types.changes import WeightChange
+from compressor.types.channels import Units
 from compressor.types.layers import Layer
 from compressor.types.quantized import QuantizedTensor, WeightCodes
 from compressor.types.stored import StoredTensor
@@ -89,6 +91,16 @@ class OnnxCarrier:
             value.shape = ir.Shape(tuple(tensor.shape))
         return OnnxCarrier(graph)
 
+    def with_changes(self, changes: Mapping[str, WeightChange]) -> OnnxCarrier:
+        """Return a carrier with some float weights changed; they are computed at once.
+
+        Raises:
+            KeyError: there is no initializer of a name.
+        """
+        return self.with_weights(
+            {name: change.stored(self.weight(change.layer)) for name, change in changes.items()}
+        )
+
     def with_codes(self, changes: Mapping[str, WeightCodes]) -> OnnxCarrier:
         """Return a carrier with some float weights stored as codes, found when they are read."""
         return OnnxCarrier(graph_with_codes(self._graph, changes, self.weight))
@@ -99,6 +111,14 @@ class OnnxCarrier:
 
     def with_graph(self, graph: ir.Model) -> OnnxCarrier:
         """Return a carrier of the changed graph."""
+        return OnnxCarrier(graph)
+
+    def with_channels(
+        self,
+        graph: ir.Model,
+        kept: Mapping[str, Mapping[int, Units]],  # noqa: ARG002
+    ) -> OnnxCarrier:
+        """Return a carrier of the smaller graph."""
         return OnnxCarrier(graph)
 
     def check_finite(self, subject: str) -> None:

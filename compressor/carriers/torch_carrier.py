@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property, partial
@@ -11,26 +10,38 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from safetensors.torch import load_file, save_file
-from torch.utils._pytree import tree_leaves
 
+from compressor.carriers.agreement import Agreement, run_module
+from compressor.carriers.altered_module import (
+    Alterations,
+    AlteredModule,
+    holds_module,
+    restore_module,
+    save_module,
+)
 from compressor.carriers.code_files import load_codes, save_codes
 from compressor.carriers.lowering import attach_weights, lower
 from compressor.carriers.matching import check_names, load_into
 from compressor.carriers.onnx_carrier import OnnxCarrier, graph_with_codes, restore_graph
 from compressor.carriers.ort_runner import OrtRunner, graph_runner
+from compressor.carriers.smaller_module import (
+    attach_smaller,
+    fitting_attributes,
+    selected,
+    trainable_graph,
+    with_tensors,
+)
 from compressor.carriers.weight_files import read_weights
-from compressor.carriers.writing import system_errors
 from compressor.errors import ModelError, SpecError
 from compressor.graph.clean import clean, infer_shapes
 from compressor.graph.layers import graph_layers
 from compressor.types.carrier import Capability, Carrier
+from compressor.types.changes import WeightChange
+from compressor.types.channels import Units
 from compressor.types.layers import Layer
 from compressor.types.quantized import WeightCodes
 from compressor.types.stored import StoredTensor
 from compressor.types.tensors import Array, Batch, TensorSpec
-
-_STATE = "weights.safetensors"
 
 
 class TorchCarrier:
@@ -42,7 +53,7 @@ class TorchCarrier:
         lowered: the module's float graph, where it is known already.
         codes: what is stored in place of some of the module's weights, by their names.
         folder: the Hugging Face directory that it came from.
-        changed: names of the tensors that are no longer those of the factory and checkpoint.
+        altered: what of the module is no longer as factory and checkpoint made it.
     """
 
     kind = "torch"
@@ -54,19 +65,28 @@ class TorchCarrier:
         lowered: ir.Model | None = None,
         codes: Mapping[str, WeightCodes] | None = None,
         folder: Path | None = None,
-        changed: frozenset[str] = frozenset(),
+        altered: Alterations | None = None,
     ):
         self.module = module.eval()
         self.inputs = tuple(inputs)
         self.folder = folder
         self._lowered = lowered
         self._codes = dict(codes or {})
-        self._changed = changed
+        self._altered = altered or Alterations()
 
     @property
     def offers(self) -> frozenset[Capability]:
         """Everything; codes are not trained, though."""
         return frozenset(Capability) - ({Capability.TRAIN} if self._codes else set())
+
+    @property
+    def executes_graph(self) -> bool:
+        """The module was replaced by one that executes the graph, when channels were removed.
+
+        It is trained like any other, but its forward is no longer the factory's: it returns a
+        dictionary of the outputs by name.
+        """
+        return self._altered.executes_graph
 
     @cached_property
     def _graph(self) -> ir.Model:
@@ -140,8 +160,21 @@ class TorchCarrier:
             raise KeyError(f"no parameter {unknown[0]!r}")
         graph = self._float_graph.clone()
         attach_weights(graph, module)
-        changed = self._changed | changes.keys()
-        return TorchCarrier(module, self.inputs, graph, self._codes, self.folder, changed)
+        altered = self._altered.adding(changes)
+        return TorchCarrier(module, self.inputs, graph, self._codes, self.folder, altered)
+
+    def with_changes(self, changes: Mapping[str, WeightChange]) -> TorchCarrier:
+        """Return a carrier with some float weights changed; they are computed at once.
+
+        Raises:
+            KeyError: the module has no float parameter of a name.
+        """
+        return self.with_weights(
+            {
+                name: change.stored(self._float_weight(change.layer))
+                for name, change in changes.items()
+            }
+        )
 
     def with_codes(self, changes: Mapping[str, WeightCodes]) -> TorchCarrier:
         """Return a carrier of the same module that stores some weights as codes.
@@ -154,7 +187,7 @@ class TorchCarrier:
             raise KeyError(f"no parameter {unknown[0]!r}")
         codes = {**self._codes, **changes}
         return TorchCarrier(
-            self.module, self.inputs, self._float_graph, codes, self.folder, self._changed
+            self.module, self.inputs, self._float_graph, codes, self.folder, self._altered
         )
 
     def graph(self) -> ir.Model:
@@ -165,36 +198,78 @@ class TorchCarrier:
         """Return a carrier of the changed graph; the module stays behind."""
         return OnnxCarrier(graph)
 
+    def with_channels(
+        self, graph: ir.Model, kept: Mapping[str, Mapping[int, Units]]
+    ) -> TorchCarrier | OnnxCarrier:
+        """Return a carrier of a smaller module, or of one that executes the smaller graph.
+
+        The sizes that the module has as attributes are adapted; of several ways to read them, the
+        first is taken whose outputs on a small batch are the graph's. Where there is none, such
+        as with sizes written into ``forward``, a module that executes the graph takes its place,
+        and where that cannot be made, the graph alone.
+
+        Raises:
+            SpecError: weights are stored as codes.
+        """
+        if self._codes:
+            raise SpecError(
+                "removal of channels",
+                f"weight {min(self._codes)!r} is stored as codes already",
+                "prune before quantizing",
+            )
+        graph = graph.clone()
+        if not self.executes_graph:
+            tensors = selected(self.module, kept)
+            module = with_tensors(self.module, tensors)
+            attach_smaller(graph, module)
+            agreement = Agreement(graph, self.inputs)
+            sizes = fitting_attributes(self.module, module, kept, agreement)
+            if sizes is not None:
+                altered = self._altered.adding(tensors, sizes)
+                return TorchCarrier(module, self.inputs, graph, None, self.folder, altered)
+        else:
+            agreement = Agreement(graph, self.inputs)
+        try:
+            executing = trainable_graph(graph, self.module)
+        except ModelError:  # an operator that ONNX Runtime has and we have not
+            return self.with_graph(graph)
+        if not agreement.holds(executing.eval()):
+            return self.with_graph(graph)
+        attach_weights(graph, executing)
+        altered = Alterations(executes_graph=True)
+        return TorchCarrier(executing, self.inputs, graph, None, self.folder, altered)
+
     def runner(self, taps: Sequence[str] = ()) -> OrtRunner:
         """Start ONNX Runtime on the lowered module; ``taps`` are yielded as further outputs."""
         return graph_runner(self._graph, taps)
 
     def module_outputs(self, batch: Batch) -> list[Array]:
         """Run the module itself; its output tensors in the order of the graph's outputs."""
-        tensors = {i.name: torch.from_numpy(batch[i.name]) for i in self.inputs}
-        named = set(inspect.signature(self.module.forward).parameters)
-        with torch.inference_mode():
-            if named.issuperset(tensors):
-                result = self.module(**tensors)
-            else:
-                result = self.module(*tensors.values())
-        leaves = tree_leaves(result)
-        return [leaf.numpy() for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        return run_module(self.module, self.inputs, batch)
 
     def save(self, directory: Path) -> None:
-        """Write the tensors that passes have changed, and the codes."""
-        state = self.module.state_dict()
-        tensors = {name: state[name].contiguous().clone() for name in sorted(self._changed)}
-        with system_errors():
-            save_file(tensors, directory / _STATE)
+        """Write the tensors that passes have changed, what sizes became, and the codes."""
+        graph = self._float_graph if self._altered.channels_removed else None
+        save_module(AlteredModule(self.module, self._altered, graph), directory)
         save_codes(self._codes, self._float_weight, directory)
 
     def restore(self, directory: Path) -> Carrier:
         """Return the carrier saved there: of the same module, or of a graph made from it."""
-        if not (directory / _STATE).exists():
+        if not holds_module(directory):
             return restore_graph(directory)
-        tensors = load_file(directory / _STATE)
-        return self.with_weights(tensors).with_codes(load_codes(directory))
+        found = restore_module(directory, self.module)
+        graph = found.graph
+        if graph is None:
+            graph = self._float_graph.clone()
+            attach_weights(graph, found.module)
+        return TorchCarrier(
+            found.module,
+            self.inputs,
+            graph,
+            load_codes(directory),
+            self.folder,
+            found.alterations,
+        )
 
 
 def _copied(module: torch.nn.Module, changes: Collection[str]) -> torch.nn.Module:

@@ -60,6 +60,9 @@ def node_macs(node: ir.Node) -> int:
     layer = layer_of(node)
     if layer is not None:
         return prod(output) * layer.columns
+    if node.op_type == "Conv":  # of a weight that the graph computes
+        weight = None if node.inputs[1] is None else dims(node.inputs[1])
+        return 0 if weight is None else prod(output) * prod(weight[1:])
     first = None if node.inputs[0] is None else dims(node.inputs[0])
     return 0 if not first else prod(output) * first[-1]
 

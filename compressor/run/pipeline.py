@@ -15,6 +15,7 @@ from compressor.errors import CompressorError
 from compressor.evaluate import layer_signals
 from compressor.plan import make_observer
 from compressor.run.blockwise import block_run
+from compressor.run.samples import RunSamples
 from compressor.run.workspace import Workspace
 from compressor.sizes import model_bytes
 from compressor.store import result_key
@@ -56,7 +57,7 @@ def run_passes(workspace: Workspace) -> list[Step]:
     plan = workspace.plan
     key, carrier = workspace.source_key, plan.model.carrier
     for index, (declared, planned) in enumerate(zip(plan.spec.passes, plan.passes, strict=True)):
-        data = plan.data["calibration"].digest if planned.requests else None
+        data = plan.data["calibration"].digest if planned.reads_data else None
         key = result_key(
             "pass",
             key,
@@ -64,7 +65,7 @@ def run_passes(workspace: Workspace) -> list[Step]:
             version=declared.version,
             options=declared.model_dump(mode="json"),
             data=data,
-            batch=plan.data["calibration"].batch if planned.requests else None,
+            batch=plan.data["calibration"].batch if planned.reads_data else None,
             seed=plan.spec.seed,
             targets=sorted(plan.context.targets),
         )
@@ -142,8 +143,11 @@ def _applied(workspace: Workspace, declared: Pass, carrier: Carrier, survey: Sur
         with block_run(workspace, declared.name, carrier, survey.requests) as blocks:
             return declared.apply_blockwise(carrier, context, blocks)
     statistics = _collect(workspace, declared.name, carrier, survey.requests)
-    with workspace.progress.stage(declared.name):
-        return declared.apply(carrier, context, statistics)
+    data = workspace.plan.data.get("calibration")
+    known = data.samples if data is not None and survey.replays else None
+    with workspace.progress.stage(declared.name, known) as advance:
+        samples = RunSamples(carrier.inputs, data, context.seed, advance)
+        return declared.apply_with_samples(carrier, context, statistics, samples)
 
 
 def _collect(

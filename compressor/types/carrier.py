@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from compressor.types.changes import WeightChange
+from compressor.types.channels import Units
 from compressor.types.layers import Layer
 from compressor.types.quantized import WeightCodes
 from compressor.types.stored import StoredTensor
@@ -84,6 +86,13 @@ class Carrier(Protocol):
         """Return a carrier with some parameters (by name, stored shape) replaced."""
         ...
 
+    def with_changes(self, changes: Mapping[str, WeightChange]) -> Carrier:
+        """Return a carrier with some float weights (by parameter name) changed.
+
+        Of a model that is streamed, nothing is computed before the weights are read.
+        """
+        ...
+
     def with_codes(self, changes: Mapping[str, WeightCodes]) -> Carrier:
         """Return a carrier with some float weights (by parameter name) stored as codes.
 
@@ -97,6 +106,21 @@ class Carrier(Protocol):
 
     def with_graph(self, graph: ir.Model) -> Carrier:
         """Return a carrier of the changed graph; it no longer offers ``train``."""
+        ...
+
+    def with_channels(self, graph: ir.Model, kept: Mapping[str, Mapping[int, Units]]) -> Carrier:
+        """Return a carrier of the model without some of its channels.
+
+        A PyTorch carrier adapts its module where it can, and else executes the graph, which can
+        be trained too.
+
+        Args:
+            graph: the smaller model; what it does not change has the names that it has here.
+            kept: for each parameter that becomes smaller and each axis, the positions that remain.
+
+        Raises:
+            SpecError: the carrier has no graph, or stores weights as codes.
+        """
         ...
 
     def runner(self, taps: Sequence[str] = ()) -> Runner:

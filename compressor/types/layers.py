@@ -66,6 +66,11 @@ class Layer:
             return 1
         return len(self.shape) - 1 if self.transposed else 0
 
+    @property
+    def rows_first(self) -> bool:
+        """Whether the stored weight's first axis is the canonical form's, its rows."""
+        return self.kind != "ConvTranspose" and not self.transposed
+
     def canonical(self, weight: torch.Tensor) -> torch.Tensor:
         """Return ``weight`` (stored shape) as a matrix ``[rows, columns]``.
 

@@ -13,6 +13,7 @@ from compressor.types.blocks import Blocks
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.observer import Request
 from compressor.types.options import Options
+from compressor.types.samples import Samples
 
 
 class LayerRule(Options):
@@ -62,12 +63,15 @@ class Survey:
         notes: things the user should know, one sentence each.
         blockwise: the requests are to be answered block by block, see
             :meth:`Pass.apply_blockwise`.
+        replays: what the pass itself runs the calibration data for, see
+            :meth:`Pass.apply_with_samples`; empty where it can do without.
     """
 
     layers: tuple[LayerPlan, ...]
     requests: tuple[Request, ...] = ()
     notes: tuple[str, ...] = ()
     blockwise: bool = False
+    replays: str = ""
 
 
 @dataclass(frozen=True)
@@ -153,6 +157,28 @@ class Pass(Options, ABC):
             blocks: the model's blocks in the order of execution.
         """
         raise NotImplementedError(f"pass {self.name!r} does not work by blocks")
+
+    def apply_with_samples(
+        self,
+        carrier: Carrier,
+        context: PassContext,
+        statistics: Mapping[str, Any],
+        samples: Samples,  # noqa: ARG002
+    ) -> Outcome:
+        """Change the model, with data to run the result or parts of it on.
+
+        This is what a run calls. A pass overrides it if it measures models that exist only while
+        it works, such as a smaller one; what it measures of the model that it is given, it
+        rather requests as statistics. Where the survey's ``replays`` is empty, there may be
+        made-up samples only.
+
+        Args:
+            carrier: the model; it is not modified.
+            context: the rest of the spec.
+            statistics: results of the survey's requests, by ``Request.key``.
+            samples: the calibration data.
+        """
+        return self.apply(carrier, context, statistics)
 
     def preview(
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]

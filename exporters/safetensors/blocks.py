@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import lcm
 
 import torch
 
@@ -35,6 +36,8 @@ def _cuts(tensor: StoredTensor, elements: int) -> list[tuple[int, int]]:
     if not tensor.elements or (tensor.codes is not None and not tensor.codes.by_rows):
         return [(0, rows)]
     multiple = 1 if tensor.codes is None else row_multiple(tensor.codes.scheme)
+    if isinstance(tensor.read, RowReader):
+        multiple = lcm(multiple, tensor.read.multiple)  # so that no two blocks read the same rows
     step = max(1, elements * rows // tensor.elements // multiple) * multiple
     return [(start, min(start + step, rows)) for start in range(0, rows, step)]
 

@@ -3,8 +3,9 @@
 The error ``tr(E M Eᵀ)`` of weights ``E`` under the second moment ``M`` of the inputs is a
 quadratic function of every single weight and of every single scale. So each code in turn takes
 the value nearest to its own minimum, all others held, and each group's scale the minimum for the
-group's codes. No step raises the error. Rounding by coordinate descent is that of K. Behdin et
-al., QuantEase, 2023 (arXiv:2309.01885), section 3; the scales are ours.
+group's codes. Weights that are exactly zero have been pruned and stay. No step raises the error.
+Rounding by coordinate descent is that of K. Behdin et al., QuantEase, 2023 (arXiv:2309.01885),
+section 3; the scales are ours.
 """
 
 from __future__ import annotations
@@ -91,6 +92,12 @@ def _where(condition: Tensor, first: Tensor, second: Tensor) -> Tensor:
     return chosen.view(first.dtype)
 
 
+def zeros_by_row(matrix: Tensor) -> list[Tensor] | None:
+    """Tell, row by row, which numbers are exactly zero; ``None`` where none is."""
+    zero = (matrix == 0).contiguous()
+    return list(zero.unbind()) if bool(zero.any()) else None
+
+
 class _State:
     """Values, steps and the gradient; all with columns or groups first, ``[columns, rows]``."""
 
@@ -108,6 +115,7 @@ class _State:
         self.values = (values - self._by_column(self.zero)).contiguous()
         error = matrix.to(torch.float32).T - self.values * self._by_column(self.scale * self.whole)
         self.gradient = moment @ error
+        self.pruned = zeros_by_row(matrix.T)
         power = moment.diagonal()
         # A column without input keeps its code.
         self.inverse_power = torch.where(power > 0, 1 / power, 0.0).tolist()
@@ -183,6 +191,8 @@ class _Block:
         for own, (value, slope, delta, inverse_power) in enumerate(rows):
             wanted = torch.addcdiv(value, slope, step, value=inverse_power)
             found = state.nearest(wanted, group)
+            if state.pruned is not None:
+                found.masked_fill_(state.pruned[self.begin + begin + own], 0)
             torch.sub(found, value, out=delta).mul_(step)
             value.copy_(found)
             gradient[own + 1 :].addcmul_(shares[own, own + 1 :], delta, value=-1)

@@ -3,7 +3,8 @@
 E. Frantar et al., GPTQ: Accurate Post-Training Quantization for Generative Pre-trained
 Transformers, 2022 (arXiv:2210.17323), sections 3.3 and 4. The objective is the squared error of
 the layer's output, ``tr(E M Eᵀ)`` for the weights' error ``E`` and the second moment ``M`` of the
-layer's inputs; any positive multiple of ``M`` gives the same codes.
+layer's inputs; any positive multiple of ``M`` gives the same codes. A weight that is exactly zero
+has been pruned, and stays zero: what it should make up for is passed on to the columns after it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from compressor.types.quantized import QuantizedTensor, Scheme
 from passes.quantize.affine import code_dtype, quantize
-from passes.quantize.descent import better_rows, descend, row_errors
+from passes.quantize.descent import better_rows, descend, row_errors, zeros_by_row
 from passes.quantize.floating import e2m1_codes, nearest_values
 from passes.quantize.nearest import RangeSearch, round_to_nearest
 
@@ -157,7 +158,7 @@ def _stored(levels: Tensor, scheme: Scheme) -> Tensor:
 def _order_and_factor(moment: Tensor, damping: float) -> tuple[Tensor, Tensor] | None:
     """Columns by falling input power, and the factor of the inverse in that order."""
     order = torch.argsort(moment.diagonal(), descending=True, stable=True)
-    factor = _inverse_factor(moment[order][:, order], damping)
+    factor = inverse_factor(moment[order][:, order], damping)
     return None if factor is None else (order, factor)
 
 
@@ -185,9 +186,10 @@ def _by_column(parameter: Tensor, codes: Tensor) -> Tensor:
     return spread.expand(columns, rows).contiguous()
 
 
-def _inverse_factor(moment: Tensor, damping: float) -> Tensor | None:
+def inverse_factor(moment: Tensor, damping: float) -> Tensor | None:
     """Upper triangular ``U`` with ``Uᵀ U = (M + d I)⁻¹``, or ``None`` where there is none.
 
+    ``d`` is ``damping`` times the mean input power, and more if the sum is not positive definite.
     With the order of columns reversed, ``M = L Lᵀ``; the inverse of ``L``, reversed again, is
     ``U``. That takes one factorization in place of two and an inverse.
     """
@@ -224,6 +226,7 @@ def _compensated(
     """
     width = min(max(_SERIAL // max(weights.shape[1], 1), 8), _BLOCK)
     left = weights.to(torch.float32, copy=True).contiguous()
+    pruned = zeros_by_row(left)
     codes = torch.empty_like(left)
     integer = scheme.element == "int"
     errors = torch.empty_like(left[:_BLOCK])
@@ -240,6 +243,8 @@ def _compensated(
                 weight, code, step, zero = columns[column]
                 error = errors[column - start]
                 torch.div(weight, step, out=code)
+                if pruned is not None:
+                    code.masked_fill_(pruned[column], 0)
                 if integer:
                     code.round_().add_(zero).clamp_(scheme.low, scheme.high)
                     torch.sub(code, zero, out=error)

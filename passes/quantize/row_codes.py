@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 
 import torch
@@ -11,8 +11,6 @@ from compressor.types.quantized import QuantizedTensor, Scheme
 from passes.quantize.floating import nvfp4_tensor_scale
 from passes.quantize.nearest import RangeSearch, round_to_nearest
 
-_ELEMENTS = 1 << 22  # looked at together, so that a mapped weight is never all in memory
-
 
 class Nvfp4Rows:
     """Rounds rows of one weight to nvfp4, whose scales share a scale of the whole weight.
@@ -20,11 +18,12 @@ class Nvfp4Rows:
     Args:
         scheme: an nvfp4 scheme.
         search: how the scales of groups are found.
-        read: returns the whole weight in canonical form; called when rows are first wanted.
+        read: yields all rows of the weight in canonical form, some at a time; called when codes
+            are first wanted.
     """
 
     def __init__(
-        self, scheme: Scheme, search: RangeSearch, read: Callable[[], torch.Tensor]
+        self, scheme: Scheme, search: RangeSearch, read: Callable[[], Iterable[torch.Tensor]]
     ) -> None:
         self._scheme = scheme
         self._search: RangeSearch = search
@@ -36,8 +35,5 @@ class Nvfp4Rows:
 
     @cached_property
     def _tensor_scale(self) -> torch.Tensor:
-        matrix = self._read()
-        step = max(1, _ELEMENTS // max(matrix.shape[1], 1))
-        starts = range(0, matrix.shape[0], step)
-        parts = [matrix[start : start + step].abs().amax() for start in starts]
+        parts = [rows.abs().amax() for rows in self._read()]
         return nvfp4_tensor_scale(torch.stack(parts).amax().to(torch.float32))

@@ -17,6 +17,7 @@ from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer
 from compressor.types.passes import LayerOutcome, Outcome, Pass, PassContext, Survey
 from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
+from compressor.weight_rows import all_rows, read_rows
 from passes.quantize.affine import sqnr_db
 from passes.quantize.awq_blocks import AwqWork, plan_awq
 from passes.quantize.gptq_blocks import GptqWork, known_codes, plan_gptq
@@ -195,14 +196,10 @@ class QuantizeWeights(Pass):
         search: RangeSearch = self.range or ("mse" if self.method in _CALIBRATED else "min-max")
         compute: Callable[[torch.Tensor], QuantizedTensor]
         if scheme.scale_type == "e4m3":
-            compute = Nvfp4Rows(scheme, search, partial(_canonical, carrier, layer))
+            compute = Nvfp4Rows(scheme, search, partial(all_rows, carrier, layer))
         else:
             compute = partial(round_to_nearest, scheme=scheme, search=search)
         return WeightCodes(layer, scheme, compute, by_rows=True)
-
-
-def _canonical(carrier: Carrier, layer: Layer) -> torch.Tensor:
-    return layer.canonical(carrier.weight(layer))
 
 
 def _chosen(carrier: Carrier, choice: Choice) -> list[Layer]:
@@ -216,12 +213,13 @@ def _outcome(carrier: Carrier, codes: WeightCodes, *, sampled: bool) -> LayerOut
         ModelError: the weight holds NaN or infinity.
     """
     layer = codes.layer
-    matrix = layer.canonical(carrier.weight(layer))
     details: dict[str, Any] = {}
-    if sampled and matrix.shape[0] > _SAMPLE_ROWS:
+    rows = layer.rows
+    if sampled and rows > _SAMPLE_ROWS:
         # Elsewhere would be more seeks on a cold disk, before anything is streamed.
-        matrix = matrix[:_SAMPLE_ROWS]
-        details["weight_sqnr_rows"] = len(matrix)
+        rows = _SAMPLE_ROWS
+        details["weight_sqnr_rows"] = rows
+    matrix = read_rows(carrier, layer, 0, rows)
     wanted = matrix.to(torch.float32)
     if not bool(torch.isfinite(wanted).all()):
         raise ModelError(

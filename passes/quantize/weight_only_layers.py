@@ -63,7 +63,7 @@ def choose_layers(carrier: Carrier, wish: Wish) -> Choice:
     """
     layers = carrier.layers()
     rules = resolve_rules(wish.rules, [layer.name for layer in layers])
-    tables = {} if wish.tables else _tables(carrier)
+    tables = {} if wish.tables else kept_tables(carrier)
     opset = _LATEST_OPSET
     inner: frozenset[str] = frozenset()
     has_graph = Capability.GRAPH in carrier.offers
@@ -107,7 +107,7 @@ def _misfit(layer: Layer, scheme: Scheme, opset: int, *, error: bool) -> str:
     return obstacle(layer, scheme, opset) or ""
 
 
-def _tables(carrier: Carrier) -> dict[str, str]:
+def kept_tables(carrier: Carrier) -> dict[str, str]:
     """Return why tables, and the output layer that belongs to one, are kept."""
     layers = carrier.layers()
     found = {

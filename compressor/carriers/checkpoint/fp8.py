@@ -39,6 +39,7 @@ class Float8Tensor:
     scale: FileTensor | None
     block: tuple[int, int]
     dtype: torch.dtype
+    multiple = 1
 
     def __call__(self) -> torch.Tensor:
         """Return all of it."""

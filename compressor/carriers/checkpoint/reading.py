@@ -40,6 +40,11 @@ class Span:
 class RowReader(Protocol):
     """A tensor in a file, whole or by rows: its first axis."""
 
+    @property
+    def multiple(self) -> int:
+        """Rows that are read together: others need their whole multiple to be read."""
+        ...
+
     def __call__(self) -> torch.Tensor:
         """Return all of it."""
         ...
@@ -162,6 +167,7 @@ class FileTensor:
 
     file: MappedFile
     header: TensorHeader
+    multiple = 1
 
     @property
     def dtype(self) -> torch.dtype:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 
 import onnx_ir as ir
@@ -174,7 +174,7 @@ class Compiler:
         inputs = tuple(scope.use(value) for value in given)
         outputs = tuple(scope.define(value) for value in node.outputs)
         host = None if view.host is None else frozenset(view.host)
-        return Step(run, inputs, outputs, (), host, label)
+        return Step(run, inputs, outputs, (), host, label, view.train)
 
 
 def _with_lifetimes(steps: Sequence[Step], outputs: Sequence[int]) -> tuple[Step, ...]:
@@ -185,7 +185,7 @@ def _with_lifetimes(steps: Sequence[Step], outputs: Sequence[int]) -> tuple[Step
         kept = tuple(slot if slot in alive else ABSENT for slot in step.outputs)
         free = tuple(dict.fromkeys(slot for slot in step.inputs if slot not in alive))
         alive.update(step.inputs)
-        result.append(Step(step.run, step.inputs, kept, free, step.host, step.label))
+        result.append(replace(step, outputs=kept, free=free))
     return tuple(reversed(result))
 
 

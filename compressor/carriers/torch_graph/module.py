@@ -26,6 +26,10 @@ class GraphModule(nn.Module):
     construction; a memory-mapped tensor is read when an operator reads it. Operators, attributes
     and element types are checked on construction too. The given model is never changed.
 
+    With parameters the module can be trained: in training mode its batch normalizations use the
+    statistics of the batch, and move their running ones in place. Without, it is for evaluation,
+    in whatever mode, since its tensors may lie in a file.
+
     Integer arithmetic on shapes stays on the CPU: small ``int64`` buffers, and those whose values
     are only read in Python, do not move with the module. Where the former meet a tensor on an
     accelerator they are sent there.
@@ -35,6 +39,7 @@ class GraphModule(nn.Module):
         tensors: values of initializers by name, kept as they are given. Elements of less than
             eight bits are unpacked, one a byte. Names that the graph does not have are ignored;
             an initializer that is not here has the value the model gives it.
+        parameters: the same for those that are trained; the same one under two names is tied.
 
     Attributes:
         input_names: the inputs that a call has to give, in order.
@@ -45,13 +50,18 @@ class GraphModule(nn.Module):
             an initializer has no value or another shape than the graph says.
     """
 
-    def __init__(self, model: ir.Model, tensors: Mapping[str, Tensor] | None = None):
+    def __init__(
+        self,
+        model: ir.Model,
+        tensors: Mapping[str, Tensor] | None = None,
+        parameters: Mapping[str, nn.Parameter] | None = None,
+    ):
         super().__init__()
         model = flattened(model)
         graph = model.graph
         compiler = Compiler(dict(model.opset_imports))
         program, captured = compiler.compile(graph)
-        names = self._take_initializers(graph, tensors or {})
+        names = self._take_initializers(graph, {**(tensors or {}), **(parameters or {})})
         names.update(self._take_constants(compiler.constants))
         for value in captured:
             if value not in names:
@@ -66,7 +76,8 @@ class GraphModule(nn.Module):
         self._pinned = frozenset(
             names[value]
             for value, slot in zip(captured, program.inputs[first:], strict=True)
-            if slot in on_host or _is_shape(self._buffers[names[value]])
+            if names[value] in self._buffers
+            and (slot in on_host or _is_shape(self._buffers[names[value]]))
         )
         self._captured = tuple(names[value] for value in captured)
         self.input_names = tuple(
@@ -91,21 +102,32 @@ class GraphModule(nn.Module):
         given = self._bind(arguments, inputs)
         values = [given[name] for name in self.input_names]
         for name in self._captured:
-            value = given.get(name, self._buffers[name])
-            assert value is not None
-            values.append(value)
-        outputs = self._program(values)
+            value = given.get(name)
+            values.append(self._held(name) if value is None else value)
+        trains = self.training and bool(self._parameters)
+        outputs = self._program(values, trains)
         return dict(zip(self.output_names, outputs, strict=True))
 
     def get_buffer(self, target: str) -> Tensor:
         """Return the initializer of this name; unlike in other modules a dot means nothing.
 
         Raises:
-            AttributeError: there is none.
+            AttributeError: there is none, or it is a parameter.
         """
         value = self._buffers.get(target)
         if value is None:
             raise AttributeError(f"the graph has no initializer '{target}'")
+        return value
+
+    def get_parameter(self, target: str) -> nn.Parameter:
+        """Return the parameter of this name; unlike in other modules a dot means nothing.
+
+        Raises:
+            AttributeError: there is none.
+        """
+        value = self._parameters.get(target)
+        if value is None:
+            raise AttributeError(f"the graph has no parameter '{target}'")
         return value
 
     def load_state_dict(
@@ -113,8 +135,9 @@ class GraphModule(nn.Module):
     ) -> Any:
         """Take other values for the initializers, by their ONNX names.
 
-        Values are always assigned, never copied into place: that would write to the tensors of
-        the model or of the checkpoint file that this module shares.
+        Values are assigned, never copied into place: that would write to the tensors of
+        the model or of the checkpoint file that this module shares. A tied parameter is replaced
+        under all of its names.
 
         Returns:
             What the method of ``nn.Module`` returns: the missing and the unexpected names.
@@ -136,7 +159,7 @@ class GraphModule(nn.Module):
         for name, value in state_dict.items():
             if name not in unexpected:
                 _check_shape(name, known[name].shape, value)
-                self._buffers[name] = value
+                self._assign(name, value)
         return _IncompatibleKeys(missing, unexpected)
 
     def extra_repr(self) -> str:
@@ -152,7 +175,8 @@ class GraphModule(nn.Module):
             )
         given = dict(zip(self.input_names, arguments, strict=False))
         for name, value in inputs.items():
-            if name in given or (name not in self.input_names and name not in self._buffers):
+            known = name in self.input_names or name in self._buffers or name in self._parameters
+            if name in given or not known:
                 problem = "is given twice" if name in given else "is not in the graph"
                 raise ModelError(f"input '{name}'", problem, f"give {', '.join(self.input_names)}")
             given[name] = value
@@ -177,17 +201,36 @@ class GraphModule(nn.Module):
         return names
 
     def _hold(self, name: str, tensor: Tensor) -> str:
-        """Register a buffer and return its name, another one where that is taken.
+        """Register a buffer or parameter and return its name, another one where that is taken.
 
         ``register_buffer`` refuses names with dots, which ONNX names are full of, though nothing
-        that a buffer is for (``state_dict``, ``to``) minds them.
+        that a buffer is for (``state_dict``, ``to``) minds them; nor do parameters.
         """
         free, count = name, 1
-        while free in self._buffers:
+        while free in self._buffers or free in self._parameters:
             count += 1
             free = f"{name}#{count}"
-        self._buffers[free] = tensor
+        if isinstance(tensor, nn.Parameter):
+            self._parameters[free] = tensor
+        else:
+            self._buffers[free] = tensor
         return free
+
+    def _held(self, name: str) -> Tensor:
+        parameter = self._parameters.get(name)
+        value = self._buffers.get(name) if parameter is None else parameter
+        assert value is not None
+        return value
+
+    def _assign(self, name: str, value: Tensor) -> None:
+        old = self._parameters.get(name)
+        if old is None:  # training moves buffers in place
+            self._buffers[name] = value.clone() if self._parameters else value
+            return
+        value = value.detach().to(old.dtype, copy=True)
+        new = nn.Parameter(value, requires_grad=old.requires_grad)
+        for other in [other for other, held in self._parameters.items() if held is old]:
+            self._parameters[other] = new
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         pinned = {name: self._buffers[name] for name in self._pinned}

@@ -39,11 +39,15 @@ class NodeView:
         node: the node.
         opset: the opset version of the node's domain.
         prepare: makes a `Body` of a subgraph.
+
+    Attributes:
+        train: set by a builder whose operator does something else in training.
     """
 
     def __init__(self, node: ir.Node, opset: int, prepare: Callable[[ir.Graph], Body]):
         self.opset = opset
         self.host: set[int] | None = set()
+        self.train: Op | None = None
         self._node = node
         self._prepare = prepare
         self._read: set[str] = set()

@@ -30,6 +30,7 @@ class Step:
         host: positions of inputs whose values are read in Python, so that they may stay on the
             CPU; ``None`` leaves every input where it is.
         label: the node's name, operator and opset, for messages.
+        train: what runs in training instead, where that is something else.
     """
 
     run: Op
@@ -38,6 +39,7 @@ class Step:
     free: tuple[int, ...]
     host: frozenset[int] | None
     label: str
+    train: Op | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +58,17 @@ class Program:
     outputs: tuple[int, ...]
     steps: tuple[Step, ...]
 
-    def __call__(self, arguments: Sequence[Tensor]) -> list[Tensor]:
-        """Run on the graph's inputs followed by the captured values."""
+    def __call__(self, arguments: Sequence[Tensor], training: bool = False) -> list[Tensor]:
+        """Run on the graph's inputs followed by the captured values.
+
+        Bodies of branches and loops always run as in evaluation.
+        """
         values: list[Tensor | None] = [None] * self.slots
         for slot, argument in zip(self.inputs, arguments, strict=True):
             values[slot] = argument
         for step in self.steps:
-            results = _execute(step, [values[slot] for slot in step.inputs])
+            run = step.train if training and step.train is not None else step.run
+            results = _execute(step, run, [values[slot] for slot in step.inputs])
             for slot, result in zip(step.outputs, results, strict=False):
                 if slot:
                     values[slot] = result
@@ -101,11 +107,11 @@ class Body:
         return self.program([*inputs, *(captured[position] for position in self.captures)])
 
 
-def _execute(step: Step, arguments: list[Tensor | None]) -> tuple[Tensor | None, ...]:
+def _execute(step: Step, run: Op, arguments: list[Tensor | None]) -> tuple[Tensor | None, ...]:
     if step.host is not None:
         arguments = _aligned(arguments, step.host)
     try:
-        result = step.run(*arguments)
+        result = run(*arguments)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""Normalizations, as they are computed at inference."""
+"""Normalizations."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from compressor.carriers.torch_graph.program import Op, Result
 
 
 def _batch_norm(node: NodeView) -> Op:
+    """At inference; a module that is being trained takes the batch's statistics instead."""
     epsilon = node.number("epsilon", 1e-5)
-    node.ignore("momentum")
+    share = 1.0 - node.number("momentum", 0.9)  # ONNX says what stays, torch what is new
     if node.flag("training_mode"):
         raise node.refuse("attribute 'training_mode' is 1")
     if not node.flag("spatial", default=True):
@@ -29,6 +30,10 @@ def _batch_norm(node: NodeView) -> Op:
         shift = bias.to(mean.dtype) - mean * factor
         return (x * factor.reshape(shape) + shift.reshape(shape)).to(x.dtype)
 
+    def train(x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        return functional.batch_norm(x, mean, variance, scale, bias, True, share, epsilon)
+
+    node.train = train
     return run
 
 

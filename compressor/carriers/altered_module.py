@@ -1,0 +1,148 @@
+"""What passes have made of a module, and how that is kept between the passes of a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from compressor.carriers.lowering import attach_weights
+from compressor.carriers.onnx_carrier import OnnxCarrier, restore_graph
+from compressor.carriers.size_attributes import Attributes
+from compressor.carriers.smaller_module import (
+    held_tensors,
+    set_attributes,
+    trainable_graph,
+    with_tensors,
+)
+from compressor.carriers.writing import system_errors
+
+_STATE = "weights.safetensors"
+_SIZES = "sizes.json"
+
+
+@dataclass(frozen=True)
+class Alterations:
+    """What of a module is no longer as factory and checkpoint made it.
+
+    Attributes:
+        tensors: names of the parameters and buffers that are other ones.
+        attributes: the sizes that are other ones since channels were removed; ``None`` if none
+            ever were.
+        executes_graph: the module executes its graph: no sizes made the factory's network do what
+            the graph without the removed channels does.
+    """
+
+    tensors: frozenset[str] = frozenset()
+    attributes: Attributes | None = None
+    executes_graph: bool = False
+
+    def adding(self, tensors: Iterable[str], attributes: Attributes | None = None) -> Alterations:
+        """Return these and later ones."""
+        changed, merged = self.tensors.union(tensors), self.attributes
+        if attributes is not None:
+            before = self.attributes or {}
+            merged = {
+                path: {**before.get(path, {}), **attributes.get(path, {})}
+                for path in {**before, **attributes}
+            }
+        return Alterations(changed, merged, self.executes_graph)
+
+    @property
+    def channels_removed(self) -> bool:
+        """The module's tensors have not the shapes that the factory gives them."""
+        return self.executes_graph or self.attributes is not None
+
+
+@dataclass(frozen=True)
+class AlteredModule:
+    """A module with the float graph that it was lowered to, where that is known.
+
+    Attributes:
+        module: the network.
+        alterations: what distinguishes it from the factory's.
+        graph: its initializers refer to the module's parameters.
+    """
+
+    module: nn.Module
+    alterations: Alterations
+    graph: ir.Model | None = None
+
+
+def save_module(altered: AlteredModule, directory: Path) -> None:
+    """Write what differs from the factory's module; once channels are gone, the graph too."""
+    alterations = altered.alterations
+    if alterations.channels_removed:
+        assert altered.graph is not None
+        document = {
+            "attributes": alterations.attributes or {},
+            "executes_graph": alterations.executes_graph,
+        }
+        text = json.dumps(document, indent=1, sort_keys=True)
+        (directory / _SIZES).write_text(text, encoding="utf-8")
+        stored = altered.graph
+        if not alterations.executes_graph:
+            stored = _without_weights(stored, altered.module)
+        OnnxCarrier(stored).save(directory)
+    if not alterations.executes_graph:
+        held = held_tensors(altered.module)
+        names = sorted(alterations.tensors)
+        tensors = {name: held[name].detach().contiguous().clone() for name in names}
+        with system_errors():
+            save_file(tensors, directory / _STATE)
+
+
+def holds_module(directory: Path) -> bool:
+    """Tell whether a module was saved there, and not a graph alone."""
+    return any((directory / name).exists() for name in (_STATE, _SIZES))
+
+
+def restore_module(directory: Path, base: nn.Module) -> AlteredModule:
+    """Return the module that was saved there.
+
+    It shares the tensors that did not change with ``base``, whose weights may be loaded later.
+
+    Args:
+        directory: where it was saved.
+        base: the factory's module.
+    """
+    sizes = directory / _SIZES
+    if not sizes.exists():
+        tensors = load_file(directory / _STATE)
+        return AlteredModule(with_tensors(base, tensors), Alterations(frozenset(tensors)))
+    document = json.loads(sizes.read_text(encoding="utf-8"))
+    graph = restore_graph(directory).graph()
+    if document["executes_graph"]:
+        module: nn.Module = trainable_graph(graph, base)
+        attach_weights(graph, module)
+        return AlteredModule(module, Alterations(executes_graph=True), graph)
+    tensors = load_file(directory / _STATE)
+    module = with_tensors(base, tensors)
+    parts = dict(base.named_modules())
+    attributes = {
+        path: {
+            name: tuple(value) if isinstance(getattr(parts[path], name), tuple) else value
+            for name, value in values.items()
+        }
+        for path, values in document["attributes"].items()
+    }
+    set_attributes(module, attributes)
+    attach_weights(graph, module)
+    return AlteredModule(module, Alterations(frozenset(tensors), attributes), graph)
+
+
+def _without_weights(graph: ir.Model, module: nn.Module) -> ir.Model:
+    """Return a graph in which the module's tensors hold no values: they are stored elsewhere."""
+    graph = graph.clone()
+    held = held_tensors(module)
+    for name, value in graph.graph.initializers.items():
+        if name in held and value.const_value is not None:
+            dtype = value.const_value.dtype
+            value.const_value = ir.Tensor(np.empty(0, dtype.numpy()), dtype=dtype, name=name)
+    return graph

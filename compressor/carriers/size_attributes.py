@@ -1,0 +1,288 @@
+"""What the integer attributes of modules become when channels are removed.
+
+The usual layers say it plainly. Elsewhere an integer such as 64 may be a width, a number of heads
+or a head's size, so there are several readings of it, of which one is right.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from compressor.types.channels import Flags
+
+Value: TypeAlias = "int | tuple[int, ...] | list[int]"
+Attributes: TypeAlias = Mapping[str, Mapping[str, Value]]
+"""New values, by the module's path and the attribute's name."""
+Masks: TypeAlias = Mapping[int, Mapping[int, Flags]]
+"""The positions that remain on each axis that becomes shorter, by the tensor's ``id``."""
+
+_STREAM = re.compile(r"model|embd|embed|hidden_size|^dim$|input|^in_")
+"""What is usually the width of the residual stream, where a layer's own width is the same."""
+_BEFORE = re.compile(r"before|left|first|front")
+_AFTER = re.compile(r"after|right|last|back")
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_SIZES = re.compile(r"dim|size|width|features|channels|d_kv")
+_OTHERS = re.compile(
+    r"idx|index|bucket|layer|depth|kernel|strid|pad|dilat|window|patch|shift|image|max_|position|vocab"
+)
+
+Kind: TypeAlias = tuple[str, str, int]
+"""How a value is understood, and the tensor (relative to the module) and axis it belongs to."""
+_KEEP: Kind = ("keep", "", 0)
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """An axis in sight of a module that becomes shorter."""
+
+    tensor: str
+    axis: int
+    mask: Flags
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """An attribute that some reading changes, in one module."""
+
+    path: str
+    key: tuple[str, str]
+    value: Value
+    options: Mapping[Kind, Value]
+    ambiguous: bool
+
+    @property
+    def name(self) -> str:
+        return self.key[1]
+
+
+def readings(module: nn.Module, masks: Masks) -> Iterator[Attributes]:
+    """Yield the attributes that change, in every way that they may be meant; likelier ones first.
+
+    The same attribute of modules of one class is read in the same way everywhere.
+
+    Args:
+        module: the network as it is before.
+        masks: what remains of its tensors.
+    """
+    certain: dict[str, dict[str, Value]] = {}
+    choices: list[_Choice] = []
+    parents = _parents(module)
+    for path, part in module.named_modules():
+        known = _known(part, masks)
+        if known is not None:
+            certain[path] = known
+            continue
+        choices += _choices(path, part, parents.get(path), masks)
+    orders: dict[tuple[str, str], list[Kind]] = {}
+    for choice in choices:
+        order = orders.setdefault(choice.key, [])
+        order += [kind for kind in choice.options if kind not in order]
+    for key, order in orders.items():
+        orders[key] = sorted([*order, _KEEP], key=lambda kind: _rank(key[1], kind[0]))
+    seen: list[Attributes] = []
+    for chosen in _combinations(choices, orders):
+        attributes = {path: dict(values) for path, values in certain.items()}
+        for choice in choices:
+            value = _value(choice, chosen[choice.key])
+            if value != choice.value:
+                attributes.setdefault(choice.path, {})[choice.name] = value
+        attributes = {path: values for path, values in attributes.items() if values}
+        if attributes not in seen:
+            seen.append(attributes)
+            yield attributes
+
+
+def _combinations(
+    choices: list[_Choice], orders: Mapping[tuple[str, str], list[Kind]]
+) -> Iterator[Mapping[tuple[str, str], list[Kind]]]:
+    """Yield orders of preference: the usual one, careful ones, then one attribute otherwise.
+
+    Between them come those in which all attributes look at the same axis first.
+    """
+    ambiguous = {choice.key for choice in choices if choice.ambiguous}
+    streams = {key for key in ambiguous if _STREAM.search(key[1])}
+    for kept in (streams, ambiguous - streams, ambiguous, orders.keys()):
+        yield {key: [_KEEP] if key in kept else order for key, order in orders.items()}
+    axes = dict.fromkeys(kind[1:] for order in orders.values() for kind in order if kind != _KEEP)
+    for axis in axes:
+        yield {
+            key: sorted(order, key=lambda kind: (_rank(key[1], kind[0]), kind[1:] != axis))
+            for key, order in orders.items()
+        }
+    for key, order in orders.items():
+        for kind in order[1:]:
+            yield {**orders, key: [kind, *(other for other in order if other != kind)]}
+
+
+def _value(choice: _Choice, order: list[Kind]) -> Value:
+    for kind in order:
+        if kind == _KEEP:
+            return choice.value
+        if kind in choice.options:
+            return choice.options[kind]
+    return choice.value
+
+
+def _rank(name: str, kind: str) -> int:
+    """Return the place of a kind of reading among those of an attribute of this name."""
+    order = ["whole", "split", "block", "keep", "blocks", "first", "last"]
+    first: list[str] = []
+    if _OTHERS.search(name) or ("group" in name and "key_value" in name):
+        first = ["keep"]
+    elif ("head" in name and not name.startswith("all_")) or name == "d_kv":
+        first = ["block", "keep"] if _SIZES.search(name) else ["blocks", "keep"]
+    elif _BEFORE.search(name) or _AFTER.search(name):
+        first = ["first"] if _BEFORE.search(name) else ["last"]
+    return [*first, *(k for k in order if k not in first)].index(kind)
+
+
+def _parents(module: nn.Module) -> dict[str, nn.Module]:
+    return {
+        f"{path}.{name}" if path else name: part
+        for path, part in module.named_modules()
+        for name, _ in part.named_children()
+    }
+
+
+def _choices(
+    path: str, part: nn.Module, parent: nn.Module | None, masks: Masks
+) -> Iterator[_Choice]:
+    tensors = dict(_in_sight(part, ""))
+    if not tensors and parent is not None:  # such as a module that only reshapes
+        tensors = dict(_in_sight(parent, ""))
+    axes = [
+        _Axis(name, axis, mask)
+        for name, tensor in tensors.items()
+        for axis, mask in masks.get(id(tensor), {}).items()
+    ]
+    if not axes:
+        return
+    unchanged = {
+        length
+        for tensor in tensors.values()
+        for axis, length in enumerate(tensor.shape)
+        if axis not in masks.get(id(tensor), {})
+    }
+    for name, value in vars(part).items():
+        if not _is_size(value):
+            continue
+        options = {
+            (kind, axis.tensor, axis.axis): new
+            for axis in axes
+            for kind, new in _options(value, axis.mask)
+        }
+        if options:
+            key = (f"{type(part).__module__}.{type(part).__qualname__}", name)
+            ambiguous = isinstance(value, int) and value in unchanged
+            yield _Choice(path, key, value, options, ambiguous)
+
+
+def _in_sight(part: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield a module's own tensors and those of its children, looking through containers."""
+    yield from _own(part, prefix)
+    for name, child in part.named_children():
+        if isinstance(child, _CONTAINERS):
+            yield from _in_sight(child, f"{prefix}{name}.")
+        else:
+            yield from _own(child, f"{prefix}{name}.")
+
+
+def _own(part: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in [
+        *part.named_parameters(recurse=False, remove_duplicate=False),
+        *part.named_buffers(recurse=False, remove_duplicate=False),
+    ]:
+        yield prefix + name, tensor
+
+
+def _is_size(value: object) -> bool:
+    if isinstance(value, tuple | list):
+        return bool(value) and all(type(x) is int and x > 0 for x in value)
+    return type(value) is int and value > 1
+
+
+def _options(value: Value, mask: Flags) -> Iterator[tuple[str, Value]]:
+    """Yield what a value becomes if it has to do with an axis, and how it is then understood.
+
+    ``whole`` is the axis's length; ``block`` the length of blocks that lose equally much, such as
+    queries, keys and values; ``blocks`` a number of blocks that are kept or lost whole, such as
+    heads; ``split`` the lengths of consecutive parts; ``first`` and ``last`` that of one at an end.
+    """
+    length = len(mask)
+    if not isinstance(value, int):
+        if sum(value) == length:
+            starts = [sum(value[:i]) for i in range(len(value))]
+            parts = [
+                int(mask[start : start + size].sum())
+                for start, size in zip(starts, value, strict=True)
+            ]
+            yield "split", type(value)(parts)
+        return
+    if value == length:
+        yield "whole", int(mask.sum())
+    elif length % value == 0:
+        counts = mask.reshape(-1, value).sum(1)
+        if (counts == counts[0]).all():
+            yield "block", int(counts[0])
+        blocks = mask.reshape(value, -1)
+        left = blocks.any(1)
+        if (left == blocks.all(1)).all():
+            yield "blocks", int(left.sum())
+    if value < length:
+        yield "first", int(mask[:value].sum())
+        yield "last", int(mask[-value:].sum())
+
+
+def _known(part: nn.Module, masks: Masks) -> dict[str, Value] | None:
+    """Return what changes of a layer of PyTorch or of ``transformers``; ``None`` for others.
+
+    A layer without tensors of its own is an other one: what surrounds it may tell.
+    """
+    weight = getattr(part, "weight", None)
+    if not isinstance(weight, Tensor):
+        weight = getattr(part, "running_mean", None)
+    if not isinstance(weight, Tensor):
+        return None
+    axes = masks.get(id(weight), {})
+    shape = [int(axes[i].sum()) if i in axes else n for i, n in enumerate(weight.shape)]
+    values: dict[str, Value] | None = None
+    if isinstance(part, _ConvNd):
+        groups = _groups(part.groups, axes.get(0))
+        first, second = shape[0], shape[1] * groups
+        across = isinstance(part, _ConvTransposeNd)
+        values = {
+            "in_channels": first if across else second,
+            "out_channels": second if across else first,
+            "groups": groups,
+        }
+    elif isinstance(part, nn.Linear):
+        values = {"out_features": shape[0], "in_features": shape[1]}
+    elif isinstance(part, _NormBase):
+        values = {"num_features": shape[0]}
+    elif isinstance(part, nn.LayerNorm | nn.RMSNorm):
+        values = {"normalized_shape": tuple(shape)}
+    elif isinstance(part, nn.GroupNorm):
+        values = {"num_groups": _groups(part.num_groups, axes.get(0)), "num_channels": shape[0]}
+    elif isinstance(part, nn.Embedding):
+        values = {"num_embeddings": shape[0], "embedding_dim": shape[1]}
+    elif isinstance(part, nn.PReLU):
+        values = {"num_parameters": shape[0]}
+    elif type(part).__name__ == "Conv1D" and {"nf", "nx"} <= vars(part).keys():
+        values = {"nx": shape[0], "nf": shape[1]}  # transformers' linear layer, transposed
+    if values is None:
+        return None
+    return {name: new for name, new in values.items() if new != getattr(part, name)}
+
+
+def _groups(groups: int, mask: Flags | None) -> int:
+    """Return how many groups of channels are left where some channels go."""
+    if mask is None:
+        return groups
+    return int(mask.reshape(groups, -1).any(1).sum())

@@ -1,0 +1,179 @@
+"""A module with fewer channels: its tensors cut, its size attributes to match."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch import Tensor, nn
+
+from compressor.carriers.agreement import Agreement
+from compressor.carriers.lowering import attach_weights
+from compressor.carriers.size_attributes import Attributes, Masks, readings
+from compressor.carriers.torch_graph import GraphModule, from_numpy
+from compressor.types.channels import Units
+
+_MOST_READINGS = 64
+
+
+def held_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers by name, tied ones under each of theirs."""
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+
+
+def with_tensors(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Copy a module with some tensors replaced, of whatever shape; the two share the others.
+
+    Tensors that are tied stay tied.
+
+    Raises:
+        KeyError: the module has no tensor of a name.
+    """
+    held = held_tensors(module)
+    unknown = sorted(tensors.keys() - held.keys())
+    if unknown:
+        raise KeyError(f"no parameter {unknown[0]!r}")
+    memo = {id(tensor): tensor for tensor in held.values()}
+    for name, tensor in tensors.items():
+        memo[id(held[name])] = _like(held[name], tensor)
+    return deepcopy(module, memo)
+
+
+def selected(module: nn.Module, kept: Mapping[str, Mapping[int, Units]]) -> dict[str, Tensor]:
+    """Return what remains of the tensors that become shorter, by all their names.
+
+    Args:
+        module: the network; unchanged.
+        kept: the positions that remain, by parameter and axis. Names that the module does not
+            have are constants of its graph.
+    """
+    held = held_tensors(module)
+    found: dict[int, Tensor] = {}
+    for name in held.keys() & kept.keys():
+        tensor = held[name].detach()
+        for axis, positions in kept[name].items():
+            if len(positions) < tensor.shape[axis]:
+                tensor = tensor.index_select(axis, torch.from_numpy(np.asarray(positions)))
+        if tensor.shape != held[name].shape:
+            found[id(held[name])] = tensor
+    return {name: found[id(tensor)] for name, tensor in held.items() if id(tensor) in found}
+
+
+def fitting_attributes(
+    module: nn.Module,
+    smaller: nn.Module,
+    kept: Mapping[str, Mapping[int, Units]],
+    agreement: Agreement,
+) -> Attributes | None:
+    """Set the attributes of a module with smaller tensors so that it runs as its graph does.
+
+    Args:
+        module: the module before.
+        smaller: its copy with fewer channels; on success its attributes are set.
+        kept: the positions that remain, by parameter and axis.
+        agreement: tells whether it computes what it should.
+
+    Returns:
+        The attributes that were set; ``None`` where no reading of them agrees.
+    """
+    for count, attributes in enumerate(readings(module, _masks(module, kept))):
+        if count == _MOST_READINGS:
+            break
+        set_attributes(smaller, attributes)
+        if agreement.holds(smaller):
+            return attributes
+        set_attributes(smaller, _present(module, attributes))
+    return None
+
+
+def attach_smaller(graph: ir.Model, module: nn.Module) -> None:
+    """Let a smaller graph's initializers refer to a smaller module's parameters, in place.
+
+    Raises:
+        ValueError: a shape is another.
+    """
+    held = held_tensors(module)
+    for name, value in graph.graph.initializers.items():
+        if name in held and value.const_value is not None:
+            here, there = tuple(value.const_value.shape.numpy()), tuple(held[name].shape)
+            if here != there:
+                raise ValueError(
+                    f"parameter {name!r} is {list(here)} in the smaller graph, "
+                    f"{list(there)} by the positions that remain"
+                )
+    attach_weights(graph, module)
+
+
+def set_attributes(module: nn.Module, attributes: Attributes) -> None:
+    """Set attributes of submodules, in place."""
+    modules = dict(module.named_modules())
+    for path, values in attributes.items():
+        for name, value in values.items():
+            setattr(modules[path], name, value)
+
+
+def trainable_graph(graph: ir.Model, module: nn.Module) -> GraphModule:
+    """Return a module that executes a graph and can be trained like the module it came from.
+
+    What is a parameter of the module is one of the result, under the same name; tied ones stay
+    tied. Nothing is shared with the graph, which may be mapped from a file.
+
+    Args:
+        graph: its initializers have values.
+        module: the network that it was lowered from, whatever its sizes.
+
+    Raises:
+        ModelError: an operator is not supported.
+    """
+    held = held_tensors(module)
+    made: dict[int, nn.Parameter] = {}
+    parameters: dict[str, nn.Parameter] = {}
+    tensors: dict[str, Tensor] = {}
+    for name, value in graph.graph.initializers.items():
+        source = held.get(name)
+        if value.const_value is None:
+            continue
+        tensor = from_numpy(value.const_value)
+        if isinstance(source, nn.Parameter):
+            if id(source) not in made:
+                made[id(source)] = _parameter(tensor.clone(), source)
+            parameters[name] = made[id(source)]
+        else:
+            tensors[name] = tensor.clone()
+    return GraphModule(graph, tensors, parameters)
+
+
+def _like(old: Tensor, new: Tensor) -> Tensor:
+    return _parameter(new, old) if isinstance(old, nn.Parameter) else new
+
+
+def _parameter(tensor: Tensor, like: Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor.detach(), requires_grad=like.requires_grad)
+
+
+def _masks(module: nn.Module, kept: Mapping[str, Mapping[int, Units]]) -> Masks:
+    """Return which positions remain on the axes that become shorter, by tensor."""
+    held = held_tensors(module)
+    masks: dict[int, dict[int, np.ndarray[tuple[int, ...], np.dtype[np.bool_]]]] = {}
+    for name in held.keys() & kept.keys():
+        for axis, positions in kept[name].items():
+            length = held[name].shape[axis]
+            if len(positions) < length:
+                mask = np.zeros(length, dtype=bool)
+                mask[positions] = True
+                masks.setdefault(id(held[name]), {})[axis] = mask
+    return masks
+
+
+def _present(module: nn.Module, attributes: Attributes) -> Attributes:
+    modules = dict(module.named_modules())
+    return {
+        path: {name: vars(modules[path])[name] for name in values}
+        for path, values in attributes.items()
+    }

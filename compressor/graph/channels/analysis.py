@@ -1,0 +1,324 @@
+"""Find out which channels of a graph can only be removed together.
+
+Every axis of every value is followed through the graph; where two channels meet in an operator
+that needs both, they become one. G. Fang et al., DepGraph: Towards Any Structural Pruning, 2023,
+section 3, states the problem for layers and their dependencies; here single channels are followed,
+so that concatenations, splits and heads need no rules of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from compressor.graph.channels.flow import Flow, Note, named
+from compressor.graph.channels.labels import Family, along, compressed, depends_on
+from compressor.graph.channels.lengths import Lengths
+from compressor.graph.channels.rules import rule_of, settings_of
+from compressor.graph.channels.zeros import Zeros
+from compressor.graph.costs import node_macs
+from compressor.graph.editing import inner_nodes
+from compressor.graph.values import all_nodes
+from compressor.types.channels import (
+    Activation,
+    ChannelGroup,
+    ChannelMap,
+    FrozenOperator,
+    Member,
+    Product,
+    Units,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Analysis:
+    """Channels of a graph, with what the slicer needs to know.
+
+    Attributes:
+        channels: the map that passes see.
+        axes: for each value, the units along each of its axes; ``None`` for an axis without any.
+        flow: what the rules noted.
+    """
+
+    channels: ChannelMap
+    axes: Mapping[str, tuple[Units | None, ...]]
+    flow: Flow
+
+
+def map_channels(model: ir.Model) -> ChannelMap:
+    """Find all channels of a graph; reads its structure and small constants only.
+
+    Args:
+        model: the graph, sorted topologically; not changed.
+    """
+    return analyse(model).channels
+
+
+def analyse(model: ir.Model) -> Analysis:
+    """Find all channels of a graph, and where they lie in each of its values."""
+    flow = _flowed(model)
+    families = _settled(flow)
+    _keep_last(flow, families)
+    roots = flow.unions.roots()
+    units = _units(flow, roots)
+    axes = {name: _axes_of(own, units) for name, own in families.items()}
+    frozen = _by_channel(flow.frozen, roots, units)
+    mixed = _by_channel(flow.mixed, roots, units)
+    for node, added in Zeros(flow, axes).sums:
+        note = Note(node, node.op_type, "", added)
+        for unit in added:
+            mixed.setdefault(int(unit), note)
+    channels = ChannelMap(
+        count=int(units.max(initial=-1)) + 1,
+        groups=_groups(flow, axes, units, frozen, mixed),
+        parameters={
+            name: axes[name]
+            for name in model.graph.initializers
+            if any(own is not None for own in axes.get(name, ()))
+        },
+        products=tuple(_products(flow, axes)),
+        activations=tuple(_activations(flow, axes)),
+        frozen=_frozen_operators(flow, roots, units),
+    )
+    return Analysis(channels, axes, flow)
+
+
+def _flowed(model: ir.Model) -> Flow:
+    """Let the rules say what they know, node by node."""
+    flow = Flow(model, Lengths(model))
+    for node in model.graph:
+        flow.enter(node)
+        rule = rule_of(node)
+        captured = _captured(node)
+        if captured or rule is None:
+            flow.freeze_values(captured, node, "has a subgraph that reads them")
+            flow.freeze_node(node, "is not understood")
+        else:
+            rule(flow, node)
+            flow.freeze_values(settings_of(node), node, "is told by them what to do")
+    known = flow.families
+    for value in model.graph.outputs:
+        flow.freeze(known.get(value.name or "", []), None, f"{value.name!r} is an output")
+    for value in model.graph.inputs:  # an initializer whose value may be given anew
+        flow.freeze(known.get(value.name or "", []), None, f"{value.name!r} is an input")
+    return flow
+
+
+def _captured(node: ir.Node) -> list[ir.Value]:
+    """Return what the subgraphs of a node read from outside."""
+    inner = inner_nodes(node)
+    graphs = {n.graph for n in inner}
+    read = [(value, n.graph) for n in inner for value in n.inputs]
+    read += [(value, g) for g in graphs if isinstance(g, ir.Graph) for value in g.outputs]
+    return [value for value, own in read if value is not None and value.graph is not own]
+
+
+def _settled(flow: Flow) -> dict[str, list[Family]]:
+    """Let each unit of a joint family take whole rows along one axis.
+
+    A tensor stays a tensor only if whole rows go. Of the axes on which channels differ, the first
+    remains; what lies on the others goes together: a head with all its features.
+    """
+    makers = {v.name or "": node for node in flow.model.graph for v in node.outputs}
+    while True:
+        families = {
+            name: [compressed(flow.unions.resolved(family)) for family in own]
+            for name, own in flow.families.items()
+        }
+        if not _settle_some(flow, families, makers):
+            return families
+        # A row that has a place without a channel has none afterwards.
+        flow.families = families
+
+
+def _settle_some(
+    flow: Flow, families: Mapping[str, list[Family]], makers: Mapping[str, ir.Node]
+) -> bool:
+    """Let joint families take whole rows; return whether there were any.
+
+    Each family of a group of channels must see what became of those before it: heads that are
+    transposed stay heads. So of channels that meet, only the first family is treated.
+    """
+    touched = np.zeros(flow.unions.count, dtype=bool)
+    found = False
+    for name, own in families.items():
+        flow.enter(makers.get(name))
+        for index, family in enumerate(own):
+            inner = [axis for axis in range(family.ndim) if depends_on(family, axis)][1:]
+            known = family[family >= 0] if inner else family[:0]
+            found = found or bool(inner)
+            if not inner or touched[known].any():
+                continue
+            touched[known] = True
+            for axis in inner:
+                own[index] = flow.couple(own[index], axis)
+    return found
+
+
+def _keep_last(flow: Flow, families: Mapping[str, Sequence[Family]]) -> None:
+    """Freeze channels without which nothing would be left of a value."""
+    said: set[int] = set()
+    for name, own in families.items():
+        for family in own:
+            if family.size > 1 and family.min() == family.max() >= 0:
+                if (channel := int(family.min())) in said:
+                    continue
+                said.add(channel)
+                flow.freeze([family], None, f"nothing would be left of {name!r}")
+
+
+def _units(flow: Flow, roots: Units) -> Units:
+    """Number the channels that layers compute; -1 for all others."""
+    units = np.full(flow.unions.count, -1, dtype=np.int64)
+    computed = [roots[source.channels] for source in flow.sources]
+    if not computed:
+        return units
+    line = np.concatenate(computed)
+    found, first = np.unique(line, return_index=True)
+    ordered = found[np.argsort(first, kind="stable")]
+    numbers = np.full(flow.unions.count, -1, dtype=np.int64)
+    numbers[ordered] = np.arange(len(ordered))
+    units[:] = numbers[roots]
+    return units
+
+
+def _axes_of(own: Iterable[Family], units: Units) -> tuple[Units | None, ...]:
+    found: list[Units | None] = []
+    for family in own:
+        found = found or [None] * family.ndim
+        for axis in range(family.ndim):
+            if depends_on(family, axis):
+                line = along(family, axis)
+                numbers = np.where(line < 0, -1, units[line])
+                found[axis] = numbers if bool((numbers >= 0).any()) else None
+    return tuple(found)
+
+
+def _by_channel(notes: Iterable[Note], roots: Units, units: Units) -> dict[int, Note]:
+    """Return the first note on each unit."""
+    found: dict[int, Note] = {}
+    for note in notes:
+        numbers = np.unique(units[roots[note.channels]])
+        for unit in numbers[numbers >= 0]:
+            found.setdefault(int(unit), note)
+    return found
+
+
+def _groups(
+    flow: Flow,
+    axes: Mapping[str, tuple[Units | None, ...]],
+    units: Units,
+    frozen: Mapping[int, Note],
+    mixed: Mapping[int, Note],
+) -> tuple[ChannelGroup, ...]:
+    """Put units together that lie on the same axes of all values and share what is said of them.
+
+    Nothing is then left of a value only if nothing is left of a group.
+    """
+    count = int(units.max(initial=-1)) + 1
+    marks = _marks(axes, count)
+    names: dict[int, str] = {}
+    roots = flow.unions.roots()
+    for source in reversed(flow.sources):
+        names.update(dict.fromkeys(units[roots[source.channels]].tolist(), source.layer))
+    found: dict[tuple[int, int, int], list[int]] = {}
+    for unit in range(count):
+        why, what = frozen.get(unit), mixed.get(unit)
+        key = (int(marks[unit]), id(why) if why else 0, id(what) if what else 0)
+        found.setdefault(key, []).append(unit)
+    members = _members(flow, axes, [own[0] for own in found.values()], count)
+    return tuple(
+        ChannelGroup(
+            name=names.get(own[0], ""),
+            units=np.asarray(own, dtype=np.int64),
+            members=tuple(members[index]),
+            frozen=_reason(frozen[own[0]]) if own[0] in frozen else "",
+            mixed=mixed[own[0]].op_type if own[0] in mixed else "",
+        )
+        for index, own in enumerate(found.values())
+    )
+
+
+def _members(
+    flow: Flow,
+    axes: Mapping[str, tuple[Units | None, ...]],
+    firsts: Sequence[int],
+    count: int,
+) -> list[list[Member]]:
+    """Return the axes of parameters on which each group's first unit lies."""
+    found: list[list[Member]] = [[] for _ in firsts]
+    groups = np.full(count, -1, dtype=np.int64)
+    groups[list(firsts)] = np.arange(len(firsts))
+    for name in flow.model.graph.initializers:
+        for axis, line in enumerate(axes.get(name, ())):
+            if line is not None:
+                role = flow.roles.get((name, axis), "other")
+                own = groups[line[line >= 0]]
+                for group in np.unique(own[own >= 0]):
+                    found[group].append(Member(name, axis, role))
+    return found
+
+
+def _marks(axes: Mapping[str, tuple[Units | None, ...]], count: int) -> NDArray[np.uint64]:
+    """Return a number for each unit that units on the same axes share, and no others.
+
+    It is the sum of a random number for each axis: as likely to mislead as 64 bits are to agree.
+    """
+    rng = np.random.default_rng(0)
+    marks = np.zeros(count, dtype=np.uint64)
+    for own in axes.values():
+        for line in own:
+            if line is not None:
+                number = rng.integers(0, 2**64, dtype=np.uint64)
+                marks[np.unique(line[line >= 0])] += number
+    return marks
+
+
+def _reason(note: Note) -> str:
+    if note.node is None:
+        return note.reason
+    name = named(note.node)
+    return f"{note.op_type} {name!r} {note.reason}" if name else f"{note.op_type} {note.reason}"
+
+
+def _products(flow: Flow, axes: Mapping[str, tuple[Units | None, ...]]) -> Iterable[Product]:
+    for counted in flow.counted:
+        lines = []
+        for value, axis in counted.axes:
+            own = axes.get(value.name or "", ())
+            units = own[axis] if 0 <= axis < len(own) else None
+            if units is not None and not _moving(flow, value, axis):
+                lines.append(units)
+        yield Product(named(counted.node), node_macs(counted.node), tuple(lines))
+    known = {counted.node for counted in flow.counted}
+    for node in all_nodes(flow.model.graph):
+        if node not in known and (work := node_macs(node)):
+            yield Product(named(node), work, ())
+
+
+def _activations(flow: Flow, axes: Mapping[str, tuple[Units | None, ...]]) -> Iterable[Activation]:
+    for value, axis in flow.observed:
+        own = axes.get(value.name or "", ())
+        units = own[axis] if axis < len(own) else None
+        if units is not None and not _moving(flow, value, axis):
+            yield Activation(value.name or "", axis, units)
+
+
+def _moving(flow: Flow, value: ir.Value, axis: int) -> bool:
+    """Return whether an axis changes with a dynamic length, as of heads merged with the batch."""
+    noted = value.shape is not None and isinstance(value.shape[axis], int)
+    moving = () if noted else flow.lengths.moving(value)
+    return not noted and (axis >= len(moving) or moving[axis])
+
+
+def _frozen_operators(flow: Flow, roots: Units, units: Units) -> tuple[FrozenOperator, ...]:
+    found: dict[FrozenOperator, None] = {}
+    for note in flow.frozen:
+        if bool((units[roots[note.channels]] >= 0).any()):
+            name = named(note.node) if note.node is not None else ""
+            found[FrozenOperator(name, note.op_type, note.reason)] = None
+    return tuple(found)

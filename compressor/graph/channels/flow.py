@@ -1,0 +1,333 @@
+"""Channels as they flow through a graph: what rules say of each operator, and what they note."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from compressor.graph.channels.labels import (
+    Family,
+    Unions,
+    depends_on,
+    overlap,
+    placed,
+    spread,
+)
+from compressor.graph.channels.lengths import Lengths, Shape
+from compressor.graph.layers import layer_name
+from compressor.graph.values import is_op
+from compressor.types.channels import Role, Units
+
+UNKNOWN = "has a value of unknown shape"
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Channels that a layer computes from others."""
+
+    layer: str
+    channels: Units
+
+
+@dataclass(frozen=True, eq=False)
+class Note:
+    """Something that a node does to channels."""
+
+    node: ir.Node | None
+    op_type: str
+    reason: str
+    channels: Units
+
+
+@dataclass(frozen=True, eq=False)
+class Counted:
+    """A node that multiplies, and the axes of values that its work is proportional to."""
+
+    node: ir.Node
+    axes: tuple[tuple[ir.Value, int], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Meeting:
+    """One of several values that meet element by element.
+
+    Attributes:
+        name: of the value.
+        lengths: of its axes, after it got the rank of the others.
+        families: its channels, of the same rank.
+    """
+
+    name: str
+    lengths: Shape
+    families: Sequence[Family]
+
+
+class Flow:
+    """Channels of all values of a graph; rules fill it node by node.
+
+    Args:
+        model: the graph.
+        lengths: the shapes of its values.
+
+    Attributes:
+        families: by value name.
+        roles: of the axes of initializers.
+        sources: channels that layers compute, in the order of execution.
+        frozen: channels that cannot be removed.
+        mixed: channels that an operator computes with all at once.
+        counted: nodes that multiply.
+        repeats: channels along axes on which a value is the same everywhere.
+        observed: values behind layers and activation functions, with the axis of their channels.
+    """
+
+    def __init__(self, model: ir.Model, lengths: Lengths):
+        self.model = model
+        self.lengths = lengths
+        self.unions = Unions()
+        self.families: dict[str, list[Family]] = {}
+        self.roles: dict[tuple[str, int], Role] = {}
+        self.sources: list[Source] = []
+        self.frozen: list[Note] = []
+        self.mixed: list[Note] = []
+        self.counted: list[Counted] = []
+        self.observed: list[tuple[ir.Value, int]] = []
+        self.repeats: set[int] = set()
+        self._now: ir.Node | None = None
+        given = {value.name for value in model.graph.inputs}
+        self._constants = set(model.graph.initializers) - given
+
+    # ------------------------------------------------------------------ what is known
+
+    def shape(self, value: ir.Value | None) -> Shape | None:
+        """Return a value's shape, if it is known."""
+        return self.lengths.shape(value)
+
+    def is_constant(self, value: ir.Value | None) -> bool:
+        """Return whether a value depends on no input."""
+        return value is not None and value.name in self._constants
+
+    def enter(self, node: ir.Node | None) -> None:
+        """Begin with a node, if there is one; note whether its outputs depend on no input."""
+        self._now = node
+        if node is None:
+            return
+        inputs = [v for v in node.inputs if v is not None]
+        if all(self.is_constant(v) for v in inputs):
+            self._constants.update(v.name for v in node.outputs if v.name)
+
+    def labels(self, value: ir.Value | None) -> list[Family]:
+        """Return a value's families; those of a constant's axes are made when first asked."""
+        if value is None or not value.name:
+            return []
+        known = self.families.get(value.name)
+        if known is None and (value.is_initializer() or is_op(value.producer(), "Constant")):
+            shape = self.shape(value) or ()
+            known = [
+                placed(self.unions.fresh((length,)), axis, len(shape))
+                for axis, length in enumerate(shape)
+                if length > 1
+            ]
+            self.families[value.name] = known
+        return known or []
+
+    def on_axis(self, value: ir.Value | None, axis: int) -> Family | None:
+        """Return the family that depends on an axis of a value."""
+        return next((f for f in self.labels(value) if depends_on(f, axis)), None)
+
+    # ------------------------------------------------------------------ what rules say
+
+    def put(self, value: ir.Value, families: Iterable[Family]) -> None:
+        """Say which channels a value has."""
+        if value.name:
+            self.families[value.name] = list(families)
+
+    def unify(self, first: Family, second: Family, node: ir.Node) -> Family:
+        """Say that channels at the same place are one, after broadcasting.
+
+        Where one has a channel and the other none, the channel cannot go.
+        """
+        first, second = np.broadcast_arrays(first, second)
+        both = (first >= 0) & (second >= 0)
+        self.unions.join(first[both], second[both])
+        alone = (first >= 0) != (second >= 0)
+        if alone.any():
+            lonely = np.maximum(first, second)[alone]
+            self._freeze(lonely, node, "meets channels that nothing computes")
+        found: Family = np.where(first >= 0, first, second)
+        return found
+
+    def couple(self, family: Family, axis: int) -> Family:
+        """Say that channels along an axis are one; return the family without the axis.
+
+        What stands beside something that is no channel cannot go.
+        """
+        first = family.take([0], axis)
+        lonely = (family < 0).any(axis, keepdims=True)
+        if lonely.any():
+            alone = np.broadcast_to(lonely, family.shape) & (family >= 0)
+            self._freeze(family[alone], self._now, "puts them beside values without channels")
+            first = np.where(lonely, -1, first)
+        known = np.broadcast_to(first, family.shape) >= 0
+        self.unions.join(family[known], np.broadcast_to(first, family.shape)[known])
+        return first
+
+    def couple_others(self, family: Family, axis: int) -> Family:
+        """Say that channels are one along all axes but this; return the family along it."""
+        for other in range(family.ndim):
+            if other != axis and depends_on(family, other):
+                family = self.couple(family, other)
+        return family
+
+    def freeze(self, families: Iterable[Family], node: ir.Node | None, reason: str) -> None:
+        """Say that channels cannot be removed."""
+        for family in families:
+            self._freeze(family[family >= 0], node, reason)
+
+    def _freeze(self, channels: Units, node: ir.Node | None, reason: str) -> None:
+        if len(channels):
+            self.frozen.append(Note(node, _operator(node), reason, np.unique(channels)))
+
+    def freeze_node(self, node: ir.Node, reason: str) -> None:
+        """Say that no channel that a node reads can be removed; its outputs have none."""
+        self.freeze_values(node.inputs, node, reason)
+        for output in node.outputs:
+            self.put(output, [])
+
+    def freeze_values(
+        self, values: Iterable[ir.Value | None], node: ir.Node | None, reason: str
+    ) -> None:
+        """Say that none of the channels of some values can be removed."""
+        for value in values:
+            self.freeze(self.labels(value), node, reason)
+
+    def mix(self, families: Iterable[Family], node: ir.Node) -> None:
+        """Say that an operator computes with all channels at once."""
+        for family in families:
+            channels = family[family >= 0]
+            if len(channels):
+                note = Note(node, _operator(node), "", np.unique(channels))
+                self.mixed.append(note)
+
+    def source(self, node: ir.Node, weight: ir.Value | None, channels: Units) -> None:
+        """Say that a layer computes channels."""
+        name = node.name or "" if weight is None else layer_name(weight.name or "")
+        self.sources.append(Source(name, channels[channels >= 0]))
+
+    def role(self, value: ir.Value | None, axis: int, role: Role) -> None:
+        """Say what an initializer's channels along an axis are, unless it is known."""
+        if value is not None and value.is_initializer() and value.name:
+            self.roles.setdefault((value.name, axis), role)
+
+    def count(self, node: ir.Node, *axes: tuple[ir.Value | None, int]) -> None:
+        """Say that a node multiplies, in proportion to the lengths of axes of values."""
+        known = tuple((value, axis) for value, axis in axes if value is not None)
+        self.counted.append(Counted(node, known))
+
+    def observe(self, value: ir.Value, axis: int) -> None:
+        """Say that a value holds what a layer or its activation function computes."""
+        self.observed.append((value, axis))
+
+    # ------------------------------------------------------------------ common to many operators
+
+    def broadcast(self, node: ir.Node, inputs: Sequence[ir.Value], shape: Shape) -> list[Family]:
+        """Combine the channels of values that meet element by element.
+
+        Args:
+            node: where they meet.
+            inputs: the values; their shapes are known.
+            shape: of the result.
+        """
+        rank = len(shape)
+        meetings = []
+        for value in inputs:
+            given = self.shape(value) or ()
+            lengths = (1,) * (rank - len(given)) + given
+            families = [spread(f, rank) for f in self.labels(value)]
+            meetings.append(Meeting(value.name or "", lengths, families))
+        return self.meet(node, meetings)
+
+    def meet(self, node: ir.Node, meetings: Sequence[Meeting]) -> list[Family]:
+        """Combine the channels of values of one rank that meet element by element."""
+        found: list[Family] = []
+        for meeting in meetings:
+            for family in meeting.families:
+                own: Family | None = family
+                for other in [f for f in found if own is not None and overlap(f, own)]:
+                    own, stays = self._meet(own, other, node)
+                    if not stays:
+                        found = [f for f in found if f is not other]
+                if own is not None:
+                    found.append(own)
+        for meeting in meetings:
+            for family in found:
+                axes = [i for i, n in enumerate(family.shape) if n > 1 and meeting.lengths[i] > 1]
+                if axes and not any(overlap(family, own) for own in meeting.families):
+                    reason = f"meets {meeting.name!r}, which has no channels"
+                    self.fix(family, axes, node, reason)
+        return found
+
+    def _meet(self, own: Family | None, other: Family, node: ir.Node) -> tuple[Family | None, bool]:
+        """Let two families meet; return what becomes of the first, and whether the other stays.
+
+        What is the same for all heads, such as a scale for each of a head's features, meets only
+        the inner axes of a joint family: heads can go, and single features cannot.
+        """
+        if own is None:
+            return None, True
+        for inner, joint in ((own, other), (other, own)):
+            axes = [i for i, n in enumerate(inner.shape) if n > 1]
+            first = next(i for i, n in enumerate(joint.shape) if n > 1)
+            if first not in axes and self._outside(joint, axes):
+                for axis in axes:
+                    if joint.shape[axis] > 1:
+                        self.couple(joint, axis)
+                self.freeze([inner], node, "holds the same for every head or group")
+                return (None, True) if inner is own else (own, False)
+        return self.unify(other, own, node), False
+
+    def fix(self, family: Family, axes: Sequence[int], node: ir.Node, reason: str) -> None:
+        """Say that nothing can go from some axes: then from others, or nothing can."""
+        if self._outside(family, axes):
+            for axis in axes:
+                self.couple(family, axis)
+        else:
+            self.freeze([family], node, reason)
+
+    def mix_over(self, families: Iterable[Family], axes: Sequence[int], node: ir.Node) -> None:
+        """Say that an operator computes with all channels along some axes at once."""
+        for family in families:
+            touched = [axis for axis in axes if depends_on(family, axis)]
+            if touched and self._outside(family, axes):
+                for axis in touched:
+                    self.couple(family, axis)
+            elif touched:
+                self.mix([family], node)
+
+    def sum_over(self, families: Iterable[Family], axes: Sequence[int]) -> None:
+        """Say that an operator adds up along some axes; what lies on others too goes as a whole.
+
+        Whether a sum of channels is the same without those that are gone is asked later: see
+        :mod:`compressor.graph.channels.zeros`.
+        """
+        for family in families:
+            if self._outside(family, axes):
+                for axis in axes:
+                    if depends_on(family, axis):
+                        self.couple(family, axis)
+
+    def _outside(self, family: Family, axes: Sequence[int]) -> bool:
+        return any(n > 1 and axis not in axes for axis, n in enumerate(family.shape))
+
+
+def named(node: ir.Node) -> str:
+    """Return a node's name, or that of what it computes."""
+    return node.name or next((v.name for v in node.outputs if v.name), "")
+
+
+def _operator(node: ir.Node | None) -> str:
+    if node is None:
+        return ""
+    return f"{node.domain}::{node.op_type}" if node.domain else node.op_type

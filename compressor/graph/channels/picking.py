@@ -1,0 +1,280 @@
+"""Channels through operators that pick some elements, or put values behind each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from compressor.graph.channels.flow import UNKNOWN, Flow
+from compressor.graph.channels.labels import (
+    Family,
+    along,
+    compressed,
+    depends_on,
+    joined,
+    overlap,
+    placed,
+)
+from compressor.types.tensors import Array
+
+Places: TypeAlias = dict[int, Array | None]
+"""The positions that are picked, by axis; ``None`` where they follow from a dynamic length."""
+
+_STEPPED = 4  # starts, ends, axes and steps of a Slice
+
+
+def concat(flow: Flow, node: ir.Node) -> None:
+    """``Concat``: behind each other along one axis; along the others, the channels are one."""
+    inputs = [v for v in node.inputs if v is not None]
+    shapes = [flow.shape(v) for v in inputs]
+    shape = flow.shape(node.outputs[0])
+    if not any(flow.labels(v) for v in inputs):
+        flow.put(node.outputs[0], [])
+        return
+    if shape is None or any(s is None for s in shapes):
+        flow.freeze_node(node, UNKNOWN)
+        return
+    axis = node.attributes.get_int("axis", 0) % len(shape)
+    parts = [flow.on_axis(v, axis) for v in inputs]
+    rest = [[f for f in flow.labels(v) if not depends_on(f, axis)] for v in inputs]
+    for index, part in enumerate(parts):
+        if part is None:  # what lies on the same other axes as a joint part belongs to it
+            parts[index] = _beside(parts, rest[index])
+    lengths = [(s or ())[axis] for s in shapes]
+    found = _side_by_side(flow, node, rest)
+    line = joined(parts, lengths, axis)
+    flow.put(node.outputs[0], found if line is None else [*found, line])
+
+
+def _beside(parts: Sequence[Family | None], rest: list[Family]) -> Family | None:
+    """Take a family out of ``rest`` that lies on an axis of another part."""
+    for index, family in enumerate(rest):
+        if any(part is not None and overlap(part, family) for part in parts):
+            return rest.pop(index)
+    return None
+
+
+def _side_by_side(flow: Flow, node: ir.Node, rest: Sequence[Sequence[Family]]) -> list[Family]:
+    """Unify what lies on the axes along which nothing is put behind each other."""
+    found: list[Family] = []
+    for own in rest:
+        for family in own:
+            merged = family
+            for other in [f for f in found if overlap(f, merged)]:
+                merged = flow.unify(other, merged, node)
+                found = [f for f in found if f is not other]
+            found.append(merged)
+    for family in found:
+        for own in rest:
+            if not any(overlap(family, f) for f in own):
+                flow.freeze([family], node, "puts them beside values without channels")
+    return found
+
+
+def split(flow: Flow, node: ir.Node) -> None:
+    """``Split``: into pieces along an axis."""
+    pieces = [flow.shape(v) for v in node.outputs]
+    found = flow.labels(node.inputs[0])
+    shape = flow.shape(node.inputs[0])
+    if found and (shape is None or any(s is None for s in pieces)):
+        flow.freeze_node(node, UNKNOWN)
+        return
+    start = 0
+    for output, own in zip(node.outputs, pieces, strict=True):
+        if shape is None or own is None:
+            flow.put(output, [])
+            continue
+        axis = node.attributes.get_int("axis", 0) % len(shape)
+        flow.put(output, _picked(flow, node, found, axis, np.arange(start, start + own[axis])))
+        start += own[axis]
+
+
+def cut(flow: Flow, node: ir.Node) -> None:
+    """``Slice``: with constant bounds where it touches channels."""
+    found = flow.labels(node.inputs[0])
+    shape = flow.shape(node.inputs[0])
+    if not found:
+        flow.put(node.outputs[0], [])
+        return
+    places = None if shape is None else slice_places(flow, node)
+    if places is None:
+        flow.freeze_node(node, "has bounds that are not known")
+        return
+    for axis, where in places.items():
+        if where is None:
+            moved = [f for f in found if depends_on(f, axis)]
+            flow.freeze(moved, node, "has bounds that follow from a dynamic length")
+            found = [f for f in found if not depends_on(f, axis)]
+        else:
+            found = _picked(flow, node, found, axis, where)
+    flow.put(node.outputs[0], found)
+
+
+def slice_places(flow: Flow, node: ir.Node) -> Places | None:
+    """Return which positions a ``Slice`` picks, by axis; ``None`` where its axes are unknown."""
+    shape = flow.shape(node.inputs[0])
+    given = [flow.lengths.integers(v) if v is not None else [] for v in node.inputs[1:]]
+    if shape is None or any(g is None for g in given):
+        return None
+    starts, ends, axes, steps = [g or [] for g in [*given, [], [], []][:_STEPPED]]
+    chosen = [None if a is None else a % len(shape) for a in axes] or list(range(len(starts)))
+    places: Places = {}
+    for start, end, axis, step in zip(
+        starts, ends, chosen, steps or [1] * len(starts), strict=True
+    ):
+        if axis is None:
+            return None
+        if start is None or end is None or step is None:
+            places[axis] = None
+            continue
+        length = shape[axis]
+        # As ONNX says, for a negative step the end may lie before the first element.
+        stop = None if step < 0 and end < -length else end
+        places[axis] = np.arange(length)[slice(start, stop, step)]
+    return places
+
+
+def gather(flow: Flow, node: ir.Node) -> None:
+    """``Gather``: constant places are picked; computed ones look something up in a table."""
+    data, index = node.inputs[0], node.inputs[1]
+    found = flow.labels(data)
+    shape, picked = flow.shape(data), flow.shape(index)
+    if not found:
+        flow.put(node.outputs[0], [])
+        return
+    if shape is None or picked is None:
+        flow.freeze_node(node, UNKNOWN)
+        return
+    axis = node.attributes.get_int("axis", 0) % len(shape)
+    places = gather_places(flow, node)
+    touched = [f for f in found if depends_on(f, axis)]
+    rest = [f for f in found if not depends_on(f, axis)]
+    left = []
+    if places is None:
+        flow.freeze(touched, node, "looks them up by a computed index")
+    else:
+        for family in touched:
+            own = np.take(_couple_others(flow, family, axis), places, axis)
+            left.append(_compared(flow, node, own, family))
+    for family in rest:
+        lengths = (*family.shape[:axis], *([1] * len(picked)), *family.shape[axis + 1 :])
+        left.append(family.reshape(lengths))
+    flow.put(node.outputs[0], [f for f in left if f.size > 1])
+    if flow.is_constant(data) and not flow.is_constant(index) and data is not None:
+        for family in rest:
+            flow.source(node, data if data.is_initializer() else None, family)
+            for own_axis in range(len(shape)):
+                if depends_on(family, own_axis):
+                    flow.role(data, own_axis, "output")
+
+
+def gather_places(flow: Flow, node: ir.Node) -> Array | None:
+    """Return the places that a ``Gather`` picks; ``None`` where they are computed."""
+    places = flow.lengths.integers(node.inputs[1])
+    index, shape = flow.shape(node.inputs[1]), flow.shape(node.inputs[0])
+    if places is None or index is None or not shape or any(place is None for place in places):
+        return None
+    array = np.asarray(places, dtype=np.int64).reshape(index)
+    length = shape[node.attributes.get_int("axis", 0) % len(shape)]
+    return np.where(array < 0, array + length, array)
+
+
+def gather_nd(flow: Flow, node: ir.Node) -> None:
+    """``GatherND``: looks up along the first axes; what lies on the others stays together."""
+    data, index = node.inputs[0], node.inputs[1]
+    found = flow.labels(data)
+    picked = flow.shape(index)
+    if not found:
+        flow.put(node.outputs[0], [])
+        return
+    if picked is None or node.attributes.get_int("batch_dims", 0) != 0:
+        flow.freeze_node(node, "looks them up by an index")
+        return
+    count = picked[-1]
+    touched = [f for f in found if any(depends_on(f, axis) for axis in range(count))]
+    flow.freeze(touched, node, "looks them up by an index")
+    rest = [f for f in found if not any(depends_on(f, axis) for axis in range(count))]
+    lead = (1,) * (len(picked) - 1)
+    flow.put(node.outputs[0], [f.reshape((*lead, *f.shape[count:])) for f in rest])
+
+
+def pad(flow: Flow, node: ir.Node) -> None:
+    """``Pad``: constants beside the channels are channels that can go as well."""
+    found = flow.labels(node.inputs[0])
+    shape = flow.shape(node.inputs[0])
+    if not found:
+        flow.put(node.outputs[0], [])
+        return
+    widths = None if shape is None else pad_widths(flow, node)
+    if shape is None or widths is None:
+        flow.freeze_node(node, "has widths that are not known")
+        return
+    constant = node.attributes.get_string("mode", "constant") == "constant"
+    left = []
+    for family in found:
+        own = family
+        for axis, (before, after) in widths.items():
+            if not depends_on(own, axis) or before == after == 0:
+                continue
+            if before is None or after is None or not constant or min(before, after) < 0:
+                flow.freeze([own], node, "repeats or drops channels")
+                own = own[:0]
+                break
+            own = flow.couple_others(own, axis)
+            parts = [flow.unions.fresh((before,)), along(own, axis), flow.unions.fresh((after,))]
+            own = placed(np.concatenate(parts), axis, len(shape))
+        if own.size:
+            left.append(own)
+    flow.put(node.outputs[0], left)
+
+
+def pad_widths(flow: Flow, node: ir.Node) -> dict[int, tuple[int | None, int | None]] | None:
+    """Return how many elements a ``Pad`` puts before and behind, by axis."""
+    shape = flow.shape(node.inputs[0])
+    given = flow.lengths.integers(node.inputs[1]) if len(node.inputs) > 1 else None
+    if shape is None or given is None:
+        return None
+    chosen = list(range(len(shape)))
+    if len(node.inputs) > 3 and node.inputs[3] is not None:
+        axes = flow.lengths.integers(node.inputs[3])
+        if axes is None or any(a is None for a in axes):
+            return None
+        chosen = [a % len(shape) for a in axes if a is not None]
+    half = len(given) // 2
+    return dict(zip(chosen, zip(given[:half], given[half:], strict=True), strict=True))
+
+
+def _picked(
+    flow: Flow, node: ir.Node, found: Sequence[Family], axis: int, places: Array
+) -> list[Family]:
+    """Take positions along an axis."""
+    left = []
+    for family in found:
+        whole = len(places) == family.shape[axis] and bool((places == np.arange(len(places))).all())
+        if not depends_on(family, axis) or whole:
+            left.append(family)
+            continue
+        own = compressed(_couple_others(flow, family, axis).take(places, axis))
+        left.append(_compared(flow, node, own, family))
+    return [f for f in left if f.size > 1]
+
+
+def _compared(flow: Flow, node: ir.Node, own: Family, family: Family) -> Family:
+    """Freeze what is picked where it is a single channel: its axis has no length to lose."""
+    if own.size == 1 and family.size > 1:
+        flow.freeze([own], node, "picks a single one of them")
+    return own
+
+
+def _couple_others(flow: Flow, family: Family, axis: int) -> Family:
+    """Keep positions that are picked: where channels depend on other axes too, those are theirs.
+
+    Heads divided into queries, keys and values, for instance: a place among the three is picked,
+    and a head goes from all three.
+    """
+    if family.size > family.shape[axis]:
+        flow.couple(family, axis)
+    return family

@@ -1,0 +1,274 @@
+"""Channels through convolutions and matrix products: here they begin and end."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from compressor.graph.channels.flow import Flow
+from compressor.graph.channels.labels import (
+    Family,
+    along,
+    depends_on,
+    overlap,
+    placed,
+)
+from compressor.graph.layers import weight_source
+from compressor.types.channels import Role, Units
+
+
+def convolution(flow: Flow, node: ir.Node) -> None:
+    """``Conv`` of weights ``[O, I / groups, ...]``."""
+    groups = node.attributes.get_int("group", 1)
+    weight = node.inputs[1]
+    shape = flow.shape(weight)
+    if shape is None or not flow.is_constant(weight):
+        flow.freeze_node(node, "has a weight that is computed")
+        return
+    read, written = _read(flow, node), _axis(flow, weight, 0, shape[0])
+    if groups == 1:
+        _meet(flow, node, read, _axis(flow, weight, 1, shape[1]))
+        _role(flow, weight, 1, "input")
+    else:
+        _group_wise(flow, node, read, written.reshape(groups, -1))
+    _keep_kernel(flow, node, weight, 2 if groups == 1 else 1)
+    _role(flow, weight, 0, "output")
+    _write(flow, node, weight, written, sourced=groups == 1 or groups < shape[0])
+    # A product of the weight's axes is proportional to the work, whatever the groups.
+    flow.count(node, (weight, 0), (weight, 1))
+
+
+def transposed_convolution(flow: Flow, node: ir.Node) -> None:
+    """``ConvTranspose`` of weights ``[I, O / groups, ...]``."""
+    groups = node.attributes.get_int("group", 1)
+    weight = node.inputs[1]
+    shape = flow.shape(weight)
+    if shape is None or not flow.is_constant(weight):
+        flow.freeze_node(node, "has a weight that is computed")
+        return
+    read, own = _read(flow, node), _axis(flow, weight, 0, shape[0])
+    if groups == 1:
+        _meet(flow, node, read, own)
+        written = _axis(flow, weight, 1, shape[1])
+        _role(flow, weight, 0, "input")
+        _role(flow, weight, 1, "output")
+    else:
+        _group_wise(flow, node, read, own.reshape(groups, -1))
+        written = own.reshape(groups, -1)[:, :1].repeat(shape[1], 1).reshape(-1)
+        _role(flow, weight, 0, "output")
+    _keep_kernel(flow, node, weight, 2 if groups == 1 else 1)
+    _write(flow, node, weight, written, sourced=groups < shape[0] or groups == 1)
+    flow.count(node, (weight, 0), (weight, 1))
+
+
+def _read(flow: Flow, node: ir.Node) -> Units | None:
+    """Return the channels that a convolution reads; what lies on its other axes is frozen."""
+    found = None
+    for family in flow.labels(node.inputs[0]):
+        if depends_on(family, 1) and family.size == family.shape[1]:
+            found = along(family, 1)
+        elif any(depends_on(family, axis) for axis in range(1, family.ndim)):
+            flow.freeze([family], node, "slides over them")
+    return found
+
+
+def _keep_kernel(flow: Flow, node: ir.Node, weight: ir.Value | None, first: int) -> None:
+    """Keep the other axes of a weight, which a second reader of it may cut."""
+    for family in flow.labels(weight):
+        if any(depends_on(family, axis) for axis in range(first, family.ndim)):
+            flow.freeze([family], node, "slides over them")
+
+
+def _meet(flow: Flow, node: ir.Node, read: Units | None, own: Units) -> None:
+    """Unify what is read with the weight's axis for it."""
+    if read is not None:
+        flow.unify(read, own, node)
+    else:
+        flow.freeze([own], node, "reads channels that nothing computes")
+
+
+def _group_wise(flow: Flow, node: ir.Node, read: Units | None, written: Units) -> None:
+    """Let the channels that a group reads and writes stay or go together."""
+    flow.couple(written, 1)
+    if read is None:
+        flow.freeze([written], node, "reads channels that nothing computes")
+        return
+    own = read.reshape(len(written), -1)
+    flow.couple(own, 1)
+    flow.unify(own[:, :1], written[:, :1], node)
+
+
+def _write(
+    flow: Flow, node: ir.Node, weight: ir.Value | None, written: Units, *, sourced: bool
+) -> None:
+    output = node.outputs[0]
+    rank = len(flow.shape(output) or flow.shape(node.inputs[0]) or ())
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    if bias is not None:
+        flow.unify(written, _axis(flow, bias, 0, len(written)), node)
+    if rank < 2:
+        flow.freeze([written], node, "the shape of its output is not known")
+        return
+    if sourced:
+        origin, _ = weight_source(weight)
+        flow.source(node, origin, written)
+    # Channels of several initializer axes are of their own; a single one has none to remove.
+    own = [placed(written, 1, rank)] if len(written) > 1 else []
+    batches = [
+        f for f in flow.labels(node.inputs[0]) if f.ndim == rank and f.size == f.shape[0] > 1
+    ]
+    flow.put(output, [*own, *batches])
+    flow.observe(output, 1)
+
+
+def _axis(flow: Flow, value: ir.Value | None, axis: int, length: int) -> Units:
+    """Return the channels along an axis of a weight, in whatever way it comes about."""
+    family = flow.on_axis(value, axis)
+    if family is not None and next(i for i, n in enumerate(family.shape) if n > 1) == axis:
+        family = flow.couple_others(family, axis)  # a weight that is stored as one long line
+    if family is None or family.size != length:
+        return np.full(length, -1, dtype=np.int64)
+    return along(family, axis)
+
+
+def _role(flow: Flow, value: ir.Value | None, axis: int, role: Role) -> None:
+    """Note the role of a weight's axis, also where the weight is stored transposed."""
+    origin, swapped = weight_source(value)
+    if origin is None or value is None:
+        return
+    rank = len(flow.shape(value) or ())
+    flow.role(origin, {rank - 1: rank - 2, rank - 2: rank - 1}[axis] if swapped else axis, role)
+
+
+def gemm(flow: Flow, node: ir.Node) -> None:
+    """``Gemm``: a matrix product of two axes each, and what is added to it."""
+    first, second = node.inputs[0], node.inputs[1]
+    left = [_turned(f, node, "transA") for f in flow.labels(first)]
+    right = [_turned(f, node, "transB") for f in flow.labels(second)]
+    _product(flow, node, left, right)
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    output, shape = node.outputs[0], flow.shape(node.outputs[0])
+    if bias is not None and shape is not None:
+        flow.put(output, flow.broadcast(node, [output, bias], shape))
+
+
+def _turned(family: Family, node: ir.Node, attribute: str) -> Family:
+    return family.T if node.attributes.get_int(attribute, 0) else family
+
+
+def matmul(flow: Flow, node: ir.Node) -> None:
+    """``MatMul``: of vectors' batches and a weight, or of two computed values."""
+    shapes = [flow.shape(v) for v in node.inputs]
+    if any(shape is None or len(shape) < 2 for shape in shapes):
+        flow.freeze_node(node, "multiplies a vector, or a value of unknown shape")
+        return
+    rank = max(len(shape or ()) for shape in shapes)
+    left, right = (
+        [f.reshape((1,) * (rank - f.ndim) + f.shape) for f in flow.labels(v)] for v in node.inputs
+    )
+    _product(flow, node, left, right)
+
+
+def _product(flow: Flow, node: ir.Node, left: list[Family], right: list[Family]) -> None:
+    """Multiply ``[..., M, K]`` and ``[..., K, N]``."""
+    first, second = node.inputs[0], node.inputs[1]
+    output = node.outputs[0]
+    summed = _summed(flow, node, left, [_swapped(f) for f in right])
+    # What is left of [..., M, K] is [..., M, 1]; a head that is summed over leaves its batch axis.
+    found = [f[..., :1] for f in left]
+    other = [f[..., :1, :] for f in right]
+    merged: list[Family] = [f for f in found if f.size > 1]
+    for family in (f for f in other if f.size > 1):
+        own = family
+        for known in [f for f in merged if overlap(f, own)]:
+            own = flow.unify(known, own, node)
+            merged = [f for f in merged if f is not known]
+        merged.append(own)
+    _check_batches(flow, node, merged)
+    flow.put(output, merged)
+    rank = len(flow.shape(output) or ())
+    # An outer product, such as that of positions and frequencies, is no layer.
+    layer = (flow.shape(first) or (0,))[_summed_axis(flow, node)] > 1
+    for value, axis, family_axis in ((second, rank - 1, -1), (first, rank - 2, -2)):
+        if layer and flow.is_constant(value) and not flow.is_constant(output):
+            written = [f for f in merged if depends_on(f, axis)]
+            origin, _ = weight_source(value)
+            for family in written:
+                flow.source(node, origin, family)
+                flow.observe(output, axis)
+            _product_roles(flow, node, value, family_axis)
+    axes = [(output, axis) for axis in range(rank)]
+    flow.count(node, *axes, *([(first, _summed_axis(flow, node))] if summed else []))
+
+
+def _summed_axis(flow: Flow, node: ir.Node) -> int:
+    rank = len(flow.shape(node.inputs[0]) or ())
+    return rank - 2 if node.attributes.get_int("transA", 0) else rank - 1
+
+
+def _product_roles(flow: Flow, node: ir.Node, value: ir.Value | None, written: int) -> None:
+    rank = len(flow.shape(value) or ())
+    turned = node.attributes.get_int("transB" if written == -1 else "transA", 0)
+    axis = rank - 1 if (written == -1) != bool(turned) else rank - 2
+    _role(flow, value, axis, "output")
+    _role(flow, value, 2 * rank - 3 - axis, "input")
+
+
+def _swapped(family: Family) -> Family:
+    return np.swapaxes(family, -1, -2)
+
+
+def _summed(flow: Flow, node: ir.Node, left: list[Family], right: list[Family]) -> bool:
+    """Unify the channels that are summed over, the last axis of both; tell whether there are any.
+
+    Where they also depend on the batch, as those of a head do, a whole batch element stays or goes.
+    """
+    read = [_alone(flow, f, node) for f in left if depends_on(f, -1)]
+    held = [_alone(flow, f, node) for f in right if depends_on(f, -1)]
+    for family in (*read, *held):
+        if family.size > family.shape[-1]:
+            flow.couple(family, family.ndim - 1)
+    if read and held:
+        for mine in read:
+            for theirs in held:
+                _sum(flow, node, mine, theirs)
+    else:
+        flow.freeze([*read, *held], node, "sums over channels that only one factor has")
+    return bool(read or held)
+
+
+def _sum(flow: Flow, node: ir.Node, mine: Family, theirs: Family) -> None:
+    """Unify what two factors sum over; what is the same for all heads stays whole."""
+    heads = [family.size > family.shape[-1] for family in (mine, theirs)]
+    if heads[0] == heads[1]:
+        flow.unify(mine, theirs, node)
+    else:
+        flow.freeze([theirs if heads[0] else mine], node, "holds the same for every head or group")
+
+
+def _alone(flow: Flow, family: Family, node: ir.Node) -> Family:
+    """Return channels that are summed over without the axis that they form a matrix with."""
+    if depends_on(family, -2):
+        flow.freeze([family], node, "sums over channels that lie on both axes of a matrix")
+        return family[..., :1, :]
+    return family
+
+
+def _check_batches(flow: Flow, node: ir.Node, merged: list[Family]) -> None:
+    """Freeze channels on batch axes that only one factor has."""
+    rank = len(flow.shape(node.outputs[0]) or ())
+    for value in node.inputs[:2]:
+        shape = flow.shape(value) or ()
+        lengths = (1,) * (rank - len(shape)) + shape
+        for family in merged:
+            own = [f.reshape((1,) * (rank - f.ndim) + f.shape) for f in flow.labels(value)]
+            fixed = [
+                i
+                for i in range(rank - 2)
+                if depends_on(family, i)
+                and lengths[i] > 1
+                and not any(depends_on(f, i) for f in own)
+            ]
+            if fixed:
+                name = "" if value is None else value.name
+                flow.fix(family, fixed, node, f"meets {name!r}, which has no channels")

@@ -1,0 +1,118 @@
+"""A graph without some of its channels: smaller weights, and constants that fit them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from compressor.errors import ModelError
+from compressor.graph.channels.adjusting import Adjuster
+from compressor.graph.channels.analysis import Analysis, analyse
+from compressor.graph.clean import infer_shapes
+from compressor.types.channels import ChannelMap, Flags, Units, kept
+
+Kept: TypeAlias = Mapping[str, Mapping[int, Units]]
+"""Which positions remain, by parameter and axis; of axes that lose any."""
+
+
+def remove_channels(model: ir.Model, channels: ChannelMap, removed: Flags) -> tuple[ir.Model, Kept]:
+    """Return a copy of a graph without some units.
+
+    Args:
+        model: the graph; it is not changed, and weights that stay whole are shared.
+        channels: what :func:`compressor.graph.channels.analysis.map_channels` found in it.
+        removed: one flag for each unit.
+
+    Returns:
+        The smaller graph, and which positions remain of its parameters' axes.
+
+    Raises:
+        ValueError: a unit that cannot be removed is, or the map is of another graph.
+        ModelError: nothing would be left of a value.
+    """
+    if len(removed) != channels.count or bool((removed & ~channels.removable).any()):
+        raise ValueError("units are removed that cannot be, or the map is of another graph")
+    found = analyse(model)
+    if found.channels.count != channels.count:
+        raise ValueError("the map is of another graph")
+    smaller = model.clone()
+    positions = kept_positions(channels.parameters, removed)
+    for name, axes in positions.items():
+        _shrink(smaller.graph.initializers[name], axes)
+    masks = _masks(found, removed)
+    adjuster = Adjuster(smaller, found.flow, masks)
+    unread = {v.name for v in smaller.graph.initializers.values() if not v.uses()}
+    for node in list(smaller.graph):
+        adjuster.adjust(node)
+    for value in list(smaller.graph.initializers.values()):
+        if not (value.uses() or value.name in unread or value.is_graph_output()):
+            del smaller.graph.initializers[value.name or ""]  # replaced by one that fits
+    _forget_shapes(smaller, masks)
+    infer_shapes(smaller)
+    return smaller, positions
+
+
+def kept_positions(
+    parameters: Mapping[str, tuple[Units | None, ...]], removed: Flags
+) -> dict[str, dict[int, Units]]:
+    """Return the positions that remain of every axis that loses some.
+
+    Args:
+        parameters: units along the axes of parameters.
+        removed: the units that go.
+    """
+    found: dict[str, dict[int, Units]] = {}
+    for name, axes in parameters.items():
+        for axis, units in enumerate(axes):
+            if units is None:
+                continue
+            stays = kept(units, removed)
+            if not stays.all():
+                found.setdefault(name, {})[axis] = np.flatnonzero(stays)
+    return found
+
+
+def _masks(found: Analysis, removed: Flags) -> dict[str, dict[int, Flags]]:
+    """Return which positions remain of every value's axes that lose some."""
+    masks: dict[str, dict[int, Flags]] = {}
+    for name, axes in found.axes.items():
+        for axis, units in enumerate(axes):
+            if units is None:
+                continue
+            stays = kept(units, removed)
+            if not stays.any():
+                raise ModelError(
+                    f"value {name!r}", "would lose all its channels", "keep at least one of them"
+                )
+            if not stays.all():
+                masks.setdefault(name, {})[axis] = stays
+    return masks
+
+
+def _shrink(value: ir.Value, axes: Mapping[int, Units]) -> None:
+    tensor = value.const_value
+    assert tensor is not None
+    array = tensor.numpy()
+    for axis, positions in axes.items():
+        array = np.take(array, positions, axis)
+    value.const_value = ir.Tensor(array, dtype=tensor.dtype, name=value.name)
+    # Clones share their type and shape objects, so new ones are set.
+    value.shape = ir.Shape(array.shape)
+    value.type = ir.TensorType(tensor.dtype)
+
+
+def _forget_shapes(model: ir.Model, masks: Mapping[str, Mapping[int, Flags]]) -> None:
+    """Correct the shapes of values that have become smaller."""
+    for node in model.graph:
+        for value in node.outputs:
+            own = masks.get(value.name or "")
+            if own is None or value.shape is None:
+                continue
+            dims = list(value.shape)
+            for axis, stays in own.items():
+                whole = isinstance(dims[axis], int)
+                dims[axis] = int(stays.sum()) if whole else ir.SymbolicDim(None)
+            value.shape = ir.Shape(dims)

@@ -1,0 +1,180 @@
+"""Channels through operators that only move or repeat elements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from compressor.graph.channels.flow import UNKNOWN, Flow
+from compressor.graph.channels.labels import (
+    Family,
+    along,
+    depends_on,
+    overlap,
+    placed,
+    reshaped,
+)
+
+
+def reshape(flow: Flow, node: ir.Node) -> None:
+    """``Reshape``, ``Flatten``, ``Squeeze`` and ``Unsqueeze``."""
+    before, after = flow.shape(node.inputs[0]), flow.shape(node.outputs[0])
+    found = flow.labels(node.inputs[0])
+    if found and (before is None or after is None):
+        flow.freeze_node(node, UNKNOWN)
+        return
+    if before is not None and after is not None:
+        found = sorted(found, key=lambda family: _precedence(flow, family))
+        found = _apart(flow, node, [reshaped(f, before, after) for f in found])
+    flow.put(node.outputs[0], found)
+
+
+def _precedence(flow: Flow, family: Family) -> tuple[bool, int]:
+    """Rank families that may come to lie on one axis: heads before their features.
+
+    What is repeated comes last, since it may be of any length.
+    """
+    first = next((axis for axis in range(family.ndim) if depends_on(family, axis)), 0)
+    return int(family.flat[0]) in flow.repeats, first
+
+
+def _apart(flow: Flow, node: ir.Node, found: Sequence[Family]) -> list[Family]:
+    """Keep the first of families that have come to lie on one axis; the others cannot go."""
+    left: list[Family] = []
+    for family in found:
+        if any(overlap(family, other) for other in left):
+            flow.freeze([family], node, "merges their axis with that of other channels")
+        else:
+            left.append(family)
+    return left
+
+
+def transpose(flow: Flow, node: ir.Node) -> None:
+    """``Transpose``: the axes in another order."""
+    found = flow.labels(node.inputs[0])
+    shape = flow.shape(node.inputs[0]) or ()
+    order = node.attributes.get_ints("perm", None) or list(reversed(range(len(shape))))
+    flow.put(node.outputs[0], [np.transpose(f, order) for f in found])
+
+
+def expand(flow: Flow, node: ir.Node) -> None:
+    """``Expand``: repeats what has length 1, as often as there are channels where it ends up."""
+    source, output = node.inputs[0], node.outputs[0]
+    before, after = flow.shape(source), flow.shape(output)
+    found = flow.labels(source)
+    if before is None or after is None:
+        flow.freeze_node(node, UNKNOWN)
+        return
+    rank = len(after)
+    found = [f.reshape((1,) * (rank - f.ndim) + f.shape) for f in found]
+    lengths = (1,) * (rank - len(before)) + before
+    found += _anything(flow, after, [i for i in range(rank) if lengths[i] == 1])
+    flow.put(output, found)
+
+
+def constant_of_shape(flow: Flow, node: ir.Node) -> None:
+    """``ConstantOfShape``: as many as there are channels where it ends up."""
+    after = flow.shape(node.outputs[0])
+    axes = range(len(after or ()))
+    flow.put(node.outputs[0], [] if after is None else _anything(flow, after, list(axes)))
+
+
+def _anything(flow: Flow, shape: tuple[int, ...], axes: Sequence[int]) -> list[Family]:
+    """Return channels of their own along axes on which a value is the same everywhere."""
+    found = []
+    for axis in axes:
+        if shape[axis] > 1:
+            own = flow.unions.fresh((shape[axis],))
+            flow.repeats.update(own.tolist())
+            found.append(placed(own, axis, len(shape)))
+    return found
+
+
+def tile(flow: Flow, node: ir.Node) -> None:
+    """``Tile``: repeats whole axes; those of length 1 as often as there are channels."""
+    found = flow.labels(node.inputs[0])
+    before, after = flow.shape(node.inputs[0]), flow.shape(node.outputs[0])
+    repeats = flow.lengths.integers(node.inputs[1])
+    if before is None or after is None or repeats is None:
+        flow.freeze_node(node, "repeats them, it is not known how often")
+        return
+    moved = [axis for axis, count in enumerate(repeats) if count is None]
+    flow.freeze(
+        [f for f in found if any(depends_on(f, axis) for axis in moved)],
+        node,
+        "repeats them, it is not known how often",
+    )
+    left = []
+    for family in found:
+        counts = [n // m if depends_on(family, i) else 1 for i, (n, m) in _pairs(after, before)]
+        left.append(np.tile(family, counts))
+    left += _anything(flow, after, [i for i, (_, n) in _pairs(after, before) if n == 1])
+    flow.put(node.outputs[0], left)
+
+
+def _pairs(first: Sequence[int], second: Sequence[int]) -> Iterable[tuple[int, tuple[int, int]]]:
+    return enumerate(zip(first, second, strict=True))
+
+
+def depth_to_space(flow: Flow, node: ir.Node) -> None:
+    """``DepthToSpace``: the channels that become one pixel's block stay or go together."""
+    size = node.attributes.get_int("blocksize", 1)
+    crd = node.attributes.get_string("mode", "DCR") == "CRD"
+    left: list[Family] = []
+    for family in flow.labels(node.inputs[0]):
+        if not _across(flow, node, family, left):
+            continue
+        blocks = along(family, 1).reshape((-1, size * size) if crd else (size * size, -1))
+        channels = flow.couple(blocks, 1 if crd else 0).reshape(-1)
+        left.append(placed(channels, 1, family.ndim))
+    flow.put(node.outputs[0], [f for f in left if f.size > 1])
+
+
+def _across(flow: Flow, node: ir.Node, family: Family, left: list[Family]) -> bool:
+    """Return whether a family lies on the second axis alone; one on the first alone stays."""
+    axes = [axis for axis in range(family.ndim) if depends_on(family, axis)]
+    if axes == [0]:
+        left.append(family)
+    elif axes != [1]:
+        flow.freeze([family], node, "moves them")
+    return axes == [1]
+
+
+def space_to_depth(flow: Flow, node: ir.Node) -> None:
+    """``SpaceToDepth``: every channel becomes several, one for each pixel of a block."""
+    size = node.attributes.get_int("blocksize", 1)
+    left: list[Family] = []
+    for family in flow.labels(node.inputs[0]):
+        if not _across(flow, node, family, left):
+            continue
+        left.append(placed(np.tile(along(family, 1), size * size), 1, family.ndim))
+    flow.put(node.outputs[0], left)
+
+
+def spatial(flow: Flow, node: ir.Node) -> None:
+    """Pooling, resizing and sampling: each channel by itself; other axes are moved."""
+    before, after = flow.shape(node.inputs[0]), flow.shape(node.outputs[0])
+    left = []
+    for family in flow.labels(node.inputs[0]):
+        moved = [i for i in range(2, family.ndim) if depends_on(family, i)]
+        same = before is not None and after is not None and before[:2] == after[:2]
+        if moved or not same:
+            flow.freeze([family], node, "moves them")
+            continue
+        left.append(family)
+    flow.put(node.outputs[0], left)
+    if any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
+        flow.freeze(left, node, "numbers their elements")
+
+
+def constant(flow: Flow, node: ir.Node) -> None:
+    """``Constant``: a parameter that is written into a node."""
+    flow.labels(node.outputs[0])
+
+
+def nothing(flow: Flow, node: ir.Node) -> None:
+    """Operators whose results hold no channels, and that do not mind how many there are."""
+    for output in node.outputs:
+        flow.put(output, [])

@@ -1,0 +1,1 @@
+"""Passes that set weights to zero, or remove channels."""

@@ -1,0 +1,318 @@
+"""ResNet-20 to half of its multiply-accumulates, beside Torch-Pruning, in one run.
+
+Tables, no assertions: accuracy right after pruning, after batch norms have seen data again, and
+after two epochs on 4,000 images; latency of the pruned ONNX models against the float one.
+
+Torch-Pruning 1.6 takes the zero-padding shortcut of this network for an operator that leaves its
+channels as they are: the network that it returns does not run. It can be given two things instead,
+and gets both: the network with all channels of the residual stream left alone ("inner"), and one
+whose shortcuts are 1x1 convolutions with weights of zero and one, which compute the same
+("as convolutions"). It takes the least of each that leaves no fewer multiply-accumulates than the
+target; since it cannot meet a target exactly, what it leaves is then our target. Ours meets each
+with the same channels: "inner" skips what joins the residual stream, "as it is" prunes that, too.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from compressor import catalog
+from compressor.carriers.ort_runner import OrtRunner
+from compressor.carriers.torch_carrier import TorchCarrier
+from compressor.graph.costs import macs, parameters
+from compressor.timing import measure
+from compressor.types.exporter import ExportContext
+from compressor.types.passes import PassContext
+from compressor.types.tensors import Batch, TensorSpec
+from exporters.onnx import OnnxExporter
+from passes.prune.batch_statistics import re_estimated
+from samples.cifar.data import augment, normalize
+from samples.cifar.model import BasicBlock, ZeroPadShortcut, resnet20
+from tests.benchmarks.bench_resnet20 import show
+
+pytestmark = [
+    pytest.mark.benchmark,
+    pytest.mark.timeout(3600),
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.skipif(
+        "COMPRESSOR_DATA" not in os.environ, reason="COMPRESSOR_DATA names no folder of real data"
+    ),
+]
+INPUTS = (TensorSpec("image", ("batch", 3, 32, 32), "float32"),)
+TARGET = 0.5
+EPOCHS, BATCH, RATE, MOMENTUM = 2, 64, 0.01, 0.9
+SEEDS = (0, 1, 2)
+THREADS = 1
+
+
+def images(name: str) -> dict[str, np.ndarray]:
+    """Read images and labels of one of the published files."""
+    with np.load(Path(os.environ["COMPRESSOR_DATA"]) / name) as file:
+        return {"image": file["image"], "label": file["label"]}
+
+
+def published() -> TorchCarrier:
+    """Return the network with its published weights."""
+    carrier = TorchCarrier(resnet20(), INPUTS)
+    carrier.load(Path(os.environ["COMPRESSOR_DATA"]) / "resnet20_cifar10.th")
+    return carrier
+
+
+def logits(module: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    """Run a module; ours may return its only output by name."""
+    found = module(batch)
+    output: torch.Tensor = next(iter(found.values())) if isinstance(found, dict) else found
+    return output
+
+
+@torch.inference_mode()
+def accuracy(module: nn.Module, data: dict[str, np.ndarray]) -> float:
+    """Return the share of right answers in percent."""
+    module.eval()
+    right = 0
+    for start in range(0, len(data["label"]), 250):
+        part = normalize({k: v[start : start + 250] for k, v in data.items()})
+        found = logits(module, torch.from_numpy(part["image"])).argmax(1).numpy()
+        right += int((found == part["label"]).sum())
+    return 100 * right / len(data["label"])
+
+
+def batches(data: dict[str, np.ndarray]) -> Iterator[Batch]:
+    """Yield the images as they are, a hundred at a time."""
+    for start in range(0, len(data["label"]), 100):
+        yield normalize({"image": data["image"][start : start + 100]})
+
+
+def fine_tuned(module: nn.Module, data: dict[str, np.ndarray], seed: int) -> nn.Module:
+    """Return a copy trained for two epochs: SGD with momentum, cosine from 0.01 to zero."""
+    module = copy.deepcopy(module).requires_grad_(True).train()
+    for shortcut in (m for m in module.modules() if isinstance(m, FixedShortcut)):
+        shortcut.requires_grad_(False)
+    rng = np.random.default_rng(seed)
+    trained = [p for p in module.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(trained, RATE, MOMENTUM)
+    steps = EPOCHS * -(-len(data["label"]) // BATCH)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for _ in range(EPOCHS):
+        order = rng.permutation(len(data["label"]))
+        for start in range(0, len(order), BATCH):
+            rows = order[start : start + BATCH]
+            part = augment({k: v[rows] for k, v in data.items()}, rng)
+            found = logits(module, torch.from_numpy(part["image"]))
+            loss = nn.functional.cross_entropy(found, torch.from_numpy(part["label"]))
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]  # PyTorch's own has no types
+            optimizer.step()
+            schedule.step()
+    return module.eval()
+
+
+class FixedShortcut(nn.Conv2d):
+    """The zero-padding shortcut as a 1x1 convolution that is not trained."""
+
+    def __init__(self, shortcut: ZeroPadShortcut, channels: int):
+        outputs = channels + shortcut.before + shortcut.after
+        super().__init__(channels, outputs, 1, stride=2, bias=False)
+        self.weight.data.zero_()
+        for index in range(channels):
+            self.weight.data[shortcut.before + index, index] = 1
+
+
+def with_convolutions(module: nn.Module) -> nn.Module:
+    """Return a copy with shortcuts that Torch-Pruning understands; it computes the same."""
+    module = copy.deepcopy(module)
+    for block in list(module.modules()):
+        if isinstance(block, BasicBlock) and isinstance(block.shortcut, ZeroPadShortcut):
+            block.shortcut = FixedShortcut(block.shortcut, block.conv1.in_channels)
+    return module
+
+
+def peer(module: nn.Module, ratio: float, everywhere: bool, ignored: list[str]) -> nn.Module:
+    """Prune a copy with Torch-Pruning: L2 over whole groups, one shot."""
+    import torch_pruning as tp  # type: ignore[import-untyped]  # it has no types
+
+    module = copy.deepcopy(module).requires_grad_(True).eval()
+    named = dict(module.named_modules())
+    pruner = tp.pruner.BasePruner(
+        module,
+        torch.zeros(1, 3, 32, 32),
+        importance=tp.importance.GroupMagnitudeImportance(p=2),
+        global_pruning=everywhere,
+        pruning_ratio=ratio,
+        ignored_layers=[named[name] for name in ignored],
+    )
+    # Its step() also counts operations by running the network; groups alone are enough.
+    for group in pruner.step(interactive=True):
+        group.prune()
+    return module
+
+
+def peer_at(
+    module: nn.Module, wanted: int, everywhere: bool, ignored: list[str]
+) -> tuple[nn.Module, float]:
+    """Return the peer's network with no fewer multiply-accumulates than wanted, and its ratio."""
+    low, high = 0.0, 0.95
+    best = module
+    for _ in range(9):
+        ratio = (low + high) / 2
+        found = peer(module, ratio, everywhere, ignored)
+        if counted(found) >= wanted:
+            low, best = ratio, found
+        else:
+            high = ratio
+    return best, low
+
+
+def counted(module: nn.Module) -> int:
+    """Count multiply-accumulates by running a module; faster than lowering it."""
+    total = 0
+
+    def note(layer: nn.Module, _: Any, output: torch.Tensor) -> None:
+        nonlocal total
+        weight = layer.get_parameter("weight")
+        total += output.numel() * weight[0].numel()
+
+    layers = [m for m in module.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    hooks = [layer.register_forward_hook(note) for layer in layers]
+    with torch.inference_mode():
+        module.eval()(torch.zeros(1, 3, 32, 32))
+    for hook in hooks:
+        hook.remove()
+    return total
+
+
+def fails_on_padding(module: nn.Module) -> str:
+    """Return what Torch-Pruning's result on the unchanged network says when it is run."""
+    try:
+        logits(peer(module, 0.3, False, ["linear"]), torch.zeros(1, 3, 32, 32))
+    except RuntimeError as error:
+        return str(error)
+    return "nothing: it runs"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A pruned network and how many seconds the pruning took."""
+
+    name: str
+    carrier: TorchCarrier
+    seconds: float = 0.0
+
+
+def ours(carrier: TorchCarrier, scope: str, share: float, skipped: list[str]) -> Contender:
+    """Prune to a share of the multiply-accumulates, but not what some layers write."""
+    chosen = catalog.load("pass", "prune-structured").model_validate(
+        {
+            "target": {"macs": share},
+            "scope": scope,
+            "criterion": "l2",
+            "layers": tuple({"match": name, "skip": True} for name in skipped),
+        }
+    )
+    start = time.perf_counter()
+    result = chosen.apply(carrier, PassContext(), {}).carrier
+    assert isinstance(result, TorchCarrier)
+    name = f"compressor {scope}, {'inner' if skipped else 'as it is'}"
+    return Contender(name, result, time.perf_counter() - start)
+
+
+def contenders(carrier: TorchCarrier) -> Iterator[Contender]:
+    """Yield the network as it is, then Torch-Pruning's and ours in pairs."""
+    module = carrier.module
+    yield Contender("unpruned", carrier)
+    whole = macs(carrier.graph())
+    stream = [n for n, m in module.named_modules() if isinstance(m, nn.Conv2d) and _joins(n)]
+    for scope in ("local", "global"):
+        for name, start, kept in (
+            ("inner", module, stream),
+            ("as convolutions", with_convolutions(module), []),
+        ):
+            everywhere, ignored = scope == "global", ["linear", *kept]
+            found, ratio = peer_at(start, round(TARGET * whole), everywhere, ignored)
+            begin = time.perf_counter()
+            peer(start, ratio, everywhere, ignored)
+            seconds = time.perf_counter() - begin
+            theirs = TorchCarrier(found.requires_grad_(False), INPUTS)
+            yield Contender(f"Torch-Pruning {scope}, {name}", theirs, seconds)
+            yield ours(carrier, scope, macs(theirs.graph()) / whole, kept)
+
+
+def _joins(name: str) -> bool:
+    """Return whether a layer of the network writes into the residual stream."""
+    return name == "conv1" or name.endswith(".conv2")
+
+
+def test_half_of_the_work() -> None:
+    carrier = published()
+    train, test = images("cifar10_train4000.npz"), images("cifar10_test2000.npz")
+    print(f"\nTorch-Pruning on the network as it is: {fails_on_padding(carrier.module)}")
+    whole = macs(carrier.graph())
+    rows = []
+    for one in contenders(carrier):
+        averaged = re_estimated(one.carrier, batches(train))
+        assert isinstance(averaged, TorchCarrier)
+        tuned = [accuracy(fine_tuned(one.carrier.module, train, seed), test) for seed in SEEDS]
+        rows.append(
+            [
+                one.name,
+                f"{macs(one.carrier.graph()) / whole:.4f}",
+                f"{parameters(one.carrier.graph()):,}",
+                f"{accuracy(one.carrier.module, test):.2f}",
+                f"{accuracy(averaged.module, test):.2f}",
+                f"{np.mean(tuned):.2f}",
+                f"{min(tuned):.2f}-{max(tuned):.2f}",
+                f"{one.seconds:.2f}",
+            ]
+        )
+        print("  ".join(rows[-1]), flush=True)
+    show(
+        f"ResNet-20 to {TARGET:.0%} of its MACs; top-1 % on 2,000 images; fine-tuned with "
+        f"{len(SEEDS)} seeds",
+        ["network", "MACs", "weights", "one shot", "statistics", "2 epochs", "range", "seconds"],
+        rows,
+    )
+
+
+def test_latency(tmp_path: Path) -> None:
+    carrier = published()
+    runners: dict[str, OrtRunner] = {}
+    shares: dict[str, float] = {}
+    exporter = OnnxExporter(opset=21, target="ort-cpu")
+    for one in contenders(carrier):
+        folder = tmp_path / str(len(runners))
+        folder.mkdir()
+        path = exporter.write(one.carrier, folder, ExportContext("resnet-20", ""))[0]
+        runners[one.name] = OrtRunner(path, one.name, threads=THREADS)
+        shares[one.name] = macs(one.carrier.graph()) / macs(carrier.graph())
+    batch = normalize({"image": images("cifar10_test2000.npz")["image"][:64]})
+    times = measure(runners, batch, budget=60.0)
+    rows = []
+    for name in runners:
+        ratio = times.ratio(name, "unpruned")
+        low, high = ratio["ci95"]
+        rows.append(
+            [
+                name,
+                f"{shares[name]:.3f}",
+                f"{times.summary(name)['p50']:.2f}",
+                f"{ratio['value']:.3f}",
+                f"{low:.3f}-{high:.3f}",
+                f"{ratio['value'] / shares[name]:.3f}",
+            ]
+        )
+    show(
+        f"Latency of the ONNX models at batch 64, {THREADS} thread, interleaved",
+        ["network", "MACs", "ms", "of float", "95 %", "latency / MACs"],
+        rows,
+    )
