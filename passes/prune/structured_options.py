@@ -41,12 +41,7 @@ class Target(Options):
     def _one(self) -> Target:
         given = [k for k in _KINDS if getattr(self, k) is not None]
         if len(given) != 1:
-            known = ", ".join(_KINDS)
-            raise ValueError(
-                f"gives {' and '.join(given)}; choose one"
-                if given
-                else f"is empty; give one of {known}"
-            )
+            raise ValueError(f"give one of {', '.join(given or _KINDS)}")
         return self
 
     @property
