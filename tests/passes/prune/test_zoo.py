@@ -32,10 +32,6 @@ from tests import zoo
 
 # Those that lower fast; the others, most transformers among them, are marked slow.
 QUICK = (
-    "regnet",
-    "unet",
-    "densenet",
-    "squeeze-excite",
     "super-resolution",
     "shufflenet",
     "resnext",
