@@ -25,13 +25,11 @@ from tests.passes.prune.magnitude_models import (
     ROWS,
     WIDE,
     matrices,
-    on_onnx,
-    on_safetensors,
-    on_torch,
     pruned,
     weights,
 )
 from tests.passes.quantize.weight_only_models import IMAGE, Language, Mixed, carrier
+from tests.two_linears import on_onnx, on_safetensors, on_torch
 
 OPTIONS: list[dict[str, Any]] = [
     {"sparsity": 0.5},

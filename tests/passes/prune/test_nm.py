@@ -5,16 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 from safetensors.torch import load_file, save_file
 
 from compressor.carriers.checkpoint_carrier import open_checkpoint
-from compressor.carriers.onnx_carrier import open_onnx
-from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.errors import ModelError, SpecError
 from compressor.types.carrier import Carrier
 from compressor.types.passes import PassContext
@@ -32,6 +29,7 @@ from tests.passes.prune.sparse_models import (
     reasons,
     weights,
 )
+from tests.two_linears import drawn, on_onnx, on_safetensors, on_torch
 
 CRITERIA = ("magnitude", "wanda", "sparsegpt")
 
@@ -210,48 +208,11 @@ def test_targets_without_sparse_kernels_are_named():
     assert note == "TensorRT has sparse kernels for 2:4 only; it computes 1:4 densely"
 
 
-class Net(torch.nn.Module):
-    """Two linear layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(1)
-        self.up = torch.nn.Linear(64, 96)
-        self.down = torch.nn.Linear(96, 48, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(torch.relu(self.up(x)))
-
-
 def three_carriers(folder: Path) -> list[Carrier]:
     """The same weights in a module, an ONNX file that holds one transposed, and a checkpoint."""
-    net = Net()
-    with torch.no_grad():  # equal sizes, so that the order of ties shows
-        net.down.weight.mul_(8).round_()
-    tensors = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-    arrays["down.weight"] = np.ascontiguousarray(arrays["down.weight"].T)
-    nodes = [
-        helper.make_node("Gemm", ["x", "up.weight", "up.bias"], ["a"], transB=1),
-        helper.make_node("Relu", ["a"], ["b"]),
-        helper.make_node("MatMul", ["b", "down.weight"], ["y"]),
-    ]
-    kind = onnx.TensorProto.FLOAT
-    graph = helper.make_graph(
-        nodes,
-        "net",
-        [helper.make_tensor_value_info("x", kind, ["batch", 64])],
-        [helper.make_tensor_value_info("y", kind, ["batch", 48])],
-        [numpy_helper.from_array(array, name) for name, array in arrays.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    onnx.save(model, folder / "net.onnx")
-    save_file(tensors, folder / "net.safetensors")
-    return [
-        TorchCarrier(net, [TensorSpec("x", ("batch", 64), "float32")]),
-        open_onnx(folder / "net.onnx", 21),
-        open_checkpoint(folder / "net.safetensors"),
-    ]
+    tensors = drawn(64, 96, 48)
+    tensors["down.weight"].mul_(8).round_()  # equal sizes, so that the order of ties shows
+    return [on_torch(tensors), on_onnx(tensors, folder), on_safetensors(tensors, folder)]
 
 
 @pytest.mark.parametrize(("n", "m"), [(2, 4), (1, 4), (4, 8), (5, 32)])
@@ -272,7 +233,7 @@ def test_a_streamed_checkpoint_is_pruned_when_it_is_read(tmp_path: Path):
     outcome = prune().apply(model, ANY, {})
     assert outcome.notes == ("5,376 of 10,752 weights of 2 layers are zero (50.0 %)",)
     assert [x.details["weight_sqnr_rows"] for x in outcome.layers] == [32, 32]
-    tensors = load_file(tmp_path / "net.safetensors")
+    tensors = load_file(tmp_path / "model.safetensors")
     tensors["up.weight"][40, 3] = torch.nan
     save_file(tensors, tmp_path / "broken.safetensors")
     broken = prune().apply(open_checkpoint(tmp_path / "broken.safetensors"), ANY, {}).carrier

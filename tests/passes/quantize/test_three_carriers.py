@@ -2,75 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 import torch
-from onnx import helper, numpy_helper
-from safetensors.torch import save_file
 
-from compressor.carriers.checkpoint_carrier import open_checkpoint
-from compressor.carriers.onnx_carrier import open_onnx
-from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.types.carrier import Carrier
 from compressor.types.passes import PassContext
 from compressor.types.quantized import QuantizedTensor
-from compressor.types.tensors import TensorSpec
 from passes.quantize.weight_only import QuantizeWeights
+from tests.two_linears import TwoLinears, drawn, on_onnx, on_safetensors, on_torch
 
 COLUMNS, WIDE, ROWS = 128, 256, 48
 PRESETS = ("int8", "int4-g128", "int4-g32", "int2-g32", "fp8", "nvfp4", "mxfp4")
 METHODS = [(preset, "rtn") for preset in PRESETS]
 METHODS += [(preset, "hqq") for preset in ("int8", "int4-g128", "int4-g32", "int2-g32")]
-
-
-class Net(torch.nn.Module):
-    """Two linear layers, the first wide."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(1)
-        self.up = torch.nn.Linear(COLUMNS, WIDE)
-        self.down = torch.nn.Linear(WIDE, ROWS, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(torch.relu(self.up(x)))
-
-
-def on_torch(weights: Mapping[str, torch.Tensor]) -> Carrier:
-    net = Net()
-    net.load_state_dict(weights)
-    return TorchCarrier(net, [TensorSpec("x", ("batch", COLUMNS), "float32")])
-
-
-def on_safetensors(weights: Mapping[str, torch.Tensor], folder: Path) -> Carrier:
-    save_file(dict(weights), folder / "model.safetensors")
-    return open_checkpoint(folder / "model.safetensors")
-
-
-def on_onnx(weights: Mapping[str, torch.Tensor], folder: Path) -> Carrier:
-    """``Gemm`` with the weight as torch has it, and ``MatMul`` with the weight transposed."""
-    arrays = {name: tensor.numpy() for name, tensor in weights.items()}
-    arrays["down.weight"] = np.ascontiguousarray(arrays["down.weight"].T)
-    nodes = [
-        helper.make_node("Gemm", ["x", "up.weight", "up.bias"], ["a"], transB=1),
-        helper.make_node("Relu", ["a"], ["b"]),
-        helper.make_node("MatMul", ["b", "down.weight"], ["y"]),
-    ]
-    kind = onnx.TensorProto.FLOAT
-    graph = helper.make_graph(
-        nodes,
-        "net",
-        [helper.make_tensor_value_info("x", kind, ["batch", COLUMNS])],
-        [helper.make_tensor_value_info("y", kind, ["batch", ROWS])],
-        [numpy_helper.from_array(array, name) for name, array in arrays.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    onnx.save(model, folder / "net.onnx")
-    return open_onnx(folder / "net.onnx", 21)
 
 
 def quantized(carrier: Carrier, preset: str, method: str) -> dict[str, QuantizedTensor]:
@@ -99,7 +46,7 @@ def quantized(carrier: Carrier, preset: str, method: str) -> dict[str, Quantized
 
 @pytest.mark.parametrize(("preset", "method"), METHODS)
 def test_codes_and_scales_are_bit_identical(tmp_path: Path, preset: str, method: str):
-    weights = {name: tensor.clone() for name, tensor in Net().state_dict().items()}
+    weights = drawn(COLUMNS, WIDE, ROWS)
     found = [
         quantized(carrier, preset, method)
         for carrier in (
@@ -125,7 +72,7 @@ def test_codes_and_scales_are_bit_identical(tmp_path: Path, preset: str, method:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_models_that_hold_them_agree(tmp_path: Path, preset: str):
     """What torch's lowered graph and the ONNX file compute with the codes is the same."""
-    weights = {name: tensor.clone() for name, tensor in Net().state_dict().items()}
+    weights = drawn(COLUMNS, WIDE, ROWS)
     declared = QuantizeWeights.model_validate({"preset": preset})
     x = torch.randn(5, COLUMNS, generator=torch.Generator().manual_seed(2))
     outputs = []
@@ -133,7 +80,7 @@ def test_the_models_that_hold_them_agree(tmp_path: Path, preset: str):
         after = declared.apply(carrier, PassContext(), {}).carrier
         outputs.append(next(iter(after.runner().run({"x": x.numpy()}).values())))
     codes = quantized(on_safetensors(weights, tmp_path), preset, "rtn")
-    net = Net()
+    net = TwoLinears(COLUMNS, WIDE, ROWS)
     net.load_state_dict(weights | {f"{n}.weight": q.dequantize() for n, q in codes.items()})
     with torch.inference_mode():
         by_hand = net(x).numpy()
