@@ -53,6 +53,7 @@ def ranks() -> Iterator[Ranks]:
     """Yield this process's place among those that ``torchrun`` started; alone without it.
 
     Communication is gloo's: what is exchanged are statistics and messages, which lie on the host.
+    Where there are GPUs, nccl takes what lies on them, such as gradients.
 
     Raises:
         SpecError: the environment is that of ``torchrun`` only in part, or nobody answers.
@@ -68,10 +69,12 @@ def ranks() -> Iterator[Ranks]:
             "is not set, though WORLD_SIZE is",
             "start several processes with torchrun",
         )
+    import torch
     import torch.distributed as dist
 
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
-        dist.init_process_group("gloo", timeout=_PATIENCE)
+        dist.init_process_group(backend, timeout=_PATIENCE)
     except (RuntimeError, ValueError) as error:
         raise SpecError(
             f"rank {os.environ['RANK']}",

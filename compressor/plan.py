@@ -16,12 +16,14 @@ from compressor.graph.values import dims, value_by_name
 from compressor.graph.vocabulary import index_limits
 from compressor.metrics import Metric, resolve_metric
 from compressor.model import OpenedModel, open_model
+from compressor.other_model import open_other_model, option_path
 from compressor.sizes import layer_bytes, model_bytes, model_macs, model_parameters
 from compressor.spec.load import Spec
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.exporter import Exporter
 from compressor.types.observer import Observer, Request
-from compressor.types.passes import LayerPlan, Pass, PassContext
+from compressor.types.passes import LayerPlan, Pass, PassContext, Survey
+from compressor.user_code import importable, load_symbol
 
 _RUNTIME_BYTES = 550_000_000  # PyTorch, ONNX Runtime and Python themselves, measured
 _COPIES = 3  # the model as read, as changed, and inside the runtime
@@ -40,6 +42,7 @@ class PassPlan:
     bytes: int
     blockwise: bool = False
     replays: str = ""
+    trains: bool = False
 
     @property
     def reads_data(self) -> bool:
@@ -80,6 +83,8 @@ class Plan:
         macs: multiply-accumulates for one sample; ``None`` without a graph.
         peak_memory: predicted bytes.
         warnings: limits that the prediction says will not hold, one sentence each.
+        training_metric: what training is judged by: the metric, or where nothing is evaluated, the
+            one that the spec would be judged by if its training data were the evaluation data.
     """
 
     spec: Spec
@@ -96,6 +101,7 @@ class Plan:
     macs: int | None
     peak_memory: int
     warnings: tuple[str, ...]
+    training_metric: Metric | None = None
 
 
 def make_plan(spec: Spec) -> Plan:
@@ -117,14 +123,19 @@ def make_plan(spec: Spec) -> Plan:
     for entry in data.values():
         check_data(entry, carrier.inputs, limits)
     metric = _metric(spec, data)
+    training_metric = metric or _training_metric(spec, data)
     targets = frozenset[str]().union(*(e.targets for e in spec.exports))
-    context = PassContext(spec.seed, targets)
+    context = PassContext(
+        spec.seed, targets, None if training_metric is None else training_metric.name
+    )
     passes: list[PassPlan] = []
     float_model = carrier
     for index, step in enumerate(spec.passes):
         with _at(spec, "passes", index):
-            plan, carrier = _plan_pass(step, carrier, context, data)
+            plan, after = _plan_pass(step, carrier, context, data)
+            _check_named(spec, index, carrier)
         passes.append(plan)
+        carrier = after
     exports: list[ExportPlan] = []
     for index, exporter in enumerate(spec.exports):
         with _at(spec, "exports", index):
@@ -147,6 +158,7 @@ def make_plan(spec: Spec) -> Plan:
         macs=model_macs(float_model),
         peak_memory=_peak_memory(float_model, data, passes),
         warnings=_warnings(spec, exports, size),
+        training_metric=training_metric,
     )
 
 
@@ -194,6 +206,27 @@ def _metric(spec: Spec, data: Mapping[str, Data]) -> Metric | None:
     )
 
 
+def _training_metric(spec: Spec, data: Mapping[str, Data]) -> Metric | None:
+    training = data.get("training")
+    if training is None or training.target is None:
+        return None
+    return resolve_metric(spec.metric, True, spec.folder, spec.where("metric"))
+
+
+def _check_named(spec: Spec, index: int, carrier: Carrier) -> None:
+    """Open what a pass's options name: functions and other models."""
+    step = spec.passes[index]
+    with importable([spec.folder]):
+        for reference in step.code:
+            load_symbol(reference, f"pass {step.name!r}")
+    others = {
+        option: open_other_model(spec, keys, option_path(index, option), carrier.inputs).carrier
+        for option, keys in step.other_models.items()
+    }
+    if others:
+        step.check_models(carrier, others)
+
+
 def _plan_pass(
     step: Pass, carrier: Carrier, context: PassContext, data: Mapping[str, Data]
 ) -> tuple[PassPlan, Carrier]:
@@ -222,6 +255,8 @@ def _plan_pass(
             f"needs data {survey.replays}, and there is no calibration data",
             "add data.calibration",
         )
+    if survey.trains:
+        _check_training(step, survey, data.get("training"))
     placeholders = {
         r.key: make_observer(r.observer, r.options).placeholder() for r in survey.requests
     }
@@ -234,8 +269,24 @@ def _plan_pass(
         model_bytes(after),
         survey.blockwise,
         survey.replays,
+        survey.trains,
     )
     return plan, after
+
+
+def _check_training(step: Pass, survey: Survey, data: Data | None) -> None:
+    if data is None:
+        raise SpecError(
+            f"pass {step.name!r}",
+            "trains, and there is no training data",
+            "add data.training",
+        )
+    if survey.labels and data.target is None:
+        raise SpecError(
+            f"pass {step.name!r}",
+            "trains on the right answers, and data.training names none",
+            "add target to data.training",
+        )
 
 
 @contextmanager
@@ -265,7 +316,7 @@ def _rows(before: Carrier, after: Carrier, passes: Sequence[PassPlan]) -> tuple[
     plans = [{layer.name: layer for layer in step.layers} for step in passes]
     rows = []
     for layer in before.layers():
-        own = [plan.get(layer.name) for plan in plans]
+        own, names = _followed(layer.name, plans)
         rows.append(
             LayerRow(
                 name=layer.name,
@@ -278,10 +329,28 @@ def _rows(before: Carrier, after: Carrier, passes: Sequence[PassPlan]) -> tuple[
                     if o is not None and o.reason
                 ),
                 bytes_before=sizes_before[layer.name],
-                bytes_after=sizes_after.get(layer.name, 0),
+                bytes_after=sum(sizes_after.get(name, 0) for name in names),
             )
         )
     return tuple(rows)
+
+
+def _followed(
+    name: str, plans: Sequence[Mapping[str, LayerPlan]]
+) -> tuple[list[LayerPlan | None], tuple[str, ...]]:
+    """Return what each pass does to a layer, and the names of what it has become at last.
+
+    Of a layer in parts, what is shown is what happens to the part that most happens to.
+    """
+    names: tuple[str, ...] = (name,)
+    own: list[LayerPlan | None] = []
+    for plan in plans:
+        here = [plan[n] for n in names if n in plan]
+        own.append(max(here, key=lambda row: row.touched, default=None))
+        names = tuple(
+            part for n in names for part in ((plan[n].parts if n in plan else ()) or (n,))
+        )
+    return own, names
 
 
 def _peak_memory(carrier: Carrier, data: Mapping[str, Data], passes: Sequence[PassPlan]) -> int:

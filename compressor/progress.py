@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
+
+
+class Advance(Protocol):
+    """Tells whoever watches a stage how far it is."""
+
+    def __call__(self, done: int, text: str = "") -> None:
+        """Tell how much is done, and what there is to say of it, such as the loss."""
+        ...
 
 
 class Progress(Protocol):
     """Something that shows the stages of a run."""
 
-    def stage(
-        self, description: str, total: int | None = None
-    ) -> AbstractContextManager[Callable[[int], None]]:
+    def stage(self, description: str, total: int | None = None) -> AbstractContextManager[Advance]:
         """Show a stage; the yielded function takes how much of ``total`` is done."""
         ...
 
@@ -21,14 +27,18 @@ class Progress(Protocol):
         ...
 
 
+def nobody_watches(done: int, text: str = "") -> None:
+    """Tell nobody."""
+
+
 class Silent:
     """Shows nothing."""
 
     @contextmanager
-    def stage(self, description: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    def stage(self, description: str, total: int | None = None) -> Iterator[Advance]:
         """Do nothing."""
         del description, total
-        yield lambda _: None
+        yield nobody_watches
 
     def note(self, message: str) -> None:
         """Do nothing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -17,10 +17,12 @@ from compressor.errors import CompressorError, SpecError
 from compressor.files import disk_errors, remove_stale_staging, staging, sync
 from compressor.hashing import json_sha256
 
-_COMPUTE = ("compressor", "torch", "numpy", "onnx", "onnx-ir", "onnxscript")
+_COMPUTE = ("compressor", "accelerate", "torch", "numpy", "onnx", "onnx-ir", "onnxscript")
 _RESULT = "result.json"
 _LOCK = ".lock"
 _PARTIAL = "partial-"
+_TRAINING = "training-"
+_CACHE = "cache"
 
 
 @cache
@@ -100,6 +102,19 @@ class Store:
         """The folder that a resumable result grows in."""
         return self._root / f"{_PARTIAL}{key}"
 
+    @property
+    def cache(self) -> Path:
+        """A folder for what several results are made from; its files are named by content."""
+        return self._root / _CACHE
+
+    def training(self, key: str) -> Path:
+        """The folder for the state of the training that gives a result."""
+        return self._root / f"{_TRAINING}{key}"
+
+    def trainings(self) -> list[Path]:
+        """Return the folders of all trainings that have been begun and not ended."""
+        return sorted(self._root.glob(f"{_TRAINING}*"))
+
     @contextmanager
     def _lasting(self, key: str) -> Iterator[Path]:
         """Yield a folder of its own for a key; it goes only where its content is of no use."""
@@ -139,6 +154,7 @@ class Store:
                 ) from error
         try:
             remove_stale_staging(self._root)
+            remove_stale_staging(self.cache)
             yield
         finally:
             lock.release()
@@ -146,6 +162,8 @@ class Store:
 
     def _remove_if_empty(self) -> None:
         """Leave no trace of a run that failed before anything was finished."""
+        with suppress(OSError):  # there is none, or it holds something
+            self.cache.rmdir()
         if any(path.name != _LOCK for path in self._root.iterdir()):
             return
         shutil.rmtree(self._root, ignore_errors=True)

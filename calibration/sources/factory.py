@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -58,7 +59,11 @@ class FactorySource:
         return regroup(self._made(), size, min(limits, default=None))
 
     def digest(self) -> str:
-        """Return a SHA-256 of the samples themselves, however they are batched."""
+        """Return a SHA-256 of the samples themselves, however they are batched; made once."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
         hashes: dict[str, hashlib._Hash] = {}
         most = self.samples
         for batch in self._made():
@@ -79,6 +84,13 @@ class FactorySource:
             batch = self._renamed(check_batch(self.subject, value))
             if not length(batch):
                 continue
+            objects = [name for name, array in batch.items() if array.dtype.hasobject]
+            if objects:
+                raise DataError(
+                    self.subject,
+                    f"made {objects[0]!r} of Python objects",
+                    "give bool, numbers or fixed-length text",
+                )
             own = {name: (array.shape[1:], array.dtype.name) for name, array in batch.items()}
             form = form or own
             if own != form:

@@ -10,19 +10,23 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 from safetensors import SafetensorError
 
 from calibration.sources.headers import Header, choose, describe
-from calibration.sources.rows import Rows
+from calibration.sources.rows import ReadAt, Rows
 from compressor.errors import DataError, SpecError
 from compressor.types.options import Options
 from compressor.types.source import SourceInfo
 from compressor.types.tensors import Batch
 
+_READERS = "_readers"
 _READ_ERRORS = (
     OSError,
     EOFError,
@@ -121,3 +125,32 @@ class FileSource(Options, ABC):
                 f"cannot be read: {str(error) or type(error).__name__}",
                 f"check that it is a complete {self.kind}",
             ) from error
+
+
+class IndexedFileSource(FileSource):
+    """Files in which any sample can be found without reading those before it."""
+
+    @abstractmethod
+    def open_at(self, chosen: Mapping[str, str]) -> dict[str, ReadAt]:
+        """Open the chosen arrays, model names to stored names; return readers by model name."""
+
+    def take(self, rows: NDArray[np.int64]) -> Batch:
+        """Return samples by number; raises as ``info`` does.
+
+        The files are looked at once and are expected to stay as they are.
+        """
+        readers = self._readers
+        with self._guard():
+            return {name: read_at(rows) for name, read_at in readers.items()}
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """Leave out of a pickle what is open."""
+        state = super().__getstate__()
+        kept = {name: value for name, value in state["__dict__"].items() if name != _READERS}
+        return {**state, "__dict__": kept}
+
+    @cached_property
+    def _readers(self) -> dict[str, ReadAt]:
+        chosen, _ = self._choose()
+        with self._guard():
+            return self.open_at(chosen)

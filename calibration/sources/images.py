@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from pydantic import Field, PositiveInt
 
-from calibration.sources.file_source import FileSource
+from calibration.sources.file_source import IndexedFileSource
 from calibration.sources.headers import Header
-from calibration.sources.rows import Rows
+from calibration.sources.rows import ReadAt, Rows
 from compressor.errors import DataError
 from compressor.types.tensors import Array
 
@@ -27,7 +28,7 @@ class _Item:
     label: int
 
 
-class ImageFolderSource(FileSource):
+class ImageFolderSource(IndexedFileSource):
     """A folder of images, or one of class folders with images in them.
 
     The arrays are ``image``, uint8 ``[samples, height, width, 3]``, and where there are class
@@ -58,15 +59,30 @@ class ImageFolderSource(FileSource):
     def open_rows(self, chosen: Mapping[str, str]) -> Iterator[dict[str, Rows]]:
         """List the images; each is opened when its turn comes."""
         items, _ = self._items()
-        readers: dict[str, Rows] = {}
-        for name, stored in chosen.items():
-            readers[name] = _Images(items, self.size) if stored == "image" else _Labels(items)
-        yield readers
+        arrays = self._arrays(items)
+        yield {name: _InOrder(arrays[stored]) for name, stored in chosen.items()}
+
+    def open_at(self, chosen: Mapping[str, str]) -> dict[str, ReadAt]:
+        """List the images; each is decoded when it is asked for."""
+        items, _ = self._items()
+        arrays = self._arrays(items)
+        return {name: arrays[stored] for name, stored in chosen.items()}
 
     def files(self) -> list[tuple[str, Path]]:
         """Return the images."""
         items, _ = self._items()
         return [(item.path.relative_to(self.path).as_posix(), item.path) for item in items]
+
+    def _arrays(self, items: list[_Item]) -> dict[str, ReadAt]:
+        labels = np.array([item.label for item in items], np.int64)
+
+        def images(rows: NDArray[np.int64]) -> Array:
+            batch = np.empty((len(rows), *self.size, 3), np.uint8)
+            for row, image in zip(rows.tolist(), batch, strict=True):
+                image[:] = _decode(items[row].path, self.size)
+            return batch
+
+        return {"image": images, "label": lambda rows: labels[rows]}
 
     def _items(self) -> tuple[list[_Item], bool]:
         """Return the images to use, and whether they have labels."""
@@ -88,24 +104,14 @@ class ImageFolderSource(FileSource):
         return items, bool(folders)
 
 
-class _Images:
-    def __init__(self, items: list[_Item], size: tuple[int, int]):
-        self._items = iter(items)
-        self._size = size
+class _InOrder:
+    def __init__(self, read_at: ReadAt):
+        self._read_at = read_at
+        self._position = 0
 
     def take(self, count: int) -> Array:
-        batch = np.empty((count, *self._size, 3), np.uint8)
-        for row in batch:
-            row[:] = _decode(next(self._items).path, self._size)
-        return batch
-
-
-class _Labels:
-    def __init__(self, items: list[_Item]):
-        self._items = iter(items)
-
-    def take(self, count: int) -> Array:
-        return np.array([next(self._items).label for _ in range(count)], np.int64)
+        start, self._position = self._position, self._position + count
+        return self._read_at(np.arange(start, self._position))
 
 
 def _is_image(path: Path) -> bool:

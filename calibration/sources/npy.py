@@ -7,12 +7,16 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import ClassVar
 
-from calibration.sources.file_source import FileSource
-from calibration.sources.headers import Header
-from calibration.sources.rows import Rows, StreamRows, read_header
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.sources.file_source import IndexedFileSource
+from calibration.sources.headers import Header, native
+from calibration.sources.rows import ReadAt, Rows, StreamRows, read_header
+from compressor.types.tensors import Array
 
 
-class NpySource(FileSource):
+class NpySource(IndexedFileSource):
     """One npy file, or a folder of them.
 
     In a folder an array's name is its file's without ``.npy``. A single file holds one array,
@@ -36,6 +40,11 @@ class NpySource(FileSource):
                 rows[name] = StreamRows(stream, read_header(stream))
             yield rows
 
+    def open_at(self, chosen: Mapping[str, str]) -> dict[str, ReadAt]:
+        """Map the files into memory."""
+        paths = self._paths()
+        return {name: mapped_rows(paths[stored]) for name, stored in chosen.items()}
+
     def files(self) -> list[tuple[str, Path]]:
         """Return the file, or those of the folder that the fields name."""
         paths = self._paths()
@@ -47,6 +56,21 @@ class NpySource(FileSource):
             return {path.stem: path for path in sorted(self.path.glob("*.npy"))}
         only = next(iter(self.fields.values())) if len(self.fields) == 1 else self.path.stem
         return {only: self.path}
+
+
+def mapped_rows(path: Path) -> ReadAt:
+    """Return what reads rows of an npy file, of which only these come into memory.
+
+    Raises:
+        OSError: there is no such file.
+        ValueError: it is none, or holds Python objects.
+    """
+    array = np.load(path, mmap_mode="r")
+
+    def read_at(rows: NDArray[np.int64]) -> Array:
+        return np.asarray(array[rows], native(array.dtype), order="C")
+
+    return read_at
 
 
 def _checked_header(path: Path) -> Header:

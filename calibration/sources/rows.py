@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import IO, Any, Protocol
+from collections.abc import Callable
+from typing import IO, Any, Protocol, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from calibration.sources.headers import Header, native
 from compressor.types.tensors import Array
 
+ReadAt: TypeAlias = Callable[[NDArray[np.int64]], Array]
+"""Returns the rows with these numbers, in that order, as an array that the caller owns."""
 _PART = 1 << 20  # bytes asked for at a time
 
 

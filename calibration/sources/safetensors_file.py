@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import safe_open
 
-from calibration.sources.file_source import FileSource
+from calibration.sources.file_source import IndexedFileSource
 from calibration.sources.headers import Header
-from calibration.sources.rows import Rows
+from calibration.sources.rows import ReadAt, Rows
 from compressor.types.tensors import Array
 
 _DTYPES: dict[str, Any] = {
@@ -35,7 +36,7 @@ _DTYPES: dict[str, Any] = {
 }
 
 
-class SafetensorsSource(FileSource):
+class SafetensorsSource(IndexedFileSource):
     """Named arrays of a safetensors file, memory-mapped.
 
     Formats that numpy itself does not have (BF16, F8 and smaller) are refused.
@@ -54,6 +55,11 @@ class SafetensorsSource(FileSource):
         with safe_open(self.path, framework="numpy") as file:
             yield {name: _SliceRows(file.get_slice(stored)) for name, stored in chosen.items()}
 
+    def open_at(self, chosen: Mapping[str, str]) -> dict[str, ReadAt]:
+        """Map the file."""
+        file: Any = safe_open(self.path, framework="numpy")
+        return {name: _rows_at(file.get_slice(stored)) for name, stored in chosen.items()}
+
     def files(self) -> list[tuple[str, Path]]:
         """Return the file."""
         return [("", self.path)]
@@ -67,6 +73,15 @@ class _SliceRows:
     def take(self, count: int) -> Array:
         start, self._position = self._position, self._position + count
         return np.array(self._tensor[start : self._position])
+
+
+def _rows_at(tensor: Any) -> ReadAt:
+    def read_at(rows: NDArray[np.int64]) -> Array:
+        # The library knows slices only.
+        parts = [tensor[row : row + 1] for row in rows.tolist()]
+        return np.concatenate([tensor[0:0], *parts])
+
+    return read_at
 
 
 def _header(tensor: Any) -> Header:

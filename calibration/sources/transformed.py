@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,14 +49,22 @@ class TransformedSource:
         Raises:
             DataError: the transform raised, or returned something else than a batch.
         """
-        random = wants_rng(self.transform)
         for index, batch in enumerate(self.source.batches(size, limit)):
-            if random:
-                rng = np.random.default_rng((self.seed, index))
-                value = call(self.subject, self.transform, batch, rng)
-            else:
-                value = call(self.subject, self.transform, batch)
-            yield check_batch(self.subject, value)
+            yield self.transformed(batch, (self.seed, index))
+
+    @property
+    def random(self) -> bool:
+        """The transform draws random numbers."""
+        return wants_rng(self.transform)
+
+    def transformed(self, batch: Batch, seed: Sequence[int]) -> Batch:
+        """Return a batch after the transform, whose generator, if it takes one, has this seed.
+
+        Raises:
+            DataError: the transform raised, or returned something else than a batch.
+        """
+        drawn = [np.random.default_rng(tuple(seed))] if self.random else []
+        return check_batch(self.subject, call(self.subject, self.transform, batch, *drawn))
 
     def digest(self) -> str:
         """Return a SHA-256 of the source's digest, the seed, and the file that has the function.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 import torch
-from torch.utils._pytree import tree_leaves
 
+from compressor.carriers.calling import call
 from compressor.carriers.lowering import example_inputs
 from compressor.carriers.ort_runner import graph_runner
 from compressor.types.tensors import Array, Batch, TensorSpec
@@ -20,12 +19,8 @@ _TOLERANCE = 1e-4  # of an output's largest value
 def run_module(module: torch.nn.Module, inputs: Sequence[TensorSpec], batch: Batch) -> list[Array]:
     """Run a module; its output tensors in the order of the outputs of its graph."""
     tensors = {i.name: torch.from_numpy(batch[i.name]) for i in inputs}
-    named = set(inspect.signature(module.forward).parameters)
     with torch.inference_mode():
-        by_name = named.issuperset(tensors)
-        result = module(**tensors) if by_name else module(*tensors.values())
-    leaves = tree_leaves(result)
-    return [leaf.numpy() for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        return [output.numpy() for output in call(module, tensors)]
 
 
 def random_batch(inputs: Sequence[TensorSpec]) -> dict[str, Array]:
@@ -65,10 +60,11 @@ class Agreement:
             found = run_module(module, self._inputs, self._batch)
         except Exception:  # noqa: BLE001  # the user's forward, with sizes it may not be made for
             return False
-        return len(found) == len(self._wanted) and all(map(_close, found, self._wanted))
+        return len(found) == len(self._wanted) and all(map(close, found, self._wanted))
 
 
-def _close(found: Array, wanted: Array) -> bool:
+def close(found: Array, wanted: Array) -> bool:
+    """Tell whether an output is within 1e-4 of another's largest value."""
     if found.shape != wanted.shape:
         return False
     finite = np.isfinite(wanted)

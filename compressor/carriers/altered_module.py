@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -36,12 +36,17 @@ class Alterations:
         attributes: the sizes that are other ones since channels were removed; ``None`` if none
             ever were.
         executes_graph: the module executes its graph: no sizes made the factory's network do what
-            the graph without the removed channels does.
+            the graph without the removed channels does, or layers were replaced by others.
+        parameters: names of tensors that are trained, though the factory's module has none of
+            that name; of a module that executes its graph.
+        planned: the tensors have the right sizes and nothing else; the module cannot be run.
     """
 
     tensors: frozenset[str] = frozenset()
     attributes: Attributes | None = None
     executes_graph: bool = False
+    parameters: frozenset[str] = frozenset()
+    planned: bool = False
 
     def adding(self, tensors: Iterable[str], attributes: Attributes | None = None) -> Alterations:
         """Return these and later ones."""
@@ -52,7 +57,7 @@ class Alterations:
                 path: {**before.get(path, {}), **attributes.get(path, {})}
                 for path in {**before, **attributes}
             }
-        return Alterations(changed, merged, self.executes_graph)
+        return replace(self, tensors=changed, attributes=merged)
 
     @property
     def channels_removed(self) -> bool:
@@ -83,6 +88,7 @@ def save_module(altered: AlteredModule, directory: Path) -> None:
         document = {
             "attributes": alterations.attributes or {},
             "executes_graph": alterations.executes_graph,
+            "parameters": sorted(alterations.parameters),
         }
         text = json.dumps(document, indent=1, sort_keys=True)
         (directory / _SIZES).write_text(text, encoding="utf-8")
@@ -119,9 +125,10 @@ def restore_module(directory: Path, base: nn.Module) -> AlteredModule:
     document = json.loads(sizes.read_text(encoding="utf-8"))
     graph = restore_graph(directory).graph()
     if document["executes_graph"]:
-        module: nn.Module = trainable_graph(graph, base)
+        parameters = frozenset(document["parameters"])
+        module: nn.Module = trainable_graph(graph, base, parameters)
         attach_weights(graph, module)
-        return AlteredModule(module, Alterations(executes_graph=True), graph)
+        return AlteredModule(module, Alterations(executes_graph=True, parameters=parameters), graph)
     tensors = load_file(directory / _STATE)
     module = with_tensors(base, tensors)
     parts = dict(base.named_modules())

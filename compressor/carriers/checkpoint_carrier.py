@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -177,6 +177,22 @@ class CheckpointCarrier:
         self,
         graph: ir.Model,  # noqa: ARG002
         kept: Mapping[str, Mapping[int, Units]],  # noqa: ARG002
+        *,
+        planned: bool = False,  # noqa: ARG002
+    ) -> NoReturn:
+        """Raise ``SpecError``: there is no graph."""
+        _weights_only("graph")
+
+    def trainable(self) -> NoReturn:
+        """Raise ``SpecError``: there is no module."""
+        _weights_only("training")
+
+    def with_trainable_graph(
+        self,
+        graph: ir.Model,  # noqa: ARG002
+        parameters: Collection[str],  # noqa: ARG002
+        *,
+        planned: bool = False,  # noqa: ARG002
     ) -> NoReturn:
         """Raise ``SpecError``: there is no graph."""
         _weights_only("graph")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import onnx_ir as ir
@@ -17,10 +18,11 @@ from compressor.carriers.onnx_upgrade import upgraded
 from compressor.carriers.ort_runner import OrtRunner, graph_runner
 from compressor.carriers.torch_graph.convert import from_numpy
 from compressor.carriers.torch_graph.dtypes import TORCH_DTYPES
-from compressor.errors import ModelError
+from compressor.errors import ModelError, SpecError
 from compressor.graph.clean import clean, infer_shapes
 from compressor.graph.codes import attach_codes
 from compressor.graph.layers import graph_layers
+from compressor.graph.static_lengths import note_static_lengths
 from compressor.graph.values import tensor_spec
 from compressor.types.carrier import Capability
 from compressor.types.changes import WeightChange
@@ -117,8 +119,20 @@ class OnnxCarrier:
         self,
         graph: ir.Model,
         kept: Mapping[str, Mapping[int, Units]],  # noqa: ARG002
+        *,
+        planned: bool = False,  # noqa: ARG002
     ) -> OnnxCarrier:
         """Return a carrier of the smaller graph."""
+        return OnnxCarrier(graph)
+
+    def with_trainable_graph(
+        self,
+        graph: ir.Model,
+        parameters: Collection[str],  # noqa: ARG002
+        *,
+        planned: bool = False,  # noqa: ARG002
+    ) -> OnnxCarrier:
+        """Return a carrier of the changed graph; it is not trained."""
         return OnnxCarrier(graph)
 
     def check_finite(self, subject: str) -> None:
@@ -128,6 +142,14 @@ class OnnxCarrier:
             ModelError: a tensor holds such values.
         """
         _check_finite(self._graph, subject)
+
+    def trainable(self) -> NoReturn:
+        """Raise ``SpecError``: a graph is not trained."""
+        raise SpecError(
+            "training",
+            "needs the PyTorch module, and here is a graph",
+            "train before the passes that work on the graph, or give model.factory",
+        )
 
     def runner(self, taps: Sequence[str] = ()) -> OrtRunner:
         """Start ONNX Runtime on the graph; ``taps`` are yielded as further outputs.
@@ -222,6 +244,7 @@ def open_onnx(path: Path, opset: int) -> OnnxCarrier:
     model = upgraded(model, opset, subject)
     clean(model)
     infer_shapes(model)
+    note_static_lengths(model)
     if runs and old:
         check_loads(model, subject)
     return OnnxCarrier(model)

@@ -100,6 +100,7 @@ def _session(model: bytes | str, options: Any) -> Any:
 
 def graph_runner(model: ir.Model, taps: Sequence[str] = (), subject: str = "model") -> OrtRunner:
     """Start a session for an ONNX IR model that also yields the values ``taps``."""
+    from compressor.graph.branches import sink_initializers
     from compressor.graph.values import value_by_name
 
     missing = [t for t in taps if t not in {o.name for o in model.graph.outputs}]
@@ -112,7 +113,9 @@ def graph_runner(model: ir.Model, taps: Sequence[str] = (), subject: str = "mode
     )
     if size < _INLINE_LIMIT:
         _read_external(model)
-        return OrtRunner(ir.to_proto(model).SerializeToString(), subject)
+        proto = ir.to_proto(model)
+        sink_initializers(proto.graph)
+        return OrtRunner(proto.SerializeToString(), subject)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "model.onnx"
         ir.save(model, path, external_data="model.onnx.data")

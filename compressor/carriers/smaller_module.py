@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from copy import deepcopy
 
 import numpy as np
@@ -14,6 +14,8 @@ from compressor.carriers.agreement import Agreement
 from compressor.carriers.lowering import attach_weights
 from compressor.carriers.size_attributes import Attributes, Masks, readings
 from compressor.carriers.torch_graph import GraphModule, from_numpy
+from compressor.carriers.torch_graph.dtypes import TORCH_DTYPES
+from compressor.errors import ModelError
 from compressor.types.channels import Units
 
 _MOST_READINGS = 64
@@ -25,6 +27,13 @@ def held_tensors(module: nn.Module) -> dict[str, Tensor]:
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
     }
+
+
+def copied(module: nn.Module, changes: Collection[str]) -> nn.Module:
+    """Copy a module, except for the tensors that will not change: the two share those."""
+    held = held_tensors(module)
+    replaced = {id(held[name]) for name in changes if name in held}
+    return deepcopy(module, {id(t): t for t in held.values() if id(t) not in replaced})
 
 
 def with_tensors(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
@@ -53,13 +62,30 @@ def selected(module: nn.Module, kept: Mapping[str, Mapping[int, Units]]) -> dict
         kept: the positions that remain, by parameter and axis. Names that the module does not
             have are constants of its graph.
     """
+
+    def taken(tensor: Tensor, axis: int, positions: Units) -> Tensor:
+        return tensor.index_select(axis, torch.from_numpy(np.asarray(positions)))
+
+    return _shorter(module, kept, taken)
+
+
+def shortened(module: nn.Module, kept: Mapping[str, Mapping[int, Units]]) -> dict[str, Tensor]:
+    """Return tensors of the shapes of :func:`selected`: views of other positions, none is read."""
+    return _shorter(module, kept, lambda t, axis, positions: t.narrow(axis, 0, len(positions)))
+
+
+def _shorter(
+    module: nn.Module,
+    kept: Mapping[str, Mapping[int, Units]],
+    shorten: Callable[[Tensor, int, Units], Tensor],
+) -> dict[str, Tensor]:
     held = held_tensors(module)
     found: dict[int, Tensor] = {}
     for name in held.keys() & kept.keys():
         tensor = held[name].detach()
         for axis, positions in kept[name].items():
             if len(positions) < tensor.shape[axis]:
-                tensor = tensor.index_select(axis, torch.from_numpy(np.asarray(positions)))
+                tensor = shorten(tensor, axis, positions)
         if tensor.shape != held[name].shape:
             found[id(held[name])] = tensor
     return {name: found[id(tensor)] for name, tensor in held.items() if id(tensor) in found}
@@ -118,7 +144,42 @@ def set_attributes(module: nn.Module, attributes: Attributes) -> None:
             setattr(modules[path], name, value)
 
 
-def trainable_graph(graph: ir.Model, module: nn.Module) -> GraphModule:
+def executable(graph: ir.Model) -> bool:
+    """Tell whether :func:`trainable_graph` knows all operators of a graph; no weight is read."""
+    try:
+        check_executable(graph)
+    except ModelError:
+        return False
+    return True
+
+
+def check_executable(graph: ir.Model) -> None:
+    """Compare a graph's operators with those that :func:`trainable_graph` knows.
+
+    No weight is read.
+
+    Raises:
+        ModelError: naming the first that is not supported.
+    """
+    empty = {
+        name: torch.empty(
+            [int(d) for d in value.const_value.shape.numpy()],
+            dtype=TORCH_DTYPES[value.const_value.dtype],
+            device="meta",
+        )
+        for name, value in graph.graph.initializers.items()
+        if value.const_value is not None and value.const_value.dtype in TORCH_DTYPES
+    }
+    GraphModule(graph, empty)
+
+
+def trainable_graph(
+    graph: ir.Model,
+    module: nn.Module,
+    added: Collection[str] = (),
+    *,
+    shared: bool = False,
+) -> GraphModule:
     """Return a module that executes a graph and can be trained like the module it came from.
 
     What is a parameter of the module is one of the result, under the same name; tied ones stay
@@ -127,6 +188,8 @@ def trainable_graph(graph: ir.Model, module: nn.Module) -> GraphModule:
     Args:
         graph: its initializers have values.
         module: the network that it was lowered from, whatever its sizes.
+        added: names of initializers that are parameters as well, though not of the module.
+        shared: the tensors are the graph's, without a copy; for what is only planned.
 
     Raises:
         ModelError: an operator is not supported.
@@ -140,12 +203,15 @@ def trainable_graph(graph: ir.Model, module: nn.Module) -> GraphModule:
         if value.const_value is None:
             continue
         tensor = from_numpy(value.const_value)
+        tensor = tensor if shared else tensor.clone()
         if isinstance(source, nn.Parameter):
             if id(source) not in made:
-                made[id(source)] = _parameter(tensor.clone(), source)
+                made[id(source)] = _parameter(tensor, source)
             parameters[name] = made[id(source)]
+        elif name in added:
+            parameters[name] = nn.Parameter(tensor)
         else:
-            tensors[name] = tensor.clone()
+            tensors[name] = tensor
     return GraphModule(graph, tensors, parameters)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from compressor.carriers.altered_module import (
     restore_module,
     save_module,
 )
+from compressor.carriers.calling import NamedModule
 from compressor.carriers.code_files import load_codes, save_codes
 from compressor.carriers.lowering import attach_weights, lower
 from compressor.carriers.matching import check_names, load_into
@@ -26,8 +28,11 @@ from compressor.carriers.onnx_carrier import OnnxCarrier, graph_with_codes, rest
 from compressor.carriers.ort_runner import OrtRunner, graph_runner
 from compressor.carriers.smaller_module import (
     attach_smaller,
+    copied,
+    executable,
     fitting_attributes,
     selected,
+    shortened,
     trainable_graph,
     with_tensors,
 )
@@ -35,6 +40,7 @@ from compressor.carriers.weight_files import read_weights
 from compressor.errors import ModelError, SpecError
 from compressor.graph.clean import clean, infer_shapes
 from compressor.graph.layers import graph_layers
+from compressor.graph.static_lengths import note_static_lengths
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.changes import WeightChange
 from compressor.types.channels import Units
@@ -81,10 +87,11 @@ class TorchCarrier:
 
     @property
     def executes_graph(self) -> bool:
-        """The module was replaced by one that executes the graph, when channels were removed.
+        """The module was replaced by one that executes the graph.
 
-        It is trained like any other, but its forward is no longer the factory's: it returns a
-        dictionary of the outputs by name.
+        That is done where channels were removed, or layers replaced by others. It is trained like
+        any other, but its forward is no longer the factory's: it returns a dictionary of the
+        outputs by name.
         """
         return self._altered.executes_graph
 
@@ -101,6 +108,7 @@ class TorchCarrier:
         graph = lower(self.module, self.inputs)
         clean(graph)
         infer_shapes(graph)
+        note_static_lengths(graph)
         attach_weights(graph, self.module)
         return graph
 
@@ -108,6 +116,17 @@ class TorchCarrier:
     def outputs(self) -> tuple[TensorSpec, ...]:
         """The model's outputs; asks for the graph."""
         return OnnxCarrier(self._graph).outputs
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """The content of ``config.json``, for a module from a Hugging Face directory; else empty.
+
+        Raises:
+            SpecError: no configuration states the sizes that the module has since it lost channels.
+        """
+        from compressor.carriers.transformers_config import altered_config
+
+        return altered_config(self.module, self.folder, self._altered, self.inputs)
 
     def load(self, checkpoint: Path) -> None:
         """Fill the module, and so the lowered graph, with a checkpoint's weights.
@@ -154,7 +173,7 @@ class TorchCarrier:
         quantized = sorted(changes.keys() & self._codes.keys())
         if quantized:
             raise KeyError(f"parameter {quantized[0]!r} is stored as codes")
-        module = _copied(self.module, changes)
+        module = copied(self.module, changes)
         unknown = module.load_state_dict(dict(changes), strict=False).unexpected_keys
         if unknown:
             raise KeyError(f"no parameter {unknown[0]!r}")
@@ -199,14 +218,19 @@ class TorchCarrier:
         return OnnxCarrier(graph)
 
     def with_channels(
-        self, graph: ir.Model, kept: Mapping[str, Mapping[int, Units]]
+        self,
+        graph: ir.Model,
+        kept: Mapping[str, Mapping[int, Units]],
+        *,
+        planned: bool = False,
     ) -> TorchCarrier | OnnxCarrier:
         """Return a carrier of a smaller module, or of one that executes the smaller graph.
 
         The sizes that the module has as attributes are adapted; of several ways to read them, the
         first is taken whose outputs on a small batch are the graph's. Where there is none, such
         as with sizes written into ``forward``, a module that executes the graph takes its place,
-        and where that cannot be made, the graph alone.
+        and where that cannot be made, the graph alone. What is only planned is taken for a module
+        that can be adapted, wherever the graph could take its place otherwise.
 
         Raises:
             SpecError: weights are stored as codes.
@@ -218,6 +242,8 @@ class TorchCarrier:
                 "prune before quantizing",
             )
         graph = graph.clone()
+        if planned and executable(graph):
+            return self._planned(graph, kept)
         if not self.executes_graph:
             tensors = selected(self.module, kept)
             module = with_tensors(self.module, tensors)
@@ -235,9 +261,59 @@ class TorchCarrier:
             return self.with_graph(graph)
         if not agreement.holds(executing.eval()):
             return self.with_graph(graph)
-        attach_weights(graph, executing)
-        altered = Alterations(executes_graph=True)
-        return TorchCarrier(executing, self.inputs, graph, None, self.folder, altered)
+        return self._executing(executing, graph, ())
+
+    def with_trainable_graph(
+        self, graph: ir.Model, parameters: Collection[str], *, planned: bool = False
+    ) -> TorchCarrier | OnnxCarrier:
+        """Return a carrier of a module that executes the changed graph.
+
+        Where that cannot be made, or weights are stored as codes, the graph alone remains.
+        """
+        if self._codes:
+            return self.with_graph(graph)
+        graph = graph.clone()
+        try:
+            executing = trainable_graph(graph, self.module, parameters, shared=planned)
+        except ModelError:  # an operator that ONNX Runtime has and we have not
+            return self.with_graph(graph)
+        if not planned and not Agreement(graph, self.inputs).holds(executing.eval()):
+            return self.with_graph(graph)
+        return self._executing(executing, graph, parameters)
+
+    def _executing(
+        self, module: torch.nn.Module, graph: ir.Model, parameters: Collection[str]
+    ) -> TorchCarrier:
+        """Return a carrier of a module that executes a graph; both hold the same tensors."""
+        attach_weights(graph, module)
+        known = self._altered.parameters.union(parameters) & graph.graph.initializers.keys()
+        altered = Alterations(executes_graph=True, parameters=frozenset(known))
+        return TorchCarrier(module, self.inputs, graph, None, self.folder, altered)
+
+    def _planned(self, graph: ir.Model, kept: Mapping[str, Mapping[int, Units]]) -> TorchCarrier:
+        """Return a carrier of a module whose tensors have the right sizes, and nothing else."""
+        tensors = shortened(self.module, kept)
+        module = with_tensors(self.module, tensors)
+        attach_smaller(graph, module)
+        altered = replace(self._altered.adding(tensors, {}), planned=True)
+        return TorchCarrier(module, self.inputs, graph, None, self.folder, altered)
+
+    def trainable(self) -> NamedModule:
+        """Copy the module; the copy takes inputs and returns outputs by name.
+
+        Parameters of the copy are trained where the factory's are.
+
+        Raises:
+            SpecError: weights are stored as codes.
+        """
+        if self._codes:
+            raise SpecError(
+                "training",
+                f"is not possible: weight {min(self._codes)!r} is stored as codes",
+                "train before quantizing",
+            )
+        inputs, outputs = [i.name for i in self.inputs], [o.name for o in self.outputs]
+        return NamedModule(deepcopy(self.module), inputs, outputs)
 
     def runner(self, taps: Sequence[str] = ()) -> OrtRunner:
         """Start ONNX Runtime on the lowered module; ``taps`` are yielded as further outputs."""
@@ -270,16 +346,6 @@ class TorchCarrier:
             self.folder,
             found.alterations,
         )
-
-
-def _copied(module: torch.nn.Module, changes: Collection[str]) -> torch.nn.Module:
-    """Copy a module, except for the tensors that will not change: the two share those."""
-    held = {
-        **dict(module.named_parameters(remove_duplicate=False)),
-        **dict(module.named_buffers(remove_duplicate=False)),
-    }
-    replaced = {id(held[name]) for name in changes if name in held}
-    return deepcopy(module, {id(t): t for t in held.values() if id(t) not in replaced})
 
 
 def _itself(tensor: torch.Tensor) -> torch.Tensor:

@@ -182,10 +182,7 @@ def _network(library: ModuleType, auto: Any, values: dict[str, Any], directory: 
         )
     try:
         with _silent(), torch.device("meta"):
-            config = known[kind].from_dict(values)
-            for part in (config, config.get_text_config()):
-                part.use_cache = False
-            config.output_hidden_states = config.output_attentions = False
+            config = _configuration(values)
             return auto.from_config(config, attn_implementation=_ATTENTION, trust_remote_code=False)
     # The class is the user's choice and the values are a stranger's: anything may be raised.
     except Exception as error:
@@ -198,6 +195,54 @@ def _network(library: ModuleType, auto: Any, values: dict[str, Any], directory: 
         raise ModelError(
             subject, f"builds no network ({_reason(error)})", "correct its values"
         ) from error
+
+
+def described_shapes(
+    network: type[torch.nn.Module], values: Mapping[str, Any]
+) -> dict[str, tuple[int, ...]] | None:
+    """Return the shapes of the tensors that a network of a configuration has; no memory is used.
+
+    Args:
+        network: a class of ``transformers``.
+        values: the content of a ``config.json`` of its kind.
+
+    Returns:
+        Shapes by name; ``None`` where there is no such network.
+    """
+    try:
+        with _silent(), torch.device("meta"):
+            tensors = network(_configuration(values)).state_dict()
+    except Exception:  # noqa: BLE001  # as in _network: sizes that do not go together
+        return None
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def described_network(network: torch.nn.Module, values: Mapping[str, Any]) -> torch.nn.Module:
+    """Return a network with the same weights, built as a configuration describes it.
+
+    Args:
+        network: an instance of a class of ``transformers``.
+        values: the content of a ``config.json`` of its kind.
+
+    Raises:
+        ModelError: the weights do not fit such a network.
+    """
+    config = _configuration(values)
+    weights = network.state_dict()
+    dtype = next(network.parameters()).dtype
+    module, found = _loaded(type(network), config, weights, dtype)
+    _check_fit(type(network).__name__, found, "the smaller network")
+    filled: torch.nn.Module = module.eval()
+    return filled
+
+
+def _configuration(values: Mapping[str, Any]) -> Any:
+    """Return a configuration of a kind that the library knows, for networks without a cache."""
+    config = _library().CONFIG_MAPPING[values["model_type"]].from_dict(dict(values))
+    for part in (config, config.get_text_config()):
+        part.use_cache = False
+    config.output_hidden_states = config.output_attentions = False
+    return config
 
 
 def auto_class_for(saved: str) -> str:
@@ -226,18 +271,8 @@ def _filled(
     subject = f"checkpoint {str(directory)!r}"
     usual = _usual_dtype(weights, subject)
     try:
-        with _silent():
-            # Without a path it looks for no other files; names of older versions are translated.
-            module, found = type(network).from_pretrained(
-                None,
-                config=network.config,
-                state_dict=dict(weights),
-                dtype=getattr(torch, dtype) if dtype else usual,
-                attn_implementation=_ATTENTION,
-                local_files_only=True,
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-            )
+        wanted = getattr(torch, dtype) if dtype else usual
+        module, found = _loaded(type(network), network.config, weights, wanted)
     except Exception as error:  # as in _network
         raise ModelError(
             subject,
@@ -250,6 +285,25 @@ def _filled(
     floats = {name for name, tensor in filled.state_dict().items() if tensor.is_floating_point()}
     _refuse_codes([name for name in codes if name in floats], weights, subject)
     return filled
+
+
+def _loaded(
+    network: Any, config: Any, weights: Mapping[str, torch.Tensor], dtype: torch.dtype
+) -> tuple[Any, Mapping[str, Any]]:
+    """Return a network of a class with weights, and what the library says of them."""
+    with _silent():
+        # Without a path it looks for no other files; names of older versions are translated.
+        module, found = network.from_pretrained(
+            None,
+            config=config,
+            state_dict=dict(weights),
+            dtype=dtype,
+            attn_implementation=_ATTENTION,
+            local_files_only=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    return module, found
 
 
 def _usual_dtype(weights: Mapping[str, torch.Tensor], subject: str) -> torch.dtype:

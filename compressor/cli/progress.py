@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from compressor.progress import Progress, Silent
+from compressor.progress import Advance, Progress, Silent
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
+    from rich.progress import ProgressColumn
 
 
 @contextmanager
@@ -21,18 +22,37 @@ def shown_progress(*, enabled: bool = True) -> Iterator[Progress]:
         yield Silent()
         return
     from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
 
-    columns = (
+    console = Console(stderr=True, highlight=False)
+    with Bars(*columns(), console=console, transient=True, redirect_stdout=False) as bars:
+        yield TerminalProgress(bars)
+
+
+def columns() -> tuple[ProgressColumn, ...]:
+    """Return what a running stage shows: how far it is, what it says, and the time.
+
+    The time left stands there as soon as there is a total and a speed to judge by.
+    """
+    from rich.progress import BarColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.text import Text
+
+    class TimeLeft(TimeRemainingColumn):
+        """The time that is left, said to be that."""
+
+        def render(self, task: Task) -> Text:
+            if task.total is None or task.time_remaining is None:
+                return Text()
+            return super().render(task).append(" left")
+
+    return (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        TextColumn("{task.fields[count]}"),
+        TextColumn("{task.fields[count]}", markup=False),
+        TextColumn("{task.fields[text]}", markup=False),
         TimeElapsedColumn(),
+        TimeLeft(),
     )
-    console = Console(stderr=True, highlight=False)
-    with Bars(*columns, console=console, transient=True, redirect_stdout=False) as bars:
-        yield TerminalProgress(bars)
 
 
 class TerminalProgress:
@@ -46,14 +66,14 @@ class TerminalProgress:
         self._bars = bars
 
     @contextmanager
-    def stage(self, description: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-        """Show a stage; the yielded function takes how much of ``total`` is done."""
-        task = self._bars.add_task(description, total=total, count="")
+    def stage(self, description: str, total: int | None = None) -> Iterator[Advance]:
+        """Show a stage; the yielded function takes how much of ``total`` is done, and a text."""
+        task = self._bars.add_task(description, total=total, count="", text="")
         start = time.monotonic()
 
-        def advance(done: int) -> None:
+        def advance(done: int, text: str = "") -> None:
             count = f"{done:,}" if total is None else f"{done:,}/{total:,}"
-            self._bars.update(task, completed=done, count=count)
+            self._bars.update(task, completed=done, count=count, text=text)
 
         try:
             yield advance

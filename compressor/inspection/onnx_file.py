@@ -22,5 +22,6 @@ def inspect_onnx(path: Path, progress: Progress) -> ModelContents:
     files = {path.name: path.stat().st_size}
     for file in external_files(path):
         files[str(file.relative_to(path.parent))] = file.stat().st_size
+    common.LiftSubgraphInitializersToMainGraphPass()(model)
     common.ShapeInferencePass(check_type=False, strict_mode=False)(model)
     return inspect_graph(model, "ONNX model", str(path), files, progress)

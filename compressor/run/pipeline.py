@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,15 +13,17 @@ import torch
 from compressor import catalog
 from compressor.errors import CompressorError
 from compressor.evaluate import layer_signals
-from compressor.plan import make_observer
+from compressor.plan import PassPlan, make_observer
 from compressor.run.blockwise import block_run
 from compressor.run.samples import RunSamples
+from compressor.run.training import References, make_training, training_parts
+from compressor.run.unfinished import begin, end
 from compressor.run.workspace import Workspace
 from compressor.sizes import model_bytes
-from compressor.store import result_key
+from compressor.store import compute_versions, result_key
 from compressor.types.carrier import Carrier
 from compressor.types.observer import Request
-from compressor.types.passes import Outcome, Pass, Survey
+from compressor.types.passes import Outcome, Pass, PassContext, Survey
 from compressor.types.ranks import share
 
 _MODEL = "model"
@@ -47,6 +49,27 @@ class Step:
     cached: bool
 
 
+@dataclass(frozen=True)
+class _Task:
+    """A pass that is to be done.
+
+    Attributes:
+        index: its place in the spec.
+        declared: the pass.
+        planned: what it will do.
+        parts: what determines the result.
+        key: of the result.
+        carrier: the model before it.
+    """
+
+    index: int
+    declared: Pass
+    planned: PassPlan
+    parts: Mapping[str, Any]
+    key: str
+    carrier: Carrier
+
+
 def run_passes(workspace: Workspace) -> list[Step]:
     """Run every pass, or take its result from the store.
 
@@ -57,20 +80,12 @@ def run_passes(workspace: Workspace) -> list[Step]:
     plan = workspace.plan
     key, carrier = workspace.source_key, plan.model.carrier
     for index, (declared, planned) in enumerate(zip(plan.spec.passes, plan.passes, strict=True)):
-        data = plan.data["calibration"].digest if planned.reads_data else None
-        key = result_key(
-            "pass",
-            key,
-            name=declared.name,
-            version=declared.version,
-            options=declared.model_dump(mode="json"),
-            data=data,
-            batch=plan.data["calibration"].batch if planned.reads_data else None,
-            seed=plan.spec.seed,
-            targets=sorted(plan.context.targets),
-        )
         try:
-            step = _step(workspace, declared, key, carrier)
+            parts = _parts(workspace, index, planned)
+            upstream, key = key, result_key("pass", key, **parts)
+            known = {"upstream": upstream, "versions": dict(compute_versions()), **parts}
+            task = _Task(index, declared, planned, known, key, carrier)
+            step = _step(workspace, task)
         except CompressorError as error:
             raise error.at(plan.spec.where("passes", index)) from error.__cause__
         steps.append(step)
@@ -78,36 +93,65 @@ def run_passes(workspace: Workspace) -> list[Step]:
     return steps
 
 
-def _step(workspace: Workspace, declared: Pass, key: str, carrier: Carrier) -> Step:
+def _parts(workspace: Workspace, index: int, planned: PassPlan) -> dict[str, Any]:
+    """Return what determines a pass's result, beside the model before it."""
+    plan = workspace.plan
+    declared = plan.spec.passes[index]
+    calibration = plan.data["calibration"] if planned.reads_data else None
+    return {
+        "name": declared.name,
+        "version": declared.version,
+        "options": declared.model_dump(mode="json", exclude=set(declared.neutral)),
+        "data": None if calibration is None else calibration.digest,
+        "batch": None if calibration is None else calibration.batch,
+        "seed": plan.spec.seed,
+        "targets": sorted(plan.context.targets),
+        **References(workspace, index).parts(),
+        **(training_parts(workspace) if planned.trains else {}),
+    }
+
+
+def _step(workspace: Workspace, task: _Task) -> Step:
     if not workspace.runs:
-        return _recipe(workspace, declared, key, carrier)
+        return _recipe(workspace, task.declared, task.key, task.carrier)
+    key, declared = task.key, task.declared
     found = workspace.store.read(key)
     workspace.ranks.wait()  # all have looked before the first writes
-    if found is not None:
-        restored = workspace.plan.model.carrier.restore(workspace.store.folder(key) / _MODEL)
-        return Step(declared.name, key, restored, found, cached=True)
+    if found is None:
+        _compute(workspace, task)
+        workspace.ranks.wait()
+    if task.planned.trains and workspace.first:
+        end(workspace.store, key)
+    restored = workspace.plan.model.carrier.restore(workspace.store.folder(key) / _MODEL)
+    stored = found if found is not None else workspace.store.read(key)
+    assert stored is not None
+    return Step(declared.name, key, restored, stored, cached=found is not None)
+
+
+def _compute(workspace: Workspace, task: _Task) -> None:
+    """Apply a pass and store the result."""
     workspace.load()
     start = time.perf_counter()
     torch.manual_seed(workspace.plan.spec.seed)
-    survey = declared.survey(carrier, workspace.plan.context)
-    outcome = _applied(workspace, declared, carrier, survey)
+    survey = task.declared.survey(task.carrier, workspace.plan.context)
+    if survey.trains:
+        outcome = _trained(workspace, task, survey)
+    else:
+        outcome = _applied(workspace, task.declared, task.carrier, survey)
     seconds = time.perf_counter() - start
-    if workspace.first:
-        with workspace.store.write(key) as (folder, result):
-            (folder / _MODEL).mkdir()
-            outcome.carrier.save(folder / _MODEL)
-            restored = workspace.plan.model.carrier.restore(folder / _MODEL)
-            result.update(
-                seconds=seconds,
-                bytes=model_bytes(restored),
-                layers=_layers(workspace, outcome, restored),
-                notes=list(dict.fromkeys([*survey.notes, *outcome.notes])),
-            )
-    workspace.ranks.wait()
-    restored = workspace.plan.model.carrier.restore(workspace.store.folder(key) / _MODEL)
-    stored = workspace.store.read(key)
-    assert stored is not None
-    return Step(declared.name, key, restored, stored, cached=False)
+    if not workspace.first:
+        return
+    with workspace.store.write(task.key) as (folder, result):
+        (folder / _MODEL).mkdir()
+        outcome.carrier.save(folder / _MODEL)
+        restored = workspace.plan.model.carrier.restore(folder / _MODEL)
+        result.update(
+            seconds=seconds,
+            bytes=model_bytes(restored),
+            layers=_layers(workspace, outcome, restored),
+            notes=list(dict.fromkeys([*survey.notes, *outcome.notes])),
+            training=outcome.training,
+        )
 
 
 def _recipe(workspace: Workspace, declared: Pass, key: str, carrier: Carrier) -> Step:
@@ -115,7 +159,7 @@ def _recipe(workspace: Workspace, declared: Pass, key: str, carrier: Carrier) ->
     survey = declared.survey(carrier, workspace.plan.context)
     start = time.perf_counter()
     with workspace.progress.stage(declared.name):
-        outcome = declared.apply(carrier, workspace.plan.context, {})
+        outcome = declared.apply(carrier, _watched(workspace), {})
     result = {
         "seconds": time.perf_counter() - start,
         "bytes": model_bytes(outcome.carrier),
@@ -138,7 +182,7 @@ def _weight_notes(outcome: Outcome) -> list[str]:
 
 
 def _applied(workspace: Workspace, declared: Pass, carrier: Carrier, survey: Survey) -> Outcome:
-    context = workspace.plan.context
+    context = _watched(workspace)
     if survey.blockwise:
         with block_run(workspace, declared.name, carrier, survey.requests) as blocks:
             return declared.apply_blockwise(carrier, context, blocks)
@@ -148,6 +192,28 @@ def _applied(workspace: Workspace, declared: Pass, carrier: Carrier, survey: Sur
     with workspace.progress.stage(declared.name, known) as advance:
         samples = RunSamples(carrier.inputs, data, context.seed, advance)
         return declared.apply_with_samples(carrier, context, statistics, samples)
+
+
+def _trained(workspace: Workspace, task: _Task, survey: Survey) -> Outcome:
+    """Let a pass train, in every process; its state is kept until its result is stored."""
+    notes: tuple[str, ...] = ()
+    if workspace.first:
+        notes = begin(workspace.store, task.key, task.parts, workspace.plan.spec.folder)
+        for note in notes:
+            workspace.progress.note(note)
+    workspace.ranks.wait()
+    declared, carrier = task.declared, task.carrier
+    statistics = _collect(workspace, declared.name, carrier, survey.requests)
+    references = References(workspace, task.index)
+    folder = workspace.store.training(task.key)
+    training = make_training(workspace, references, folder, carrier)
+    outcome = declared.apply_training(carrier, _watched(workspace), statistics, training)
+    return replace(outcome, notes=(*notes, *outcome.notes))
+
+
+def _watched(workspace: Workspace) -> PassContext:
+    """Return what passes know of the spec, with whoever watches the run."""
+    return replace(workspace.plan.context, progress=workspace.progress)
 
 
 def _collect(

@@ -176,6 +176,7 @@ def _pass_entry(workspace: Workspace, step: Step) -> dict[str, Any]:
         "bytes": step.result["bytes"],
         "weakest": weakest_layer(list(step.result["layers"])),
         "notes": step.result["notes"],
+        "training": step.result.get("training"),
         "layers": step.result["layers"],
     }
 

@@ -11,6 +11,7 @@ import numpy as np
 from compressor.abilities import cannot_run
 from compressor.data import Data
 from compressor.evaluate import Evaluation, evaluate
+from compressor.metrics import Metric
 from compressor.plan import Plan
 from compressor.progress import Progress
 from compressor.store import Store, result_key
@@ -128,7 +129,7 @@ class Workspace:
             baseline=self.source_key,
             data=data.digest,
             metric=metric.name,
-            code=metric_code(self.plan),
+            code=metric_code(metric),
         )
         found = self.store.read(own)
         if found is None:
@@ -147,12 +148,8 @@ class Workspace:
         return self.evaluated(self.source_key, lambda: self.baseline_runner, "the float model")
 
 
-def metric_code(plan: Plan) -> str:
+def metric_code(metric: Metric) -> str:
     """Hash of the user's metric, empty for built-in ones."""
-    from compressor.metrics import BUILT_IN
     from compressor.user_code import code_digest
 
-    metric = plan.metric
-    if metric is None or metric.name in BUILT_IN or metric.code is None:
-        return ""
-    return code_digest(metric.code)
+    return "" if metric.code is None else code_digest(metric.code)

@@ -127,9 +127,11 @@ def check_spec(document: Document) -> Spec:
     }
     if keys is None:
         raise _together(errors)
-    checkpoint = attempt(_path, keys.model.checkpoint, folder, ("model", "checkpoint"), document)
-    onnx = attempt(_path, keys.model.onnx, folder, ("model", "onnx"), document)
-    output = attempt(_path, keys.output or f"out/{keys.name}", folder, ("output",), document)
+    checkpoint = attempt(
+        resolve_path, keys.model.checkpoint, folder, ("model", "checkpoint"), document
+    )
+    onnx = attempt(resolve_path, keys.model.onnx, folder, ("model", "onnx"), document)
+    output = attempt(resolve_path, keys.output or f"out/{keys.name}", folder, ("output",), document)
     if errors:
         raise _together(errors)
     passes = tuple(p for p in declare[0] if isinstance(p, Pass))
@@ -209,7 +211,7 @@ def _data_entry(role: str, value: dict[str, Any], document: Document, folder: Pa
     if kind == FACTORY:
         _refuse_unknown(own, _aliases(DataKeys), document, path)
         return DataEntry(role, kind, None, value[kind], keys, where)
-    location = _path(value[kind], folder, (*path, kind), document)
+    location = resolve_path(value[kind], folder, (*path, kind), document)
     if location is None or not location.exists():
         raise SpecError(
             dotted((*path, kind)),
@@ -232,7 +234,7 @@ def _paths(
     """Resolve those of a source's further options that are paths."""
     names = [f.alias or name for name, f in cls.model_fields.items() if f.annotation is Path]
     return {
-        key: str(_path(own[key], folder, (*path, key), document))
+        key: str(resolve_path(own[key], folder, (*path, key), document))
         for key in names
         if isinstance(own.get(key), str)
     }
@@ -266,8 +268,12 @@ def _aliases(cls: type[Options]) -> list[str]:
     return [f.alias or name for name, f in cls.model_fields.items()]
 
 
-def _path(text: str | None, folder: Path, key: KeyPath, document: Document) -> Path | None:
-    """Resolve a path of the spec: environment variables (``$$`` is a dollar), ``~``, relative."""
+def resolve_path(text: str | None, folder: Path, key: KeyPath, document: Document) -> Path | None:
+    """Resolve a path of the spec: environment variables (``$$`` is a dollar), ``~``, relative.
+
+    Raises:
+        SpecError: a variable is not set; the error names the key.
+    """
     if text is None:
         return None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -108,7 +108,13 @@ class Carrier(Protocol):
         """Return a carrier of the changed graph; it no longer offers ``train``."""
         ...
 
-    def with_channels(self, graph: ir.Model, kept: Mapping[str, Mapping[int, Units]]) -> Carrier:
+    def with_channels(
+        self,
+        graph: ir.Model,
+        kept: Mapping[str, Mapping[int, Units]],
+        *,
+        planned: bool = False,
+    ) -> Carrier:
         """Return a carrier of the model without some of its channels.
 
         A PyTorch carrier adapts its module where it can, and else executes the graph, which can
@@ -117,9 +123,40 @@ class Carrier(Protocol):
         Args:
             graph: the smaller model; what it does not change has the names that it has here.
             kept: for each parameter that becomes smaller and each axis, the positions that remain.
+            planned: sizes are all that counts: no weight is read, nothing is run and so nothing
+                compared, and the result's weights mean nothing. It cannot be run or saved.
 
         Raises:
             SpecError: the carrier has no graph, or stores weights as codes.
+        """
+        ...
+
+    def trainable(self) -> torch.nn.Module:
+        """Return a copy to train: it takes the inputs and returns the outputs by name.
+
+        Its parameters and buffers have the model's names after ``module.``;
+        :meth:`with_weights` takes them back.
+
+        Raises:
+            SpecError: the carrier does not offer ``train``.
+        """
+        ...
+
+    def with_trainable_graph(
+        self, graph: ir.Model, parameters: Collection[str], *, planned: bool = False
+    ) -> Carrier:
+        """Return a carrier of the changed graph that can be trained, where this one can.
+
+        A PyTorch carrier then holds a module that executes the graph. Where there is none, for an
+        operator that PyTorch has not or weights that are codes, it is :meth:`with_graph`.
+
+        Args:
+            graph: the changed model; what it does not change has the names that it has here.
+            parameters: names of new float initializers that are trained, besides those that were.
+            planned: sizes are all that counts, as in :meth:`with_channels`.
+
+        Raises:
+            SpecError: the carrier has no graph.
         """
         ...
 

@@ -9,11 +9,15 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from compressor.progress import Progress, Silent
 from compressor.types.blocks import Blocks
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.observer import Request
 from compressor.types.options import Options
 from compressor.types.samples import Samples
+from compressor.types.training import Training
+
+_SILENT = Silent()
 
 
 class LayerRule(Options):
@@ -30,10 +34,15 @@ class PassContext:
     Attributes:
         seed: the spec's seed.
         targets: targets of the exports that follow, such as ``ort-cpu``.
+        metric: name of the metric, if there is one.
+        progress: shows how far a pass is that takes long by itself; what it is waited for
+            otherwise, such as statistics, whoever runs it shows.
     """
 
     seed: int = 0
     targets: frozenset[str] = frozenset()
+    metric: str | None = None
+    progress: Progress = field(default=_SILENT, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -45,12 +54,14 @@ class LayerPlan:
         action: what happens, in a few words, such as ``int8/channel``; ``keep`` if nothing does.
         reason: why it is kept or treated specially; empty where the action says it all.
         touched: the pass changes this layer.
+        parts: names of the layers that it becomes; empty where it remains one of this name.
     """
 
     name: str
     action: str
     reason: str = ""
     touched: bool = True
+    parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,6 +76,8 @@ class Survey:
             :meth:`Pass.apply_blockwise`.
         replays: what the pass itself runs the calibration data for, see
             :meth:`Pass.apply_with_samples`; empty where it can do without.
+        trains: the pass needs the training data, see :meth:`Pass.apply_training`.
+        labels: the training data must have a target.
     """
 
     layers: tuple[LayerPlan, ...]
@@ -72,6 +85,8 @@ class Survey:
     notes: tuple[str, ...] = ()
     blockwise: bool = False
     replays: str = ""
+    trains: bool = False
+    labels: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,11 +112,19 @@ class LayerOutcome:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a pass: the new model and what was done, layer by layer."""
+    """The result of a pass.
+
+    Attributes:
+        carrier: the new model.
+        layers: what was done, layer by layer.
+        notes: what the user should know, one sentence each.
+        training: how a training went, as JSON; ``None`` where there was none.
+    """
 
     carrier: Carrier
     layers: tuple[LayerOutcome, ...] = ()
     notes: tuple[str, ...] = ()
+    training: Mapping[str, Any] | None = None
 
 
 class Pass(Options, ABC):
@@ -112,17 +135,48 @@ class Pass(Options, ABC):
         needs: what a carrier must offer whatever the options are.
         version: raised whenever results change, so that stored results are not reused.
         source: paper or document the method comes from.
+        neutral: options (fields) that do not change the result, only how it is come by.
     """
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[Capability]]
     version: ClassVar[int] = 1
     source: ClassVar[str] = ""
+    neutral: ClassVar[frozenset[str]] = frozenset()
 
     @property
     def required(self) -> frozenset[Capability]:
         """What a carrier must offer for these options; at least :attr:`needs`."""
         return self.needs
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        """Functions of the user's that the options name, as ``package.module:function``.
+
+        Planning imports them, and a result is only used again while their code is the same.
+        """
+        return ()
+
+    @property
+    def other_models(self) -> Mapping[str, Mapping[str, Any]]:
+        """Models that the options name, keys as under ``model`` in a spec, by option.
+
+        An option inside another or inside a list is written as a path, such as ``teachers.0``.
+        Planning opens their structure, and a result is only used again while their files and
+        code are the same.
+        """
+        return {}
+
+    def check_models(self, carrier: Carrier, others: Mapping[str, Carrier]) -> None:
+        """Compare the models that the options name with the model, when a run is planned.
+
+        Args:
+            carrier: the model that the pass is given.
+            others: the opened :attr:`other_models`; their weights mean nothing.
+
+        Raises:
+            CompressorError: they do not fit.
+        """
 
     @abstractmethod
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
@@ -179,6 +233,26 @@ class Pass(Options, ABC):
             samples: the calibration data.
         """
         return self.apply(carrier, context, statistics)
+
+    def apply_training(
+        self,
+        carrier: Carrier,
+        context: PassContext,
+        statistics: Mapping[str, Any],
+        training: Training,
+    ) -> Outcome:
+        """Change the model by training.
+
+        Called in place of :meth:`apply` where the survey ``trains``, in every process of the run;
+        what the first one returns is stored. Such a pass overrides :meth:`preview` as well.
+
+        Args:
+            carrier: the model; it is not modified.
+            context: the rest of the spec.
+            statistics: results of the survey's requests, by ``Request.key``.
+            training: data, and where to keep the state.
+        """
+        raise NotImplementedError(f"pass {self.name!r} does not train")
 
     def preview(
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]

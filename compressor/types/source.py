@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from compressor.types.tensors import Batch, TensorSpec
 
@@ -35,4 +38,17 @@ class Source(Protocol):
 
     def digest(self) -> str:
         """Return a hash of the content: equal digests give equal batches."""
+        ...
+
+
+@runtime_checkable
+class IndexedSource(Source, Protocol):
+    """A source that gives any of its samples at the cost of reading these alone."""
+
+    def take(self, rows: NDArray[np.int64]) -> Batch:
+        """Return samples by their place in the stream of :meth:`batches`.
+
+        Args:
+            rows: places from 0, in any order, less than ``info().samples``.
+        """
         ...

@@ -12,6 +12,7 @@ from pydantic import Field
 from compressor.carriers.ort_runner import OrtRunner
 from compressor.errors import ArtifactError, ModelError, SpecError
 from compressor.graph.as_json import Skeleton, skeleton
+from compressor.graph.branches import sink_initializers
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.exporter import ExportContext, Exporter
 from exporters.onnx import opsets
@@ -29,7 +30,7 @@ class OnnxExporter(Exporter):
     """Writes ``model.onnx``, and ``model.onnx.data`` beside it where weights are large."""
 
     format: ClassVar[str] = "onnx"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
 
     opset: int = Field(
         default=21,
@@ -106,7 +107,7 @@ class OnnxExporter(Exporter):
 
     def predict(self, carrier: Carrier) -> int:
         """Return the bytes of all files; no weight is evaluated."""
-        layout = self._layout(carrier, _USUAL)
+        layout = self._placed(carrier, _USUAL)
         return layout.model_bytes + layout.data_bytes
 
     def write(self, carrier: Carrier, directory: Path, context: ExportContext) -> tuple[Path, ...]:
@@ -120,7 +121,7 @@ class OnnxExporter(Exporter):
         breach = first_breach(model, TARGETS[self.target], evaluate=True)
         if breach is not None:
             raise ArtifactError(*breach[0].message(Owners(model), breach[1]))
-        layout = self._layout(carrier, context)
+        layout = self._placed(carrier, context)
         expected = described(layout.proto)
         files = write_layout(layout, directory)
         del layout  # it may hold a copy of all weights
@@ -149,6 +150,13 @@ class OnnxExporter(Exporter):
 
     def _in_form(self, carrier: Carrier) -> ir.Model:
         return in_form_for(self.target, carrier.graph(), self.matmul_compute)
+
+    def _placed(self, carrier: Carrier, context: ExportContext) -> Layout:
+        """Lay a model out; weights that one branch alone reads lie in it, where they are fused."""
+        layout = self._layout(carrier, context)
+        if self.target == "ort-cpu":
+            sink_initializers(layout.proto.graph)
+        return layout
 
     def _layout(self, carrier: Carrier, context: ExportContext) -> Layout:
         parts = skeleton(opsets.convert(self._in_form(carrier), self.opset))

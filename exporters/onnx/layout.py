@@ -12,6 +12,7 @@ from onnx import TensorProto
 
 from compressor.errors import ArtifactError
 from compressor.graph.as_json import Skeleton
+from compressor.graph.branches import all_initializers
 
 MODEL = "model.onnx"
 DATA = "model.onnx.data"
@@ -45,13 +46,23 @@ class Layout:
     def model_bytes(self) -> int:
         """Size of ``model.onnx``."""
         graph = self.proto.graph
+        return self.proto.ByteSize() + _wrapped(graph.ByteSize(), self._grown(graph))
+
+    def _grown(self, graph: onnx.GraphProto) -> int:
+        """Bytes that a graph grows by with the data of its inline tensors."""
         grown = sum(
             _growth(tensor.ByteSize(), self.tensors[tensor.name].nbytes)
             for tensor in graph.initializer
             if tensor.name not in self.offsets
         )
-        size = graph.ByteSize()
-        return self.proto.ByteSize() + grown + _varint(size + grown) - _varint(size)
+        for node in graph.node:
+            inside = 0
+            for attribute in node.attribute:
+                if attribute.type == onnx.AttributeProto.GRAPH:
+                    inner = _wrapped(attribute.g.ByteSize(), self._grown(attribute.g))
+                    inside += _wrapped(attribute.ByteSize(), inner)
+            grown += _wrapped(node.ByteSize(), inside)
+        return grown
 
     @property
     def data_bytes(self) -> int:
@@ -91,7 +102,7 @@ def write_layout(layout: Layout, directory: Path) -> tuple[Path, ...]:
             for name, offset in layout.offsets.items():
                 _pad(stream, offset)
                 stream.write(_bytes(name, layout.tensors[name]))
-    for tensor in layout.proto.graph.initializer:
+    for tensor in all_initializers(layout.proto.graph):
         if tensor.name in layout.offsets:
             continue
         value = layout.tensors[tensor.name]
@@ -119,10 +130,14 @@ def _pad(stream: BinaryIO, offset: int) -> None:
     stream.write(bytes(offset - stream.tell()))
 
 
+def _wrapped(size: int, grown: int) -> int:
+    """Bytes that a message of ``size`` bytes, and its length, grow by where its content does."""
+    return grown + _varint(size + grown) - _varint(size)
+
+
 def _growth(empty: int, data: int) -> int:
     """Bytes that a message of ``empty`` bytes, and its length, grow by with ``data`` bytes."""
-    field = 1 + _varint(data) + data
-    return field + _varint(empty + field) - _varint(empty)
+    return _wrapped(empty, 1 + _varint(data) + data)
 
 
 def _varint(value: int) -> int:

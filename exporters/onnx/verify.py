@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnx import TensorProto
 
 from compressor.errors import ArtifactError
+from compressor.graph.branches import all_initializers
 
 _REMEDY = "report it with the spec; the file is not to be used"
 
@@ -22,8 +23,8 @@ Described = tuple[int, tuple[int, ...]]
 
 
 def described(proto: onnx.ModelProto) -> dict[str, Described]:
-    """Return the type and shape of every initializer."""
-    return {t.name: (t.data_type, tuple(t.dims)) for t in proto.graph.initializer}
+    """Return the type and shape of every initializer, those in branches too."""
+    return {t.name: (t.data_type, tuple(t.dims)) for t in all_initializers(proto.graph)}
 
 
 def check_message(proto: onnx.ModelProto) -> str | None:
@@ -82,7 +83,10 @@ def check_tensors(path: Path, expected: Mapping[str, ir.TensorProtocol]) -> str:
     Raises:
         ArtifactError: one is missing or holds other values.
     """
-    found = ir.load(path).graph.initializers
+    graph = ir.load(path).graph
+    found = dict(graph.initializers)
+    for inner in graph.subgraphs():
+        found.update(inner.initializers)
     for name, meant in expected.items():
         tensor = found[name].const_value if name in found else None
         if tensor is None or tensor.tobytes() != meant.tobytes():
@@ -111,7 +115,7 @@ def _check_use(model: onnx.ModelProto, subject: str) -> None:
     file comes out no smaller.
     """
     read = set(_names_read(model.graph))
-    shapes = {t.name: len(t.dims) for t in model.graph.initializer}
+    shapes = {t.name: len(t.dims) for t in all_initializers(model.graph)}
     for name in shapes:
         if name not in read:
             _fail(subject, f"holds {name!r}, which nothing reads")
@@ -131,7 +135,7 @@ def _names_read(graph: onnx.GraphProto) -> Iterator[str]:
 
 
 def _check_lengths(model: onnx.ModelProto, path: Path, subject: str) -> None:
-    for tensor in model.graph.initializer:
+    for tensor in all_initializers(model.graph):
         if tensor.data_type == TensorProto.STRING:
             continue
         want = _stored_bytes(tensor)

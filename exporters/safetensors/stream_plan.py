@@ -10,10 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from compressor.carriers.checkpoint.config import read_config
 from compressor.carriers.checkpoint.folder import CONFIG, INDEX, SINGLE, companions
 from compressor.carriers.checkpoint.headers import STORED_AS
 from compressor.carriers.checkpoint_carrier import CheckpointCarrier
+from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.errors import SpecError
 from compressor.files import json_text
 from compressor.hashing import json_sha256
@@ -156,11 +156,7 @@ def plan_stream(carrier: Carrier, key: str = "", max_shard_size: int | None = No
 
 
 def _config(carrier: Carrier) -> Mapping[str, Any]:
-    if isinstance(carrier, CheckpointCarrier):
-        return carrier.config
-    if carrier.folder is None or not (carrier.folder / CONFIG).is_file():
-        return {}
-    return read_config(carrier.folder / CONFIG)
+    return carrier.config if isinstance(carrier, CheckpointCarrier | TorchCarrier) else {}
 
 
 def _groups(

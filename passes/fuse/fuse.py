@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import onnx_ir as ir
 from pydantic import Field
 
 from compressor.graph.layers import graph_layers
@@ -87,8 +88,18 @@ class Fuse(Pass):
         notes = _notes(carrier, draft)
         return Outcome(carrier.with_graph(draft.model), layers, notes)
 
-    def _run(self, carrier: Carrier, *, evaluate: bool) -> Draft:
-        draft = Draft(carrier.graph().clone(), lowered=carrier.kind == "torch", evaluate=evaluate)
+    def fused(self, graph: ir.Model, *, lowered: bool, evaluate: bool = True) -> Draft:
+        """Fuse a copy of a graph.
+
+        Args:
+            graph: the model; not changed.
+            lowered: it was made from a torch module.
+            evaluate: compute new weights; otherwise they are computed when they are read.
+
+        Raises:
+            ModelError: a batch-norm's variance is not positive.
+        """
+        draft = Draft(graph.clone(), lowered=lowered, evaluate=evaluate)
         choice = pipeline.Choice(
             constants=self.constants,
             batch_norm=self.batch_norm,
@@ -97,6 +108,9 @@ class Fuse(Pass):
         )
         pipeline.run(draft, choice)
         return draft
+
+    def _run(self, carrier: Carrier, *, evaluate: bool) -> Draft:
+        return self.fused(carrier.graph(), lowered=carrier.kind == "torch", evaluate=evaluate)
 
 
 def _plan(layer: Layer, draft: Draft) -> LayerPlan:

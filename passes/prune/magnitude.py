@@ -104,10 +104,10 @@ class PruneMagnitude(Pass):
         chosen = self._chosen(carrier)
         ranked = self._ranked(carrier, chosen, context.seed)
         if self.scope == "global":
-            found = cut_together(carrier, ranked, self._number(ranked))
+            found = cut_together(carrier, ranked, self._number(ranked), context.progress)
         else:
             numbers = [number_of(chosen.sparsity[r.layer.name], r.units) for r in ranked]
-            found = cut_each(carrier, ranked, numbers)
+            found = cut_each(carrier, ranked, numbers, context.progress)
         changes = {
             item.layer.weight: WeightChange(
                 item.layer, _Zeroed(item.criterion, own.cut), item.criterion.block[0]

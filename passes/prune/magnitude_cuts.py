@@ -15,9 +15,10 @@ from itertools import groupby
 import torch
 
 from compressor.errors import ModelError
+from compressor.progress import Progress, Silent
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Layer
-from compressor.weight_rows import RowBlock, row_blocks, scan
+from compressor.weight_rows import ResultT, RowBlock, row_blocks, scan
 from passes.prune.magnitude_scores import FINE_BITS, Criterion, scores
 from passes.prune.ranking import (
     Counts,
@@ -30,6 +31,7 @@ from passes.prune.ranking import (
     shares,
 )
 
+_SILENT = Silent()
 _Count = Callable[[torch.Tensor, int, RowBlock], Counts]
 
 
@@ -87,21 +89,28 @@ class Chosen:
     zero: int
 
 
-def cut_each(carrier: Carrier, ranked: Sequence[Ranked], numbers: Sequence[int]) -> list[Chosen]:
+def cut_each(
+    carrier: Carrier,
+    ranked: Sequence[Ranked],
+    numbers: Sequence[int],
+    progress: Progress = _SILENT,
+) -> list[Chosen]:
     """Choose so many units of each weight by itself.
 
     Args:
         carrier: the model.
         ranked: its weights that lose some.
         numbers: how many units each loses, at least one.
+        progress: shows how many weights have been read.
 
     Raises:
         ModelError: a weight holds NaN or infinity.
     """
+    reading = _Reading(carrier, progress)
     wanted = {item.layer.name: number for item, number in zip(ranked, numbers, strict=True)}
     settled: dict[str, _Tied] = {}
     coarse: dict[str, tuple[int, int]] = {}
-    for item, parts in _counted(carrier, ranked, _coarse):
+    for item, parts in reading.counted(ranked, _coarse):
         name = item.layer.name
         found, rank = select(merged(parts), wanted[name])
         if item.settled:
@@ -110,15 +119,18 @@ def cut_each(carrier: Carrier, ranked: Sequence[Ranked], numbers: Sequence[int])
         else:
             coarse[name] = found, rank
     open_ = [item for item in ranked if item.layer.name in coarse]
-    for item, parts in _counted(carrier, open_, _fine({n: b for n, (b, _) in coarse.items()})):
+    bins = {name: found for name, (found, _) in coarse.items()}
+    for item, parts in reading.counted(open_, _fine(bins), "more finely"):
         name = item.layer.name
         score, rank = select(merged(parts), coarse[name][1])
         held = [part.of(score) for part in parts]
         settled[name] = _Tied(item, score, held, rank, wanted[name] - rank)
-    return _placed(carrier, [settled[item.layer.name] for item in ranked])
+    return _placed(reading, [settled[item.layer.name] for item in ranked])
 
 
-def cut_together(carrier: Carrier, ranked: Sequence[Ranked], number: int) -> list[Chosen]:
+def cut_together(
+    carrier: Carrier, ranked: Sequence[Ranked], number: int, progress: Progress = _SILENT
+) -> list[Chosen]:
     """Choose so many units of all weights together.
 
     Args:
@@ -126,18 +138,20 @@ def cut_together(carrier: Carrier, ranked: Sequence[Ranked], number: int) -> lis
         ranked: its weights. Of units with equal scores, those of layers whose name comes first in
             the alphabet go first.
         number: how many units they lose together, at least one.
+        progress: shows how many weights have been read.
 
     Raises:
         ModelError: a weight holds NaN or infinity.
     """
-    coarse = {item.layer.name: merged(parts) for item, parts in _counted(carrier, ranked, _coarse)}
+    reading = _Reading(carrier, progress)
+    coarse = {item.layer.name: merged(parts) for item, parts in reading.counted(ranked, _coarse)}
     found, rank = select(merged(coarse.values()), number)
     low = found << FINE_BITS
     at = {name: counts.of(found) for name, counts in coarse.items()}
     fine = {name: Counts(torch.tensor([low]), torch.tensor([held])) for name, held in at.items()}
     open_ = [item for item in ranked if not item.settled and at[item.layer.name]]
     bins = dict.fromkeys(at, found)
-    for item, parts in _counted(carrier, open_, _fine(bins)):
+    for item, parts in reading.counted(open_, _fine(bins), "more finely"):
         fine[item.layer.name] = merged(parts)
     score, rank = select(merged(fine.values()), rank)
     held = [fine[item.layer.name].of(score) for item in ranked]
@@ -148,12 +162,14 @@ def cut_together(carrier: Carrier, ranked: Sequence[Ranked], number: int) -> lis
     split = next((i for i, own in enumerate(given) if 0 < own < held[i]), None)
     ties = [[own] for own in held]
     if split is not None:
-        ties[split] = [part.of(score) for part in _fine_parts(carrier, ranked[split], score)]
+        own = _fine({ranked[split].layer.name: found})
+        ((_, parts),) = reading.counted([ranked[split]], own, "where it ends")
+        ties[split] = [part.of(score) for part in parts]
     below = [
         coarse[item.layer.name].below(found) + fine[item.layer.name].below(score) for item in ranked
     ]
     rows = zip(ranked, ties, given, below, strict=True)
-    return _placed(carrier, [_Tied(item, score, own, n, less) for item, own, n, less in rows])
+    return _placed(reading, [_Tied(item, score, own, n, less) for item, own, n, less in rows])
 
 
 @dataclass(frozen=True)
@@ -197,7 +213,7 @@ class _Tied:
         raise AssertionError("the counts of a weight's blocks do not add up")
 
 
-def _placed(carrier: Carrier, tied: Sequence[_Tied]) -> list[Chosen]:
+def _placed(reading: _Reading, tied: Sequence[_Tied]) -> list[Chosen]:
     """Find the place of the last unit to go, for those weights where it matters."""
     ends = {own.item.layer.name: (own, *own.last()) for own in tied if own.split}
 
@@ -208,7 +224,7 @@ def _placed(carrier: Carrier, tied: Sequence[_Tied]) -> list[Chosen]:
         return block.start // height * found.shape[1] + place_of(found, shift, own.score, rank)
 
     blocks = [block for _, block, _ in ends.values()]
-    places = {block.layer.name: last for block, last in scan(carrier, blocks, place)}
+    places = {x.layer.name: last for x, last in reading.scanned(blocks, place, "where they end")}
     result = []
     for own in tied:
         chosen = own.chosen
@@ -230,22 +246,44 @@ def _fine(bins: Mapping[str, int]) -> _Count:
     return count
 
 
-def _fine_parts(carrier: Carrier, item: Ranked, score: int) -> list[Counts]:
-    """Count one weight's scores around the threshold, block by block."""
-    bins = {item.layer.name: score >> FINE_BITS}
-    return next(parts for _, parts in _counted(carrier, [item], _fine(bins)))
+@dataclass(frozen=True)
+class _Reading:
+    """Reads a model's weights, and shows how far it is."""
+
+    carrier: Carrier
+    progress: Progress
+
+    def counted(
+        self, ranked: Sequence[Ranked], count: _Count, what: str = ""
+    ) -> Iterator[tuple[Ranked, list[Counts]]]:
+        """Read weights once, and yield the counts of each one's blocks."""
+        items = {item.layer.name: item for item in ranked}
+
+        def work(rows: torch.Tensor, block: RowBlock) -> Counts:
+            return count(*items[block.layer.name].scores(rows, block.start), block)
+
+        blocks = [block for item in ranked for block in item.blocks]
+        done = self.scanned(blocks, work, what)
+        for name, own in groupby(done, key=lambda pair: pair[0].layer.name):
+            yield items[name], [counts for _, counts in own]
+
+    def scanned(
+        self,
+        blocks: Sequence[RowBlock],
+        work: Callable[[torch.Tensor, RowBlock], ResultT],
+        what: str = "",
+    ) -> Iterator[tuple[RowBlock, ResultT]]:
+        """Work on blocks of rows; nothing is shown where there are none."""
+        if not blocks:
+            return
+        label = " ".join(part for part in ("prune-magnitude: rank weights", what) if part)
+        with self.progress.stage(label, sum(map(_weights, blocks))) as advance:
+            done = 0
+            for block, found in scan(self.carrier, blocks, work):
+                done += _weights(block)
+                advance(done)
+                yield block, found
 
 
-def _counted(
-    carrier: Carrier, ranked: Sequence[Ranked], count: _Count
-) -> Iterator[tuple[Ranked, list[Counts]]]:
-    """Read weights once, and yield the counts of each one's blocks."""
-    items = {item.layer.name: item for item in ranked}
-
-    def work(rows: torch.Tensor, block: RowBlock) -> Counts:
-        return count(*items[block.layer.name].scores(rows, block.start), block)
-
-    blocks = [block for item in ranked for block in item.blocks]
-    done = scan(carrier, blocks, work)
-    for name, own in groupby(done, key=lambda pair: pair[0].layer.name):
-        yield items[name], [counts for _, counts in own]
+def _weights(block: RowBlock) -> int:
+    return (block.stop - block.start) * block.layer.columns

@@ -8,12 +8,13 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from compressor.layer_rules import plan_layers, resolve_rules
+from compressor.layer_rules import plan_layers
 from compressor.types.blocks import Blocks
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.passes import Outcome, Pass, PassContext, Survey
+from passes.prune.patterns import Pattern
 from passes.prune.reordering import find_orders, plan_orders
-from passes.prune.sparse_layers import Chosen, Wish, choose_layers
+from passes.prune.sparse_layers import Chosen, choose_layers
 from passes.prune.sparse_options import NmRule, nm_pattern, rule_place
 from passes.prune.sparse_weights import (
     Criterion,
@@ -119,15 +120,12 @@ class PruneNm(Pass):
         return carrier
 
     def _chosen(self, carrier: Carrier) -> Chosen:
-        everywhere = nm_pattern(self.n, self.m)
-        wishes = {}
-        rules = resolve_rules(self.layers, [layer.name for layer in carrier.layers()])
-        for name, rule in rules.items():
-            wishes[name] = Wish(everywhere, rule)
-            if rule is not None and (rule.n, rule.m) != (None, None):
-                pattern = nm_pattern(rule.n or self.n, rule.m or self.m, rule_place(rule))
-                wishes[name] = Wish(pattern, rule, own=True)
-        return choose_layers(carrier, wishes)
+        return choose_layers(carrier, nm_pattern(self.n, self.m), self.layers, self._of_rule)
+
+    def _of_rule(self, rule: NmRule) -> Pattern | None:
+        if rule.n is None and rule.m is None:
+            return None
+        return nm_pattern(rule.n or self.n, rule.m or self.m, rule_place(rule))
 
     def _work(self, carrier: Carrier) -> Pruning:
         patterns = self._chosen(carrier).patterns

@@ -10,26 +10,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from compressor.graph.channels.analysis import Analysis, analyse
+from compressor.graph.channels.analysis import analyse
+from compressor.graph.channels.ordering import Ordering, ordering
 from compressor.types.carrier import Carrier
-from compressor.types.channels import ChannelGroup, Member, Units
+from compressor.types.channels import ChannelGroup, Member
 from compressor.types.layers import Layer
 from passes.prune.patterns import Pattern
 from passes.prune.permutation import kept_share, search_order
 from passes.prune.sparse_layers import input_channels, positions
-
-# Operators that treat all the channels that they mix alike. Others that mix, such as one that is
-# not known here, may look at their places.
-_ALIKE = (
-    *("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"),
-    *("Softmax", "LogSoftmax", "LpNormalization"),
-    *("ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2"),
-    *("ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare"),
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +96,7 @@ def plan_orders(carrier: Carrier, patterns: Mapping[str, Pattern]) -> Orders:
         patterns: N of M for each layer that is pruned, by name.
     """
     found = analyse(carrier.graph())
-    lines = _lines(found)
+    order = ordering(found)
     layers = {x.weight: x for x in carrier.layers() if x.name in patterns}
     owned = carrier.tensors().keys()
     groups = []
@@ -118,7 +109,7 @@ def plan_orders(carrier: Carrier, patterns: Mapping[str, Pattern]) -> Orders:
         if not readers:
             continue
         wanted = {patterns[x.name] for x in readers}
-        reason = _obstacle(group, lines, owned)
+        reason = _obstacle(group, order, owned)
         if not reason and len(wanted) > 1:
             reason = "its readers have unlike n and m"
         for layer in readers:
@@ -146,28 +137,10 @@ def find_orders(carrier: Carrier, orders: Orders) -> Reordered:
     return done
 
 
-def _lines(found: Analysis) -> dict[int, list[Units]]:
-    """Return every axis of every value on which a unit lies."""
-    lines: dict[int, list[Units]] = {}
-    for axes in found.axes.values():
-        for axis in axes:
-            if axis is not None:
-                for unit in np.unique(axis[axis >= 0]).tolist():
-                    lines.setdefault(unit, []).append(axis)
-    return lines
-
-
-def _obstacle(group: ChannelGroup, lines: Mapping[int, list[Units]], owned: Collection[str]) -> str:
+def _obstacle(group: ChannelGroup, order: Ordering, owned: Collection[str]) -> str:
     """Say why channels cannot change places; empty if they can."""
-    if group.frozen:
-        return group.frozen
-    if group.mixed and group.mixed not in _ALIKE:
-        return f"{group.mixed} may look at their places"
-    line = lines[int(group.units[0])][0]
-    if len(line) != len(group.units) or set(line.tolist()) != set(group.units.tolist()):
-        return "they lie on an axis with others, or at several places of it"
-    if any(not np.array_equal(axis, line) for unit in group.units for axis in lines[int(unit)]):
-        return "they are divided, joined with others, or turned round on their way"
+    if reason := order.obstacle(group):
+        return reason
     foreign = [m.parameter for m in group.members if m.parameter not in owned]
     return f"{foreign[0]!r} is no parameter of the model" if foreign else ""
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from compressor.errors import SpecError
 from compressor.graph.layers import layers_with_nodes
-from compressor.layer_rules import skip_reason
+from compressor.layer_rules import RuleT, resolve_rules, skip_reason
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer
-from compressor.types.passes import LayerRule
 from passes.prune.patterns import Pattern
 from passes.quantize.weight_only_layers import kept_tables
 
@@ -31,51 +30,46 @@ class Chosen:
     reasons: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class Wish:
-    """What the options say of one layer.
-
-    Attributes:
-        pattern: how many of its weights stay.
-        rule: that is for this layer.
-        own: the rule itself says the pattern, so that a layer that cannot have it is an error.
-    """
-
-    pattern: Pattern
-    rule: LayerRule | None = None
-    own: bool = False
-
-
-def choose_layers(carrier: Carrier, wishes: Mapping[str, Wish]) -> Chosen:
+def choose_layers(
+    carrier: Carrier,
+    everywhere: Pattern,
+    rules: Sequence[RuleT],
+    own: Callable[[RuleT], Pattern | None],
+) -> Chosen:
     """Choose a pattern for each layer, or say why it is kept.
 
     Args:
         carrier: the model.
-        wishes: what the options say, by layer name.
+        everywhere: the pattern of layers for which no rule says another.
+        rules: for single layers; the first that matches wins.
+        own: returns the pattern that a rule says; a layer that cannot have it is an error.
 
     Raises:
-        SpecError: a rule gives a layer a pattern that does not fit it.
+        SpecError: a rule matches no layer, or gives one a pattern that does not fit it.
     """
+    ruled = resolve_rules(rules, [layer.name for layer in carrier.layers()])
     kept = {**_unlike_readers(carrier), **kept_tables(carrier)}
     inner = _in_subgraphs(carrier)
     patterns: dict[str, Pattern] = {}
     reasons: dict[str, str] = {}
     for layer in carrier.layers():
-        wish = wishes[layer.name]
-        reason = skip_reason(wish.rule) or kept.get(layer.name, "")
+        rule = ruled[layer.name]
+        said = None if rule is None else own(rule)
+        pattern = said or everywhere
+        reason = skip_reason(rule) or kept.get(layer.name, "")
         if not reason and layer.name in inner:
             reason = "its weight lies in a subgraph"
         if not reason and layer.dtype not in _FLOATS:
             reason = f"its weight is {layer.dtype}"
         if not reason:
-            reason = misfit(layer, wish.pattern)
-            if reason and wish.own:
+            reason = misfit(layer, pattern)
+            if reason and said is not None:
                 raise SpecError(
                     f"layer {layer.name!r}", reason, "choose a divisor or skip the layer"
                 )
         reasons[layer.name] = reason
         if not reason:
-            patterns[layer.name] = wish.pattern
+            patterns[layer.name] = pattern
     return Chosen(patterns, reasons)
 
 

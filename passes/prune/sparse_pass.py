@@ -8,12 +8,12 @@ from typing import Any, ClassVar, NoReturn
 
 from pydantic import Field
 
-from compressor.layer_rules import plan_layers, resolve_rules
+from compressor.layer_rules import plan_layers
 from compressor.types.blocks import Blocks
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.passes import Outcome, Pass, PassContext, Survey
 from passes.prune.patterns import Pattern
-from passes.prune.sparse_layers import Chosen, Wish, choose_layers
+from passes.prune.sparse_layers import Chosen, choose_layers
 from passes.prune.sparse_options import (
     DEFAULT_SPARSITY,
     SparseRule,
@@ -94,11 +94,8 @@ class CalibratedPruning(Pass):
 
     def _chosen(self, carrier: Carrier) -> Chosen:
         everywhere = sparse_pattern(self.sparsity, self.n, self.m) or Pattern(DEFAULT_SPARSITY)
-        wishes = {}
-        rules = resolve_rules(self.layers, [layer.name for layer in carrier.layers()])
-        for name, rule in rules.items():
-            own = None
-            if rule is not None:
-                own = sparse_pattern(rule.sparsity, rule.n, rule.m, rule_place(rule))
-            wishes[name] = Wish(own or everywhere, rule, own=own is not None)
-        return choose_layers(carrier, wishes)
+        return choose_layers(carrier, everywhere, self.layers, _of_rule)
+
+
+def _of_rule(rule: SparseRule) -> Pattern | None:
+    return sparse_pattern(rule.sparsity, rule.n, rule.m, rule_place(rule))

@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import onnx_ir as ir
 from pydantic import Field
 
+from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.errors import SpecError
-from compressor.graph.channels.analysis import map_channels
+from compressor.graph.channels.analysis import analyse, map_channels
 from compressor.graph.channels.slicing import remove_channels
 from compressor.layer_rules import plan_layers
 from compressor.sizes import model_macs, model_parameters
@@ -45,6 +46,7 @@ from passes.prune.structured_options import Criterion, Minimum, Scope, Structure
 from passes.prune.structured_selection import Selector
 from passes.prune.taylor import taylor_scores
 
+_LAYOUT = "compressed-tensors"
 _PROOF_SAMPLES = 4
 _SCAN_SAMPLES = 32
 _TIMED_SAMPLES = 32
@@ -116,7 +118,7 @@ class PruneStructured(Pass):
         }
         return " and ".join(text for text, true in wanted.items() if true)
 
-    def survey(self, carrier: Carrier, context: PassContext) -> Survey:  # noqa: ARG002
+    def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Find the channels that can go; exact counts where the target is a ratio."""
         graph = carrier.graph()
         self._check(graph)
@@ -139,7 +141,19 @@ class PruneStructured(Pass):
         requests = (
             activation_requests(choice.channels, groups) if self.criterion == "activation" else ()
         )
-        return Survey(rows, requests, frozen_notes(choice.channels), replays=self._replays)
+        notes = (*frozen_notes(choice.channels), *self._layout_notes(carrier, context))
+        return Survey(rows, requests, notes, replays=self._replays)
+
+    def _layout_notes(self, carrier: Carrier, context: PassContext) -> tuple[str, ...]:
+        """Warn of sizes that the configuration of a Hugging Face directory may not state."""
+        named = carrier.folder is not None and _LAYOUT in context.targets
+        if self.target.kind == "ratio" or not named:
+            return ()
+        return (
+            f"with a target of {self.target.kind} layers of one kind may keep different numbers of "
+            f"channels, which config.json cannot state, and the layout {_LAYOUT} is refused then: "
+            "a target ratio takes the same share of each",
+        )
 
     def apply(
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
@@ -178,9 +192,10 @@ class PruneStructured(Pass):
         statistics: Mapping[str, Any],  # noqa: ARG002
     ) -> Carrier:
         """Remove as many channels, though not the same: no weight is looked at."""
-        channels = map_channels(carrier.graph())
-        planned = self.selector(carrier, channels).planned()
-        return carrier.with_channels(*remove_channels(carrier.graph(), channels, planned))
+        found = analyse(carrier.graph())
+        planned = self.selector(carrier, found.channels).planned()
+        smaller, kept = remove_channels(carrier.graph(), found, planned)
+        return carrier.with_channels(smaller, kept, planned=True)
 
     def _check(self, graph: ir.Model) -> None:
         if self.scope is not None and self.target.kind == "ratio":
@@ -225,7 +240,8 @@ class _Pruning:
         self._seed = context.seed
         self._statistics = statistics
         self._samples = samples
-        self._channels = map_channels(self._graph)
+        self._found = analyse(self._graph)
+        self._channels = self._found.channels
         self._selector = options.selector(carrier, self._channels)
         self._notes: list[str] = []
 
@@ -234,7 +250,7 @@ class _Pruning:
         queues = self._selector.queues(self._scores())
         sensitivities = self._sensitivities(queues)
         removed = self._removed(queues, sensitivities)
-        smaller, kept = remove_channels(self._graph, self._channels, removed)
+        smaller, kept = remove_channels(self._graph, self._found, removed)
         after = self._carrier.with_channels(smaller, kept)
         self._describe(after)
         self._prove(removed, smaller)
@@ -313,7 +329,7 @@ class _Pruning:
         return ranking.removed(found.length)
 
     def _sliced(self, flags: Flags) -> Runner:
-        smaller, _ = remove_channels(self._graph, self._channels, flags)
+        smaller, _ = remove_channels(self._graph, self._found, flags)
         return self._carrier.with_graph(smaller).runner()
 
     def _prove(self, removed: Flags, smaller: ir.Model) -> None:
@@ -335,10 +351,22 @@ class _Pruning:
         self._notes.append(proof.note(self._samples.made_up))
 
     def _describe(self, after: Carrier) -> None:
+        before = self._carrier
+        if after.kind != before.kind:
+            self._notes.append(
+                "no sizes of the module make it compute what its graph does: the graph takes its "
+                "place, and cannot be trained"
+            )
+        elif _executes_graph(after) and not _executes_graph(before):
+            self._notes.append(
+                "no sizes of the module make it compute what its graph does, such as where its "
+                "forward has sizes written into it: a module that executes the graph takes its "
+                "place"
+            )
         for name, count in (("MACs", model_macs), ("parameters", model_parameters)):
-            before, now = count(self._carrier), count(after)
-            if before and now is not None:
-                self._notes.append(f"{name} {before:,} -> {now:,} ({100 * now / before:.1f} %)")
+            was, now = count(before), count(after)
+            if was and now is not None:
+                self._notes.append(f"{name} {was:,} -> {now:,} ({100 * now / was:.1f} %)")
 
     def _layers(
         self, removed: Flags, sensitivities: Sequence[Sensitivity]
@@ -357,3 +385,7 @@ class _Pruning:
                 scheme = ", ".join(t for t in (layer.dtype, change.text) if t)
                 outcomes.append(LayerOutcome(layer.name, scheme, details=details))
         return tuple(outcomes)
+
+
+def _executes_graph(carrier: Carrier) -> bool:
+    return isinstance(carrier, TorchCarrier) and carrier.executes_graph

@@ -82,8 +82,8 @@ def read_pixels(
         The name of the value that holds the levels, and the grid that maps them back.
     """
     editor = Editor(model)
-    step = np.asarray(grid.step)
-    offset = np.asarray(grid.offset) + (_SIGNED_ZERO * step if signed else 0.0)
+    used = levels_of(grid, signed=signed)
+    step, offset = np.asarray(used.step), np.asarray(used.offset)
     node = next(n for layer, n in layers_with_nodes(model) if layer.name == pixel.layer.name)
     source = node.inputs[0]
     assert source is not None
@@ -110,7 +110,14 @@ def read_pixels(
     node.prepend(added)
     node.replace_input_with(0, levels)
     _rescale(editor, node, pixel.layer, step, offset)
-    return levels.name or "", ChannelGrid(tuple(step.tolist()), tuple(offset.tolist()))
+    return levels.name or "", used
+
+
+def levels_of(grid: ChannelGrid, *, signed: bool) -> ChannelGrid:
+    """Return the grid whose ``k = 0`` is code 0."""
+    step = np.asarray(grid.step)
+    offset = np.asarray(grid.offset) + (_SIGNED_ZERO * step if signed else 0.0)
+    return ChannelGrid(tuple(step.tolist()), tuple(offset.tolist()))
 
 
 def common_code(grid: ChannelGrid) -> tuple[float, int] | None:

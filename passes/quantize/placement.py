@@ -66,7 +66,7 @@ class _Placer:
         value = activation_input(node)
         if value is None or not _is_float(value):
             return
-        self.wanted.add(self._root(value))
+        self._want(self._root(value))
         self.integer[node] = None
         self.layers.append((layer, value.name or ""))
         if node.op_type in self.profile.output_needed:
@@ -82,12 +82,20 @@ class _Placer:
         roots = [self._root(v) for v in inputs]
         if not all(r in self.wanted or self._can_emit(r) for r in roots):
             return False
-        self.wanted.update(roots)
+        for root in roots:
+            self._want(root)
         self.integer[node] = None
         return True
 
+    def _want(self, value: ir.Value) -> None:
+        """Note that a value has to be quantized, unless it is."""
+        if quantized_source(value) is None:
+            self.wanted.add(value)
+
     def _can_emit(self, value: ir.Value) -> bool:
-        """Tell whether an integer kernel could write the value."""
+        """Tell whether an integer kernel could write the value, or does."""
+        if quantized_source(value) is not None:
+            return True
         node = value.producer()
         if is_op(node, *self.profile.absorbed) and node is not None and node.inputs[0] is not None:
             node = node.inputs[0].producer()
@@ -146,6 +154,16 @@ def place(model: ir.Model, profile: Profile, chosen: Collection[str]) -> Placeme
         chosen: names of the layers to make integer.
     """
     return _Placer(model, profile, chosen).run()
+
+
+def quantized_source(value: ir.Value) -> ir.Node | None:
+    """Return the ``DequantizeLinear`` of one scale that writes an activation, if it is one."""
+    node = value.producer()
+    if node is None or not is_op(node, "DequantizeLinear") or len(node.inputs) < 2:
+        return None
+    scale = constant_array(node.inputs[1])
+    single = scale is not None and scale.size == 1 and constant_of(node.inputs[0]) is None
+    return node if single else None
 
 
 def activation_input(node: ir.Node) -> ir.Value | None:

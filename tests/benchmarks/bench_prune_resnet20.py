@@ -10,14 +10,17 @@ whose shortcuts are 1x1 convolutions with weights of zero and one, which compute
 ("as convolutions"). It takes the least of each that leaves no fewer multiply-accumulates than the
 target; since it cannot meet a target exactly, what it leaves is then our target. Ours meets each
 with the same channels: "inner" skips what joins the residual stream, "as it is" prunes that, too.
+Scope sensitivity, which Torch-Pruning has not, is measured on the first training images, at the
+target itself.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +41,7 @@ from compressor.types.tensors import Batch, TensorSpec
 from exporters.onnx import OnnxExporter
 from passes.prune.batch_statistics import re_estimated
 from samples.cifar.data import augment, normalize
-from samples.cifar.model import BasicBlock, ZeroPadShortcut, resnet20
+from samples.cifar.model import BasicBlock, ZeroPadShortcut, resnet20, stage
 from tests.benchmarks.bench_resnet20 import show
 
 pytestmark = [
@@ -51,6 +54,8 @@ pytestmark = [
 ]
 INPUTS = (TensorSpec("image", ("batch", 3, 32, 32), "float32"),)
 TARGET = 0.5
+COARSE_TARGET = 0.65
+BLOCK = 16  # channels that ONNX Runtime's convolutions take at once, with AVX-512
 EPOCHS, BATCH, RATE, MOMENTUM = 2, 64, 0.01, 0.9
 SEEDS = (0, 1, 2)
 THREADS = 1
@@ -210,20 +215,41 @@ class Contender:
     seconds: float = 0.0
 
 
-def ours(carrier: TorchCarrier, scope: str, share: float, skipped: list[str]) -> Contender:
+class Calibration:
+    """The training images as they are, for what is measured while pruning."""
+
+    made_up = False
+
+    def __init__(self) -> None:
+        self._data = images("cifar10_train4000.npz")
+
+    def probe(self, count: int) -> Batch:
+        """Return the first images."""
+        return normalize({"image": self._data["image"][:count]})
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield all images."""
+        return batches(self._data)
+
+
+def ours(
+    carrier: TorchCarrier, scope: str, share: float, skipped: list[str], step: int = 1
+) -> Contender:
     """Prune to a share of the multiply-accumulates, but not what some layers write."""
     chosen = catalog.load("pass", "prune-structured").model_validate(
         {
             "target": {"macs": share},
             "scope": scope,
             "criterion": "l2",
+            "round_to": step,
             "layers": tuple({"match": name, "skip": True} for name in skipped),
         }
     )
     start = time.perf_counter()
-    result = chosen.apply(carrier, PassContext(), {}).carrier
+    result = chosen.apply_with_samples(carrier, PassContext(), {}, Calibration()).carrier
     assert isinstance(result, TorchCarrier)
     name = f"compressor {scope}, {'inner' if skipped else 'as it is'}"
+    name += f", multiples of {step}" if step > 1 else ""
     return Contender(name, result, time.perf_counter() - start)
 
 
@@ -246,6 +272,10 @@ def contenders(carrier: TorchCarrier) -> Iterator[Contender]:
             theirs = TorchCarrier(found.requires_grad_(False), INPUTS)
             yield Contender(f"Torch-Pruning {scope}, {name}", theirs, seconds)
             yield ours(carrier, scope, macs(theirs.graph()) / whole, kept)
+    for kept in (stream, []):
+        yield ours(carrier, "sensitivity", TARGET, kept)
+    for scope in ("sensitivity", "global"):  # what of 16 to 64 channels can go by sixteen
+        yield ours(carrier, scope, COARSE_TARGET, [], BLOCK)
 
 
 def _joins(name: str) -> bool:
@@ -286,16 +316,55 @@ def test_half_of_the_work() -> None:
 
 def test_latency(tmp_path: Path) -> None:
     carrier = published()
+    batch = normalize({"image": images("cifar10_test2000.npz")["image"][:64]})
+    show_latency("ResNet-20", carrier, contenders(carrier), batch, tmp_path)
+
+
+def test_latency_of_a_wide_network(tmp_path: Path) -> None:
+    """The same network four times as wide, where sixteen channels are a small step."""
+    torch.manual_seed(0)
+    carrier = TorchCarrier(wide(4), INPUTS)
+    batch = normalize({"image": images("cifar10_test2000.npz")["image"][:64]})
+    narrower = (ours(carrier, "local", TARGET, [], step) for step in (1, 8, BLOCK))
+    show_latency(
+        "ResNet-20, 64 to 256 channels",
+        carrier,
+        itertools.chain([Contender("unpruned", carrier)], narrower),
+        batch,
+        tmp_path,
+    )
+
+
+def wide(factor: int) -> nn.Module:
+    """Return the network with more channels, and random weights."""
+    module = resnet20()
+    width = 16 * factor
+    module.conv1 = nn.Conv2d(3, width, 3, padding=1, bias=False)
+    module.bn1 = nn.BatchNorm2d(width)
+    module.layer1 = stage(width, width)
+    module.layer2 = stage(width, 2 * width)
+    module.layer3 = stage(2 * width, 4 * width)
+    module.linear = nn.Linear(4 * width, 10)
+    return module
+
+
+def show_latency(
+    title: str,
+    carrier: TorchCarrier,
+    pruned: Iterable[Contender],
+    batch: Batch,
+    folder: Path,
+) -> None:
+    """Time the ONNX models interleaved, and print the ratios."""
     runners: dict[str, OrtRunner] = {}
     shares: dict[str, float] = {}
     exporter = OnnxExporter(opset=21, target="ort-cpu")
-    for one in contenders(carrier):
-        folder = tmp_path / str(len(runners))
-        folder.mkdir()
-        path = exporter.write(one.carrier, folder, ExportContext("resnet-20", ""))[0]
+    for one in pruned:
+        own = folder / str(len(runners))
+        own.mkdir()
+        path = exporter.write(one.carrier, own, ExportContext("resnet-20", ""))[0]
         runners[one.name] = OrtRunner(path, one.name, threads=THREADS)
         shares[one.name] = macs(one.carrier.graph()) / macs(carrier.graph())
-    batch = normalize({"image": images("cifar10_test2000.npz")["image"][:64]})
     times = measure(runners, batch, budget=60.0)
     rows = []
     for name in runners:
@@ -312,7 +381,7 @@ def test_latency(tmp_path: Path) -> None:
             ]
         )
     show(
-        f"Latency of the ONNX models at batch 64, {THREADS} thread, interleaved",
+        f"{title}: latency of the ONNX models at batch 64, {THREADS} thread, interleaved",
         ["network", "MACs", "ms", "of float", "95 %", "latency / MACs"],
         rows,
     )

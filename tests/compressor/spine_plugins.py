@@ -30,6 +30,7 @@ PASSES = {
     "nudge": f"{HERE}:Nudge",
     "strike": f"{HERE}:Strike",
     "learn": f"{HERE}:Learn",
+    "drill": "tests.compressor.drill:Drill",
 }
 EXPORTERS = {
     "liar": f"{HERE}:LyingExporter",

@@ -6,30 +6,50 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 import torch
+from click.testing import CliRunner
 from onnx import helper, numpy_helper
 from safetensors.torch import save_file
 
+from compressor.cli.application import application
 from tests.compressor.tiny_project import Project, onnx_project
 
 WIDTH = 64
+OBSERVERS, METHODS = ("min-max", "entropy"), ("gptq", "awq")
+ROOT = Path(__file__).parents[2]
 STATIC = {"pass": "quantize-static", "weights": {"rounding": "nearest"}}
 
+# Starting two processes takes longer than what they do; so they do several things in turn, in one
+# process group.
+RUNS = """
+import json, sys
+import torch.distributed as dist
+from compressor.cli.application import application
+dist.init_process_group("gloo")
+dist.init_process_group = dist.destroy_process_group = lambda *_, **__: None
+for arguments in json.loads(sys.argv[1]):
+    try:
+        application.main(arguments)
+    except SystemExit as done:
+        if done.code:
+            raise
+"""
 
-def in_two_processes(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run ``python -m compressor`` in two processes that share the work."""
+
+def in_two_processes(folder: Path, *program: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in two processes that share the work."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-    root = Path(__file__).parents[2]
-    environment["PYTHONPATH"] = str(root)
+    environment["PYTHONPATH"] = str(ROOT)
     return subprocess.run(
-        [*launcher, "-m", "compressor", *arguments],
+        [*launcher, *program],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -39,32 +59,53 @@ def in_two_processes(folder: Path, *arguments: str) -> subprocess.CompletedProce
     )
 
 
-def both_ways(make: Path, step: dict[str, object]) -> tuple[Project, Project]:
-    """Run a pass in one process and in two, each in a folder of its own."""
-    alone, shared = onnx_project(make / "alone"), onnx_project(make / "shared")
-    for project in (alone, shared):
-        project.spec["passes"] = [step]
-        project.spec["data"]["calibration"]["batch"] = 10  # five batches for two processes
-    alone.run()
-    done = in_two_processes(shared.folder, "run", str(shared.path))
-    assert done.returncode == 0, done.stderr
-    return alone, shared
+@dataclass(frozen=True)
+class Both:
+    """The same work done in one process and in two.
+
+    Attributes:
+        alone: the folder of the one.
+        shared: the folder of the two.
+        printed: what the two wrote to their standard output.
+    """
+
+    alone: Path
+    shared: Path
+    printed: str
 
 
-@pytest.mark.parametrize("observer", ["min-max", "entropy"])
-def test_counts_give_the_same_bytes(tmp_path: Path, observer: str):
-    alone, shared = both_ways(tmp_path, {**STATIC, "activations": {"observer": observer}})
-    assert alone.artifacts()
-    assert shared.artifacts() == alone.artifacts()
-    assert shared.leftovers() == alone.leftovers()
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
+    """Everything that only has to be compared, in one start of the two processes."""
+    folder = tmp_path_factory.mktemp("distributed")
+    alone, shared = folder / "alone", folder / "shared"
+    projects: list[Project] = []
+    for place in (alone, shared):
+        for observer in OBSERVERS:
+            project = onnx_project(place / observer)
+            project.spec["passes"] = [{**STATIC, "activations": {"observer": observer}}]
+            project.spec["data"]["calibration"]["batch"] = 10  # five batches for two processes
+            projects.append(project)
+        projects += [perceptron(place / method, method) for method in METHODS]
+        bare_checkpoint(place / "float")
+    assert all(project.path.is_file() for project in projects)  # writes them
+    for command in commands(alone):
+        done = CliRunner().invoke(application, command)
+        assert done.exit_code == 0, done.stderr
+    (folder / "runs.py").write_text(RUNS, encoding="utf-8")
+    marks = marking(shared / "marks")
+    arguments = [*commands(shared), ["run", str(marks.path), "--json"]]
+    together = in_two_processes(folder, "runs.py", json.dumps(arguments))
+    assert together.returncode == 0, together.stderr
+    return Both(alone, shared, together.stdout)
 
 
-def test_each_process_sees_its_own_batches(tmp_path: Path):
-    """One bad batch is enough, whichever process has it."""
-    project = onnx_project(tmp_path)
+def marking(folder: Path) -> Project:
+    """Write a project whose transform leaves a file for each process that calls it."""
+    project = onnx_project(folder)
     project.spec["passes"] = [STATIC]
     project.spec["data"]["calibration"] |= {"batch": 16, "transform": "tiny_marks:spoil"}
-    (tmp_path / "tiny_marks.py").write_text(
+    (folder / "tiny_marks.py").write_text(
         "import os, pathlib\n"
         "def spoil(batch):\n"
         "    rank = os.environ.get('RANK', 'alone')\n"
@@ -73,17 +114,35 @@ def test_each_process_sees_its_own_batches(tmp_path: Path):
         "    return batch\n",
         encoding="utf-8",
     )
-    done = in_two_processes(tmp_path, "run", str(project.path), "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["ok"]  # printed once, by the first process
-    assert (tmp_path / "seen-0").is_file()
-    assert (tmp_path / "seen-1").is_file()
+    return project
+
+
+def commands(place: Path) -> list[list[str]]:
+    """Return what is done in a folder, as arguments of the command line."""
+    specs = [str(place / name / "spec.yaml") for name in (*OBSERVERS, *METHODS)]
+    preset = ["--preset", "int4-g128", "-o", str(place / "packed")]
+    return [*(["run", spec] for spec in specs), ["quantize", str(place / "float"), *preset]]
+
+
+@pytest.mark.parametrize("observer", OBSERVERS)
+def test_counts_give_the_same_bytes(both: Both, observer: str):
+    alone, shared = (Project(place / observer, {}) for place in (both.alone, both.shared))
+    assert alone.artifacts()
+    assert shared.artifacts() == alone.artifacts()
+    assert shared.leftovers() == alone.leftovers()
+
+
+def test_each_process_sees_its_own_batches(both: Both):
+    """One bad batch is enough, whichever process has it."""
+    assert json.loads(both.printed)["ok"]  # printed once, by the first process
+    assert (both.shared / "marks" / "seen-0").is_file()
+    assert (both.shared / "marks" / "seen-1").is_file()
 
 
 def test_a_failure_ends_all_processes(tmp_path: Path):
     project = onnx_project(tmp_path)
     project.spec["passes"] = [{"pass": "quantize-static", "layers": [{"match": "none*"}]}]
-    done = in_two_processes(tmp_path, "run", str(project.path))
+    done = in_two_processes(tmp_path, "-m", "compressor", "run", str(project.path))
     assert done.returncode != 0
     assert "none*" in done.stderr
     assert done.stderr.startswith("error: ")  # what the launcher says of it comes after
@@ -91,7 +150,7 @@ def test_a_failure_ends_all_processes(tmp_path: Path):
     assert not project.output.exists()
 
 
-def perceptron(folder: Path) -> Project:
+def perceptron(folder: Path, method: str) -> Project:
     """Write a project around a residual block and a layer, with correlated inputs."""
     folder.mkdir(parents=True)
     random = np.random.default_rng(0)
@@ -121,6 +180,8 @@ def perceptron(folder: Path) -> Project:
     project = Project(folder, {"onnx": "net.onnx"})
     project.spec["data"] = {"calibration": {"npz": "data.npz", "inputs": {"x": "x"}, "batch": 7}}
     project.spec["exports"] = [{"format": "onnx"}]
+    step = {"pass": "quantize-weights", "bits": 4, "group": 32, "method": method}
+    project.spec["passes"] = [step]
     return project
 
 
@@ -132,19 +193,11 @@ def codes_of(project: Project) -> np.ndarray:
     return np.stack([flat & 15, flat >> 4])
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq"])
-def test_codes_that_rest_on_sums_are_nearly_all_the_same(tmp_path: Path, method: str):
-    alone, shared = perceptron(tmp_path / "alone"), perceptron(tmp_path / "shared")
-    nearest = perceptron(tmp_path / "nearest")
-    for project in (alone, shared, nearest):
-        step = {"pass": "quantize-weights", "bits": 4, "group": 32, "method": method}
-        project.spec["passes"] = [step]
-    nearest.spec["passes"][0]["method"] = "rtn"
-    alone.run()
+@pytest.mark.parametrize("method", METHODS)
+def test_codes_that_rest_on_sums_are_nearly_all_the_same(both: Both, tmp_path: Path, method: str):
+    nearest = perceptron(tmp_path / "nearest", "rtn")
     nearest.run()
-    done = in_two_processes(shared.folder, "run", str(shared.path))
-    assert done.returncode == 0, done.stderr
-    ours, theirs = codes_of(shared), codes_of(alone)
+    ours, theirs = (codes_of(Project(p / method, {})) for p in (both.shared, both.alone))
     assert ours.size == 4 * WIDTH * WIDTH + WIDTH * WIDTH
     assert (ours == theirs).mean() >= 0.999
     assert (theirs == codes_of(nearest)).mean() < 0.95
@@ -168,21 +221,9 @@ def bare_checkpoint(folder: Path) -> Path:
     return folder
 
 
-def test_shards_are_split_and_the_same(tmp_path: Path):
-    source = bare_checkpoint(tmp_path / "float")
-    command = ["quantize", str(source), "--preset", "int4-g128", "-o"]
-    alone = subprocess.run(
-        [sys.executable, "-m", "compressor", *command, "one"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert alone.returncode == 0, alone.stderr
-    done = in_two_processes(tmp_path, *command, "two")
-    assert done.returncode == 0, done.stderr
-    files = sorted(p.name for p in (tmp_path / "one").glob("model*"))
+def test_shards_are_split_and_the_same(both: Both):
+    one, two = both.alone / "packed", both.shared / "packed"
+    files = sorted(p.name for p in one.glob("model*"))
     assert len(files) == 4
     for name in files:
-        assert (tmp_path / "two" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
+        assert (two / name).read_bytes() == (one / name).read_bytes()

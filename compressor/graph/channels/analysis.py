@@ -41,11 +41,14 @@ class Analysis:
     Attributes:
         channels: the map that passes see.
         axes: for each value, the units along each of its axes; ``None`` for an axis without any.
+        placed: by unit, an operator to which it matters where on its axis the unit lies, though
+            not that others go.
         flow: what the rules noted.
     """
 
     channels: ChannelMap
     axes: Mapping[str, tuple[Units | None, ...]]
+    placed: Mapping[int, str]
     flow: Flow
 
 
@@ -84,7 +87,8 @@ def analyse(model: ir.Model) -> Analysis:
         activations=tuple(_activations(flow, axes)),
         frozen=_frozen_operators(flow, roots, units),
     )
-    return Analysis(channels, axes, flow)
+    placed = {unit: note.op_type for unit, note in _by_channel(flow.placed, roots, units).items()}
+    return Analysis(channels, axes, placed, flow)
 
 
 def _flowed(model: ir.Model) -> Flow:

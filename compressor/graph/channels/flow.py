@@ -78,6 +78,7 @@ class Flow:
         sources: channels that layers compute, in the order of execution.
         frozen: channels that cannot be removed.
         mixed: channels that an operator computes with all at once.
+        placed: channels that an operator does not treat alike, though any of them may go.
         counted: nodes that multiply.
         repeats: channels along axes on which a value is the same everywhere.
         observed: values behind layers and activation functions, with the axis of their channels.
@@ -92,6 +93,7 @@ class Flow:
         self.sources: list[Source] = []
         self.frozen: list[Note] = []
         self.mixed: list[Note] = []
+        self.placed: list[Note] = []
         self.counted: list[Counted] = []
         self.observed: list[tuple[ir.Value, int]] = []
         self.repeats: set[int] = set()
@@ -210,6 +212,13 @@ class Flow:
             if len(channels):
                 note = Note(node, _operator(node), "", np.unique(channels))
                 self.mixed.append(note)
+
+    def place(self, families: Iterable[Family], node: ir.Node) -> None:
+        """Say that it matters to an operator where channels lie."""
+        for family in families:
+            channels = np.unique(family[family >= 0])
+            if len(channels):
+                self.placed.append(Note(node, _operator(node), "", channels))
 
     def source(self, node: ir.Node, weight: ir.Value | None, channels: Units) -> None:
         """Say that a layer computes channels."""

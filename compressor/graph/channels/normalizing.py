@@ -88,6 +88,8 @@ def softmax(flow: Flow, node: ir.Node) -> None:
     if found and shape is not None:
         axis = node.attributes.get_int("axis", -1) % len(shape)
         flow.mix_over(found, [axis], node)
+        if is_op(node, "Hardmax"):  # of equal values the first is the largest
+            flow.place(_over(found, [axis]), node)
     flow.put(node.outputs[0], found)
 
 

@@ -13,17 +13,15 @@ from compressor.graph.channels.labels import (
     overlap,
     placed,
 )
+from compressor.graph.channels.lengths import Shape
 from compressor.graph.layers import weight_source
 from compressor.types.channels import Role, Units
 
 
 def convolution(flow: Flow, node: ir.Node) -> None:
     """``Conv`` of weights ``[O, I / groups, ...]``."""
-    groups = node.attributes.get_int("group", 1)
-    weight = node.inputs[1]
-    shape = flow.shape(weight)
-    if shape is None or not flow.is_constant(weight):
-        flow.freeze_node(node, "has a weight that is computed")
+    groups, weight, shape = _kernel(flow, node)
+    if not shape:
         return
     read, written = _read(flow, node), _axis(flow, weight, 0, shape[0])
     if groups == 1:
@@ -40,11 +38,8 @@ def convolution(flow: Flow, node: ir.Node) -> None:
 
 def transposed_convolution(flow: Flow, node: ir.Node) -> None:
     """``ConvTranspose`` of weights ``[I, O / groups, ...]``."""
-    groups = node.attributes.get_int("group", 1)
-    weight = node.inputs[1]
-    shape = flow.shape(weight)
-    if shape is None or not flow.is_constant(weight):
-        flow.freeze_node(node, "has a weight that is computed")
+    groups, weight, shape = _kernel(flow, node)
+    if not shape:
         return
     read, own = _read(flow, node), _axis(flow, weight, 0, shape[0])
     if groups == 1:
@@ -59,6 +54,19 @@ def transposed_convolution(flow: Flow, node: ir.Node) -> None:
     _keep_kernel(flow, node, weight, 2 if groups == 1 else 1)
     _write(flow, node, weight, written, sourced=groups < shape[0] or groups == 1)
     flow.count(node, (weight, 0), (weight, 1))
+
+
+def _kernel(flow: Flow, node: ir.Node) -> tuple[int, ir.Value | None, Shape]:
+    """Return a convolution's groups, its weight and the weight's shape.
+
+    The shape is empty where the weight is computed; the node is frozen then.
+    """
+    weight = node.inputs[1]
+    shape = flow.shape(weight)
+    if shape is None or not flow.is_constant(weight):
+        flow.freeze_node(node, "has a weight that is computed")
+        shape = ()
+    return node.attributes.get_int("group", 1), weight, shape
 
 
 def _read(flow: Flow, node: ir.Node) -> Units | None:

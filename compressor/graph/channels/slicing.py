@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -18,12 +19,15 @@ Kept: TypeAlias = Mapping[str, Mapping[int, Units]]
 """Which positions remain, by parameter and axis; of axes that lose any."""
 
 
-def remove_channels(model: ir.Model, channels: ChannelMap, removed: Flags) -> tuple[ir.Model, Kept]:
-    """Return a copy of a graph without some units.
+def remove_channels(
+    model: ir.Model, channels: ChannelMap | Analysis, removed: Flags
+) -> tuple[ir.Model, Kept]:
+    """Return a copy of a graph without some units; no parameter is read before the copy's is.
 
     Args:
         model: the graph; it is not changed, and weights that stay whole are shared.
-        channels: what :func:`compressor.graph.channels.analysis.map_channels` found in it.
+        channels: what :func:`compressor.graph.channels.analysis.map_channels` found in it, or
+            ``analyse``, of which the map is a part that has to be completed again.
         removed: one flag for each unit.
 
     Returns:
@@ -33,13 +37,14 @@ def remove_channels(model: ir.Model, channels: ChannelMap, removed: Flags) -> tu
         ValueError: a unit that cannot be removed is, or the map is of another graph.
         ModelError: nothing would be left of a value.
     """
-    if len(removed) != channels.count or bool((removed & ~channels.removable).any()):
+    known = channels if isinstance(channels, ChannelMap) else channels.channels
+    if len(removed) != known.count or bool((removed & ~known.removable).any()):
         raise ValueError("units are removed that cannot be, or the map is of another graph")
-    found = analyse(model)
-    if found.channels.count != channels.count:
+    found = analyse(model) if isinstance(channels, ChannelMap) else channels
+    if found.channels.count != known.count or found.flow.model is not model:
         raise ValueError("the map is of another graph")
     smaller = model.clone()
-    positions = kept_positions(channels.parameters, removed)
+    positions = kept_positions(known.parameters, removed)
     for name, axes in positions.items():
         _shrink(smaller.graph.initializers[name], axes)
     masks = _masks(found, removed)
@@ -95,13 +100,22 @@ def _masks(found: Analysis, removed: Flags) -> dict[str, dict[int, Flags]]:
 def _shrink(value: ir.Value, axes: Mapping[int, Units]) -> None:
     tensor = value.const_value
     assert tensor is not None
+    lengths = [int(d) for d in tensor.shape.numpy()]
+    for axis, positions in axes.items():
+        lengths[axis] = len(positions)
+    # Clones share their type and shape objects, so new ones are set.
+    value.shape = ir.Shape(lengths)
+    value.type = ir.TensorType(tensor.dtype)
+    value.const_value = ir.LazyTensor(
+        partial(_selected, tensor, axes), tensor.dtype, ir.Shape(lengths), name=value.name
+    )
+
+
+def _selected(tensor: ir.TensorProtocol, axes: Mapping[int, Units]) -> ir.TensorProtocol:
     array = tensor.numpy()
     for axis, positions in axes.items():
         array = np.take(array, positions, axis)
-    value.const_value = ir.Tensor(array, dtype=tensor.dtype, name=value.name)
-    # Clones share their type and shape objects, so new ones are set.
-    value.shape = ir.Shape(array.shape)
-    value.type = ir.TensorType(tensor.dtype)
+    return ir.Tensor(array, dtype=tensor.dtype, name=tensor.name)
 
 
 def _forget_shapes(model: ir.Model, masks: Mapping[str, Mapping[int, Flags]]) -> None:

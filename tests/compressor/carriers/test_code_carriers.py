@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +35,7 @@ class Net(torch.nn.Module):
         return self.second(y) + self.again(y)
 
 
+@cache
 def torch_net() -> TorchCarrier:
     return TorchCarrier(Net(), [TensorSpec("x", ("batch", 8), "float32")])
 

@@ -99,6 +99,21 @@ def test_average_pool(kernel: int, pads: list[int], whole: int, ceil: int) -> No
     assert_node_same("AveragePool", {"x": floats(1, 2, 8, 9)}, attributes)
 
 
+@pytest.mark.parametrize("op", ["AveragePool", "MaxPool"])
+@pytest.mark.parametrize("pads", [[0, 0, 0, 0], [1, 2, 1, 0]])
+@pytest.mark.parametrize("dilation", [1, 3])
+def test_one_window_larger_than_the_plane(op: str, pads: list[int], dilation: int) -> None:
+    """As in EfficientNet; 40,000 rows and columns would fill 50 GB."""
+    attributes = {
+        "kernel_shape": [40_000, 40_000],
+        "strides": [200_000, 200_000],
+        "pads": pads,
+        "dilations": [dilation, dilation],
+        "ceil_mode": 1,
+    }
+    assert_node_same(op, {"x": floats(1, 2, 8, 9)}, attributes)
+
+
 @pytest.mark.parametrize("form", [
     {"pads": [1, 0, 0, 2], "strides": [2, 3], "output_padding": [1, 2]},
     {"auto_pad": "SAME_UPPER", "strides": [2, 2]},

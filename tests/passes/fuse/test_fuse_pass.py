@@ -127,14 +127,13 @@ def test_the_same_bytes_in_every_process(model, fuse, tmp_path):
     data = ir.serde.serialize_model(fused).SerializeToString()
     digests = {hashlib.sha256(data).hexdigest()}
     root = str(Path(__file__).parents[3])
-    for seed in ("0", "1"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": root}
-        done = subprocess.run(
-            [sys.executable, "-c", SCRIPT, str(path)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        digests.add(done.stdout.strip())
-    assert len(digests) == 1
+    # Strings are hashed in another way there than here, where it is by chance.
+    seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "0"
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(path)],
+        env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert {done.stdout.strip()} == digests

@@ -225,15 +225,18 @@ def randomize(module):
 
 
 @pytest.fixture(scope="module", params=CASES)
-def network(request, lower):
+def network(request, lower, fuse):
+    """A case, its network as lowered, and what fusing makes of it."""
     case = CASES[request.param]
     torch.manual_seed(0)
     module = case.build().eval()
     randomize(module)
     if case.tokens:
         axes = {0: Dim("batch"), 1: Dim("length", max=64)}
-        return case, lower(module, (torch.zeros(2, 7, dtype=torch.int64),), (axes,))
-    return case, lower(module, (torch.zeros(2, *case.shape),), ({0: Dim("batch")},))
+        model = lower(module, (torch.zeros(2, 7, dtype=torch.int64),), (axes,))
+    else:
+        model = lower(module, (torch.zeros(2, *case.shape),), ({0: Dim("batch")},))
+    return case, model, fuse(model, kind="torch")
 
 
 def feeds(case, model, batch):
@@ -244,9 +247,8 @@ def feeds(case, model, batch):
     return {name: rng.standard_normal((batch, *case.shape)).astype(np.float32)}
 
 
-def test_what_is_left(network, fuse, ops):
-    case, model = network
-    outcome = fuse(model, kind="torch")
+def test_what_is_left(network, ops):
+    case, _, outcome = network
     fused = outcome.carrier.model
     assert ops(fused) == case.ops
     if not case.tokens:
@@ -255,16 +257,15 @@ def test_what_is_left(network, fuse, ops):
     assert len(folded) == case.folded
 
 
-def test_it_computes_the_same_for_every_batch(network, fuse, agree):
-    case, model = network
-    fused = fuse(model, kind="torch").carrier.model
+def test_it_computes_the_same_for_every_batch(network, agree):
+    case, model, outcome = network
     for batch in (1, 2, 5):
-        agree(model, fused, feeds(case, model, batch), 1e-5)
+        agree(model, outcome.carrier.model, feeds(case, model, batch), 1e-5)
 
 
-def test_layers_and_axes_keep_their_names(network, fuse):
-    _, model = network
-    fused = fuse(model, kind="torch").carrier.model
+def test_layers_and_axes_keep_their_names(network):
+    _, model, outcome = network
+    fused = outcome.carrier.model
     assert [e.name for e in graph_layers(fused)] == [e.name for e in graph_layers(model)]
     for old, new in zip(graph_layers(model), graph_layers(fused), strict=True):
         assert (old.rows, old.columns) == (new.rows, new.columns)
@@ -278,33 +279,32 @@ def test_layers_and_axes_keep_their_names(network, fuse):
     assert not [v for v in fused.graph.initializers if v.endswith("_bias") and "in_proj" not in v]
 
 
-def test_every_value_has_a_shape(network, fuse):
-    _, model = network
-    for node in all_nodes(fuse(model, kind="torch").carrier.model.graph):
+def test_every_value_has_a_shape(network):
+    _, _, outcome = network
+    for node in all_nodes(outcome.carrier.model.graph):
         for value in node.outputs:
             assert value.shape is not None, value.name
             assert value.dtype is not None, value.name
 
 
 def test_fusing_again_changes_nothing(network, fuse):
-    _, model = network
-    fused = fuse(model, kind="torch").carrier.model
+    fused = network[2].carrier.model
     again = fuse(fused, kind="torch")
     assert "nothing to fuse" in again.notes[0]
     assert ir.serde.serialize_model(again.carrier.model) == ir.serde.serialize_model(fused)
 
 
-def test_survey_says_what_apply_does(network, fuse, survey):
-    _, model = network
+def test_survey_says_what_apply_does(network, survey):
+    _, model, outcome = network
     planned = {e.name: e.action for e in survey(model, kind="torch").layers if e.touched}
-    done = {e.name: "; ".join(e.details["fused"]) for e in fuse(model, kind="torch").layers}
+    done = {e.name: "; ".join(e.details["fused"]) for e in outcome.layers}
     assert planned == done
 
 
-def test_only_the_queries_of_attention_are_scaled(network, fuse):
+def test_only_the_queries_of_attention_are_scaled(network):
     """TensorRT wants the scale before the product; one multiplication is enough."""
-    case, model = network
-    fused = fuse(model, kind="torch").carrier.model
+    case, _, outcome = network
+    fused = outcome.carrier.model
     softmaxes = [n for n in fused.graph if n.op_type == "Softmax"]
     assert bool(softmaxes) == case.tokens
     for softmax in softmaxes:

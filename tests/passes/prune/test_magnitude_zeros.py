@@ -116,7 +116,7 @@ def test_quantize_weights_leaves_zeros(pruned: Carrier, options: dict[str, Any],
 @pytest.mark.parametrize("rounding", ["nearest", "gptq"])
 @pytest.mark.parametrize("granularity", ["tensor", "channel"])
 def test_quantize_static_leaves_zeros(rounding: str, granularity: str):
-    before = PruneMagnitude(sparsity=0.6).apply(static_models.carrier(Residual()), ANY, {}).carrier
+    before = PruneMagnitude(sparsity=0.6).apply(static_models.shared(Residual), ANY, {}).carrier
     step = QuantizeStatic.model_validate(
         {"weights": {"rounding": rounding, "granularity": granularity}}, strict=False
     )

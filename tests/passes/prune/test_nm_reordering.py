@@ -13,6 +13,7 @@ from torch import nn
 
 from compressor.carriers.checkpoint_carrier import CheckpointCarrier
 from compressor.carriers.torch_carrier import TorchCarrier
+from compressor.graph.channels.analysis import map_channels
 from compressor.types.carrier import Carrier
 from compressor.types.tensors import TensorSpec
 from passes.prune.nm import PruneNm
@@ -93,7 +94,30 @@ class Divided(nn.Module):
         return self.fc(torch.cat([torch.relu(left), right], 1).mean((2, 3)))
 
 
-NETS: dict[type[nn.Module], TensorSpec] = {Residual: IMAGE, Gated: TOKENS, Plain: IMAGE}
+class Divisors(nn.Module):
+    """Channels that are divided by numbers of their own, and then by what they add up to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(19, 24)
+        self.up = nn.Linear(24, 32)
+        self.norm = nn.Parameter(torch.ones(32))
+        self.mid = nn.Linear(32, 16)
+        self.down = nn.Linear(16, 24)
+        self.lm_head = nn.Linear(24, 19, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed_tokens(tokens)
+        y = torch.sigmoid(self.mid(torch.relu(self.up(x)) / self.norm))
+        return self.lm_head(x + self.down(y / y.sum(-1, keepdim=True)))
+
+
+NETS: dict[type[nn.Module], TensorSpec] = {
+    Residual: IMAGE,
+    Gated: TOKENS,
+    Plain: IMAGE,
+    Divisors: TOKENS,
+}
 
 
 @cache
@@ -189,6 +213,13 @@ def test_channels_that_go_different_ways_do_not_meet():
     model = skewed(Divided, IMAGE)
     other, _ = reordered_only(model)
     np.testing.assert_allclose(outputs(other, IMAGE), outputs(model, IMAGE), rtol=1e-4, atol=1e-5)
+
+
+def test_operators_that_add_channels_up_or_divide_by_them_let_them_change_places():
+    model = skewed(Divisors, TOKENS)
+    assert {g.mixed for g in map_channels(model.graph()).groups} >= {"Div", "ReduceSum"}
+    found = reasons(PruneNm(permute=True), model)
+    assert found["up"] == found["mid"] == found["down"] == ""
 
 
 def test_it_needs_a_graph():

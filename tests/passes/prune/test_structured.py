@@ -9,12 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import passes.prune.structured as module_under_test
+from compressor.carriers import agreement, torch_carrier
 from compressor.carriers.onnx_carrier import OnnxCarrier
 from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.errors import ModelError
 from compressor.graph.channels.analysis import map_channels
 from compressor.sizes import model_macs, model_parameters
 from compressor.types.carrier import Capability
+from passes.fuse.fuse import Fuse
+from tests.compressor.carriers.smaller_modules import VECTOR, Rigid, shaken
 from tests.passes.prune.random_graphs import random_network
 from tests.passes.prune.structured_models import (
     CONTEXT,
@@ -90,6 +93,21 @@ def test_a_ratio_is_predicted_layer_by_layer(residual):
         "inputs_before": 16,
         "inputs_after": 8,
     }
+
+
+def test_a_preview_runs_nothing(residual, monkeypatch):
+    def run(*_):
+        raise AssertionError("something was run")
+
+    expected = shapes(pruned(HALF, residual).carrier)
+    monkeypatch.setattr(agreement, "Agreement", run)
+    monkeypatch.setattr(torch_carrier, "Agreement", run)
+    preview = HALF.preview(residual, CONTEXT, {})
+    assert shapes(preview) == expected
+    assert Capability.TRAIN in preview.offers
+    fused = Fuse().preview(preview, CONTEXT, {})
+    again = HALF.preview(fused, CONTEXT, {})
+    assert model_parameters(again) < model_parameters(fused) < model_parameters(residual)
 
 
 def test_a_preview_has_the_sizes_of_the_result_and_ignores_weights(residual):
@@ -208,15 +226,26 @@ def test_a_minimum_stays(residual):
 def test_a_wrong_removal_stops_the_run(residual, monkeypatch):
     right = module_under_test.remove_channels
 
-    def wrong(model, channels, removed):
-        group = next(g for g in channels.groups if g.name == "inner")
+    def wrong(model, found, removed):
+        group = next(g for g in found.channels.groups if g.name == "inner")
         other = removed.copy()
         other[group.units] = removed[group.units][::-1]
-        return right(model, channels, other)
+        return right(model, found, other)
 
     monkeypatch.setattr(module_under_test, "remove_channels", wrong)
     with pytest.raises(ModelError, match="the channels of 'inner': cannot be removed"):
         pruned(declared(target={"macs": 0.5}), residual)
+
+
+def test_a_note_says_where_a_graph_takes_the_modules_place(residual):
+    note = "a module that executes the graph takes its place"
+    rigid = TorchCarrier(shaken(Rigid()), VECTOR)
+    outcome = pruned(HALF, rigid)
+    assert outcome.carrier.executes_graph
+    assert any(text.endswith(note) for text in outcome.notes)
+    again = pruned(HALF, outcome.carrier)
+    for adapted in (pruned(HALF, residual), again):
+        assert not any(note in text for text in adapted.notes)
 
 
 def test_what_a_layer_norm_mixes_is_pruned_and_said_to_be_unproved():

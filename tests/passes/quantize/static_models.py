@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,12 @@ def carrier(module: nn.Module, spec: TensorSpec = IMAGE, seed: int = 0) -> Carri
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.2)
     return Fuse().apply(TorchCarrier(module, [spec]), ORT, {}).carrier
+
+
+@cache
+def shared(build: type[nn.Module], spec: TensorSpec = IMAGE) -> Carrier:
+    """Fuse a network that several tests look at: a carrier is a value, so that all may have it."""
+    return carrier(build(), spec)
 
 
 def data(spec: TensorSpec = IMAGE, batches: int = 4, seed: int = 1) -> list[Batch]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -17,8 +19,8 @@ from tests.passes.quantize.static_models import (
     ORT,
     TENSORRT,
     Residual,
-    carrier,
     outputs,
+    shared,
     sqnr,
     statistics,
 )
@@ -49,11 +51,17 @@ class First(nn.Module):
         return self.conv(image)
 
 
+@cache
+def first(bias: bool, padding: int) -> TorchCarrier:
+    torch.manual_seed(0)
+    return TorchCarrier(First(bias, padding), [IMAGE])
+
+
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("padding", [0, 1])
 def test_reading_pixels_leaves_the_function_as_it_is(signed, bias, padding):
-    model = TorchCarrier(First(bias, padding), [IMAGE])
+    model = first(bias, padding)
     graph = model.graph().clone()
     (pixel,) = pixel_inputs(graph)
     name, grid = read_pixels(graph, pixel, GRID, signed=signed)
@@ -70,7 +78,7 @@ def test_reading_pixels_leaves_the_function_as_it_is(signed, bias, padding):
 
 @pytest.mark.parametrize("context", [ORT, TENSORRT])
 def test_codes_of_images_lose_nothing(context):
-    model = carrier(First())
+    model = shared(First)
     declared = QuantizeStatic.model_validate({"weights": {"rounding": "nearest"}})
     rough = QuantizeStatic.model_validate(
         {"weights": {"rounding": "nearest"}, "activations": {"exact-pixels": False}}
@@ -95,7 +103,7 @@ def test_one_grid_for_all_channels_takes_no_operators(step: float, zero: int):
         {"image": ((random.integers(0, 256, (8, 3, 12, 12)) - zero) * step).astype(np.float32)}
         for _ in range(4)
     ]
-    model = carrier(First())
+    model = shared(First)
     declared = QuantizeStatic.model_validate({"weights": {"rounding": "nearest"}})
     after = declared.apply(model, ORT, statistics(declared, model, ORT, batches)).carrier
     nodes = list(after.graph().graph)
@@ -124,7 +132,7 @@ def test_grids_that_one_code_does_not_hold(step: tuple[float, ...], offset: tupl
 
 
 def test_values_off_any_grid_are_quantized_as_usual():
-    model = carrier(Residual())
+    model = shared(Residual)
     declared = QuantizeStatic()
     random = np.random.default_rng(0)
     batches = [{"image": random.standard_normal((8, 3, 12, 12), np.float32)}]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -24,12 +26,20 @@ from tests.passes.quantize.static_models import (
     outputs,
     quantized,
     runtime_operators,
+    shared,
     sqnr,
     statistics,
 )
 
 VECTOR = TensorSpec("image", ("batch", 12), "float32")
 INT8 = QuantizeStatic()
+
+
+@cache
+def plain() -> TorchCarrier:
+    """The module itself, not fused."""
+    torch.manual_seed(0)
+    return TorchCarrier(Residual(), [IMAGE])
 
 
 def static(**options: object) -> QuantizeStatic:
@@ -39,14 +49,14 @@ def static(**options: object) -> QuantizeStatic:
 @pytest.mark.parametrize("context", [ORT, TENSORRT])
 @pytest.mark.parametrize("module", [Residual, Shortcut])
 def test_outputs_stay_close_to_the_float_model(module, context):
-    model = carrier(module())
+    model = shared(module)
     after = quantized(INT8, model, context).carrier
     batch = data(seed=7)[0]
     assert sqnr(outputs(model, batch), outputs(after, batch)) > 28
 
 
 def test_weights_are_int8_and_nothing_float_is_left_beside_them():
-    after = quantized(INT8, carrier(Residual())).carrier
+    after = quantized(INT8, shared(Residual)).carrier
     floats = {
         name: value.const_value.size
         for name, value in after.graph().graph.initializers.items()
@@ -57,7 +67,7 @@ def test_weights_are_int8_and_nothing_float_is_left_beside_them():
 
 
 def test_onnx_runtime_fuses_everything_into_integer_kernels(tmp_path):
-    found = runtime_operators(quantized(INT8, carrier(Residual())).carrier, tmp_path)
+    found = runtime_operators(quantized(INT8, shared(Residual)).carrier, tmp_path)
     assert found["QLinearConv"] == 3
     assert found["QLinearAdd"] == 1
     assert found["QGemm"] == 1
@@ -67,7 +77,7 @@ def test_onnx_runtime_fuses_everything_into_integer_kernels(tmp_path):
 
 
 def test_slices_and_pads_of_a_shortcut_move_codes(tmp_path):
-    after = quantized(INT8, carrier(Shortcut())).carrier
+    after = quantized(INT8, shared(Shortcut)).carrier
     found = runtime_operators(after, tmp_path)
     assert found["QuantizeLinear"] == 1
     assert found["QLinearAdd"] == 1
@@ -77,7 +87,7 @@ def test_slices_and_pads_of_a_shortcut_move_codes(tmp_path):
 
 
 def test_linear_layers_become_integer_products(tmp_path):
-    model = carrier(Perceptron(), VECTOR)
+    model = shared(Perceptron, VECTOR)
     after = quantized(INT8, model, spec=VECTOR).carrier
     found = runtime_operators(after, tmp_path)
     assert found["QGemm"] == 2
@@ -86,7 +96,7 @@ def test_linear_layers_become_integer_products(tmp_path):
 
 
 def test_tensorrt_gets_symmetric_codes_and_float_biases():
-    graph = quantized(INT8, carrier(Residual()), TENSORRT).carrier.graph().graph
+    graph = quantized(INT8, shared(Residual), TENSORRT).carrier.graph().graph
     for node in graph:
         if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
             continue
@@ -100,7 +110,7 @@ def test_tensorrt_gets_symmetric_codes_and_float_biases():
 
 def test_gptq_rounding_beats_nearest_rounding():
     # Few activations are lost at 8 bits; at 4 bits the weights' rounding is what counts.
-    model = carrier(Residual())
+    model = shared(Residual)
     batch = data(seed=7)[0]
     found = {
         rounding: sqnr(
@@ -136,7 +146,7 @@ def test_rules_skip_and_give_bits():
         layers=[{"match": "head", "skip": True}, {"match": "fir*", "bits": 4}],
         weights={"rounding": "nearest"},
     )
-    model = carrier(Residual())
+    model = shared(Residual)
     rows = {row.name: row for row in declared.survey(model, ORT).layers}
     assert rows["head"].action == "keep"
     assert not rows["head"].touched
@@ -146,7 +156,7 @@ def test_rules_skip_and_give_bits():
 
 
 def test_preview_has_the_structure_and_bytes_of_the_result():
-    model = carrier(Residual())
+    model = shared(Residual)
     found = statistics(INT8, model, ORT, data())
     after = INT8.apply(model, ORT, found).carrier.graph().graph
     planned = INT8.preview(model, ORT, found).graph().graph
@@ -156,7 +166,7 @@ def test_preview_has_the_structure_and_bytes_of_the_result():
 
 
 def test_the_given_model_is_not_changed():
-    model = carrier(Residual())
+    model = shared(Residual)
     before = ir.to_proto(model.graph()).SerializeToString(deterministic=True)
     quantized(INT8, model)
     assert ir.to_proto(model.graph()).SerializeToString(deterministic=True) == before
@@ -171,21 +181,16 @@ def test_the_same_input_gives_the_same_bytes():
 
 
 def test_a_bias_that_dwarfs_its_channel_does_not_overflow():
-    module = Residual()
-    model = TorchCarrier(module, [IMAGE])
-    with torch.no_grad():
-        module.first.weight[0] = 1e-9
-        module.first.bias[0] = 3.0
+    weight, bias = torch.randn(8, 8, 3, 3) / 5, torch.zeros(8)
+    weight[0], bias[0] = 1e-9, 3.0
+    model = plain().with_weights({"first.weight": weight, "first.bias": bias})
     batch = data(seed=7)[0]
     after = quantized(INT8, model).carrier
     assert sqnr(outputs(model, batch), outputs(after, batch)) > 25
 
 
 def test_a_layer_with_all_zero_weights_is_quantized():
-    module = Residual()
-    model = TorchCarrier(module, [IMAGE])
-    with torch.no_grad():
-        module.first.weight.zero_()
+    model = plain().with_weights({"first.weight": torch.zeros(8, 8, 3, 3)})
     batch = data(seed=7)[0]
     after = quantized(INT8, model).carrier
     assert np.isfinite(outputs(after, batch)).all()
@@ -193,7 +198,7 @@ def test_a_layer_with_all_zero_weights_is_quantized():
 
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_four_bit_activations_have_sixteen_levels(symmetric):
-    model = carrier(Residual())
+    model = shared(Residual)
     declared = static(activations={"bits": 4, "symmetric": symmetric})
     after = quantized(declared, model).carrier
     batch = data(seed=7)[0]
@@ -207,7 +212,7 @@ def test_four_bit_activations_have_sixteen_levels(symmetric):
 
 
 def test_values_behind_a_gate_are_observed_where_they_matter():
-    model = carrier(Residual())
+    model = shared(Residual)
     requests = INT8.survey(model, ORT).requests
     gated = [r for r in requests if r.where is not None]
     assert len(gated) == 1
@@ -218,12 +223,12 @@ def test_values_behind_a_gate_are_observed_where_they_matter():
 
 def test_a_rule_that_matches_nothing_is_an_error():
     with pytest.raises(SpecError, match="matches no layer; did you mean 'head'"):
-        static(layers=[{"match": "heap", "skip": True}]).survey(carrier(Residual()), ORT)
+        static(layers=[{"match": "heap", "skip": True}]).survey(shared(Residual), ORT)
 
 
 def test_skipping_everything_is_an_error():
     with pytest.raises(SpecError, match="touches no layer"):
-        static(layers=[{"match": "*", "skip": True}]).survey(carrier(Residual()), ORT)
+        static(layers=[{"match": "*", "skip": True}]).survey(shared(Residual), ORT)
 
 
 def test_a_model_without_layers_is_an_error():
@@ -238,9 +243,9 @@ def test_a_model_without_layers_is_an_error():
 @pytest.mark.parametrize("part", ["activations", "weights"])
 def test_tensorrt_refuses_zero_points(part):
     with pytest.raises(SpecError, match=f"{part}.symmetric"):
-        static(**{part: {"symmetric": False}}).survey(carrier(Residual()), TENSORRT)
+        static(**{part: {"symmetric": False}}).survey(shared(Residual), TENSORRT)
 
 
 def test_percentile_without_its_observer_is_an_error():
     with pytest.raises(SpecError, match="observer is mse"):
-        static(activations={"percentile": 99.0}).survey(carrier(Residual()), ORT)
+        static(activations={"percentile": 99.0}).survey(shared(Residual), ORT)

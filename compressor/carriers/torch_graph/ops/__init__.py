@@ -28,6 +28,7 @@ from compressor.carriers.torch_graph.ops.searching import SEARCHING
 from compressor.carriers.torch_graph.ops.shape import SHAPE
 from compressor.carriers.torch_graph.ops.signal import SIGNAL
 from compressor.carriers.torch_graph.ops.slicing import SLICING
+from compressor.carriers.torch_graph.ops.training import TRAINING, TRAINING_DOMAIN
 
 _DOMAINS: dict[str, tuple[Table, ...]] = {
     "": (
@@ -55,6 +56,7 @@ _DOMAINS: dict[str, tuple[Table, ...]] = {
         SLICING,
     ),
     "com.microsoft": (CONTRIB,),
+    TRAINING_DOMAIN: (TRAINING,),
 }
 
 OPERATORS: Mapping[tuple[str, str], Builder] = {

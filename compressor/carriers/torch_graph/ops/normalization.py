@@ -13,8 +13,8 @@ from compressor.carriers.torch_graph.ops.host import positive
 from compressor.carriers.torch_graph.program import Op, Result
 
 
-def _batch_norm(node: NodeView) -> Op:
-    """At inference; a module that is being trained takes the batch's statistics instead."""
+def batch_norm(node: NodeView) -> Op:
+    """Prepare ``BatchNormalization``; a module that is trained takes the batch's statistics."""
     epsilon = node.number("epsilon", 1e-5)
     share = 1.0 - node.number("momentum", 0.9)  # ONNX says what stays, torch what is new
     if node.flag("training_mode"):
@@ -144,7 +144,7 @@ def _lp_norm(node: NodeView) -> Op:
 
 
 NORMALIZATION: Table = {
-    "BatchNormalization": _batch_norm,
+    "BatchNormalization": batch_norm,
     "GroupNormalization": _group_norm,
     "InstanceNormalization": _instance_norm,
     "LRN": _local_response_norm,

@@ -44,30 +44,33 @@ class _Pool:
         """Return the padding that the attributes ask for."""
         return self.window.pads(x.shape[2:], self.kernel)
 
-    def overhang(self, x: Tensor, pads: Pads) -> list[int]:
-        """Return the rows beyond the padding that the last window of each axis reaches.
+    def reach(self, x: Tensor, pads: Pads) -> tuple[tuple[int, ...], list[int]]:
+        """Return the kernel, and how many rows beyond the padding each axis' last window takes.
 
-        A window that would start in the padding after the tensor is left out.
+        A window that would start in the padding after the tensor is left out. Where only one is
+        left, the kernel is cut to what it covers: some networks average whole planes with a
+        kernel that is a hundred times as large.
         """
-        if not self.ceil:
-            return [0] * self.rank
-        rows = []
-        for i, length in enumerate(x.shape[2:]):
+        rows, kernel = [0] * self.rank, list(self.kernel)
+        for i, length in enumerate(x.shape[2:] if self.ceil else ()):
             padded = length + pads.before[i] + pads.after[i]
             width = (self.kernel[i] - 1) * self.dilations[i] + 1
             windows = -(-(padded - width) // self.strides[i]) + 1
             if (windows - 1) * self.strides[i] >= length + pads.before[i]:
                 windows -= 1
-            rows.append(max((windows - 1) * self.strides[i] + width - padded, 0))
-        return rows
+            rows[i] = max((windows - 1) * self.strides[i] + width - padded, 0)
+            if windows <= 1 and rows[i]:
+                kernel[i] = -(-(padded - 1) // self.dilations[i]) + 1
+                rows[i] = (kernel[i] - 1) * self.dilations[i] + 1 - padded
+        return tuple(kernel), rows
 
-    def sums(self, padded: Tensor) -> Tensor:
+    def sums(self, padded: Tensor, kernel: Sequence[int]) -> Tensor:
         """Return the sum of each window."""
         if all(dilation == 1 for dilation in self.dilations):
-            mean = _AVERAGE_POOLS[self.rank](padded, self.kernel, self.strides)
-            return mean * math.prod(self.kernel)
+            mean = _AVERAGE_POOLS[self.rank](padded, kernel, self.strides)
+            return mean * math.prod(kernel)
         batch, channels = padded.shape[:2]
-        ones = torch.ones((1, 1, *self.kernel), dtype=padded.dtype, device=padded.device)
+        ones = torch.ones((1, 1, *kernel), dtype=padded.dtype, device=padded.device)
         planes = padded.reshape(batch * channels, 1, *padded.shape[2:])
         zeros = (0,) * self.rank
         result = torch.convolution(
@@ -85,8 +88,9 @@ def _max_pool(node: NodeView) -> Op:
     def run(x: Tensor) -> Result:
         pads = pool.pads(x)
         lowest = float("-inf") if x.is_floating_point() else torch.iinfo(x.dtype).min
-        padded = (pads + pool.overhang(x, pads)).apply(x, lowest)
-        result, places = highest(padded, pool.kernel, pool.strides, 0, pool.dilations)
+        kernel, extra = pool.reach(x, pads)
+        padded = (pads + extra).apply(x, lowest)
+        result, places = highest(padded, kernel, pool.strides, 0, pool.dilations)
         if not wants_indices:
             return result
         return result, _indices(places, x, padded.shape[2:], pads.before, column_major)
@@ -122,10 +126,10 @@ def _average_pool(node: NodeView) -> Op:
 
     def run(x: Tensor) -> Tensor:
         pads = pool.pads(x)
-        extra = pool.overhang(x, pads)
+        kernel, extra = pool.reach(x, pads)
         if not any(pads.before + pads.after) and not any(extra) and _undilated(pool):
-            return average(x, pool.kernel, pool.strides)
-        total = pool.sums((pads + extra).apply(x))
+            return average(x, kernel, pool.strides)
+        total = pool.sums((pads + extra).apply(x), kernel)
         counted = torch.ones((1, 1, *x.shape[2:]), dtype=x.dtype, device=x.device)
         if whole:
             counted = (Pads((0,) * pool.rank, (0,) * pool.rank) + extra).apply(
@@ -133,7 +137,7 @@ def _average_pool(node: NodeView) -> Op:
             )
         else:
             counted = (pads + extra).apply(counted)
-        return total / pool.sums(counted)
+        return total / pool.sums(counted, kernel)
 
     return run
 
@@ -149,8 +153,8 @@ def _lp_pool(node: NodeView) -> Op:
 
     def run(x: Tensor) -> Tensor:
         pads = pool.pads(x)
-        powers = (pads + pool.overhang(x, pads)).apply(x.abs() ** p)
-        return pool.sums(powers) ** (1 / p)
+        kernel, extra = pool.reach(x, pads)
+        return pool.sums((pads + extra).apply(x.abs() ** p), kernel) ** (1 / p)
 
     return run
 

@@ -1,0 +1,135 @@
+"""What a run hands to a pass that trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compressor.progress import Advance as Advance
+from compressor.types.carrier import Carrier
+from compressor.types.ranks import Ranks
+from compressor.types.samples import Samples
+from compressor.types.tensors import Array, Batch
+
+Rows = NDArray[np.int64]
+"""Numbers of samples, from 0."""
+
+
+class TrainingData(Protocol):
+    """Samples that can be had in any order.
+
+    There is no state: equal arguments give equal batches, in whatever process and order.
+    """
+
+    @property
+    def samples(self) -> int:
+        """How many there are."""
+        ...
+
+    @property
+    def target(self) -> str | None:
+        """Name of the array with the right answers, if there is one."""
+        ...
+
+    @property
+    def random(self) -> bool:
+        """The transform draws random numbers, so that a sample is another one at each step."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Hash of the content and of the code that transforms it."""
+        ...
+
+    def batch(self, rows: Rows, seed: Sequence[int]) -> Batch:
+        """Return samples in the order of ``rows``, transformed.
+
+        Args:
+            rows: which samples.
+            seed: of the transform's random numbers, whole numbers from 0.
+
+        Raises:
+            DataError: the source cannot be read, or the transform fails.
+        """
+        ...
+
+
+class Measure(Protocol):
+    """A metric, as far as training needs it."""
+
+    @property
+    def name(self) -> str:
+        """As in the spec."""
+        ...
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Direction."""
+        ...
+
+    @property
+    def against_float(self) -> bool:
+        """The target is the float model's output, not a label."""
+        ...
+
+    def per_sample(self, outputs: Batch, target: Any, samples: int) -> Array:
+        """Return one value a sample, float64 ``[samples]``."""
+        ...
+
+    def summary(self, values: Array) -> Mapping[str, Any]:
+        """Summarise per-sample values as in ``report.json``."""
+        ...
+
+
+class OpenModel(Protocol):
+    """Opens another model than the run's, such as a teacher, with its weights."""
+
+    def __call__(self, keys: Mapping[str, Any], where: str) -> Carrier:
+        """Open it.
+
+        Args:
+            keys: as under ``model`` in a spec; inputs default to the run's.
+            where: the option, for messages.
+
+        Raises:
+            CompressorError: it cannot be opened.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a pass trains with.
+
+    Attributes:
+        data: the training data.
+        batch: how many samples the spec takes at once.
+        metric: the spec's, if it has one.
+        folder: outlives the process; the state of this very training may be kept in it.
+        cache: outlives the process and the training; files in it are named by their content.
+        source: the spec's float model, with its weights.
+        open_model: opens a model that an option names.
+        samples: the calibration data.
+        ranks: the processes that share the training.
+        stage: shows a stage of so many steps, and yields what tells how many are done.
+        load_symbol: finds a function that an option names, such as ``pkg.mod:loss``; the second
+            argument is the option, for messages.
+    """
+
+    data: TrainingData
+    batch: int
+    metric: Measure | None
+    folder: Path
+    cache: Path
+    source: Carrier
+    open_model: OpenModel
+    samples: Samples
+    ranks: Ranks
+    stage: Callable[[str, int], AbstractContextManager[Advance]]
+    load_symbol: Callable[[str, str], Callable[..., Any]]

@@ -1,0 +1,1 @@
+"""Factorisation of layers into products of smaller ones."""

@@ -1,0 +1,86 @@
+"""Folders of small random networks as transformers saves them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from compressor.carriers.torch_carrier import TorchCarrier
+from compressor.carriers.transformers_model import (
+    open_pretrained,
+)
+from compressor.quiet import quiet_libraries
+
+SIZES = {
+    "vocab_size": 37,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+}
+GROUPED = {**SIZES, "num_key_value_heads": 2}
+CAUSAL, CLASSES = "AutoModelForCausalLM", "AutoModelForSequenceClassification"
+KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": (CAUSAL, "LlamaConfig", GROUPED),
+    "llama-tied": (CAUSAL, "LlamaConfig", {**GROUPED, "tie_word_embeddings": True}),
+    "qwen2": (CAUSAL, "Qwen2Config", GROUPED),
+    "mistral": (CAUSAL, "MistralConfig", {**GROUPED, "sliding_window": 8}),
+    "gpt2": (CAUSAL, "GPT2Config", {"vocab_size": 37, "n_embd": 32, "n_layer": 1, "n_head": 4}),
+    "opt": (
+        CAUSAL,
+        "OPTConfig",
+        {**SIZES, "ffn_dim": 48, "word_embed_proj_dim": 32, "max_position_embeddings": 64},
+    ),
+    "bert": (CLASSES, "BertConfig", SIZES),
+    "distilbert": (
+        CLASSES,
+        "DistilBertConfig",
+        {"vocab_size": 37, "dim": 32, "hidden_dim": 48, "n_layers": 1, "n_heads": 4},
+    ),
+    "t5": (
+        "AutoModelForTextEncoding",
+        "T5Config",
+        {"vocab_size": 37, "d_model": 32, "d_ff": 48, "num_layers": 1, "num_heads": 4, "d_kv": 8},
+    ),
+    "vit": (
+        "AutoModelForImageClassification",
+        "ViTConfig",
+        {**SIZES, "image_size": 16, "patch_size": 8},
+    ),
+}
+
+
+def save(folder: Path, kind: str) -> torch.nn.Module:
+    """Save a random network of a kind; weights large enough that attention is not uniform."""
+    auto, config, values = KINDS[kind]
+    torch.manual_seed(0)
+    with quiet_libraries():
+        module = getattr(transformers, auto).from_config(getattr(transformers, config)(**values))
+        for parameter in module.parameters():
+            if parameter.ndim > 1:
+                torch.nn.init.normal_(parameter, std=0.15)
+            elif parameter.ndim == 1:
+                torch.nn.init.normal_(parameter, mean=1.0, std=0.1)
+        module.save_pretrained(folder)
+    network: torch.nn.Module = module.eval()
+    return network
+
+
+def change(folder: Path, **values: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def opened(folder: Path, auto: str = CAUSAL, **config: Any) -> TorchCarrier:
+    return open_pretrained(auto, folder, config, ())
+
+
+def retype(folder: Path, dtype: torch.dtype) -> None:
+    stored = load_file(folder / "model.safetensors")
+    retyped = {k: v.to(dtype) if v.ndim > 1 else v for k, v in stored.items()}
+    save_file(retyped, folder / "model.safetensors")
