@@ -106,16 +106,6 @@ class Distill(Recipe, Distillation):
             plan_training(self, carrier), notes=tuple(notes), trains=True, labels=hard is not None
         )
 
-    def apply(
-        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
-    ) -> Outcome:
-        """Refuse: there are no data to train on.
-
-        Raises:
-            NotImplementedError: always.
-        """
-        raise NotImplementedError(f"pass {self.name!r} trains; call apply_training")
-
     def apply_training(
         self,
         carrier: Carrier,

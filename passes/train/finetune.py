@@ -36,16 +36,6 @@ class Finetune(Recipe):
         notes = (f"trained with {name} as loss",)
         return Survey(plan_training(self, carrier), notes=notes, trains=True, labels=True)
 
-    def apply(
-        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
-    ) -> Outcome:
-        """Refuse: there are no data to train on.
-
-        Raises:
-            NotImplementedError: always.
-        """
-        raise NotImplementedError(f"pass {self.name!r} trains; call apply_training")
-
     def apply_training(
         self,
         carrier: Carrier,

@@ -199,16 +199,6 @@ class Qat(Recipe):
             labels=self._labelled,
         )
 
-    def apply(
-        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
-    ) -> Outcome:
-        """Refuse: there are no data to train on.
-
-        Raises:
-            NotImplementedError: always.
-        """
-        raise NotImplementedError(f"pass {self.name!r} trains; call apply_training")
-
     def apply_training(
         self,
         carrier: Carrier,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
+from compressor.types.carrier import Carrier
 from compressor.types.options import Options
-from compressor.types.passes import LayerRule, Pass
+from compressor.types.passes import LayerRule, Outcome, Pass, PassContext
 from passes.train.rates import Schedule
 
 Precision: TypeAlias = Literal["float32", "bfloat16", "float16"]
@@ -114,6 +116,16 @@ class Recipe(Pass):
     def code(self) -> tuple[str, ...]:
         """The user's loss."""
         return (self.loss,) if self.loss is not None and ":" in self.loss else ()
+
+    def apply(
+        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
+    ) -> Outcome:
+        """Refuse: there are no data to train on.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(f"pass {self.name!r} trains; call apply_training")
 
     @model_validator(mode="after")
     def _patience_needs_validation(self) -> Recipe:
