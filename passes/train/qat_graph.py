@@ -118,6 +118,7 @@ class _Writer:
             movable=False,
         )
         factor, added = self._factor(point)
+        measure = self._measure(point, rows, scale)
         source: ir.Value = value
         if rows is not None:
             matrix = rows.float()[:, None].expand(layer.rows, layer.columns)
@@ -127,7 +128,7 @@ class _Writer:
             source = added[-1].outputs[0]
         node = self._node(
             "FakeQuantize",
-            [source, *inputs, *([None, factor] if factor is not None else [])],
+            [source, *inputs, None, factor, measure],
             layer.weight,
             {
                 "low": scheme.low,
@@ -286,6 +287,21 @@ class _Writer:
             added.append(both)
             factors = [both.outputs[0]]
         return (factors[0] if factors else None), added
+
+    def _measure(
+        self, point: WeightPoint, rows: torch.Tensor | None, scale: torch.Tensor
+    ) -> ir.Value:
+        """Return the scale at the beginning, as it would be of the weight that is trained."""
+        coarse = torch.ones((), dtype=torch.float64)
+        if point.grid is not None:
+            coarse = coarse * float(np.mean(point.grid.step))
+        factors = rows
+        if point.norm is not None and not point.scales_folded:
+            factors = folding_factor(self._nodes[point.norm], {}).abs()
+        if factors is not None:
+            coarse = coarse * (factors if scale.dim() else factors.mean())
+        measure = (scale / coarse).float().numpy()
+        return self._editor.constant(f"{point.layer.weight}.scale.measure", measure)
 
     def _folding_factor(
         self, norm: ir.Node, name: str, part: str, place: tuple[int, int]

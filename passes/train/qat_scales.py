@@ -6,18 +6,22 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from compressor.carriers.torch_graph import GraphModule
 from passes.train.preparing import PREFIX
 from passes.train.qat_graph import FROZEN, FakeQuantized, ScaleNames
 from passes.train.qat_points import ActivationPoint
 
+_MOST_CHANGE = 0.01  # share by which a scale may change in a step
 _FARTHEST = 64.0  # times smaller or larger than at the beginning: positive, and far from overflow
 
 
 class ScalesInRange:
-    """Keeps scales positive, and zero points among the codes.
+    """Keeps scales positive and from jumping, and zero points among the codes.
+
+    A scale's gradient is a sum with many signs, and where a channel's weights are small, or codes
+    are many, one step of gradient descent may be several times the scale itself.
 
     Args:
         module: what is trained.
@@ -34,6 +38,7 @@ class ScalesInRange:
         parameters = dict(module.named_parameters())
         names: list[ScaleNames] = [*quantized.weights.values(), *quantized.activations.values()]
         self._sizes = [parameters[PREFIX + n.size] for n in names if n.size in quantized.trained]
+        self._before: list[Tensor] = []
         self._offsets = []
         for value, own in quantized.activations.items():
             if own.offset is not None:
@@ -43,16 +48,18 @@ class ScalesInRange:
                 most = (point.high - point.zero_point) / steps
                 self._offsets.append((parameters[PREFIX + own.offset], least, most))
 
-    def before(self, step: int) -> None:
-        """Do nothing."""
+    def before(self, step: int) -> None:  # noqa: ARG002
+        """Keep the scales."""
+        self._before = [size.detach().clone() for size in self._sizes]
 
     @torch.no_grad()
     def after(self, step: int) -> None:  # noqa: ARG002
         """Bring back what a step has moved too far."""
-        for size in self._sizes:
-            size.clamp_(1 / _FARTHEST, _FARTHEST)
-        for offset, least, most in self._offsets:
-            offset.clamp_(least, most)
+        for size, old in zip(self._sizes, self._before, strict=True):
+            least, most = old * (1 - _MOST_CHANGE), old * (1 + _MOST_CHANGE)
+            size.clamp_(least, most).clamp_(1 / _FARTHEST, _FARTHEST)
+        for offset, lowest, highest in self._offsets:
+            offset.clamp_(lowest, highest)
 
     def state_dict(self) -> dict[str, Any]:
         """Return nothing: there is no state."""

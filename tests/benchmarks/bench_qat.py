@@ -129,7 +129,7 @@ def test_three_epochs(tmp_path: Path, seed: int) -> None:
         ("W4A4", bits(4, 4), {}),
         ("W4A4, batch-norm: live", bits(4, 4), {"batch_norm": "live"}),
         ("W4A4, scales: fixed", bits(4, 4), {"scales": "fixed"}),
-        ("W2A8", bits(2, 8), {}),
+        ("W2A8, batch-norm: live", bits(2, 8), {"batch_norm": "live"}),
     ):
         static = ""
         if not own and options["weights"]["bits"] > 2:

@@ -60,7 +60,14 @@ class CodeSpan:
         return float((max(count, 1) * max(self.high, 1)) ** -0.5)
 
 
-def fake_quantize(x: Tensor, size: Tensor, unit: Tensor, places: Places, span: CodeSpan) -> Tensor:
+def fake_quantize(
+    x: Tensor,
+    size: Tensor,
+    unit: Tensor,
+    places: Places,
+    span: CodeSpan,
+    measure: Tensor | None = None,
+) -> Tensor:
     """Return ``clamp(round(x / s), low - z, high - z) * s``, with ``s = size * unit``.
 
     Gradients are those of S. Esser et al., Learned step size quantization, 2020 (arXiv:1902.08153),
@@ -79,9 +86,13 @@ def fake_quantize(x: Tensor, size: Tensor, unit: Tensor, places: Places, span: C
         unit: likewise, constant.
         places: the zero points.
         span: the codes.
+        measure: takes the unit's part in the gradient. Where ``x`` is a multiple of what is
+            trained, it is the unit without that factor: ``s`` then moves as it would for the
+            thing itself.
     """
+    measure = unit if measure is None else measure
     result: Tensor = _FakeQuantize.apply(  # type: ignore[no-untyped-call]  # PyTorch's has no types
-        x, size, unit, places.offset, places.zero, span
+        x, size, unit, measure, places.offset, places.zero, span
     )
     return result
 
@@ -131,6 +142,7 @@ class _FakeQuantize(torch.autograd.Function):
         x: Tensor,
         size: Tensor,
         unit: Tensor,
+        measure: Tensor,
         offset: Tensor | None,
         zero: Tensor,
         span: CodeSpan,
@@ -141,13 +153,13 @@ class _FakeQuantize(torch.autograd.Function):
         quantized = _clamped(x, least, most)
         divisor = _number(scale)
         quantized.div_(divisor).round_().mul_(divisor)
-        ctx.save_for_backward(x, quantized, scale, unit, least, most)
+        ctx.save_for_backward(x, quantized, scale, unit, measure, least, most)
         ctx.span = span
         return quantized
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, quantized, scale, unit, least, most = ctx.saved_tensors
+        x, quantized, scale, unit, measure, least, most = ctx.saved_tensors
         span: CodeSpan = ctx.span
         passed = _passed(gradient, x, least, most)
         of_size = of_offset = None
@@ -156,11 +168,19 @@ class _FakeQuantize(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             # Inside the range quantized - x, outside of it the end of the range; both over s.
             step = _inner(gradient, quantized, passed, x, span).reshape(unit.shape) / flat
-            of_size = step * factor / unit
-        if ctx.needs_input_grad[3]:
+            of_size = step * factor * unit / measure.square()
+        if ctx.needs_input_grad[4]:
             outside = (span.total(gradient) - span.total(passed)).reshape(unit.shape)
             of_offset = -outside * factor / (flat * span.steps)
-        return passed if ctx.needs_input_grad[0] else None, of_size, None, of_offset, None, None
+        return (
+            passed if ctx.needs_input_grad[0] else None,
+            of_size,
+            None,
+            None,
+            of_offset,
+            None,
+            None,
+        )
 
 
 def _clamped(x: Tensor, least: Tensor, most: Tensor) -> Tensor:

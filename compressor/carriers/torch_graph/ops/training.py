@@ -26,7 +26,8 @@ LEAST_FACTOR = 1e-12
 def _fake_quantize(node: NodeView) -> Op:
     """Round to codes; scale and zero point may be trained.
 
-    Inputs: ``x``, ``size``, ``unit``, ``zero`` and, if zero points are trained, ``offset``; see
+    Inputs: ``x``, ``size``, ``unit``, ``zero`` and, each of them optional, ``offset``, ``factor``
+    and ``measure``; see
     :func:`compressor.carriers.torch_graph.fake_quantization.fake_quantize`. Where there is a
     ``factor``, which broadcasts with ``x``, it is ``x * factor`` that is rounded, and the result
     is divided by it. Attributes: ``low``, ``high``, ``axis`` (-1 for one scale) and ``batched``.
@@ -46,11 +47,12 @@ def _fake_quantize(node: NodeView) -> Op:
         zero: Tensor,
         offset: Tensor | None = None,
         factor: Tensor | None = None,
+        measure: Tensor | None = None,
     ) -> Tensor:
         places, wide = Places(zero, offset), x.to(torch.float32)
         if factor is None:
-            return fake_quantize(wide, size, unit, places, span)
-        return fake_quantize(wide * factor, size, unit, places, span) / factor
+            return fake_quantize(wide, size, unit, places, span, measure)
+        return fake_quantize(wide * factor, size, unit, places, span, measure) / factor
 
     return run
 
