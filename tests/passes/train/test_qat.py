@@ -16,6 +16,7 @@ from compressor.errors import CompressorError, ModelError, SpecError
 from compressor.graph.values import all_nodes
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.passes import Outcome
+from compressor.types.tensors import Batch
 from exporters.onnx import OnnxExporter
 from passes.fuse.fuse import Fuse
 from passes.quantize.static import QuantizeStatic
@@ -231,22 +232,22 @@ def test_pruned_weights_stay_zero(tmp_path: Path) -> None:
     assert codes[1::2].any()
 
 
-def test_later_passes_take_the_result(tmp_path: Path) -> None:
+@pytest.mark.parametrize("left", ["fc", "conv"])
+def test_later_passes_take_the_result(tmp_path: Path, left: str) -> None:
     start = block()
-    carrier = quantized(tmp_path, start, layers=({"match": "fc", "skip": True},)).carrier
-    fused = Fuse().apply(carrier, CONTEXT, {})
-    assert outputs(fused.carrier, IMAGES) == pytest.approx(outputs(carrier, IMAGES), abs=1e-5)
-    assert operators(fused.carrier).count("QuantizeLinear") == operators(carrier).count(
-        "QuantizeLinear"
+    carrier = quantized(tmp_path, start, layers=({"match": left, "skip": True},)).carrier
+    fused = Fuse().apply(carrier, CONTEXT, {}).carrier
+    assert outputs(fused, IMAGES) == pytest.approx(outputs(carrier, IMAGES), abs=1e-5)
+    after = _static(fused, {"stem", "conv", "fc"} - {left})
+    assert {layer.name: layer.dtype for layer in after.layers()} == dict.fromkeys(
+        ("stem", "conv", "fc"), "int8"
     )
-    after = _static(fused.carrier)
-    assert {layer.name: layer.dtype for layer in after.layers()} == {
-        "stem": "int8",
-        "conv": "int8",
-        "fc": "int8",
-    }
+    for node in all_nodes(after.graph().graph):
+        if node.op_type == "QuantizeLinear":  # no value is quantized a second time
+            maker = node.inputs[0].producer() if node.inputs[0] is not None else None
+            assert maker is None or maker.op_type != "DequantizeLinear"
     agree = outputs(after, IMAGES).argmax(1) == outputs(carrier, IMAGES).argmax(1)
-    assert np.mean(agree) > 0.97
+    assert np.mean(agree) > 0.95
     again = QuantizeStatic().survey(after, CONTEXT)
     assert {row.reason for row in again.layers} == {"it is quantized already"}
     assert "nothing to quantize" in again.notes[0]
@@ -254,25 +255,21 @@ def test_later_passes_take_the_result(tmp_path: Path) -> None:
     assert "nothing to fuse" in Fuse().survey(after, CONTEXT).notes[0]
 
 
-def _static(carrier: Carrier) -> Carrier:
+def _static(carrier: Carrier, done: set[str]) -> Carrier:
     from calibration.collect import collect
     from compressor.plan import make_observer
 
     declared = QuantizeStatic()
     survey = declared.survey(carrier, CONTEXT)
-    assert {row.name: row.reason for row in survey.layers if not row.touched} == {
-        "stem": "it is quantized already",
-        "conv": "it is quantized already",
-    }
+    kept = {row.name: row.reason for row in survey.layers if not row.touched}
+    assert kept == dict.fromkeys(done, "it is quantized already")
     taps = [t for request in survey.requests for t in request.tensors if t != "x"]
     runner = carrier.runner(taps)
-    images = SmallData(64).images
-    found = collect(
-        lambda batch: {**batch, **runner.run(batch)},
-        [{"x": images}],
-        survey.requests,
-        make_observer,
-    )
+
+    def run(batch: Batch) -> Batch:
+        return {**batch, **runner.run(batch)}
+
+    found = collect(run, [{"x": SmallData(64).images}], survey.requests, make_observer)
     return declared.apply(carrier, CONTEXT, found).carrier
 
 
