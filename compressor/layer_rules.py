@@ -26,10 +26,12 @@ def resolve_rules(rules: Sequence[RuleT], names: Sequence[str]) -> dict[str, Rul
             raise SpecError(
                 f"layer rule {rule.match!r}", "matches no layer", suggestion(rule.match, names)
             )
-    return {
-        name: next((rule for rule in rules if fnmatchcase(name, rule.match)), None)
-        for name in names
-    }
+    return {name: rule_of(rules, name) for name in names}
+
+
+def rule_of(rules: Sequence[RuleT], name: str) -> RuleT | None:
+    """Return the first rule that matches a layer's name, if any does."""
+    return next((rule for rule in rules if fnmatchcase(name, rule.match)), None)
 
 
 def skip_reason(rule: LayerRule | None) -> str:

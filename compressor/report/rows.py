@@ -206,8 +206,21 @@ def _pass_row(report: Report, entry: Mapping[str, Any]) -> PassRow:
         weakest=weakest["name"] if weakest else "",
         weakest_sqnr=formats.decibel(weakest["sqnr_db"]) if weakest else "",
         schemes=schemes(entry["layers"]),
-        notes=_notes(entry["notes"]),
+        notes=_notes([*_won_back(entry), *entry["notes"]]),
     )
+
+
+def _won_back(entry: Mapping[str, Any]) -> list[str]:
+    """Say what the pass would have given without training."""
+    untrained = entry.get("untrained")
+    if untrained is None:
+        return []
+    share = formats.is_share(untrained["metric"])
+    drop = formats.metric_change(untrained["metric_drop"], share=share)
+    shown = f"without training {formats.metric(untrained['metric'])}, {drop} lost in this pass"
+    if untrained["won_back"] is None:
+        return [f"{shown}: nothing to win back"]
+    return [f"{shown}; training won {untrained['won_back']:.0f} % of that back"]
 
 
 def _notes(notes: Sequence[str]) -> tuple[str, ...]:

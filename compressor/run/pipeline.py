@@ -28,6 +28,7 @@ from compressor.types.ranks import share
 
 _MODEL = "model"
 _SIGNAL_SAMPLES = 64
+_UNTRAINED = "untrained"
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Step:
         carrier: the model after it.
         result: seconds, bytes, layers and notes, as JSON.
         cached: it was finished by an earlier run.
+        untrained: the model that the pass would have given without training, where it kept that.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Step:
     carrier: Carrier
     result: Mapping[str, Any]
     cached: bool
+    untrained: Carrier | None = None
 
 
 @dataclass(frozen=True)
@@ -122,10 +125,12 @@ def _step(workspace: Workspace, task: _Task) -> Step:
         workspace.ranks.wait()
     if task.planned.trains and workspace.first:
         end(workspace.store, key)
-    restored = workspace.plan.model.carrier.restore(workspace.store.folder(key) / _MODEL)
+    source, folder = workspace.plan.model.carrier, workspace.store.folder(key)
+    restored = source.restore(folder / _MODEL)
     stored = found if found is not None else workspace.store.read(key)
     assert stored is not None
-    return Step(declared.name, key, restored, stored, cached=found is not None)
+    untrained = source.restore(folder / _UNTRAINED) if stored.get("untrained") else None
+    return Step(declared.name, key, restored, stored, found is not None, untrained)
 
 
 def _compute(workspace: Workspace, task: _Task) -> None:
@@ -145,12 +150,16 @@ def _compute(workspace: Workspace, task: _Task) -> None:
         (folder / _MODEL).mkdir()
         outcome.carrier.save(folder / _MODEL)
         restored = workspace.plan.model.carrier.restore(folder / _MODEL)
+        if outcome.untrained is not None:
+            (folder / _UNTRAINED).mkdir()
+            outcome.untrained.save(folder / _UNTRAINED)
         result.update(
             seconds=seconds,
             bytes=model_bytes(restored),
             layers=_layers(workspace, outcome, restored),
             notes=list(dict.fromkeys([*survey.notes, *outcome.notes])),
             training=outcome.training,
+            untrained=outcome.untrained is not None,
         )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import ExitCode, SpecError
+from compressor.evaluate import Evaluation
 from compressor.files import json_text, remove_stale_staging, write_text
 from compressor.plan import make_plan
 from compressor.progress import Progress, Silent
@@ -22,7 +23,7 @@ from compressor.run.pipeline import Step, run_passes, weakest_layer
 from compressor.run.verify import baseline_latency, verify
 from compressor.run.workspace import Workspace
 from compressor.spec.load import Spec
-from compressor.store import Store
+from compressor.store import Store, result_key
 from compressor.types.carrier import Carrier
 from compressor.types.ranks import ALONE, Ranks
 
@@ -153,15 +154,45 @@ def _execute(workspace: Workspace) -> tuple[dict[str, Any], list[Artifact]]:
             "latency": latency,
         },
         "artifacts": artifacts,
-        "passes": [_pass_entry(workspace, step) for step in steps],
+        "passes": _pass_entries(workspace, steps),
         "limits": limits,
         "environment": environment(),
     }
     return report, written
 
 
-def _pass_entry(workspace: Workspace, step: Step) -> dict[str, Any]:
-    evaluation = workspace.evaluated(step.key, step.carrier.runner, f"after {step.name}")
+def _pass_entries(workspace: Workspace, steps: Sequence[Step]) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = []
+    before = workspace.baseline_evaluation
+    for step in steps:
+        after = workspace.evaluated(step.key, step.carrier.runner, f"after {step.name}")
+        untrained = _untrained(workspace, step, before, after)
+        entries.append({**_pass_entry(workspace, step, after), "untrained": untrained})
+        before = after
+    return entries
+
+
+def _untrained(
+    workspace: Workspace, step: Step, before: Evaluation | None, after: Evaluation | None
+) -> dict[str, Any] | None:
+    """Measure what a pass would have given without training, and how much training won back."""
+    metric = workspace.plan.metric
+    if step.untrained is None or metric is None or before is None or after is None:
+        return None
+    key = result_key("untrained", step.key)
+    found = workspace.evaluated(key, step.untrained.runner, f"{step.name} without training")
+    assert found is not None
+    lost = metric.drop(before.metric, found.metric)
+    left = metric.drop(before.metric, after.metric)
+    return {
+        "metric": found.metric,
+        "metric_drop": lost,
+        "won_back": 100 * (lost - left) / lost if lost > 0 else None,
+        "won_back_reason": None if lost > 0 else "nothing was lost without training",
+    }
+
+
+def _pass_entry(workspace: Workspace, step: Step, evaluation: Evaluation | None) -> dict[str, Any]:
     metric, baseline = workspace.plan.metric, workspace.baseline_evaluation
     drop = None
     if evaluation is not None and baseline is not None and metric is not None:

@@ -119,12 +119,15 @@ class Outcome:
         layers: what was done, layer by layer.
         notes: what the user should know, one sentence each.
         training: how a training went, as JSON; ``None`` where there was none.
+        untrained: the model that the pass would have given without training, where that lost
+            something that training wins back; the report measures both.
     """
 
     carrier: Carrier
     layers: tuple[LayerOutcome, ...] = ()
     notes: tuple[str, ...] = ()
     training: Mapping[str, Any] | None = None
+    untrained: Carrier | None = None
 
 
 class Pass(Options, ABC):

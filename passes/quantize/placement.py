@@ -24,6 +24,7 @@ class Placement:
         integer: names of all nodes that read dequantized values.
         carried: names of the nodes that work on codes.
         gates: for values that only matter where another value is positive, that value.
+        readers: for values to quantize, the names of the layers that read their codes.
     """
 
     values: tuple[str, ...]
@@ -31,6 +32,7 @@ class Placement:
     integer: frozenset[str]
     carried: frozenset[str]
     gates: Mapping[str, str]
+    readers: Mapping[str, tuple[str, ...]]
 
 
 class _Placer:
@@ -41,6 +43,7 @@ class _Placer:
         self.wanted: set[ir.Value] = set()
         self.integer: dict[ir.Node, None] = {}
         self.layers: list[tuple[Layer, str]] = []
+        self.readers: dict[str, list[str]] = {}
 
     def run(self) -> Placement:
         for node in self.graph:
@@ -60,13 +63,16 @@ class _Placer:
             integer=frozenset(n.name or "" for n in self.integer),
             carried=frozenset(n.name or "" for n in carried),
             gates={v.name or "": g for v in self.wanted if (g := _gate(v)) is not None},
+            readers={name: tuple(layers) for name, layers in self.readers.items()},
         )
 
     def _want_layer(self, node: ir.Node, layer: Layer) -> None:
         value = activation_input(node)
         if value is None or not _is_float(value):
             return
-        self._want(self._root(value))
+        root = self._root(value)
+        self._want(root)
+        self.readers.setdefault(root.name or "", []).append(layer.name)
         self.integer[node] = None
         self.layers.append((layer, value.name or ""))
         if node.op_type in self.profile.output_needed:

@@ -79,8 +79,9 @@ class QuantizeStatic(Pass):
         if not placed and ALREADY in kept.values():
             rows = tuple(LayerPlan(name, "keep", why, touched=False) for name, why in kept.items())
             return Survey(rows, notes=(_NOTHING_LEFT,))
-        shown = settings.activation_type
-        actions = {name: f"{scheme} x {shown}" for name, scheme in schemes.items()}
+        actions = {
+            name: f"{scheme} x {settings.activation_type(name)}" for name, scheme in schemes.items()
+        }
         rows = plan_layers(self.name, actions, kept)
         requests = self._moment_requests(model, placement)
         requests.update({r.key: r for r in settings.requests(model, placement)})

@@ -62,3 +62,7 @@ class StaticRule(LayerRule):
     granularity: Literal["channel", "tensor"] | None = Field(
         default=None, description="granularity of these layers' weights"
     )
+    activation_bits: Bits | None = Field(
+        default=None,
+        description="width of what these layers read; where others read it, too, the widest counts",
+    )

@@ -12,7 +12,7 @@ from compressor.errors import SpecError
 from compressor.graph.code_forms import FLOATS
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.values import INTEGER_CODES, constant_of
-from compressor.layer_rules import resolve_rules, skip_reason
+from compressor.layer_rules import resolve_rules, rule_of, skip_reason
 from compressor.types.layers import Layer
 from compressor.types.observer import ChannelGrid, Moments, Range, Request
 from compressor.types.passes import LayerRule
@@ -65,7 +65,8 @@ class StaticSettings:
         profile: the target's rules.
         weights: of all layers.
         activations: likewise.
-        rules: for single layers; those that have ``bits`` and ``granularity`` change weights'.
+        rules: for single layers; those that have ``bits`` and ``granularity`` change weights',
+            those that have ``activation_bits`` what they read.
     """
 
     profile: Profile
@@ -79,16 +80,23 @@ class StaticSettings:
         given = self.activations.symmetric
         return not self.profile.unsigned if given == "auto" else given
 
-    @property
-    def activation_type(self) -> str:
-        """What activations become, for plans."""
-        return f"{'int' if self.symmetric else 'uint'}{self.activations.bits}"
+    def activation_type(self, layer: str) -> str:
+        """What a layer's input becomes, for plans."""
+        return f"{'int' if self.symmetric else 'uint'}{self.input_bits(layer)}"
 
-    @property
-    def activation_scheme(self) -> Scheme:
-        """What activations become."""
-        symmetric = self.symmetric
-        return Scheme(self.activations.bits, symmetric, symmetric, "tensor")
+    def activation_scheme(self, bits: int) -> Scheme:
+        """What activations of a width become."""
+        return Scheme(bits, self.symmetric, self.symmetric, "tensor")
+
+    def input_bits(self, layer: str) -> int:
+        """Return the width of what a layer reads, by its rule or that of all."""
+        own: int | None = getattr(rule_of(self.rules, layer), "activation_bits", None)
+        return own or self.activations.bits
+
+    def value_bits(self, value: str, placement: Placement) -> int:
+        """Return the width of a value: the widest of those that its readers want."""
+        wanted = [self.input_bits(layer) for layer in placement.readers.get(value, ())]
+        return max(wanted, default=self.activations.bits)
 
     def check(self) -> None:
         """Compare the options with each other and with the target.
@@ -159,21 +167,24 @@ class StaticSettings:
 
     def range_request(self, value: str, placement: Placement) -> Request:
         """Ask for the range of a value."""
-        options: dict[str, Any] = {"bits": self.activations.bits, "symmetric": self.symmetric}
+        options: dict[str, Any] = {
+            "bits": self.value_bits(value, placement),
+            "symmetric": self.symmetric,
+        }
         if self.activations.percentile is not None:
             options["percentile"] = self.activations.percentile
         gate = placement.gates.get(value)
         return Request(value, self.activations.observer, options, gate)
 
-    def activation_code(self, found: Range) -> ActivationCode:
+    def activation_code(self, found: Range, bits: int) -> ActivationCode:
         """Return how a value of a range is quantized."""
         symmetric = self.symmetric
-        scale, zero = activation_parameters(found, self.activations.bits, symmetric, symmetric)
-        return self.code(scale, zero)
+        scale, zero = activation_parameters(found, bits, symmetric, symmetric)
+        return self.code(scale, zero, bits)
 
-    def code(self, scale: float, zero: int) -> ActivationCode:
+    def code(self, scale: float, zero: int, bits: int) -> ActivationCode:
         """Return how a value is quantized with a scale and a zero point."""
-        scheme, dtype = self.activation_scheme, _code_type(self.symmetric)
+        scheme, dtype = self.activation_scheme(bits), _code_type(self.symmetric)
         if scheme.bits == _BYTE:
             return ActivationCode(scale, zero, dtype)
         limits = ((scheme.low - zero) * scale, (scheme.high - zero) * scale)
@@ -190,14 +201,19 @@ class StaticSettings:
         for name in placement.values:
             if name not in found:
                 request = self.range_request(name, placement)
-                found[name] = self.activation_code(statistics[request.key])
+                bits = self.value_bits(name, placement)
+                found[name] = self.activation_code(statistics[request.key], bits)
         return found
 
     def pixel_inputs(self, model: ir.Model, chosen: Collection[str]) -> list[PixelInput]:
         """Return the inputs that may be images whose pixels the codes can be."""
-        if not self.activations.exact_pixels or self.activations.bits != _BYTE:
+        if not self.activations.exact_pixels:
             return []
-        return [p for p in pixel_inputs(model) if p.layer.name in chosen]
+        return [
+            pixel
+            for pixel in pixel_inputs(model)
+            if pixel.layer.name in chosen and self.input_bits(pixel.layer.name) == _BYTE
+        ]
 
     def pixel_codes(
         self,

@@ -43,7 +43,13 @@ from passes.train.early_exit_thresholds import Thresholds, choose_thresholds
 from passes.train.early_exit_training import FrozenTrunk, SelfDistillation
 from passes.train.engine import Trained, length, make_order, train
 from passes.train.job import Job
-from passes.train.preparing import PREFIX, freeze, regulators, training_notes
+from passes.train.preparing import (
+    PREFIX,
+    freeze,
+    regulators,
+    training_notes,
+    training_record,
+)
 from passes.train.recipe import Recipe
 from passes.train.task import CROSS_ENTROPY, TaskLoss, loss_name
 
@@ -177,7 +183,8 @@ class EarlyExit(Recipe):
         trained, carrier, given = self._trained(carrier, context, training, given)
         network = _without_heads(given.model)
         places = replace(places, graph=network, batches=Batches(network))
-        return self._cut(carrier, places, given, training, training_notes(trained, None))
+        cut = self._cut(carrier, places, given, training, training_notes(trained, None))
+        return replace(cut, training=training_record(trained))
 
     def preview(
         self,

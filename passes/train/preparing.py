@@ -17,6 +17,7 @@ from passes.train.engine import Trained
 from passes.train.job import Regulator
 from passes.train.masks import GradualPruning, ZerosKept
 from passes.train.recipe import Gradual, Recipe
+from passes.train.watch import growth
 
 _MOST_LOSSES = 500
 PREFIX = "module."
@@ -152,6 +153,7 @@ def training_notes(trained: Trained, metric: Measure | None) -> tuple[str, ...]:
             f"held-out {name}: {best:.4g} after step {trained.best_step:,}, whose weights are "
             f"kept; {trained.validations[-1][1]:.4g} at the end"
         )
+    notes += [grown] if (grown := growth(trained.losses)) else []
     if trained.started:
         notes.append(f"went on from the state saved after step {trained.started:,}")
     return tuple(notes)

@@ -175,8 +175,10 @@ class Qat(Recipe):
         networks = make_networks(carrier, live=self._live, evaluate=False)
         check_executable(networks.trained)
         _, schemes, reasons = chosen_layers(networks, settings)
-        shown = settings.activation_type
-        actions = {layer: f"{scheme} x {shown}, trained" for layer, scheme in schemes.items()}
+        actions = {
+            layer: f"{scheme} x {settings.activation_type(layer)}, trained"
+            for layer, scheme in schemes.items()
+        }
         inner = carrier.with_graph(networks.trained)
         if self.prune is not None:
             for layer in gradual_layers(self, self.prune, inner):
@@ -214,13 +216,17 @@ class Qat(Recipe):
         """
         order = make_order(self, training, carrier.inputs, context.seed)
         prepared = self.prepared(carrier, context, training)
+        # Copies: training changes the module's own tensors in place.
+        start = {name: tensor.clone() for name, tensor in prepared.module.state_dict().items()}
+        untrained = carrier.with_graph(prepared.written(start)[0])
         job = self.job(prepared, carrier, context, training)
         trained = train(job, self, training, order)
         graph, layers = prepared.written(trained.tensors)
         notes = training_notes(trained, training.metric)
         if isinstance(job.objective, DistilledLoss):
             notes += job.objective.notes()
-        return Outcome(carrier.with_graph(graph), layers, notes, training_record(trained))
+        record = training_record(trained)
+        return Outcome(carrier.with_graph(graph), layers, notes, record, untrained)
 
     def prepared(self, carrier: Carrier, context: PassContext, training: Training) -> Prepared:
         """Return the network with fake quantization, its ranges calibrated.

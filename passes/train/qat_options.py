@@ -8,6 +8,7 @@ from pydantic import Field
 
 from compressor.types.options import Options
 from compressor.types.passes import LayerRule
+from passes.quantize.static_options import Bits
 
 WeightBits = Literal[2, 4, 8]
 
@@ -32,4 +33,8 @@ class QatRule(LayerRule):
     bits: WeightBits | None = Field(default=None, description="width of these layers' weights")
     granularity: Literal["channel", "tensor"] | None = Field(
         default=None, description="granularity of these layers' weights"
+    )
+    activation_bits: Bits | None = Field(
+        default=None,
+        description="width of what these layers read; where others read it, too, the widest counts",
     )

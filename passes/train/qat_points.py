@@ -77,6 +77,7 @@ class ActivationPoint:
         value: its name.
         scale: at the beginning.
         zero_point: likewise.
+        bits: width of a code.
         low: smallest code.
         high: largest code.
         symmetric: the zero point stays 0.
@@ -86,6 +87,7 @@ class ActivationPoint:
     value: str
     scale: float
     zero_point: int
+    bits: int
     low: int
     high: int
     symmetric: bool = False
@@ -156,7 +158,8 @@ def find_points(
     activations = {}
     for name in placement.values:
         if name in present:
-            activations[name] = _activation(name, codes[name], settings, exact=name in known)
+            scheme = settings.activation_scheme(settings.value_bits(name, placement))
+            activations[name] = _activation(name, codes[name], scheme, exact=name in known)
         elif name not in known:
             raise SpecError(
                 f"activation {name!r}",
@@ -187,16 +190,14 @@ def find_points(
     return Points(weights, activations, reasons)
 
 
-def _activation(
-    name: str, code: ActivationCode, settings: StaticSettings, *, exact: bool
-) -> ActivationPoint:
-    scheme = settings.activation_scheme
+def _activation(name: str, code: ActivationCode, scheme: Scheme, *, exact: bool) -> ActivationPoint:
     if scheme.bits == _BYTE and scheme.signed:
         scheme = replace(scheme, narrow=False)  # bytes saturate at -128, nothing clips before
     return ActivationPoint(
         value=name,
         scale=code.scale,
         zero_point=code.zero_point,
+        bits=scheme.bits,
         low=scheme.low,
         high=scheme.high,
         symmetric=scheme.symmetric,

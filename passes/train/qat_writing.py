@@ -61,7 +61,7 @@ def written(
         own = points.activations[name]
         scale, zero = current_scale(names, (own.low, own.high), tensors)
         if name not in known:
-            known[name] = settings.code(float(scale), int(zero))
+            known[name] = settings.code(float(scale), int(zero), own.bits)
     placement = place(model, settings.profile, schemes)
     static = StaticCodes(placement, schemes, known)
 

@@ -12,6 +12,8 @@ _KNOWN = 10  # losses before one can be called large
 _LOOKED_AT = 100
 _EXPLODED = 1000.0
 _SHOWN = 5
+_PART = 10  # of the training: the first and the last of so many are compared
+_GROWN = 1.5
 
 
 def divergence(loss: float, before: Sequence[float]) -> str:
@@ -30,6 +32,25 @@ def divergence(loss: float, before: Sequence[float]) -> str:
     if len(recent) >= _KNOWN and loss > _EXPLODED * max(median(recent), 1e-12) and loss > 1:
         return f"the loss has grown to {loss:.3g}"
     return ""
+
+
+def growth(losses: Sequence[float]) -> str:
+    """Say that a training ended with a larger loss than it began with; empty if it did not.
+
+    Args:
+        losses: of all steps. Medians of the first and the last tenth are compared, so that a
+            batch that is hard by chance is no growth.
+    """
+    part = len(losses) // _PART
+    if part < 1:
+        return ""
+    first, last = median(losses[:part]), median(losses[-part:])
+    if last <= _GROWN * first:
+        return ""
+    return (
+        f"the loss grew from {first:.4g} to {last:.4g}: training made the network worse; "
+        "lower learning-rate, or clip gradients (clip: 1)"
+    )
 
 
 def last_losses(before: Sequence[float]) -> str:

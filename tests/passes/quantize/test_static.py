@@ -155,6 +155,43 @@ def test_rules_skip_and_give_bits():
     assert dtypes == {"stem": "int8", "first": "int4", "second": "int8", "head": "float32"}
 
 
+def test_rules_give_bits_to_what_a_layer_reads():
+    """In four bits codes are clipped."""
+
+    def clipped(*layers):
+        declared = static(layers=layers, weights={"rounding": "nearest"}, activations={"bits": 4})
+        model = shared(Residual)
+        after = quantized(declared, model).carrier
+        found = {v.name for n in after.graph().graph if n.op_type == "Clip" for v in n.inputs[:1]}
+        batch = data(seed=7)[0]
+        rows = {row.name: row.action for row in declared.survey(model, ORT).layers}
+        return found, sqnr(outputs(model, batch), outputs(after, batch)), rows
+
+    everywhere, least, _ = clipped()
+    without, more, rows = clipped({"match": "stem", "activation-bits": 8})
+    assert everywhere - without == {"image"}
+    assert more > least
+    assert rows["stem"].endswith("x uint8")
+    assert rows["first"].endswith("x uint4")
+
+
+def test_what_two_layers_read_has_the_wider_of_two_widths():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.wide, self.narrow = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3)
+
+        def forward(self, image):
+            return self.wide(image) + self.narrow(image)
+
+    for rules, clips in (((), True), (({"match": "wide", "activation-bits": 8},), False)):
+        declared = static(activations={"bits": 4}, layers=rules)
+        after = quantized(declared, shared(Two)).carrier.graph().graph
+        clipped = {n.inputs[0].name for n in after if n.op_type == "Clip"}
+        assert clipped - {"image"}
+        assert ("image" in clipped) == clips
+
+
 def test_preview_has_the_structure_and_bytes_of_the_result():
     model = shared(Residual)
     found = statistics(INT8, model, ORT, data())

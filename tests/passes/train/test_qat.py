@@ -63,6 +63,7 @@ def operators(carrier: Carrier) -> list[str]:
         {"weights": {"symmetric": False, "granularity": "tensor"}},
         {"activations": {"symmetric": True}},
         {"scales": "fixed"},
+        {**FOUR, "layers": ({"match": "stem", "bits": 8, "activation_bits": 8},)},
     ],
 )
 def test_what_is_written_computes_what_was_trained(

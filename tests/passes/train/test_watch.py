@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from passes.train.watch import Best, divergence, last_losses
+from passes.train.watch import Best, divergence, growth, last_losses
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, 5000.0])
@@ -41,3 +41,22 @@ def test_the_best_value(higher: bool, best: float) -> None:
     again = Best(higher)
     again.restore(found.as_json())
     assert again == found
+
+
+def test_a_loss_that_grew_is_told() -> None:
+    assert growth([1.0] * 20 + [2.0] * 20).startswith("the loss grew from 1 to 2: ")
+    assert "lower learning-rate" in growth([0.1] * 20 + [2.3] * 20)
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [],
+        [1.0, 9.0],  # too few to tell
+        [1.0] * 40,
+        [1.0] * 20 + [1.4] * 20,
+        [2.0] * 39 + [50.0],  # one batch that is hard
+    ],
+)
+def test_a_loss_that_did_not_grow(losses: list[float]) -> None:
+    assert growth(losses) == ""

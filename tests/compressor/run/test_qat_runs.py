@@ -1,0 +1,57 @@
+"""``qat`` in whole runs: what training won back is in the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compressor.report.rows import pass_rows
+from tests.compressor.tiny_project import Project, torch_project
+
+
+def project(folder: Path, **options: Any) -> Project:
+    found = torch_project(folder)
+    found.spec["data"]["training"] = {
+        "npz": "test.npz",
+        "inputs": {"image": "image"},
+        "target": "label",
+        "batch": 16,
+    }
+    found.spec["metric"] = "perplexity"
+    found.spec["passes"] = [  # what has learned nothing has nothing to lose
+        {"pass": "finetune", "epochs": 10, "learning-rate": 0.01},
+        {"pass": "qat", "optimizer": "sgd", "activations": {"bits": 4}, **options},
+    ]
+    found.spec["exports"] = [{"format": "onnx"}]
+    return found
+
+
+def test_the_report_measures_the_network_before_it_is_trained(tmp_path: Path) -> None:
+    """A training that changes nothing shows what calibrated ranges alone give."""
+    options: dict[str, Any] = {"weights": {"bits": 2}}
+    idle = project(tmp_path / "idle", **options, steps=1, **{"learning-rate": 1e-12})
+    trained = project(tmp_path / "trained", **options, epochs=20, **{"learning-rate": 0.03})
+    (_, still), (tuned, moved) = (p.run().report["passes"] for p in (idle, trained))
+    assert still["untrained"]["metric"] == moved["untrained"]["metric"] == still["metric"]
+    assert still["untrained"]["won_back"] == pytest.approx(0, abs=1e-9)
+    lost = moved["untrained"]["metric_drop"]
+    left = moved["metric"]["value"] - tuned["metric"]["value"]
+    assert lost == pytest.approx(still["metric"]["value"] - tuned["metric"]["value"])
+    assert lost > left
+    assert moved["untrained"]["won_back"] == pytest.approx(100 * (lost - left) / lost)
+    _, row = pass_rows(trained.report())
+    assert row.notes[0].startswith("without training ")
+    assert row.notes[0].endswith(f"training won {100 * (lost - left) / lost:.0f} % of that back")
+    again = trained.run()
+    assert again.cached
+    assert again.report["passes"][1]["untrained"] == moved["untrained"]
+
+
+def test_nothing_lost_is_nothing_to_win_back(tmp_path: Path) -> None:
+    found = project(tmp_path, steps=2, activations={"bits": 8}, **{"learning-rate": 1e-6})
+    _, entry = found.run().report["passes"]
+    untrained = entry["untrained"]
+    assert (untrained["won_back"] is None) == (untrained["metric_drop"] <= 0)
+    assert (untrained["won_back_reason"] is None) == (untrained["metric_drop"] > 0)
