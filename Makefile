@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all check setup bench lint types docs clean
+.PHONY: demo test test-all check setup bench lint types docs site clean
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -44,6 +44,9 @@ bench: $(VENV)/.dev  ## the benchmark tables; real checkpoints are found through
 
 docs: $(VENV)/.dev  ## the generated reference pages
 	$(BIN)/python docs/generate.py
+
+site: $(VENV)/.dev  ## the user guide as web pages
+	$(BIN)/python -m sphinx -W -q -b html docs out/site
 
 clean:
 	rm -rf $(VENV) out build dist *.egg-info

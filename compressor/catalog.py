@@ -30,10 +30,13 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "quantize-dynamic": "passes.quantize.dynamic:QuantizeDynamic",
         "quantize-weights": "passes.quantize.weight_only:QuantizeWeights",
         "cast": "passes.quantize.cast:Cast",
+        "cluster": "passes.quantize.cluster:Cluster",
     },
     "exporter": {
         "safetensors": "exporters.safetensors.exporter:SafetensorsExporter",
         "onnx": "exporters.onnx.exporter:OnnxExporter",
+        "tensorrt": "exporters.tensorrt.exporter:TensorrtExporter",
+        "archive": "exporters.archive.exporter:ArchiveExporter",
     },
     "observer": {
         "min-max": "calibration.observers.min_max:MinMax",
@@ -57,6 +60,8 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     },
 }
 COLLECT = "calibration.collect:collect"
+UNPACK = "exporters.archive.unpacking:unpack"
+ARCHIVE_SIZES = "exporters.archive.unpacking:stored_bytes"
 
 _GROUPS: Mapping[Kind, str] = {
     "pass": "compressor.passes",

@@ -133,7 +133,7 @@ def examine() -> Machine:
         providers=_providers(),
         gpus=gpus,
         builders=(_rtx_builder(), _gpu_builder(gpus)),
-        cores=_cores(),
+        cores=usable_cores(),
         memory=_memory(),
         disk_free=shutil.disk_usage(Path.cwd()).free,
         features=features,
@@ -212,7 +212,8 @@ def _gpu_builder(gpus: Sequence[Gpu]) -> Builder:
     return Builder("gpu", available=True, detail=f"tensorrt {_version('tensorrt')}")
 
 
-def _cores() -> int:
+def usable_cores() -> int:
+    """Return how many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TypeVar
+from glob import escape
+from typing import TypeVar, get_args
 
 from compressor.errors import SpecError
 from compressor.names import suggestion
-from compressor.types.passes import LayerPlan, LayerRule
+from compressor.types.passes import LayerPlan, LayerRule, Pass
 
 RuleT = TypeVar("RuleT", bound=LayerRule)
 _SHOWN = 3
@@ -32,6 +33,19 @@ def resolve_rules(rules: Sequence[RuleT], names: Sequence[str]) -> dict[str, Rul
 def rule_of(rules: Sequence[RuleT], name: str) -> RuleT | None:
     """Return the first rule that matches a layer's name, if any does."""
     return next((rule for rule in rules if fnmatchcase(name, rule.match)), None)
+
+
+def rule_class(declared: type[Pass]) -> type[LayerRule] | None:
+    """Return what the rules under a pass's ``layers`` are, or ``None`` if it has no rules."""
+    field = declared.model_fields.get("layers")
+    given = () if field is None else get_args(field.annotation)
+    found = given[0] if given else None
+    return found if isinstance(found, type) and issubclass(found, LayerRule) else None
+
+
+def match_of(name: str) -> str:
+    """Return the ``match`` that fits this layer's name and no other."""
+    return escape(name)
 
 
 def skip_reason(rule: LayerRule | None) -> str:

@@ -52,10 +52,17 @@ class PassPlan:
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """What one exporter will write."""
+    """What one exporter will write.
+
+    Attributes:
+        format: its name.
+        bytes: what it predicts.
+        at_most: the files may take less, which shows once the weights are coded.
+    """
 
     format: str
     bytes: int
+    at_most: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,8 @@ class Plan:
         bytes: of the float model's tensors.
         macs: multiply-accumulates for one sample; ``None`` without a graph.
         peak_memory: predicted bytes.
-        warnings: limits that the prediction says will not hold, one sentence each.
+        warnings: limits that the prediction says will not hold, and artifacts that cannot be
+            judged by all of them, one sentence each.
         training_metric: what training is judged by: the metric, or where nothing is evaluated, the
             one that the spec would be judged by if its training data were the evaluation data.
     """
@@ -140,8 +148,10 @@ def make_plan(spec: Spec) -> Plan:
     for index, exporter in enumerate(spec.exports):
         with _at(spec, "exports", index):
             exporter.check(carrier)
-            exports.append(ExportPlan(exporter.format, exporter.predict(carrier)))
+            size = exporter.predict(carrier)
+            exports.append(ExportPlan(exporter.format, size, exporter.bound))
     _check_exports(spec, spec.exports)
+    _check_judged(spec)
     size = model_bytes(float_model)
     return Plan(
         spec=spec,
@@ -175,13 +185,29 @@ def _check_data_is_of_use(spec: Spec, carrier: Carrier) -> None:
     )
 
 
+def _check_judged(spec: Spec) -> None:
+    """Refuse a limit that no artifact can be judged by on this machine."""
+    reasons = [exporter.cannot_run for exporter in spec.exports]
+    if spec.limits.metric_drop is not None and reasons and all(reasons):
+        raise SpecError(
+            "limits.metric-drop",
+            f"cannot be judged here: {reasons[0]}",
+            "add an export that can be run, such as onnx, or remove the limit",
+            where=spec.where("limits", "metric-drop"),
+        )
+
+
 def _warnings(spec: Spec, exports: Sequence[ExportPlan], size: int) -> tuple[str, ...]:
     limit = spec.limits.size_ratio
-    return tuple(
+    above = [
         f"{e.format}: the predicted size ratio {e.bytes / size:.2f} is above the limit {limit:g}"
         for e in exports
         if limit is not None and e.bytes > limit * size
-    )
+    ]
+    unjudged = [
+        f"{e.format}: only its size is judged: {e.cannot_run}" for e in spec.exports if e.cannot_run
+    ]
+    return (*above, *unjudged)
 
 
 def make_observer(name: str, options: Mapping[str, Any]) -> Observer[Any, Any]:

@@ -1,21 +1,39 @@
-"""Latency, measured side by side so that ratios hold on a noisy machine."""
+"""Latency, measured side by side so that ratios hold on a noisy machine.
+
+Where a runtime happens to put weights and buffers makes the same file a few percent faster or
+slower each time it is opened, and no number of rounds shows that. So all models are opened again
+and again, each time in another order, and intervals are over the openings. Within one, the models
+take turns in random order, and only times of the same round are compared: a slow phase of the
+machine touches all alike. A model beside itself is then as often the faster one as the slower,
+which is all that the interval asks for.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from compressor.median_interval import median_interval
 from compressor.types.carrier import Runner
 from compressor.types.tensors import Array, Batch
 
-_WARM_UP = 5
-_MOST_ROUNDS = 300
-_LEAST_ROUNDS = 15
-_RESAMPLES = 1000
+Opener = Callable[[], Runner]
+
+_BUDGET = 2.0  # seconds
+_PRECISION = 0.01
+# Stopping at the first interval that is narrow enough favours those that are so by chance.
+# Computed for two percent more, intervals keep what they promise.
+_LEVEL = 0.97
+_LEAST_OPENINGS = 7  # fewer cannot reach that level
+_OPENINGS_TO_STOP = 8
+_MOST_OPENINGS = 40
+_LEAST_CYCLES = 3
+_WINDOW = 3
+_STEADY = 0.05
 
 
 @dataclass(frozen=True)
@@ -24,55 +42,193 @@ class Latencies:
 
     Attributes:
         batch: samples in a run.
-        seconds: one time a round for each name, ``[rounds]``; rounds pair across names.
+        seconds: for each name and each opening, ``[cycles, inputs]``: a round a row and a column
+            for each input that the models were run on. Rounds pair across names.
     """
 
     batch: int
-    seconds: Mapping[str, Array]
+    seconds: Mapping[str, Sequence[Array]]
+
+    @property
+    def inputs(self) -> int:
+        """On how many inputs in turn the models were run."""
+        return int(next(iter(self.seconds.values()))[0].shape[1])
 
     def summary(self, name: str) -> dict[str, Any]:
-        """Percentiles in milliseconds for one run of the batch."""
-        p50, p90, p99 = np.percentile(self.seconds[name] * 1e3, [50, 90, 99])
+        """Return percentiles in milliseconds for one run of the batch, over all inputs.
+
+        ``mean`` is the typical time: of each input the median, of these the mean. ``ci95`` is its
+        95 % interval.
+        """
+        every = np.concatenate(self.seconds[name]) * 1e3
+        p50, p90, p99 = np.percentile(every, [50, 90, 99])
+        mean = float(np.median(every, axis=0).mean())
+        typical = [np.median(_grouped(b), axis=1).mean(1) * 1e3 for b in self.seconds[name]]
+        low, high = median_interval(typical, _LEVEL)
         return {
             "batch": self.batch,
+            "inputs": self.inputs,
             "p50": float(p50),
             "p90": float(p90),
             "p99": float(p99),
-            "rounds": int(self.seconds[name].size),
+            "mean": mean,
+            # With several inputs, the mean of medians is not quite the median of means.
+            "ci95": [min(low, mean), max(high, mean)],
+            "rounds": int(every.size),
+            "openings": len(typical),
         }
 
     def ratio(self, name: str, base: str) -> dict[str, Any]:
-        """Median of the ratios round by round, with its 95 % bootstrap interval."""
-        pairs = self.seconds[name] / self.seconds[base]
-        rng = np.random.default_rng(0)
-        drawn = rng.integers(0, pairs.size, size=(_RESAMPLES, pairs.size))
-        low, high = np.percentile(np.median(pairs[drawn], axis=1), [2.5, 97.5])
-        return {"value": float(np.median(pairs)), "ci95": [float(low), float(high)]}
+        """Return a model's typical time over another's, with its 95 % interval.
+
+        Times are compared round by round, and the median of the ratios counts. With several
+        inputs, a ratio is that over all of them: of each the median of three rounds, by the time
+        that the base takes for it.
+        """
+        pairs = zip(self.seconds[name], self.seconds[base], strict=True)
+        logs = [np.log(_ratios(_grouped(own), _grouped(other))) for own, other in pairs]
+        low, high = median_interval(logs, _LEVEL)
+        value = float(np.exp(np.median(np.concatenate(logs))))
+        return {"value": value, "ci95": [float(np.exp(low)), float(np.exp(high))]}
+
+    def precise(self, precision: float) -> bool:
+        """Say whether all ratios to the first model are known that well.
+
+        Args:
+            precision: half the interval's width, as a share of the ratio; of a model that was
+                timed alone, of its own time.
+        """
+        base, *others = self.seconds
+        found = [self.ratio(name, base) for name in others]
+        if not others:
+            own = self.summary(base)
+            found = [{"value": own["mean"], "ci95": own["ci95"]}]
+        return all(f["ci95"][1] - f["ci95"][0] <= 2 * precision * f["value"] for f in found)
 
 
-def measure(runners: Mapping[str, Runner], batch: Batch, budget: float = 2.0) -> Latencies:
-    """Time several models in turn on the same batch.
+def already_open(runners: Mapping[str, Runner]) -> dict[str, Opener]:
+    """Return openers of models that are not opened again: intervals are those of these sessions."""
 
-    Each round runs every model once, in an order that alternates, so that drift of the machine's
-    speed and what a model leaves in the caches touch all alike.
+    def opener(runner: Runner) -> Opener:
+        return lambda: runner
+
+    return {name: opener(runner) for name, runner in runners.items()}
+
+
+def measure(
+    models: Mapping[str, Opener],
+    inputs: Sequence[Batch],
+    budget: float | None = None,
+    precision: float = _PRECISION,
+) -> Latencies:
+    """Time several models in turn on the same inputs.
 
     Args:
-        runners: the models by name.
-        batch: what each runs.
-        budget: seconds for all rounds together; at least 15 rounds are run whatever they take.
+        models: what opens each, by name; the first is the base of the ratios.
+        inputs: batches of one size, which rounds take in turn: several where a model's time
+            depends on what is in them. Of so many that the budget is too small, the first.
+        budget: seconds for everything, 2 if not given; each model is opened and timed seven
+            times whatever that takes.
+        precision: stop as soon as all ratios are known that well; see :meth:`Latencies.precise`.
+
+    Raises:
+        CompressorError: a model cannot be opened or run.
     """
-    names = list(runners)
-    for name in names:
-        for _ in range(_WARM_UP):
-            runners[name].run(batch)
-    times: dict[str, list[float]] = {name: [] for name in names}
+    budget = _BUDGET if budget is None else budget
+    rng = np.random.default_rng(0)
+    openings, rounds = _orders(models, rng), _orders(models, rng)
     start = time.perf_counter()
-    for index in range(_MOST_ROUNDS):
-        if index >= _LEAST_ROUNDS and time.perf_counter() - start > budget:
+    if len(inputs) > 1:
+        inputs = inputs[: _affordable(models, inputs[0], budget)]
+    size = len(next(iter(inputs[0].values())))
+    blocks: dict[str, list[Array]] = {name: [] for name in models}
+    found = Latencies(size, blocks)
+    for count in range(1, _MOST_OPENINGS + 1):
+        runners = {name: models[name]() for name in next(openings)}
+        block = _timed(runners, inputs, rounds, budget / _MOST_OPENINGS)
+        # All close before the first is opened again, or each would get its own memory back.
+        runners.clear()
+        for name, times in block.items():
+            blocks[name].append(times)
+        if count >= _LEAST_OPENINGS and time.perf_counter() - start > budget:
             break
-        for name in names if index % 2 == 0 else reversed(names):
-            begin = time.perf_counter()
-            runners[name].run(batch)
-            times[name].append(time.perf_counter() - begin)
-    size = len(next(iter(batch.values())))
-    return Latencies(size, {name: np.asarray(t) for name, t in times.items()})
+        if count >= _OPENINGS_TO_STOP and found.precise(precision):
+            break
+    return found
+
+
+def _timed(
+    runners: Mapping[str, Runner],
+    inputs: Sequence[Batch],
+    orders: Iterator[list[str]],
+    share: float,
+) -> dict[str, Array]:
+    """Time models that have just been opened for so many seconds; ``[cycles, inputs]`` of each."""
+    for runner in runners.values():
+        _warm_up(runner, inputs, share)
+    cycles: dict[str, list[list[float]]] = {name: [] for name in runners}
+    start = time.perf_counter()
+    done = 0
+    while done < _LEAST_CYCLES or time.perf_counter() - start < share:
+        for times in cycles.values():
+            times.append([])
+        for batch in inputs:
+            for name in next(orders):
+                cycles[name][-1].append(_seconds(runners[name], batch))
+        done += 1
+    return {name: np.asarray(times) for name, times in cycles.items()}
+
+
+def _warm_up(runner: Runner, inputs: Sequence[Batch], limit: float) -> None:
+    """Run until a few runs in a row take as long as those before them, or time is up."""
+    start, before = time.perf_counter(), 0.0
+    while True:
+        now = float(np.median([_seconds(runner, inputs[0]) for _ in range(_WINDOW)]))
+        if abs(now - before) <= _STEADY * before or time.perf_counter() - start > limit:
+            break
+        before = now
+    for batch in inputs[1:]:
+        runner.run(batch)
+
+
+def _affordable(models: Mapping[str, Opener], batch: Batch, budget: float) -> int:
+    """Return over how many inputs a budget lets all openings go."""
+    runners = [models[name]() for name in models]
+    seconds = 0.0
+    for runner in runners:
+        _warm_up(runner, [batch], 0.0)
+        seconds += _seconds(runner, batch)
+    return max(1, int(budget / (_LEAST_OPENINGS * (_LEAST_CYCLES + 1) * seconds)))
+
+
+def _seconds(runner: Runner, batch: Batch) -> float:
+    begin = time.perf_counter()
+    runner.run(batch)
+    return time.perf_counter() - begin
+
+
+def _orders(names: Iterable[str], rng: np.random.Generator) -> Iterator[list[str]]:
+    """Yield random orders, each followed by its reverse, so that no place is had more often."""
+    known = list(names)
+    while True:
+        order = [known[i] for i in rng.permutation(len(known))]
+        yield order
+        yield order[::-1]
+
+
+def _grouped(times: Array) -> Array:
+    """Make ``[values, rounds, inputs]`` of ``[cycles, inputs]``: the rounds that give one value.
+
+    A single input's rounds stand for themselves. Of several inputs one or another is always
+    disturbed, so that three rounds are put together; what remains of them is left out.
+    """
+    cycles, inputs = times.shape
+    rounds = 1 if inputs == 1 else min(_LEAST_CYCLES, cycles)
+    return times[: cycles // rounds * rounds].reshape(-1, rounds, inputs)
+
+
+def _ratios(times: Array, base: Array) -> Array:
+    """Return a ratio for each value of ``[values, rounds, inputs]``."""
+    weights = np.median(base, axis=1)
+    found: Array = (np.median(times / base, axis=1) * weights).sum(1) / weights.sum(1)
+    return found

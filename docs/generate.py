@@ -1,17 +1,30 @@
-"""Write ``docs/reference`` from the classes that it describes.
+"""Write ``docs/reference`` from the code that it describes.
 
-Run ``python docs/generate.py`` after an option or a class docstring has changed; a test compares
-the pages with the classes.
+Run ``python docs/generate.py`` after an option, a command or a class docstring has changed; a test
+compares the pages with the code.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import click
+
 from compressor import catalog
+from compressor.cli.application import application
 from compressor.describe import Description, Option, describe, describe_options
+from compressor.spec.keys import (
+    DataKeys,
+    DataSection,
+    InputKeys,
+    LimitKeys,
+    MetricKeys,
+    ModelKeys,
+    SpecKeys,
+)
 
 FOLDER = Path(__file__).parent / "reference"
 _MARK = "<!-- Written by docs/generate.py. Change the class, not this page. -->"
@@ -38,6 +51,26 @@ Each entry under `data` names one source by its kind, with a path as value: `npz
 options below stand beside it, and so do the [keys that every source
 has](../spec.md#data). Besides these kinds there is `factory`, a function of your own."""
 
+_SPEC = """\
+What each section means is said in [the spec](../spec.md); `compress schema` prints all of it as a
+JSON Schema. Unknown keys are errors."""
+
+_COMMANDS = """\
+`compress NAME --help` prints the same on a terminal; `python -m compressor` is `compress`. With
+`--debug` a failure shows its traceback. Exit codes: 0 done; 1 done, but a limit or gate failed; 2
+the spec, an option or a path is wrong; 3 the model, data or a file is unusable; 4 an artifact
+failed its check; 130 interrupted."""
+
+_SECTIONS = (
+    ("Top level", SpecKeys),
+    ("model", ModelKeys),
+    ("model.inputs", InputKeys),
+    ("data", DataSection),
+    ("each entry under data", DataKeys),
+    ("metric", MetricKeys),
+    ("limits", LimitKeys),
+)
+
 
 def pages() -> dict[str, str]:
     """Return the text of every page by file name."""
@@ -48,7 +81,33 @@ def pages() -> dict[str, str]:
             "Exporters", _EXPORTERS, "exporter", lambda name: describe("exporter", name)
         ),
         "sources.md": _page("Data sources", _SOURCES, "source", _source),
+        "spec.md": _spec_page(),
+        "cli.md": _command_page(),
     }
+
+
+def _spec_page() -> str:
+    parts = [_MARK, "# Keys of a spec", _SPEC]
+    for title, keys in _SECTIONS:
+        parts += [f"## {title}", (inspect.getdoc(keys) or "").replace("``", "`")]
+        parts.append(_table([replace(o, options=()) for o in describe_options(keys)]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _command_page() -> str:
+    parts = [_MARK, "# Commands", _COMMANDS]
+    for name, command in application.commands.items():
+        context = click.Context(command, info_name=f"compress {name}")
+        usage = command.get_usage(context).removeprefix("Usage: ")
+        parts += [f"## {name}", f"```text\n{usage}\n```", inspect.cleandoc(command.help or "")]
+        records = (parameter.get_help_record(context) for parameter in command.get_params(context))
+        rows = [record for record in records if record is not None and record[1]]
+        if rows:
+            table = [
+                f"| `{option}` | {_escaped(' '.join(told.split()))} |" for option, told in rows
+            ]
+            parts.append("\n".join(["| option | what it does |", "| --- | --- |", *table]))
+    return "\n\n".join(parts) + "\n"
 
 
 def _observer(name: str) -> Description:

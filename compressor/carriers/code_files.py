@@ -17,7 +17,7 @@ from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
 
 _CODES = "codes.safetensors"
 _PARTS = ("codes", "scale", "zero_point")
-_OVERALL = "tensor_scale"
+_OPTIONAL = ("tensor_scale", "codebook")
 
 
 def save_codes(
@@ -37,8 +37,8 @@ def save_codes(
     for name, entry in codes.items():
         found = entry.compute(entry.layer.canonical(weight(entry.layer)))
         tensors |= {f"{name}:{part}": getattr(found, part).contiguous() for part in _PARTS}
-        if found.tensor_scale is not None:
-            tensors[f"{name}:{_OVERALL}"] = found.tensor_scale.contiguous()
+        others = {part: getattr(found, part) for part in _OPTIONAL}
+        tensors |= {f"{name}:{k}": v.contiguous() for k, v in others.items() if v is not None}
         described[name] = {"layer": asdict(entry.layer), "scheme": asdict(found.scheme)}
     with system_errors():
         save_file(tensors, directory / _CODES, {"codes": json.dumps(described)})
@@ -55,12 +55,12 @@ def load_codes(directory: Path) -> dict[str, WeightCodes]:
         names = set(file.keys())
         for name, entry in described.items():
             parts = {part: file.get_tensor(f"{name}:{part}") for part in _PARTS}
-            overall = f"{name}:{_OVERALL}"
-            stored = QuantizedTensor(
-                **parts,
-                scheme=Scheme(**entry["scheme"]),
-                tensor_scale=file.get_tensor(overall) if overall in names else None,
-            )
+            parts |= {
+                part: file.get_tensor(f"{name}:{part}")
+                for part in _OPTIONAL
+                if f"{name}:{part}" in names
+            }
+            stored = QuantizedTensor(**parts, scheme=Scheme(**entry["scheme"]))
             found[name] = known_codes(_layer(entry["layer"]), stored)
     return found
 

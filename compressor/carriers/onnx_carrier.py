@@ -13,18 +13,19 @@ import onnx_ir.passes.common as common
 import torch
 from onnx_ir import tensor_adapters
 
+from compressor.carriers.graph_runners import runner_of
 from compressor.carriers.onnx_file import read_onnx
 from compressor.carriers.onnx_upgrade import upgraded
-from compressor.carriers.ort_runner import OrtRunner, graph_runner
 from compressor.carriers.torch_graph.convert import from_numpy
 from compressor.carriers.torch_graph.dtypes import TORCH_DTYPES
 from compressor.errors import ModelError, SpecError
 from compressor.graph.clean import clean, infer_shapes
+from compressor.graph.codebooks import attach_codebook
 from compressor.graph.codes import attach_codes
 from compressor.graph.layers import graph_layers
 from compressor.graph.static_lengths import note_static_lengths
 from compressor.graph.values import tensor_spec
-from compressor.types.carrier import Capability
+from compressor.types.carrier import Capability, Runner
 from compressor.types.changes import WeightChange
 from compressor.types.channels import Units
 from compressor.types.layers import Layer
@@ -151,8 +152,8 @@ class OnnxCarrier:
             "train before the passes that work on the graph, or give model.factory",
         )
 
-    def runner(self, taps: Sequence[str] = ()) -> OrtRunner:
-        """Start ONNX Runtime on the graph; ``taps`` are yielded as further outputs.
+    def runner(self, taps: Sequence[str] = ()) -> Runner:
+        """Start what runs the graph; ``taps`` are yielded as further outputs.
 
         Raises:
             ModelError: the runtime does not load the graph.
@@ -167,7 +168,7 @@ class OnnxCarrier:
                 "use passes that need no data, and leave data out; or export the model again "
                 "without it",
             )
-        return graph_runner(self._graph, taps)
+        return runner_of(self._graph, taps)
 
     def save(self, directory: Path) -> None:
         """Write the graph, large tensors beside it."""
@@ -204,7 +205,10 @@ def graph_with_codes(
     for name, codes in changes.items():
         layer = layers[name]
         compute = partial(_computed, codes, layer, weight)
-        attach_codes(changed, layer, codes.scheme, compute)
+        if codes.scheme.element == "codebook":
+            attach_codebook(changed, layer, codes.scheme, compute)
+        else:
+            attach_codes(changed, layer, codes.scheme, compute)
     return changed
 
 

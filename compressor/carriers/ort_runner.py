@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +15,32 @@ from compressor.errors import ModelError
 from compressor.types.tensors import Batch
 
 _PREFIX = r"^(\[ONNXRuntimeError\] : \d+ : \w+ : )?(Load model from .*? failed:)?"
+PROVIDERS: Mapping[str, str] = {
+    "cpu": "CPUExecutionProvider",
+    "cuda": "CUDAExecutionProvider",
+    "tensorrt": "TensorrtExecutionProvider",
+}
+"""ONNX Runtime's names of what computes, by ours; the CPU steps in for what one does not have."""
+
+_TITLES = {"cpu": "CPU", "cuda": "CUDA", "tensorrt": "TensorRT"}
+EXECUTED = "executed.onnx"
 _INLINE_LIMIT = 1_500_000_000  # protobuf refuses messages of 2 GB
 
 
 class OrtRunner:
-    """One ONNX Runtime session on the CPU.
+    """One ONNX Runtime session.
 
     Args:
         model: a path, or a serialized model.
         subject: what the model is, for messages.
         threads: intra-operator threads; ``None`` leaves the choice to the runtime.
         optimize: let the runtime optimize the graph; what is only loaded need not be.
+        provider: what computes; see :func:`usable_providers`.
+        profile: an empty folder for the graph as it is executed, :data:`EXECUTED`, and the times
+            of its operators, which :meth:`end_profile` writes.
 
     Raises:
-        ModelError: the runtime does not load the model.
+        ModelError: the runtime does not load the model, or does not start the provider.
     """
 
     def __init__(
@@ -37,6 +50,8 @@ class OrtRunner:
         threads: int | None = None,
         *,
         optimize: bool = True,
+        provider: str = "cpu",
+        profile: Path | None = None,
     ):
         import onnxruntime as ort
 
@@ -50,18 +65,29 @@ class OrtRunner:
         options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
         if threads is not None:
             options.intra_op_num_threads = threads
+        if profile is not None:
+            _profiled(options, profile)
         try:
-            self._session = _session(model if isinstance(model, bytes) else str(model), options)
+            self._session = _session(
+                model if isinstance(model, bytes) else str(model), options, provider
+            )
         except _failures() as error:
             raise ModelError(
                 subject,
                 f"ONNX Runtime {ort.__version__} does not load it ({_first_line(error)})",
                 "check the file with the onnx checker, or export it with another opset",
             ) from error
+        if PROVIDERS[provider] not in self._session.get_providers():
+            raise ModelError(
+                subject,
+                f"runs without {PROVIDERS[provider]}, which ONNX Runtime {ort.__version__} could "
+                "not start",
+                "install the libraries that it needs, or use the provider cpu",
+            )
         self._subject = subject
         self._outputs = [o.name for o in self._session.get_outputs()]
         self._inputs = {i.name for i in self._session.get_inputs()}
-        self.runtime = f"onnxruntime {ort.__version__} (CPU)"
+        self.runtime = f"onnxruntime {ort.__version__} ({_TITLES[provider]})"
 
     def run(self, batch: Batch) -> Batch:
         """Run one batch; arrays that the model does not take are ignored.
@@ -80,21 +106,73 @@ class OrtRunner:
             ) from error
         return dict(zip(self._outputs, results, strict=True))
 
+    def end_profile(self) -> Path:
+        """Return the file with the times of all operators since the start, as JSON events."""
+        return Path(self._session.end_profiling())
 
-def _session(model: bytes | str, options: Any) -> Any:
+
+def _profiled(options: Any, folder: Path) -> None:
+    options.enable_profiling = True
+    options.profile_file_prefix = str(folder / "profile")
+    options.optimized_model_filepath = str(folder / EXECUTED)
+    # A protobuf file holds 2 GB at most; and nobody reads the weights there.
+    prefix = "session.optimized_model_external_initializers"
+    options.add_session_config_entry(f"{prefix}_file_name", "weights.bin")
+    options.add_session_config_entry(f"{prefix}_min_size_in_bytes", "1024")
+
+
+@cache
+def usable_providers() -> tuple[str, ...]:
+    """Return the names of the providers that start on this machine, found by starting them."""
+    import onnxruntime as ort
+    from onnx import TensorProto, helper
+
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["y"])],
+        "probe",
+        [value("x", TensorProto.FLOAT, [1])],
+        [value("y", TensorProto.FLOAT, [1])],
+    )
+    opset = helper.make_opsetid("", 17)
+    model = helper.make_model(
+        graph, opset_imports=[opset], ir_version=helper.find_min_ir_version_for([opset])
+    ).SerializeToString()
+    built = ort.get_available_providers()
+    found = ["cpu"]
+    ort.set_default_logger_severity(4)  # what does not start says so at length
+    try:
+        for name in ("cuda", "tensorrt"):
+            if PROVIDERS[name] in built:
+                try:
+                    OrtRunner(model, "probe", provider=name)
+                except ModelError:  # its libraries or its device are missing
+                    continue
+                found.append(name)
+    finally:
+        ort.set_default_logger_severity(2)
+    return tuple(found)
+
+
+def _session(model: bytes | str, options: Any, provider: str) -> Any:
     """Start a session; where an optimizer of the runtime breaks the graph, without that one."""
     import onnxruntime as ort
 
-    providers = ["CPUExecutionProvider"]
+    providers = list(dict.fromkeys((PROVIDERS[provider], PROVIDERS["cpu"])))
     try:
-        return ort.InferenceSession(model, options, providers=providers)
+        # What falls back to the CPU in silence would be measured for something else.
+        return ort.InferenceSession(model, options, providers=providers, enable_fallback=False)
     except _failures() as error:
         # ONNX Runtime 1.31 moves int8 QuantizeLinear over Slice, and on some processors another
         # of its steps has by then changed the zero point to uint8.
         if "QuantizeLinear" not in str(error) or "zero_point" not in str(error):
             raise
         return ort.InferenceSession(
-            model, options, providers=providers, disabled_optimizers=["QDQPropagationTransformer"]
+            model,
+            options,
+            providers=providers,
+            enable_fallback=False,
+            disabled_optimizers=["QDQPropagationTransformer"],
         )
 
 

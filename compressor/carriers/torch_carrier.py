@@ -22,10 +22,10 @@ from compressor.carriers.altered_module import (
 )
 from compressor.carriers.calling import NamedModule
 from compressor.carriers.code_files import load_codes, save_codes
+from compressor.carriers.graph_runners import runner_of
 from compressor.carriers.lowering import attach_weights, lower
 from compressor.carriers.matching import check_names, load_into
 from compressor.carriers.onnx_carrier import OnnxCarrier, graph_with_codes, restore_graph
-from compressor.carriers.ort_runner import OrtRunner, graph_runner
 from compressor.carriers.smaller_module import (
     attach_smaller,
     copied,
@@ -41,7 +41,7 @@ from compressor.errors import ModelError, SpecError
 from compressor.graph.clean import clean, infer_shapes
 from compressor.graph.layers import graph_layers
 from compressor.graph.static_lengths import note_static_lengths
-from compressor.types.carrier import Capability, Carrier
+from compressor.types.carrier import Capability, Carrier, Runner
 from compressor.types.changes import WeightChange
 from compressor.types.channels import Units
 from compressor.types.layers import Layer
@@ -315,9 +315,9 @@ class TorchCarrier:
         inputs, outputs = [i.name for i in self.inputs], [o.name for o in self.outputs]
         return NamedModule(deepcopy(self.module), inputs, outputs)
 
-    def runner(self, taps: Sequence[str] = ()) -> OrtRunner:
-        """Start ONNX Runtime on the lowered module; ``taps`` are yielded as further outputs."""
-        return graph_runner(self._graph, taps)
+    def runner(self, taps: Sequence[str] = ()) -> Runner:
+        """Start what runs the lowered module; ``taps`` are yielded as further outputs."""
+        return runner_of(self._graph, taps)
 
     def module_outputs(self, batch: Batch) -> list[Array]:
         """Run the module itself; its output tensors in the order of the graph's outputs."""

@@ -11,8 +11,12 @@ from typing import Any, NoReturn
 
 import click
 
+from compressor.cli.bench import bench
+from compressor.cli.compare import compare
 from compressor.cli.doctor import doctor
+from compressor.cli.explain import explain
 from compressor.cli.failures import internal, interrupted, pipe_closed, report, usage
+from compressor.cli.gate import gate
 from compressor.cli.init import init
 from compressor.cli.inspect import inspect
 from compressor.cli.passes import exporters, passes
@@ -20,6 +24,7 @@ from compressor.cli.plan import plan
 from compressor.cli.quantize import quantize
 from compressor.cli.run import run
 from compressor.cli.schema import schema
+from compressor.cli.unpack import unpack
 from compressor.errors import CompressorError
 from compressor.quiet import quiet_libraries
 
@@ -98,7 +103,22 @@ def application(ctx: click.Context, debug: bool) -> None:
         click.echo(ctx.get_help())
 
 
-for _command in (init, plan, run, quantize, inspect, passes, exporters, schema, doctor):
+for _command in (
+    init,
+    plan,
+    run,
+    quantize,
+    inspect,
+    explain,
+    bench,
+    compare,
+    gate,
+    unpack,
+    passes,
+    exporters,
+    schema,
+    doctor,
+):
     application.add_command(_command)
 
 

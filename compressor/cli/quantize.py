@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from compressor.cli.options import json_option
+from compressor.cli.options import force_option, json_option
 
 _PRESETS = ("int8", "int4-g128", "int4-g32", "int2-g32", "fp8", "nvfp4", "mxfp4")
 
@@ -52,6 +52,7 @@ _PRESETS = ("int8", "int4-g128", "int4-g32", "int2-g32", "fp8", "nvfp4", "mxfp4"
     "--max-shard-size", type=int, metavar="BYTES", help="Size of a file; default: as they are."
 )
 @click.option("--fresh", is_flag=True, help="Forget what an earlier call finished.")
+@force_option
 @json_option
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 def quantize(
@@ -64,6 +65,7 @@ def quantize(
     embeddings: bool,
     max_shard_size: int | None,
     fresh: bool,
+    force: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -81,7 +83,7 @@ def quantize(
     options = QuantizeOptions(preset, method, search, skip, embeddings, max_shard_size)
     code = run_and_show(
         quantization_spec(checkpoint, output, options),
-        RunOptions(fresh=fresh, identify_by_headers=True),
+        RunOptions(fresh=fresh, force=force, identify_by_headers=True),
         as_json=as_json,
         quiet=quiet,
     )

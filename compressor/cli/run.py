@@ -6,16 +6,19 @@ from pathlib import Path
 
 import click
 
-from compressor.cli.options import json_option, set_option, spec_argument
+from compressor.cli.options import force_option, json_option, set_option, spec_argument
 
 
 @click.command()
 @spec_argument
 @set_option
 @click.option("--fresh", is_flag=True, help="Forget what earlier runs of this spec finished.")
+@force_option
 @json_option
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
-def run(spec: Path, settings: tuple[str, ...], fresh: bool, as_json: bool, quiet: bool) -> None:
+def run(
+    spec: Path, settings: tuple[str, ...], fresh: bool, force: bool, as_json: bool, quiet: bool
+) -> None:
     """Compress, export, verify and report, as SPEC says.
 
     What an earlier run of the same spec finished is not done again. The result table goes to
@@ -28,7 +31,6 @@ def run(spec: Path, settings: tuple[str, ...], fresh: bool, as_json: bool, quiet
     from compressor.user_code import importable
 
     with importable([Path.cwd()]):
-        code = run_and_show(
-            load_spec(spec, settings), RunOptions(fresh=fresh), as_json=as_json, quiet=quiet
-        )
+        options = RunOptions(fresh=fresh, force=force)
+        code = run_and_show(load_spec(spec, settings), options, as_json=as_json, quiet=quiet)
     raise click.exceptions.Exit(code)

@@ -13,6 +13,7 @@ from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
 from compressor.errors import ModelError
+from compressor.graph.code_widths import code_widths
 from compressor.graph.narrow import narrow
 
 if TYPE_CHECKING:
@@ -30,10 +31,12 @@ class Skeleton:
         proto: the model; its initializers, sorted by name, have a name, a type and a shape but no
             data. Equal graphs give equal messages.
         tensors: the initializers' values by name, in the same order; none was evaluated.
+        widths: bits of the codes that have fewer than their element type, by name.
     """
 
     proto: onnx.ModelProto
     tensors: dict[str, ir.TensorProtocol]
+    widths: dict[str, int]
 
 
 def skeleton(model: ir.Model, *, narrowed: bool = False) -> Skeleton:
@@ -60,7 +63,8 @@ def skeleton(model: ir.Model, *, narrowed: bool = False) -> Skeleton:
         common.ClearMetadataAndDocStringPass(),
     ]
     if plain.functions:
-        steps.insert(0, common.InlinePass())
+        common.InlinePass()(plain)
+    widths = code_widths(plain)  # before notes go
     for step in (*steps, common.RemoveUnusedOpsetsPass()):
         step(plain)
     tensors = _detach(plain.graph)
@@ -71,7 +75,7 @@ def skeleton(model: ir.Model, *, narrowed: bool = False) -> Skeleton:
     proto.graph.initializer.sort(key=lambda tensor: tensor.name)
     _tidy(proto.graph)
     proto.graph.name = proto.graph.name or "graph"
-    return Skeleton(proto, tensors)
+    return Skeleton(proto, tensors, {v.name: bits for v, bits in widths.items() if v.name})
 
 
 def graph_as_json(proto: onnx.ModelProto) -> dict[str, Any]:

@@ -82,10 +82,11 @@ def obstacle(layer: Layer, scheme: Scheme, opset: int) -> str | None:
 
 def _no_form(scheme: Scheme) -> str | None:
     """Say why no weight can be stored under a scheme."""
-    if scheme.element == "int":
-        if 2 <= scheme.bits <= 8:
+    if scheme.element in ("int", "codebook"):
+        least = 2 if scheme.element == "int" else 1
+        if least <= scheme.bits <= 8:
             return None
-        return f"ONNX stores codes of 2 to 8 bits, not {scheme.bits}"
+        return f"ONNX stores codes of {least} to 8 bits, not {scheme.bits}"
     if scheme.bits != _FLOAT_BITS[scheme.element]:
         return f"{scheme.element} has {_FLOAT_BITS[scheme.element]} bits, not {scheme.bits}"
     if not scheme.symmetric:
@@ -127,15 +128,10 @@ def store_codes(
     Raises:
         ValueError: the weight cannot be stored under the scheme, see :func:`obstacle`.
     """
-    model = editor.model
-    problem = obstacle(layer, scheme, model.opset_imports.get("", 0))
-    if problem:
-        raise ValueError(f"layer {layer.name!r}: {problem}")
-    quantized = _Once(compute)
+    checked_opset(editor.model, layer, scheme)
+    quantized = Once(compute)
     form = CodeForm(layer, scheme)
-    editor.release(model.graph.initializers[layer.weight])
-    if scheme.bits <= 4:
-        model.ir_version = max(model.ir_version, _NARROW_IR)
+    editor.release(editor.model.graph.initializers[layer.weight])
 
     def lazy(
         suffix: str,
@@ -154,6 +150,19 @@ def store_codes(
     if form.scale_type == ir.DataType.FLOAT8E4M3FN:
         half_scale = lazy("_half_scale", _half_scale, ir.DataType.FLOAT, ())
     return Codes(layer, scheme, codes, scale, zero_point, half_scale, quantized)
+
+
+def checked_opset(model: ir.Model, layer: Layer, scheme: Scheme) -> None:
+    """Check that a model can store a layer's weight under a scheme, and note what that needs.
+
+    Raises:
+        ValueError: it cannot, see :func:`obstacle`.
+    """
+    problem = obstacle(layer, scheme, model.opset_imports.get("", 0))
+    if problem:
+        raise ValueError(f"layer {layer.name!r}: {problem}")
+    if scheme.bits <= 4:
+        model.ir_version = max(model.ir_version, _NARROW_IR)
 
 
 def read_through(editor: Editor, weight: ir.Value, codes: Codes) -> None:
@@ -247,7 +256,7 @@ def write_out_zero_point(graph: ir.Graph, stored: Codes) -> None:
             node.replace_input_with(2, zero)
 
 
-class _Once:
+class Once:
     """Calls a function at the first call, and lets go of what it holds."""
 
     def __init__(self, function: Callable[[], QuantizedTensor]):
@@ -255,6 +264,7 @@ class _Once:
         self._result: QuantizedTensor | None = None
 
     def __call__(self) -> QuantizedTensor:
+        """Return what the function returns."""
         if self._function is not None:
             self._result = self._function()
             self._function = None

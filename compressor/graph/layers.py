@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -27,7 +28,24 @@ _WEIGHTS = {
     ir.DataType.BFLOAT16,
     ir.DataType.DOUBLE,
 }
-_PLACES = {ir.DataType.UINT4, ir.DataType.UINT8}
+_PLACES = {ir.DataType.UINT2, ir.DataType.UINT4, ir.DataType.UINT8}
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Codes whose meaning a ``Gather`` finds in a table.
+
+    Attributes:
+        codes: the initializer of the codes.
+        table: that of what they stand for; where it has two axes, a code stands for several
+            numbers.
+        offsets: that of what is added to the codes, where parts of the weight have parts of the
+            table of their own.
+    """
+
+    codes: ir.Value
+    table: ir.Value
+    offsets: ir.Value | None
 
 
 def weight_source(value: ir.Value | None) -> tuple[ir.Value | None, bool]:
@@ -89,23 +107,33 @@ def _is_constant(value: ir.Value) -> bool:
 
 
 def looked_up(node: ir.Node) -> ir.Value | None:
-    """Return the codes whose meaning a ``Gather`` finds in a table, or ``None``.
+    """Return the codes of a :func:`lookup`, or ``None``."""
+    found = lookup(node)
+    return None if found is None else found.codes
 
-    That is how numbers are stored for which an opset has no element type: see
-    :class:`compressor.graph.code_forms.CodeForm`. Where the table has two axes, a code stands for
-    several numbers.
+
+def lookup(node: ir.Node) -> Lookup | None:
+    """Tell whether a node finds in a table what codes mean.
+
+    That is how numbers are stored for which an opset has no element type, and clustered weights:
+    see :class:`compressor.graph.code_forms.CodeForm` and :mod:`compressor.graph.codebooks`.
     """
     if not is_op(node, "Gather") or len(node.inputs) != 2:
         return None
     table, index = node.inputs
     if table is None or index is None or not table.is_initializer():
         return None
-    cast = index.producer()
+    cast, offsets = index.producer(), None
+    if cast is not None and is_op(cast, "Add"):
+        index, offsets = cast.inputs
+        if index is None or offsets is None or not offsets.is_initializer():
+            return None
+        cast = index.producer()
     if cast is None or not is_op(cast, "Cast") or len(static_shape(table) or ()) not in (1, 2):
         return None
     codes = cast.inputs[0]
     known = codes is not None and codes.is_initializer() and codes.dtype in _PLACES
-    return codes if known else None
+    return Lookup(codes, table, offsets) if codes is not None and known else None
 
 
 def layer_name(weight: str) -> str:
@@ -184,11 +212,13 @@ def graph_layers(model: ir.Model) -> tuple[Layer, ...]:
 
 
 def side_tensors(value: ir.Value) -> list[str]:
-    """Return the names of the scales and zero points that an initializer is read with.
+    """Return the names of the scales, zero points and codebook that an initializer is read with.
 
-    Tables are not among them: all weights share one.
+    Tables of integers are not among them: all weights share one.
     """
-    found: list[str] = []
+    book = codebook_lookup(value)
+    parts = [] if book is None else [book.table, book.offsets]
+    found = [part.name or "" for part in parts if part is not None]
     for node in _dequantizers(value):
         for side in node.inputs[1:]:
             found += _stored_behind(side)
@@ -205,6 +235,21 @@ def _dequantizers(value: ir.Value) -> Iterator[ir.Node]:
             for reader in node.outputs[0].uses():
                 if looked_up(reader.node) is value:
                     yield from _dequantizers(reader.node.outputs[0])
+
+
+def codebook_lookup(value: ir.Value) -> Lookup | None:
+    """Return how an initializer's elements are looked up in a table of floats, or ``None``."""
+    return next((x for x in lookups_of(value) if x.table.dtype in _WEIGHTS), None)
+
+
+def lookups_of(value: ir.Value) -> Iterator[Lookup]:
+    """Yield each way in which an initializer's elements are looked up in a table."""
+    indices = [u.node.outputs[0] for u in value.uses() if is_op(u.node, "Cast")]
+    indices += [u.node.outputs[0] for i in indices for u in i.uses() if is_op(u.node, "Add")]
+    for use in (use for index in indices for use in index.uses()):
+        found = lookup(use.node)
+        if found is not None and found.codes is value:
+            yield found
 
 
 def _stored_behind(value: ir.Value | None) -> Iterator[str]:

@@ -25,6 +25,8 @@ class TensorRow:
         quantization: how real numbers are represented, such as ``int8/channel``; ``scale`` or
             ``zero point`` for what belongs to another tensor; empty if as they are.
         macs: multiply-accumulates that use it, for one sample; ``None`` where that is not known.
+        storage: the form in which a compressed model stores it, such as ``bitmask``; empty for all
+            elements one after the other.
     """
 
     name: str
@@ -34,6 +36,7 @@ class TensorRow:
     zeros: float | None
     quantization: str = ""
     macs: int | None = None
+    storage: str = ""
 
 
 @dataclass(frozen=True)
@@ -139,4 +142,21 @@ class RunContents:
         return all(file.state == "unchanged" for file in self.files)
 
 
-Contents = ModelContents | RunContents
+@dataclass(frozen=True)
+class EngineContents:
+    """A TensorRT engine, by the manifest beside it; the engine itself only a GPU can open.
+
+    Attributes:
+        path: where it is.
+        files: bytes of engine and manifest.
+        manifest: what the manifest says.
+        intact: the engine is the one that the manifest is about.
+    """
+
+    path: str
+    files: Mapping[str, int]
+    manifest: Mapping[str, Any]
+    intact: bool
+
+
+Contents = ModelContents | RunContents | EngineContents

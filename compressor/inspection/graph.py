@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
+from compressor.graph.codebooks import codebook_of
 from compressor.graph.costs import macs, node_macs, parameters
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.values import all_nodes, constant_array, tensor_spec
@@ -130,6 +131,9 @@ def _row(name: str, value: ir.Value, cost: int | None) -> TensorRow:
 
 def _coding(value: ir.Value, shape: tuple[int, ...]) -> tuple[str, Array | None]:
     """Return how a tensor's codes are to be read, and the code of zero."""
+    book = codebook_of(value)
+    if book is not None:
+        return str(book), book.zero_codes()
     for use in value.uses():
         node, index = use.node, use.idx
         if node.op_type == "MatMulNBits" and index == 1:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from compressor.errors import InputError, SpecError
+from compressor.archives import is_archive
+from compressor.errors import SpecError
 from compressor.inspection.contents import Contents
 from compressor.inspection.run_output import MANIFEST, REPORT
 from compressor.progress import Progress, Silent
 
-_ENGINES = (".engine", ".plan", ".trt")
 _SPECS = (".yaml", ".yml")
 
 
 def inspect_path(path: Path, progress: Progress | None = None) -> Contents:
-    """Describe a checkpoint, an ONNX file, a compressed model, or a run's output folder.
+    """Describe a checkpoint, an ONNX file, a compressed model, an archive, an engine, or a run.
 
     Args:
         path: the file or folder.
@@ -23,9 +23,12 @@ def inspect_path(path: Path, progress: Progress | None = None) -> Contents:
     Raises:
         SpecError: there is nothing, or nothing of a known kind.
         ModelError: a file is cut or not what its name says.
+        InputError: an engine lacks its manifest.
     """
+    from compressor.inspection.archive import inspect_archive
     from compressor.inspection.checkpoint import inspect_checkpoint
     from compressor.inspection.compressed import compressed_folder, inspect_compressed
+    from compressor.inspection.engine import inspect_engine, is_engine
     from compressor.inspection.onnx_file import inspect_onnx
     from compressor.inspection.run_output import inspect_run
 
@@ -40,14 +43,12 @@ def inspect_path(path: Path, progress: Progress | None = None) -> Contents:
         return inspect_run(folder, progress)
     if path.suffix == ".onnx":
         return inspect_onnx(path, progress)
-    if path.suffix in _ENGINES:
-        raise InputError(
-            subject,
-            "is a TensorRT engine, which only the GPU that it was built for can open",
-            "inspect the ONNX file that it was built from",
-        )
+    if is_engine(path):
+        return inspect_engine(path)
     if path.suffix in _SPECS:
         raise SpecError(subject, "is a spec", f"compress plan {path} says what is in it")
+    if is_archive(path):
+        return inspect_archive(path, progress)
     compressed = compressed_folder(path)
     if compressed is not None:
         return inspect_compressed(compressed, progress)

@@ -29,7 +29,7 @@ def count_zeros(tensor: ir.TensorProtocol, zero_point: Array | None = None) -> i
         flat = array.reshape(-1)
         chunks = (flat[start : start + _CHUNK] for start in range(0, flat.size, _CHUNK))
         return flat.size - sum(int(np.count_nonzero(chunk)) for chunk in chunks)
-    return int(np.count_nonzero(array == zero_point))
+    return int(np.count_nonzero(array.astype(zero_point.dtype, copy=False) == zero_point))
 
 
 def count_not_finite(tensor: ir.TensorProtocol) -> int:

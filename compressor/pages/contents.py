@@ -19,8 +19,11 @@ _STYLES = {"changed": "bold red", "missing": "bold red"}
 
 def contents_table(contents: Contents) -> Group:
     """Return what an inspection found, in full."""
-    from compressor.inspection.contents import RunContents
+    from compressor.inspection.contents import EngineContents, RunContents
+    from compressor.pages.engine import engine_page
 
+    if isinstance(contents, EngineContents):
+        return engine_page(contents)
     return _run(contents) if isinstance(contents, RunContents) else _model(contents)
 
 
@@ -72,6 +75,9 @@ def _tensors(contents: ModelContents) -> Table:
         table.add_column(heading, justify="right", overflow="fold")
     if coded:
         table.add_column("quantization", overflow="fold")
+    stored = any(row.storage for row in contents.tensors)
+    if stored:
+        table.add_column("stored as", overflow="fold")
     for row in contents.tensors:
         cells = [row.name, formats.shape(row.shape), row.dtype, formats.size(row.bytes)]
         cells.append(formats.NOTHING if row.zeros is None else formats.percent(row.zeros))
@@ -79,6 +85,8 @@ def _tensors(contents: ModelContents) -> Table:
             cells.append(formats.NOTHING if row.macs is None else formats.short_count(row.macs))
         if coded:
             cells.append(row.quantization)
+        if stored:
+            cells.append(row.storage)
         table.add_row(*(Text(cell) for cell in cells))
     return table
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
+from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from markupsafe import Markup
 
 from compressor.report import formats
+from compressor.report.distributions import Distributions, distributions
 from compressor.report.layer_table import layer_table
+from compressor.report.related import NONE, Point, Related, points
 from compressor.report.rows import FLOAT_MODEL, model_rows, pass_rows
+from compressor.report.trainings import trainings
 from compressor.report.verdict import (
     LimitRow,
     Report,
@@ -73,14 +78,17 @@ class Tile:
     reason: str
 
 
-def html_report(report: Report) -> str:
+def html_report(report: Report, related: Related = NONE) -> str:
     """Render a report as one file without scripts, fonts or images from elsewhere.
 
     Args:
         report: the content of ``report.json``.
+        related: other runs of the same model.
     """
     rows = model_rows(report)
     entries = [report["baseline"], *report["artifacts"]]
+    counted = distributions(report)
+    plotted = points(report, related) if related.reports else []
     return _template().render(
         report=report,
         headline=headline(report),
@@ -95,11 +103,18 @@ def html_report(report: Report) -> str:
             (row, _metric_interval(report, entry), _size_length(entries, entry), _speed(entry))
             for row, entry in zip(rows, entries, strict=True)
         ],
+        weighed=any(not row.memory.reason for row in rows),
         charted=report["baseline"]["metric"] is not None,
         drop_limited=any(entry["name"] == "metric-drop" for entry in report["limits"]),
         latencies=[(a["path"], row) for a in report["artifacts"] for row in a["latency"]],
         passes=pass_rows(report),
         layers=layer_table(report),
+        trainings=trainings(report),
+        distributions=counted,
+        points=plotted,
+        related=related,
+        chart_data=_chart_data(report, plotted, counted),
+        library=_library(),
         checks=check_rows(report),
         most_files=_MOST_FILES,
         formats=formats,
@@ -116,6 +131,29 @@ def _template() -> Template:
         lstrip_blocks=True,
     )
     return environment.get_template("report.html")
+
+
+@cache
+def _library() -> Markup:
+    """The charts' library: a part of Observable Plot, see the folder ``plot``."""
+    path = files("compressor.report") / "plot" / "observable-plot.js"
+    return Markup(path.read_text(encoding="utf-8"))
+
+
+def _chart_data(report: Report, plotted: list[Point], counted: Distributions) -> dict[str, Any]:
+    """Return what the page draws beside the layers, which it reads from their table."""
+    base = report["baseline"]["metric"]
+    return {
+        "metric": {
+            "title": metric_title(report),
+            "unit": base.get("unit", "") if base else "",
+            "float": base["value"] if base else None,
+            "higher": base.get("higher_is_better", True) if base else True,
+        },
+        "points": [asdict(point) for point in plotted],
+        "histograms": [[d.counts for d in layer.shown] for layer in counted.layers],
+        "losses": [training.losses for training in trainings(report)],
+    }
 
 
 def _tiles(report: Report) -> list[Tile]:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from math import prod
+from typing import Any, TypeAlias
 
 from compressor.report import formats
 from compressor.report.verdict import Report
 
-_MOST_ROWS = 1500
-_MOST_PASSES = 6
+_Entry: TypeAlias = Mapping[str, Any]
+
+_MOST_ROWS = 800
 _LONGEST_DETAIL = 120
+_BASES = {
+    "outputs": "the noise in the model's output if this layer alone is compressed",
+    "layers": "the noise in the layer's output if it alone is compressed",
+    "weights": "the error of the layer's weight, relative to the weight",
+}
 
 
 @dataclass(frozen=True)
@@ -28,29 +36,38 @@ class Cell:
     value: str
 
 
+_NONE = Cell(formats.NOTHING, "")
+
+
 @dataclass(frozen=True)
 class LayerLine:
     """One layer after all passes.
 
     Attributes:
         name: the layer.
-        shape: its stored shape; empty where the report does not say.
-        elements: number of weights, to sort shapes by.
+        shape: its stored shape, sorted by the number of weights.
         scheme: how its weight is represented.
+        changed: its weight is not what it was in the float model, apart from folded constants.
         sparsity: percent of weights that are zero.
+        before: bytes of its tensors in the float model.
+        after: bytes of its tensors now.
         weight_sqnr: signal to noise of its weight in the last pass that changed it.
-        output_sqnr: signal to noise of its output after each pass.
+        sqnr: signal to noise of its output after the last pass.
+        share: percent of the noise that the pass :attr:`LayerTable.shared_by` made.
         details: further facts.
         weakest: no layer's output lost more.
     """
 
     name: str
-    shape: str
-    elements: str
+    shape: Cell
     scheme: str
+    changed: bool
     sparsity: Cell
+    before: Cell
+    after: Cell
     weight_sqnr: Cell
-    output_sqnr: tuple[Cell, ...]
+    sqnr: Cell
+    share: Cell
     details: str
     weakest: bool
 
@@ -60,94 +77,131 @@ class LayerTable:
     """The table.
 
     Attributes:
-        passes: the passes that have a column.
         lines: the layers in the model's order.
         left_out: number of layers that are only in ``report.json``.
+        last: the last pass, after which outputs were compared.
+        shared_by: the pass whose noise is shared out; empty where no pass says.
+        shared_words: what that noise is.
     """
 
-    passes: tuple[str, ...]
     lines: tuple[LayerLine, ...]
-    left_out: int
+    left_out: int = 0
+    last: str = ""
+    shared_by: str = ""
+    shared_words: str = ""
 
     @property
-    def has_shapes(self) -> bool:
-        """The report says what shapes the layers have."""
-        return any(line.shape for line in self.lines)
-
-    @property
-    def has_details(self) -> bool:
-        """Some layer has further facts."""
-        return any(line.details for line in self.lines)
+    def schemes(self) -> list[tuple[str, int]]:
+        """Each scheme and how many layers have it, by name."""
+        return sorted(Counter(line.scheme for line in self.lines).items())
 
 
 def layer_table(report: Report) -> LayerTable:
     """Join the passes' layers by name; of very many layers, keep those that lost most."""
     passes = report["passes"]
     if not passes:
-        return LayerTable((), (), 0)
+        return LayerTable(())
     by_pass = [{layer["name"]: layer for layer in entry["layers"]} for entry in passes]
     names = list(by_pass[-1])
     kept = set(sorted(names, key=lambda name: _loss(by_pass[-1][name]))[:_MOST_ROWS])
     weakest = passes[-1]["weakest"]["name"] if passes[-1]["weakest"] else None
-    lines = [_line(name, by_pass, name == weakest) for name in names if name in kept]
-    shown = tuple(entry["pass"] for entry in passes[-_MOST_PASSES:])
-    return LayerTable(shown, tuple(lines), len(names) - len(lines))
-
-
-def _line(
-    name: str, by_pass: Sequence[Mapping[str, Mapping[str, Any]]], weakest: bool
-) -> LayerLine:
-    history = [layers[name] for layers in by_pass if name in layers]
-    last = history[-1]
-    weight = next(
-        (h["weight_sqnr_db"] for h in reversed(history) if h["weight_sqnr_db"] is not None), None
+    shared = next((entry for entry in reversed(passes) if entry.get("attribution")), None)
+    parts: Mapping[str, float | None] = {}
+    if shared is not None:
+        parts = {row["name"]: row["noise_share"] for row in shared["attribution"]["layers"]}
+    lines = []
+    for name in (n for n in names if n in kept):
+        both = zip(passes, by_pass, strict=True)
+        history = [(str(entry["pass"]), own[name]) for entry, own in both if name in own]
+        lines.append(_line(history, parts.get(name), name == weakest))
+    return LayerTable(
+        lines=tuple(lines),
+        left_out=len(names) - len(lines),
+        last=passes[-1]["pass"],
+        shared_by="" if shared is None else shared["pass"],
+        shared_words="" if shared is None else _shared_words(shared),
     )
-    shape = last.get("shape") or ()
-    elements = 1
-    for dimension in shape:
-        elements *= int(dimension)
+
+
+def _shared_words(entry: _Entry) -> str:
+    """Say what the shares of a pass's noise are shares of."""
+    found = entry["attribution"]
+    what = _BASES.get(found["basis"], "what attribution in report.json says of the layer")
+    words = f"Noise share: {what}, in percent of all that {entry['pass']} adds."
+    if found.get("shared_inputs"):
+        rest = formats.percent(found["shared_inputs"], 1)
+        words += f" {rest} is the noise of inputs that several layers read."
+    if found.get("reason"):
+        words += f" Not known: {found['reason']}."
+    return words
+
+
+def _line(history: Sequence[tuple[str, _Entry]], share: float | None, weakest: bool) -> LayerLine:
+    layers = [layer for _, layer in history]
+    last = layers[-1]
+    losses = [x["weight_sqnr_db"] for x in layers if x["weight_sqnr_db"] is not None]
+    before, after = last.get("bytes_before"), last.get("bytes")
     return LayerLine(
-        name=name,
-        shape=formats.shape(shape) if shape else "",
-        elements=str(elements) if shape else "",
+        name=str(last["name"]),
+        shape=_shape(last.get("shape") or ()),
         scheme=str(last["scheme"]),
+        changed=bool(losses) or last["scheme"] != layers[0]["scheme"] or _smaller(before, after),
         sparsity=_percent(last["sparsity"]),
-        weight_sqnr=_decibels(weight),
-        output_sqnr=tuple(
-            _decibels(layers[name]["sqnr_db"]) if name in layers else _decibels(None)
-            for layers in by_pass[-_MOST_PASSES:]
-        ),
+        before=_bytes(before),
+        after=_bytes(after),
+        weight_sqnr=_decibels(losses[-1] if losses else None),
+        sqnr=_decibels(last["sqnr_db"]),
+        share=_percent(share),
         details=_details(history),
         weakest=weakest,
     )
 
 
-def _details(history: Sequence[Mapping[str, Any]]) -> str:
+def _smaller(before: int | None, after: int | None) -> bool:
+    """Tell whether a layer shrank, or is new; a batch-norm folded into it makes it grow."""
+    return after is not None and (before is None or after < before)
+
+
+def _shape(dimensions: Sequence[int]) -> Cell:
+    if not dimensions:
+        return _NONE
+    return Cell(formats.shape(dimensions), str(prod(int(d) for d in dimensions)))
+
+
+def _bytes(value: int | None) -> Cell:
+    return _NONE if value is None else Cell(formats.size(value), str(value))
+
+
+def _details(history: Sequence[tuple[str, _Entry]]) -> str:
+    """Join what the passes say of a layer, and its output's SQNR after all but the last."""
     facts: dict[str, Any] = {}
-    for layer in history:
+    for _, layer in history:
         facts.update(layer["details"])
-    parts = []
+    earlier = [(name, x["sqnr_db"]) for name, x in history[:-1] if x["sqnr_db"] is not None]
+    parts = [f"output {formats.decibel(sqnr)} after {name}" for name, sqnr in earlier]
     for name, value in facts.items():
         if isinstance(value, float):
             text = formats.number(value)
         elif isinstance(value, str):
             text = value
+        elif isinstance(value, list):
+            text = ", ".join(str(item) for item in value)
         else:
             text = json.dumps(value, ensure_ascii=False)
         parts.append(f"{name} {text}")
-    joined = ", ".join(parts)
+    joined = "; ".join(parts)
     return joined if len(joined) <= _LONGEST_DETAIL else f"{joined[:_LONGEST_DETAIL]}…"
 
 
 def _percent(value: float | None) -> Cell:
     if value is None:
-        return Cell(formats.NOTHING, "")
+        return _NONE
     return Cell(formats.percent(value, 1), f"{value:.4f}")
 
 
 def _decibels(value: float | None) -> Cell:
     if value is None:
-        return Cell(formats.NOTHING, "")
+        return _NONE
     return Cell(formats.decibel(value).removesuffix(" dB"), f"{value:.4f}")
 
 

@@ -59,7 +59,12 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "passes": [_pass_json(step) for step in plan.passes],
         "layers": [_layer_json(plan, row) for row in plan.rows],
         "exports": [
-            {"format": e.format, "bytes": e.bytes, "size_ratio": _ratio(e.bytes, plan.bytes)}
+            {
+                "format": e.format,
+                "bytes": e.bytes,
+                "at_most": e.at_most,
+                "size_ratio": _ratio(e.bytes, plan.bytes),
+            }
             for e in plan.exports
         ],
         "peak_memory": plan.peak_memory,
@@ -148,7 +153,7 @@ def _exports(plan: Plan) -> Table:
         share = _ratio(export.bytes, plan.bytes)
         table.add_row(
             label(export.format),
-            formats.size(export.bytes),
+            ("at most " if export.at_most else "") + formats.size(export.bytes),
             formats.NOTHING if share is None else formats.ratio(share),
         )
     return table

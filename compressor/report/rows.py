@@ -44,6 +44,7 @@ class ModelRow:
         size_ratio: size over the float model's.
         latency: median for one run of the smallest batch.
         latency_ratio: latency over the float model's, measured side by side.
+        memory: the most memory that the process took while it ran.
         ok: limits and checks hold; ``None`` for the float model.
     """
 
@@ -56,6 +57,7 @@ class ModelRow:
     size_ratio: Figure
     latency: Figure
     latency_ratio: Figure
+    memory: Figure
     ok: bool | None
 
 
@@ -151,6 +153,10 @@ def _latency(entry: Mapping[str, Any]) -> Figure:
     return _figure(entry, "latency_ms", lambda times: formats.milliseconds(times["p50"]))
 
 
+def _memory(entry: Mapping[str, Any]) -> Figure:
+    return _figure({"peak_memory_bytes": None, **entry}, "peak_memory_bytes", formats.size)
+
+
 def _float_row(report: Report) -> ModelRow:
     base, none = report["baseline"], Figure(formats.NOTHING)
     return ModelRow(
@@ -163,6 +169,7 @@ def _float_row(report: Report) -> ModelRow:
         size_ratio=none,
         latency=_latency(base),
         latency_ratio=none,
+        memory=_memory(base),
         ok=None,
     )
 
@@ -184,6 +191,7 @@ def _artifact_row(report: Report, artifact: Mapping[str, Any]) -> ModelRow:
         size_ratio=Figure(formats.ratio(artifact["size_ratio"])),
         latency=_latency(artifact),
         latency_ratio=ratio,
+        memory=_memory(artifact),
         ok=artifact_ok(report, artifact),
     )
 

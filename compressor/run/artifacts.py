@@ -54,7 +54,7 @@ def write_artifacts(workspace: Workspace, key: str, carrier: Carrier) -> list[Ar
     """
     spec = workspace.plan.spec
     digest = json_sha256(_what_decides(spec.resolved))
-    context = ExportContext(spec.name, digest, workspace.ranks)
+    context = ExportContext(spec.name, digest, workspace.ranks, folder=spec.folder)
     made = []
     for index, (exporter, planned) in enumerate(
         zip(spec.exports, workspace.plan.exports, strict=True)
@@ -67,6 +67,7 @@ def write_artifacts(workspace: Workspace, key: str, carrier: Carrier) -> list[Ar
             options=exporter.model_dump(mode="json"),
             name=context.name,
             spec=context.spec_digest,
+            tools=dict(exporter.tools),
         )
         try:
             folder, files = _written(workspace, own, exporter, carrier, context)

@@ -13,15 +13,18 @@ import torch
 from compressor import catalog
 from compressor.errors import CompressorError
 from compressor.evaluate import layer_signals
+from compressor.graph.codebooks import codebook_of
 from compressor.plan import PassPlan, make_observer
 from compressor.run.blockwise import block_run
+from compressor.run.histograms import layer_histograms
 from compressor.run.samples import RunSamples
 from compressor.run.training import References, make_training, training_parts
 from compressor.run.unfinished import begin, end
 from compressor.run.workspace import Workspace
-from compressor.sizes import model_bytes
+from compressor.sizes import layer_bytes, model_bytes
 from compressor.store import compute_versions, result_key
 from compressor.types.carrier import Carrier
+from compressor.types.layers import Layer
 from compressor.types.observer import Request
 from compressor.types.passes import Outcome, Pass, PassContext, Survey
 from compressor.types.ranks import share
@@ -84,7 +87,7 @@ def run_passes(workspace: Workspace) -> list[Step]:
     key, carrier = workspace.source_key, plan.model.carrier
     for index, (declared, planned) in enumerate(zip(plan.spec.passes, plan.passes, strict=True)):
         try:
-            parts = _parts(workspace, index, planned)
+            parts = pass_parts(workspace, index, planned)
             upstream, key = key, result_key("pass", key, **parts)
             known = {"upstream": upstream, "versions": dict(compute_versions()), **parts}
             task = _Task(index, declared, planned, known, key, carrier)
@@ -96,7 +99,7 @@ def run_passes(workspace: Workspace) -> list[Step]:
     return steps
 
 
-def _parts(workspace: Workspace, index: int, planned: PassPlan) -> dict[str, Any]:
+def pass_parts(workspace: Workspace, index: int, planned: PassPlan) -> dict[str, Any]:
     """Return what determines a pass's result, beside the model before it."""
     plan = workspace.plan
     declared = plan.spec.passes[index]
@@ -142,7 +145,7 @@ def _compute(workspace: Workspace, task: _Task) -> None:
     if survey.trains:
         outcome = _trained(workspace, task, survey)
     else:
-        outcome = _applied(workspace, task.declared, task.carrier, survey)
+        outcome = apply_pass(workspace, task.declared, task.carrier, survey)
     seconds = time.perf_counter() - start
     if not workspace.first:
         return
@@ -153,10 +156,12 @@ def _compute(workspace: Workspace, task: _Task) -> None:
         if outcome.untrained is not None:
             (folder / _UNTRAINED).mkdir()
             outcome.untrained.save(folder / _UNTRAINED)
+        layers, batch = _layers(workspace, outcome, restored), workspace.sample(_SIGNAL_SAMPLES)
         result.update(
             seconds=seconds,
             bytes=model_bytes(restored),
-            layers=_layers(workspace, outcome, restored),
+            layers=layers,
+            histograms=layer_histograms(task.carrier, restored, batch, layers),
             notes=list(dict.fromkeys([*survey.notes, *outcome.notes])),
             training=outcome.training,
             untrained=outcome.untrained is not None,
@@ -190,12 +195,29 @@ def _weight_notes(outcome: Outcome) -> list[str]:
     ]
 
 
-def _applied(workspace: Workspace, declared: Pass, carrier: Carrier, survey: Survey) -> Outcome:
+def apply_pass(
+    workspace: Workspace,
+    declared: Pass,
+    carrier: Carrier,
+    survey: Survey,
+    statistics: Mapping[str, Any] | None = None,
+) -> Outcome:
+    """Apply a pass that does not train, with the run's data.
+
+    Args:
+        workspace: the run.
+        declared: the pass.
+        carrier: the model before it.
+        survey: what the pass found in that model.
+        statistics: what it asked for, where that has been collected; not for passes by blocks,
+            whose statistics depend on what they did to earlier blocks.
+    """
     context = _watched(workspace)
     if survey.blockwise:
         with block_run(workspace, declared.name, carrier, survey.requests) as blocks:
             return declared.apply_blockwise(carrier, context, blocks)
-    statistics = _collect(workspace, declared.name, carrier, survey.requests)
+    if statistics is None:
+        statistics = collect_statistics(workspace, declared.name, carrier, survey.requests)
     data = workspace.plan.data.get("calibration")
     known = data.samples if data is not None and survey.replays else None
     with workspace.progress.stage(declared.name, known) as advance:
@@ -212,7 +234,7 @@ def _trained(workspace: Workspace, task: _Task, survey: Survey) -> Outcome:
             workspace.progress.note(note)
     workspace.ranks.wait()
     declared, carrier = task.declared, task.carrier
-    statistics = _collect(workspace, declared.name, carrier, survey.requests)
+    statistics = collect_statistics(workspace, declared.name, carrier, survey.requests)
     references = References(workspace, task.index)
     folder = workspace.store.training(task.key)
     training = make_training(workspace, references, folder, carrier)
@@ -225,7 +247,7 @@ def _watched(workspace: Workspace) -> PassContext:
     return replace(workspace.plan.context, progress=workspace.progress)
 
 
-def _collect(
+def collect_statistics(
     workspace: Workspace, label: str, carrier: Carrier, requests: tuple[Request, ...]
 ) -> dict[str, Any]:
     """Gather the statistics that a pass asked for, in one pass over the calibration data."""
@@ -253,7 +275,8 @@ def _layers(workspace: Workspace, outcome: Outcome, after: Carrier) -> list[dict
     signals: Mapping[str, float | None] = {}
     if workspace.runs:
         signals = layer_signals(after, workspace.baseline, workspace.sample(_SIGNAL_SAMPLES))
-    rows = []
+    sizes, old_sizes = layer_bytes(after), layer_bytes(workspace.plan.model.carrier)
+    rows: list[dict[str, Any]] = []
     for layer in after.layers():
         own = done.get(layer.name)
         rows.append(
@@ -263,17 +286,27 @@ def _layers(workspace: Workspace, outcome: Outcome, after: Carrier) -> list[dict
                 "shape": list(layer.shape),
                 "scheme": own.scheme if own else str(np.dtype(layer.dtype).name),
                 # To count the zeros of a streamed model is to read all of it.
-                "sparsity": _sparsity(after.weight(layer)) if workspace.runs else None,
+                "sparsity": _sparsity(after, layer) if workspace.runs else None,
                 "sqnr_db": None if own and own.rescaled else signals.get(layer.name),
                 "weight_sqnr_db": own.weight_sqnr_db if own else None,
                 "details": dict(own.details) if own else {},
+                "bytes_before": old_sizes.get(layer.name),
+                "bytes": sizes[layer.name],
             }
         )
+        if layer.name not in old_sizes:
+            rows[-1]["bytes_before_reason"] = "the float model has no such layer"
     return rows
 
 
-def _sparsity(weight: torch.Tensor) -> float:
-    """Percent of zeros."""
+def _sparsity(carrier: Carrier, layer: Layer) -> float:
+    """Percent of zeros in a layer's weight."""
+    weight = carrier.weight(layer)
+    stored = carrier.graph().graph.initializers.get(layer.weight)
+    book = None if stored is None else codebook_of(stored)
+    if book is not None:
+        zeros = int((weight == torch.from_numpy(book.zero_codes())).sum())
+        return 100.0 * zeros / max(weight.numel(), 1)
     if weight.is_floating_point() and weight.itemsize == 1:
         weight = weight.to(torch.float32)  # nothing is counted in 8-bit floats
     zeros = weight.numel() - int(torch.count_nonzero(weight))

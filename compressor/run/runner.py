@@ -11,16 +11,20 @@ from typing import Any
 from compressor.errors import ExitCode, SpecError
 from compressor.evaluate import Evaluation
 from compressor.files import json_text, remove_stale_staging, write_text
+from compressor.hashing import file_sha256
 from compressor.plan import make_plan
 from compressor.progress import Progress, Silent
 from compressor.report.html import html_report
 from compressor.report.markdown import markdown_report
+from compressor.report.related import related_runs
 from compressor.run.artifacts import Artifact, publish_artifacts, write_artifacts
+from compressor.run.attribution import attribution
 from compressor.run.environment import environment
 from compressor.run.limits import judge
 from compressor.run.manifest import manifest
+from compressor.run.per_sample import identity, per_sample_entry, write_samples
 from compressor.run.pipeline import Step, run_passes, weakest_layer
-from compressor.run.verify import baseline_latency, verify
+from compressor.run.verify import NO_MEMORY, baseline_latency, verify
 from compressor.run.workspace import Workspace
 from compressor.spec.load import Spec
 from compressor.store import Store, result_key
@@ -55,12 +59,15 @@ class RunOptions:
 
     Attributes:
         fresh: forget what earlier runs finished.
+        force: write into a folder that holds files of somebody else; those of the same names are
+            replaced, others stay.
         identify_by_headers: recognise a checkpoint by the sizes, times and headers of its files,
             in place of reading all of it once more to hash it.
         ranks: the processes that share the run.
     """
 
     fresh: bool = False
+    force: bool = False
     identify_by_headers: bool = False
     ranks: Ranks = ALONE
 
@@ -84,7 +91,7 @@ def run_spec(
         CompressorError: the run cannot go on; finished passes are kept for the next run.
     """
     progress = progress or Silent()
-    _check_output(spec.output)
+    _check_output(spec.output, options.force)
     with progress.stage("plan"):
         plan = make_plan(spec)
     store = Store(spec.output / STORE)
@@ -96,7 +103,7 @@ def run_spec(
         options.ranks.wait()
         report, artifacts = _execute(workspace)
         publish_artifacts(artifacts, spec.output)
-        _publish(workspace, report)
+        _publish(workspace, report, artifacts)
     failed_check = any(not c["ok"] for a in report["artifacts"] for c in a["checks"])
     code = ExitCode.DONE if report["ok"] else ExitCode.LIMIT_FAILED
     code = ExitCode.ARTIFACT_FAILED if failed_check else code
@@ -133,7 +140,7 @@ def _execute(workspace: Workspace) -> tuple[dict[str, Any], list[Artifact]]:
     # First of all: what is wrong with the data or the metric shows before any long work.
     evaluation = workspace.baseline_evaluation
     steps, final, written = _compress(workspace)
-    artifacts = [verify(workspace, a, final, a.path.name) for a in written]
+    artifacts = [verify(workspace, a, final) for a in written]
     limits = judge(plan.spec.limits, artifacts)
     checks = [c["ok"] for a in artifacts for c in a["checks"]]
     latency = baseline_latency(artifacts)
@@ -141,6 +148,7 @@ def _execute(workspace: Workspace) -> tuple[dict[str, Any], list[Artifact]]:
     report = {
         "schema": 1,
         "name": plan.spec.name,
+        "identity": identity(workspace),
         "ok": all(e["ok"] for e in limits) and all(checks),
         "baseline": {
             "metric": None if evaluation is None else evaluation.metric,
@@ -150,24 +158,39 @@ def _execute(workspace: Workspace) -> tuple[dict[str, Any], list[Artifact]]:
             "macs": plan.macs,
             "macs_reason": no_graph if plan.macs is None else None,
             "latency_ms": latency[0] if latency else None,
-            "latency_ms_reason": None if latency else workspace.cannot_run,
+            "latency_ms_reason": None if latency else _not_timed(workspace, artifacts),
             "latency": latency,
+            "peak_memory_bytes": None,
+            "peak_memory_bytes_reason": NO_MEMORY,
         },
         "artifacts": artifacts,
         "passes": _pass_entries(workspace, steps),
         "limits": limits,
+        "per_sample": per_sample_entry(workspace),
         "environment": environment(),
     }
     return report, written
 
 
+def _not_timed(workspace: Workspace, artifacts: Sequence[Mapping[str, Any]]) -> str:
+    """Say why the float model was not timed."""
+    if not workspace.runs:
+        return workspace.cannot_run
+    return f"it is timed beside an artifact, and none is run: {artifacts[0]['latency_ms_reason']}"
+
+
 def _pass_entries(workspace: Workspace, steps: Sequence[Step]) -> list[dict[str, Any]]:
     entries: list[dict[str, Any]] = []
     before = workspace.baseline_evaluation
-    for step in steps:
+    for index, step in enumerate(steps):
         after = workspace.evaluated(step.key, step.carrier.runner, f"after {step.name}")
-        untrained = _untrained(workspace, step, before, after)
-        entries.append({**_pass_entry(workspace, step, after), "untrained": untrained})
+        entries.append(
+            {
+                **_pass_entry(workspace, step, after),
+                "untrained": _untrained(workspace, step, before, after),
+                "attribution": attribution(workspace, index, steps),
+            }
+        )
         before = after
     return entries
 
@@ -209,41 +232,56 @@ def _pass_entry(workspace: Workspace, step: Step, evaluation: Evaluation | None)
         "notes": step.result["notes"],
         "training": step.result.get("training"),
         "layers": step.result["layers"],
+        "histograms": step.result.get("histograms", []),
     }
 
 
-def _publish(workspace: Workspace, report: Mapping[str, Any]) -> None:
+def _publish(
+    workspace: Workspace, report: Mapping[str, Any], artifacts: Sequence[Artifact]
+) -> None:
     """Write the reports and the manifest, and remove what an earlier run left and this did not."""
     output = workspace.plan.spec.output
-    texts = (json_text(report), markdown_report(report), html_report(report))
+    page = html_report(report, related_runs(output, report))
+    texts = (json_text(report), markdown_report(report), page)
     for name, text in zip(_REPORTS, texts, strict=True):
         write_text(output / name, text)
-    entry = manifest(workspace, report["artifacts"], [output / n for n in _REPORTS])
+    others = [output / n for n in _REPORTS]
+    others += write_samples(workspace, artifacts, report["artifacts"], output)
+    entry = manifest(workspace, report["artifacts"], others)
     for name in _stale(output, [str(o["name"]) for o in entry["outputs"]]):
         (output / name).unlink(missing_ok=True)
     write_text(output / _MANIFEST, json_text(entry))
 
 
 def _stale(output: Path, kept: Sequence[str]) -> list[str]:
+    """Name the files that an earlier run left, are still as it wrote them, and are not kept."""
     try:
         old = json.loads((output / _MANIFEST).read_text(encoding="utf-8"))
-        names = [str(entry["name"]) for entry in old["outputs"]]
+        written = {str(entry["name"]): str(entry["sha256"]) for entry in old["outputs"]}
     except (OSError, ValueError, KeyError, TypeError):  # none, or not ours: nothing to remove
         return []
-    return [n for n in names if n not in kept and Path(n).name == n]
+    gone = {name: digest for name, digest in written.items() if name not in kept}
+    return [
+        name
+        for name, digest in gone.items()
+        if Path(name).name == name
+        and (output / name).is_file()
+        and file_sha256(output / name) == digest
+    ]
 
 
-def _check_output(output: Path) -> None:
-    """Refuse a folder that holds somebody else's files.
+def _check_output(output: Path, force: bool) -> None:
+    """Refuse a folder that holds somebody else's files, unless it is wanted.
 
     Raises:
         SpecError: it is a file, or a folder that no run made.
     """
     if output.exists() and not output.is_dir():
         raise SpecError(f"output {str(output)!r}", "is a file", "name a folder")
-    if output.is_dir() and not (output / STORE).is_dir() and any(output.iterdir()):
+    foreign = output.is_dir() and not (output / STORE).is_dir() and any(output.iterdir())
+    if foreign and not force:
         raise SpecError(
             f"output {str(output)!r}",
             "holds files that no run of compressor made",
-            "name another folder, or empty this one",
+            "name another folder, empty this one, or replace files of the same names with --force",
         )

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from compressor.errors import ArtifactError
-from compressor.evaluate import check_finite, ratio_db
+from compressor.evaluate import Evaluation, check_finite, ratio_db
+from compressor.graph.values import all_nodes, is_op
 from compressor.run.artifacts import Artifact
 from compressor.run.environment import machine
 from compressor.run.workspace import Workspace
@@ -20,25 +21,30 @@ from compressor.types.tensors import Batch
 _FAITHFUL_DB = 40.0
 _MARGIN_DB = 6.0
 _CHECK_SAMPLES = 64
+_TIMED_SAMPLES = 64
 BASELINE = "float"
+NO_MEMORY = "a run does not measure it; compress bench does"
 
 
-def verify(workspace: Workspace, artifact: Artifact, final: Carrier, label: str) -> dict[str, Any]:
+def verify(workspace: Workspace, artifact: Artifact, final: Carrier) -> dict[str, Any]:
     """Measure one artifact; the result is its entry in ``report.json``.
 
     Raises:
         ArtifactError: it does not open, or gives outputs of other shapes.
         DataError: it gives NaN or infinity.
     """
-    if not workspace.runs:
-        return _weighed(workspace, artifact, final)
-    key = result_key("artifact", artifact.digest, format=artifact.exporter.format)
-    measured = _measured(workspace, artifact, final, key)
-    evaluation = workspace.evaluated(key, lambda: artifact.exporter.open(artifact.path), f"{label}")
+    reason = artifact.exporter.cannot_run if workspace.runs else workspace.cannot_run
+    if reason:
+        return _weighed(workspace, artifact, final, reason)
+    measured = _measured(workspace, artifact, final, _key(artifact))
+    evaluation = artifact_evaluation(workspace, artifact)
     baseline = workspace.baseline_evaluation
     metric = workspace.plan.metric
     if evaluation is None or baseline is None or metric is None:
-        judged = {**_no_metric(workspace), "max_abs_diff": measured["max_abs_diff"]}
+        judged = {
+            **_no_metric(workspace.no_metric),
+            "max_abs_diff": measured["max_abs_diff"],
+        }
     else:
         judged = {
             **evaluation.as_json(),
@@ -58,6 +64,17 @@ def verify(workspace: Workspace, artifact: Artifact, final: Carrier, label: str)
     }
 
 
+def artifact_evaluation(workspace: Workspace, artifact: Artifact) -> Evaluation | None:
+    """Return the results of an artifact that can be run; ``None`` without evaluation data."""
+    return workspace.evaluated(
+        _key(artifact), lambda: artifact.exporter.open(artifact.path), artifact.path.name
+    )
+
+
+def _key(artifact: Artifact) -> str:
+    return result_key("artifact", artifact.digest, format=artifact.exporter.format)
+
+
 def _facts(workspace: Workspace, artifact: Artifact) -> dict[str, Any]:
     return {
         "format": artifact.exporter.format,
@@ -67,37 +84,39 @@ def _facts(workspace: Workspace, artifact: Artifact) -> dict[str, Any]:
         "predicted_bytes": artifact.predicted,
         "sha256": artifact.files[0]["sha256"],
         "size_ratio": artifact.bytes / workspace.plan.bytes,
+        "peak_memory_bytes": None,
+        "peak_memory_bytes_reason": NO_MEMORY,
     }
 
 
-def _no_metric(workspace: Workspace) -> dict[str, Any]:
+def _no_metric(reason: str) -> dict[str, Any]:
     return {
         "metric": None,
-        "metric_reason": workspace.no_metric,
+        "metric_reason": reason,
         "metric_drop": None,
         "sqnr_db": None,
         "agreement": None,
     }
 
 
-def _weighed(workspace: Workspace, artifact: Artifact, final: Carrier) -> dict[str, Any]:
-    """Describe an artifact of a model that cannot be run: its weights are compared."""
+def _weighed(
+    workspace: Workspace, artifact: Artifact, final: Carrier, reason: str
+) -> dict[str, Any]:
+    """Describe an artifact that cannot be run, or whose model cannot: what it holds is checked."""
     with workspace.progress.stage(f"check {artifact.path.name}"):
         compared = artifact.exporter.check_written(final, artifact.path)
     return {
         **_facts(workspace, artifact),
         "deployed": False,
         "runtime": "",
-        **_no_metric(workspace),
+        **_no_metric(reason),
         "max_abs_diff": None,
         "latency_ms": None,
-        "latency_ms_reason": workspace.cannot_run,
+        "latency_ms_reason": reason,
         "latency_ratio": None,
-        "latency_ratio_reason": artifact.exporter.not_judged or workspace.cannot_run,
+        "latency_ratio_reason": artifact.exporter.not_judged or reason,
         "latency": [],
-        "checks": [
-            {"name": "holds the weights that were exported", "ok": True, "detail": compared}
-        ],
+        "checks": [{"name": "holds what was exported", "ok": True, "detail": compared}],
     }
 
 
@@ -106,8 +125,9 @@ def baseline_latency(artifacts: Sequence[Mapping[str, Any]]) -> list[dict[str, A
 
     Empty where nothing was timed.
     """
-    judged = [a for a in artifacts if a["deployed"]] or list(artifacts)
-    return [row["float"] for row in judged[0]["latency"]]
+    timed = [a for a in artifacts if a["latency"]]
+    judged = [a for a in timed if a["deployed"]] or timed
+    return [row["float"] for row in judged[0]["latency"]] if judged else []
 
 
 def _measured(workspace: Workspace, artifact: Artifact, final: Carrier, key: str) -> dict[str, Any]:
@@ -128,7 +148,7 @@ def _measured(workspace: Workspace, artifact: Artifact, final: Carrier, key: str
         result = {
             "runtime": runner.runtime,
             **_fidelity(workspace, artifact, runner, final),
-            "latency": _latency(workspace, runner),
+            "latency": _latency(workspace, artifact, final),
         }
     with workspace.store.write(own) as (_, stored):
         stored.update(result)
@@ -178,21 +198,39 @@ def _fidelity(
     }
 
 
-def _latency(workspace: Workspace, runner: Runner) -> list[dict[str, Any]]:
+def _latency(workspace: Workspace, artifact: Artifact, final: Carrier) -> list[dict[str, Any]]:
     """Time the artifact and the float model in turn, at batch 1 and at the evaluation's batch."""
     rows = []
     for count in _batches(workspace):
-        batch: Batch = workspace.sample(count)
-        times = measure({BASELINE: workspace.baseline_runner, "artifact": runner}, batch)
+        times = measure(
+            {
+                BASELINE: workspace.baseline.runner,
+                "artifact": lambda: artifact.exporter.open(artifact.path),
+            },
+            _timed_inputs(workspace, final, count),
+        )
         rows.append(
             {
                 "batch": times.batch,
+                "inputs": times.inputs,
                 "float": times.summary(BASELINE),
                 "artifact": times.summary("artifact"),
                 "ratio": times.ratio("artifact", BASELINE),
             }
         )
     return rows
+
+
+def _timed_inputs(workspace: Workspace, final: Carrier, count: int) -> list[Batch]:
+    """Return one batch; single samples, where the time may depend on what is in them."""
+    data = workspace.evaluation
+    branches = any(is_op(node, "If", "Loop") for node in all_nodes(final.graph().graph))
+    if count > 1 or data is None or not branches:
+        return [workspace.sample(count)]
+    names = [i.name for i in workspace.plan.model.carrier.inputs]
+    samples = data.first(_TIMED_SAMPLES)
+    held = range(len(samples[names[0]]))
+    return [{name: samples[name][i : i + 1] for name in names} for i in held]
 
 
 def _batches(workspace: Workspace) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -23,7 +23,7 @@ def _nobody_asks(_: str, __: str) -> None:
 
 @dataclass(frozen=True)
 class ExportContext:
-    """What an exporter may write into an artifact besides the model.
+    """What an exporter may write into an artifact besides the model, and how it is called.
 
     Attributes:
         name: the spec's name.
@@ -33,6 +33,7 @@ class ExportContext:
         advance: takes the bytes that have been worked on so far, for whoever watches.
         hashed: takes name and sha256 of a file that has been written, where the exporter found
             it on the way; large files then need not be read once more.
+        folder: the spec's, in which files lie that an option names; it goes into no artifact.
     """
 
     name: str
@@ -40,6 +41,7 @@ class ExportContext:
     ranks: Ranks = ALONE
     advance: Callable[[int], None] = _nobody_watches
     hashed: Callable[[str, str], None] = _nobody_asks
+    folder: Path = Path()
 
 
 class Exporter(Options, ABC):
@@ -61,6 +63,14 @@ class Exporter(Options, ABC):
         return frozenset()
 
     @property
+    def bound(self) -> bool:
+        """:meth:`predict` returns the most that the files may take.
+
+        How much less they do shows once the weights are read.
+        """
+        return False
+
+    @property
     def not_judged(self) -> str:
         """Why latency limits do not apply: what is timed here is not what will be deployed.
 
@@ -68,13 +78,30 @@ class Exporter(Options, ABC):
         """
         return ""
 
+    @property
+    def cannot_run(self) -> str:
+        """Why what it writes cannot be run on this machine; empty where it can.
+
+        Such an artifact is not opened: :meth:`check_written` checks it, and the report has the
+        reason in place of numbers.
+        """
+        return ""
+
+    @property
+    def tools(self) -> Mapping[str, str]:
+        """Versions that written bytes depend on, besides those that every result depends on."""
+        return {}
+
     @abstractmethod
     def check(self, carrier: Carrier) -> None:
         """Raise ``SpecError`` where the model holds what this format or target cannot."""
 
     @abstractmethod
     def predict(self, carrier: Carrier) -> int:
-        """Return the bytes that :meth:`write` will write, closely."""
+        """Return the bytes that :meth:`write` will write, closely, or the most it may write.
+
+        See :attr:`bound`.
+        """
 
     @abstractmethod
     def write(self, carrier: Carrier, directory: Path, context: ExportContext) -> tuple[Path, ...]:
@@ -84,7 +111,7 @@ class Exporter(Options, ABC):
         """
 
     def check_written(self, carrier: Carrier, path: Path) -> str:
-        """Compare what was written with a model that cannot be run.
+        """Compare what was written with a model, where one of the two cannot be run.
 
         Args:
             carrier: the model that was written.

@@ -10,8 +10,8 @@ import torch
 
 from compressor.types.layers import Layer
 
-Granularity = Literal["tensor", "channel", "group"]
-Element = Literal["int", "e4m3", "e2m1"]
+Granularity = Literal["tensor", "channel", "group", "rows"]
+Element = Literal["int", "e4m3", "e2m1", "codebook"]
 ScaleType = Literal["float32", "float16", "bfloat16", "e4m3", "e8m0"]
 
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -31,11 +31,13 @@ class Scheme:
         bits: width of a code.
         symmetric: the zero point is 0.
         signed: codes are signed.
-        granularity: one scale a tensor, a row (output channel), or a group of columns.
-        group: columns in a group, for granularity ``group``.
-        element: what a code is: an integer, or a float of 8 bits (``e4m3``, without infinities)
-            or of 4 (``e2m1``).
-        scale_type: the type in which scales are stored; their values are rounded to it.
+        granularity: one scale a tensor, a row (output channel), or a group of columns; one
+            codebook a tensor or a group of ``rows``.
+        group: columns in a group, for granularity ``group``; rows, for ``rows``.
+        element: what a code is: an integer, a float of 8 bits (``e4m3``, without infinities) or
+            of 4 (``e2m1``), or a place in a ``codebook``.
+        scale_type: the type in which scales, or numbers of codebooks, are stored; their values
+            are rounded to it.
         narrow: symmetric signed integers leave out ``-2^(bits-1)``, as runtimes want for
             products of two integers.
     """
@@ -51,6 +53,8 @@ class Scheme:
 
     def __str__(self) -> str:
         span = f"group {self.group}" if self.granularity == "group" else self.granularity
+        if self.element == "codebook":
+            return f"cluster{self.bits}/" + (f"rows {self.group}" if self.group else "tensor")
         if self.element == "e4m3":
             return f"fp8-e4m3/{span}"
         if self.element == "e2m1":
@@ -79,8 +83,16 @@ class Scheme:
         """Scales in a row of so many columns."""
         return columns // self.group if self.granularity == "group" and self.group else 1
 
+    def codebooks(self, rows: int) -> int:
+        """Codebooks of a matrix of so many rows; the last one may be for fewer."""
+        return -(-rows // self.group) if self.granularity == "rows" and self.group else 1
+
     def nbytes(self, rows: int, columns: int) -> int:
-        """Bytes of packed codes, scales and zero points of a matrix."""
+        """Bytes of packed codes, scales and zero points, or codebooks, of a matrix."""
+        if self.element == "codebook":
+            numbers = self.codebooks(rows) << self.bits
+            held = rows * columns * self.bits + numbers * _SCALE_BITS[self.scale_type]
+            return -(-held // 8)
         scales = 1 if self.granularity == "tensor" else rows * self.groups(columns)
         bits = rows * columns * self.bits + scales * _SCALE_BITS[self.scale_type]
         bits += 0 if self.symmetric else scales * self.bits
@@ -93,13 +105,16 @@ class QuantizedTensor:
 
     Attributes:
         codes: ``[rows, columns]``, one code an element: int8 (uint8 for unsigned schemes),
-            float8_e4m3fn for ``e4m3``, and uint8 from 0 to 15 for ``e2m1`` (the sign is bit 3).
+            float8_e4m3fn for ``e4m3``, uint8 from 0 to 15 for ``e2m1`` (the sign is bit 3), and
+            uint8 for codebooks.
         scale: ``[rows, groups]`` or ``[1, 1]``, float32 that holds values of the scale's type;
             ``groups`` is 1 unless grouped.
         zero_point: like ``scale``, in the dtype of integer codes; zeros for float elements.
         scheme: what the numbers mean.
         tensor_scale: a number that all scales are multiplied with, float32 without axes; nvfp4
             has one, whose scales of groups are themselves 8 bits wide.
+        codebook: for element ``codebook`` what the codes mean, float32
+            ``[codebooks, 2 ** bits]``, each for ``group`` rows or for all; scales are 1.
     """
 
     codes: torch.Tensor
@@ -107,9 +122,15 @@ class QuantizedTensor:
     zero_point: torch.Tensor
     scheme: Scheme
     tensor_scale: torch.Tensor | None = None
+    codebook: torch.Tensor | None = None
 
     def values(self) -> torch.Tensor:
         """Return what the codes mean before they are scaled, float32 ``[rows, columns]``."""
+        if self.codebook is not None:
+            rows, size = self.codes.shape[0], self.codebook.shape[1]
+            first = torch.arange(rows) // (self.scheme.group or max(rows, 1)) * size
+            places = self.codes.to(torch.int64) + first[:, None]
+            return self.codebook.flatten()[places]
         if self.scheme.element != "e2m1":
             return self.codes.to(torch.float32)
         table = torch.tensor([*E2M1_VALUES, *(-v for v in E2M1_VALUES)])

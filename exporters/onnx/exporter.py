@@ -9,17 +9,17 @@ from typing import ClassVar, Literal
 import onnx_ir as ir
 from pydantic import Field
 
-from compressor.carriers.ort_runner import OrtRunner
 from compressor.errors import ArtifactError, ModelError, SpecError
 from compressor.graph.as_json import Skeleton, skeleton
 from compressor.graph.branches import sink_initializers
-from compressor.types.carrier import Capability, Carrier
+from compressor.types.carrier import Capability, Carrier, Runner
 from compressor.types.exporter import ExportContext, Exporter
 from exporters.onnx import opsets
 from exporters.onnx.forms import in_form_for
 from exporters.onnx.layout import INLINE_LIMIT, PROTOBUF_LIMIT, Layout, lay_out, write_layout
 from exporters.onnx.matmul_nbits import Compute
 from exporters.onnx.owners import Owners
+from exporters.onnx.runtimes import not_judged, runner_for
 from exporters.onnx.targets import TARGETS, first_breach
 from exporters.onnx.verify import check_file, check_message, check_tensors, described
 
@@ -38,20 +38,28 @@ class OnnxExporter(Exporter):
         description="version of ONNX's operators; 21 is the first with 4-bit integers, 23 with "
         "4-bit floats, which only tensorrt needs",
     )
-    target: Literal["ort-cpu", "tensorrt"] = Field(
+    target: Literal["ort-cpu", "ort-cuda", "openvino", "tensorrt"] = Field(
         default="ort-cpu",
         description="the runtime whose rules are kept: tensorrt wants symmetric int8, zero "
-        "points 0 and float biases; ort-cpu takes uint8 too",
+        "points 0 and float biases; the others take uint8 too; ort-cuda has kernels for "
+        "half precision and 4-bit weights, not for int8 activations",
     )
     matmul_compute: Compute = Field(
         default="float32",
-        description="for ort-cpu, arithmetic of products in which only the weight is quantized: "
-        "float32 is exact, and expands weights of 8 and 2 bits when a session starts; int8 rounds "
-        "activations to 8 bits too (about 0.5 % error) and is several times faster token by token",
+        description="for ONNX Runtime, arithmetic of products in which only the weight is "
+        "quantized: float32 is exact, and expands weights of 8 and 2 bits when a session starts; "
+        "int8 rounds activations to 8 bits too (about 0.5 % error) and is several times faster "
+        "token by token",
     )
     external_data: Literal["auto", "never", "always"] = Field(
         default="auto",
-        description="weights in a file of their own; auto does so from 1.5 GB on",
+        description="weights in a file of their own; auto does so from external-from on",
+    )
+    external_from: int = Field(
+        default=INLINE_LIMIT,
+        ge=0,
+        lt=PROTOBUF_LIMIT,
+        description="bytes of weights from which external-data: auto gives them their own file",
     )
 
     @property
@@ -61,8 +69,8 @@ class OnnxExporter(Exporter):
 
     @property
     def not_judged(self) -> str:
-        """What is meant for TensorRT is timed in ONNX Runtime here, which proves nothing."""
-        return "meant for TensorRT, timed in ONNX Runtime" if self.target == "tensorrt" else ""
+        """What is meant for another runtime than this machine has proves nothing about it."""
+        return not_judged(self.target)
 
     def check(self, carrier: Carrier) -> None:
         """Raise where the opset or the target does not take what the model holds.
@@ -128,14 +136,14 @@ class OnnxExporter(Exporter):
         check_file(files[0], self.opset, expected)
         return files
 
-    def open(self, path: Path) -> OrtRunner:
-        """Start ONNX Runtime on the file.
+    def open(self, path: Path) -> Runner:
+        """Open the file in its target, or in ONNX Runtime's CPU provider where that is not here.
 
         Raises:
             ArtifactError: it does not load.
         """
         try:
-            return OrtRunner(path, f"artifact {path.name!r}")
+            return runner_for(self.target, path, f"artifact {path.name!r}")
         except ModelError as error:
             raise ArtifactError(error.subject, error.problem, error.remedy) from error
 
@@ -154,7 +162,7 @@ class OnnxExporter(Exporter):
     def _placed(self, carrier: Carrier, context: ExportContext) -> Layout:
         """Lay a model out; weights that one branch alone reads lie in it, where they are fused."""
         layout = self._layout(carrier, context)
-        if self.target == "ort-cpu":
+        if self.target.startswith("ort"):
             sink_initializers(layout.proto.graph)
         return layout
 
@@ -163,7 +171,7 @@ class OnnxExporter(Exporter):
         self._label(parts, context)
         size = sum(tensor.nbytes for tensor in parts.tensors.values())
         external = self.external_data == "always" or (
-            self.external_data == "auto" and size > INLINE_LIMIT
+            self.external_data == "auto" and size > self.external_from
         )
         return lay_out(parts, external)
 

@@ -18,7 +18,8 @@ def in_form_for(target: str, model: ir.Model, compute: Compute) -> ir.Model:
     No weight is evaluated: packed tensors are lazy, as those are that they are made of.
 
     Args:
-        target: ``ort-cpu`` or ``tensorrt``.
+        target: ``ort-cpu``, ``ort-cuda``, ``openvino`` or ``tensorrt``; the last two read
+            ``DequantizeLinear`` before a product, ONNX Runtime has an operator of its own.
         model: weights lie in ``DequantizeLinear``, as passes store them.
         compute: arithmetic of products with weights that alone are quantized.
     """
@@ -28,7 +29,7 @@ def in_form_for(target: str, model: ir.Model, compute: Compute) -> ir.Model:
         return model
     editor = Editor(changed)
     for weight in weights:
-        if target == "tensorrt":
+        if target in ("tensorrt", "openvino"):
             as_four_bit_floats(editor, weight)
             continue
         packing = packing_of(weight, compute)

@@ -53,6 +53,23 @@ TARGETS: dict[str, Target] = {
         scales=_HALVES,
         computes=_HALVES | {DataType.DOUBLE},
     ),
+    "ort-cuda": Target(
+        title="ONNX Runtime's CUDA provider",
+        activations=_INT8,
+        weights=_INT8 | _PACKED | {DataType.FLOAT8E4M3FN, DataType.FLOAT8E5M2},
+        scales=_HALVES,
+        computes=_HALVES | {DataType.DOUBLE},
+        integer_operators=False,
+    ),
+    "openvino": Target(
+        title="OpenVINO",
+        activations=_INT8,
+        weights=_INT8
+        | {DataType.INT4, DataType.UINT4, DataType.FLOAT4E2M1}
+        | {DataType.FLOAT8E4M3FN, DataType.FLOAT8E5M2},
+        scales=_HALVES | {DataType.FLOAT8E4M3FN, DataType.FLOAT8E8M0},
+        computes=_HALVES | {DataType.DOUBLE},
+    ),
     "tensorrt": Target(
         title="TensorRT",
         activations=frozenset({DataType.INT8, DataType.FLOAT8E4M3FN, DataType.FLOAT4E2M1}),

@@ -1,4 +1,4 @@
-"""The safetensors container, written one tensor at a time.
+"""The header of a safetensors file: where each tensor goes, before any of them is written.
 
 The library's own writer wants all tensors in memory; here a model larger than memory is written
 from tensors that are computed as they are asked for. The library reads the result.
@@ -9,14 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-
-import onnx_ir as ir
-
-from compressor.errors import ArtifactError
-from compressor.loading import STORED, Entry
 
 _ALIGNMENT = 8
+_LENGTH = 8  # bytes that say how long the header is
 
 
 @dataclass(frozen=True)
@@ -53,8 +48,14 @@ class Layout:
     nbytes: int
 
 
-def layout(tensors: Iterable[Described], metadata: Mapping[str, str]) -> Layout:
-    """Give each tensor its place: wide elements first, so that all are aligned, then by name."""
+def layout(tensors: Iterable[Described], metadata: Mapping[str, str], room: int = 0) -> Layout:
+    """Give each tensor its place: wide elements first, so that all are aligned, then by name.
+
+    Args:
+        tensors: what will be in the file.
+        metadata: its notes.
+        room: bytes that the header takes at least; spaces fill it up.
+    """
     content: dict[str, object] = {"__metadata__": dict(metadata)}
     starts: dict[str, int] = {}
     end = 0
@@ -67,56 +68,7 @@ def layout(tensors: Iterable[Described], metadata: Mapping[str, str]) -> Layout:
         }
         end += tensor.nbytes
     text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
-    header = len(text).to_bytes(8, "little") + text
+    text += b" " * max(-len(text) % _ALIGNMENT, room - _LENGTH - len(text))
+    header = len(text).to_bytes(_LENGTH, "little") + text
     offsets = {name: len(header) + start for name, start in starts.items()}
     return Layout(header, offsets, len(header) + end)
-
-
-def model_layout(tensors: Mapping[str, ir.TensorProtocol], metadata: Mapping[str, str]) -> Layout:
-    """Lay out the tensors of a graph."""
-    described = []
-    for name, tensor in tensors.items():
-        entry = entry_of(tensor)
-        described.append(
-            Described(
-                name,
-                STORED[entry.dtype],
-                entry.stored_shape,
-                tensor.dtype.bitwidth,
-                tensor.nbytes,
-            )
-        )
-    return layout(described, metadata)
-
-
-def header(tensors: Mapping[str, ir.TensorProtocol], metadata: Mapping[str, str]) -> bytes:
-    """Return the bytes before the data."""
-    return model_layout(tensors, metadata).header
-
-
-def entry_of(tensor: ir.TensorProtocol) -> Entry:
-    """Describe a tensor as ``model.json`` does."""
-    return Entry(tensor.dtype, tuple(int(d) for d in tensor.shape.numpy()))
-
-
-def write(
-    path: Path, tensors: Mapping[str, ir.TensorProtocol], metadata: Mapping[str, str]
-) -> None:
-    """Write the file, evaluating one tensor after another.
-
-    Raises:
-        ArtifactError: a tensor has not the bytes that its type and shape want.
-    """
-    placed = model_layout(tensors, metadata)
-    with path.open("wb") as stream:
-        stream.write(placed.header)
-        for name in placed.offsets:
-            data = tensors[name].tobytes()
-            if len(data) != tensors[name].nbytes:
-                raise ArtifactError(
-                    f"tensor {name!r}",
-                    f"has {len(data)} bytes, its type and shape take {tensors[name].nbytes}",
-                    "the pass that made it is at fault; report it",
-                )
-            stream.write(data)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import onnx_ir as ir
 import torch
@@ -12,16 +13,14 @@ from pydantic import Field
 
 from compressor.carriers.torch_graph import GraphModule
 from compressor.carriers.torch_graph.dtypes import TORCH_DTYPES
+from compressor.carriers.torch_runner import TorchRunner
 from compressor.errors import ArtifactError, InputError, ModelError, SpecError
-from compressor.graph.as_json import Skeleton, graph_as_json, skeleton
-from compressor.graph.values import tensor_spec
-from compressor.loading import DESCRIPTION, FORMAT, SCHEMA, STORED, WEIGHTS, load
+from compressor.graph.as_json import skeleton
+from compressor.loading import DESCRIPTION, check, load
 from compressor.types.carrier import Capability, Carrier, Runner
 from compressor.types.exporter import ExportContext, Exporter
-from compressor.types.tensors import TensorSpec
-from exporters.safetensors import container
 from exporters.safetensors.finishing import check_written, finish
-from exporters.safetensors.runner import TorchRunner
+from exporters.safetensors.graph_files import GraphPlan, plan_graph, write_graph
 from exporters.safetensors.stream_plan import StreamPlan, plan_stream
 from exporters.safetensors.streaming import write_shards
 from exporters.safetensors.transformers_runner import TransformersRunner
@@ -32,14 +31,16 @@ _USUAL = ExportContext(name="a-name-of-usual-length", spec_digest="0" * 64)
 class SafetensorsExporter(Exporter):
     """Writes weights as safetensors, in one of two layouts.
 
-    ``graph``: ``model.safetensors`` with all weights and ``model.json`` with the graph;
-    ``compressor.load`` opens it. ``compressed-tensors``: shards, their index, ``config.json`` and
-    the tokenizer's files; ``transformers`` and vLLM open it. The latter is streamed, so the model
-    may be larger than memory.
+    ``graph``: ``model.safetensors`` with all weights (or shards and their index) and
+    ``model.json`` with the graph; ``compressor.load`` opens it. Codes of 4, 3 and 2 bits are
+    packed, and weights with many zeros stored as sparse. ``compressed-tensors``: shards, their
+    index, ``config.json`` and the tokenizer's files; ``transformers`` and vLLM open it. The latter
+    is streamed, so the model may be larger than memory.
     """
 
     format: ClassVar[str] = "safetensors"
     resumes: ClassVar[bool] = True
+    version: ClassVar[int] = 2
 
     layout: Literal["auto", "graph", "compressed-tensors"] = Field(
         default="auto",
@@ -49,14 +50,24 @@ class SafetensorsExporter(Exporter):
     max_shard_size: int | None = Field(
         default=None,
         ge=1,
-        description="bytes of a shard in the layout compressed-tensors; if not given, the input's "
-        "shards are kept, and 5 GB where it has none",
+        description="bytes of a file of weights at most; if not given, graph writes one file, and "
+        "compressed-tensors keeps the input's shards, or 5 GB where it has none",
+    )
+    sparse: Literal["auto", "never"] = Field(
+        default="auto",
+        description="layout graph: auto leaves zeros out of weights that become a tenth smaller by "
+        "it, so that the predicted size is the most it may be; never stores all elements",
     )
 
     @property
     def targets(self) -> frozenset[str]:
         """The layout for others, where it is asked for: it holds linear layers only."""
         return frozenset({self.layout} if self.layout == "compressed-tensors" else ())
+
+    @property
+    def bound(self) -> bool:
+        """Which weights have many zeros is known once they are read."""
+        return self.sparse == "auto" and self.layout != "compressed-tensors"
 
     @property
     def not_judged(self) -> str:
@@ -80,14 +91,7 @@ class SafetensorsExporter(Exporter):
                 f"needs a graph, a {carrier.kind} model has none",
                 "give model.factory or model.onnx, or layout: compressed-tensors",
             )
-        parts = skeleton(carrier.graph(), narrowed=True)
-        for name, tensor in parts.tensors.items():
-            if tensor.dtype not in STORED:
-                raise SpecError(
-                    f"tensor {name!r}",
-                    f"is {tensor.dtype.name.lower()}, which safetensors does not hold",
-                    "cast it to another type, or leave out this export",
-                )
+        parts = self._plan_graph(carrier, _USUAL).parts
         empty = {
             name: torch.empty(
                 [int(d) for d in tensor.shape.numpy()],
@@ -102,13 +106,14 @@ class SafetensorsExporter(Exporter):
             raise SpecError(error.subject, error.problem, "leave out this export") from error
 
     def predict(self, carrier: Carrier) -> int:
-        """Return the bytes of all files; no weight is evaluated."""
+        """Return the bytes of all files; no weight is evaluated.
+
+        Weights of which zeros are left out count in full: whether they have zeros is known once
+        they are written.
+        """
         if self._streams(carrier):
             return self._plan(carrier).nbytes
-        parts = skeleton(carrier.graph(), narrowed=True)
-        size = sum(tensor.nbytes for tensor in parts.tensors.values())
-        head = container.header(parts.tensors, _metadata(_USUAL))
-        return size + len(head) + len(_description(carrier, parts))
+        return self._plan_graph(carrier, _USUAL).nbytes
 
     def write(self, carrier: Carrier, directory: Path, context: ExportContext) -> tuple[Path, ...]:
         """Write all files and open them.
@@ -124,12 +129,10 @@ class SafetensorsExporter(Exporter):
             return self._write_stream(carrier, directory, context)
         if context.ranks.rank:
             return ()
-        parts = skeleton(carrier.graph(), narrowed=True)
-        weights, description = directory / WEIGHTS, directory / DESCRIPTION
-        container.write(weights, parts.tensors, _metadata(context))
-        description.write_bytes(_description(carrier, parts))
-        self._load(description)
-        return weights, description
+        files = write_graph(self._plan_graph(carrier, context), directory)
+        with _unusable():
+            check(directory)
+        return files
 
     def check_written(self, carrier: Carrier, path: Path) -> str:
         """Compare a streamed artifact's headers and a sample of its tensors with the model.
@@ -151,12 +154,19 @@ class SafetensorsExporter(Exporter):
         folder = path if path.is_dir() else path.parent
         if not (folder / DESCRIPTION).is_file():
             return TransformersRunner(folder)
-        return TorchRunner(self._load(folder / DESCRIPTION))
+        with _unusable():
+            return TorchRunner(load(folder))
 
     def _streams(self, carrier: Carrier) -> bool:
         if self.layout == "auto":
             return Capability.GRAPH not in carrier.offers
         return self.layout == "compressed-tensors"
+
+    def _plan_graph(self, carrier: Carrier, context: ExportContext) -> GraphPlan:
+        model = carrier.graph()
+        parts = skeleton(model, narrowed=True)
+        sparse = self.sparse == "auto"
+        return plan_graph(model, parts, context.name, sparse, self.max_shard_size)
 
     def _plan(self, carrier: Carrier, key: str = "") -> StreamPlan:
         return plan_stream(carrier, key, self.max_shard_size)
@@ -174,33 +184,11 @@ class SafetensorsExporter(Exporter):
             context.hashed(file.path.relative_to(directory).as_posix(), file.sha256)
         return tuple(file.path for file in written)
 
-    def _load(self, path: Path) -> torch.nn.Module:
-        try:
-            return load(path)
-        except InputError as error:
-            raise ArtifactError(error.subject, error.problem, error.remedy) from error
 
-
-def _metadata(context: ExportContext) -> dict[str, str]:
-    return {"format": FORMAT, "name": context.name}
-
-
-def _description(carrier: Carrier, parts: Skeleton) -> bytes:
-    graph = carrier.graph().graph
-    document = {
-        "format": FORMAT,
-        "schema": SCHEMA,
-        "inputs": [_spec(tensor_spec(value)) for value in graph.inputs],
-        "outputs": [_spec(tensor_spec(value)) for value in graph.outputs],
-        "weights": WEIGHTS,
-        "tensors": {
-            name: container.entry_of(tensor).as_json() for name, tensor in parts.tensors.items()
-        },
-        "graph": graph_as_json(parts.proto),
-    }
-    text = json.dumps(document, separators=(",", ":"), ensure_ascii=False)
-    return text.encode() + b"\n"
-
-
-def _spec(spec: TensorSpec) -> dict[str, Any]:
-    return {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)}
+@contextmanager
+def _unusable() -> Iterator[None]:
+    """Say of a model that was written and cannot be loaded that the artifact failed."""
+    try:
+        yield
+    except InputError as error:
+        raise ArtifactError(error.subject, error.problem, error.remedy) from error

@@ -14,10 +14,10 @@ import onnx_ir as ir
 import torch
 
 from compressor.carriers.torch_graph import from_numpy
+from compressor.carriers.torch_runner import to_numpy
 from compressor.errors import ArtifactError, ModelError
 from compressor.quiet import quiet_libraries
 from compressor.types.tensors import Batch
-from exporters.safetensors.runner import to_numpy
 
 INSTALL = "pip install compressor[transformers]"
 _FAILURES = (  # what loading raises where a file is damaged or a config disagrees, by trial

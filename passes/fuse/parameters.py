@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from compressor.graph.layers import layer_name
+from compressor.graph.layers import layer_name, lookups_of
 from compressor.graph.values import all_nodes, constant_of, is_op, static_shape
 from compressor.types.tensors import Array
 from passes.fuse.draft import Draft
@@ -47,6 +47,8 @@ def _foldable(node: ir.Node, draft: Draft) -> bool:
     if any(constant_of(value) is None or value.is_graph_input() for value in given):
         return False
     if not any(value in draft.parameters for value in given):
+        return False
+    if is_op(node, "Cast") and any(lookups_of(given[0])):  # codes are as small as it gets
         return False
     return all(
         value.dtype is not None and static_shape(value) is not None and not value.is_graph_output()

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from compressor.errors import DataError, ModelError, SpecError
+from compressor.errors import DataError, SpecError
 from compressor.types.blocks import Blocks
 from compressor.types.carrier import Carrier
 from compressor.types.changes import WeightChange
@@ -24,6 +24,7 @@ from passes.prune.sparsegpt_weights import Curvature, curvature, sparsegpt
 from passes.prune.wanda_scores import wanda_scores
 from passes.quantize.affine import sqnr_db
 from passes.quantize.input_moments import moment_request
+from passes.quantize.weight_check import check_finite
 from passes.quantize.weight_only_layers import nodes_of
 
 Criterion: TypeAlias = Literal["magnitude", "wanda", "sparsegpt"]
@@ -95,7 +96,7 @@ class Pruning:
         Raises:
             ModelError: a weight is not finite.
         """
-        _check(layer, matrix)
+        check_finite(layer, matrix)
         return self._pruned(layer, matrix, _Seen({}))
 
     def by_weights(self) -> Pruned:
@@ -129,7 +130,7 @@ class Pruning:
     def _prune(self, layer: Layer, seen: _Seen, done: Pruned) -> None:
         stored = self.carrier.weight(layer)
         matrix = layer.canonical(stored)
-        _check(layer, matrix)
+        check_finite(layer, matrix)
         pattern = self.patterns[layer.name]
         new = self._pruned(layer, matrix, seen).to(stored.dtype)
         done.weights[layer.weight] = layer.stored(new)
@@ -310,12 +311,3 @@ def _sparsity_note(zeros: int, total: int, count: int) -> str:
     share = 100 * zeros / max(total, 1)
     layers = "1 layer" if count == 1 else f"{count} layers"
     return f"{zeros:,} of {total:,} weights of {layers} are zero ({share:.1f} %)"
-
-
-def _check(layer: Layer, matrix: Tensor) -> None:
-    if not bool(torch.isfinite(matrix).all()):
-        raise ModelError(
-            f"layer {layer.name!r}",
-            "its weight holds values that are NaN or infinite",
-            "the training diverged or the file is damaged; use an earlier checkpoint",
-        )

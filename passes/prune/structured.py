@@ -15,7 +15,7 @@ from compressor.graph.channels.analysis import analyse, map_channels
 from compressor.graph.channels.slicing import remove_channels
 from compressor.layer_rules import plan_layers
 from compressor.sizes import model_macs, model_parameters
-from compressor.timing import measure
+from compressor.timing import already_open, measure
 from compressor.types.carrier import Capability, Carrier, Runner
 from compressor.types.channels import ChannelMap, Flags
 from compressor.types.passes import LayerOutcome, Outcome, Pass, PassContext, Survey
@@ -316,7 +316,7 @@ class _Pruning:
 
         def measured(flags: Flags) -> float:
             runners = {"whole": whole, "smaller": self._sliced(flags)}
-            times = measure(runners, batch, _TIMING_BUDGET)
+            times = measure(already_open(runners), [batch], _TIMING_BUDGET)
             return float(times.ratio("smaller", "whole")["value"])
 
         target = self._options.target.value

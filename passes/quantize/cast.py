@@ -15,6 +15,7 @@ from pydantic import Field
 from compressor.errors import SpecError
 from compressor.graph.editing import Editor
 from compressor.graph.layers import layers_with_nodes
+from compressor.graph.opset_conversion import converted
 from compressor.layer_rules import plan_layers, resolve_rules, skip_reason
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer
@@ -37,6 +38,8 @@ _TYPES = {
     "bf16": (ir.DataType.BFLOAT16, torch.bfloat16),
 }
 _HALVES = ("float16", "bfloat16")
+_BF16_OPSET = 22  # the first whose convolutions and pooling take it
+_WITHOUT_BF16 = frozenset({"ort-cpu", "ort-cuda", "openvino"})
 _BF16_MAX = float(torch.finfo(torch.bfloat16).max)
 
 
@@ -58,10 +61,10 @@ class _Decision:
 class Cast(Pass):
     """Compute in half precision, and store weights so.
 
-    Operators that lose too much in float16 stay in float32: sums over many terms, exponentials,
-    powers, angles, everything computed from positions, and what reads a constant beyond float16's
-    range. A Cast stands only where a value crosses a border. With ``weights-only`` nothing but the
-    layers' weights is narrow: they are cast back when they are read.
+    Operators that lose too much in 16 bits stay in float32: sums over many terms, exponentials,
+    powers, angles, everything computed from positions, and in float16 what reads a constant beyond
+    its range. A Cast stands only where a value crosses a border. With ``weights-only`` nothing but
+    the layers' weights is narrow: they are cast back when they are read.
 
     The other way, ``fp32`` makes a float16 or bfloat16 model one that computes in float32. Put it
     before passes that quantize: they work on float32 weights.
@@ -73,7 +76,8 @@ class Cast(Pass):
 
     dtype: Literal["fp16", "bf16", "fp32"] = Field(
         default="fp16",
-        description="the new type; bf16 needs weights-only; fp32 is for models in half precision",
+        description="the new type; bf16 without weights-only is for tensorrt and compressor.load; "
+        "fp32 is for models in half precision",
     )
     keep_io: bool = Field(
         default=True, description="the model's inputs and outputs keep their type"
@@ -89,7 +93,7 @@ class Cast(Pass):
 
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Choose the layers and the float32 islands, by operators and types alone."""
-        self._check()
+        self._check(context)
         if self.dtype == "fp32":
             reasons = {
                 layer.name: "" if layer.dtype in _HALVES else f"its weight is {layer.dtype} already"
@@ -142,19 +146,21 @@ class Cast(Pass):
         to_single(model, keep_io=self.keep_io)
         return carrier.with_graph(model)
 
-    def _check(self) -> None:
+    def _check(self, context: PassContext) -> None:
         if self.dtype == "fp32" and (self.weights_only or self.layers):
             raise SpecError(
                 "pass 'cast'",
                 "dtype fp32 is for the whole model",
                 "leave out weights-only and layers",
             )
-        if self.dtype == "bf16" and not self.weights_only:
+        others = sorted(context.targets & _WITHOUT_BF16)
+        if self.dtype == "bf16" and not self.weights_only and others:
             raise SpecError(
                 "pass 'cast'",
-                "dtype bf16 does not run in ONNX Runtime's CPU provider, which checks the result: "
-                "it has no bfloat16 kernels for MatMul, Gemm, Conv or Add",
-                "set weights-only: true to store weights as bf16, or dtype: fp16",
+                f"dtype bf16 does not run in the onnx export's target {others[0]}: it has no "
+                "bfloat16 kernels for MatMul, Gemm, Conv or Add",
+                "set weights-only: true to store weights as bf16, or dtype: fp16, or target: "
+                "tensorrt",
             )
         if self.weights_only and not self.keep_io:
             raise SpecError(
@@ -165,6 +171,8 @@ class Cast(Pass):
 
     def _decide(self, carrier: Carrier, *, evaluate: bool) -> _Decision:
         model = carrier.graph().clone()
+        if self.dtype == "bf16" and model.opset_imports.get("", _BF16_OPSET) < _BF16_OPSET:
+            model = converted(model, _BF16_OPSET)
         layers = carrier.layers()
         rules = resolve_rules(self.layers, [layer.name for layer in layers])
         reasons = {}
@@ -176,7 +184,13 @@ class Cast(Pass):
                 if evaluate and not reasons[layer.name]:
                     reasons[layer.name] = self._too_large(model, layer)
             return _Decision(model, reasons, None)
-        islands = FloatIslands(model, skipped, keep_io=self.keep_io, evaluate=evaluate)
+        islands = FloatIslands(
+            model,
+            skipped,
+            keep_io=self.keep_io,
+            evaluate=evaluate,
+            narrow=_TYPES[self.dtype][0],
+        )
         names = {layer.weight: layer.name for layer in layers}
         for layer, node in layers_with_nodes(model):
             name = names[layer.weight]

@@ -1,4 +1,4 @@
-"""Bring a graph to float16, or store single weights in a narrow type."""
+"""Bring a graph to 16-bit floats, or store single weights in a narrow type."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ from compressor.graph.editing import Editor
 from compressor.graph.values import is_op
 from passes.quantize.islands import FloatIslands, is_transparent
 
-_HALF, _FLOAT = ir.DataType.FLOAT16, ir.DataType.FLOAT
-_SUFFIX = {_HALF: "_float16", _FLOAT: "_float32", ir.DataType.BFLOAT16: "_bfloat16"}
+_FLOAT = ir.DataType.FLOAT
+_SUFFIX = {
+    ir.DataType.FLOAT16: "_float16",
+    ir.DataType.BFLOAT16: "_bfloat16",
+    _FLOAT: "_float32",
+}
 
 
 def store_narrow(editor: Editor, value: ir.Value, dtype: ir.DataType) -> None:
@@ -38,7 +42,7 @@ def store_narrow(editor: Editor, value: ir.Value, dtype: ir.DataType) -> None:
 
 
 def to_half(model: ir.Model, islands: FloatIslands) -> None:
-    """Compute in float16 everywhere but on the islands, in place.
+    """Compute in the islands' narrow type everywhere but on them, in place.
 
     One ``Cast`` stands at each border that a value crosses; none in the middle.
 
@@ -54,6 +58,7 @@ class _Rewrite:
         self._graph = model.graph
         self._model = model
         self._islands = islands
+        self._half = islands.narrow
         self._editor = Editor(model)
         self._half_nodes = {node for node in model.graph if islands.is_half(node)}
 
@@ -65,39 +70,39 @@ class _Rewrite:
         half = {v for n in self._half_nodes for v in islands.half_outputs(n)}
         if not islands.keep_io:
             half.update(inputs)
-        half.update(v for v in constants if self._wanted(v) == {_HALF})
+        half.update(v for v in constants if self._wanted(v) == {self._half})
         first = graph[0]
         for value in (*inputs, *constants):
-            self._cross(value, _HALF if value in half else _FLOAT, first.prepend)
+            self._cross(value, self._half if value in half else _FLOAT, first.prepend)
         for node, value in computed:
-            self._cross(value, _HALF if value in half else _FLOAT, node.append)
+            self._cross(value, self._half if value in half else _FLOAT, node.append)
         for value in half:
             if value.is_initializer():
-                _narrow(value, _HALF)
+                _narrow(value, self._half)
             else:
-                value.type = ir.TensorType(_HALF)
+                value.type = ir.TensorType(self._half)
         for node in self._half_nodes:
             if is_op(node, "Cast"):
-                node.attributes["to"] = ir.AttrInt64("to", _HALF.value)
+                node.attributes["to"] = ir.AttrInt64("to", self._half.value)
         _drop_idle_casts(self._model)
 
     def _wanted(self, value: ir.Value) -> set[ir.DataType]:
         """Return the types in which a value is read."""
         kinds = {kind for use in value.uses() if (kind := self._kind(use.node)) is not None}
         if value.is_graph_output():
-            kinds.add(_FLOAT if self._islands.keep_io else _HALF)
+            kinds.add(_FLOAT if self._islands.keep_io else self._half)
         return kinds
 
     def _kind(self, reader: ir.Node) -> ir.DataType | None:
         if reader.graph is self._graph and is_transparent(reader):
             return None
-        return _HALF if reader in self._half_nodes else _FLOAT
+        return self._half if reader in self._half_nodes else _FLOAT
 
     def _cross(self, value: ir.Value, have: ir.DataType, insert: Callable[[ir.Node], None]) -> None:
         """Cast a value for the readers that want the other type."""
-        other = _FLOAT if have == _HALF else _HALF
+        other = _FLOAT if have == self._half else self._half
         uses = [use for use in value.uses() if self._kind(use.node) == other]
-        outer = _FLOAT if self._islands.keep_io else _HALF
+        outer = _FLOAT if self._islands.keep_io else self._half
         leaves = value.is_graph_output() and outer == other and value.producer() is not None
         if not uses and not leaves:
             return
@@ -118,9 +123,9 @@ class _Rewrite:
 
 
 def _origin(value: ir.Value, wanted: ir.DataType) -> ir.Value:
-    """Return what a value was cast from, if that can be cast to float16 as well."""
+    """Return what a value was cast from, if that can be cast to a narrow type as well."""
     before = value.producer()
-    if wanted != _HALF or before is None or not is_op(before, "Cast"):
+    if wanted == _FLOAT or before is None or not is_op(before, "Cast"):
         return value
     source = before.inputs[0]
     return value if source is None or source.dtype is None else source

@@ -1,4 +1,4 @@
-"""Which operators of a graph stay in float32 when the rest becomes float16, and why."""
+"""Which operators of a graph stay in float32 when the rest becomes 16 bits wide, and why."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from passes.quantize.precision import (
     INTEGER_PRODUCTS,
     ISLANDS,
     PLACE,
-    admits_half,
+    admits,
     bound_outputs,
     extreme,
 )
@@ -31,7 +31,9 @@ class FloatIslands:
         model: read only.
         skipped: why the readers of these weights stay in float32.
         keep_io: graph inputs and outputs stay in float32.
-        evaluate: read constants too, and keep what would overflow or vanish.
+        evaluate: read constants too, and keep what would overflow or vanish in float16; in
+            bfloat16, whose range is that of float32, nothing does.
+        narrow: the type of the rest, float16 or bfloat16.
 
     Attributes:
         reasons: why a node stays in float32.
@@ -39,9 +41,16 @@ class FloatIslands:
     """
 
     def __init__(
-        self, model: ir.Model, skipped: Mapping[str, str], *, keep_io: bool, evaluate: bool
+        self,
+        model: ir.Model,
+        skipped: Mapping[str, str],
+        *,
+        keep_io: bool,
+        evaluate: bool,
+        narrow: ir.DataType = ir.DataType.FLOAT16,
     ):
         self.model = model
+        self.narrow = narrow
         self.keep_io = keep_io
         self.types = value_types(model)
         self.reasons: dict[ir.Node, str] = {}
@@ -51,7 +60,7 @@ class FloatIslands:
             if reason:
                 self._keep(node, reason)
         self._keep_places()
-        if evaluate:
+        if evaluate and narrow == ir.DataType.FLOAT16:
             self._keep_extremes()
         self._keep_enclosed()
 
@@ -60,7 +69,7 @@ class FloatIslands:
         return value is not None and self.types.get(value) == ir.DataType.FLOAT
 
     def is_half(self, node: ir.Node) -> bool:
-        """Tell whether a node of the main graph is to compute in float16."""
+        """Tell whether a node of the main graph is to compute in the narrow type."""
         return self.computes(node) and node not in self.reasons and not is_transparent(node)
 
     def computes(self, node: ir.Node) -> bool:
@@ -107,8 +116,9 @@ class FloatIslands:
         if self._serves_codes(node):
             return CODES
         positions = self._float_positions(node)
-        if not is_transparent(node) and not admits_half(node.op_type, self._opset, positions):
-            return f"has no float16 form in opset {self._opset}"
+        name = self.narrow.name.lower()
+        if not is_transparent(node) and not admits(name, node.op_type, self._opset, positions):
+            return f"has no {name} form in opset {self._opset}"
         return ""
 
     def _serves_codes(self, node: ir.Node) -> bool:

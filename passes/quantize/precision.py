@@ -1,4 +1,4 @@
-"""What float16 does to single ONNX operators and constants."""
+"""What 16-bit floats do to single ONNX operators, and float16 to constants."""
 
 from __future__ import annotations
 
@@ -113,14 +113,14 @@ INTEGER_PRODUCTS = ("MatMulInteger", "ConvInteger", "DynamicQuantizeLinear")
 """Operators whose results must be scaled before float16 can hold them."""
 
 
-def admits_half(op_type: str, opset: int, positions: Sequence[int]) -> bool:
-    """Tell whether an operator of the default domain takes float16 at these inputs."""
+def admits(dtype: str, op_type: str, opset: int, positions: Sequence[int]) -> bool:
+    """Tell whether an operator of the default domain takes an element type at these inputs."""
     schema = _schema(op_type, opset)
     if schema is None:
         return False
     kinds = {c.type_param_str: set(c.allowed_type_strs) for c in schema.type_constraints}
     wanted = (_formal(schema.inputs, position).type_str for position in positions)
-    return all("tensor(float16)" in kinds.get(kind, {kind}) for kind in wanted)
+    return all(f"tensor({dtype})" in kinds.get(kind, {kind}) for kind in wanted)
 
 
 def bound_outputs(op_type: str, opset: int, positions: Sequence[int], count: int) -> list[int]:

@@ -268,6 +268,11 @@ def kernel_notes(targets: frozenset[str], settings: StaticSettings) -> tuple[str
         notes.append(
             "ONNX Runtime's CPU provider has no 4-bit integer kernels: smaller, not faster"
         )
+    if "ort-cuda" in targets:
+        notes.append(
+            "ONNX Runtime's CUDA provider has no integer kernels for Q/DQ: smaller, not faster; "
+            "cast to fp16 is faster there"
+        )
     return tuple(notes)
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from pydantic import Field
 
-from compressor.errors import ModelError, SpecError
+from compressor.errors import SpecError
 from compressor.layer_rules import plan_layers
 from compressor.types.blocks import Blocks
 from compressor.types.carrier import Capability, Carrier
@@ -24,6 +24,7 @@ from passes.quantize.gptq_blocks import GptqWork, known_codes, plan_gptq
 from passes.quantize.hqq import hqq
 from passes.quantize.nearest import RangeSearch, round_to_nearest
 from passes.quantize.row_codes import Nvfp4Rows
+from passes.quantize.weight_check import check_finite
 from passes.quantize.weight_only_layers import Choice, Wish, choose_layers
 from passes.quantize.weight_only_options import (
     Bits,
@@ -221,11 +222,6 @@ def _outcome(carrier: Carrier, codes: WeightCodes, *, sampled: bool) -> LayerOut
         details["weight_sqnr_rows"] = rows
     matrix = read_rows(carrier, layer, 0, rows)
     wanted = matrix.to(torch.float32)
-    if not bool(torch.isfinite(wanted).all()):
-        raise ModelError(
-            f"layer {layer.name!r}",
-            "its weight holds values that are NaN or infinite",
-            "the training diverged or the file is damaged; use an earlier checkpoint",
-        )
+    check_finite(layer, wanted)
     loss = sqnr_db(wanted, codes.compute(matrix).dequantize())
     return LayerOutcome(layer.name, str(codes.scheme), loss, details)

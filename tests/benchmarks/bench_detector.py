@@ -21,7 +21,7 @@ from compressor.carriers.ort_runner import OrtRunner
 from compressor.plan import Plan, make_plan
 from compressor.run.runner import run_spec
 from compressor.spec.load import load_spec
-from compressor.timing import measure
+from compressor.timing import already_open, measure
 from compressor.types.tensors import Array, Batch
 from tests.benchmarks import peers
 from tests.benchmarks.bench_resnet20 import show
@@ -100,8 +100,10 @@ def test_detector(tmp_path: Path) -> None:
 
     best = max((n for n in files if n != "compressor"), key=lambda n: total(wanted, results[n]))
     times = measure(
-        {"float": reference, best: runners[best], "compressor": runners["compressor"]},
-        images[0],
+        already_open(
+            {"float": reference, best: runners[best], "compressor": runners["compressor"]}
+        ),
+        [images[0]],
         budget=30.0,
     )
     rows = []

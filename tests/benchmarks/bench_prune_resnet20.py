@@ -34,7 +34,7 @@ from compressor import catalog
 from compressor.carriers.ort_runner import OrtRunner
 from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.graph.costs import macs, parameters
-from compressor.timing import measure
+from compressor.timing import already_open, measure
 from compressor.types.exporter import ExportContext
 from compressor.types.passes import PassContext
 from compressor.types.tensors import Batch, TensorSpec
@@ -365,7 +365,7 @@ def show_latency(
         path = exporter.write(one.carrier, own, ExportContext("resnet-20", ""))[0]
         runners[one.name] = OrtRunner(path, one.name, threads=THREADS)
         shares[one.name] = macs(one.carrier.graph()) / macs(carrier.graph())
-    times = measure(runners, batch, budget=60.0)
+    times = measure(already_open(runners), [batch], budget=60.0)
     rows = []
     for name in runners:
         ratio = times.ratio(name, "unpruned")

@@ -26,7 +26,7 @@ from compressor.metrics import BUILT_IN
 from compressor.plan import Plan, make_observer, make_plan
 from compressor.run.runner import run_spec
 from compressor.spec.load import load_spec
-from compressor.timing import measure
+from compressor.timing import already_open, measure
 from compressor.types.carrier import Carrier
 from compressor.types.exporter import ExportContext
 from tests.benchmarks import peers
@@ -108,8 +108,14 @@ def test_fidelity_and_latency(tmp_path: Path) -> None:
     )
     latencies = {
         batch: measure(
-            {"float": reference, best: runners[best], "compressor mse": runners["compressor mse"]},
-            plan.data["evaluation"].first(batch),
+            already_open(
+                {
+                    "float": reference,
+                    best: runners[best],
+                    "compressor mse": runners["compressor mse"],
+                }
+            ),
+            [plan.data["evaluation"].first(batch)],
             budget=20.0,
         )
         for batch in (1, 64)

@@ -29,8 +29,8 @@ def spine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             kind,
             {**catalog.BUILT_IN[kind], **names},  # type: ignore[index]
         )
-    monkeypatch.setattr(timing, "_WARM_UP", 1)
-    monkeypatch.setattr(timing, "_MOST_ROUNDS", timing._LEAST_ROUNDS)
+    monkeypatch.setattr(timing, "_BUDGET", 0.0)
+    monkeypatch.setattr(timing, "_LEAST_OPENINGS", 2)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     forget_catalog()
     forget_modules()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -16,9 +17,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from compressor.carriers.onnx_carrier import OnnxCarrier
+from compressor.carriers.torch_graph import LazyTensor
 from compressor.errors import ModelError, SpecError
 from compressor.graph.as_json import graph_as_json, graph_from_json, skeleton
-from compressor.loading import load
+from compressor.loading import check, load
 from exporters.safetensors import SafetensorsExporter
 from tests.exporters.hand_made import CONTEXT, Builder, entry, images, quantized, rows, sample
 
@@ -79,22 +81,30 @@ print(anonymous() - before)
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
-def test_opening_reads_no_weights(saved: Path) -> None:
-    side = 5120
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of 105 MB of floats, and of 105 million codes of 4 bits."""
+    side, wide = 5120, 20480
     made = Builder()
-    x = value = entry(features=side)
-    for layer in ("first", "second"):
-        weight = made.constant(f"{layer}.weight", np.zeros((side, side), np.float32))
-        value = made.node("MatMul", [value, weight], layer)
-    place = saved / "large"
-    place.mkdir()
-    SafetensorsExporter().write(OnnxCarrier(made.model([x], value, side)), place, CONTEXT)
-    assert (place / "model.safetensors").stat().st_size > 200_000_000
+    x = entry(features=side)
+    weight = made.constant("first.weight", np.zeros((side, side), np.float32))
+    codes = made.constant("second.weight", np.zeros((side, wide), ml_dtypes.int4))
+    scale = made.constant("second.weight_scale", np.ones(wide, np.float32))
+    value = made.node("MatMul", [x, weight], "first")
+    floats = made.node("DequantizeLinear", [codes, scale], "floats", axis=1)
+    model = made.model([x], made.node("MatMul", [value, floats], "second"), wide)
+    place = tmp_path_factory.mktemp("large")
+    exporter = SafetensorsExporter(sparse="never")  # these weights are nothing but zeros
+    exporter.write(OnnxCarrier(model), place, CONTEXT)
+    assert (place / "model.safetensors").stat().st_size > 157_000_000
+    return place
 
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_opening_reads_no_weights(saved: Path, large: Path) -> None:
     def grown(how: str) -> int:
         done = subprocess.run(
-            [sys.executable, "-c", _MEASURE, str(saved), str(place), how],
+            [sys.executable, "-c", _MEASURE, str(saved), str(large), how],
             env={"PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
@@ -102,8 +112,68 @@ def test_opening_reads_no_weights(saved: Path) -> None:
         )
         return int(done.stdout)
 
-    assert grown("map") < 50
-    assert grown("read") > 190
+    assert grown("map") < 20
+    assert 140 < grown("read") < 180  # as in the file: codes stay packed
+
+
+def test_weights_are_decoded_by_the_operators_that_need_them(saved: Path, tmp_path: Path) -> None:
+    place = tmp_path / "packed"
+    place.mkdir()
+    carrier = quantized(ir.DataType.INT4, None, blocks=True)
+    SafetensorsExporter().write(carrier, place, CONTEXT)
+    x = torch.from_numpy(rows()["x"])
+    modules = [load(place, dequantize=how) for how in ("on-use", "once", "once")]
+    expected = modules[0](x)["output"]
+    for module in modules * 2:
+        assert torch.equal(module(x)["output"], expected)
+        assert isinstance(module.state_dict()["first.weight"], LazyTensor)
+        assert not list(module.parameters())
+    moved = load(place, device="cpu").to(torch.float64)
+    torch.testing.assert_close(moved(x.double())["output"].float(), expected)
+    with pytest.raises(SpecError, match="dequantize 'never': is no choice; use on-use or once"):
+        load(place, dequantize="never")  # type: ignore[arg-type]
+
+
+def test_the_graph_is_compiled_by_the_first_call_if_it_is_as_written(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[str] = []
+
+    def read(document: Any, subject: str) -> ir.Model:
+        reads.append(subject)
+        return graph_from_json(document, subject)
+
+    monkeypatch.setattr("compressor.loading.description.graph_from_json", read)
+    module = load(saved)
+    assert (module.input_names, module.output_names) == (("x",), ("output",))
+    assert not reads
+    x = torch.from_numpy(rows()["x"])
+    expected = module(x)["output"]
+    assert len(reads) == 1
+    path = saved / "model.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()), indent=1))
+    again = load(saved)  # somebody touched it: it is compiled at once
+    assert len(reads) == 2
+    assert torch.equal(again(x)["output"], expected)
+
+
+def test_files_of_another_version_are_compiled_at_once(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("compressor.loading.weight_files.__version__", "99")
+    monkeypatch.setattr("compressor.carriers.torch_graph.compiler.OPERATORS", {})
+    with pytest.raises(ModelError, match="is not supported on the torch carrier"):
+        load(saved)
+
+
+def test_checking_compiles_whatever_the_files_say(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(saved)
+    monkeypatch.setattr("compressor.carriers.torch_graph.compiler.OPERATORS", {})
+    load(saved)
+    with pytest.raises(ModelError, match="is not supported on the torch carrier"):
+        check(saved)
 
 
 Change = Callable[[dict[str, Any]], Any]

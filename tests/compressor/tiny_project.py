@@ -94,10 +94,10 @@ class Project:
     def output(self) -> Path:
         return self.folder / "out" / "tiny"
 
-    def run(self, *settings: str, fresh: bool = False) -> RunResult:
+    def run(self, *settings: str, fresh: bool = False, force: bool = False) -> RunResult:
         forget_modules()
         with importable([self.folder]):
-            return run_spec(load_spec(self.path, settings), RunOptions(fresh=fresh))
+            return run_spec(load_spec(self.path, settings), RunOptions(fresh=fresh, force=force))
 
     def plan(self, *settings: str) -> Plan:
         forget_modules()
@@ -113,7 +113,7 @@ class Project:
 
     def leftovers(self) -> list[str]:
         """Return the names of staging folders and of files that a run did not finish."""
-        known = {"manifest.json", *REPORTS, STORE}
+        known = {"manifest.json", "samples.npz", *REPORTS, STORE}
         here = [p.name for p in self.output.glob("*") if p.name not in known]
         staged = [p.name for p in self.output.rglob(".staging-*")]
         return sorted(staged + [n for n in here if not n.startswith(".staging-")])

@@ -1,4 +1,4 @@
-"""The examples in CONTRIBUTING.md work: they are written out, imported and used."""
+"""The examples in docs/extending.md work: they are written out, imported and used."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PACKAGES = (passes, exporters, calibration.observers, calibration.sources)
 EXAMPLES = {
     block.text.splitlines()[0].removeprefix("# "): block.text
     for block in ALL_BLOCKS
-    if block.page == ROOT / "CONTRIBUTING.md" and block.language == "python"
+    if block.page == ROOT / "docs" / "extending.md" and block.language == "python"
 }
 
 

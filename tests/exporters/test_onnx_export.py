@@ -233,10 +233,10 @@ def test_external_data(blocks: bool, tmp_path: Path) -> None:
 
 def test_external_data_by_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     carrier = quantized()
-    monkeypatch.setattr(exporter, "INLINE_LIMIT", 30_000)
-    assert len(OnnxExporter().write(carrier, tmp_path, CONTEXT)) == 2
+    small = OnnxExporter(external_from=30_000)
+    assert len(small.write(carrier, tmp_path, CONTEXT)) == 2
     monkeypatch.setattr(exporter, "PROTOBUF_LIMIT", 30_000)
-    OnnxExporter().check(carrier)
+    small.check(carrier)
     with pytest.raises(SpecError, match="set external-data: auto"):
         OnnxExporter(external_data="never").check(carrier)
 

@@ -125,4 +125,4 @@ def test_bfloat16_does_not_run_on_the_cpu() -> None:
 
 def test_an_unknown_target_is_refused() -> None:
     with pytest.raises(ValueError, match="ort-cpu"):
-        OnnxExporter.model_validate({"target": "openvino"})
+        OnnxExporter.model_validate({"target": "abacus"})

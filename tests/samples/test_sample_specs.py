@@ -36,7 +36,7 @@ def locate(spec: str, path: str) -> Path:
     return located
 
 
-@pytest.mark.parametrize("name", ["digits/spec.yaml", "cifar/spec.yaml"])
+@pytest.mark.parametrize("name", ["digits/spec.yaml", "digits/tensorrt.yaml", "cifar/spec.yaml"])
 def test_transformed_data_fits_the_model(name: str) -> None:
     spec = read(name)
     assert spec["version"] == 1

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
+from types import CodeType
 
 import onnx_ir as ir
 import torch
 from onnx_ir.passes.common import InlinePass
 
+from compressor.carriers.torch_graph.constants import with_lifetimes
 from compressor.carriers.torch_graph.dtypes import TORCH_DTYPES
 from compressor.carriers.torch_graph.node import NodeView, describe
 from compressor.carriers.torch_graph.ops import OPERATORS
@@ -97,6 +99,33 @@ class _Scope:
         return slot
 
 
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A program and what it captures.
+
+    Attributes:
+        program: the program.
+        captured: what it takes after its inputs: initializers and constants, and whatever else
+            no node gives.
+        constants: the values of ``Constant`` nodes.
+    """
+
+    program: Program
+    captured: tuple[ir.Value, ...]
+    constants: dict[ir.Value, torch.Tensor]
+
+
+def compiled(model: ir.Model) -> Compiled:
+    """Compile the graph of a model that is flattened.
+
+    Raises:
+        ModelError: an operator, attribute, type or the opset is not supported.
+    """
+    compiler = Compiler(dict(model.opset_imports))
+    program, captured = compiler.compile(model.graph)
+    return Compiled(program, tuple(captured), compiler.constants)
+
+
 class Compiler:
     """Compiles the graphs of one model.
 
@@ -131,7 +160,7 @@ class Compiler:
         steps = [self._step(n, scope) for n in _ordered(graph) if not self._took_constant(n)]
         outputs = tuple(scope.use(value) for value in graph.outputs)
         taken = tuple(scope.slots[value] for value in (*own, *scope.captured))
-        program = Program(len(scope.slots) + 1, taken, outputs, _with_lifetimes(steps, outputs))
+        program = Program(len(scope.slots) + 1, taken, outputs, with_lifetimes(steps, outputs))
         return program, scope.captured
 
     def _took_constant(self, node: ir.Node) -> bool:
@@ -177,24 +206,28 @@ class Compiler:
         return Step(run, inputs, outputs, (), host, label, view.train)
 
 
-def _with_lifetimes(steps: Sequence[Step], outputs: Sequence[int]) -> tuple[Step, ...]:
-    """Let each step free what is read last by it, and drop outputs that nobody reads."""
-    alive = {ABSENT, *outputs}
-    result: list[Step] = []
-    for step in reversed(steps):
-        kept = tuple(slot if slot in alive else ABSENT for slot in step.outputs)
-        free = tuple(dict.fromkeys(slot for slot in step.inputs if slot not in alive))
-        alive.update(step.inputs)
-        result.append(replace(step, outputs=kept, free=free))
-    return tuple(reversed(result))
-
-
 def _check_inputs(view: NodeView, run: Op, count: int) -> None:
-    try:
-        inspect.signature(run).bind(*range(count))
-    except TypeError:
+    code = getattr(run, "__code__", None)
+    takes = (
+        _takes(run) if code is None else _TAKES.get(code) or _TAKES.setdefault(code, _takes(run))
+    )
+    if not takes[0] <= count <= takes[1]:
         problem = f"it has {view.input_count} inputs, which the operator does not take"
-        raise view.refuse(problem) from None
+        raise view.refuse(problem)
+
+
+_TAKES: dict[CodeType, tuple[int, float]] = {}
+"""How many inputs functions take; operators of one kind are closures of the same code."""
+
+
+def _takes(run: Op) -> tuple[int, float]:
+    """Return the least and the greatest number of inputs."""
+    parameters = inspect.signature(run).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    own = [parameter for parameter in parameters if parameter.kind in kinds]
+    least = sum(parameter.default is parameter.empty for parameter in own)
+    endless = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
+    return least, float("inf") if endless else len(own)
 
 
 def _check_input(value: ir.Value) -> None:

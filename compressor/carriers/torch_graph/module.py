@@ -3,19 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from copy import deepcopy
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, NoReturn, Self
 
 import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _IncompatibleKeys
 
-from compressor.carriers.torch_graph.compiler import Compiler, flattened
+from compressor.carriers.torch_graph.compiler import Compiled, compiled, flattened
+from compressor.carriers.torch_graph.constants import Split, split_constants
 from compressor.carriers.torch_graph.convert import from_numpy
+from compressor.carriers.torch_graph.program import Program
 from compressor.errors import ModelError
 
 _SHAPE_SIZED = 1024
 """Tensors of ``int64`` up to this many elements are taken for shapes, axes and indices."""
+
+FIRST_CALL = Lock()
+"""Held while constants are computed, so that they are in memory once; all modules share it."""
+
+
+_SHARED = ("_linked", "_constants", "_read")
+"""What copies of a module share: it never changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linked:
+    """A program and what it captures.
+
+    Attributes:
+        program: the program.
+        split: the same, what it computes of constants alone apart; ``None`` if it is not kept.
+        captured: names of the tensors that it captures, in order.
+        pinned: names of those that stay on the CPU.
+    """
+
+    program: Program
+    split: Split | None
+    captured: tuple[str, ...]
+    pinned: frozenset[str]
 
 
 class GraphModule(nn.Module):
@@ -40,6 +69,8 @@ class GraphModule(nn.Module):
             eight bits are unpacked, one a byte. Names that the graph does not have are ignored;
             an initializer that is not here has the value the model gives it.
         parameters: the same for those that are trained; the same one under two names is tied.
+        keeps_constants: the first call in evaluation keeps what it computes from initializers
+            alone, such as dequantized weights, until an initializer is replaced or moved.
 
     Attributes:
         input_names: the inputs that a call has to give, in order.
@@ -55,35 +86,20 @@ class GraphModule(nn.Module):
         model: ir.Model,
         tensors: Mapping[str, Tensor] | None = None,
         parameters: Mapping[str, nn.Parameter] | None = None,
+        *,
+        keeps_constants: bool = False,
     ):
         super().__init__()
         model = flattened(model)
-        graph = model.graph
-        compiler = Compiler(dict(model.opset_imports))
-        program, captured = compiler.compile(graph)
-        names = self._take_initializers(graph, {**(tensors or {}), **(parameters or {})})
-        names.update(self._take_constants(compiler.constants))
-        for value in captured:
-            if value not in names:
-                raise ModelError(
-                    f"value '{value.name}'",
-                    "it is read, but no node, input or initializer gives it",
-                    "check the file with onnx.checker",
-                )
-        self._program = program
-        on_host = program.host_slots()
-        first = len(program.inputs) - len(captured)
-        self._pinned = frozenset(
-            names[value]
-            for value, slot in zip(captured, program.inputs[first:], strict=True)
-            if names[value] in self._buffers
-            and (slot in on_host or _is_shape(self._buffers[names[value]]))
-        )
-        self._captured = tuple(names[value] for value in captured)
+        unlinked = compiled(model)
+        names = self._take_initializers(model.graph, {**(tensors or {}), **(parameters or {})})
+        self._keeps_constants = keeps_constants
+        self._constants: list[Tensor] | None = None
+        self._linked: Linked | None = self._link(unlinked, names)
         self.input_names = tuple(
-            value.name or "" for value in graph.inputs if not value.is_initializer()
+            value.name or "" for value in model.graph.inputs if not value.is_initializer()
         )
-        self.output_names = tuple(value.name or "" for value in graph.outputs)
+        self.output_names = tuple(value.name or "" for value in model.graph.outputs)
 
     def forward(self, *arguments: Tensor, **inputs: Tensor) -> dict[str, Tensor]:
         """Run the graph.
@@ -99,13 +115,18 @@ class GraphModule(nn.Module):
         Raises:
             ModelError: an input is missing or unknown, or a node cannot run on what it is given.
         """
+        linked = self._ready()
         given = self._bind(arguments, inputs)
         values = [given[name] for name in self.input_names]
-        for name in self._captured:
+        for name in linked.captured:
             value = given.get(name)
             values.append(self._held(name) if value is None else value)
         trains = self.training and bool(self._parameters)
-        outputs = self._program(values, trains)
+        if linked.split is None or trains or len(given) > len(self.input_names):
+            outputs = linked.program(values, trains)
+        else:
+            captured = values[len(self.input_names) :]
+            outputs = linked.split.rest([*values, *self._kept(linked.split.constant, captured)])
         return dict(zip(self.output_names, outputs, strict=True))
 
     def get_buffer(self, target: str) -> Tensor:
@@ -162,9 +183,55 @@ class GraphModule(nn.Module):
                 self._assign(name, value)
         return _IncompatibleKeys(missing, unexpected)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy the tensors; the program cannot change and is shared."""
+        new = type(self).__new__(type(self))
+        memo[id(self)] = new
+        for name, value in self.__dict__.items():
+            new.__dict__[name] = value if name in _SHARED else deepcopy(value, memo)
+        return new
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse to be pickled: a program is functions.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            "a graph cannot be pickled; pickle its state_dict(), or give other processes the path "
+            "and let them call compressor.load"
+        )
+
     def extra_repr(self) -> str:
         """Return the names and the size for ``repr``."""
         return f"inputs={list(self.input_names)}, outputs={list(self.output_names)}"
+
+    def _ready(self) -> Linked:
+        """Return the program; a class that compiles later does it here."""
+        assert self._linked is not None
+        return self._linked
+
+    def _link(self, unlinked: Compiled, names: dict[ir.Value, str]) -> Linked:
+        """Connect a program with the tensors that it captures."""
+        names = {**names, **self._take_constants(unlinked.constants)}
+        for value in unlinked.captured:
+            if value not in names:
+                raise ModelError(
+                    f"value '{value.name}'",
+                    "it is read, but no node, input or initializer gives it",
+                    "check the file with onnx.checker",
+                )
+        program = unlinked.program
+        captured = tuple(names[value] for value in unlinked.captured)
+        on_host = program.host_slots()
+        slots = program.inputs[len(program.inputs) - len(captured) :]
+        pinned = frozenset(
+            name
+            for name, slot in zip(captured, slots, strict=True)
+            if name in self._buffers and (slot in on_host or _is_shape(self._buffers[name]))
+        )
+        split = split_constants(program, len(captured)) if self._keeps_constants else None
+        return Linked(program, split, captured, pinned)
 
     def _bind(self, arguments: tuple[Tensor, ...], inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         if len(arguments) > len(self.input_names):
@@ -189,7 +256,7 @@ class GraphModule(nn.Module):
         self, graph: ir.Graph, tensors: Mapping[str, Tensor]
     ) -> dict[ir.Value, str]:
         names: dict[ir.Value, str] = {}
-        for value in _initializers(graph):
+        for value in initializers(graph):
             names[value] = self._hold(value.name or "", _initial(value, tensors))
         return names
 
@@ -222,7 +289,18 @@ class GraphModule(nn.Module):
         assert value is not None
         return value
 
+    def _kept(self, program: Program, captured: Sequence[Tensor]) -> list[Tensor]:
+        """Return what the program computes of the captured values, computed at the first call."""
+        found = self._constants
+        if found is None:
+            with FIRST_CALL:
+                if self._constants is None:
+                    self._constants = program(captured)
+                found = self._constants
+        return found
+
     def _assign(self, name: str, value: Tensor) -> None:
+        self._constants = None
         old = self._parameters.get(name)
         if old is None:  # training moves buffers in place
             self._buffers[name] = value.clone() if self._parameters else value
@@ -233,9 +311,10 @@ class GraphModule(nn.Module):
             self._parameters[other] = new
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        pinned = {name: self._buffers[name] for name in self._pinned}
+        pinned = {name: self._buffers[name] for name in self._ready().pinned}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._buffers.update(pinned)
+        self._constants = None
         return self
 
 
@@ -243,7 +322,8 @@ def _is_shape(value: Tensor | None) -> bool:
     return value is not None and value.dtype == torch.int64 and value.numel() <= _SHAPE_SIZED
 
 
-def _initializers(graph: ir.Graph) -> Iterator[ir.Value]:
+def initializers(graph: ir.Graph) -> Iterator[ir.Value]:
+    """Yield the initializers of a graph and of its subgraphs."""
     yield from graph.initializers.values()
     for subgraph in graph.subgraphs():
         yield from subgraph.initializers.values()

@@ -9,6 +9,7 @@ from typing import TypeAlias, cast
 import torch
 from torch import Tensor
 
+from compressor.carriers.torch_graph.lazy import computed
 from compressor.errors import ModelError
 
 Result: TypeAlias = "Tensor | tuple[Tensor | None, ...]"
@@ -75,7 +76,7 @@ class Program:
             for slot in step.free:
                 values[slot] = None
             del results
-        return [cast("Tensor", values[slot]) for slot in self.outputs]
+        return [computed(cast("Tensor", values[slot])) for slot in self.outputs]
 
     def host_slots(self) -> frozenset[int]:
         """Return the slots that are read in Python only, wherever they are read."""
@@ -108,7 +109,8 @@ class Body:
 
 
 def _execute(step: Step, run: Op, arguments: list[Tensor | None]) -> tuple[Tensor | None, ...]:
-    if step.host is not None:
+    if step.host is not None:  # otherwise it has subgraphs, of which not all need run
+        arguments = [None if x is None else computed(x) for x in arguments]
         arguments = _aligned(arguments, step.host)
     try:
         result = run(*arguments)

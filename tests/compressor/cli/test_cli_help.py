@@ -11,7 +11,22 @@ from click.testing import CliRunner
 
 from compressor.cli.application import application
 
-COMMANDS = ["init", "plan", "run", "quantize", "inspect", "passes", "exporters", "schema", "doctor"]
+COMMANDS = [
+    "init",
+    "plan",
+    "run",
+    "quantize",
+    "inspect",
+    "explain",
+    "bench",
+    "compare",
+    "gate",
+    "unpack",
+    "passes",
+    "exporters",
+    "schema",
+    "doctor",
+]
 HEAVY = ["torch", "onnx", "onnx_ir", "onnxruntime", "numpy", "pydantic", "rich", "ruamel.yaml"]
 
 

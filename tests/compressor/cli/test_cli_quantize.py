@@ -193,6 +193,18 @@ def test_killed_and_called_again(tmp_path: Path):
         assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
+def test_a_folder_of_somebody_else_s_by_force(source: Path, tmp_path: Path):
+    target = tmp_path / "full"
+    target.mkdir()
+    (target / "thesis.txt").write_text("mine")
+    (target / "config.json").write_text("{}")
+    assert compress(str(source), "-o", str(target)).exit_code == 2
+    done = compress(str(source), "-o", str(target), "--force")
+    assert done.exit_code == 0, done.output
+    assert (target / "thesis.txt").read_text() == "mine"
+    assert "quantization_config" in json.loads((target / "config.json").read_text())
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

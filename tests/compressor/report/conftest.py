@@ -49,9 +49,14 @@ def layers(scheme: str) -> list[dict[str, Any]]:
     rows = []
     for index, name in enumerate(layer_names()):
         whole = scheme == "float32" or name == "linear"
+        channels = 16 * (1 + index // 7)
         rows.append(
             {
                 "name": name,
+                "kind": "Conv",
+                "shape": [channels, 3 if index == 0 else channels, 3, 3],
+                "bytes_before": 36 * channels**2,
+                "bytes": 36 * channels**2 if whole else 9 * channels**2 + 4 * channels,
                 "scheme": "float32" if whole else scheme,
                 "sparsity": 0.0 if whole else 0.2 + 0.13 * index,
                 "sqnr_db": None if scheme == "float32" else 41.5 - 0.62 * index - index % 3,
@@ -60,6 +65,57 @@ def layers(scheme: str) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def attribution(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "basis": "outputs",
+        "reason": None,
+        "shared_inputs": 5.0,
+        "layers": [
+            {
+                "name": row["name"],
+                "scheme": row["scheme"],
+                "bytes_to_skip": row["bytes_before"] - row["bytes"],
+                "own_sqnr_db": 48.0,
+                "output_sqnr_db": 52.0,
+                "noise_share": 0.5 * index,
+                "predicted_gain_db": 0.1,
+            }
+            for index, row in enumerate(rows)
+        ],
+    }
+
+
+def bell(low: float, high: float, peak: int) -> list[int]:
+    """Counts of a normal distribution between the ends of 64 bins."""
+    middle, width = (low + high) / 2, (high - low) / 6
+    steps = [low + (i + 0.5) * (high - low) / 64 for i in range(64)]
+    return [round(peak * math.exp(-(((x - middle) / width) ** 2) / 2)) for x in steps]
+
+
+def histogram(name: str, reach: float) -> dict[str, Any]:
+    counts = bell(-reach, reach, 300)
+    return {
+        "name": name,
+        "weight": {
+            "low": -reach,
+            "high": reach,
+            "counts": counts,
+            "after": counts[::-1],
+            "range": [-0.99 * reach, reach],
+            "range_reason": None,
+        },
+        "input": {
+            "low": 0.0,
+            "high": 8.125,
+            "counts": bell(-8.125, 8.125, 9000)[32:] + [0] * 32,
+            "samples": 64,
+            "range": [0.0, 5.5],
+            "range_reason": None,
+            "outside": 0.0425,
+        },
+    }
 
 
 def passes() -> list[dict[str, Any]]:
@@ -77,6 +133,8 @@ def passes() -> list[dict[str, Any]]:
             "weakest": None,
             "notes": [],
             "layers": layers("float32"),
+            "histograms": [],
+            "attribution": None,
         },
         {
             "pass": "quantize-static",
@@ -89,6 +147,8 @@ def passes() -> list[dict[str, Any]]:
             "weakest": {"name": weakest["name"], "sqnr_db": weakest["sqnr_db"]},
             "notes": ["linear is kept in float32: rule 'linear' says skip"],
             "layers": quantized,
+            "histograms": [histogram("linear", 0.5), histogram("layer3.2.conv2", 0.25)],
+            "attribution": attribution(quantized),
         },
     ]
 
@@ -186,6 +246,12 @@ def passed() -> dict[str, Any]:
         "schema": 1,
         "name": "resnet20-edge",
         "ok": True,
+        "identity": {
+            "model": "1b" * 32,
+            "data": "2c" * 32,
+            "metric_code": "",
+            "spec": "3d" * 32,
+        },
         "baseline": {
             "metric": metric(92.6),
             "metric_reason": None,

@@ -98,16 +98,19 @@ def test_a_killed_training_resumes_to_the_same_bytes(
 
 def test_two_processes_give_the_losses_of_one(tmp_path: Path) -> None:
     alone, shared = project(tmp_path / "alone"), project(tmp_path / "shared")
+    for each in (alone, shared):  # a teacher's outputs are shared out with the batches, too
+        each.spec["passes"].append({"pass": "distill", "steps": STEPS, "learning-rate": 0.01})
     alone.run()
     launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
     rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
     code, said = run(shared, *launcher, *rendezvous)
     assert code == 0, said
-    one, two = (p.report()["passes"][0]["training"]["losses"] for p in (alone, shared))
-    assert len(one) == STEPS
-    assert [step for step, _ in two] == list(range(1, STEPS + 1))
-    for (_, left), (_, right) in zip(one, two, strict=True):
-        assert right == pytest.approx(left, abs=1e-4)
+    for first, second in zip(alone.report()["passes"], shared.report()["passes"], strict=True):
+        one, two = first["training"]["losses"], second["training"]["losses"]
+        assert len(one) == STEPS
+        assert [step for step, _ in two] == list(range(1, STEPS + 1))
+        for (_, left), (_, right) in zip(one, two, strict=True):
+            assert right == pytest.approx(left, abs=1e-4)
     tensors, others = (load_file(p.output / "model.safetensors") for p in (alone, shared))
     before = torch.load(alone.folder / "tiny.pt", weights_only=True)
     for name, untrained in before.items():

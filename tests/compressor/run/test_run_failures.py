@@ -103,9 +103,20 @@ def test_a_folder_of_somebody_else_s(on_onnx: Project):
         on_onnx.run()
     assert str(caught.value) == (
         f"output {str(on_onnx.output)!r}: holds files that no run of compressor made; "
-        "name another folder, or empty this one"
+        "name another folder, empty this one, or replace files of the same names with --force"
     )
     assert [p.name for p in on_onnx.output.iterdir()] == ["thesis.tex"]
+
+
+def test_a_folder_of_somebody_else_s_by_force(on_onnx: Project):
+    on_onnx.output.mkdir(parents=True)
+    (on_onnx.output / "thesis.tex").write_text("my only copy")
+    (on_onnx.output / "model.onnx").write_text("somebody else's")
+    (on_onnx.output / "manifest.json").write_text('{"outputs": [{"name": "thesis.tex"}]}')
+    assert on_onnx.run(force=True).exit_code is ExitCode.DONE
+    assert (on_onnx.output / "thesis.tex").read_text() == "my only copy"
+    assert (on_onnx.output / "model.onnx").stat().st_size > 1000
+    assert on_onnx.run().cached
 
 
 def test_an_output_that_is_a_file(on_onnx: Project):

@@ -48,6 +48,7 @@ def test_all_files_are_there_and_no_other(quantized: tuple[Project, RunResult]):
         "model.json",
         "model.onnx",
         "manifest.json",
+        "samples.npz",
         *REPORTS,
         STORE,
     }

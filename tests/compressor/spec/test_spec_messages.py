@@ -125,7 +125,8 @@ def test_the_spec_itself_is_fine(load: Load):
         (
             "opset: 21",
             "target: tpu",
-            "spec.yaml:16: exports.0.target: is \"tpu\"; use 'ort-cpu' or 'tensorrt'",
+            "spec.yaml:16: exports.0.target: is \"tpu\"; use 'ort-cpu', 'ort-cuda', 'openvino' or "
+            "'tensorrt'",
         ),
         (
             "size-ratio: 0.5",

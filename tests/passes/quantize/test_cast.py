@@ -38,6 +38,24 @@ def test_networks_agree_with_the_float_model(carrier: object, batch: object) -> 
     assert {layer.dtype for layer in outcome.carrier.layers()} == {"float16"}
 
 
+@pytest.mark.parametrize(("carrier", "batch"), [(transformer, tokens), (digits, images)])
+def test_bfloat16_is_computed_where_no_target_lacks_it(carrier: object, batch: object) -> None:
+    source, data = carrier(), batch()  # type: ignore[operator]
+    step = Cast(dtype="bf16")
+    with pytest.raises(SpecError, match=r"target ort-cpu: it has no bfloat16 kernels.*weights-"):
+        step.survey(source, PassContext(0, frozenset({"ort-cpu"})))
+    context = PassContext(0, frozenset({"tensorrt"}))
+    assert all(row.touched for row in step.survey(source, context).layers)
+    after = step.apply(source, context, {}).carrier
+    assert {layer.dtype for layer in after.layers()} == {"bfloat16"}
+    assert [i.dtype for i in after.inputs] == [i.dtype for i in source.inputs]
+    runner = after.runner()
+    assert runner.runtime.startswith("torch ")
+    assert parity_db(source, after, data) > 30
+    tapped = next(v.name for n in after.graph().graph for v in n.outputs if n.op_type == "Add")
+    assert tapped in after.runner([tapped]).run(data)
+
+
 def test_casts_stand_at_borders_only() -> None:
     found = ops(applied(transformer()).carrier)
     # The model's own, one behind the positions, four around two softmaxes, one at the output.
@@ -171,8 +189,6 @@ def test_weights_only_leaves_what_overflows_or_is_skipped() -> None:
 
 
 def test_options_that_do_not_go_together_are_refused() -> None:
-    with pytest.raises(SpecError, match=r"no bfloat16 kernels.*weights-only"):
-        Cast(dtype="bf16").survey(digits(), PLAIN)
     with pytest.raises(SpecError, match="keep-io"):
         Cast(weights_only=True, keep_io=False).survey(digits(), PLAIN)
 

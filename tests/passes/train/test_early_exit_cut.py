@@ -19,6 +19,7 @@ import compressor
 from compressor.carriers.onnx_carrier import OnnxCarrier, open_onnx
 from compressor.carriers.ort_runner import OrtRunner
 from compressor.carriers.torch_graph import GraphModule
+from compressor.carriers.torch_runner import TorchRunner
 from compressor.errors import ModelError, SpecError
 from compressor.graph.branches import all_initializers
 from compressor.graph.costs import macs, parameters
@@ -29,7 +30,6 @@ from compressor.types.exporter import ExportContext
 from compressor.types.tensors import Array, Batch
 from exporters.onnx import OnnxExporter
 from exporters.safetensors import SafetensorsExporter
-from exporters.safetensors.runner import TorchRunner
 from passes.train.early_exit_batches import Batches
 from passes.train.early_exit_cut import CutExit, cut, part_macs
 from passes.train.early_exit_heads import (

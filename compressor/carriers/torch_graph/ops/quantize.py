@@ -66,14 +66,27 @@ def _dequantize(node: NodeView) -> Op:
     target = node.element_type("output_dtype")
 
     def run(x: Tensor, scale: Tensor, zero: Tensor | None = None) -> Tensor:
+        if block and scale.dim() == x.dim() and x.shape[axis] == scale.shape[axis] * block:
+            # Blocks as an axis of their own: scales need not be written out for each element.
+            own = axis % x.dim()
+            zeros = None if zero is None else zero.unsqueeze(own + 1)
+            blocks = x.reshape(*x.shape[:own], -1, block, *x.shape[own + 1 :])
+            result = scaled(blocks, scale.unsqueeze(own + 1), zeros, 0)
+            return result.flatten(own, own + 1)
+        return scaled(x, scale, zero, block)
+
+    def scaled(x: Tensor, scale: Tensor, zero: Tensor | None, length: int) -> Tensor:
         dtype = TORCH_DTYPES[target] if target else scale.dtype
         wide = x.to(dtype)
         if zero is not None and x.is_floating_point():
-            wide = wide - spread(zero.to(dtype), x, axis, block)
+            wide = wide - spread(zero.to(dtype), x, axis, length)
         elif zero is not None:
-            shift = spread(zero.to(torch.int32), x, axis, block)
+            shift = spread(zero.to(torch.int32), x, axis, length)
             wide = (x.to(torch.int32) - shift).to(dtype)
-        return wide * spread(scale.to(dtype), x, axis, block)
+        factor = spread(scale.to(dtype), x, axis, length)
+        if wide is x or factor.requires_grad:
+            return wide * factor
+        return wide.mul_(factor)  # nobody else has it, and memory is slower than arithmetic
 
     return run
 

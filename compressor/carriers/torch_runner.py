@@ -1,4 +1,4 @@
-"""Run a loaded module on numpy arrays."""
+"""Run a graph in PyTorch, on numpy arrays."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from compressor.types.tensors import Array, Batch
 
 
 class TorchRunner:
-    """A module from ``compressor.load`` as a runner.
+    """A module that executes a graph, as a runner.
 
     Args:
-        module: what ``compressor.load`` returned.
+        module: such as ``compressor.load`` returns.
+        how: what made it, for reports.
     """
 
-    def __init__(self, module: torch.nn.Module):
+    def __init__(self, module: torch.nn.Module, how: str = "compressor.load"):
         self._module = cast("GraphModule", module)
-        self.runtime = f"torch {torch.__version__} (compressor.load)"
+        self.runtime = f"torch {torch.__version__} ({how})"
 
     def run(self, batch: Batch) -> Batch:
         """Run one batch; arrays that the model does not take are ignored.

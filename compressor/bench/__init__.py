@@ -1,0 +1,1 @@
+"""Artifacts side by side: latency, throughput, cold start, memory and energy."""

@@ -1,0 +1,157 @@
+"""One cold start, taken apart; runs as a process of its own.
+
+``python -m compressor.bench.cold_start JOB`` reads a JSON document with ``name``, ``path``,
+``format``, ``files``, ``options``, ``provider``, ``threads`` and ``batch`` (an ``.npz`` file), and
+prints another with seconds and bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+_CHUNK = 1 << 20
+_STEADY_RUNS = 15
+_STEADY_SECONDS = 1.0
+_STATUS = Path("/proc/self/status")
+_RESET = Path("/proc/self/clear_refs")
+
+
+def cold_start(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Open and run an artifact in this process, which has done nothing yet.
+
+    Returns:
+        ``seconds`` of each step and ``memory``, whose bytes are above what the process had with
+        the runtime imported.
+
+    Raises:
+        CompressorError: the artifact cannot be opened or run.
+    """
+    files = [Path(file) for file in job["files"]]
+    seconds = {}
+    begin = time.perf_counter()
+    import_module("onnxruntime" if job["format"] == "onnx" else "torch")
+    seconds["import"] = time.perf_counter() - begin
+
+    import numpy as np
+
+    from compressor.bench.artifact import Artifact, Machinery
+    from compressor.catalog import load
+
+    if job["format"] == "onnx":
+        import_module("compressor.carriers.ort_runner")
+    else:
+        load("exporter", job["format"])  # what it imports is not the artifact's
+    artifact = Artifact(job["name"], Path(job["path"]), job["format"], tuple(files), job["options"])
+    with np.load(job["batch"]) as stored:
+        batch = dict(stored)
+    if job["threads"] is not None and job["format"] != "onnx":
+        import torch
+
+        torch.set_num_threads(job["threads"])
+
+    dropped = _drop_pages(files)
+    seconds["read_disk"] = _read(files)
+    seconds["read_cache"] = _read(files)
+    before = _start_of_peak()
+    begin = time.perf_counter()
+    runner = artifact.open(Machinery(job["provider"], job["threads"]))
+    seconds["create"] = time.perf_counter() - begin
+    opened = _memory()
+    begin = time.perf_counter()
+    runner.run(batch)
+    seconds["first"] = time.perf_counter() - begin
+    times: list[float] = []
+    while len(times) < _STEADY_RUNS and sum(times) < _STEADY_SECONDS:
+        begin = time.perf_counter()
+        runner.run(batch)
+        times.append(time.perf_counter() - begin)
+    seconds["steady"] = float(np.median(times))
+    if not dropped:
+        del seconds["read_disk"]
+    return {"seconds": seconds, "memory": _difference(before, opened, _memory())}
+
+
+def _drop_pages(files: Sequence[Path]) -> bool:
+    """Ask the kernel to forget what it holds of the files; say whether it can be asked."""
+    if not hasattr(os, "posix_fadvise"):
+        return False
+    for file in files:
+        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)  # pages that are not on disk yet would stay
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        except OSError:  # a file system that does neither
+            return False
+        finally:
+            os.close(descriptor)
+    return True
+
+
+def _read(files: Sequence[Path]) -> float:
+    """Return how long it takes to read all files, a piece at a time."""
+    buffer = bytearray(_CHUNK)
+    begin = time.perf_counter()
+    for file in files:
+        with file.open("rb", buffering=0) as opened:
+            while opened.readinto(buffer):
+                pass
+    return time.perf_counter() - begin
+
+
+def _start_of_peak() -> dict[str, int]:
+    """Return the memory now, and let the peak begin anew where the kernel does that."""
+    try:
+        _RESET.write_text("5", encoding="ascii")
+    except OSError:  # not Linux, or not allowed
+        return {}
+    return _memory()
+
+
+def _memory() -> dict[str, int]:
+    """Return bytes by the kernel's names; nothing on systems without them."""
+    if not _STATUS.is_file():
+        return {}
+    lines = (line.split() for line in _STATUS.read_text(encoding="ascii").splitlines())
+    return {
+        words[0].rstrip(":"): int(words[1]) * 1024
+        for words in lines
+        if words and words[0] in ("VmHWM:", "VmRSS:", "RssAnon:")
+    }
+
+
+def _difference(
+    before: Mapping[str, int], opened: Mapping[str, int], ended: Mapping[str, int]
+) -> dict[str, int] | None:
+    """Return the peak above what was there, and what is no file of it; ``None`` if unknown."""
+    if not before or "RssAnon" not in ended:
+        return None
+    anonymous = max(opened["RssAnon"], ended["RssAnon"]) - before["RssAnon"]
+    return {
+        "peak": max(0, ended["VmHWM"] - before["VmRSS"]),
+        "anonymous": max(0, anonymous),
+    }
+
+
+def main(job: str) -> int:
+    """Print what a job gave, or why there is nothing."""
+    from compressor.errors import CompressorError
+    from compressor.quiet import quiet_libraries
+
+    try:
+        with quiet_libraries():
+            found = cold_start(json.loads(Path(job).read_text(encoding="utf-8")))
+    except CompressorError as error:
+        found = {"error": [error.subject, error.problem, error.remedy]}
+    sys.stdout.write(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,225 @@
+"""What artifacts are timed on: the inputs that they declare, filled with random or given values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from compressor import catalog
+from compressor.archives import is_archive, unpacked
+from compressor.bench.artifact import ONNX, Artifact
+from compressor.errors import DataError, SpecError
+from compressor.graph.values import all_nodes, is_op, tensor_spec
+from compressor.run.samples import made_up_batch
+from compressor.types.tensors import Array, Batch, TensorSpec
+
+_MOST_INPUTS = 64
+_TOKENS = TensorSpec("input_ids", ("batch", "sequence"), "int64")
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What an artifact says of itself.
+
+    Attributes:
+        inputs: what it takes; ``None`` where its format does not say.
+        branches: its time may depend on the values of its inputs.
+    """
+
+    inputs: tuple[TensorSpec, ...] | None
+    branches: bool = False
+
+
+def declared(artifact: Artifact) -> Declared:
+    """Read what an artifact takes, without opening it in its runtime.
+
+    Raises:
+        ModelError: a file is damaged.
+    """
+    import onnx_ir as ir
+
+    from compressor.carriers.onnx_file import read_onnx
+    from compressor.loading import DESCRIPTION
+    from compressor.loading.description import read_description
+
+    def of_graph(model: ir.Model) -> Declared:
+        inputs = [v for v in model.graph.inputs if not v.is_initializer()]
+        branches = any(is_op(node, "If", "Loop") for node in all_nodes(model.graph))
+        return Declared(tuple(tensor_spec(value) for value in inputs), branches)
+
+    if artifact.format == ONNX:
+        return of_graph(read_onnx(artifact.path))
+    if artifact.path.is_file() and is_archive(artifact.path):
+        with unpacked(artifact.path) as content:
+            return of_graph(read_description(content / DESCRIPTION).model())
+    folder = artifact.path if artifact.path.is_dir() else artifact.path.parent
+    if (folder / DESCRIPTION).is_file():
+        return of_graph(read_description(folder / DESCRIPTION).model())
+    return Declared((_TOKENS,) if (folder / "config.json").is_file() else None)
+
+
+def agreed(found: Mapping[str, tuple[TensorSpec, ...]]) -> tuple[TensorSpec, ...]:
+    """Return the inputs that all artifacts take; a length that one of them fixes is fixed.
+
+    Args:
+        found: inputs by the artifact's name; the first is what others are compared with.
+
+    Raises:
+        SpecError: they take other inputs, so that their times cannot be compared.
+    """
+    first, *others = found
+    common = {spec.name: spec for spec in found[first]}
+    for name in others:
+        specs = {spec.name: spec for spec in found[name]}
+        for own in specs.keys() | common.keys():
+            if own not in specs or own not in common or not _fit(common[own], specs[own]):
+                raise SpecError(
+                    f"artifact {name!r}",
+                    f"takes {_listed(found[name])}, and {first!r} takes {_listed(found[first])}",
+                    "compare artifacts of one model",
+                )
+            common[own] = replace(common[own], shape=_narrowed(common[own], specs[own]))
+    return tuple(common.values())
+
+
+def undeclared(name: str, shapes: Mapping[str, Sequence[int]]) -> tuple[TensorSpec, ...]:
+    """Return inputs of given shapes, for formats that do not say what they take; float32 all.
+
+    Raises:
+        SpecError: no shape is given.
+    """
+    if not shapes:
+        raise SpecError(
+            f"artifact {name!r}",
+            "does not say which inputs it takes",
+            "give --shape NAME=1,3,224,224 for each, or time it beside the ONNX file it is made of",
+        )
+    return tuple(TensorSpec(n, ("batch", *shape[1:]), "float32") for n, shape in shapes.items())
+
+
+def fixed_shapes(
+    inputs: Sequence[TensorSpec], given: Mapping[str, Sequence[int]]
+) -> tuple[TensorSpec, ...]:
+    """Return the inputs with a length for each axis, except where the first one is the batch.
+
+    Args:
+        inputs: as artifacts declare them.
+        given: shapes by name; where the first axis is dynamic, its length stays free.
+
+    Raises:
+        SpecError: a length is missing or contradicts the declaration.
+    """
+    for name in given:
+        if name not in {spec.name for spec in inputs}:
+            raise SpecError(f"--shape {name}", "is no input", f"inputs are: {_listed(inputs)}")
+    return tuple(_fixed(spec, given.get(spec.name)) for spec in inputs)
+
+
+def batch_sizes(inputs: Sequence[TensorSpec], wanted: Sequence[int]) -> tuple[int, ...]:
+    """Return the batch sizes to time: those that are wanted, 1 if none are, or the fixed one.
+
+    Raises:
+        SpecError: the artifacts take another batch only.
+    """
+    fixed = [d for spec in inputs for d in spec.shape[:1] if isinstance(d, int)]
+    free = any(isinstance(d, str) for spec in inputs for d in spec.shape[:1])
+    if free or not fixed:
+        return tuple(dict.fromkeys(wanted)) or (1,)
+    other = [size for size in wanted if size != fixed[0]]
+    if other:
+        raise SpecError(
+            f"--batch {other[0]}",
+            f"is not what the artifacts take: {_listed(inputs)}",
+            f"leave it out, or export with a dynamic first axis; theirs is {fixed[0]}",
+        )
+    return (fixed[0],)
+
+
+def random_inputs(inputs: Sequence[TensorSpec], size: int) -> list[Batch]:
+    """Return one batch of random values: normal floats, integers 0 and 1; the same ones always."""
+    return [made_up_batch([_sized(spec, size) for spec in inputs], size, seed=0)]
+
+
+def stored_inputs(
+    path: Path, inputs: Sequence[TensorSpec], size: int, *, several: bool
+) -> list[Batch]:
+    """Return batches of samples from a file.
+
+    Args:
+        path: an ``.npz`` file with an array ``[samples, ...]`` for each input, by its name.
+        inputs: what the artifacts take.
+        size: samples in a batch; the file's are repeated where they are fewer.
+        several: as many batches as there are, up to 64; otherwise the first.
+
+    Raises:
+        SpecError: there is no such file, or it lacks an input.
+        DataError: it is damaged or empty, or an array has another shape or dtype.
+    """
+    count = _MOST_INPUTS if several else 1
+    arrays = _arrays(path, inputs, size, count * size)
+    count = max(1, len(next(iter(arrays.values()))) // size)
+    taken = {name: np.resize(a, (max(len(a), size), *a.shape[1:])) for name, a in arrays.items()}
+    return [{n: a[i * size : (i + 1) * size] for n, a in taken.items()} for i in range(count)]
+
+
+def _fit(first: TensorSpec, second: TensorSpec) -> bool:
+    lengths = zip(first.shape, second.shape, strict=False)
+    same = all(a == b or not (isinstance(a, int) and isinstance(b, int)) for a, b in lengths)
+    return first.dtype == second.dtype and len(first.shape) == len(second.shape) and same
+
+
+def _narrowed(first: TensorSpec, second: TensorSpec) -> tuple[int | str | None, ...]:
+    return tuple(
+        b if isinstance(b, int) else a for a, b in zip(first.shape, second.shape, strict=True)
+    )
+
+
+def _fixed(spec: TensorSpec, given: Sequence[int] | None) -> TensorSpec:
+    option = f"--shape {spec.name}={','.join(_example(d) for d in spec.shape)}"
+    if not hasattr(torch, spec.dtype):
+        raise SpecError(
+            f"input {spec.name!r}", f"is of type {spec.dtype}", "time a model that takes numbers"
+        )
+    if given is None:
+        missing = [d for d in spec.shape[1:] if not isinstance(d, int)]
+        if missing:
+            raise SpecError(f"input {spec}", "has a length that is not known", f"give {option}")
+        given = [d if isinstance(d, int) else 1 for d in spec.shape]
+    fits = len(given) == len(spec.shape) and all(
+        not isinstance(want, int) or want == have
+        for want, have in zip(spec.shape, given, strict=True)
+    )
+    if not fits:
+        shown = ",".join(str(d) for d in given)
+        raise SpecError(f"--shape {spec.name}={shown}", f"does not fit {spec}", f"give {option}")
+    free = spec.shape and not isinstance(spec.shape[0], int)
+    return replace(spec, shape=("batch", *given[1:]) if free else tuple(given))
+
+
+def _example(length: int | str | None) -> str:
+    return str(length) if isinstance(length, int) else "1"
+
+
+def _sized(spec: TensorSpec, size: int) -> TensorSpec:
+    return replace(spec, shape=tuple(size if isinstance(d, str) else d for d in spec.shape))
+
+
+def _arrays(path: Path, inputs: Sequence[TensorSpec], size: int, samples: int) -> dict[str, Array]:
+    """Read so many samples of each input at most, and check that a model takes them."""
+    source = catalog.load("source", "npz")(path=path, fields={i.name: i.name for i in inputs})
+    found: Batch = next(source.batches(samples, samples))  # it refuses a file without samples
+    subject = f"data {str(path)!r}"
+    for spec in inputs:
+        array = found[spec.name]
+        wrong = _sized(spec, size).mismatch((size, *array.shape[1:]), str(array.dtype))
+        if wrong:
+            raise DataError(subject, f"array {spec.name!r}: {wrong}", "write it so")
+    return found
+
+
+def _listed(inputs: Sequence[TensorSpec]) -> str:
+    return ", ".join(str(spec) for spec in inputs) or "nothing"

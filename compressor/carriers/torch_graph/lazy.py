@@ -1,0 +1,141 @@
+"""Tensors whose elements are computed when an operator needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn, Self
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+_ASKS = frozenset(
+    {
+        *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.element_size, Tensor.stride),
+        *(Tensor.is_floating_point, Tensor.is_complex, Tensor.is_contiguous, Tensor.__len__),
+        *(
+            getattr(Tensor, name).__get__
+            for name in (
+                *("shape", "dtype", "device", "ndim", "itemsize", "nbytes", "layout", "grad"),
+                *("requires_grad", "is_cpu", "is_cuda", "is_meta", "is_sparse", "is_quantized"),
+                *("is_leaf", "grad_fn"),
+            )
+        ),
+    }
+)
+"""What is answered without the elements."""
+
+_STEPS_IN_PLACE = frozenset({"__setitem__", "__set__"}) | {
+    f"__i{name}__"
+    for name in ("add", "sub", "mul", "div", "truediv", "and", "or", "xor", "pow", "lshift")
+}
+
+
+class LazyTensor(torch.Tensor):
+    """A tensor on the CPU that knows its shape and dtype, and computes its elements at each use.
+
+    Operators take it like any other tensor; ``state_dict``, ``detach`` and ``to`` what it is
+    already leave it lazy, and moving or copying it gives an ordinary one. Nothing of what is
+    computed is kept. It cannot be written to, so copies of a module share it.
+
+    Args:
+        compute: returns a new tensor of that shape and dtype; called by any thread.
+        shape: its shape.
+        dtype: its dtype.
+    """
+
+    _compute: Callable[[], Tensor]
+
+    @staticmethod
+    def __new__(
+        cls, compute: Callable[[], Tensor], shape: Sequence[int], dtype: torch.dtype
+    ) -> LazyTensor:
+        """Make one; nothing is computed."""
+        made: LazyTensor = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype)
+        made._compute = compute
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Any,
+        types: Iterable[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run a function of torch on the computed tensors.
+
+        Here, and not below in ``__torch_dispatch__``, whose first use has torch import a quarter of
+        a second's worth of modules.
+
+        Raises:
+            RuntimeError: it would write to one.
+        """
+        given = dict(kwargs or {})
+        if func in _ASKS:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **given)
+        first = args[0] if args else None
+        if isinstance(first, cls) and (func is Tensor.detach or _stays(func, first, args, given)):
+            return first
+        if func is Tensor.clone and isinstance(first, cls) and not given:
+            return computed(first)  # which nobody else has
+        name = getattr(func, "__name__", "")
+        in_place = name in _STEPS_IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+        if (in_place and isinstance(first, cls)) or isinstance(given.get("out"), cls):
+            raise RuntimeError(
+                f"{name}: a tensor that is decoded from a file cannot be written to; clone it"
+            )
+        return func(*tree_map_only(cls, computed, args), **tree_map_only(cls, computed, given))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch's stub leaves func out
+        cls,
+        func: Any,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> NoReturn:
+        """Refuse what no function of Python asked for; torch wants this method to exist.
+
+        Raises:
+            RuntimeError: always.
+        """
+        del args, kwargs
+        raise RuntimeError(f"{func}: the elements are not in memory; clone the tensor")
+
+    def data_ptr(self) -> NoReturn:
+        """Refuse: there is no memory that a pointer could point to."""
+        raise RuntimeError("a tensor that is decoded at each use has no address; clone it")
+
+    def untyped_storage(self) -> NoReturn:
+        """Refuse, like :meth:`data_ptr`."""
+        raise RuntimeError("a tensor that is decoded at each use has no storage; clone it")
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # torch's
+        """Describe it without computing it."""
+        return f"LazyTensor(shape={list(self.shape)}, dtype={self.dtype})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return itself: it cannot be changed."""
+        memo[id(self)] = self
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Store the elements, as an ordinary tensor."""
+        return self._compute().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]  # torch's
+
+
+def computed(tensor: Tensor) -> Tensor:
+    """Return an ordinary tensor: of a lazy one its elements, any other as it is."""
+    return tensor._compute() if type(tensor) is LazyTensor else tensor
+
+
+def _stays(func: Any, tensor: LazyTensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Tell whether a conversion would return the tensor itself."""
+    if func is Tensor.cpu:
+        return True
+    if func is not Tensor.to or any(isinstance(x, Tensor) for x in args[1:]) or kwargs.get("copy"):
+        return False
+    device, dtype, *_ = torch._C._nn._parse_to(*args[1:], **kwargs)
+    return device in (None, tensor.device) and dtype in (None, tensor.dtype)

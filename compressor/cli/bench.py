@@ -1,0 +1,106 @@
+"""``compress bench``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from compressor.cli.options import json_option
+
+
+@click.command()
+@click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
+@click.option(
+    "--batch",
+    "batches",
+    type=click.IntRange(min=1),
+    multiple=True,
+    metavar="SIZE",
+    help="Samples in a run; may be given again. 1 if not given.",
+)
+@click.option(
+    "--provider",
+    type=click.Choice(["cpu", "cuda", "tensorrt"]),
+    default="cpu",
+    show_default=True,
+    help="What computes ONNX files in ONNX Runtime.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    help="Threads that compute. If not given, the runtime chooses.",
+)
+@click.option(
+    "--precision",
+    type=click.FloatRange(min=0, max=1, min_open=True),
+    default=0.01,
+    show_default=True,
+    help="Stop when half a ratio's interval is this share of it.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0),
+    default=20.0,
+    show_default=True,
+    help="Stop after this time, for each batch size and for the cold starts.",
+)
+@click.option(
+    "--shape",
+    "shapes",
+    multiple=True,
+    metavar="INPUT=1,128",
+    help="Shape of an input, for lengths that the artifact leaves open. May be given again.",
+)
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    metavar="FILE.npz",
+    help="Samples to run on, one array for each input. If not given, random values.",
+)
+@click.option("--no-cold", is_flag=True, help="Leave cold starts and peak memory out.")
+@json_option
+def bench(
+    paths: tuple[Path, ...],
+    batches: tuple[int, ...],
+    provider: str,
+    threads: int | None,
+    precision: float,
+    seconds: float,
+    shapes: tuple[str, ...],
+    data: Path | None,
+    no_cold: bool,
+    as_json: bool,
+) -> None:
+    """Time artifacts side by side.
+
+    PATHS are exported files, folders of compressed models, or what runs left. The first one is the
+    base of the ratios. Latency percentiles, throughput, each step of a cold start, peak memory,
+    and energy where the machine counts it. What cannot be run here is said to be so.
+    """
+    from sys import stdout
+
+    from compressor.bench.artifact import Machinery
+    from compressor.bench.bench import BenchOptions
+    from compressor.bench.bench import bench as measured
+    from compressor.bench.shape_option import parse_shapes
+    from compressor.cli.progress import shown_progress
+    from compressor.files import json_text
+    from compressor.pages.benchmark import benchmark_table
+    from compressor.report.terminal import show
+
+    options = BenchOptions(
+        batches=batches,
+        machinery=Machinery(provider, threads),
+        precision=precision,
+        seconds=seconds,
+        cold=not no_cold,
+        shapes=parse_shapes(shapes),
+        data=data,
+    )
+    with shown_progress() as progress:
+        result = measured(paths, options, progress)
+    if as_json:
+        click.echo(json_text(result), nl=False)
+    else:
+        show(benchmark_table(result), stdout)

@@ -1,0 +1,87 @@
+"""``compress explain``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from compressor.cli.options import json_option, set_option
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@set_option
+@click.option(
+    "--method",
+    type=click.Choice(("sqnr", "leave-one-out")),
+    default="sqnr",
+    show_default=True,
+    help="Predict from the report's noise of each layer, or measure: leave each layer as it was "
+    "and evaluate again.",
+)
+@click.option(
+    "--layers",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="leave-one-out: measure the N noisiest layers only.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0),
+    metavar="S",
+    help="leave-one-out: begin no layer after S seconds; the same command goes on later.",
+)
+@click.option(
+    "--top",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    metavar="K",
+    help="Suggest K changes at most.",
+)
+@json_option
+def explain(
+    run: Path,
+    settings: tuple[str, ...],
+    method: str,
+    layers: int | None,
+    seconds: float | None,
+    top: int,
+    as_json: bool,
+) -> None:
+    """Say which layers of RUN cost what, and what to change.
+
+    RUN is a run's output folder, its report.json, or its spec; leave-one-out needs the spec. For
+    each layer that a pass changed: its scheme, how many bytes it takes to leave it as it was (or
+    to give it 8 bits, where it has fewer), and what that gains. Then the changes that gain most
+    for their bytes, as rules to paste under the pass's `layers`.
+    """
+    from sys import stdout
+
+    from compressor.cli.progress import shown_progress
+    from compressor.errors import SpecError
+    from compressor.explain.by_sqnr import explain_by_sqnr
+    from compressor.explain.finished_run import finished_run
+    from compressor.explain.leave_one_out import Budget, explain_by_leaving_out
+    from compressor.files import json_text
+    from compressor.pages.explanation import explanation_page
+    from compressor.report.terminal import show
+    from compressor.user_code import importable
+
+    if method == "sqnr" and (layers is not None or seconds is not None):
+        raise SpecError(
+            "--layers and --seconds", "limit what is measured", "add --method leave-one-out"
+        )
+    with importable([Path.cwd()]):
+        finished = finished_run(run, settings)
+        if method == "sqnr":
+            explanation = explain_by_sqnr(finished, top)
+        else:
+            with shown_progress() as progress:
+                budget = Budget(layers, seconds)
+                explanation = explain_by_leaving_out(finished, budget, top, progress)
+    if as_json:
+        click.echo(json_text(explanation.as_json()), nl=False)
+    else:
+        show(explanation_page(explanation), stdout)

@@ -1,0 +1,118 @@
+"""How a model's metric, size and latency went from run to run, and where the metric changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from compressor.comparison.difference import paired_difference
+from compressor.comparison.history import Entry
+from compressor.comparison.steps import Step, find_steps
+
+METHOD = "binary segmentation, each cut judged by a paired test over the samples"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run.
+
+    Attributes:
+        label: what the user calls it, or its place in the history.
+        value: the metric.
+        ci95: its interval.
+        bytes: size.
+        latency_ms: median latency, where it was timed.
+    """
+
+    label: str
+    value: float
+    ci95: tuple[float, float]
+    bytes: int
+    latency_ms: float | None
+
+
+@dataclass(frozen=True)
+class LevelChange:
+    """A run at which the metric stepped.
+
+    Attributes:
+        index: the run's place among the points.
+        label: what the run is called.
+        drop: how much worse the level after it is than that before; negative where it is better.
+        ci95: interval of the drop.
+        p: chance of such a step without any.
+    """
+
+    index: int
+    label: str
+    drop: float
+    ci95: tuple[float, float]
+    p: float
+
+
+@dataclass(frozen=True)
+class Trend:
+    """A history as data, to be drawn or printed.
+
+    Attributes:
+        metric: name of the metric.
+        unit: its unit, ``%`` or empty.
+        higher_is_better: its direction.
+        points: the runs, the oldest first.
+        changes: where the metric stepped.
+        method: how that was found.
+    """
+
+    metric: str
+    unit: str
+    higher_is_better: bool
+    points: tuple[Point, ...]
+    changes: tuple[LevelChange, ...]
+    method: str = METHOD
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return asdict(self)
+
+
+def trend_of(entries: Sequence[Entry], alpha: float = 0.05) -> Trend:
+    """Find where a model's metric stepped down or up.
+
+    Args:
+        entries: the history, not empty; all of one metric on the same data.
+        alpha: chance of finding a step where there is none.
+    """
+    last = entries[-1]
+    results = np.stack([entry.per_sample() for entry in entries])
+    names = [entry.label or f"run {number}" for number, entry in enumerate(entries, 1)]
+    points = tuple(
+        Point(
+            name,
+            float(entry.metric["value"]),
+            (float(entry.metric["ci95"][0]), float(entry.metric["ci95"][1])),
+            entry.bytes,
+            entry.latency_ms,
+        )
+        for name, entry in zip(names, entries, strict=True)
+    )
+    changes = tuple(_change(entries, results, names, step) for step in find_steps(results, alpha))
+    return Trend(
+        metric=str(last.metric["name"]),
+        unit=str(last.metric["unit"]),
+        higher_is_better=bool(last.metric["higher_is_better"]),
+        points=points,
+        changes=changes,
+    )
+
+
+def _change(
+    entries: Sequence[Entry], results: np.ndarray, names: Sequence[str], step: Step
+) -> LevelChange:
+    """Measure a step between the levels on either side of it, by their mean for each sample."""
+    before = results[step.start : step.index].mean(axis=0)
+    after = results[step.index : step.end].mean(axis=0)
+    found = paired_difference(before, after, entries[-1].metric_scale())
+    return LevelChange(step.index, names[step.index], found.drop, found.ci95, step.p)

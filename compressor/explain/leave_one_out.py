@@ -1,0 +1,250 @@
+"""Attribution by measuring: each layer is left as it was, and the model evaluated again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from compressor.comparison.difference import Scale, paired_difference
+from compressor.errors import CompressorError, SpecError
+from compressor.evaluate import Evaluation
+from compressor.explain.by_sqnr import suspects
+from compressor.explain.changes import Change
+from compressor.explain.explanation import Explanation, Gain, LayerCost
+from compressor.explain.finished_run import FinishedRun
+from compressor.explain.suggestions import best, share_of, together
+from compressor.explain.variants import Variants, obstacle
+from compressor.metrics import Metric, resolve_metric
+from compressor.plan import Plan, make_plan
+from compressor.progress import Progress, Silent
+from compressor.report import formats
+from compressor.run.pipeline import Step, run_passes
+from compressor.run.runner import STORE
+from compressor.run.workspace import Workspace
+from compressor.sizes import model_bytes
+from compressor.spec.load import Spec
+from compressor.store import Store, result_key
+from compressor.types.carrier import Capability, Runner
+
+_ADDED = (
+    "layers interact: what one layer gains alone need not be what it gains beside others, so the "
+    "prediction for several is a sum, and only 'measured together' is a fact"
+)
+_CHANCE = (
+    "intervals are 95 %, from the same samples with and without the change; of {count} layers "
+    "without any effect about {false:.1f} would show one by chance"
+)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much is measured; results that are stored already cost nothing.
+
+    Attributes:
+        layers: the most layers, the noisiest first; ``None`` for all.
+        seconds: no layer is begun after so long; ``None`` for no end.
+    """
+
+    layers: int | None = None
+    seconds: float | None = None
+
+
+def explain_by_leaving_out(
+    run: FinishedRun, budget: Budget, count: int, progress: Progress | None = None
+) -> Explanation:
+    """Explain a run by measuring what each change of a single layer brings.
+
+    Results are stored by content: the same call goes on where it was stopped, and a later run of
+    a changed spec finds them.
+
+    Args:
+        run: a finished run, named by its spec.
+        budget: how much is measured.
+        count: how many changes to suggest.
+        progress: shows how far it is.
+
+    Raises:
+        CompressorError: the run was not named by its spec, there are no data, or a pass fails.
+    """
+    if run.spec is None:
+        raise SpecError(
+            f"run {str(run.folder)!r}",
+            "does not say where its spec is, and leaving layers out runs the passes again",
+            "name the spec in place of the folder, or use --method sqnr",
+        )
+    progress = progress or Silent()
+    with progress.stage("plan"):
+        plan = _with_data(make_plan(run.spec), run.spec)
+    store = Store(run.spec.output / STORE)
+    with store.locked():
+        return _Measuring(Workspace(plan, store, progress), budget).explanation(run, count)
+
+
+def _with_data(plan: Plan, spec: Spec) -> Plan:
+    """Let the calibration data be what is measured on, where there are no evaluation data."""
+    if Capability.RUN not in plan.model.carrier.offers:
+        raise SpecError(
+            f"spec {str(spec.document.path)!r}",
+            "names a model that cannot be run, so nothing can be measured",
+            "use --method sqnr, which looks at weights",
+        )
+    if plan.metric is not None:
+        return plan
+    if "calibration" not in plan.data:
+        raise SpecError(
+            "data",
+            "has neither evaluation nor calibration, and layers are left out to measure",
+            "add data.evaluation, or use --method sqnr",
+            where=spec.where("data"),
+        )
+    metric = resolve_metric("cosine", False, spec.folder, spec.where("metric"))
+    data = {**plan.data, "evaluation": plan.data["calibration"]}
+    return replace(plan, data=data, metric=metric)
+
+
+class _Measuring:
+    """Measures changes within a budget.
+
+    Args:
+        workspace: the run, with data to evaluate on.
+        budget: how much is measured.
+    """
+
+    def __init__(self, workspace: Workspace, budget: Budget):
+        self._workspace = workspace
+        self._budget = budget
+        self._steps: list[Step] = run_passes(workspace)
+        self._variants = Variants(workspace, self._steps)
+        last = self._steps[-1]
+        self._base = self._evaluated(last.key, last.carrier.runner, ())
+        self._bytes = int(last.result["bytes"])
+        self._start = time.monotonic()
+
+    def explanation(self, run: FinishedRun, count: int) -> Explanation:
+        """Measure layer by layer, and then the best changes together."""
+        plan = self._workspace.plan
+        measured, left_out = self._measured(suspects(run))
+        chosen = best(measured, count)
+        changes = tuple(cost.change for cost in chosen)
+        joint = self._joint(changes, left_out)
+        measured.sort(key=lambda cost: -(cost.gain.sqnr_db or 0.0))
+        return Explanation(
+            name=plan.spec.name,
+            method="leave-one-out",
+            data=plan.data["evaluation"].role,
+            metric=self._base.metric,
+            bytes=self._bytes,
+            sqnr_db=self._base.sqnr_db,
+            layers=tuple(measured),
+            passes=tuple(step.name for step in self._steps),
+            suggested=changes,
+            predicted=together([cost.gain for cost in chosen]) if chosen else None,
+            measured=joint,
+            left_out=tuple(left_out),
+            notes=(_ADDED, _CHANCE.format(count=len(measured), false=0.025 * len(measured))),
+        )
+
+    def _measured(self, layers: Sequence[LayerCost]) -> tuple[list[LayerCost], list[str]]:
+        plans = self._workspace.plan.passes
+        reasons = {i: obstacle(plans, i) for i in {cost.change.index for cost in layers}}
+        left_out = [f"all layers of {plans[i].name}: {why}" for i, why in reasons.items() if why]
+        open_layers = [cost for cost in layers if not reasons[cost.change.index]]
+        limit = self._budget.layers
+        wanted = open_layers if limit is None else open_layers[:limit]
+        self._workspace.progress.note(self._estimate(wanted))
+        done: list[LayerCost] = []
+        late = 0
+        with self._workspace.progress.stage("leave one layer out", len(wanted)) as advance:
+            for index, cost in enumerate(wanted):
+                try:
+                    gain = self._gain((cost.change,))
+                except CompressorError as error:
+                    left_out.append(f"{cost.change.layer}: {error.subject}: {error.problem}")
+                    continue
+                if gain is None:
+                    late += 1
+                else:
+                    done.append(replace(cost, gain=gain))
+                advance(index + 1, cost.change.layer)
+        if late:
+            left_out.append(f"{formats.plural(late, 'layer')}: the time was up (--seconds)")
+        if len(open_layers) > len(wanted):
+            rest = formats.plural(len(open_layers) - len(wanted), "layer")
+            left_out.append(f"{rest} with less noise: the budget was {limit} (--layers)")
+        return done, left_out
+
+    def _estimate(self, layers: Sequence[LayerCost]) -> str:
+        """Say what measuring costs: the passes take at most what they took in the run."""
+        seconds = 0.0
+        for cost in layers:
+            seconds += sum(float(s.result["seconds"]) for s in self._steps[cost.change.index :])
+        return (
+            f"{formats.plural(len(layers), 'layer')} to measure, each with an evaluation; the "
+            f"passes alone take up to {formats.seconds(seconds)}, less what is stored already"
+        )
+
+    def _joint(self, changes: tuple[Change, ...], left_out: list[str]) -> Gain | None:
+        if len(changes) < 2:
+            return None
+        try:
+            gain = self._gain(changes)
+        except CompressorError as error:
+            left_out.append(f"the suggestions together: {error.subject}: {error.problem}")
+            return None
+        if gain is None:
+            left_out.append("the suggestions together: the time was up (--seconds)")
+        return gain
+
+    def _gain(self, changes: tuple[Change, ...]) -> Gain | None:
+        """Measure what changes bring; ``None`` where they are not known and the time is up."""
+        workspace = self._workspace
+        key = self._variants.key(changes)
+        own = result_key("explain", key)
+        known: dict[str, Any] | None = workspace.store.read(own)
+        if known is None:
+            limit = self._budget.seconds
+            if limit is not None and time.monotonic() - self._start > limit:
+                return None
+            carrier = self._variants.make(changes)
+            found = self._evaluated(key, carrier.runner, changes)
+            with workspace.store.write(own) as (_, result):
+                result["bytes"] = model_bytes(carrier)
+            return self._compared(found, model_bytes(carrier))
+        found = self._evaluated(key, lambda: self._variants.make(changes).runner(), changes)
+        return self._compared(found, int(known["bytes"]))
+
+    def _evaluated(
+        self, key: str, make_runner: Callable[[], Runner], changes: Sequence[Change]
+    ) -> Evaluation:
+        names = ", ".join(change.layer for change in changes)
+        label = f"with another rule for {names}" if changes else "after all passes"
+        found = self._workspace.evaluated(key, make_runner, label)
+        assert found is not None
+        return found
+
+    def _compared(self, found: Evaluation, size: int) -> Gain:
+        metric = self._workspace.plan.metric
+        assert metric is not None
+        difference = paired_difference(self._base.per_sample, found.per_sample, scale_of(metric))
+        gained = None
+        if self._base.sqnr_db is not None and found.sqnr_db is not None:
+            gained = found.sqnr_db - self._base.sqnr_db
+        share = 100.0 if found.sqnr_db is None else None
+        return Gain(
+            bytes=size - self._bytes,
+            sqnr_db=gained,
+            noise_share=share if gained is None else share_of(gained),
+            metric=-difference.drop,
+            ci95=(-difference.ci95[1], -difference.ci95[0]),
+        )
+
+
+def scale_of(metric: Metric) -> Scale:
+    """Return what makes the metric of per-sample values."""
+    return Scale(
+        factor=100.0 if metric.unit == "%" else 1.0,
+        exponential=metric.exponential,
+        higher_is_better=metric.higher_is_better,
+    )

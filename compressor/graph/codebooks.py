@@ -1,0 +1,149 @@
+"""Put clustered weights into an ONNX IR graph in place of the float ones, and find them again.
+
+A weight ``fc.weight`` becomes codes of the same name, and ``fc.weight_codebook`` with the numbers
+that they stand for. ``Cast`` and ``Gather`` look them up, which runtimes fold when they load the
+model. Where groups of rows have codebooks of their own, these follow each other in one table, and
+``fc.weight_offset`` says for each row where its own begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from compressor.graph.code_forms import FLOATS, CodeForm, onnx_tensor
+from compressor.graph.codes import Once, checked_opset
+from compressor.graph.editing import Attributes, Editor
+from compressor.graph.layers import codebook_lookup
+from compressor.graph.values import constant_array, static_shape
+from compressor.types.layers import Layer
+from compressor.types.quantized import QuantizedTensor, Scheme
+from compressor.types.tensors import Array
+
+
+@dataclass(frozen=True)
+class Codebook:
+    """How the codes of a weight are read.
+
+    Attributes:
+        table: the initializer of the numbers, those of all codebooks one after the other.
+        offsets: the initializer that says where each row's codebook begins; ``None`` where there
+            is one for all.
+    """
+
+    table: ir.Value
+    offsets: ir.Value | None
+
+    @property
+    def count(self) -> int:
+        """Codebooks."""
+        return 1 + self._last // self.size
+
+    @property
+    def size(self) -> int:
+        """Numbers in each codebook."""
+        return self._numbers - self._last if self.offsets is not None else self._numbers
+
+    @property
+    def bits(self) -> int:
+        """Bits that a code takes."""
+        return max(1, (self.size - 1).bit_length())
+
+    def __str__(self) -> str:
+        if self.offsets is None:
+            return f"cluster{self.bits}/tensor"
+        rows = int(np.count_nonzero(self._starts == 0))
+        return f"cluster{self.bits}/rows {rows}"
+
+    def zero_codes(self) -> Array:
+        """Return the code of zero, or -1 where there is none, as it broadcasts to the codes."""
+        numbers = constant_array(self.table)
+        assert numbers is not None
+        books = numbers.astype(np.float32).reshape(self.count, self.size)
+        found = np.where((books == 0).any(1), (books == 0).argmax(1), -1).astype(np.int16)
+        if self.offsets is None:
+            return found.reshape(())
+        starts = constant_array(self.offsets)
+        assert starts is not None
+        codes: Array = found[starts // self.size]
+        return codes
+
+    @property
+    def _numbers(self) -> int:
+        return (static_shape(self.table) or (0,))[0]
+
+    @property
+    def _starts(self) -> Array:
+        starts = None if self.offsets is None else constant_array(self.offsets)
+        return np.zeros(1, np.int32) if starts is None else starts
+
+    @property
+    def _last(self) -> int:
+        return int(self._starts.max(initial=0))
+
+
+def codebook_of(codes: ir.Value) -> Codebook | None:
+    """Return what an initializer's elements are places in, or ``None``."""
+    found = codebook_lookup(codes)
+    return None if found is None else Codebook(found.table, found.offsets)
+
+
+def attach_codebook(
+    model: ir.Model, layer: Layer, scheme: Scheme, compute: Callable[[], QuantizedTensor]
+) -> None:
+    """Store a weight as codes and a codebook; everything that read it reads what they stand for.
+
+    The arguments are those of :func:`compressor.graph.codes.attach_codes`, for a scheme whose
+    element is ``codebook``.
+
+    Raises:
+        ValueError: the weight cannot be stored so, see :func:`compressor.graph.codes.obstacle`.
+    """
+    checked_opset(model, layer, scheme)
+    editor, quantized, form = Editor(model), Once(compute), CodeForm(layer, scheme)
+    weight = model.graph.initializers[layer.weight]
+    editor.release(weight)
+    before = editor.first_reader(weight)
+    shape = ir.Shape(layer.shape)
+    codes = editor.initializer(
+        layer.weight, ir.LazyTensor(lambda: form.codes(quantized()), form.code_type, shape)
+    )
+    dtype = FLOATS[layer.dtype]
+    table = editor.initializer(
+        f"{layer.weight}_codebook",
+        ir.LazyTensor(
+            lambda: onnx_tensor(_table(quantized()), dtype),
+            dtype,
+            ir.Shape([scheme.codebooks(layer.rows) << scheme.bits]),
+        ),
+    )
+    to: Attributes = {"to": ir.DataType.INT32}
+    added = [editor.node("Cast", [codes], f"{layer.weight}_index", ir.DataType.INT32, to)]
+    if scheme.granularity == "rows":
+        offsets = editor.constant(f"{layer.weight}_offset", _offsets(layer, scheme))
+        inputs = [added[-1].outputs[0], offsets]
+        added.append(editor.node("Add", inputs, f"{layer.weight}_place", ir.DataType.INT32))
+    inputs = [table, added[-1].outputs[0]]
+    added.append(editor.node("Gather", inputs, f"{layer.weight}_clustered", dtype))
+    for node in added:
+        node.outputs[0].shape = shape
+    if before is not None:
+        before.prepend(added)
+        weight.replace_all_uses_with(added[-1].outputs[0])
+
+
+def _table(quantized: QuantizedTensor) -> torch.Tensor:
+    assert quantized.codebook is not None
+    return quantized.codebook.flatten()
+
+
+def _offsets(layer: Layer, scheme: Scheme) -> Array:
+    """Return where each row's codebook begins, in a shape that broadcasts to the stored weight."""
+    first = np.arange(layer.rows, dtype=np.int32) // (scheme.group or layer.rows) << scheme.bits
+    shape = [1] * len(layer.shape)
+    shape[layer.output_axis] = layer.rows
+    return first.reshape(shape)

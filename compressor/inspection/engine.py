@@ -1,0 +1,67 @@
+"""Inspect a TensorRT engine by its manifest, which the exporter writes beside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from compressor.errors import InputError, ModelError
+from compressor.hashing import file_sha256
+from compressor.inspection.contents import EngineContents
+
+ENGINES = (".engine", ".plan", ".trt")
+MANIFESTS = tuple(f"{suffix}.json" for suffix in ENGINES)
+_KIND = "tensorrt-engine"
+_KEYS = {"engine": dict, "layers": list, "quantized": list, "profiles": dict, "versions": dict}
+
+
+def is_engine(path: Path) -> bool:
+    """Tell whether a path is an engine or the manifest of one, by its name."""
+    return path.name.endswith((*ENGINES, *MANIFESTS))
+
+
+def inspect_engine(path: Path) -> EngineContents:
+    """Describe an engine.
+
+    Args:
+        path: the engine, or its manifest.
+
+    Raises:
+        InputError: there is no manifest.
+        ModelError: the manifest is not one, or there is no engine.
+    """
+    if path.name.endswith(MANIFESTS):
+        path = path.with_suffix("")
+    manifest = path.with_name(f"{path.name}.json")
+    if not manifest.is_file():
+        raise InputError(
+            f"path {str(path)!r}",
+            "is a TensorRT engine without its manifest, and only a GPU can open it",
+            f"put {manifest.name} beside it, or inspect the ONNX file that it was built from",
+        )
+    if not path.is_file():
+        raise ModelError(
+            f"manifest {str(manifest)!r}", f"is of {path.name!r}, which is missing", "run again"
+        )
+    content = _read(manifest)
+    return EngineContents(
+        path=str(path),
+        files={file.name: file.stat().st_size for file in (path, manifest)},
+        manifest=content,
+        intact=file_sha256(path) == content["engine"].get("sha256"),
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    subject = f"manifest {str(path)!r}"
+    remedy = "it was edited or damaged; run the spec again"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(subject, f"cannot be read ({error})", remedy) from error
+    whole = isinstance(content, dict) and content.get("kind") == _KIND
+    if not whole or not all(isinstance(content.get(key), kind) for key, kind in _KEYS.items()):
+        raise ModelError(subject, "is not that of a TensorRT engine", remedy)
+    found: dict[str, Any] = content
+    return found

@@ -1,0 +1,184 @@
+"""Codes of a few bits as a stream of bytes.
+
+Code ``i`` occupies the bits from ``i * bits`` on, the lowest first, across the bounds of bytes.
+
+As many codes as fill a byte are handled as one integer, whose bytes are drawn together or spread
+in steps; of widths that do not divide a byte, eight codes as one of 64 bits. Views of other widths
+take the machine to be little-endian, as safetensors files are.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_BYTE = 8
+_CHUNK = 1 << 20  # bytes worked on at once: few calls, and all of it in the cache
+
+# Integers of as many bytes as there are codes in a byte of the stream.
+_WORD_OF_A_BYTE = {8: torch.uint8, 4: torch.int16, 2: torch.int32}
+
+_LANES = (1, 2, 4)  # bytes; pairs of lanes are drawn together until eight codes are one
+
+
+def stream_bytes(count: int, bits: int) -> int:
+    """Return how many bytes hold so many codes."""
+    return -(-count * bits // _BYTE)
+
+
+def pack_bits(codes: Tensor, bits: int, biased: bool = False) -> Tensor:
+    """Pack the lowest bits of bytes.
+
+    Args:
+        codes: int8 or uint8, of any shape.
+        bits: width of a code, 1 to 8.
+        biased: flip the highest bit of each, so that the smallest signed code is stored as 0.
+
+    Returns:
+        uint8 ``[stream_bytes(codes.numel(), bits)]``; bits after the last code are 0 (of biased
+        codes, those of code 0).
+    """
+    flat = codes.contiguous().view(torch.uint8).view(-1)
+    count = flat.numel()
+    rest = -count % _BYTE
+    if rest:
+        flat = torch.nn.functional.pad(flat, (0, rest))
+    stream = torch.empty(flat.numel() * bits // _BYTE, dtype=torch.uint8)
+    if bits in _WORD_OF_A_BYTE:
+        _draw_bytes(flat, bits, biased, stream)
+    else:
+        _draw_eights(flat, bits, biased, stream.view(-1, bits))
+    return stream[: stream_bytes(count, bits)] if rest else stream
+
+
+def unpack_bits(stream: Tensor, bits: int, count: int, signed: bool = False) -> Tensor:
+    """Invert :func:`pack_bits` of codes that are not biased.
+
+    Args:
+        stream: uint8, at least ``stream_bytes(count, bits)`` of them; not changed.
+        bits: width of a code, 1 to 8.
+        count: how many codes.
+        signed: the highest bit of a code is its sign.
+
+    Returns:
+        int8 if they are signed, otherwise uint8: ``[count]``.
+    """
+    flat = stream.contiguous().view(-1)[: stream_bytes(count, bits)]
+    if bits in _WORD_OF_A_BYTE:
+        codes = _spread_bytes(flat, bits, signed)
+    else:
+        codes = _spread_eights(flat, bits, signed)
+    return (codes.view(torch.int8) if signed else codes)[:count]
+
+
+def _draw_bytes(flat: Tensor, bits: int, biased: bool, stream: Tensor) -> None:
+    """Make each byte of the stream of the codes that fill it, for widths that divide a byte."""
+    words = flat.view(_WORD_OF_A_BYTE[bits])
+    mask = _repeated((1 << bits) - 1, _BYTE, words.itemsize)
+    flip = _repeated(1 << (bits - 1), bits, words.itemsize) if biased else 0
+    step = _CHUNK // words.itemsize
+    scratch = torch.empty((2, min(step, words.numel())), dtype=words.dtype)
+    for start in range(0, words.numel(), step):
+        part = words[start : start + step]
+        lanes, moved = scratch[:, : part.numel()]
+        torch.bitwise_and(part, mask, out=lanes)
+        width = bits
+        while width < _BYTE:
+            lanes |= torch.bitwise_right_shift(lanes, width * (_BYTE // bits - 1), out=moved)
+            width *= 2
+        target = stream[start : start + step]
+        target.copy_(lanes)  # the conversion keeps the lowest byte
+        if flip:
+            target ^= flip
+
+
+def _draw_eights(flat: Tensor, bits: int, biased: bool, stream: Tensor) -> None:
+    """Draw eight codes together in an integer of 64 bits; the stream is ``[eights, bits]``."""
+    eights = flat.view(torch.int64)
+    flip = _repeated(1 << (bits - 1), bits, _BYTE) if biased else 0
+    step = _CHUNK // _BYTE
+    scratch = torch.empty(min(step, eights.numel()), dtype=torch.int64)
+    for start in range(0, eights.numel(), step):
+        lanes = eights[start : start + step] & _repeated((1 << bits) - 1, _BYTE, _BYTE)
+        moved = scratch[: lanes.numel()]
+        for lane in _LANES:
+            low, _, above = _pair_masks(bits, lane)
+            torch.bitwise_right_shift(lanes, lane * (_BYTE - bits), out=moved)
+            moved &= above
+            lanes &= low
+            lanes |= moved
+        lanes ^= flip
+        stream[start : start + step] = lanes.view(torch.uint8).view(-1, _BYTE)[:, :bits]
+
+
+def _spread_bytes(flat: Tensor, bits: int, signed: bool) -> Tensor:
+    """Give each code of a byte a byte of its own, for widths that divide a byte."""
+    if bits == _BYTE:
+        return flat.clone()
+    dtype = _WORD_OF_A_BYTE[bits]
+    codes = torch.empty(flat.numel() * dtype.itemsize, dtype=torch.uint8)
+    words = codes.view(dtype)
+    step = _CHUNK // dtype.itemsize
+    scratch = torch.empty(min(step, words.numel()), dtype=dtype)
+    for start in range(0, words.numel(), step):
+        lanes = words[start : start + step]
+        moved = scratch[: lanes.numel()]
+        lanes.copy_(flat[start : start + step])
+        width = _BYTE // 2
+        while width >= bits:
+            lanes |= torch.bitwise_left_shift(lanes, width * (_BYTE // bits - 1), out=moved)
+            codes_together = width // bits
+            lanes &= _repeated(
+                (1 << width) - 1, _BYTE * codes_together, dtype.itemsize // codes_together
+            )
+            width //= 2
+        if signed:
+            _extend_signs(codes[start * dtype.itemsize :][: lanes.numel() * dtype.itemsize], bits)
+    return codes
+
+
+def _spread_eights(flat: Tensor, bits: int, signed: bool) -> Tensor:
+    """Spread groups of ``bits`` bytes, which hold eight codes, in integers of 64 bits."""
+    rest = -flat.numel() % bits
+    if rest:
+        flat = torch.nn.functional.pad(flat, (0, rest))
+    groups = flat.view(-1, bits)
+    codes = torch.empty((groups.shape[0], _BYTE), dtype=torch.uint8)
+    step = _CHUNK // _BYTE
+    scratch = torch.empty(min(step, groups.shape[0]), dtype=torch.int64)
+    for start in range(0, groups.shape[0], step):
+        part = codes[start : start + step]
+        part[:, :bits] = groups[start : start + step]
+        part[:, bits:] = 0
+        lanes = part.view(torch.int64).view(-1)
+        moved = scratch[: lanes.numel()]
+        for lane in reversed(_LANES):
+            low, apart, _ = _pair_masks(bits, lane)
+            torch.bitwise_left_shift(lanes, lane * (_BYTE - bits), out=moved)
+            moved &= apart
+            lanes &= low
+            lanes |= moved
+        if signed:
+            _extend_signs(part.view(-1), bits)
+    return codes.view(-1)
+
+
+def _pair_masks(bits: int, lane: int) -> tuple[int, int, int]:
+    """Return where the codes of pairs of lanes lie: the first's, the second's apart and drawn."""
+    codes, pairs = (1 << lane * bits) - 1, _BYTE // (2 * lane)
+    places = (0, lane * _BYTE, lane * bits)
+    first, apart, drawn = (_repeated(codes << p, 2 * lane * _BYTE, pairs) for p in places)
+    return first, apart, drawn
+
+
+def _extend_signs(codes: Tensor, bits: int) -> None:
+    """Fill each byte with the sign of its narrow code, in place."""
+    sign = 1 << (bits - 1)
+    codes ^= sign
+    codes -= sign  # wraps around, as signed bytes do
+
+
+def _repeated(pattern: int, width: int, times: int) -> int:
+    """Return a pattern of bits repeated at every multiple of ``width``, as a signed integer."""
+    value = sum(pattern << (width * index) for index in range(times))
+    return value - (1 << 64) if value >> 63 else value

@@ -1,0 +1,21 @@
+// Draws the page, and again where the window gets another width.
+
+const redrawLayers = layerTable();
+const drawOthers = () => {
+  drawTradeOff();
+  drawTrainings();
+  drawHistograms();
+};
+const redraw = () => {
+  drawOthers();
+  redrawLayers();
+};
+drawOthers();
+let width = document.body.clientWidth;
+let timer;
+new ResizeObserver(() => {
+  if (document.body.clientWidth === width) return;
+  width = document.body.clientWidth;
+  clearTimeout(timer);
+  timer = setTimeout(redraw, 120);
+}).observe(document.body);

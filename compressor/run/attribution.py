@@ -1,0 +1,310 @@
+"""Which layers a pass made how noisy, and how many bytes each of them saves.
+
+Every layer is run alone on what it reads in the float model, so that the noise of the layers
+before it does not count. Then the float model is run with the error of that one layer added to
+what it writes, which tells how much of it reaches the model's output. That takes one run of a few
+samples for each layer.
+
+What several nodes read stays quantized when one of them is left out. So the noise of such a value
+is not counted with any layer, but by itself.
+
+Training makes layers different on purpose. So what a pass adds after a training is compared with
+the trained model in place of the float one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, replace
+from math import prod
+from typing import Any, Literal
+
+import numpy as np
+
+from compressor.carriers.graph_runners import runner_of
+from compressor.errors import ModelError
+from compressor.evaluate import ratio_db
+from compressor.graph.costs import macs
+from compressor.graph.isolated import Cut, cut_at, isolated, main_values, with_offsets
+from compressor.layer_rules import rule_class
+from compressor.run.pipeline import Step
+from compressor.run.workspace import Workspace
+from compressor.sizes import layer_bytes
+from compressor.store import result_key
+from compressor.types.carrier import Carrier
+from compressor.types.tensors import Array, Batch
+
+_SAMPLES = 16
+_MOST_MACS = 2e11  # some seconds of a core
+_VERSION = 1
+Basis = Literal["outputs", "layers", "weights"]
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Noise-to-signal ratios of powers; ``None`` where one is not known.
+
+    Attributes:
+        whole: of a layer's output (of its weight, where the model cannot be run).
+        own: the same without the noise of a value that others read as well.
+        reached: of the model's output, if nothing but ``own`` is added.
+    """
+
+    whole: float | None = None
+    own: float | None = None
+    reached: float | None = None
+
+    @property
+    def counted(self) -> float:
+        """What layers are compared by."""
+        return (self.own if self.reached is None else self.reached) or 0.0
+
+    def less(self, other: Noise) -> Noise:
+        """Return what remains of this noise without that which was there before."""
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return Noise(*(_less(mine, theirs) for mine, theirs in pairs))
+
+
+@dataclass(frozen=True)
+class Found:
+    """The noise of a model's layers, by name, and of values that several nodes read.
+
+    ``reason`` says why nothing is known, where the runtime refused the model in parts.
+    """
+
+    layers: Mapping[str, Noise]
+    values: Mapping[str, Noise]
+    reason: str = ""
+
+    def less(self, other: Found) -> Found:
+        """Return what remains of this noise without that which was there before."""
+        return Found(
+            {n: noise.less(other.layers.get(n, Noise())) for n, noise in self.layers.items()},
+            {n: noise.less(other.values.get(n, Noise())) for n, noise in self.values.items()},
+            self.reason or other.reason,
+        )
+
+
+def _less(noise: float | None, other: float | None) -> float | None:
+    return None if noise is None else max(0.0, noise - (other or 0.0))
+
+
+def attribution(workspace: Workspace, index: int, steps: Sequence[Step]) -> dict[str, Any] | None:
+    """Return what ``report.json`` says of the layers that a pass changed.
+
+    ``None`` for a pass without rules for single layers, where none can be left out, and for one
+    that trains.
+
+    Args:
+        workspace: the run.
+        index: place of the pass in the spec.
+        steps: all passes.
+    """
+    declared, plans = workspace.plan.spec.passes[index], workspace.plan.passes
+    if rule_class(type(declared)) is None or plans[index].trains:
+        return None
+    before, step = steps[index - 1] if index else None, steps[index]
+    touched = [row.name for row in workspace.plan.passes[index].layers if row.touched]
+    earlier = workspace.plan.model.carrier if before is None else before.carrier
+    sizes = [layer_bytes(earlier), layer_bytes(step.carrier)]
+    layers = [row for row in step.result["layers"] if row["name"] in set(touched)]
+    basis, found = _noise(workspace, index, steps, layers)
+    shared = sum(noise.counted for noise in found.values.values())
+    whole = shared + sum(noise.counted for noise in found.layers.values())
+    return {
+        "basis": basis,
+        "reason": found.reason or None,
+        "shared_inputs": 100.0 * shared / whole if whole > 0 else None,
+        "layers": [
+            {
+                "name": row["name"],
+                "scheme": row["scheme"],
+                "bytes_to_skip": sizes[0].get(row["name"], 0) - sizes[1].get(row["name"], 0),
+                **_facts(found.layers.get(row["name"], Noise()), whole),
+            }
+            for row in layers
+        ],
+    }
+
+
+def _noise(
+    workspace: Workspace,
+    index: int,
+    steps: Sequence[Step],
+    layers: Sequence[Mapping[str, Any]],
+) -> tuple[Basis, Found]:
+    """Return the noise that the pass adds to each layer, and what it is measured at."""
+    if not workspace.runs:
+        known = {str(row["name"]): row["weight_sqnr_db"] for row in layers}
+        ratios = {n: None if db is None else 10 ** (-float(db) / 10) for n, db in known.items()}
+        return "weights", Found({n: Noise(ratio, ratio) for n, ratio in ratios.items()}, {})
+    trained = [i for i in range(index) if workspace.plan.passes[i].trains]
+    reference = steps[trained[-1]] if trained else None
+    found = _stored_noise(workspace, steps[index], reference)
+    if index and steps[index - 1] is not reference:
+        found = found.less(_stored_noise(workspace, steps[index - 1], reference))
+    touched = {row["name"] for row in layers}
+    own = {name: noise for name, noise in found.layers.items() if name in touched}
+    if all(n.reached is not None for n in (*own.values(), *found.values.values())):
+        return "outputs", replace(found, layers=own)
+    left = {name: replace(noise, reached=None) for name, noise in own.items()}
+    return "layers", Found(left, {}, found.reason)
+
+
+def _stored_noise(workspace: Workspace, step: Step, reference: Step | None) -> Found:
+    """Return the noise of a model beside another one; beside the float model, where none is."""
+    own = result_key(
+        "attribution",
+        step.key,
+        baseline=workspace.source_key if reference is None else reference.key,
+        data={role: data.digest for role, data in workspace.plan.data.items()},
+        version=_VERSION,
+    )
+    known = workspace.store.read(own)
+    if known is None:
+        with workspace.progress.stage("attribute noise to layers"):
+            try:
+                exact = workspace.baseline if reference is None else reference.carrier
+                found = measured_noise(step.carrier, exact, workspace.sample(_SAMPLES))
+            except ModelError as error:  # a run does not fail for want of an explanation
+                found = Found({}, {}, str(error))
+        with workspace.store.write(own) as (_, result):
+            result.update(asdict(found))
+        return found
+    layers, values = known["layers"], known["values"]
+    return Found(
+        {name: Noise(**noise) for name, noise in layers.items()},
+        {name: Noise(**noise) for name, noise in values.items()},
+        str(known["reason"]),
+    )
+
+
+def measured_noise(carrier: Carrier, baseline: Carrier, batch: Batch) -> Found:
+    """Return each layer's noise when it reads what it reads in the float model.
+
+    How much of it reaches the output is left open where that would take long. Layers that the two
+    models do not share in the same shape do not appear.
+
+    Args:
+        carrier: the compressed model.
+        baseline: the float model.
+        batch: what the float model is run on.
+    """
+    shapes = {layer.name: layer.shape for layer in baseline.layers()}
+    same = [layer for layer in carrier.layers() if shapes.get(layer.name) == layer.shape]
+    alone = isolated(carrier.graph(), same, main_values(baseline.graph()))
+    if not alone.layers:
+        return Found({}, {})
+    given = {i.name for i in baseline.inputs}
+    outputs = [layer.output for layer in alone.layers]
+    taps = dict.fromkeys([*alone.cut.inputs, *outputs])
+    exact = {**batch, **baseline.runner([t for t in taps if t not in given]).run(batch)}
+    have = _run(alone.cut, exact)
+    rounded = {name: have[form] for name, form in alone.shared.items()}
+    # What the float layers make of the rounded values that others read as well.
+    want = _run(cut_at(baseline.graph(), list(alone.cut.inputs), outputs), {**exact, **rounded})
+    errors = [
+        _Error(layer.name, layer.output, have[layer.output] - want[layer.output])
+        for layer in alone.layers
+        if _comparable(want[layer.output], have[layer.output])
+    ]
+    inputs = [
+        _Error(name, name, have[form] - exact[name])
+        for name, form in alone.shared.items()
+        if name not in given and _comparable(exact[name], have[form])
+    ]
+    few = _affordable(baseline, batch, len(errors) + len(inputs))
+    reached = {} if few is None else _reached(baseline, few, [*errors, *inputs])
+    layers = {
+        e.name: Noise(
+            _ratio([exact[e.value]], [have[e.value]]),
+            _ratio([exact[e.value]], [exact[e.value] + e.values]),
+            reached.get(e),
+        )
+        for e in errors
+    }
+    return Found(layers, {e.name: Noise(reached=reached.get(e)) for e in inputs})
+
+
+@dataclass(frozen=True, eq=False)
+class _Error:
+    """What is added to a value of the float model.
+
+    Attributes:
+        name: the layer, or the value itself.
+        value: the value that the error is of.
+        values: the error, in the value's shape.
+    """
+
+    name: str
+    value: str
+    values: Array
+
+
+def _run(cut: Cut, exact: Batch) -> Batch:
+    """Run a cut graph on values of the float model, in the types that it reads."""
+    dtypes = {v.name: v.dtype for v in cut.model.graph.inputs}
+    feed = dict(exact)
+    for value, entry in cut.inputs.items():
+        dtype = dtypes[entry]
+        feed[entry] = exact[value] if dtype is None else exact[value].astype(dtype.numpy())
+    return runner_of(cut.model, ()).run(feed)
+
+
+def _affordable(baseline: Carrier, batch: Batch, layers: int) -> Batch | None:
+    """Return as many samples as may be run once for each layer, or ``None`` for none."""
+    first = baseline.inputs[0]
+    counted = prod(d if isinstance(d, int) else 1 for d in first.shape)
+    work = macs(baseline.graph()) * batch[first.name].size / max(counted, 1) * layers
+    size = len(batch[first.name])
+    if work <= _MOST_MACS:
+        return batch
+    fewer = int(size * _MOST_MACS / work)
+    if fewer < 1 or isinstance(first.shape[0], int):
+        return None
+    return {name: array[:fewer] for name, array in batch.items()}
+
+
+def _reached(
+    baseline: Carrier, batch: Batch, errors: Sequence[_Error]
+) -> dict[_Error, float | None]:
+    """Return the noise of the model's output with one error at a time."""
+    values = list(dict.fromkeys(error.value for error in errors))
+    model, offsets = with_offsets(baseline.graph(), values)
+    runner = runner_of(model, ())
+    size = len(next(iter(batch.values())))
+    errors = [error for error in errors if error.value in offsets]
+    none: Batch = {offsets[e.value]: np.zeros(1, e.values.dtype) for e in errors}
+    exact = list(runner.run({**batch, **none}).values())
+    found: dict[_Error, float | None] = {}
+    for error in errors:
+        # An axis of another length than the batch's is not cut: all samples were there then.
+        part = error.values[:size]
+        noisy = runner.run({**batch, **none, offsets[error.value]: part})
+        found[error] = _ratio(exact, list(noisy.values()))
+    return found
+
+
+def _comparable(want: Array, have: Array) -> bool:
+    return bool(want.shape == have.shape and np.isfinite(want).all() and np.isfinite(have).all())
+
+
+def _ratio(want: Sequence[Array], have: Sequence[Array]) -> float | None:
+    signal = sum(float(np.square(w, dtype=np.float64).sum()) for w in want)
+    error = sum(
+        float(np.square(w.astype(np.float64) - h).sum()) for w, h in zip(want, have, strict=True)
+    )
+    return error / signal if signal > 0 and math.isfinite(error) else None
+
+
+def _facts(noise: Noise, whole: float) -> dict[str, float | None]:
+    known = noise.own is not None and whole > 0
+    share = noise.counted / whole if known else 0.0
+    return {
+        "own_sqnr_db": None if noise.whole is None else ratio_db(1.0, noise.whole),
+        "output_sqnr_db": None if noise.reached is None else ratio_db(1.0, noise.reached),
+        "noise_share": 100.0 * share if known else None,
+        # Of all the noise nothing would be left: no number says how much that is.
+        "predicted_gain_db": -10.0 * math.log10(1.0 - share) if known and share < 1 else None,
+    }

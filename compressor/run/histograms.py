@@ -1,0 +1,174 @@
+"""Histograms of the weights and inputs of the layers that lost most, with the chosen ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from compressor.graph.activation_ranges import activation_range
+from compressor.graph.layers import layers_with_nodes
+from compressor.types.carrier import Carrier
+from compressor.types.layers import Layer
+from compressor.types.tensors import Array, Batch
+
+BINS = 64
+MOST_LAYERS = 8
+_MOST_VALUES = 1 << 22
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A layer in a model's graph, with the node that multiplies by its weight."""
+
+    layer: Layer
+    node: ir.Node
+
+    @property
+    def weight(self) -> ir.Value | None:
+        """What the node reads as its weight: an initializer, or dequantized codes."""
+        names = self.layer.inputs
+        return next((v for v in self.node.inputs if v is not None and v.name not in names), None)
+
+
+def layer_histograms(
+    before: Carrier, after: Carrier, batch: Batch, layers: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Count the values of up to eight layers that a pass made coarser, those that lost most.
+
+    Args:
+        before: the model before a pass, whose weights and activations are counted.
+        after: the model after it, which has the ranges.
+        batch: what both are run on.
+        layers: the entries of the layers after the pass in ``report.json``.
+
+    Returns:
+        An entry for each layer, the worst first: ``name``, ``weight`` and ``input``.
+    """
+    then, now = _places(before), _places(after)
+    names = [name for name in _worst(layers) if name in now and name in then][:MOST_LAYERS]
+    if not names:
+        return []
+    old, new = [then[name] for name in names], [now[name] for name in names]
+    inputs, weights = _values(before, batch, old, with_inputs=True)
+    _, changed = _values(after, batch, new, with_inputs=False)
+    return [
+        {
+            "name": name,
+            "weight": _weight(weights.get(name), changed.get(name), now[name]),
+            "input": _input(inputs.get(name), now[name]),
+        }
+        for name in names
+    ]
+
+
+def counted(values: Array, bounds: tuple[float, float] | None = None) -> dict[str, Any]:
+    """Count values in 64 equal bins from the least to the greatest.
+
+    Of more than four million values, every second, third and so on is taken.
+
+    Args:
+        values: of any shape, finite, not empty.
+        bounds: edges of the first and last bin in place of the least and greatest value; what
+            lies outside is not counted.
+
+    Returns:
+        ``low`` and ``high``, the edges, and ``counts``.
+    """
+    flat = np.asarray(values).reshape(-1)
+    flat = flat[:: max(1, -(-flat.size // _MOST_VALUES))].astype(np.float64)
+    low, high = bounds or (float(flat.min()), float(flat.max()))
+    if low == high:
+        low, high = low - 0.5, high + 0.5
+    counts, _ = np.histogram(flat, BINS, (low, high))
+    return {"low": low, "high": high, "counts": counts.tolist()}
+
+
+def _places(carrier: Carrier) -> dict[str, _Place]:
+    """Return the layers of the main graph by name, each with its first reader."""
+    graph = carrier.graph()
+    places: dict[str, _Place] = {}
+    for layer, node in layers_with_nodes(graph):
+        if node.graph is graph.graph:
+            places.setdefault(layer.name, _Place(layer, node))
+    return places
+
+
+def _worst(layers: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return names of layers whose weight lost something, the least output SQNR first."""
+    coarser = [row for row in layers if row["weight_sqnr_db"] is not None]
+    known = [row for row in coarser if row["sqnr_db"] is not None]
+    return [str(row["name"]) for row in sorted(known, key=lambda row: float(row["sqnr_db"]))]
+
+
+def _values(
+    carrier: Carrier, batch: Batch, places: Sequence[_Place], *, with_inputs: bool
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Return what layers read and what their weights mean, by layer, where those are floats.
+
+    Weights that stay codes while the model runs have no such values.
+    """
+    inputs = {p.layer.name: p.layer.inputs[0] for p in places if with_inputs and p.layer.inputs}
+    weights: dict[str, Array] = {}
+    taps: dict[str, str] = {}
+    for place in places:
+        value, name = place.weight, place.layer.name
+        if value is None or value.name is None or value.dtype is None:
+            continue
+        if not value.dtype.is_floating_point():
+            continue
+        if value.is_initializer():
+            weights[name] = carrier.weight(place.layer).float().numpy()
+        else:
+            taps[name] = value.name
+    computed = {v.name for node in carrier.graph().graph for v in node.outputs}
+    wanted = [n for n in dict.fromkeys([*inputs.values(), *taps.values()]) if n in computed]
+    found = {**batch, **(carrier.runner(wanted).run(batch) if wanted else {})}
+    weights.update({name: found[tap] for name, tap in taps.items()})
+    read = {name: found[value] for name, value in inputs.items() if value in found}
+    return (
+        {name: v for name, v in read.items() if _countable(v)},
+        {name: v for name, v in weights.items() if _countable(v)},
+    )
+
+
+def _countable(values: Array) -> bool:
+    return values.dtype.kind == "f" and values.size > 0 and bool(np.isfinite(values).all())
+
+
+def _weight(values: Array | None, stored: Array | None, now: _Place) -> dict[str, Any] | None:
+    """Describe a weight: counts before and after, and the range of what its codes mean."""
+    if values is None:
+        return None
+    entry = counted(values)
+    if stored is None or stored.size != values.size:
+        why = "it stays codes while the model runs" if stored is None else "it has another size"
+        return {**entry, "after": None, "range": None, "range_reason": why}
+    after = counted(stored, (entry["low"], entry["high"]))["counts"]
+    if now.weight is not None and now.weight.is_initializer():
+        return {**entry, "after": after, "range": None, "range_reason": "it stays float"}
+    bounds = [float(stored.min()), float(stored.max())]
+    return {**entry, "after": after, "range": bounds, "range_reason": None}
+
+
+def _input(values: Array | None, now: _Place) -> dict[str, Any] | None:
+    """Describe what a layer reads: counts before the pass, range, percent that it cuts off."""
+    if values is None:
+        return None
+    entry = {**counted(values), "samples": len(values)}
+    bounds = activation_range(now.node.inputs[0])
+    if bounds is None or bounds == "dynamic":
+        why = "it stays float" if bounds is None else "it is found anew for each input"
+        return {**entry, "range": None, "range_reason": why, "outside": None}
+    # Up to half a step beyond the last code, rounding is no coarser than anywhere else.
+    half = bounds.step / 2
+    outside = (values < bounds.low - half) | (values > bounds.high + half)
+    return {
+        **entry,
+        "range": [bounds.low, bounds.high],
+        "range_reason": None,
+        "outside": 100.0 * float(outside.mean()),
+    }

@@ -1,0 +1,32 @@
+"""Configuration of Sphinx, which makes web pages of the user guide: ``make site``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from compressor import __version__
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+project = "compressor"
+release = version = __version__
+extensions = ["myst_parser"]
+html_theme = "furo"
+html_title = f"compressor {__version__}"
+myst_heading_anchors = 4
+# Links that lead out of this folder, to samples and the README, work on the project's own pages
+# only; a test checks all links.
+suppress_warnings = ["myst.xref_missing"]
+
+_MENU = "\n```{toctree}\n:hidden:\n:glob:\n\n*\nreference/*\n```\n"
+
+
+def setup(app: Sphinx) -> None:
+    """Put the menu into the index, which reads without it elsewhere."""
+    app.connect("source-read", _add_menu)
+
+
+def _add_menu(app: Sphinx, name: str, source: list[str]) -> None:
+    if name == app.config.root_doc:
+        source[0] += _MENU

@@ -1,0 +1,98 @@
+"""Differences of metrics from results on the same samples."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from compressor.comparison.bootstrap import resampled_means
+from compressor.comparison.difference import BOOTSTRAP, MCNEMAR, Scale, paired_difference
+from compressor.comparison.sample_size import samples_needed
+
+PERCENT = Scale(factor=100.0)
+RNG = np.random.default_rng(0)
+BITS = arrays(np.float64, 40, elements=st.sampled_from([0.0, 1.0]))
+FLOATS = arrays(np.float64, 25, elements=st.floats(-5, 5))
+
+
+@given(base=BITS, candidate=BITS)
+def test_shares_mirror(base: np.ndarray, candidate: np.ndarray) -> None:
+    one = paired_difference(base, candidate, PERCENT)
+    other = paired_difference(candidate, base, PERCENT)
+    assert one.method == MCNEMAR
+    assert one.drop == pytest.approx(100 * (base.mean() - candidate.mean()))
+    assert one.drop == -other.drop
+    assert one.ci95 == tuple(-end for end in reversed(other.ci95))
+    assert one.ci95[0] <= one.drop <= one.ci95[1]
+    assert one.p + other.p == pytest.approx(1.0)
+
+
+@given(base=FLOATS, candidate=FLOATS, exponential=st.booleans(), higher=st.booleans())
+def test_the_bootstrap_holds_the_drop(
+    base: np.ndarray, candidate: np.ndarray, exponential: bool, higher: bool
+) -> None:
+    found = paired_difference(base, candidate, Scale(1.0, exponential, higher))
+    values = [float(np.exp(v.mean()) if exponential else v.mean()) for v in (base, candidate)]
+    sign = 1 if higher else -1
+    assert found.drop == pytest.approx(sign * (values[0] - values[1]), abs=1e-9)
+    assert found.ci95[0] <= found.drop <= found.ci95[1]
+    assert 0 < found.p <= 1
+
+
+def test_the_bootstrap_is_repeatable_and_keeps_pairs() -> None:
+    base = RNG.normal(size=300)
+    shifted = base - 0.01  # the same loss in every sample: the pairs say so, the means do not
+    first, second = (paired_difference(base, shifted, Scale()) for _ in range(2))
+    assert (first.p, first.ci95) == (second.p, second.ci95)
+    assert first.method == BOOTSTRAP
+    assert first.p < 0.001
+    assert first.ci95 == pytest.approx((0.01, 0.01))
+
+
+def test_draws_do_not_depend_on_how_many_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = RNG.normal(size=(50, 2))
+    whole = resampled_means(values, 40)
+    monkeypatch.setattr("compressor.comparison.bootstrap._AT_ONCE", 100)
+    assert np.array_equal(whole, resampled_means(values, 40))
+
+
+def test_fractions_of_a_sample_are_no_counts() -> None:
+    base = np.full(60, 0.5)
+    found = paired_difference(base, base, PERCENT)
+    assert found.method == BOOTSTRAP
+    assert found.lost is None
+    assert found.equal
+    assert found.ci95 == (0.0, 0.0)
+    assert found.p == 1.0
+
+
+def test_within_a_limit() -> None:
+    base, candidate = np.ones(2000), np.ones(2000)
+    candidate[:10] = 0.0  # half a point
+    counted = paired_difference(base, candidate, PERCENT)
+    assert counted.within_p(1.0) < 0.05 < counted.within_p(0.6)
+    noise = RNG.normal(0.5, 1.0, 2000)
+    measured = paired_difference(noise, np.zeros(2000), Scale())
+    assert measured.within_p(0.6) < 0.05 < measured.within_p(0.5)
+
+
+def test_samples_needed_follow_the_formula() -> None:
+    # (1.645 sqrt(0.05) + 0.842 sqrt(0.05 - 0.0001))^2 / 0.01^2 = 3090, rounded up
+    assert samples_needed(0.01, (0.05 - 0.0001) ** 0.5, 0.05, 0.05**0.5) == 3100
+    assert samples_needed(1.0, 2.0, 0.05) == 25
+    assert samples_needed(0.0, 1.0, 0.05) is None
+    assert samples_needed(0.1, 0.0, 0.05) is None
+    assert samples_needed(1e-9, 1.0, 0.05) is None
+
+
+def test_as_many_samples_as_there_are_would_not_do() -> None:
+    base, candidate = np.ones(500), np.ones(500)
+    candidate[:6], base[6:10] = 0.0, 0.0
+    found = paired_difference(base, candidate, PERCENT)
+    assert found.p > 0.05
+    needed = found.samples_needed(0.05)
+    assert needed is not None
+    assert needed > 500
+    sure = paired_difference(np.ones(500), np.zeros(500), PERCENT)
+    assert sure.samples_needed(0.05) is None

@@ -1,0 +1,73 @@
+"""Rules for single layers, as the lines of a spec."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ruamel.yaml import YAML
+
+from compressor import catalog
+from compressor.explain.changes import Change, change_for, yaml_lines
+from compressor.layer_rules import resolve_rules, rule_class
+from compressor.types.passes import LayerRule
+
+names = st.text(
+    st.characters(blacklist_categories=("Cs", "Cc"), blacklist_characters="\ufeff"), min_size=1
+)
+
+
+@given(names, names)
+def test_a_line_means_its_layer_and_no_other(layer: str, other: str):
+    lines = yaml_lines([Change(0, layer, {"skip": True})])
+    (rule,) = YAML(typ="safe").load("\n".join(lines))["layers"]
+    found = resolve_rules([LayerRule.model_validate(rule)], [layer, other])
+    assert found[layer] is not None
+    assert found[layer].skip
+    assert (found[other] is None) == (other != layer)
+
+
+@pytest.mark.parametrize("name", ["null", "1.5", "on", "features.0", "a*[b]?", "- x: #"])
+def test_names_that_mean_something_in_yaml(name: str):
+    (rule,) = YAML(typ="safe").load("\n".join(yaml_lines([Change(0, name, {"skip": True})])))[
+        "layers"
+    ]
+    assert isinstance(rule["match"], str)
+    assert resolve_rules([LayerRule.model_validate(rule)], [name])[name] is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme", "keys"),
+    [
+        ("quantize-static", "int8/channel", {"skip": True}),
+        ("quantize-static", "int4/channel", {"bits": 8}),
+        ("quantize-weights", "uint4/group 32 asym", {"bits": 8}),
+        ("quantize-weights", "nvfp4/group 16", {"skip": True}),
+        ("prune-magnitude", "float32", {"skip": True}),
+    ],
+)
+def test_more_bits_where_there_are_fewer_than_eight(
+    name: str, scheme: str, keys: dict[str, object]
+):
+    change = change_for(1, catalog.load("pass", name), "fc", scheme)
+    assert change.keys == keys
+    narrow = "bits" in keys
+    assert change.kept == (4.0**-4 if narrow else 0.0)
+    assert change.cost == (4 / 28 if narrow else 1.0)
+
+
+def test_a_rule_stands_in_front_of_the_others():
+    declared = catalog.load("pass", "quantize-static").model_validate(
+        {"layers": ({"match": "*", "bits": 4},)}
+    )
+    changed = Change(0, "fc", {"bits": 8}).applied(declared)
+    assert [(rule.match, rule.bits) for rule in changed.layers] == [("fc", 8), ("*", 4)]
+    assert [rule.match for rule in declared.layers] == ["*"]
+    assert changed == type(declared).model_validate(
+        {"layers": ({"match": "fc", "bits": 8}, {"match": "*", "bits": 4})}
+    )
+
+
+def test_passes_without_rules():
+    assert rule_class(catalog.load("pass", "fuse")) is None
+    assert rule_class(catalog.load("pass", "prune-magnitude")) is not None

@@ -1,0 +1,228 @@
+"""``compress explain`` on whole runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from ruamel.yaml import YAML
+
+from compressor.cli.application import application
+from compressor.run import attribution
+from tests.compressor.tiny_project import Project
+
+QUANTIZE = {"pass": "quantize-static"}
+MEASURE = ("--method", "leave-one-out")
+
+
+def explained(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(application, ["explain", *map(str, arguments)])
+
+
+def document(*arguments: str | Path) -> Any:
+    result = explained("--json", *arguments)
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.fixture
+def quantized(on_onnx: Project) -> Project:
+    on_onnx.spec["passes"] = [dict(QUANTIZE)]
+    on_onnx.run()
+    return on_onnx
+
+
+def paste(project: Project, found: Any) -> None:
+    """Write what was suggested in front of the passes' rules."""
+    for index, text in found["spec"].items():
+        entry = project.spec["passes"][int(index)]
+        entry["layers"] = YAML(typ="safe").load(text)["layers"] + entry.get("layers", [])
+
+
+def test_the_report_says_whose_the_noise_is(quantized: Project):
+    found = quantized.report()["passes"][0]["attribution"]
+    assert found["basis"] == "outputs"
+    rows = {row["name"]: row for row in found["layers"]}
+    assert list(rows) == ["conv1", "conv2", "fc"]
+    shares = sum(row["noise_share"] for row in rows.values())
+    assert shares + found["shared_inputs"] == pytest.approx(100)
+    # What the last layer writes is the model's output.
+    assert rows["fc"]["own_sqnr_db"] == pytest.approx(rows["fc"]["output_sqnr_db"])
+    assert rows["conv2"]["bytes_to_skip"] == 3 * 8 * 8 * 9 - 2 * 4 * 8  # scales of weight and bias
+
+
+def test_a_folder_a_report_and_a_spec_say_the_same(quantized: Project):
+    found = document(quantized.output)
+    assert found["method"] == "sqnr"
+    assert found == document(quantized.output / "report.json") == document(quantized.path)
+    page = explained(quantized.output)
+    assert page.exit_code == 0
+    assert "In front of the rules of passes.0 (quantize-static):" in page.stdout
+    for lines in found["spec"].values():
+        assert lines in page.stdout
+
+
+def test_the_layer_that_is_spoiled_is_found(on_onnx: Project):
+    """Rounded to 4 bits, one layer makes nearly all of the noise; 8 bits are suggested for it."""
+    on_onnx.spec["passes"] = [{**QUANTIZE, "layers": [{"match": "conv2", "bits": 4}]}]
+    on_onnx.run()
+    found = document(on_onnx.output)
+    assert found["layers"][0]["layer"] == "conv2"
+    assert found["layers"][0]["gain"]["noise_share"] > 80
+    assert found["suggested"] == [{"index": 0, "layer": "conv2", "change": {"bits": 8}}]
+    predicted = found["predicted"]
+    paste(on_onnx, found)
+    assert on_onnx.run().exit_code == 0
+    after = on_onnx.report()["passes"][0]
+    assert after["sqnr_db"] - found["sqnr_db"] == pytest.approx(predicted["sqnr_db"], abs=6)
+    assert after["bytes"] - found["bytes"] == pytest.approx(predicted["bytes"], rel=0.1)
+
+
+def test_measured_gains_are_those_of_the_pasted_spec(quantized: Project):
+    found = document(quantized.path, *MEASURE, "--top", "2")
+    assert found["data"] == "evaluation"
+    assert {row["layer"] for row in found["layers"]} == {"conv1", "conv2", "fc"}
+    assert all(row["gain"]["ci95"] is not None for row in found["layers"])
+    before = quantized.report()["passes"][0]
+    paste(quantized, found)
+    quantized.run()
+    after = quantized.report()["passes"][0]
+    measured = found["measured"] or found["layers"][0]["gain"]
+    if len(found["suggested"]) == 2:
+        assert after["bytes"] - before["bytes"] == measured["bytes"]
+        assert after["sqnr_db"] - before["sqnr_db"] == pytest.approx(measured["sqnr_db"])
+        gained = after["metric"]["value"] - before["metric"]["value"]
+        assert gained == pytest.approx(measured["metric"])
+
+
+def test_what_was_measured_is_not_measured_again(
+    quantized: Project, monkeypatch: pytest.MonkeyPatch
+):
+    nothing = document(quantized.path, *MEASURE, "--seconds", "0")
+    assert nothing["layers"] == []
+    assert nothing["left_out"] == ["3 layers: the time was up (--seconds)"]
+    one = document(quantized.path, *MEASURE, "--layers", "1")
+    assert len(one["layers"]) == 1
+    assert one["left_out"] == ["2 layers with less noise: the budget was 1 (--layers)"]
+    again = document(quantized.path, *MEASURE, "--seconds", "0")
+    assert again["layers"] == one["layers"]
+    every = document(quantized.path, *MEASURE, "--top", "2")
+    assert len(every["layers"]) == 3
+    assert every["measured"] is not None
+    from compressor.explain.variants import Variants
+
+    monkeypatch.setattr(Variants, "make", None)  # nobody may make a model again
+    assert document(quantized.path, *MEASURE, "--top", "2") == every
+
+
+def test_statistics_are_collected_once(quantized: Project, monkeypatch: pytest.MonkeyPatch):
+    from compressor.explain import variants
+
+    asked: list[int] = []
+    collect = variants.collect_statistics
+
+    def counting(workspace: Any, label: str, carrier: Any, requests: Any) -> Any:
+        asked.append(len(requests))
+        return collect(workspace, label, carrier, requests)
+
+    monkeypatch.setattr(variants, "collect_statistics", counting)
+    document(quantized.path, *MEASURE)
+    assert sum(1 for count in asked if count) <= 2  # the rest, where the first variant lacked some
+
+
+def test_without_labels_the_calibration_data_judge(quantized: Project):
+    del quantized.spec["data"]["evaluation"]
+    quantized.run()
+    found = document(quantized.path, *MEASURE)
+    assert found["data"] == "calibration"
+    assert found["metric"]["name"] == "cosine"
+
+
+def test_passes_that_train_are_left_out_with_the_reason(on_torch: Project):
+    on_torch.spec["data"]["training"] = {
+        "npz": "test.npz",
+        "inputs": {"image": "image"},
+        "target": "label",
+        "batch": 16,
+    }
+    on_torch.spec["passes"] = [
+        {"pass": "prune-magnitude", "sparsity": 0.5},
+        {"pass": "finetune", "epochs": 1},
+    ]
+    on_torch.run()
+    found = document(on_torch.path, *MEASURE)
+    assert found["layers"] == []
+    (reason,) = found["left_out"]
+    assert reason.startswith("all layers of prune-magnitude: finetune comes after it, and would")
+    # Whose noise is larger after pruning is told all the same.
+    assert document(on_torch.output)["layers"][0]["gain"]["noise_share"] > 0
+
+
+def test_a_model_that_the_runtime_refuses_in_parts_still_runs(
+    on_onnx: Project, monkeypatch: pytest.MonkeyPatch
+):
+    from compressor.errors import ModelError
+
+    def refuse(*_: Any) -> None:
+        raise ModelError("the layers", "do not load", "nothing helps")
+
+    monkeypatch.setattr(attribution, "measured_noise", refuse)
+    on_onnx.spec["passes"] = [dict(QUANTIZE)]
+    on_onnx.run()
+    found = on_onnx.report()["passes"][0]["attribution"]
+    assert found["reason"] == "the layers: do not load; nothing helps"
+    assert all(row["noise_share"] is None for row in found["layers"])
+    assert "quantize-static: the layers: do not load" in explained(on_onnx.output).stdout
+
+
+def test_bad_input(quantized: Project, tmp_path: Path):
+    def refused(code: int, text: str, *arguments: str | Path) -> None:
+        result = explained(*arguments)
+        assert (result.exit_code, text in result.stderr) == (code, True), result.stderr
+        assert "Traceback" not in result.stderr
+
+    folder = quantized.output
+    report = folder / "report.json"
+    refused(2, "does not exist; name the output folder of a run, or its spec", tmp_path / "none")
+    refused(2, "has no report.json; name the output folder of a run", tmp_path)
+    refused(2, "is no report; name the output folder", folder / "model.onnx")
+    refused(2, "name the spec in place of the folder, or use --method sqnr", folder, *MEASURE)
+    refused(2, "add --method leave-one-out", folder, "--layers", "2")
+    refused(2, "--set: changes a spec, and a run is named", folder, "--set", "seed=1")
+    refused(2, "has changed since it was run; compress run", quantized.path, "--set", "seed=1")
+    whole = report.read_text()
+    document = json.loads(whole)
+    for text, problem in (
+        ("{", "cannot be read"),
+        ("[]", "is not a mapping"),
+        (json.dumps({**document, "schema": 2}), "has a report of schema 2, and this version reads"),
+        (
+            json.dumps({**document, "passes": [{"pass": "x"}]}),
+            "by a version that did not attribute",
+        ),
+    ):
+        report.write_text(text)
+        refused(3, problem, folder)
+    report.unlink()
+    refused(2, "has no report.json; compress run", quantized.path)
+
+
+def test_nothing_to_attribute(on_torch: Project):
+    on_torch.spec["passes"] = [{"pass": "fuse"}]
+    on_torch.run()
+    result = explained(on_torch.output)
+    assert result.exit_code == 2
+    assert "has no pass with rules for single layers" in result.stderr
+
+
+def test_nothing_to_measure_on(quantized: Project):
+    del quantized.spec["data"]
+    quantized.spec["passes"] = [{"pass": "quantize-dynamic"}]
+    quantized.run()
+    result = explained(quantized.path, *MEASURE)
+    assert result.exit_code == 2
+    assert "has neither evaluation nor calibration" in result.stderr
+    assert "add data.evaluation, or use --method sqnr" in result.stderr

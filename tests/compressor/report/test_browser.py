@@ -1,0 +1,270 @@
+"""The page in a real Chromium: it opens, sorts, filters, draws, prints, and shows the report."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from compressor.report.html import html_report
+from compressor.report.related import Related
+from tests.compressor.report.conftest import passed
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+A4_WIDTH = 703  # pixels between margins of 12 mm
+KEYS = ("layer", "shape", "scheme", "zeros", "before", "after", "weight", "sqnr", "share")
+
+Report = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    program = next((found for name in NAMES if (found := shutil.which(name))), None)
+    if program is None:
+        pytest.skip(f"no Chromium on the path: none of {', '.join(NAMES)}")
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    made = passed()
+    losses = [[step, 2.0 / step] for step in range(1, 41)]
+    made["passes"][1]["training"] = {"steps": 40, "losses": losses}
+    return made
+
+
+@pytest.fixture(scope="module")
+def address(report: Report, tmp_path_factory: pytest.TempPathFactory) -> str:
+    other = copy.deepcopy(report)
+    other["artifacts"][1]["metric"]["value"] = 91.0
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(html_report(report, Related({"earlier": other})), encoding="utf-8")
+    return path.as_uri()
+
+
+@pytest.fixture
+def opened(browser: Browser, address: str) -> Iterator[Callable[..., Page]]:
+    """Open the page; a message on the console or a request for anything else fails the test."""
+    contexts, problems = [], []
+
+    def open_page(width: int = 1280, scheme: str = "light", scripts: bool = True) -> Page:
+        context = browser.new_context(
+            viewport={"width": width, "height": 900},
+            color_scheme=scheme,  # type: ignore[arg-type]
+            java_script_enabled=scripts,
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: problems.append(message.text))
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("request", lambda request: problems.append(request.url))
+        page.goto(address)
+        assert problems.pop(0) == address
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert not [problem for problem in problems if not problem.startswith(("blob:", "data:"))]
+
+
+def column(page: Page, key: str) -> list[str]:
+    """Return what the shown rows hold, in their order: raw values, or text where there are none."""
+    return page.evaluate(
+        """(index) => [...document.querySelectorAll("#layer-table tbody tr:not([hidden])")].map(
+             (row) => row.cells[index].dataset.v
+               ?? (row.cells[index].querySelector("code") ?? row.cells[index]).textContent)""",
+        KEYS.index(key),
+    )
+
+
+def numbers(texts: list[str]) -> list[float]:
+    return [float(text) for text in texts if text]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_it_opens_without_a_word_and_without_the_network(
+    opened: Callable[..., Page], width: int, scheme: str
+):
+    page = opened(width, scheme)
+    assert page.title() == "resnet20-edge: passed"
+    wide = page.evaluate("document.documentElement.scrollWidth")
+    assert wide <= width, "the page itself scrolls sideways"
+    assert page.locator(".plot svg").count() == 3 + 2 + 4 + 1
+    for color, least in (("--ink", 7.0), ("--quiet", 4.5), ("--good", 4.5), ("--bad", 4.5)):
+        assert contrast(page, color, "--card") >= least, color
+    for color in ("--ours", "--base", "--cut"):
+        assert contrast(page, color, "--card") >= 3.0, color
+
+
+def contrast(page: Page, ink: str, paper: str) -> float:
+    """Return the contrast of two colours as WCAG 2.2 defines it."""
+    lights = [luminance(page, name) for name in (ink, paper)]
+    return (max(lights) + 0.05) / (min(lights) + 0.05)
+
+
+def luminance(page: Page, name: str) -> float:
+    text = page.evaluate(
+        "(name) => getComputedStyle(document.documentElement).getPropertyValue(name)", name
+    )
+    parts = [int(text.strip()[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_it_shows_the_numbers_of_the_report(opened: Callable[..., Page], report: Report):
+    page = opened()
+    layers = report["passes"][1]["layers"]
+    shares = [row["noise_share"] for row in report["passes"][1]["attribution"]["layers"]]
+    assert column(page, "layer") == [row["name"] for row in layers]
+    assert numbers(column(page, "before")) == [row["bytes_before"] for row in layers]
+    assert numbers(column(page, "after")) == [row["bytes"] for row in layers]
+    assert numbers(column(page, "sqnr")) == pytest.approx([r["sqnr_db"] for r in layers], abs=1e-4)
+    assert numbers(column(page, "share")) == pytest.approx(shares, abs=1e-4)
+    tiles = page.locator(".tile .value").all_inner_texts()
+    assert tiles == ["92.45 %", "312 kB", "0.233 ms"]
+    assert "0.57 × (0.56 to 0.57)" in page.locator(".tile").nth(2).inner_text()
+    assert page.locator(".verdict strong").inner_text() == "Passed: 5 limits and 4 checks held"
+
+
+def test_every_column_sorts_both_ways(opened: Callable[..., Page]):
+    page = opened()
+    names = sorted(column(page, "layer"))
+    for key in KEYS:
+        head = page.locator(f'#layer-table th[data-key="{key}"]')
+        head.locator("button").focus()
+        page.keyboard.press("Enter")
+        assert head.get_attribute("aria-sort") == "ascending"
+        up = column(page, key)
+        page.keyboard.press("Enter")
+        assert head.get_attribute("aria-sort") == "descending"
+        down = column(page, key)
+        assert page.locator('th[aria-sort]:not([aria-sort="none"])').count() == 1
+        if key in ("layer", "scheme"):
+            assert [natural(text) for text in up] == sorted(natural(text) for text in up)
+            assert [natural(text) for text in down] == sorted(map(natural, down), reverse=True)
+        else:
+            known = len(numbers(up))
+            assert numbers(up) == sorted(numbers(up)), key
+            assert numbers(down) == sorted(numbers(down), reverse=True), key
+            assert "" not in up[:known] + down[:known], "what is not known comes last"
+        assert sorted(column(page, "layer")) == names
+
+
+def natural(text: str) -> list[int | str]:
+    """Split so that numbers compare as numbers."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", text)]
+
+
+def test_rows_are_filtered_by_name_scheme_and_change(opened: Callable[..., Page]):
+    page = opened()
+    count = page.locator("#layer-filter output")
+    assert count.inner_text() == "20 of 20 layers"
+    page.get_by_label("Name").fill("LAYER2.1")
+    assert column(page, "layer") == ["layer2.1.conv1", "layer2.1.conv2"]
+    assert count.inner_text() == "2 of 20 layers"
+    page.get_by_label("Name").fill("no such layer")
+    assert column(page, "layer") == []
+    page.get_by_label("Name").fill("")
+    page.get_by_label("Scheme").select_option("float32")
+    assert column(page, "layer") == ["linear"]
+    page.get_by_label("changed only").check()
+    assert column(page, "layer") == []
+    page.get_by_label("Scheme").select_option("")
+    assert len(column(page, "layer")) == 19
+
+
+def test_the_chart_shows_the_rows_of_the_table(opened: Callable[..., Page]):
+    page = opened()
+    bars = page.locator('[data-panel="share"] svg g[aria-label="rect"] rect')
+    assert bars.count() == 20
+    page.locator('#layer-table th[data-key="share"] button').click()
+    heights = [float(bar.get_attribute("height") or "") for bar in bars.all()]
+    assert heights == sorted(heights)
+    page.get_by_label("Name").fill("layer3")
+    assert bars.count() == 6
+
+
+def test_the_chart_and_the_table_point_at_each_other(opened: Callable[..., Page]):
+    page = opened()
+    slider = page.get_by_role("slider")
+    page.locator("#layer-table tbody tr").nth(4).hover()
+    assert slider.get_attribute("aria-valuenow") == "5"
+    slider.focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    said = "layer1.0.conv1, int8/channel, 9.22 kB → 2.37 kB, 39.9 dB, 0.5 % of the noise"
+    assert slider.get_attribute("aria-valuetext") == said
+    assert page.locator("figcaption", has_text=said).count() == 1
+    assert page.locator("tr.marked code").all_inner_texts() == ["layer1.0.conv1"]
+    page.keyboard.press("End")
+    assert page.locator("tr.marked code").all_inner_texts() == ["linear"]
+
+
+def test_the_shown_rows_are_saved(opened: Callable[..., Page], tmp_path: Path, report: Report):
+    page = opened()
+    page.get_by_label("Name").fill("linear")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save as CSV").click()
+    download.value.save_as(tmp_path / "layers.csv")
+    with (tmp_path / "layers.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["layer"] for row in rows] == ["linear"]
+    assert int(rows[0]["after"]) == report["passes"][1]["layers"][-1]["bytes"]
+
+
+def test_everything_can_be_read_without_scripts(opened: Callable[..., Page]):
+    page = opened(scripts=False)
+    for words in ("layer3.2.conv2", "fused batch-norm", "0.043 % cut off", "2 runs", "40 steps"):
+        assert page.get_by_text(words).first.is_visible(), words
+    for hidden in ("#layer-filter", "#layer-chart", "#trade-off-charts"):
+        assert not page.locator(hidden).is_visible()
+
+
+def test_nothing_is_cut_off_on_paper(opened: Callable[..., Page]):
+    page = opened(A4_WIDTH)
+    page.emulate_media(media="print")
+    cut = page.evaluate(
+        """(width) => [...document.querySelectorAll("table, svg, .card, .tile")]
+             .filter((item) => item.checkVisibility())
+             .filter((item) => item.getBoundingClientRect().right > width + 1
+               || item.scrollWidth > item.clientWidth + 1 && item.matches(".card"))
+             .map((item) => item.outerHTML.slice(0, 80))""",
+        A4_WIDTH,
+    )
+    assert cut == []
+    assert not page.locator("#layer-filter").is_visible()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    box = page.locator(".card.long").bounding_box()
+    table = page.locator("#layer-table").bounding_box()
+    assert box is not None
+    assert table is not None
+    assert table["height"] <= box["height"] + 1
+
+
+def test_headings_and_names_for_screen_readers(opened: Callable[..., Page]):
+    page = opened()
+    assert page.locator("h1").count() == 1
+    assert page.locator("html").get_attribute("lang") == "en"
+    unnamed = page.evaluate(
+        """[...document.querySelectorAll("svg[role=img], input, select, [role=region]")]
+             .filter((item) => !item.getAttribute("aria-label") && !item.labels?.length
+               && !item.getAttribute("aria-labelledby")).length"""
+    )
+    assert unnamed == 0
+    scopes = page.evaluate('[...document.querySelectorAll("th")].filter((h) => !h.scope).length')
+    assert scopes == 0

@@ -1,0 +1,56 @@
+"""What the artifacts of a run are timed on."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from compressor import timing
+from tests.compressor.tiny_project import ONNX, SAMPLES, Project
+
+
+def with_branch(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Give a model's output out by one of two branches, whichever the values say."""
+    graph = model.graph
+    output = graph.output[0]
+    value = helper.make_tensor_value_info("chosen", TensorProto.FLOAT, None)
+    graph.node.extend(
+        [
+            helper.make_node("ReduceMax", [output.name], ["most"], keepdims=0),
+            helper.make_node("Cast", ["most"], ["late"], to=TensorProto.BOOL),
+            helper.make_node(
+                "If",
+                ["late"],
+                ["branched"],
+                **{
+                    branch: helper.make_graph(
+                        [helper.make_node("Identity", [output.name], ["chosen"])], "b", [], [value]
+                    )
+                    for branch in ("then_branch", "else_branch")
+                },
+            ),
+        ]
+    )
+    graph.output[0].name = "branched"
+    return model
+
+
+@pytest.mark.parametrize(("change", "inputs"), [(lambda model: model, 1), (with_branch, SAMPLES)])
+def test_a_model_with_branches_is_timed_on_many_samples(
+    on_onnx: Project,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[onnx.ModelProto], onnx.ModelProto],
+    inputs: int,
+):
+    monkeypatch.setattr(timing, "_affordable", lambda *_: 64)
+    path = on_onnx.folder / ONNX
+    onnx.save(change(onnx.load(path)), path)
+    on_onnx.run()
+    rows: list[Mapping[str, Any]] = on_onnx.report()["artifacts"][0]["latency"]
+    assert [(row["batch"], row["inputs"]) for row in rows] == [(1, inputs), (16, 1)]
+    for row in rows:
+        assert row["artifact"]["inputs"] == row["inputs"]
+        low, high = row["artifact"]["ci95"]
+        assert 0 < low <= row["artifact"]["mean"] <= high
