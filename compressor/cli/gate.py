@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from compressor.cli.options import compare_options, json_option
+from compressor.cli.options import compare_options, json_option, label_option
 
 if TYPE_CHECKING:
     from compressor.comparison.sides import Allowed
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Write the result as Markdown.",
 )
-@click.option("--label", default="", metavar="TEXT", help="What --history calls this run.")
+@label_option
 @json_option
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 def gate(

@@ -26,6 +26,15 @@ force_option = click.option(
     is_flag=True,
     help="Write into a folder that holds other files; those of the same names are replaced.",
 )
+history_option = click.option(
+    "--history",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A file with one line for each run; shows where the metric stepped.",
+)
+label_option = click.option(
+    "--label", default="", metavar="TEXT", help="What --history calls this run."
+)
 _COMPARE = (
     click.argument("base", type=click.Path(path_type=Path)),
     click.argument("candidate", type=click.Path(path_type=Path)),
@@ -52,12 +61,7 @@ _COMPARE = (
         help="Run both artifacts in turn to time them, where both are here and run here; or take "
         "what their runs measured.",
     ),
-    click.option(
-        "--history",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="A file with one line for each run; shows where the metric stepped.",
-    ),
+    history_option,
 )
 
 

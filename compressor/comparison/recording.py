@@ -6,9 +6,32 @@ from collections.abc import Collection
 from pathlib import Path
 
 from compressor.comparison.history import append, check_fits, entry_of, read_history
+from compressor.comparison.opened_run import FLOAT, open_run
 from compressor.comparison.sides import Allowed, Side
 from compressor.comparison.trend import Trend, trend_of
 from compressor.errors import SpecError
+from compressor.progress import Progress
+from compressor.report.verdict import main_artifact
+
+
+def record_run(output: Path, path: Path, label: str, progress: Progress) -> Trend:
+    """Add what a run judges first to a history, and return the trend with it.
+
+    Args:
+        output: the run's folder, with all of its files.
+        path: the history.
+        label: what the run is called.
+        progress: shows how far the comparison of the files is.
+
+    Raises:
+        SpecError: the run does not belong to the history, or the file cannot be written.
+        InputError: a line of the history is damaged.
+        DataError: the run has no metric.
+    """
+    run = open_run(output, progress)
+    entry = main_artifact(run.report)
+    name, found = (FLOAT, run.report["baseline"]) if entry is None else (entry["path"], entry)
+    return record(path, Side(run, name, found), label, ())
 
 
 def record(path: Path, side: Side, label: str, allowed: Collection[Allowed]) -> Trend:

@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 from compressor.comparison import verdict_text as words
-from compressor.comparison.trend import LevelChange, Trend
+from compressor.comparison.trend import LevelChange, Point, Trend
 from compressor.report import formats
+from compressor.report.past_runs import PastRun, PastRuns
 
 _SHOWN = 20
 
 
 def trend_rows(trend: Trend) -> list[tuple[str, str, str, str, str]]:
     """Return name, metric, its interval, size and latency of the latest runs."""
-    rows = []
-    for point in trend.points[-_SHOWN:]:
-        metric = {"value": point.value, "ci95": point.ci95, "unit": trend.unit}
-        latency = formats.NOT_MEASURED
-        if point.latency_ms is not None:
-            latency = formats.milliseconds(point.latency_ms)
-        value, interval = formats.metric(metric), formats.metric_interval(metric)
-        rows.append((point.label, value, interval, formats.size(point.bytes), latency))
-    return rows
+    return [(point.label, *_texts(trend, point)) for point in trend.points[-_SHOWN:]]
+
+
+def past_runs(trend: Trend) -> PastRuns:
+    """Return a trend as the report shows it."""
+    stepped = {change.index for change in trend.changes}
+    runs = (
+        PastRun(p.label, p.value, *p.ci95, number in stepped, _texts(trend, p))
+        for number, p in enumerate(trend.points)
+    )
+    return PastRuns(tuple(runs), tuple(change_lines(trend)))
+
+
+def _texts(trend: Trend, point: Point) -> tuple[str, str, str, str]:
+    metric = {"value": point.value, "ci95": point.ci95, "unit": trend.unit}
+    latency = formats.NOT_MEASURED
+    if point.latency_ms is not None:
+        latency = formats.milliseconds(point.latency_ms)
+    value, interval = formats.metric(metric), formats.metric_interval(metric)
+    return value, interval, formats.size(point.bytes), latency
 
 
 def change_lines(trend: Trend) -> list[str]:

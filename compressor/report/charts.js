@@ -201,6 +201,62 @@ function drawTradeOff() {
   }
 }
 
+// How the metric went from run to run; a dashed line where it stepped.
+
+function drawHistory() {
+  const figure = document.getElementById("history-chart");
+  if (!figure) return;
+  figure.hidden = false;
+  const runs = data.history.map((run, i) => ({ ...run, place: i + 1 }));
+  const share = data.metric.unit === "%";
+  const label = `${data.metric.title} of ${runs.length} runs; the table below has the numbers`;
+  draw(figure.querySelector(".plot"), label, () => ({
+    height: 200,
+    marginLeft: 52,
+    marginBottom: 38,
+    x: { domain: [0.5, runs.length + 0.5] },
+    y: { nice: true },
+    marks: [
+      Plot.gridY({ stroke: "var(--line)", strokeOpacity: 1, ticks: 5 }),
+      Plot.axisY({
+        ticks: 5,
+        tickSize: 0,
+        label: null,
+        tickFormat: (v) => short(v) + (share ? " %" : ""),
+      }),
+      Plot.axisX({
+        ticks: runs.map((run) => run.place).filter((n) => n % Math.ceil(runs.length / 12) === 0),
+        tickSize: 4,
+        labelAnchor: "center",
+        labelArrow: "none",
+        label: "run",
+        tickFormat: String,
+      }),
+      Plot.ruleX(
+        runs.filter((run) => run.stepped),
+        { x: (run) => run.place - 0.5, stroke: "var(--ink)", strokeDasharray: "4 2" },
+      ),
+      Plot.lineY(runs, { x: "place", y: "value", stroke: "var(--ours)", strokeOpacity: 0.35 }),
+      Plot.ruleX(runs, {
+        x: "place",
+        y1: "low",
+        y2: "high",
+        stroke: "var(--ours)",
+        strokeOpacity: 0.45,
+      }),
+      Plot.dot(runs, {
+        x: "place",
+        y: "value",
+        r: 4,
+        fill: (run) => (run.place === runs.length ? "var(--ours)" : "var(--card)"),
+        stroke: "var(--ours)",
+        strokeWidth: 1.5,
+        title: (run) => `${run.label}: ${short(run.value)}${share ? " %" : ""}`,
+      }),
+    ],
+  }));
+}
+
 /** Leave out names that would lie on others. */
 function thinOut(names) {
   const kept = [];

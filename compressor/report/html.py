@@ -14,6 +14,7 @@ from markupsafe import Markup
 from compressor.report import formats
 from compressor.report.distributions import Distributions, distributions
 from compressor.report.layer_table import layer_table
+from compressor.report.past_runs import PastRuns
 from compressor.report.related import NONE, Point, Related, points
 from compressor.report.rows import FLOAT_MODEL, model_rows, pass_rows
 from compressor.report.trainings import trainings
@@ -78,12 +79,13 @@ class Tile:
     reason: str
 
 
-def html_report(report: Report, related: Related = NONE) -> str:
+def html_report(report: Report, related: Related = NONE, history: PastRuns | None = None) -> str:
     """Render a report as one file without scripts, fonts or images from elsewhere.
 
     Args:
         report: the content of ``report.json``.
         related: other runs of the same model.
+        history: the runs of this spec before it, and it.
     """
     rows = model_rows(report)
     entries = [report["baseline"], *report["artifacts"]]
@@ -113,7 +115,11 @@ def html_report(report: Report, related: Related = NONE) -> str:
         distributions=counted,
         points=plotted,
         related=related,
-        chart_data=_chart_data(report, plotted, counted),
+        history=history,
+        chart_data={
+            **_chart_data(report, plotted, counted),
+            "history": [] if history is None else [asdict(run) for run in history.runs],
+        },
         library=_library(),
         checks=check_rows(report),
         most_files=_MOST_FILES,

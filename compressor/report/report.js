@@ -3,6 +3,7 @@
 const redrawLayers = layerTable();
 const drawOthers = () => {
   drawTradeOff();
+  drawHistory();
   drawTrainings();
   drawHistograms();
 };

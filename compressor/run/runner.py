@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from compressor.comparison.history import read_history
+from compressor.comparison.recording import record_run
+from compressor.comparison.trend_text import past_runs
 from compressor.errors import ExitCode, SpecError
 from compressor.evaluate import Evaluation
 from compressor.files import json_text, remove_stale_staging, write_text
@@ -16,6 +19,7 @@ from compressor.plan import make_plan
 from compressor.progress import Progress, Silent
 from compressor.report.html import html_report
 from compressor.report.markdown import markdown_report
+from compressor.report.past_runs import PastRuns
 from compressor.report.related import related_runs
 from compressor.run.artifacts import Artifact, publish_artifacts, write_artifacts
 from compressor.run.attribution import attribution
@@ -64,12 +68,16 @@ class RunOptions:
         identify_by_headers: recognise a checkpoint by the sizes, times and headers of its files,
             in place of reading all of it once more to hash it.
         ranks: the processes that share the run.
+        history: a file that the run is added to, and whose trend the report draws.
+        label: what the history calls the run.
     """
 
     fresh: bool = False
     force: bool = False
     identify_by_headers: bool = False
     ranks: Ranks = ALONE
+    history: Path | None = None
+    label: str = ""
 
 
 _ONCE = RunOptions()
@@ -94,6 +102,8 @@ def run_spec(
     _check_output(spec.output, options.force)
     with progress.stage("plan"):
         plan = make_plan(spec)
+        if options.history is not None:
+            read_history(options.history)  # a damaged one shows before any long work
     store = Store(spec.output / STORE)
     workspace = Workspace(plan, store, progress, options.ranks, options.identify_by_headers)
     with store.locked():
@@ -104,6 +114,9 @@ def run_spec(
         report, artifacts = _execute(workspace)
         publish_artifacts(artifacts, spec.output)
         _publish(workspace, report, artifacts)
+        if options.history is not None:
+            trend = record_run(spec.output, options.history, options.label, progress)
+            _publish(workspace, report, artifacts, past_runs(trend))
     failed_check = any(not c["ok"] for a in report["artifacts"] for c in a["checks"])
     code = ExitCode.DONE if report["ok"] else ExitCode.LIMIT_FAILED
     code = ExitCode.ARTIFACT_FAILED if failed_check else code
@@ -237,11 +250,14 @@ def _pass_entry(workspace: Workspace, step: Step, evaluation: Evaluation | None)
 
 
 def _publish(
-    workspace: Workspace, report: Mapping[str, Any], artifacts: Sequence[Artifact]
+    workspace: Workspace,
+    report: Mapping[str, Any],
+    artifacts: Sequence[Artifact],
+    history: PastRuns | None = None,
 ) -> None:
     """Write the reports and the manifest, and remove what an earlier run left and this did not."""
     output = workspace.plan.spec.output
-    page = html_report(report, related_runs(output, report))
+    page = html_report(report, related_runs(output, report), history)
     texts = (json_text(report), markdown_report(report), page)
     for name, text in zip(_REPORTS, texts, strict=True):
         write_text(output / name, text)

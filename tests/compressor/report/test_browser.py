@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from compressor.report.html import html_report
+from compressor.report.past_runs import PastRun, PastRuns
 from compressor.report.related import Related
 from tests.compressor.report.conftest import passed
 
@@ -51,7 +52,13 @@ def address(report: Report, tmp_path_factory: pytest.TempPathFactory) -> str:
     other = copy.deepcopy(report)
     other["artifacts"][1]["metric"]["value"] = 91.0
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(html_report(report, Related({"earlier": other})), encoding="utf-8")
+    runs = tuple(
+        PastRun(f"commit-{n}", value, value - 1, value + 1, n == 3, (f"{value} %", "", "", ""))
+        for n, value in enumerate((91.0, 91.5, 91.2, 89.0))
+    )
+    history = PastRuns(runs, ("accuracy stepped down at run 4",))
+    page = html_report(report, Related({"earlier": other}), history)
+    path.write_text(page, encoding="utf-8")
     return path.as_uri()
 
 
@@ -104,7 +111,7 @@ def test_it_opens_without_a_word_and_without_the_network(
     assert page.title() == "resnet20-edge: passed"
     wide = page.evaluate("document.documentElement.scrollWidth")
     assert wide <= width, "the page itself scrolls sideways"
-    assert page.locator(".plot svg").count() == 3 + 2 + 4 + 1
+    assert page.locator(".plot svg").count() == 3 + 2 + 4 + 1 + 1
     for color, least in (("--ink", 7.0), ("--quiet", 4.5), ("--good", 4.5), ("--bad", 4.5)):
         assert contrast(page, color, "--card") >= least, color
     for color in ("--ours", "--base", "--cut"):
@@ -268,3 +275,12 @@ def test_headings_and_names_for_screen_readers(opened: Callable[..., Page]):
     assert unnamed == 0
     scopes = page.evaluate('[...document.querySelectorAll("th")].filter((h) => !h.scope).length')
     assert scopes == 0
+
+
+def test_the_history_is_drawn(opened: Callable[..., Page]) -> None:
+    page = opened()
+    figure = page.locator("#history-chart")
+    assert figure.is_visible()
+    assert figure.locator("circle").count() == 4
+    assert "commit-3" in figure.locator("circle title").last.text_content()
+    assert "accuracy stepped down at run 4" in page.locator("#history + .card").inner_text()
