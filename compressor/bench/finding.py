@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from compressor import catalog
 from compressor.bench.artifact import ONNX, Artifact
 from compressor.errors import ModelError, SpecError
+from compressor.inspection.run_output import read_mapping
 
 _REPORT, _MANIFEST = "report.json", "manifest.json"
 _FOLDERS = ("model.json", "config.json")  # what lies in a folder that is one artifact
@@ -72,7 +71,7 @@ def _at(path: Path) -> list[Artifact]:
 
 def _of_run(folder: Path) -> list[Artifact]:
     """Return what a run exported, as its report says."""
-    report, manifest = _read(folder / _REPORT), _read(folder / _MANIFEST)
+    report, manifest = read_mapping(folder / _REPORT), read_mapping(folder / _MANIFEST)
     subject = f"run {str(folder)!r}"
     try:
         options = {entry["format"]: entry for entry in manifest["spec"]["exports"]}
@@ -105,15 +104,3 @@ def _files(path: Path, kind: str) -> tuple[Path, ...]:
 def _folder_files(folder: Path) -> tuple[Path, ...]:
     described = [folder / name for name in _FOLDERS if (folder / name).is_file()]
     return (*described, *sorted(folder.glob("*.safetensors")))
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            f"file {str(path)!r}", f"cannot be read ({error})", "run the spec again"
-        ) from error
-    if not isinstance(value, dict):
-        raise ModelError(f"file {str(path)!r}", "is not a mapping", "run the spec again")
-    return value

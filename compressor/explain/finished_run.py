@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import ModelError, SpecError
-from compressor.inspection.run_output import MANIFEST, REPORT
+from compressor.inspection.run_output import MANIFEST, REPORT, read_mapping
 from compressor.spec.load import Spec, load_spec
 
 _SCHEMA = 1
@@ -64,7 +64,7 @@ def finished_run(path: Path, settings: Sequence[str] = ()) -> FinishedRun:
         if not (folder / name).is_file():
             remedy = f"compress run {path} first" if spec else "name the output folder of a run"
             raise SpecError(subject, f"has no {name}", remedy)
-    report, manifest = _read(folder / REPORT), _read(folder / MANIFEST)
+    report, manifest = read_mapping(folder / REPORT), read_mapping(folder / MANIFEST)
     _check(subject, report, manifest)
     if spec is not None and manifest["spec"] != json.loads(json.dumps(spec.resolved)):
         raise SpecError(
@@ -83,15 +83,3 @@ def _check(subject: str, report: Mapping[str, Any], manifest: Mapping[str, Any])
     known = isinstance(passes, list) and isinstance(manifest.get("spec"), dict)
     if not known or any(not isinstance(p, dict) or "attribution" not in p for p in passes or ()):
         raise ModelError(subject, "was made by a version that did not attribute noise", _AGAIN)
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            f"file {str(path)!r}", f"cannot be read ({error})", "run the spec again"
-        ) from error
-    if not isinstance(value, dict):
-        raise ModelError(f"file {str(path)!r}", "is not a mapping", "run the spec again")
-    return value

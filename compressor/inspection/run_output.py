@@ -23,7 +23,7 @@ def inspect_run(folder: Path, progress: Progress) -> RunContents:
     Raises:
         ModelError: the manifest is not one.
     """
-    manifest = _read(folder / MANIFEST)
+    manifest = read_mapping(folder / MANIFEST)
     subject = f"manifest {str(folder / MANIFEST)!r}"
     try:
         name, seed = str(manifest["name"]), int(manifest["seed"])
@@ -43,7 +43,7 @@ def inspect_run(folder: Path, progress: Progress) -> RunContents:
         seed=seed,
         versions=versions,
         files=tuple(files),
-        report=_read(folder / REPORT) if whole else None,
+        report=read_mapping(folder / REPORT) if whole else None,
     )
 
 
@@ -55,7 +55,12 @@ def _state(folder: Path, name: str, digest: str) -> FileState:
     return FileState(name, state, path.stat().st_size)
 
 
-def _read(path: Path) -> Mapping[str, Any]:
+def read_mapping(path: Path) -> Mapping[str, Any]:
+    """Read a JSON file that a run left.
+
+    Raises:
+        ModelError: it cannot be read, or is no mapping.
+    """
     subject = f"file {str(path)!r}"
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
