@@ -25,6 +25,7 @@ from compressor.cli.options import (
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 @history_option
 @label_option
+@click.option("--memory", is_flag=True, help="Measure the peak memory of each model, too.")
 def run(
     spec: Path,
     settings: tuple[str, ...],
@@ -34,6 +35,7 @@ def run(
     quiet: bool,
     history: Path | None,
     label: str,
+    memory: bool,
 ) -> None:
     """Compress, export, verify and report, as SPEC says.
 
@@ -48,6 +50,6 @@ def run(
     from compressor.user_code import importable
 
     with importable([Path.cwd()]):
-        options = RunOptions(fresh=fresh, force=force, history=history, label=label)
+        options = RunOptions(fresh=fresh, force=force, history=history, label=label, memory=memory)
         code = run_and_show(load_spec(spec, settings), options, as_json=as_json, quiet=quiet)
     raise click.exceptions.Exit(code)

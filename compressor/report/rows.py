@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from compressor.report import formats
@@ -154,7 +154,11 @@ def _latency(entry: Mapping[str, Any]) -> Figure:
 
 
 def _memory(entry: Mapping[str, Any]) -> Figure:
-    return _figure({"peak_memory_bytes": None, **entry}, "peak_memory_bytes", formats.size)
+    found = _figure({"peak_memory_bytes": None, **entry}, "peak_memory_bytes", formats.size)
+    bounds = entry.get("peak_memory_range")
+    if not bounds:
+        return found
+    return replace(found, note=" to ".join(formats.size(bound) for bound in bounds))
 
 
 def _float_row(report: Report) -> ModelRow:

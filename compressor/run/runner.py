@@ -26,9 +26,10 @@ from compressor.run.attribution import attribution
 from compressor.run.environment import environment
 from compressor.run.limits import judge
 from compressor.run.manifest import manifest
+from compressor.run.memory import float_memory
 from compressor.run.per_sample import identity, per_sample_entry, write_samples
 from compressor.run.pipeline import Step, run_passes, weakest_layer
-from compressor.run.verify import NO_MEMORY, baseline_latency, verify
+from compressor.run.verify import baseline_latency, verify
 from compressor.run.workspace import Workspace
 from compressor.spec.load import Spec
 from compressor.store import Store, result_key
@@ -70,6 +71,7 @@ class RunOptions:
         ranks: the processes that share the run.
         history: a file that the run is added to, and whose trend the report draws.
         label: what the history calls the run.
+        memory: measure the peak memory of each model, in processes of their own.
     """
 
     fresh: bool = False
@@ -78,6 +80,7 @@ class RunOptions:
     ranks: Ranks = ALONE
     history: Path | None = None
     label: str = ""
+    memory: bool = False
 
 
 _ONCE = RunOptions()
@@ -105,7 +108,9 @@ def run_spec(
         if options.history is not None:
             read_history(options.history)  # a damaged one shows before any long work
     store = Store(spec.output / STORE)
-    workspace = Workspace(plan, store, progress, options.ranks, options.identify_by_headers)
+    workspace = Workspace(
+        plan, store, progress, options.ranks, options.identify_by_headers, options.memory
+    )
     with store.locked():
         remove_stale_staging(spec.output)
         if options.fresh:
@@ -173,8 +178,7 @@ def _execute(workspace: Workspace) -> tuple[dict[str, Any], list[Artifact]]:
             "latency_ms": latency[0] if latency else None,
             "latency_ms_reason": None if latency else _not_timed(workspace, artifacts),
             "latency": latency,
-            "peak_memory_bytes": None,
-            "peak_memory_bytes_reason": NO_MEMORY,
+            **float_memory(workspace),
         },
         "artifacts": artifacts,
         "passes": _pass_entries(workspace, steps),

@@ -12,6 +12,7 @@ from compressor.evaluate import Evaluation, check_finite, ratio_db
 from compressor.graph.values import all_nodes, is_op
 from compressor.run.artifacts import Artifact
 from compressor.run.environment import machine
+from compressor.run.memory import artifact_memory
 from compressor.run.workspace import Workspace
 from compressor.store import result_key
 from compressor.timing import measure
@@ -23,7 +24,6 @@ _MARGIN_DB = 6.0
 _CHECK_SAMPLES = 64
 _TIMED_SAMPLES = 64
 BASELINE = "float"
-NO_MEMORY = "a run does not measure it; compress bench does"
 
 
 def verify(workspace: Workspace, artifact: Artifact, final: Carrier) -> dict[str, Any]:
@@ -53,6 +53,7 @@ def verify(workspace: Workspace, artifact: Artifact, final: Carrier) -> dict[str
     not_judged = artifact.exporter.not_judged
     return {
         **_facts(workspace, artifact),
+        **artifact_memory(workspace, artifact),
         "deployed": not not_judged,
         "runtime": measured["runtime"],
         **judged,
@@ -84,8 +85,6 @@ def _facts(workspace: Workspace, artifact: Artifact) -> dict[str, Any]:
         "predicted_bytes": artifact.predicted,
         "sha256": artifact.files[0]["sha256"],
         "size_ratio": artifact.bytes / workspace.plan.bytes,
-        "peak_memory_bytes": None,
-        "peak_memory_bytes_reason": NO_MEMORY,
     }
 
 
@@ -107,6 +106,7 @@ def _weighed(
         compared = artifact.exporter.check_written(final, artifact.path)
     return {
         **_facts(workspace, artifact),
+        **artifact_memory(workspace, artifact, reason),
         "deployed": False,
         "runtime": "",
         **_no_metric(reason),

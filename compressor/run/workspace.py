@@ -41,6 +41,7 @@ class Workspace:
     progress: Progress
     ranks: Ranks = ALONE
     identify_by_headers: bool = False
+    memory: bool = False
     _loaded: bool = field(default=False, init=False)
 
     @cached_property
