@@ -62,12 +62,14 @@ class Part:
         form: how its chunks were taken apart.
         step: bytes in a chunk, before it was coded.
         chunks: they follow each other.
+        wanted: of tensors that are coded together, those that are asked for; empty for all.
     """
 
     section: Section
     form: Form
     step: int
     chunks: tuple[Chunk, ...]
+    wanted: tuple[Section, ...] = ()
 
     @property
     def stored(self) -> int:

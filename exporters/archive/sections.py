@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
 _LENGTH = 8  # bytes that say how long a header is
 _LONGEST = 100_000_000  # bytes of a header: what the safetensors library reads
+_TINY = 4096  # bytes of a tensor that is coded together with its neighbours
+_GROUP = 1 << 16  # bytes of such a group
 _WIDTHS = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "C64": 4}
 _WIDTHS |= {"F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 _FLOATS = ("F64", "F32", "C64", "F16", "BF16")
@@ -26,6 +28,8 @@ class Section:
         shape: its shape.
         start: its first byte in the file.
         nbytes: its size.
+        members: tensors that are coded together, as they are too small to be coded well alone;
+            empty where it is one tensor. Name and type are then the first one's.
     """
 
     name: str
@@ -33,6 +37,20 @@ class Section:
     shape: tuple[int, ...]
     start: int
     nbytes: int
+    members: tuple[Section, ...] = ()
+
+    @property
+    def tensors(self) -> tuple[Section, ...]:
+        """The tensors in it."""
+        return self.members or (self,)
+
+    @property
+    def title(self) -> str:
+        """How messages call it."""
+        if not self.dtype:
+            return f"file {self.name!r}"
+        others = len(self.members) - 1
+        return f"tensor {self.name!r}" + (f" (or {others} beside it)" if others > 0 else "")
 
     @property
     def width(self) -> int:
@@ -43,7 +61,7 @@ class Section:
     @property
     def floating(self) -> bool:
         """Elements are floats of two bytes or more."""
-        return self.dtype in _FLOATS
+        return any(tensor.dtype in _FLOATS for tensor in self.tensors)
 
 
 @dataclass(frozen=True)
@@ -104,7 +122,35 @@ def divide_by(head: str, size: int) -> Divided:
         end += section.nbytes
     if end != size:
         raise ValueError("tensors do not fill the file")
-    return Divided(head, tuple(sections))
+    return Divided(head, tuple(_grouped(sections)))
+
+
+def _grouped(sections: Sequence[Section]) -> Iterator[Section]:
+    """Put tiny tensors that follow each other, and whose elements are as wide, into one part."""
+    group: list[Section] = []
+    for section in sections:
+        tiny = section.nbytes < _TINY
+        fits = bool(group) and group[0].width == section.width
+        if group and not (tiny and fits and _end(group) - group[0].start < _GROUP):
+            yield _joined(group)
+            group = []
+        if tiny:
+            group.append(section)
+        else:
+            yield section
+    if group:
+        yield _joined(group)
+
+
+def _joined(group: Sequence[Section]) -> Section:
+    if len(group) == 1:
+        return group[0]
+    first = group[0]
+    return replace(first, shape=(), nbytes=_end(group) - first.start, members=tuple(group))
+
+
+def _end(group: Sequence[Section]) -> int:
+    return group[-1].start + group[-1].nbytes
 
 
 def head_of(head: str, sections: Sequence[Section]) -> str:

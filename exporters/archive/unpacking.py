@@ -6,9 +6,11 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from compressor.archives import UnpackedFile
 from compressor.errors import ModelError, SpecError
@@ -18,7 +20,7 @@ from compressor.progress import Progress
 from compressor.types.tensors import Array
 from exporters.archive.coder import checksum, decode, in_order, threads
 from exporters.archive.index import Chunk, PackedFile, Part, read_index
-from exporters.archive.sections import head_of, prefix_of
+from exporters.archive.sections import Section, head_of, prefix_of
 
 _DAMAGED = "the archive is damaged; copy it again, or export the model again"
 
@@ -58,12 +60,13 @@ def unpack(
 
 def stored_bytes(path: Path) -> dict[str, int]:
     """Return the bytes that each tensor takes in an archive, by name."""
-    return {
-        part.section.name: part.stored
-        for file in read_index(path)
-        if file.head
-        for part in file.parts
-    }
+    sizes: dict[str, int] = {}
+    for file in read_index(path):
+        for part in file.parts if file.head else ():
+            whole = max(1, part.section.nbytes)
+            for tensor in part.section.tensors:  # of what is coded together, its share
+                sizes[tensor.name] = round(part.stored * tensor.nbytes / whole)
+    return sizes
 
 
 def _write(path: Path, file: PackedFile, target: Path) -> UnpackedFile:
@@ -118,15 +121,19 @@ def _decoded(handle: int, path: Path, piece: _Piece) -> Array:
         ModelError: its checksum differs, or it is none.
     """
     section, chunk = piece.part.section, piece.chunk
-    kind = "tensor" if section.dtype else "file"
-    subject = f"{kind} {section.name!r} of archive {str(path)!r}"
+    subject = f"{section.title} of archive {str(path)!r}"
     data = os.pread(handle, chunk.stored, chunk.start)
     if len(data) != chunk.stored or checksum(data) != chunk.checksum:
         raise ModelError(subject, "has another checksum than when it was written", _DAMAGED)
     try:
-        return decode(memoryview(data), chunk.lengths, piece.part.form, piece.nbytes)
+        whole = decode(memoryview(data), chunk.lengths, piece.part.form, piece.nbytes)
     except ValueError as error:
         raise ModelError(subject, f"cannot be decoded ({error})", _DAMAGED) from error
+    wanted = piece.part.wanted
+    if not wanted:
+        return whole
+    starts = [(tensor.start - section.start, tensor.nbytes) for tensor in wanted]
+    return np.concatenate([whole[start : start + size] for start, size in starts])
 
 
 def _with_only(
@@ -137,15 +144,22 @@ def _with_only(
     Raises:
         SpecError: there is no tensor of a name.
     """
-    known = [part.section.name for file in files if file.head for part in file.parts]
+    inside = [part.section for file in files if file.head for part in file.parts]
+    known = [tensor.name for section in inside for tensor in section.tensors]
     for name in tensors:
         if name not in known:
             raise SpecError(f"tensor {name!r}", f"is not in {str(path)!r}", suggestion(name, known))
     chosen = []
     for file in files:
-        parts = tuple(p for p in file.parts if file.head and p.section.name in tensors)
+        parts: list[Part] = []
+        taken: list[Section] = []
+        for part in file.parts if file.head else ():
+            wanted = tuple(t for t in part.section.tensors if t.name in tensors)
+            if wanted:
+                parts.append(replace(part, wanted=wanted if part.section.members else ()))
+                taken += wanted
         if parts:
-            head = head_of(file.head, [part.section for part in parts])
-            size = len(prefix_of(head)) + sum(part.section.nbytes for part in parts)
-            chosen.append(PackedFile(file.name, size, "", head, parts))
+            head = head_of(file.head, taken)
+            size = len(prefix_of(head)) + sum(tensor.nbytes for tensor in taken)
+            chosen.append(PackedFile(file.name, size, "", head, tuple(parts)))
     return tuple(chosen)

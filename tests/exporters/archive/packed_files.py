@@ -18,7 +18,7 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(7)
 
 
-def mixed_tensors(count: int = 600) -> Tensors:
+def mixed_tensors(count: int = 1100) -> Tensors:
     """Floats, sparse floats, codes, masks and small integers: name to type and array."""
     draw = rng()
     values = draw.standard_normal(count).astype(np.float32)
@@ -32,7 +32,7 @@ def mixed_tensors(count: int = 600) -> Tensors:
         "wide": ("F64", values.astype(np.float64)),
         "codes": ("U8", codes[::2] | codes[1::2] << 4),
         "bytes": ("I8", np.clip(values * 30, -127, 127).astype(np.int8)),
-        "zeros": ("I8", np.zeros(count, np.int8)),
+        "zeros": ("I8", np.zeros(8 * count, np.int8)),
         "shape": ("I64", np.array([1, -1, 64])),
         "scalar": ("F32", np.array(0.5, np.float32)),
         "empty": ("F32", np.zeros((0, 4), np.float32)),

@@ -139,6 +139,29 @@ def test_single_tensors_need_nothing_else_of_the_archive(archive: Path, tmp_path
     assert not (tmp_path / "all").exists()
 
 
+def test_tiny_neighbours_are_coded_together(tmp_path: Path) -> None:
+    """Each is still found and taken out alone; damage names one of them and how many it may be."""
+    draw = np.random.default_rng(4)
+    tensors = {f"scale{n:02}": ("F32", draw.random(16, np.float32)) for n in range(40)}
+    tensors |= {"codes": ("I8", draw.integers(-9, 9, 6000).astype(np.int8))}
+    content = write_safetensors(tmp_path / "model.safetensors", tensors)
+    path = tmp_path / "model.archive"
+    packing.pack([content], path, 3, lambda _: None)
+    (file,) = read_index(path)
+    assert [len(part.section.tensors) for part in file.parts] == [40, 1]
+    assert sum(stored_bytes(path).values()) == pytest.approx(sum(p.stored for p in file.parts), 0.1)
+    unpack(path, tmp_path / "out", ["scale07", "codes", "scale38"])
+    with safe_open(tmp_path / "out" / "model.safetensors", "np") as found:
+        assert set(found.keys()) == {"scale07", "codes", "scale38"}
+        for name in found.keys():  # noqa: SIM118
+            assert np.array_equal(found.get_tensor(name), tensors[name][1])
+    damaged = bytearray(path.read_bytes())
+    damaged[file.parts[0].chunks[0].start] ^= 4
+    path.write_bytes(damaged)
+    with pytest.raises(ModelError, match=r"tensor 'scale00' \(or 39 beside it\) of archive"):
+        unpack(path, tmp_path / "again")
+
+
 def test_unknown_tensors_are_refused(archive: Path, tmp_path: Path) -> None:
     with pytest.raises(
         SpecError, match=r"tensor 'fc.weigth': is not in .*; did you mean 'fc.weight'"
