@@ -23,7 +23,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from calibration.collect import collect
-from compressor.archives import unpack
+from compressor.archives import stored_bytes, unpack
 from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.loading.bit_stream import pack_bits, unpack_bits
 from compressor.plan import make_observer
@@ -34,7 +34,6 @@ from compressor.types.quantized import Scheme
 from exporters.archive import ArchiveExporter
 from exporters.archive.coder import threads
 from exporters.archive.forms import entropy
-from exporters.archive.index import read_index
 from exporters.archive.packing import pack
 from exporters.safetensors import SafetensorsExporter
 from passes.fuse.fuse import Fuse
@@ -140,7 +139,7 @@ def test_bytes_and_speed(source: Any, bits: int, tmp_path: Path) -> None:
     pack(files, path, ArchiveExporter().level, lambda _: None)
     writing = plain / 1e6 / (time.perf_counter() - begin)
     ideal = code_entropy(files, bits)
-    stored = {p.section.name: p.stored for file in read_index(path) for p in file.parts}
+    stored = stored_bytes(path)
     coded = sum(stored[name] for name in ideal)
     seconds, busy = [], []
     for turn in range(ROUNDS):
