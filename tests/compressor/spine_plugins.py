@@ -138,7 +138,7 @@ class _Empty(_Altered):
 
 class _Slower(_Altered):
     def change(self, array: Any) -> Any:
-        time.sleep(0.005)
+        time.sleep(0.03)  # far more than a busy machine adds to the float model's time
         return array
 
 
