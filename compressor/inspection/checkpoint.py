@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -117,9 +117,9 @@ def _in_shard(shard: ShardHeader) -> Iterator[_Found]:
         # As one row of bytes or elements, which can be cut anywhere.
         name: FileTensor(
             file,
-            replace(header, dtype="U8", shape=(header.nbytes,))
+            header._replace(dtype="U8", shape=(header.nbytes,))
             if header.dtype == PAIRS
-            else replace(header, shape=(prod(header.shape),)),
+            else header._replace(shape=(prod(header.shape),)),
         )
         for name, header in shard.tensors.items()
     }

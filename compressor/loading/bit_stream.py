@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 _BYTE = 8
+_WHOLE = 0xFF
 _CHUNK = 1 << 20  # bytes worked on at once: few calls, and all of it in the cache
 
 # Integers of as many bytes as there are codes in a byte of the stream.
@@ -118,12 +119,17 @@ def _spread_bytes(flat: Tensor, bits: int, signed: bool) -> Tensor:
     dtype = _WORD_OF_A_BYTE[bits]
     codes = torch.empty(flat.numel() * dtype.itemsize, dtype=torch.uint8)
     words = codes.view(dtype)
+    # A signed code with its highest bit flipped is larger by that bit than it should be.
+    sign = 1 << (bits - 1) if signed else 0
+    flip = _repeated(sign, bits, _BYTE // bits) & _WHOLE
     step = _CHUNK // dtype.itemsize
     scratch = torch.empty(min(step, words.numel()), dtype=dtype)
+    flipped = torch.empty(min(step, words.numel()) if flip else 0, dtype=torch.uint8)
     for start in range(0, words.numel(), step):
         lanes = words[start : start + step]
         moved = scratch[: lanes.numel()]
-        lanes.copy_(flat[start : start + step])
+        part = flat[start : start + step]
+        lanes.copy_(torch.bitwise_xor(part, flip, out=flipped[: part.numel()]) if flip else part)
         width = _BYTE // 2
         while width >= bits:
             lanes |= torch.bitwise_left_shift(lanes, width * (_BYTE // bits - 1), out=moved)
@@ -133,7 +139,7 @@ def _spread_bytes(flat: Tensor, bits: int, signed: bool) -> Tensor:
             )
             width //= 2
         if signed:
-            _extend_signs(codes[start * dtype.itemsize :][: lanes.numel() * dtype.itemsize], bits)
+            lanes.view(torch.uint8).sub_(sign)  # wraps around, as signed bytes do
     return codes
 
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -60,6 +59,7 @@ INTEGERS = frozenset(
 
 _BYTES = "U8"
 _BYTE = 8
+_PACKED = {dtype: max(1, _BYTE // dtype.bitwidth) for dtype in STORED}  # asked at every opening
 _PLACE_BITS = 2
 _WORDS: Mapping[int, torch.dtype] = {
     1: torch.uint8,
@@ -72,8 +72,7 @@ _SIGNED = frozenset({ir.DataType.INT8, ir.DataType.INT4, ir.DataType.INT2})
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """One of the tensors in the file that a tensor of the model is stored as.
 
     Attributes:
@@ -145,10 +144,10 @@ class Entry:
     shape: Shape
     form: Form | None = None
 
-    @cached_property
+    @property
     def packed(self) -> int:
         """Elements of this type in a byte."""
-        return max(1, _BYTE // self.dtype.bitwidth)
+        return _PACKED[self.dtype]
 
     @property
     def count(self) -> int:
@@ -165,10 +164,10 @@ class Entry:
                 return indices
         return None
 
-    @cached_property
+    @property
     def decoded(self) -> bool:
         """Whether what lies in the file has to be decoded."""
-        return self.form is not None or self.packed > 1
+        return self.form is not None or _PACKED[self.dtype] > 1
 
     @property
     def width(self) -> int:

@@ -32,6 +32,7 @@ _OTHER = "it belongs to another model.json; export the model again"
 _DAMAGED = "the file is cut or damaged; copy it again"
 
 Stored = tuple[ShardHeader, TensorHeader]
+Buffer = bytearray | mmap.mmap
 
 
 def read_tensors(
@@ -53,9 +54,8 @@ def read_tensors(
     stored = _by_name(headers)
     _check(description, headers, stored)
     buffers = {header.path: _buffer(header, mapped) for header in headers}
-    views = {name: _view(buffers[header.path], tensor) for name, (header, tensor) in stored.items()}
     return {
-        name: _tensor(name, entry, views, stored) for name, entry in description.tensors.items()
+        name: _tensor(name, entry, buffers, stored) for name, entry in description.tensors.items()
     }
 
 
@@ -152,7 +152,7 @@ def _subject(header: ShardHeader) -> str:
     return f"weights {str(header.path)!r}"
 
 
-def _buffer(header: ShardHeader, mapped: bool) -> bytearray | mmap.mmap:
+def _buffer(header: ShardHeader, mapped: bool) -> Buffer:
     """Map a file, or read it.
 
     The mapping is private, so that a tensor may be written to and the file stays as it is.
@@ -169,7 +169,7 @@ def _buffer(header: ShardHeader, mapped: bool) -> bytearray | mmap.mmap:
         raise ModelError(_subject(header), f"cannot be read ({error})", _DAMAGED) from error
 
 
-def _view(buffer: bytearray | mmap.mmap, tensor: TensorHeader) -> Tensor:
+def _view(buffer: Buffer, tensor: TensorHeader) -> Tensor:
     dtype = DTYPES[tensor.dtype]
     if not tensor.nbytes:
         return torch.empty(tensor.shape, dtype=dtype)
@@ -178,21 +178,26 @@ def _view(buffer: bytearray | mmap.mmap, tensor: TensorHeader) -> Tensor:
         return torch.frombuffer(data, dtype=dtype).view(tensor.shape)
     count = tensor.nbytes // dtype.itemsize
     flat = torch.frombuffer(buffer, dtype=dtype, count=count, offset=tensor.offset)
-    return flat.view(tensor.shape)
+    return flat if len(tensor.shape) == 1 else flat.view(tensor.shape)
 
 
 def _tensor(
-    name: str, entry: Entry, views: Mapping[str, Tensor], stored: Mapping[str, Stored]
+    name: str, entry: Entry, buffers: Mapping[Path, Buffer], stored: Mapping[str, Stored]
 ) -> Tensor:
     if not entry.decoded:
-        return views[name]
-    own = {part: views[part] for part in entry.parts(name)}
-    decode = partial(_decoded, entry, name, own, _subject(stored[name][0]))
+        header, tensor = stored[name]
+        return _view(buffers[header.path], tensor)
+    decode = partial(_decoded, entry, name, buffers, stored)
     return LazyTensor(decode, entry.shape, TORCH_DTYPES[entry.dtype])
 
 
-def _decoded(entry: Entry, name: str, parts: Mapping[str, Tensor], subject: str) -> Tensor:
+def _decoded(
+    entry: Entry, name: str, buffers: Mapping[Path, Buffer], stored: Mapping[str, Stored]
+) -> Tensor:
+    found = {part: stored[part] for part in entry.parts(name)}
+    parts = {part: _view(buffers[header.path], one) for part, (header, one) in found.items()}
     try:
         return entry.decode(name, parts)
     except ValueError as error:
+        subject = _subject(stored[name][0])
         raise ModelError(subject, f"hold a damaged tensor {name!r} ({error})", _DAMAGED) from error

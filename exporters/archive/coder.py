@@ -1,16 +1,17 @@
 """Entropy coders on the streams of chunks, many at once, and checksums of what comes out.
 
-Zstandard's entropy coder alone does the work: codes of trained weights do not repeat. Measured on
-8-bit codes of Gaussian weights it takes 0.8 % more than their Shannon entropy and decodes 1 GB/s on
-a core; an asymmetric numeral system (``constriction``) takes 0.01 % more and decodes 45 MB/s,
-Brotli 0.3 % and 340 MB/s, LZMA 1.7 % and 22 MB/s. Of small networks LZMA's range coder, which needs
-no tables and sees the symbol before, makes up to 3 % less; there its speed does not matter.
+Codes of trained weights hardly repeat, so what counts is how well their frequencies are coded.
+Measured on 8-bit codes of Gaussian weights, Brotli takes 0.2 % more than their Shannon entropy and
+decodes 330 MB/s on a core, Zstandard 0.8 % and 1 GB/s, LZMA 1.7 % and 22 MB/s, an asymmetric
+numeral system (``constriction``) 0.01 % and 45 MB/s. So Zstandard codes large files, but for
+streams in which Brotli finds more. Of small networks Brotli, which keeps several tables and chooses
+by the bytes before, makes 1 to 4 % less than the entropy of single codes; there its speed does not
+matter.
 """
 
 from __future__ import annotations
 
 import hashlib
-import lzma
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
+import brotli
 import numpy as np
 import zstandard
 
@@ -30,11 +32,10 @@ CHUNK = 1024 * WHOLE
 SUM = 4  # bytes that are kept of a checksum; the SHA-256 of each whole file is kept too
 
 _ZSTANDARD = 0  # the first byte of a frame that says neither length nor checksum: RFC 8878, 3.1.1.1
-# The first byte of LZMA's range coder is always 0. In its place stands which symbols before count.
-_RANGE_CODERS = {
-    tag: [{"id": lzma.FILTER_LZMA1, "preset": 6, "dict_size": 1 << 20, "lc": lc, "lp": 0, "pb": 0}]
-    for tag, lc in ((1, 0), (2, 3))
-}
+_BROTLI = 1  # what stands before a stream of the other coder, RFC 7932
+_WINDOW = 20  # its window, as a power of two: a whole chunk
+_QUALITY, _BEST_QUALITY = 9, 11  # the latter looks at several tables; it codes 0.7 MB/s
+_WORTH = 0.99  # of the bytes: what the slower decoder has to save in large files
 _WAITING = 2  # chunks beyond those in work
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
@@ -51,6 +52,11 @@ class Coded:
 
     lengths: tuple[int, ...]
     data: bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+        return len(self.data)
 
     @property
     def checksum(self) -> str:
@@ -82,7 +88,9 @@ def encode(data: Array, form: Form, level: int, *, small: bool = False) -> Coded
     return Coded(tuple(len(part) for part in parts), b"".join(parts))
 
 
-def decode(data: memoryview, lengths: Iterable[int], form: Form, nbytes: int) -> Array:
+def decode(
+    data: memoryview, lengths: Iterable[int], form: Form, nbytes: int, *, damaged: bool = False
+) -> Array:
     """Invert :func:`encode`.
 
     Args:
@@ -90,6 +98,8 @@ def decode(data: memoryview, lengths: Iterable[int], form: Form, nbytes: int) ->
         lengths: bytes of each.
         form: how the chunk was taken apart.
         nbytes: of the chunk.
+        damaged: the checksum was another one: of a stream that cannot be decoded to its end, take
+            what comes before that, and zeros.
 
     Raises:
         ValueError: the streams do not make such a chunk.
@@ -102,7 +112,12 @@ def decode(data: memoryview, lengths: Iterable[int], form: Form, nbytes: int) ->
         part = data[start : start + length]
         start += length
         most = reader.most if wanted < 0 else wanted
-        plain = part if length == wanted else decompressed(part, most)
+        if length == wanted:
+            plain: bytes | memoryview = part
+        elif damaged:
+            plain = _beginning(part, most).ljust(wanted, b"\0")
+        else:
+            plain = decompressed(part, most)
         if wanted >= 0 and len(plain) != wanted:
             raise ValueError(f"a stream has {len(plain)} bytes, not {wanted}")
         reader.give(np.frombuffer(plain, np.uint8))
@@ -119,13 +134,10 @@ def compressed(plain: bytes, level: int, *, small: bool = False) -> bytes:
 
     Nothing is written but the data: lengths and checksums are kept elsewhere.
     """
-    found = [_entropy_coder().compress(plain), _zstandard(level).compress(plain)]
-    if small:
-        for tag, filters in _RANGE_CODERS.items():
-            coded = lzma.compress(plain, format=lzma.FORMAT_RAW, filters=filters)
-            if coded[:1] == b"\0":
-                found.append(bytes([tag]) + coded[1:])
-    return min(found, key=len)
+    fast = min(_entropy_coder().compress(plain), _zstandard(level).compress(plain), key=len)
+    quality = _BEST_QUALITY if small else _QUALITY
+    slow = bytes([_BROTLI]) + brotli.compress(plain, quality=quality, lgwin=_WINDOW)
+    return slow if len(slow) < (1 if small else _WORTH) * len(fast) else fast
 
 
 def _zstandard(level: int) -> zstandard.ZstdCompressor:
@@ -173,26 +185,44 @@ def decompressed(data: bytes | memoryview, most: int) -> bytes:
         ValueError: it is something else, or more would come of it.
     """
     first = data[0] if data else -1
-    if first in _RANGE_CODERS:
-        return _by_range_coder(bytes(data[1:]), first, most)
+    if first == _BROTLI:
+        return _by_brotli(data[1:], most)
     if first != _ZSTANDARD:
         raise ValueError("it begins as no stream does")
-    decoder = zstandard.ZstdDecompressor(format=zstandard.FORMAT_ZSTD1_MAGICLESS)
     try:
-        return decoder.decompress(data, max_output_size=max(most, 1))
+        return _unframed().decompress(data, max_output_size=max(most, 1))
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from error
 
 
-def _by_range_coder(rest: bytes, tag: int, most: int) -> bytes:
-    decoder = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=_RANGE_CODERS[tag])
+def _by_brotli(data: bytes | memoryview, most: int) -> bytes:
+    decoder = brotli.Decompressor()
     try:
-        found = decoder.decompress(b"\0" + rest, max_length=most + 1)
-    except lzma.LZMAError as error:
+        found: bytes = decoder.process(data, output_buffer_limit=most + 1)
+    except brotli.error as error:
         raise ValueError(str(error)) from error
-    if len(found) > most or not decoder.eof or decoder.unused_data:
+    if len(found) > most or not decoder.is_finished():
         raise ValueError("it ends where no stream does")
     return found
+
+
+def _beginning(data: memoryview, most: int) -> bytes:
+    """Return what can be decoded of a damaged stream."""
+    if data[:1] == bytes([_BROTLI]):
+        data, take = data[1:], brotli.Decompressor().process
+    else:
+        take = _unframed().decompressobj().decompress
+    found = b""
+    try:
+        for place in range(len(data)):
+            found += take(bytes(data[place : place + 1]))
+    except (brotli.error, zstandard.ZstdError):
+        pass  # it was to be expected: what came before is what is wanted
+    return found[:most]
+
+
+def _unframed() -> zstandard.ZstdDecompressor:
+    return zstandard.ZstdDecompressor(format=zstandard.FORMAT_ZSTD1_MAGICLESS)
 
 
 def threads() -> int:

@@ -19,13 +19,25 @@ from typing import Any, NoReturn
 
 from compressor.archives import MAGIC
 from compressor.errors import ModelError, SpecError
+from compressor.types.tensors import Array
 from exporters.archive.coder import SUM, compressed, decompressed
 from exporters.archive.forms import Form
-from exporters.archive.sections import Divided, Section, divide_by
+from exporters.archive.sections import (
+    Divided,
+    Section,
+    divide_by,
+    joined,
+    with_offsets,
+    without_offsets,
+)
 
-SCHEMA = 1
+SCHEMA = 2
 TEXT_LEVEL = 19  # of what is small and repeats itself
 
+ENTRY = 20
+"""About the bytes that a part takes in the index."""
+
+_MEMBER_SUM = 2  # bytes of the checksum of one of several tensors; the chunk has a longer one
 _END = MAGIC[::-1]
 _NUMBER = 8
 _FOOTER = 2 * _NUMBER + hashlib.sha256().digest_size + len(_END)
@@ -62,6 +74,8 @@ class Part:
         form: how its chunks were taken apart.
         step: bytes in a chunk, before it was coded.
         chunks: they follow each other.
+        sums: checksums of its tensors before they were coded, where they are coded together: they
+            tell which of them is damaged.
         wanted: of tensors that are coded together, those that are asked for; empty for all.
     """
 
@@ -69,6 +83,7 @@ class Part:
     form: Form
     step: int
     chunks: tuple[Chunk, ...]
+    sums: tuple[str, ...] = ()
     wanted: tuple[Section, ...] = ()
 
     @property
@@ -101,13 +116,14 @@ class PackedFile:
             "name": self.name,
             "bytes": self.nbytes,
             "sha256": self.sha256,
-            "header": self.head,
+            "header": without_offsets(self.head),
             "parts": [
                 [
                     str(part.form),
                     part.step,
                     [list(chunk.lengths) for chunk in part.chunks],
                     "".join(chunk.checksum for chunk in part.chunks),
+                    "".join(part.sums),
                 ]
                 for part in self.parts
             ],
@@ -183,12 +199,15 @@ def _files(entries: Any, end: int) -> tuple[PackedFile, ...]:
             raise ValueError(f"{name!r} is no name of a file")
         if type(size) is not int or size < 0 or not isinstance(head, str):
             raise ValueError(f"{name!r} is not described")
-        divided = divide_by(head, size) if head else _alone(name, size)
+        head = with_offsets(head)
+        sections = list((divide_by(head, size) if head else _alone(name, size)).sections)
         parts = []
-        for section, given in zip(divided.sections, entry["parts"], strict=True):
-            part = _part(section, given, place)
+        for given in entry["parts"]:
+            part = _part(sections, given, place)
             place += part.stored
             parts.append(part)
+        if sections:
+            raise ValueError(f"{name!r} lacks parts")
         files.append(PackedFile(name, size, str(digest), head, tuple(parts)))
     if place != end:
         raise ValueError("chunks do not fill the file")
@@ -201,8 +220,28 @@ def _alone(name: str, size: int) -> Divided:
     return Divided("", (Section(name, "", (), 0, size),))
 
 
-def _part(section: Section, given: Any, place: int) -> Part:
-    form, step, lengths, sums = given
+def member_sums(section: Section, data: Array) -> tuple[str, ...]:
+    """Return the checksums of tensors that are coded together.
+
+    Args:
+        section: what they make together.
+        data: its bytes, uint8 ``[n]``.
+    """
+    places = [(tensor.start - section.start, tensor.nbytes) for tensor in section.members]
+    digests = (hashlib.sha256(data[start : start + size].data) for start, size in places)
+    return tuple(digest.hexdigest()[: 2 * _MEMBER_SUM] for digest in digests)
+
+
+def _part(sections: list[Section], given: Any, place: int) -> Part:
+    """Read the entry of the next part; its sections are taken off the list."""
+    form, step, lengths, sums, joint = given
+    of_each = 2 * _MEMBER_SUM
+    count = max(1, len(joint) // of_each)
+    if not isinstance(joint, str) or count > len(sections):
+        raise ValueError("there are more parts than tensors")
+    section = joined(sections[:count])
+    del sections[:count]
+    own_sums = tuple(joint[k * of_each : (k + 1) * of_each] for k in range(len(section.members)))
     digits = 2 * SUM
     if type(step) is not int or step < 1 or len(sums) != digits * len(lengths):
         raise ValueError(f"{section.name!r} is not described")
@@ -215,7 +254,7 @@ def _part(section: Section, given: Any, place: int) -> Part:
         digest = sums[number * digits : (number + 1) * digits]
         chunks.append(Chunk(place, tuple(own), digest))
         place += chunks[-1].stored
-    return Part(section, Form.named(form), step, tuple(chunks))
+    return Part(section, Form.named(form), step, tuple(chunks), own_sums)
 
 
 def _fail(subject: str, problem: str) -> NoReturn:

@@ -16,8 +16,16 @@ from compressor.hashing import file_sha256
 from compressor.types.tensors import Array
 from exporters.archive.coder import CHUNK, Coded, encode, in_order, threads
 from exporters.archive.forms import WHOLE, Form, candidates
-from exporters.archive.index import TEXT_LEVEL, Chunk, PackedFile, Part, index_bytes
-from exporters.archive.sections import Section, divide
+from exporters.archive.index import (
+    ENTRY,
+    TEXT_LEVEL,
+    Chunk,
+    PackedFile,
+    Part,
+    index_bytes,
+    member_sums,
+)
+from exporters.archive.sections import Section, divide, groupings, runs
 
 _PROBE = 128 * WHOLE  # bytes of a tensor on which all forms are tried
 _CLOSE = 1.01  # those that are further behind the best there are not tried on the rest
@@ -32,6 +40,26 @@ class _Source:
     path: Path
     level: int
     small: bool
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """A section that has been coded.
+
+    Attributes:
+        section: which one.
+        form: how its chunks were taken apart.
+        chunks: they follow each other.
+    """
+
+    section: Section
+    form: Form
+    chunks: tuple[Coded, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that it takes."""
+        return sum(chunk.nbytes for chunk in self.chunks)
 
 
 def pack(files: Sequence[Path], target: Path, level: int, advance: Callable[[int], None]) -> None:
@@ -53,11 +81,11 @@ def pack(files: Sequence[Path], target: Path, level: int, advance: Callable[[int
         out.write(MAGIC)
         for path in files:
             divided = divide(path)
-            parts = []
+            parts: list[Part] = []
             source = _Source(path, level, path.stat().st_size <= _SMALL)
-            for section in divided.sections:
-                parts.append(_write(workers, source, section, out))
-                done += section.nbytes
+            for run in runs(divided.sections):
+                parts += _write(workers, source, run, out)
+                done += sum(section.nbytes for section in run)
                 advance(done)
             size = path.stat().st_size
             packed.append(
@@ -66,41 +94,71 @@ def pack(files: Sequence[Path], target: Path, level: int, advance: Callable[[int
         out.write(index_bytes(packed))
 
 
-def _write(workers: ThreadPoolExecutor, source: _Source, section: Section, out: BinaryIO) -> Part:
-    """Code a part of a file, each of its chunks in the form that is best for all of them."""
-    if not section.dtype:
+def _write(
+    workers: ThreadPoolExecutor, source: _Source, run: Sequence[Section], out: BinaryIO
+) -> Iterator[Part]:
+    """Code sections of a file in the grouping that takes the fewest bytes."""
+    if not run[0].dtype:
         source = replace(source, level=max(source.level, TEXT_LEVEL))
-    form, coded = _best(workers, source, section)
-    chunks = []
-    for chunk in coded:
-        chunks.append(Chunk(out.tell(), chunk.lengths, chunk.checksum))
-        out.write(chunk.data)
-    return Part(section, form, CHUNK, tuple(chunks))
+    found = [[_best(workers, source, section) for section in way] for way in groupings(run)]
+    for packed in min(found, key=_taken):
+        chunks = []
+        for coded in packed.chunks:
+            chunks.append(Chunk(out.tell(), coded.lengths, coded.checksum))
+            out.write(coded.data)
+        section = packed.section
+        yield Part(section, packed.form, CHUNK, tuple(chunks), _sums(source.path, section))
 
 
-def _best(
-    workers: ThreadPoolExecutor, source: _Source, section: Section
-) -> tuple[Form, list[Coded]]:
+def _taken(packed: Sequence[_Packed]) -> int:
+    return sum(one.nbytes + ENTRY for one in packed)
+
+
+def _sums(path: Path, section: Section) -> tuple[str, ...]:
+    """Return the checksums of tensors that are coded together; of others the chunks have one."""
+    if not section.members:
+        return ()
+    data = np.concatenate(list(_chunks(path, section)))
+    return member_sums(section, data)
+
+
+def _best(workers: ThreadPoolExecutor, source: _Source, section: Section) -> _Packed:
     """Code a part in all forms that may be the smallest, and return that.
 
     Forms that make clearly more of its beginning are left out of the rest. Of equals the first
     wins.
     """
     if not section.nbytes:
-        return Form(), []
+        return _Packed(section, Form(), ())
     probe = next(_chunks(source.path, section))[:_PROBE]
     forms = candidates(probe, section.width, floating=section.floating)
-    sizes = {form: len(encode(probe, form, source.level).data) for form in forms}
+    tried = _tried(workers, probe, forms, source, small=False)
     if source.small:
-        likely = sorted(forms, key=lambda form: (form != forms[0], sizes[form]))[: 1 + _LIKELY]
-        sizes = {f: len(encode(probe, f, source.level, small=True).data) for f in likely}
-    found: list[tuple[Form, list[Coded]]] = []
-    for form, size in sizes.items():
-        if size <= _CLOSE * min(sizes.values()):
+        likely = sorted(forms, key=lambda form: (form != forms[0], tried[form].nbytes))
+        tried = _tried(workers, probe, likely[: 1 + _LIKELY], source, small=True)
+    if section.nbytes == probe.size:
+        form = min(tried, key=lambda form: tried[form].nbytes)
+        return _Packed(section, form, (tried[form],))
+    found: list[_Packed] = []
+    least = min(coded.nbytes for coded in tried.values())
+    for form, coded in tried.items():
+        if coded.nbytes <= _CLOSE * least:
             work = partial(encode, form=form, level=source.level, small=source.small)
             chunks = _chunks(source.path, section)
-            found.append((form, list(in_order(workers, work, chunks))))
-    return min(found, key=lambda pair: sum(len(coded.data) for coded in pair[1]))
+            found.append(_Packed(section, form, tuple(in_order(workers, work, chunks))))
+    return min(found, key=lambda packed: packed.nbytes)
+
+
+def _tried(
+    workers: ThreadPoolExecutor, data: Array, forms: Sequence[Form], source: _Source, *, small: bool
+) -> dict[Form, Coded]:
+    """Code bytes in several forms."""
+    work = partial(_encoded, data, source.level, small)
+    return dict(zip(forms, in_order(workers, work, forms), strict=True))
+
+
+def _encoded(data: Array, level: int, small: bool, form: Form) -> Coded:
+    return encode(data, form, level, small=small)
 
 
 def _chunks(path: Path, section: Section) -> Iterator[Array]:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
 
 _LENGTH = 8  # bytes that say how long a header is
 _LONGEST = 100_000_000  # bytes of a header: what the safetensors library reads
-_TINY = 4096  # bytes of a tensor that is coded together with its neighbours
-_GROUP = 1 << 16  # bytes of such a group
+_TINY = 4096  # bytes of a tensor that is never coded alone
+_GROUP = 1 << 16  # bytes of a group, and of a tensor that may be in one
 _WIDTHS = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "C64": 4}
 _WIDTHS |= {"F16": 2, "BF16": 2, "I16": 2, "U16": 2}
+_WIDTHS |= dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1)
+_OFFSETS = re.compile(r'"data_offsets":\[\d+,\d+\]')
+_LEFT_OUT = '"data_offsets":[]'
 _FLOATS = ("F64", "F32", "C64", "F16", "BF16")
 
 
@@ -28,8 +33,8 @@ class Section:
         shape: its shape.
         start: its first byte in the file.
         nbytes: its size.
-        members: tensors that are coded together, as they are too small to be coded well alone;
-            empty where it is one tensor. Name and type are then the first one's.
+        members: tensors that are coded together, as that takes fewer bytes; empty where it is one
+            tensor. Name and type are then the first one's.
     """
 
     name: str
@@ -47,10 +52,7 @@ class Section:
     @property
     def title(self) -> str:
         """How messages call it."""
-        if not self.dtype:
-            return f"file {self.name!r}"
-        others = len(self.members) - 1
-        return f"tensor {self.name!r}" + (f" (or {others} beside it)" if others > 0 else "")
+        return f"tensor {self.name!r}" if self.dtype else f"file {self.name!r}"
 
     @property
     def width(self) -> int:
@@ -122,35 +124,90 @@ def divide_by(head: str, size: int) -> Divided:
         end += section.nbytes
     if end != size:
         raise ValueError("tensors do not fill the file")
-    return Divided(head, tuple(_grouped(sections)))
+    return Divided(head, tuple(sections))
 
 
-def _grouped(sections: Sequence[Section]) -> Iterator[Section]:
-    """Put tiny tensors that follow each other, and whose elements are as wide, into one part."""
-    group: list[Section] = []
+def runs(sections: Sequence[Section]) -> Iterator[tuple[Section, ...]]:
+    """Yield sections that may be coded together.
+
+    They follow each other, are short, and their elements are as wide.
+    """
+    run: list[Section] = []
+    size = 0
     for section in sections:
+        joins = bool(run) and bool(section.dtype) and run[0].width == section.width
+        if run and not (joins and size + section.nbytes <= _GROUP):
+            yield tuple(run)
+            run, size = [], 0
+        run.append(section)
+        size += section.nbytes
+    if run:
+        yield tuple(run)
+
+
+def groupings(run: Sequence[Section]) -> list[list[Section]]:
+    """Return the ways in which the sections of a run may be coded: all as one, or few of them.
+
+    The smallest are always together: alone, none shows the coder how its values are spread.
+    """
+    apart: list[list[Section]] = []
+    for section in run:
         tiny = section.nbytes < _TINY
-        fits = bool(group) and group[0].width == section.width
-        if group and not (tiny and fits and _end(group) - group[0].start < _GROUP):
-            yield _joined(group)
-            group = []
-        if tiny:
-            group.append(section)
+        if apart and tiny and apart[-1][0].nbytes < _TINY:
+            apart[-1].append(section)
         else:
-            yield section
-    if group:
-        yield _joined(group)
+            apart.append([section])
+    ways = [[joined(run)]]
+    return ways if len(apart) == 1 else [*ways, [joined(group) for group in apart]]
 
 
-def _joined(group: Sequence[Section]) -> Section:
+def joined(group: Sequence[Section]) -> Section:
+    """Return the section that others make together, which follow each other."""
     if len(group) == 1:
         return group[0]
-    first = group[0]
-    return replace(first, shape=(), nbytes=_end(group) - first.start, members=tuple(group))
+    size = sum(section.nbytes for section in group)
+    return replace(group[0], shape=(), nbytes=size, members=tuple(group))
 
 
-def _end(group: Sequence[Section]) -> int:
-    return group[-1].start + group[-1].nbytes
+def without_offsets(head: str) -> str:
+    """Leave out of a header what its types and shapes say: where each tensor lies.
+
+    Where they do not say it, in a header that another program wrote, nothing is left out.
+    """
+    short = _OFFSETS.sub(_LEFT_OUT, head)
+    try:
+        same = with_offsets(short) == head
+    except ValueError:
+        same = False
+    return short if same else head
+
+
+def with_offsets(head: str) -> str:
+    """Invert :func:`without_offsets`.
+
+    Raises:
+        ValueError: it is no header, or one with elements of unknown size.
+    """
+    if _LEFT_OUT not in head:
+        return head
+    document = json.loads(head)
+    if not isinstance(document, dict):
+        raise ValueError("the header is no mapping")
+    sizes = [_size(name, entry) for name, entry in document.items() if name != "__metadata__"]
+    ends = list(accumulate(sizes, initial=0))
+    texts = head.split(_LEFT_OUT)
+    if len(texts) != len(ends):
+        raise ValueError("the header has another number of tensors than of places")
+    places = [f'"data_offsets":[{start},{end}]' for start, end in pairwise(ends)]
+    return "".join(text + place for text, place in zip(texts, [*places, ""], strict=True))
+
+
+def _size(name: str, entry: Any) -> int:
+    match entry:
+        case {"dtype": str(dtype), "shape": list(shape)} if dtype in _WIDTHS:
+            if all(type(length) is int and length >= 0 for length in shape):
+                return prod(shape) * _WIDTHS[dtype]
+    raise ValueError(f"tensor {name!r} is not described")
 
 
 def head_of(head: str, sections: Sequence[Section]) -> str:

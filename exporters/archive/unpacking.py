@@ -19,7 +19,7 @@ from compressor.names import suggestion
 from compressor.progress import Progress
 from compressor.types.tensors import Array
 from exporters.archive.coder import checksum, decode, in_order, threads
-from exporters.archive.index import Chunk, PackedFile, Part, read_index
+from exporters.archive.index import Chunk, PackedFile, Part, member_sums, read_index
 from exporters.archive.sections import Section, head_of, prefix_of
 
 _DAMAGED = "the archive is damaged; copy it again, or export the model again"
@@ -121,19 +121,42 @@ def _decoded(handle: int, path: Path, piece: _Piece) -> Array:
         ModelError: its checksum differs, or it is none.
     """
     section, chunk = piece.part.section, piece.chunk
-    subject = f"{section.title} of archive {str(path)!r}"
     data = os.pread(handle, chunk.stored, chunk.start)
     if len(data) != chunk.stored or checksum(data) != chunk.checksum:
-        raise ModelError(subject, "has another checksum than when it was written", _DAMAGED)
+        raise ModelError(
+            f"{_lost(piece, data)} of archive {str(path)!r}",
+            "has another checksum than when it was written",
+            _DAMAGED,
+        )
     try:
         whole = decode(memoryview(data), chunk.lengths, piece.part.form, piece.nbytes)
     except ValueError as error:
+        subject = f"{section.title} of archive {str(path)!r}"
         raise ModelError(subject, f"cannot be decoded ({error})", _DAMAGED) from error
     wanted = piece.part.wanted
     if not wanted:
         return whole
     starts = [(tensor.start - section.start, tensor.nbytes) for tensor in wanted]
     return np.concatenate([whole[start : start + size] for start, size in starts])
+
+
+def _lost(piece: _Piece, data: bytes) -> str:
+    """Name what a damaged chunk takes with it: of tensors that are coded together, the first that
+    does not come out as it was, and how many more do not.
+    """
+    section, sums = piece.part.section, piece.part.sums
+    if not sums:
+        return section.title
+    try:
+        form = piece.part.form
+        whole = decode(memoryview(data), piece.chunk.lengths, form, piece.nbytes, damaged=True)
+    except ValueError:
+        lost = section.members  # it can no longer be told where each lies
+    else:
+        pairs = zip(section.members, sums, member_sums(section, whole), strict=True)
+        lost = tuple(member for member, was, found in pairs if was != found)
+    first, more = (lost or section.members)[0], len(lost) - 1
+    return first.title + (f" and {more} coded with it" if more > 0 else "")
 
 
 def _with_only(

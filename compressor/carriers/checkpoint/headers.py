@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -62,9 +62,8 @@ _DAMAGED = "the file is cut or damaged; fetch it again"
 _KEYS = {"dtype", "shape", "data_offsets"}
 
 
-@dataclass(frozen=True)
-class TensorHeader:
-    """Where one tensor lies.
+class TensorHeader(NamedTuple):
+    """Where one tensor lies; a tuple, since there are thousands and opening takes milliseconds.
 
     Attributes:
         name: the tensor.
