@@ -160,7 +160,7 @@ def test_bytes_and_speed(source: Any, bits: int, tmp_path: Path) -> None:
     show(
         f"MB of files a second; {len(seconds)} times, {threads()} threads",
         ["", "least time", "median", "a second of one core"],
-        [["unpack", *speeds], ["pack", f"{writing:.0f}", "", ""]],
+        [["unpack", *speeds], ["pack", f"{writing:.1f}", "", ""]],
     )
 
 
