@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compressor import catalog
+from compressor.carriers.onnx_runtimes import OnnxRuntime, runtime_for, why_elsewhere
 from compressor.errors import SpecError
 
 if TYPE_CHECKING:  # a cold start of an ONNX file is one without PyTorch
-    from compressor.types.carrier import Runner
+    from compressor.timing import Opener
     from compressor.types.exporter import Exporter
 
 ONNX = "onnx"
+_TARGET = "target"  # an option of the exporter, which the file says too
 
 
 @dataclass(frozen=True)
@@ -22,11 +25,12 @@ class Machinery:
     """What computes.
 
     Attributes:
-        provider: of ONNX Runtime: ``cpu``, ``cuda`` or ``tensorrt``.
+        provider: of ONNX Runtime, for all ONNX files: ``cpu``, ``cuda`` or ``tensorrt``; ``None``
+            runs each in what it was written for.
         threads: how many compute; ``None`` leaves it to the runtime.
     """
 
-    provider: str = "cpu"
+    provider: str | None = None
     threads: int | None = None
 
 
@@ -39,7 +43,8 @@ class Artifact:
         path: what opens it: its main file or its folder.
         format: the exporter that wrote it.
         files: all its files.
-        options: those of the exporter, as the run's spec has them; none where that is not known.
+        options: those of the exporter, as the run's spec or the file has them; none where that is
+            not known.
     """
 
     name: str
@@ -58,21 +63,39 @@ class Artifact:
         """Why it cannot be run on this machine; empty where it can."""
         return "" if self.format == ONNX else self._exporter.cannot_run
 
-    def open(self, machinery: Machinery) -> Runner:
-        """Open it in the runtime that serves it.
+    def elsewhere(self, machinery: Machinery) -> str:
+        """Say why it does not run in what it was written for; empty if it does, or need not."""
+        if self.format != ONNX or machinery.provider is not None:
+            return ""
+        return why_elsewhere(self._target)
 
-        An ONNX file runs in ONNX Runtime with the provider; other formats know for themselves.
+    def runtime(self, machinery: Machinery) -> OnnxRuntime | None:
+        """Return what runs it if it is an ONNX file; other formats know for themselves."""
+        if self.format != ONNX:
+            return None
+        if machinery.provider is not None:
+            return OnnxRuntime(provider=machinery.provider)
+        return runtime_for(self._target, self.path)
 
-        Raises:
-            ModelError: an ONNX file does not load, or the provider does not start.
-            ArtifactError: another format cannot be opened.
+    def provider(self, machinery: Machinery) -> str:
+        """Return what computes it: ``cpu``, or a provider that computes on a GPU."""
+        runtime = self.runtime(machinery)
+        return (machinery.provider or "cpu") if runtime is None else runtime.provider
+
+    def opener(self, machinery: Machinery) -> Opener:
+        """Return what opens it in the runtime that serves it, as often as it is called.
+
+        That raises ``ModelError`` where an ONNX file does not load, or a provider does not start,
+        and ``ArtifactError`` where another format cannot be opened.
         """
-        if self.format == ONNX:
-            from compressor.carriers.ort_runner import OrtRunner
+        runtime = self.runtime(machinery)
+        if runtime is None:
+            return partial(self._exporter.open, self.path)
+        return partial(runtime.open, self.path, f"artifact {self.name!r}", machinery.threads)
 
-            subject = f"artifact {self.name!r}"
-            return OrtRunner(self.path, subject, machinery.threads, provider=machinery.provider)
-        return self._exporter.open(self.path)
+    @property
+    def _target(self) -> str:
+        return str(self.options.get(_TARGET, ""))
 
     @property
     def _exporter(self) -> Exporter:

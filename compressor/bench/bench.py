@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +84,11 @@ def bench(paths: Sequence[Path], options: BenchOptions, progress: Progress) -> d
     work = _work(paths, options)
     machinery = options.machinery
     rows: dict[str, dict[str, Any]] = {a.name: _facts(a, work) for a in work.artifacts}
+    models = {a.name: a.opener(machinery) for a in work.running}
     with _torch_threads(machinery.threads):
         for artifact in work.running:
-            rows[artifact.name]["runtime"] = artifact.open(machinery).runtime
-        models = {a.name: partial(a.open, machinery) for a in work.running}
+            rows[artifact.name]["runtime"] = models[artifact.name]().runtime
+            rows[artifact.name]["runtime_reason"] = artifact.elsewhere(machinery) or None
         for size, inputs in work.batches.items():
             with progress.stage(f"time batches of {size}"):
                 times = measure(models, inputs, options.seconds, options.precision)
@@ -147,6 +147,7 @@ def _facts(artifact: Artifact, work: _Work) -> dict[str, Any]:
         "bytes": artifact.bytes,
         "size_ratio": artifact.bytes / work.running[0].bytes,
         "runtime": None,
+        "runtime_reason": None,
         "reason": reason or None,
         "latency": [],
         "cold": None,
@@ -174,16 +175,19 @@ def _latency(times: Latencies, name: str, base: str) -> dict[str, Any]:
 def _add_energy(
     rows: Mapping[str, dict[str, Any]], work: _Work, machinery: Machinery, progress: Progress
 ) -> None:
-    counters, reason = energy_counters(machinery.provider)
+    counted = []
     for artifact in work.running:
+        counters, reason = energy_counters(artifact.provider(machinery))
         rows[artifact.name]["energy_reason"] = reason or None
-    if not counters:
+        if counters:
+            counted.append((artifact, counters))
+    if not counted:
         return
     size, inputs = next(iter(work.batches.items()))
     with progress.stage("measure energy"):
-        runners = [a.open(machinery) for a in work.running]
-        found = measure_energy(runners, inputs[0], counters)
-    for artifact, energy in zip(work.running, found, strict=True):
+        models = [(a.opener(machinery)(), counters) for a, counters in counted]
+        found = measure_energy(models, inputs[0])
+    for (artifact, _), energy in zip(counted, found, strict=True):
         rows[artifact.name]["energy"] = {"batch": size, **energy}
 
 

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -86,13 +87,14 @@ def _spread(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def _job(artifact: Artifact, machinery: Machinery, batch: Path, target: Path) -> Path:
+    runtime = artifact.runtime(machinery)
     document = {
         "name": artifact.name,
         "path": str(artifact.path.absolute()),
         "format": artifact.format,
         "files": [str(file.absolute()) for file in artifact.files],
         "options": dict(artifact.options),
-        "provider": machinery.provider,
+        "runtime": None if runtime is None else asdict(runtime),
         "threads": machinery.threads,
         "batch": str(batch),
     }

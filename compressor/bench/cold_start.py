@@ -1,8 +1,8 @@
 """One cold start, taken apart; runs as a process of its own.
 
 ``python -m compressor.bench.cold_start JOB`` reads a JSON document with ``name``, ``path``,
-``format``, ``files``, ``options``, ``provider``, ``threads`` and ``batch`` (an ``.npz`` file), and
-prints another with seconds and bytes.
+``format``, ``files``, ``options``, ``runtime`` (what runs an ONNX file, else ``null``), ``threads``
+and ``batch`` (an ``.npz`` file), and prints another with seconds and bytes.
 """
 
 from __future__ import annotations
@@ -11,11 +11,20 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from compressor.types.carrier import Runner
+
+_RUNNERS = {
+    "onnxruntime": "compressor.carriers.ort_runner",
+    "openvino": "compressor.carriers.openvino_runner",
+    "torch": "compressor.carriers.torch_graph",
+}
 _CHUNK = 1 << 20
 _STEADY_RUNS = 15
 _STEADY_SECONDS = 1.0
@@ -36,22 +45,16 @@ def cold_start(job: Mapping[str, Any]) -> dict[str, Any]:
     files = [Path(file) for file in job["files"]]
     seconds = {}
     begin = time.perf_counter()
-    import_module("onnxruntime" if job["format"] == "onnx" else "torch")
+    library = "torch" if job["runtime"] is None else job["runtime"]["library"]
+    import_module(library)
     seconds["import"] = time.perf_counter() - begin
 
     import numpy as np
 
-    from compressor.bench.artifact import Artifact, Machinery
-    from compressor.catalog import load
-
-    if job["format"] == "onnx":
-        import_module("compressor.carriers.ort_runner")
-    else:
-        load("exporter", job["format"])  # what it imports is not the artifact's
-    artifact = Artifact(job["name"], Path(job["path"]), job["format"], tuple(files), job["options"])
+    opener = _opener(job)
     with np.load(job["batch"]) as stored:
         batch = dict(stored)
-    if job["threads"] is not None and job["format"] != "onnx":
+    if job["threads"] is not None and library == "torch":
         import torch
 
         torch.set_num_threads(job["threads"])
@@ -61,7 +64,7 @@ def cold_start(job: Mapping[str, Any]) -> dict[str, Any]:
     seconds["read_cache"] = _read(files)
     before = _start_of_peak()
     begin = time.perf_counter()
-    runner = artifact.open(Machinery(job["provider"], job["threads"]))
+    runner = opener()
     seconds["create"] = time.perf_counter() - begin
     opened = _memory()
     begin = time.perf_counter()
@@ -76,6 +79,22 @@ def cold_start(job: Mapping[str, Any]) -> dict[str, Any]:
     if not dropped:
         del seconds["read_disk"]
     return {"seconds": seconds, "memory": _difference(before, opened, _memory())}
+
+
+def _opener(job: Mapping[str, Any]) -> Callable[[], Runner]:
+    """Import all that opening takes, which is not the artifact's, and return what opens it."""
+    from compressor.bench.artifact import Artifact, Machinery
+    from compressor.carriers.onnx_runtimes import OnnxRuntime
+    from compressor.catalog import load
+
+    path = Path(job["path"])
+    if job["runtime"] is not None:
+        runtime = OnnxRuntime(**job["runtime"])
+        import_module(_RUNNERS[runtime.library])
+        return partial(runtime.open, path, f"artifact {job['name']!r}", job["threads"])
+    load("exporter", job["format"])
+    artifact = Artifact(job["name"], path, job["format"], (), job["options"])
+    return artifact.opener(Machinery())
 
 
 def _drop_pages(files: Sequence[Path]) -> bool:

@@ -46,15 +46,18 @@ def energy_counters(provider: str, folder: Path = POWERCAP) -> tuple[tuple[Count
 
 
 def measure_energy(
-    runners: Sequence[Runner], batch: Batch, counters: Sequence[Counter]
+    models: Sequence[tuple[Runner, Sequence[Counter]]], batch: Batch
 ) -> list[dict[str, Any]]:
     """Run each model alone for a while, in turn, and return joules for one run of the batch.
 
-    A counter counts everything that its processor or GPU does meanwhile, idle power included.
+    Args:
+        models: what runs, with the counters of what computes it. They count everything that the
+            processor or GPU does meanwhile, idle power included.
+        batch: what each is run on.
     """
-    found: list[list[float]] = [[] for _ in runners]
+    found: list[list[float]] = [[] for _ in models]
     for _ in range(_ROUNDS):
-        for i, runner in enumerate(runners):
+        for i, (runner, counters) in enumerate(models):
             before = [counter.joules() for counter in counters]
             begin, runs = time.perf_counter(), 0
             while not runs or time.perf_counter() - begin < _SECONDS:
@@ -74,7 +77,7 @@ def measure_energy(
             "most": max(values),
             "source": ", ".join(counter.source for counter in counters),
         }
-        for values in found
+        for (_, counters), values in zip(models, found, strict=True)
     ]
 
 

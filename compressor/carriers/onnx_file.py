@@ -18,6 +18,12 @@ from onnx import TensorProto
 from compressor.carriers.onnx_names import check_names, operators
 from compressor.errors import ModelError, SpecError
 
+PRODUCER = "compressor"
+"""The producer of a file that was exported here."""
+
+TARGET = "target"
+"""Key of such a file's metadata: the runtime that it was written for."""
+
 _CUT = "the file is cut or of another format"
 _AGAIN = "export the model again"
 # Where a tensor message holds its numbers if not as raw bytes; others are in int32_data.
@@ -82,6 +88,18 @@ def external_files(path: Path) -> tuple[Path, ...]:
         if entry.key == "location"
     }
     return tuple(path.parent / name for name in sorted(places))
+
+
+def target_of(path: Path) -> str | None:
+    """Return the runtime that a file was written for; ``None`` if it was not exported here.
+
+    Raises:
+        SpecError: the path is missing or a folder.
+        ModelError: it is cut, or not ONNX.
+    """
+    proto = _parsed(path, f"model {str(path)!r}")
+    notes = {entry.key: entry.value for entry in proto.metadata_props}
+    return notes.get(TARGET) if proto.producer_name == PRODUCER else None
 
 
 def _parsed(path: Path, subject: str) -> onnx.ModelProto:

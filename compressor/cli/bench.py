@@ -22,9 +22,8 @@ from compressor.cli.options import json_option
 @click.option(
     "--provider",
     type=click.Choice(["cpu", "cuda", "tensorrt"]),
-    default="cpu",
-    show_default=True,
-    help="What computes ONNX files in ONNX Runtime.",
+    help="Run all ONNX files in ONNX Runtime, computed by this. If not given, each runs in the "
+    "runtime that it was written for.",
 )
 @click.option(
     "--threads",
@@ -63,7 +62,7 @@ from compressor.cli.options import json_option
 def bench(
     paths: tuple[Path, ...],
     batches: tuple[int, ...],
-    provider: str,
+    provider: str | None,
     threads: int | None,
     precision: float,
     seconds: float,

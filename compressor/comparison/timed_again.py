@@ -72,5 +72,5 @@ def _timed(base: Artifact, candidate: Artifact) -> Latencies | str:
         size = batch_sizes(specs, ())[0]
     except SpecError as error:
         return f"{error.subject} {error.problem}"
-    openers = {name: lambda a=artifact: a.open(Machinery()) for name, artifact in sides.items()}
+    openers = {name: artifact.opener(Machinery()) for name, artifact in sides.items()}
     return measure(openers, random_inputs(specs, size))

@@ -8,13 +8,7 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
-from compressor.graph.values import constant_array, is_op
-
-_MOVERS = frozenset(
-    {"Flatten", "Identity", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
-)
-"""Operators whose output holds values of their first input and no others."""
-_MOST_STEPS = 16
+from compressor.graph.values import constant_array, is_op, maker_behind
 
 
 @dataclass(frozen=True)
@@ -36,7 +30,7 @@ def activation_range(value: ir.Value | None) -> CodeRange | Literal["dynamic"] |
         The range; ``dynamic`` where each input gets its own; ``None`` where the value stays
         float, or its scale is not one constant for the whole tensor.
     """
-    node = _behind(value, "DequantizeLinear", "DynamicQuantizeLinear")
+    node = maker_behind(value, "DequantizeLinear", "DynamicQuantizeLinear")
     if node is None:
         return None
     if node.op_type == "DynamicQuantizeLinear":
@@ -53,18 +47,6 @@ def activation_range(value: ir.Value | None) -> CodeRange | Literal["dynamic"] |
     return CodeRange(*_clipped(codes, low, high), step)
 
 
-def _behind(value: ir.Value | None, *wanted: str) -> ir.Node | None:
-    """Follow a value back through what only moves elements to one of these operators."""
-    for _ in range(_MOST_STEPS):
-        node = None if value is None else value.producer()
-        if node is None or is_op(node, *wanted):
-            return node
-        if not is_op(node, *_MOVERS) or not node.inputs:
-            return None
-        value = node.inputs[0]
-    return None
-
-
 def _code_limits(dtype: ir.DataType) -> tuple[float, float] | None:
     """Return the least and greatest code of an integer type."""
     if not dtype.is_integer():
@@ -76,7 +58,7 @@ def _code_limits(dtype: ir.DataType) -> tuple[float, float] | None:
 
 def _clipped(codes: ir.Value, low: float, high: float) -> tuple[float, float]:
     """Narrow bounds to those of a ``Clip`` in front: codes may be kept in a wider type."""
-    quantize = _behind(codes, "QuantizeLinear")
+    quantize = maker_behind(codes, "QuantizeLinear")
     if quantize is None or quantize.inputs[0] is None:
         return low, high
     clip = quantize.inputs[0].producer()

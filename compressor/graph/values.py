@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import onnx_ir as ir
@@ -22,6 +22,10 @@ INTEGER_CODES = frozenset(
 )
 """Element types that hold the codes of quantized weights, floats excluded."""
 
+_MOVERS = frozenset(
+    {"Flatten", "Identity", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
+)
+
 
 def all_nodes(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
     """Yield every node in the order of execution, those of subgraphs included."""
@@ -31,6 +35,36 @@ def all_nodes(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
 def is_op(node: ir.Node | None, *op_types: str) -> bool:
     """Tell whether the node is one of these operators of the default domain."""
     return node is not None and node.domain in _DEFAULT_DOMAINS and node.op_type in op_types
+
+
+def moved(node: ir.Node) -> ir.Value | None:
+    """Return the input whose elements a node's output holds and no others, if there is one."""
+    return node.inputs[0] if is_op(node, *_MOVERS) else None
+
+
+def maker_behind(
+    value: ir.Value | None,
+    *op_types: str,
+    through: Callable[[ir.Node], ir.Value | None] = moved,
+) -> ir.Node | None:
+    """Follow a value back to the node that makes it.
+
+    Args:
+        value: where to begin.
+        op_types: the operators that are looked for.
+        through: returns the input with which to go on behind another node; ``None`` ends it.
+
+    Returns:
+        The node; ``None`` where something else makes the value.
+    """
+    while value is not None:
+        node = value.producer()
+        if node is None or not node.inputs:
+            return None
+        if is_op(node, *op_types):
+            return node
+        value = through(node)
+    return None
 
 
 def constant_of(value: ir.Value | None) -> ir.TensorProtocol | None:

@@ -39,7 +39,7 @@ def benchmark_table(result: Result) -> Group:
         threads = formats.plural(result["threads"], "thread")
     parts: list[RenderableType] = [
         label(f"inputs: {shapes}; {values}"),
-        label(f"provider {result['provider']}, {threads}; intervals are of 95 %"),
+        label(f"{_provider(result)}, {threads}; intervals are of 95 %"),
         Text(),
         _latencies(result),
     ]
@@ -51,17 +51,29 @@ def benchmark_table(result: Result) -> Group:
     return Group(*parts)
 
 
+def _provider(result: Result) -> str:
+    if result["provider"] is None:
+        return "each artifact in its own runtime"
+    return f"provider {result['provider']}"
+
+
 def _latencies(result: Result) -> Table:
     table = plain_table()
     table.add_column("artifact", overflow="fold")
+    table.add_column("runtime", overflow="fold")
     for heading in ("size", "batch", "p50", "p90", "p99", "samples/s", "latency ratio"):
         table.add_column(heading, justify="right", overflow="fold")
     for artifact in result["artifacts"]:
         for i, row in enumerate(artifact["latency"] or [None]):
-            first = [artifact["name"], formats.size(artifact["bytes"])] if i == 0 else ["", ""]
+            first = ["", "", ""] if i else _facts(artifact)
             cells = [formats.NOTHING] * 6 if row is None else _cells(row, artifact, result)
             table.add_row(*(label(cell) for cell in (*first, *cells)))
     return table
+
+
+def _facts(artifact: Result) -> list[str]:
+    runtime = artifact["runtime"] or formats.NOTHING
+    return [artifact["name"], runtime, formats.size(artifact["bytes"])]
 
 
 def _cells(row: Result, artifact: Result, result: Result) -> list[str]:
@@ -104,6 +116,8 @@ def _notes(result: Result) -> Iterator[str]:
         if artifact["reason"]:
             yield f"{name} is not run: {artifact['reason']}"
             continue
+        if artifact["runtime_reason"]:
+            yield f"{name} is {artifact['runtime_reason']}: timed in {artifact['runtime']}"
         energy = artifact["energy"]
         if energy is None:
             yield f"energy not measured: {artifact['energy_reason']}"

@@ -92,6 +92,26 @@ function drawTrainings() {
   );
 }
 
+// The metric above something else.
+
+const metricText = (value) => short(value) + (data.metric.unit === "%" ? " %" : "");
+
+function metricChart(height, domain, below, marks) {
+  return {
+    height,
+    marginLeft: 52,
+    marginBottom: 38,
+    x: { domain },
+    y: { nice: true },
+    marks: [
+      Plot.gridY({ stroke: "var(--line)", strokeOpacity: 1, ticks: 5 }),
+      Plot.axisY({ ticks: 5, tickSize: 0, label: null, tickFormat: metricText }),
+      Plot.axisX({ tickSize: 4, labelAnchor: "center", labelArrow: "none", ...below }),
+      ...marks,
+    ],
+  };
+}
+
 // What other runs traded for what.
 
 function tradeOff(against) {
@@ -108,28 +128,8 @@ function tradeOff(against) {
   const named = [...front].sort((a, b) => b.own - a.own).filter(first);
   const colour = (point) => (point.own ? "var(--ours)" : "var(--quiet)");
   const opacity = (point) => (point[beaten] ? 0.3 : 1);
-  const share = data.metric.unit === "%";
   return {
-    height: 280,
-    marginLeft: 52,
-    marginBottom: 38,
-    x: { domain: [0, most] },
-    y: { nice: true },
-    marks: [
-      Plot.gridY({ stroke: "var(--line)", strokeOpacity: 1, ticks: 5 }),
-      Plot.axisY({
-        ticks: 5,
-        tickSize: 0,
-        label: null,
-        tickFormat: (v) => short(v) + (share ? " %" : ""),
-      }),
-      Plot.axisX({
-        ticks: 5,
-        tickSize: 4,
-        labelAnchor: "center",
-        labelArrow: "none",
-        label: `${against} ratio`,
-      }),
+    ...metricChart(280, [0, most], { ticks: 5, label: `${against} ratio` }, [
       Plot.ruleY([data.metric.float], { stroke: "var(--quiet)", strokeDasharray: "3 3" }),
       Plot.line(front, {
         x: ratio,
@@ -163,7 +163,7 @@ function tradeOff(against) {
         strokeOpacity: opacity,
         fillOpacity: opacity,
         title: (p) =>
-          `${p.run}, ${p.artifact}: ${short(p.metric)}${share ? " %" : ""} at ${p[ratio].toFixed(2)} ×`,
+          `${p.run}, ${p.artifact}: ${metricText(p.metric)} at ${p[ratio].toFixed(2)} ×`,
       }),
       Plot.dot([data.metric.float], {
         x: 1,
@@ -184,7 +184,7 @@ function tradeOff(against) {
         stroke: "var(--card)",
         strokeWidth: 4,
       }),
-    ],
+    ]),
     r: { type: "identity" },
   };
 }
@@ -208,30 +208,14 @@ function drawHistory() {
   if (!figure) return;
   figure.hidden = false;
   const runs = data.history.map((run, i) => ({ ...run, place: i + 1 }));
-  const share = data.metric.unit === "%";
   const label = `${data.metric.title} of ${runs.length} runs; the table below has the numbers`;
-  draw(figure.querySelector(".plot"), label, () => ({
-    height: 200,
-    marginLeft: 52,
-    marginBottom: 38,
-    x: { domain: [0.5, runs.length + 0.5] },
-    y: { nice: true },
-    marks: [
-      Plot.gridY({ stroke: "var(--line)", strokeOpacity: 1, ticks: 5 }),
-      Plot.axisY({
-        ticks: 5,
-        tickSize: 0,
-        label: null,
-        tickFormat: (v) => short(v) + (share ? " %" : ""),
-      }),
-      Plot.axisX({
-        ticks: runs.map((run) => run.place).filter((n) => n % Math.ceil(runs.length / 12) === 0),
-        tickSize: 4,
-        labelAnchor: "center",
-        labelArrow: "none",
-        label: "run",
-        tickFormat: String,
-      }),
+  const below = {
+    ticks: runs.map((run) => run.place).filter((n) => n % Math.ceil(runs.length / 12) === 0),
+    label: "run",
+    tickFormat: String,
+  };
+  draw(figure.querySelector(".plot"), label, () =>
+    metricChart(200, [0.5, runs.length + 0.5], below, [
       Plot.ruleX(
         runs.filter((run) => run.stepped),
         { x: (run) => run.place - 0.5, stroke: "var(--ink)", strokeDasharray: "4 2" },
@@ -251,10 +235,10 @@ function drawHistory() {
         fill: (run) => (run.place === runs.length ? "var(--ours)" : "var(--card)"),
         stroke: "var(--ours)",
         strokeWidth: 1.5,
-        title: (run) => `${run.label}: ${short(run.value)}${share ? " %" : ""}`,
+        title: (run) => `${run.label}: ${metricText(run.value)}`,
       }),
-    ],
-  }));
+    ]),
+  );
 }
 
 /** Leave out names that would lie on others. */

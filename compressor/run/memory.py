@@ -37,7 +37,8 @@ def artifact_memory(workspace: Workspace, artifact: Artifact, reason: str = "") 
     options = artifact.exporter.model_dump(mode="json")
     files = tuple(folder / str(file["name"]) for file in artifact.files)
     found = Opened(artifact.path.name, artifact.path, artifact.exporter.format, files, options)
-    return _measured(workspace, artifact.digest, found)
+    key = result_key("artifact", artifact.digest, run_by=dict(artifact.exporter.run_by))
+    return _measured(workspace, key, found)
 
 
 def float_memory(workspace: Workspace) -> dict[str, Any]:

@@ -73,7 +73,10 @@ def artifact_evaluation(workspace: Workspace, artifact: Artifact) -> Evaluation 
 
 
 def _key(artifact: Artifact) -> str:
-    return result_key("artifact", artifact.digest, format=artifact.exporter.format)
+    exporter = artifact.exporter
+    return result_key(
+        "artifact", artifact.digest, format=exporter.format, run_by=dict(exporter.run_by)
+    )
 
 
 def _facts(workspace: Workspace, artifact: Artifact) -> dict[str, Any]:

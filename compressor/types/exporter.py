@@ -88,6 +88,11 @@ class Exporter(Options, ABC):
         return ""
 
     @property
+    def run_by(self) -> Mapping[str, str]:
+        """Versions that measurements of its artifacts depend on, besides those that all do."""
+        return {}
+
+    @property
     def tools(self) -> Mapping[str, str]:
         """Versions that written bytes depend on, besides those that every result depends on."""
         return {}

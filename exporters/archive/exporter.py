@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import ClassVar
 
@@ -29,11 +30,13 @@ class ArchiveExporter(Exporter):
 
     It holds what the safetensors exporter writes in its layout `graph`, bit for bit. Each tensor is
     brought into the form that an entropy coder makes least of: codes of a few bits several to a
-    byte, zeros apart from the rest, floats byte by byte. Then Zstandard codes it. `compress unpack`
-    gives the files back, and `compressor.load` opens an archive as it opens these.
+    byte, zeros apart from the rest, floats byte by byte. Then Zstandard or Brotli codes it.
+    `compress unpack` gives the files back, and `compressor.load` opens an archive as it opens
+    these.
     """
 
     format: ClassVar[str] = "archive"
+    version: ClassVar[int] = 2
 
     level: int = Field(
         default=9,
@@ -52,6 +55,11 @@ class ArchiveExporter(Exporter):
     def not_judged(self) -> str:
         """It is unpacked before it is run."""
         return "a storage format"
+
+    @property
+    def tools(self) -> Mapping[str, str]:
+        """The coders."""
+        return {name: version(name) for name in ("brotli", "zstandard")}
 
     @property
     def _content(self) -> SafetensorsExporter:

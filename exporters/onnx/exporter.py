@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -9,6 +10,8 @@ from typing import ClassVar, Literal
 import onnx_ir as ir
 from pydantic import Field
 
+from compressor.carriers.onnx_file import PRODUCER, TARGET
+from compressor.carriers.onnx_runtimes import runtime_for, versions_of, why_elsewhere
 from compressor.errors import ArtifactError, ModelError, SpecError
 from compressor.graph.as_json import Skeleton, skeleton
 from compressor.graph.branches import sink_initializers
@@ -19,7 +22,6 @@ from exporters.onnx.forms import in_form_for
 from exporters.onnx.layout import INLINE_LIMIT, PROTOBUF_LIMIT, Layout, lay_out, write_layout
 from exporters.onnx.matmul_nbits import Compute
 from exporters.onnx.owners import Owners
-from exporters.onnx.runtimes import not_judged, runner_for
 from exporters.onnx.targets import TARGETS, first_breach
 from exporters.onnx.verify import check_file, check_message, check_tensors, described
 
@@ -30,7 +32,7 @@ class OnnxExporter(Exporter):
     """Writes ``model.onnx``, and ``model.onnx.data`` beside it where weights are large."""
 
     format: ClassVar[str] = "onnx"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
 
     opset: int = Field(
         default=21,
@@ -70,7 +72,13 @@ class OnnxExporter(Exporter):
     @property
     def not_judged(self) -> str:
         """What is meant for another runtime than this machine has proves nothing about it."""
-        return not_judged(self.target)
+        reason = why_elsewhere(self.target)
+        return f"{reason}, timed in ONNX Runtime on the CPU" if reason else ""
+
+    @property
+    def run_by(self) -> Mapping[str, str]:
+        """The version of OpenVINO, and whether CUDA starts."""
+        return versions_of(self.target)
 
     def check(self, carrier: Carrier) -> None:
         """Raise where the opset or the target does not take what the model holds.
@@ -143,7 +151,7 @@ class OnnxExporter(Exporter):
             ArtifactError: it does not load.
         """
         try:
-            return runner_for(self.target, path, f"artifact {path.name!r}")
+            return runtime_for(self.target, path).open(path, f"artifact {path.name!r}")
         except ModelError as error:
             raise ArtifactError(error.subject, error.problem, error.remedy) from error
 
@@ -179,12 +187,13 @@ class OnnxExporter(Exporter):
         """Say where the file is from; nothing that differs from run to run."""
         proto = parts.proto
         proto.ir_version = opsets.ir_version(self.opset)
-        proto.producer_name = "compressor"
+        proto.producer_name = PRODUCER
         proto.producer_version = version("compressor")
         notes = {
             "compressor": version("compressor"),
             "name": context.name,
             "spec": context.spec_digest,
+            TARGET: self.target,
         }
         for key, value in notes.items():
             proto.metadata_props.add(key=key, value=value)

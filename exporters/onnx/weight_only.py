@@ -9,12 +9,10 @@ import onnx_ir as ir
 
 from compressor.graph.codes import BITS
 from compressor.graph.layers import layer_of, looked_up
-from compressor.graph.values import all_nodes, is_op
+from compressor.graph.values import all_nodes, is_op, maker_behind
 from compressor.types.layers import Layer
 
 _VIEWS = ("Cast", "Transpose", "Identity")
-_MOVES = ("Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Slice", "MaxPool")
-"""ONNX Runtime moves quantization over these, so behind them a product may still be of integers."""
 _PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvTranspose")
 
 
@@ -99,17 +97,8 @@ def _is_float(node: ir.Node, index: int) -> bool:
     """Tell whether a reader multiplies floats with the weight, or looks up its rows."""
     if is_op(node, "Gather") and index == 0:
         return not any(is_op(use.node, "QuantizeLinear") for use in node.outputs[0].uses())
-    return is_op(node, *_PRODUCTS) and index == 1 and not _is_quantized(node.inputs[0])
-
-
-def _is_quantized(value: ir.Value | None) -> bool:
-    while value is not None:
-        node = value.producer()
-        if node is None or not node.inputs:
-            return False
-        if is_op(node, "DequantizeLinear"):
-            return True
-        if not is_op(node, *_MOVES):
-            return False
-        value = node.inputs[0]
-    return False
+    if not is_op(node, *_PRODUCTS) or index != 1:
+        return False
+    # ONNX Runtime moves quantization over what only moves elements, so that behind that a product
+    # may still be of integers.
+    return maker_behind(node.inputs[0], "DequantizeLinear") is None

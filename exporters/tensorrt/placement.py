@@ -10,7 +10,7 @@ from onnx_ir import DataType
 
 from compressor.errors import ArtifactError
 from compressor.graph.layers import layers_with_nodes
-from compressor.graph.values import all_nodes, constant_of, is_op
+from compressor.graph.values import all_nodes, constant_of, is_op, maker_behind
 from compressor.names import listed
 from exporters.tensorrt.layer_report import EngineLayer
 
@@ -118,40 +118,27 @@ def _codes(value: ir.Value | None) -> ir.TensorProtocol | None:
 
     ``None`` where it is made of none.
     """
-    while value is not None:
-        node = value.producer()
-        if node is None or not node.inputs:
-            return None
-        if is_op(node, "DequantizeLinear"):
-            return constant_of(node.inputs[0])
-        if not is_op(node, *_VIEWS, *_WITH_CONSTANT):
-            return None
-        value = _data(node)
-    return None
+    node = maker_behind(value, "DequantizeLinear", through=_scaled)
+    return None if node is None else constant_of(node.inputs[0])
 
 
 def _activation_is_coded(value: ir.Value | None) -> bool:
-    while value is not None:
-        node = value.producer()
-        if node is None or not node.inputs:
-            return False
-        if is_op(node, "DequantizeLinear"):
-            return True
-        if is_op(node, *_MOVES, *_BETWEEN):
-            value = node.inputs[0]
-        elif is_op(node, *_WITH_CONSTANT):
-            value = _data(node)
-        else:
-            return False
-    return False
+    return maker_behind(value, "DequantizeLinear", through=_changed_singly) is not None
 
 
-def _data(node: ir.Node) -> ir.Value | None:
-    """Return the only input that is not constant; ``None`` where there are two."""
+def _scaled(node: ir.Node) -> ir.Value | None:
+    """Return what a node shows in another form, or combines with a constant."""
     if is_op(node, *_VIEWS):
         return node.inputs[0]
+    if not is_op(node, *_WITH_CONSTANT):
+        return None
     varying = [value for value in node.inputs if value is not None and constant_of(value) is None]
     return varying[0] if len(varying) == 1 else None
+
+
+def _changed_singly(node: ir.Node) -> ir.Value | None:
+    """Return the input whose values a node moves or changes one by one."""
+    return node.inputs[0] if is_op(node, *_MOVES, *_BETWEEN) else _scaled(node)
 
 
 def _found(layer: QuantizedLayer, engine: Sequence[EngineLayer]) -> str:

@@ -124,10 +124,11 @@ def test_the_file_says_where_it_is_from_and_nothing_more(tmp_path: Path) -> None
     path = OnnxExporter().write(carrier, tmp_path, CONTEXT)[0]
     model = onnx.load(path)
     notes = {entry.key: entry.value for entry in model.metadata_props}
-    assert (model.producer_name, notes["name"], notes["spec"]) == (
+    assert (model.producer_name, notes["name"], notes["spec"], notes["target"]) == (
         "compressor",
         "a-test",
         "ab" * 32,
+        "ort-cpu",
     )
     assert model.ir_version == 10
     assert not model.graph.value_info

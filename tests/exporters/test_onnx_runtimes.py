@@ -9,12 +9,13 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from compressor.carriers import onnx_runtimes
+from compressor.carriers.openvino_runner import OpenVinoRunner
 from compressor.carriers.ort_runner import OrtRunner, usable_providers
 from compressor.errors import ArtifactError, ModelError, SpecError
 from compressor.types.carrier import Carrier
 from compressor.types.passes import PassContext
-from exporters.onnx import OnnxExporter, runtimes
-from exporters.onnx.openvino_runner import OpenVinoRunner
+from exporters.onnx import OnnxExporter
 from passes.fuse.fuse import Fuse
 from passes.quantize.cast import Cast
 from passes.quantize.profiles import ORT_CPU, ORT_CUDA, TENSORRT, profile_for
@@ -95,6 +96,13 @@ def test_what_openvino_does_not_read(tmp_path: Path) -> None:
         MADE.open(tmp_path / "model.onnx")
 
 
+def test_threads_reach_openvino(tmp_path: Path) -> None:
+    path = written(sample("digits"), tmp_path)
+    runner = onnx_runtimes.OnnxRuntime("openvino").open(path, "artifact", threads=1)
+    assert isinstance(runner, OpenVinoRunner)
+    assert runner.threads == 1
+
+
 def test_a_wrong_input_is_told(tmp_path: Path) -> None:
     runner = MADE.open(written(sample("digits"), tmp_path))
     with pytest.raises(ModelError, match="does not run"):
@@ -106,7 +114,7 @@ def test_without_openvino_times_are_not_judged(
 ) -> None:
     assert MADE.not_judged == ""
     path = written(quantized(activation_zero=3), tmp_path)
-    monkeypatch.setattr(runtimes, "find_spec", lambda _: None)
+    monkeypatch.setattr(onnx_runtimes, "find_spec", lambda _: None)
     assert MADE.not_judged.startswith("meant for OpenVINO, which is not installed")
     assert isinstance(MADE.open(path), OrtRunner)
 

@@ -59,8 +59,9 @@ def test_a_table_for_people(save: SaveOnnx, quick: None):
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
     assert lines[0] == "inputs: x float32 batch×3; random values"
-    assert lines[3].split()[:3] == ["artifact", "size", "batch"]
+    assert lines[3].split()[:4] == ["artifact", "runtime", "size", "batch"]
     assert lines[5].endswith("base")
+    assert " onnxruntime 1." in lines[5]
     assert lines[6].startswith(f"{path} (2)")
     assert " × (" in lines[6]
     assert " to " in lines[6]
@@ -126,7 +127,7 @@ def test_cold_starts_in_the_document_and_the_table(save: SaveOnnx, quick: None):
     assert found["threads"] == 1
     text = plain_text(benchmark_table(found))
     assert "cold start, each step for itself; medians" in text
-    assert "provider cpu, 1 thread; intervals are of 95 %" in text
+    assert "each artifact in its own runtime, 1 thread; intervals are of 95 %" in text
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_joules_of_a_run_and_a_counter_that_begins_anew(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(energy, "time", machine)
     counter = Counter("played", lambda: machine.joules, wraps=4.0)
-    one, other = measure_energy([Model(0.2), Model(0.05)], BATCH, [counter])
+    one, other = measure_energy([(Model(0.2), [counter]), (Model(0.05), [counter])], BATCH)
     assert one["joules"] == pytest.approx(0.2)
     assert other["joules"] == pytest.approx(0.05)
     assert other["source"] == "played"

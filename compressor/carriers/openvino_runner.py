@@ -27,18 +27,20 @@ class OpenVinoRunner:
     Args:
         path: the ONNX file.
         subject: what the model is, for messages.
+        threads: how many compute; ``None`` leaves it to OpenVINO.
 
     Raises:
         ModelError: OpenVINO does not read or compile it.
     """
 
-    def __init__(self, path: Path, subject: str):
+    def __init__(self, path: Path, subject: str, threads: int | None = None):
         import openvino
 
         release = openvino.__version__.partition("-")[0]
         core = openvino.Core()
+        settings = {**_EXACT} if threads is None else {**_EXACT, "INFERENCE_NUM_THREADS": threads}
         try:
-            self._model = core.compile_model(core.read_model(path), "CPU", dict(_EXACT))
+            self._model = core.compile_model(core.read_model(path), "CPU", settings)
         except RuntimeError as error:
             raise ModelError(
                 subject,
@@ -68,6 +70,11 @@ class OpenVinoRunner:
             ) from error
         # The request's own buffers are written again by the next run.
         return {name: np.array(found[name]) for name in self._outputs}
+
+    @property
+    def threads(self) -> int:
+        """How many threads compute."""
+        return int(self._model.get_property("INFERENCE_NUM_THREADS"))
 
     def precisions(self) -> Counter[tuple[str, str]]:
         """Count the layers that were compiled, by their kind and the type they compute in."""
