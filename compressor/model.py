@@ -16,11 +16,11 @@ from compressor.carriers.onnx_file import external_files
 from compressor.carriers.ort_runner import OrtRunner
 from compressor.carriers.torch_carrier import TorchCarrier, check_checkpoint, open_module
 from compressor.carriers.transformers_model import (
-    CONFIG,
     auto_class_name,
     library_version,
     open_pretrained,
 )
+from compressor.carriers.transformers_networks import CONFIG
 from compressor.carriers.weight_files import weight_file_paths, weights_digest
 from compressor.errors import CompressorError, ModelError, SpecError
 from compressor.hashing import file_sha256

@@ -233,7 +233,7 @@ def _torch(model: Path, relative: str) -> str:
 
 def _pretrained(model: Path, relative: str) -> str:
     """Return the parts from ``model`` to ``passes`` for a Hugging Face directory."""
-    from compressor.carriers.transformers_model import auto_class_for, read_config
+    from compressor.carriers.transformers_networks import auto_class_for, read_config
     from compressor.inspection.checkpoint import headers
 
     config = read_config(model)

@@ -27,6 +27,7 @@ BROAD_HANDLERS = {
     "compressor/carriers/agreement.py",
     "compressor/carriers/torch_carrier.py",
     "compressor/carriers/transformers_model.py",
+    "compressor/carriers/transformers_networks.py",
     "compressor/cli/application.py",
     "compressor/metrics.py",
     "compressor/user_code.py",

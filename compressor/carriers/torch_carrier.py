@@ -36,6 +36,7 @@ from compressor.carriers.smaller_module import (
     trainable_graph,
     with_tensors,
 )
+from compressor.carriers.transformers_config import altered_config
 from compressor.carriers.weight_files import read_weights
 from compressor.errors import ModelError, SpecError
 from compressor.graph.clean import clean, infer_shapes
@@ -124,8 +125,6 @@ class TorchCarrier:
         Raises:
             SpecError: no configuration states the sizes that the module has since it lost channels.
         """
-        from compressor.carriers.transformers_config import altered_config
-
         return altered_config(self.module, self.folder, self._altered, self.inputs)
 
     def load(self, checkpoint: Path) -> None:

@@ -19,7 +19,7 @@ import torch
 from compressor.carriers.agreement import close, random_batch, run_module
 from compressor.carriers.altered_module import Alterations
 from compressor.carriers.checkpoint import config as checkpoint
-from compressor.carriers.transformers_model import (
+from compressor.carriers.transformers_networks import (
     CONFIG,
     described_network,
     described_shapes,

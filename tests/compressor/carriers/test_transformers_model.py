@@ -15,11 +15,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from compressor.carriers.torch_carrier import TorchCarrier
-from compressor.carriers.transformers_model import (
-    auto_class_for,
-    auto_class_name,
-    open_pretrained,
-)
+from compressor.carriers.transformers_model import auto_class_name, open_pretrained
+from compressor.carriers.transformers_networks import auto_class_for
 from compressor.errors import SpecError
 from compressor.model import OpenedModel
 from compressor.quiet import quiet_libraries

@@ -1,0 +1,235 @@
+"""Networks of ``transformers``, built from the content of a ``config.json``."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
+from io import StringIO
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from compressor.errors import ModelError, SpecError
+from compressor.names import close_names, listed, suggestion
+from compressor.quiet import quiet_libraries
+
+CONFIG = "config.json"
+_ATTENTION = "eager"  # products and softmax one by one: what lowers to the plainest graph
+_WRONG_CLASS = "Unrecognized configuration class"  # begins the ValueError of an auto class
+
+
+def library() -> ModuleType:
+    """Return ``transformers``; raises ``SpecError`` where it does not import."""
+    try:
+        with _silent():  # some of its modules warn of packages that they would like to have
+            return importlib.import_module("transformers")
+    except ImportError as error:
+        raise SpecError(
+            "model.factory",
+            f"needs the package transformers, which does not import ({error})",
+            'run pip install "compressor[transformers]"',
+        ) from error
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """Return what ``config.json`` of a float model says.
+
+    Raises:
+        SpecError: there is none.
+        ModelError: it is malformed, or the model is quantized already.
+    """
+    if not directory.exists():
+        raise SpecError(f"checkpoint {str(directory)!r}", "does not exist", "correct the path")
+    path = directory / CONFIG
+    if not path.is_file():
+        raise SpecError(
+            f"checkpoint {str(directory)!r}",
+            f"has no {CONFIG}, from which a transformers class builds its network",
+            "give the folder that save_pretrained wrote, or a factory of your own",
+        )
+    subject = f"config {str(path)!r}"
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
+        raise ModelError(subject, f"is not JSON ({error})", "fetch it again") from error
+    if not isinstance(value, dict) or not isinstance(value.get("model_type"), str):
+        raise ModelError(subject, "does not say its model_type", "fetch it again")
+    if value.get("quantization_config"):
+        raise ModelError(
+            subject,
+            "describes a model that is quantized already (quantization_config)",
+            "give the float checkpoint that it was made from",
+        )
+    return value
+
+
+def network_of(auto: Any, values: dict[str, Any], directory: Path) -> Any:
+    """Return the network on the ``meta`` device: its class and structure without memory.
+
+    Args:
+        auto: a class that builds it, such as ``AutoModelForCausalLM``.
+        values: the content of ``config.json``.
+        directory: where that lies, for messages.
+
+    Raises:
+        SpecError: the class is for other models.
+        ModelError: the values describe no network.
+    """
+    subject = f"config {str(directory / CONFIG)!r}"
+    kind = values["model_type"]
+    package = library()
+    known = package.CONFIG_MAPPING
+    if kind not in known:
+        if values.get("auto_map"):
+            raise ModelError(
+                subject,
+                f"wants code of its own for model_type {kind!r} (auto_map), which never runs here",
+                "write a function that builds the network, and name it in model.factory",
+            )
+        raise ModelError(
+            subject,
+            f"has model_type {kind!r}, which transformers {package.__version__} does not know",
+            f"install a newer one, or correct it: {suggestion(kind, known.keys())}",
+        )
+    try:
+        with _silent(), torch.device("meta"):
+            config = _configuration(values)
+            return auto.from_config(config, attn_implementation=_ATTENTION, trust_remote_code=False)
+    # The class is the user's choice and the values are a stranger's: anything may be raised.
+    except Exception as error:
+        if _WRONG_CLASS in str(error):
+            raise SpecError(
+                "model.factory",
+                f"'transformers.{auto.__name__}' is not for models of type {kind!r}",
+                _fitting_class(values.get("architectures")),
+            ) from error
+        raise ModelError(
+            subject, f"builds no network ({reason_of(error)})", "correct its values"
+        ) from error
+
+
+def described_shapes(
+    network: type[torch.nn.Module], values: Mapping[str, Any]
+) -> dict[str, tuple[int, ...]] | None:
+    """Return the shapes of the tensors that a network of a configuration has; no memory is used.
+
+    Args:
+        network: a class of ``transformers``.
+        values: the content of a ``config.json`` of its kind.
+
+    Returns:
+        Shapes by name; ``None`` where there is no such network.
+    """
+    try:
+        with _silent(), torch.device("meta"):
+            tensors = network(_configuration(values)).state_dict()
+    except Exception:  # noqa: BLE001  # as in network_of: sizes that do not go together
+        return None
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def described_network(network: torch.nn.Module, values: Mapping[str, Any]) -> torch.nn.Module:
+    """Return a network with the same weights, built as a configuration describes it.
+
+    Args:
+        network: an instance of a class of ``transformers``.
+        values: the content of a ``config.json`` of its kind.
+
+    Raises:
+        ModelError: the weights do not fit such a network.
+    """
+    config = _configuration(values)
+    weights = network.state_dict()
+    dtype = next(network.parameters()).dtype
+    module, found = loaded(type(network), config, weights, dtype)
+    check_fit(type(network).__name__, found, "the smaller network")
+    filled: torch.nn.Module = module.eval()
+    return filled
+
+
+def _configuration(values: Mapping[str, Any]) -> Any:
+    """Return a configuration of a kind that the library knows, for networks without a cache."""
+    config = library().CONFIG_MAPPING[values["model_type"]].from_dict(dict(values))
+    for part in (config, config.get_text_config()):
+        part.use_cache = False
+    config.output_hidden_states = config.output_attentions = False
+    return config
+
+
+def auto_class_for(saved: str) -> str:
+    """Return the auto class for one named under ``architectures``, such as ``LlamaForCausalLM``."""
+    task = saved.partition("For")[2]
+    if saved.endswith("LMHeadModel"):
+        task = "CausalLM"
+    elif task == "ConditionalGeneration":
+        task = "Seq2SeqLM"
+    return f"AutoModelFor{task}" if task else "AutoModel"
+
+
+def _fitting_class(architectures: Any) -> str:
+    """Say which auto class fits the class that the checkpoint was saved from."""
+    saved = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+    name = auto_class_for(saved)
+    if saved and name in dir(library()):
+        return f"use transformers.{name}: it was saved from {saved}"
+    return f"it was saved from {saved}" if saved else "see the model's page for its class"
+
+
+def loaded(
+    network: Any, config: Any, weights: Mapping[str, torch.Tensor], dtype: torch.dtype
+) -> tuple[Any, Mapping[str, Any]]:
+    """Return a network of a class with weights, and what the library says of them."""
+    with _silent():
+        # Without a path it looks for no other files; names of older versions are translated.
+        module, found = network.from_pretrained(
+            None,
+            config=config,
+            state_dict=dict(weights),
+            dtype=dtype,
+            attn_implementation=_ATTENTION,
+            local_files_only=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    return module, found
+
+
+def check_fit(network: str, found: Mapping[str, Any], subject: str) -> None:
+    """Raise ``ModelError`` where names or shapes of the weights are not the network's."""
+    for name, have, want in sorted(found["mismatched_keys"]):
+        raise ModelError(
+            subject,
+            f"has {name!r} with shape {list(have)}, {network} as config.json describes it wants "
+            f"{list(want)}",
+            "use the config.json that belongs to the weights",
+        )
+    missing, unexpected = sorted(found["missing_keys"]), sorted(found["unexpected_keys"])
+    problems = []
+    if missing:
+        problems.append(f"lacks {listed(missing)} of {network}")
+    if unexpected:
+        problems.append(f"has {listed(unexpected)}, which {network} does not")
+    problems += [str(message) for message in found.get("error_msgs") or ()][:1]
+    if not problems:
+        return
+    pairs = [(name, close_names(name, unexpected, 1)) for name in missing[:3]]
+    near = [f"{name!r} may be its {names[0]!r}" for name, names in pairs if names]
+    usual = "use the config.json of these weights, and the auto class for its architectures"
+    raise ModelError(subject, " and ".join(problems), "; ".join(near) or usual)
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Keep the libraries' logs, warnings and progress bars from the terminal."""
+    with quiet_libraries(), redirect_stderr(StringIO()):
+        yield
+
+
+def reason_of(error: BaseException) -> str:
+    """Return what kind of error it is, and the first two lines of what it says."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return ": ".join([type(error).__name__, *lines[:2]])[:300]
