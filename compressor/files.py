@@ -52,6 +52,20 @@ def staging(parent: Path) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+@contextmanager
+def scratch(prefix: str = "") -> Iterator[Path]:
+    """Yield a folder among the temporary files of the system; it is gone afterwards.
+
+    Raises:
+        InputError: there is no room in it.
+    """
+    with (
+        disk_errors(Path(tempfile.gettempdir())),
+        tempfile.TemporaryDirectory(prefix=prefix) as folder,
+    ):
+        yield Path(folder)
+
+
 def remove_stale_staging(parent: Path) -> None:
     """Remove staging folders that a killed process left."""
     for folder in parent.glob(".staging-*"):
@@ -76,6 +90,13 @@ def publish(source: Path, target: Path) -> None:
         sync(target.parent)
 
 
+def copy(source: Path, target: Path) -> None:
+    """Copy a file."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with disk_errors(target.parent):
+        shutil.copyfile(source, target)
+
+
 def link_or_copy(source: Path, target: Path) -> None:
     """Give a file a second name; copy it where the file system has no hard links."""
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +106,7 @@ def link_or_copy(source: Path, target: Path) -> None:
         except OSError as error:
             if error.errno == errno.ENOSPC:
                 raise
-            shutil.copyfile(source, target)
+            copy(source, target)
 
 
 def write_text(target: Path, text: str) -> None:

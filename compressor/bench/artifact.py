@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -103,7 +104,8 @@ class Artifact:
 
         cls: type[Exporter] = catalog.load("exporter", self.format)
         try:
-            return cls.model_validate(dict(self.options))
+            # They come from JSON, which has lists for tuples.
+            return cls.model_validate_json(json.dumps(dict(self.options)))
         except ValidationError as error:
             raise SpecError(
                 f"artifact {self.name!r}",

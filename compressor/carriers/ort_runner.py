@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import onnx_ir as ir
 
 from compressor.errors import ModelError
+from compressor.files import scratch
 from compressor.types.tensors import Batch
 
 _PREFIX = r"^(\[ONNXRuntimeError\] : \d+ : \w+ : )?(Load model from .*? failed:)?"
@@ -194,8 +194,8 @@ def graph_runner(model: ir.Model, taps: Sequence[str] = (), subject: str = "mode
         proto = ir.to_proto(model)
         sink_initializers(proto.graph)
         return OrtRunner(proto.SerializeToString(), subject)
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "model.onnx"
+    with scratch() as folder:
+        path = folder / "model.onnx"
         ir.save(model, path, external_data="model.onnx.data")
         return OrtRunner(path, subject)
 

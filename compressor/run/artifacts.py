@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import CompressorError
-from compressor.files import link_or_copy, publish, staging
+from compressor.files import copy, link_or_copy, publish, staging
 from compressor.hashing import file_sha256, json_sha256
 from compressor.run.workspace import Workspace
 from compressor.sizes import model_bytes
@@ -142,7 +142,9 @@ def publish_artifacts(artifacts: Sequence[Artifact], output: Path) -> None:
         with staging(output) as folder:
             missing = [f for f in artifact.files if not _intact(output, f)]
             for file in missing:
-                link_or_copy(artifact.path.parent / file["name"], folder / file["name"])
+                name = str(file["name"])
+                alone = artifact.exporter.one_name and name != artifact.path.name
+                (copy if alone else link_or_copy)(artifact.path.parent / name, folder / name)
             for file in reversed(missing):
                 publish(folder / file["name"], output / file["name"])
 

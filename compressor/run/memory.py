@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
@@ -13,6 +11,7 @@ from compressor.bench.artifact import ONNX, Machinery
 from compressor.bench.artifact import Artifact as Opened
 from compressor.bench.cold_rounds import cold_starts
 from compressor.errors import ArtifactError
+from compressor.files import scratch
 from compressor.run.artifacts import Artifact
 from compressor.run.environment import machine
 from compressor.run.workspace import Workspace
@@ -45,10 +44,10 @@ def float_memory(workspace: Workspace) -> dict[str, Any]:
     """Return the same of the float model, which is opened as an ONNX file."""
     if not workspace.runs or not workspace.memory:
         return _nothing(_NOT_ASKED if workspace.runs else workspace.cannot_run)
-    with tempfile.TemporaryDirectory(prefix="float-") as directory:
-        path = Path(directory) / "float.onnx"
+    with scratch("float-") as folder:
+        path = folder / "float.onnx"
         ir.save(workspace.plan.model.carrier.graph(), path, external_data="float.onnx.data")
-        files = tuple(sorted(Path(directory).iterdir()))
+        files = tuple(sorted(folder.iterdir()))
         return _measured(workspace, workspace.source_key, Opened("float", path, ONNX, files))
 
 

@@ -51,11 +51,13 @@ class Exporter(Options, ABC):
         format: the name in a spec.
         version: raised whenever written bytes change.
         resumes: :meth:`write` goes on with what an earlier call left in its directory.
+        one_name: files beside the main one must have no second name: readers refuse hard links.
     """
 
     format: ClassVar[str]
     version: ClassVar[int] = 1
     resumes: ClassVar[bool] = False
+    one_name: ClassVar[bool] = False
 
     @property
     def targets(self) -> frozenset[str]:
@@ -69,6 +71,14 @@ class Exporter(Options, ABC):
         How much less they do shows once the weights are read.
         """
         return False
+
+    @property
+    def predicts_within(self) -> float | None:
+        """The share of the predicted bytes by which an artifact may be larger.
+
+        ``None`` where the prediction is too rough for any.
+        """
+        return 0.02
 
     @property
     def not_judged(self) -> str:

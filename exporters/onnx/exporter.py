@@ -33,6 +33,7 @@ class OnnxExporter(Exporter):
 
     format: ClassVar[str] = "onnx"
     version: ClassVar[int] = 4
+    one_name: ClassVar[bool] = True  # the onnx package takes a second name for an attack
 
     opset: int = Field(
         default=21,

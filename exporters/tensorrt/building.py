@@ -142,7 +142,8 @@ def _ask(folder: Path, package: str, request: Mapping[str, Any]) -> dict[str, An
         raise ArtifactError(
             f"package {package!r}",
             f"ended with code {done.returncode} before it answered ({said[:_SHOWN]})",
-            "free some memory if it was killed; otherwise report it, with the spec",
+            "free memory, or space for temporary files, if it lacked some; otherwise report it, "
+            "with the spec",
         )
     found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
     return found

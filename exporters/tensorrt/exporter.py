@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, ClassVar, Literal
 
 import onnx_ir as ir
 from pydantic import Field
 
 from compressor.errors import ArtifactError, SpecError
-from compressor.files import json_text, staging
+from compressor.files import json_text, scratch, staging
 from compressor.graph.as_json import skeleton
 from compressor.graph.values import all_nodes
 from compressor.hashing import file_sha256
@@ -90,6 +89,14 @@ class TensorrtExporter(Exporter):
     def targets(self) -> frozenset[str]:
         """TensorRT's rules."""
         return frozenset({TARGET})
+
+    @property
+    def predicts_within(self) -> float | None:
+        """Tried engines have made-up weights, and int8 kernels may keep some in a second form.
+
+        Without a trial only the weights are predicted, to which code is added.
+        """
+        return None if builders.BUILDERS[self.builder].needs_gpu else 0.6
 
     @property
     def not_judged(self) -> str:
@@ -253,8 +260,8 @@ class TensorrtExporter(Exporter):
         parts = skeleton(form.model)
         if weight_bytes(parts) > _TRIED:
             return None
-        with TemporaryDirectory() as folder:
-            model = Path(folder) / MODEL
+        with scratch() as folder:
+            model = folder / MODEL
             model.write_bytes(stand_in(parts))
             return build(model, settings)
 
@@ -288,8 +295,8 @@ def _described(engine: Engine, model: ir.Model, settings: Settings, origin: Orig
 def _check_operators(package: str, model: ir.Model) -> None:
     """Raise for the first node whose operator the parser does not know."""
     nodes = list(all_nodes(model.graph))
-    with TemporaryDirectory() as folder:
-        lacking = unsupported(Path(folder), package, [node.op_type for node in nodes])
+    with scratch() as folder:
+        lacking = unsupported(folder, package, [node.op_type for node in nodes])
     for node in nodes:
         if node.op_type in lacking:
             raise unknown_operator(node.name or "", node.op_type)

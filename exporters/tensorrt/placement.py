@@ -18,6 +18,7 @@ _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _VIEWS = ("Cast", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")
 _MOVES = (*_VIEWS, "Slice", "MaxPool", "Pad")
 _BETWEEN = ("Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid", "HardSwish", "Gelu")
+_AVERAGES = ("AveragePool", "GlobalAveragePool", "ReduceMean", "Resize")
 _WITH_CONSTANT = ("Add", "Mul", "Sub", "Div")
 _CODES = {
     DataType.INT8: "int8",
@@ -76,10 +77,13 @@ def quantized_layers(model: ir.Model) -> tuple[QuantizedLayer, ...]:
     for node in all_nodes(model.graph):
         if not is_op(node, *_PRODUCTS) or len(node.inputs) < 2:
             continue
-        codes = _codes(node.inputs[1])
+        weight, other = node.inputs[1], node.inputs[0]
+        codes = _codes(weight)
+        if codes is None and is_op(node, "MatMul"):  # which may have its weight on the left
+            codes, other = _codes(other), weight
         if codes is not None and codes.dtype in _CODES:
             stored = _CODES[codes.dtype]
-            computed = stored if _activation_is_coded(node.inputs[0]) else ""
+            computed = stored if _activation_is_coded(other) else ""
             name = names.get(node) or (codes.name or "").removesuffix(".weight")
             found.append(QuantizedLayer(name, node.name or "", stored, computed))
     return tuple(found)
@@ -123,7 +127,10 @@ def _codes(value: ir.Value | None) -> ir.TensorProtocol | None:
 
 
 def _activation_is_coded(value: ir.Value | None) -> bool:
-    return maker_behind(value, "DequantizeLinear", through=_changed_singly) is not None
+    node = maker_behind(value, "DequantizeLinear", "Concat", through=_changed_singly)
+    if node is not None and is_op(node, "Concat"):
+        return all(_activation_is_coded(part) for part in node.inputs)
+    return node is not None
 
 
 def _scaled(node: ir.Node) -> ir.Value | None:
@@ -137,8 +144,8 @@ def _scaled(node: ir.Node) -> ir.Value | None:
 
 
 def _changed_singly(node: ir.Node) -> ir.Value | None:
-    """Return the input whose values a node moves or changes one by one."""
-    return node.inputs[0] if is_op(node, *_MOVES, *_BETWEEN) else _scaled(node)
+    """Return the input whose values a node moves, averages or changes one by one."""
+    return node.inputs[0] if is_op(node, *_MOVES, *_AVERAGES, *_BETWEEN) else _scaled(node)
 
 
 def _found(layer: QuantizedLayer, engine: Sequence[EngineLayer]) -> str:

@@ -167,3 +167,21 @@ def test_a_provider_that_does_not_start(save: SaveOnnx):
     result = invoke(save(), "--provider", "cuda", *SHORT)
     assert result.exit_code == 3
     assert "use the provider cpu" in result.stderr or "does not load" in result.stderr
+
+
+def test_options_that_are_lists_are_read_from_a_report(on_onnx: Project, quick: None):
+    """An engine's capabilities are a tuple, which JSON has as a list."""
+    on_onnx.run()
+    path = on_onnx.output / "report.json"
+    report = json.loads(path.read_text())
+    options = {"compute-capability": ["8.6", "8.9"], "batch": {"opt": 1, "max": 8}}
+    engine = {**report["artifacts"][0], "path": "model.engine", "format": "tensorrt"}
+    (on_onnx.output / "model.engine").write_bytes(b"x" * engine["bytes"])
+    report["artifacts"].append(engine)
+    path.write_text(json.dumps(report))
+    manifest = json.loads((on_onnx.output / "manifest.json").read_text())
+    manifest["spec"]["exports"].append({"format": "tensorrt", **options})
+    (on_onnx.output / "manifest.json").write_text(json.dumps(manifest))
+    found = document(on_onnx.output)
+    assert found["artifacts"][0]["latency"]
+    assert "GPU" in found["artifacts"][1]["reason"]

@@ -8,6 +8,7 @@ from compressor.errors import ArtifactError, DataError, ExitCode, ModelError
 from compressor.run import verify
 from compressor.run.limits import judge
 from compressor.spec.keys import LimitKeys
+from exporters.onnx import OnnxExporter
 from tests.compressor.tiny_project import REPORTS, Project
 
 
@@ -153,8 +154,23 @@ def test_an_artifact_that_gives_other_values(on_onnx: Project):
     assert [(c["name"], c["ok"]) for c in artifact["checks"]] == [
         ("opens in its runtime", True),
         ("agrees with the model it was exported from", False),
+        ("takes the bytes that the plan predicted", True),
     ]
     assert "failed" in (on_onnx.output / "report.md").read_text()
+
+
+def test_an_artifact_that_is_larger_than_predicted(
+    on_onnx: Project, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(OnnxExporter, "predict", lambda *_: 10)
+    monkeypatch.setattr(verify, "_SLACK_BYTES", 0)
+    on_onnx.spec["exports"] = [{"format": "onnx"}]
+    result = on_onnx.run()
+    assert result.exit_code is ExitCode.ARTIFACT_FAILED
+    (artifact,) = result.report["artifacts"]
+    size = artifact["checks"][-1]
+    assert not size["ok"]
+    assert size["detail"] == f"{artifact['bytes']:,}; predicted 10"
 
 
 def test_a_failed_check_outweighs_a_failed_limit(on_onnx: Project):

@@ -226,3 +226,14 @@ def test_external_data_of_the_input_is_named_in_the_manifest(on_onnx: Project):
     on_onnx.run()
     inputs = json.loads((on_onnx.output / "manifest.json").read_text())["inputs"]
     assert [e["name"] for e in inputs] == ["spec.yaml", ONNX, "tiny.data"]
+
+
+def test_external_data_of_an_artifact_can_be_read_by_onnx(on_onnx: Project):
+    """It refuses files that have a second name, as those in the store's folder would."""
+    on_onnx.spec["exports"] = [{"format": "onnx", "external-data": "always"}]
+    on_onnx.run()
+    path = on_onnx.output / "model.onnx"
+    (data,) = on_onnx.output.glob("model.onnx.*")
+    assert data.stat().st_nlink == 1
+    onnx.checker.check_model(path)
+    assert onnx.load(path).graph.initializer

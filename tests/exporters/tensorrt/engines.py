@@ -25,7 +25,7 @@ needs_rtx = pytest.mark.skipif(
 BATCH = BatchRange(opt=8, max=64)
 CHANNELS, SIDE = 16, 8
 
-Between = Literal["", "Relu", "Sigmoid", "MaxPool"]
+Between = Literal["", "Relu", "Sigmoid", "MaxPool", "AveragePool", "Concat"]
 
 
 def addresses_can_be_fixed() -> bool:
@@ -83,12 +83,18 @@ def convolution(
         zero = made.constant("zero", np.int8(0))
         codes = made.node("QuantizeLinear", [value, scale, zero], "codes")
         value = made.node("DequantizeLinear", [codes, scale, zero], "dequantized")
-    if between == "MaxPool":
+    if between in ("MaxPool", "AveragePool"):
         value = made.node(between, [value], "pooled", kernel_shape=[2, 2])
+    elif between == "Concat":
+        wide = [made.constant("wide_scale", np.float32(0.2)), made.constant("none", np.int8(0))]
+        codes = made.node("QuantizeLinear", [x, *wide], "wide_codes")
+        other = made.node("DequantizeLinear", [codes, *wide], "wide")
+        value = made.node(between, [value, other], "doubled", axis=1)
     elif between:
         value = made.node(between, [value], "between")
     random = np.random.default_rng(0)
-    shape = (CHANNELS, CHANNELS // groups, 3, 3)
+    inputs = 2 * CHANNELS if between == "Concat" else CHANNELS
+    shape = (CHANNELS, inputs // groups, 3, 3)
     weight = made.constant("conv.weight", random.integers(-127, 128, shape).astype(np.int8))
     scales = random.uniform(0.01, 0.02, shape[axis]).astype(np.float32)
     weights = [weight, made.constant("conv.weight_scale", scales)]
@@ -98,6 +104,6 @@ def convolution(
         read = made.node("Mul", [read, factor], "scaled")
     result = made.node("Conv", [value, read], "conv", group=groups, pads=[1, 1, 1, 1])
     model = made.model([x], result)
-    side = SIDE - 1 if between == "MaxPool" else SIDE
+    side = SIDE - 1 if between in ("MaxPool", "AveragePool") else SIDE
     model.graph.outputs[0].shape = ir.Shape([batch, CHANNELS, side, side])
     return OnnxCarrier(model)

@@ -51,7 +51,8 @@ def test_an_engine_alone(project: Project) -> None:
     assert report["baseline"]["metric"]["value"] == 100.0
     assert report["baseline"]["latency_ms"] is None
     assert report["baseline"]["latency_ms_reason"].endswith(f"none is run: {REASON}")
-    (check,) = artifact["checks"]
+    check, size = artifact["checks"]
+    assert size["ok"]
     assert check["ok"]
     assert check["detail"].endswith("TensorRT reports all 3 quantized layers in int8")
     assert planned.exports[0].bytes == pytest.approx(artifact["bytes"], rel=0.02)
