@@ -1,12 +1,16 @@
 """The CIFAR-10 sample: the network fits the published checkpoint, the transforms are right."""
 
+import json
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 
+import samples
+from compressor.cli.application import application
 from samples.cifar import data
 from samples.cifar.model import ZeroPadShortcut, resnet20
 
@@ -117,3 +121,22 @@ def test_published_checkpoint_reaches_its_accuracy() -> None:
         predicted = model(torch.from_numpy(batch["image"])).argmax(1).numpy()
     # Measured 80.4 on these 500 and 81.35 on all 2000; a wrong shortcut or scaling falls far below.
     assert 100 * np.mean(predicted == batch["label"]) == pytest.approx(80.4, abs=0.6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["openvino", "tensorrt"])
+def test_another_runtime_may_round_otherwise(target: str, tmp_path: Path) -> None:
+    """Its outputs differ from the quantized model's by as much as that differs from the float one,
+    but are no further from the float model.
+    """
+    published_file("resnet20_cifar10.th")
+    if target == "openvino":
+        pytest.importorskip("openvino")
+    spec = Path(samples.__file__).parent / "cifar" / "spec.yaml"
+    settings = [f"exports.1.target={target}", f"output={tmp_path / 'out'}"]
+    command = ["run", str(spec), "--quiet", *(part for s in settings for part in ("--set", s))]
+    result = CliRunner().invoke(application, command)
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
+    details = [a["checks"][1]["detail"] for a in report["artifacts"]]
+    assert any("beside the float model too" in detail for detail in details)
