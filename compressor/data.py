@@ -15,9 +15,9 @@ from compressor.types.source import Source
 from compressor.types.tensors import Batch, TensorSpec
 from compressor.user_code import code_digest, importable, load_symbol
 
-_FACTORY_SOURCE = "calibration.sources.factory:FactorySource"
+_FACTORY_SOURCE = "compressor.calibration.sources.factory:FactorySource"
 _BATCH = 32
-_TRANSFORMED = "calibration.sources.transformed:TransformedSource"
+_TRANSFORMED = "compressor.calibration.sources.transformed:TransformedSource"
 
 
 @dataclass(frozen=True)

@@ -15,16 +15,16 @@ from compressor.carriers.onnx_carrier import OnnxCarrier, open_onnx
 from compressor.carriers.ort_runner import graph_runner
 from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.errors import SpecError
+from compressor.exporters.onnx import OnnxExporter
+from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.graph.costs import macs
 from compressor.loading import load
 from compressor.types.carrier import Carrier
 from compressor.types.channels import ChannelMap, Flags
 from compressor.types.exporter import ExportContext, Exporter
 from compressor.types.tensors import Batch
-from exporters.onnx import OnnxExporter
-from exporters.safetensors import SafetensorsExporter
 from tests import zoo
-from tests.passes.prune.structured_models import CONTEXT, Given, declared, pruned
+from tests.compressor.passes.prune.structured_models import CONTEXT, Given, declared, pruned
 
 WANTED = 0.5
 """The share of the multiply-accumulates that is to remain."""

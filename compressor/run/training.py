@@ -24,12 +24,12 @@ from compressor.types.tensors import Batch
 from compressor.types.training import Rows, Training
 from compressor.user_code import code_digest, importable, load_symbol
 
-_RANDOM_ACCESS = "calibration.sources.random_access:RandomAccess"
+_RANDOM_ACCESS = "compressor.calibration.sources.random_access:RandomAccess"
 _LIBRARY = "accelerate"  # it computes, though only where something is trained
 
 
 class _Access(Protocol):
-    """Samples by number; see ``calibration.sources.random_access``."""
+    """Samples by number; see ``compressor.calibration.sources.random_access``."""
 
     @property
     def samples(self) -> int: ...

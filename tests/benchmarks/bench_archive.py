@@ -22,26 +22,26 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from calibration.collect import collect
 from compressor.archives import stored_bytes, unpack
+from compressor.calibration.collect import collect
 from compressor.carriers.torch_carrier import TorchCarrier
+from compressor.exporters.archive import ArchiveExporter
+from compressor.exporters.archive.coder import threads
+from compressor.exporters.archive.forms import entropy
+from compressor.exporters.archive.packing import pack
+from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.loading.bit_stream import pack_bits, unpack_bits
+from compressor.passes.fuse.fuse import Fuse
+from compressor.passes.quantize.cluster import Cluster
+from compressor.passes.quantize.nearest import round_to_nearest
+from compressor.passes.quantize.static import QuantizeStatic
+from compressor.passes.quantize.weight_only import QuantizeWeights
+from compressor.passes.train.finetune import Finetune
 from compressor.plan import make_observer
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.exporter import ExportContext
 from compressor.types.passes import PassContext
 from compressor.types.quantized import Scheme
-from exporters.archive import ArchiveExporter
-from exporters.archive.coder import threads
-from exporters.archive.forms import entropy
-from exporters.archive.packing import pack
-from exporters.safetensors import SafetensorsExporter
-from passes.fuse.fuse import Fuse
-from passes.quantize.cluster import Cluster
-from passes.quantize.nearest import round_to_nearest
-from passes.quantize.static import QuantizeStatic
-from passes.quantize.weight_only import QuantizeWeights
-from passes.train.finetune import Finetune
 from samples.cifar.data import normalize
 from tests.benchmarks.bench_distill import training
 from tests.benchmarks.bench_prune_resnet20 import (

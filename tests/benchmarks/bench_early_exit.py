@@ -20,23 +20,23 @@ import numpy as np
 import pytest
 
 from compressor.carriers.ort_runner import OrtRunner
+from compressor.exporters.onnx import OnnxExporter
 from compressor.graph.costs import macs
+from compressor.passes.fuse.fuse import Fuse
+from compressor.passes.train.early_exit import EarlyExit
+from compressor.passes.train.early_exit_batches import Batches
+from compressor.passes.train.early_exit_heads import confidence_name, with_confidences, with_heads
+from compressor.passes.train.early_exit_measuring import mean_latencies
+from compressor.passes.train.early_exit_points import find_answer, find_points
 from compressor.types.carrier import Carrier
 from compressor.types.exporter import ExportContext
 from compressor.types.passes import Outcome, PassContext
 from compressor.types.tensors import Batch
 from compressor.types.training import Rows
-from exporters.onnx import OnnxExporter
-from passes.fuse.fuse import Fuse
-from passes.train.early_exit import EarlyExit
-from passes.train.early_exit_batches import Batches
-from passes.train.early_exit_heads import confidence_name, with_confidences, with_heads
-from passes.train.early_exit_measuring import mean_latencies
-from passes.train.early_exit_points import find_answer, find_points
 from samples.cifar.data import augment, normalize
 from tests.benchmarks.bench_prune_resnet20 import images, published
 from tests.benchmarks.bench_resnet20 import show
-from tests.passes.train.small_training import training
+from tests.compressor.passes.train.small_training import training
 
 pytestmark = [
     pytest.mark.benchmark,

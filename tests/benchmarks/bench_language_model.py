@@ -18,8 +18,8 @@ import pytest
 from torch import nn
 
 from compressor.carriers.torch_carrier import TorchCarrier
+from compressor.passes.quantize.weight_only import QuantizeWeights
 from compressor.types.carrier import Carrier
-from passes.quantize.weight_only import QuantizeWeights
 from tests.benchmarks.language import LENGTH, Setting, compressed, language_setting, nats
 
 HELD_OUT = 0.1

@@ -28,11 +28,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from compressor.carriers.onnx_carrier import OnnxCarrier
+from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.loading import load
 from compressor.loading.bit_stream import unpack_bits
 from compressor.types.exporter import ExportContext
-from exporters.safetensors import SafetensorsExporter
-from tests.exporters.hand_made import Builder, entry
+from tests.compressor.exporters.hand_made import Builder, entry
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(3600)]
 

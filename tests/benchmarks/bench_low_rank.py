@@ -18,12 +18,12 @@ from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.evaluate import ratio_db
 from compressor.graph.blocks import partition
 from compressor.graph.costs import macs, parameters
+from compressor.passes.prune.batch_statistics import re_estimated
 from compressor.plan import make_observer
 from compressor.run.blockwise import Feed, GraphBlocks
 from compressor.types.carrier import Carrier
 from compressor.types.passes import Pass, PassContext
 from compressor.types.tensors import Array
-from passes.prune.batch_statistics import re_estimated
 from samples.cifar.data import normalize
 from tests.benchmarks.bench_prune_resnet20 import batches, images, published
 from tests.benchmarks.bench_resnet20 import show

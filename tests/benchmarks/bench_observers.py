@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from calibration.observers.entropy import Entropy
-from calibration.observers.min_max import MinMax
-from calibration.observers.moving_average import MovingAverage
-from calibration.observers.mse import Mse
-from calibration.observers.percentile import Percentile
+from compressor.calibration.observers.entropy import Entropy
+from compressor.calibration.observers.min_max import MinMax
+from compressor.calibration.observers.moving_average import MovingAverage
+from compressor.calibration.observers.mse import Mse
+from compressor.calibration.observers.percentile import Percentile
 
 BATCH = (32, 16, 32, 32)  # an activation of ResNet-20
 BATCHES = 8

@@ -46,10 +46,10 @@ class Result:
 def child(name: str, source: str, target: str) -> None:
     """Prune in this process; print the seconds of ranking and of all, once torch is imported."""
     from compressor.carriers.checkpoint_carrier import open_checkpoint
+    from compressor.exporters.safetensors.exporter import SafetensorsExporter
+    from compressor.passes.prune.magnitude import PruneMagnitude
     from compressor.types.exporter import ExportContext
     from compressor.types.passes import PassContext
-    from exporters.safetensors.exporter import SafetensorsExporter
-    from passes.prune.magnitude import PruneMagnitude
 
     start = time.perf_counter()
     step = PruneMagnitude.model_validate({"sparsity": 0.5, **STEPS[name]})

@@ -16,11 +16,11 @@ import pytest
 from torch import Tensor
 
 from compressor.carriers.torch_carrier import TorchCarrier
+from compressor.passes.prune.nm import PruneNm
+from compressor.passes.prune.sparsegpt import PruneSparsegpt
+from compressor.passes.prune.wanda import PruneWanda
 from compressor.types.carrier import Carrier
 from compressor.types.passes import Pass
-from passes.prune.nm import PruneNm
-from passes.prune.sparsegpt import PruneSparsegpt
-from passes.prune.wanda import PruneWanda
 from tests.benchmarks.language import Setting, compressed, language_setting, nats
 
 SAMPLE = Path(__file__).parents[2] / "samples" / "tiny-llama"
@@ -53,7 +53,7 @@ def loss(carrier: Carrier, windows: Tensor) -> Tensor:
 
 def magnitude_rows() -> dict[str, Pass]:
     """Return the pass that prunes single weights by magnitude, as the other passes' baseline."""
-    from passes.prune.magnitude import PruneMagnitude
+    from compressor.passes.prune.magnitude import PruneMagnitude
 
     return {"50 % magnitude": PruneMagnitude.model_validate({"sparsity": 0.5})}
 

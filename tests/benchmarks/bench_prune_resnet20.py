@@ -33,13 +33,13 @@ from torch import nn
 from compressor import catalog
 from compressor.carriers.ort_runner import OrtRunner
 from compressor.carriers.torch_carrier import TorchCarrier
+from compressor.exporters.onnx import OnnxExporter
 from compressor.graph.costs import macs, parameters
+from compressor.passes.prune.batch_statistics import re_estimated
 from compressor.timing import already_open, measure
 from compressor.types.exporter import ExportContext
 from compressor.types.passes import PassContext
 from compressor.types.tensors import Batch, TensorSpec
-from exporters.onnx import OnnxExporter
-from passes.prune.batch_statistics import re_estimated
 from samples.cifar.data import augment, normalize
 from samples.cifar.model import BasicBlock, ZeroPadShortcut, resnet20, stage
 from tests.benchmarks.bench_resnet20 import show

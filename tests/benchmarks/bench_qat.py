@@ -17,18 +17,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from calibration.collect import collect
+from compressor.calibration.collect import collect
 from compressor.carriers.torch_carrier import TorchCarrier
+from compressor.passes.fuse.fuse import Fuse
+from compressor.passes.quantize.static import QuantizeStatic
+from compressor.passes.train.engine import make_order, train
+from compressor.passes.train.finetune import Finetune
+from compressor.passes.train.qat import Qat
 from compressor.plan import make_observer
 from compressor.types.carrier import Carrier
 from compressor.types.passes import PassContext
 from compressor.types.tensors import Array, Batch
 from compressor.types.training import Training
-from passes.fuse.fuse import Fuse
-from passes.quantize.static import QuantizeStatic
-from passes.train.engine import make_order, train
-from passes.train.finetune import Finetune
-from passes.train.qat import Qat
 from samples.cifar.data import normalize
 from tests.benchmarks.bench_distill import training
 from tests.benchmarks.bench_prune_resnet20 import (

@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 import torch
 
-from exporters.safetensors import container
+from compressor.exporters.safetensors import container
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(3600)]
 
@@ -137,10 +137,10 @@ def resident(path: Path) -> tuple[int, int]:
 def ours(source: Path, target: Path) -> None:
     """Stream it through the exporter."""
     from compressor.carriers.checkpoint_carrier import open_checkpoint
+    from compressor.exporters.safetensors.exporter import SafetensorsExporter
+    from compressor.passes.quantize.weight_only import QuantizeWeights
     from compressor.types.exporter import ExportContext
     from compressor.types.passes import PassContext
-    from exporters.safetensors.exporter import SafetensorsExporter
-    from passes.quantize.weight_only import QuantizeWeights
 
     declared = QuantizeWeights(preset="int4-g128")
     outcome = declared.apply(open_checkpoint(source), PassContext(), {})

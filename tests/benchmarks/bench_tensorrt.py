@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from compressor.exporters.onnx import OnnxExporter
+from compressor.exporters.tensorrt import TensorrtExporter
+from compressor.exporters.tensorrt.profiles import BatchRange
 from compressor.plan import Plan, make_plan
 from compressor.progress import Silent
 from compressor.run.pipeline import run_passes
@@ -20,12 +23,9 @@ from compressor.run.workspace import Workspace
 from compressor.spec.load import load_spec
 from compressor.store import Store
 from compressor.types.carrier import Carrier
-from exporters.onnx import OnnxExporter
-from exporters.tensorrt import TensorrtExporter
-from exporters.tensorrt.profiles import BatchRange
 from tests.benchmarks.bench_resnet20 import show
-from tests.exporters.hand_made import CONTEXT
-from tests.exporters.tensorrt.engines import needs_rtx
+from tests.compressor.exporters.hand_made import CONTEXT
+from tests.compressor.exporters.tensorrt.engines import needs_rtx
 
 pytestmark = [
     pytest.mark.benchmark,

@@ -22,12 +22,12 @@ from torch import nn
 
 from compressor.carriers.onnx_carrier import OnnxCarrier
 from compressor.carriers.torch_carrier import open_module
+from compressor.exporters.onnx import OnnxExporter
+from compressor.passes.quantize.affine import absmax_parameters, quantize
 from compressor.types.layers import Layer
 from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
 from compressor.types.tensors import Array, TensorSpec
-from exporters.onnx import OnnxExporter
-from passes.quantize.affine import absmax_parameters, quantize
-from tests.exporters.hand_made import CONTEXT
+from tests.compressor.exporters.hand_made import CONTEXT
 
 WIDTH, HIDDEN, BLOCKS = 1024, 2816, 4
 TOKENS = (1, 64)

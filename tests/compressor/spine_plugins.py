@@ -18,11 +18,12 @@ import numpy as np
 from pydantic import Field
 
 from compressor.carriers.onnx_carrier import OnnxCarrier
+from compressor.exporters.onnx.exporter import OnnxExporter
 from compressor.types.carrier import Capability, Carrier, Runner
 from compressor.types.passes import LayerOutcome, LayerPlan, Outcome, Pass, PassContext, Survey
 from compressor.types.tensors import Batch
-from exporters.onnx.exporter import OnnxExporter
 from tests.compressor.tiny_project import Project
+from tests.paths import ROOT
 
 DEADLY = "SPINE_TEST_DEADLY"
 HERE = "tests.compressor.spine_plugins"
@@ -194,7 +195,7 @@ def in_another_process(
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: spine-plugins\nVersion: 1.0\n")
     entries = "".join(f"{name} = {reference}\n" for name, reference in PASSES.items())
     (info / "entry_points.txt").write_text(f"[compressor.passes]\n{entries}")
-    root = Path(__file__).parents[2]
+    root = ROOT
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(site), str(root)]),

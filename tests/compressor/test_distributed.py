@@ -19,10 +19,10 @@ from safetensors.torch import save_file
 
 from compressor.cli.application import application
 from tests.compressor.tiny_project import Project, onnx_project
+from tests.paths import ROOT
 
 WIDTH = 64
 OBSERVERS, METHODS = ("min-max", "entropy"), ("gptq", "awq")
-ROOT = Path(__file__).parents[2]
 STATIC = {"pass": "quantize-static", "weights": {"rounding": "nearest"}}
 
 # Starting two processes takes longer than what they do; so they do several things in turn, in one

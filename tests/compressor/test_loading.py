@@ -19,12 +19,19 @@ from safetensors.torch import load_file, save_file
 from compressor.carriers.onnx_carrier import OnnxCarrier
 from compressor.carriers.torch_graph import LazyTensor
 from compressor.errors import ModelError, SpecError
+from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.graph.as_json import graph_as_json, graph_from_json, skeleton
 from compressor.loading import check, load
-from exporters.safetensors import SafetensorsExporter
-from tests.exporters.hand_made import CONTEXT, Builder, entry, images, quantized, rows, sample
-
-ROOT = Path(__file__).parents[2]
+from tests.compressor.exporters.hand_made import (
+    CONTEXT,
+    Builder,
+    entry,
+    images,
+    quantized,
+    rows,
+    sample,
+)
+from tests.paths import ROOT
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from tests.compressor.tiny_project import (
     Project,
     torch_project,
 )
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden" / "plan_digits.txt"
 STATIC = {
     "pass": "quantize-static",

@@ -67,7 +67,7 @@ def bare(folder: Path) -> None:
 
 
 def llama(folder: Path) -> None:
-    from tests.exporters.hugging_face import tiny as tiny_language_model
+    from tests.compressor.exporters.hugging_face import tiny as tiny_language_model
 
     torch.manual_seed(0)
     tiny_language_model("Llama", torch.float32).save_pretrained(folder / "Llama-dir")

@@ -15,10 +15,10 @@ import pytest
 import torch
 from onnx import numpy_helper, parser
 
-import calibration.observers
-import calibration.sources
-import exporters
-import passes
+import compressor.calibration.observers
+import compressor.calibration.sources
+import compressor.exporters
+import compressor.passes
 from compressor.carriers.onnx_carrier import OnnxCarrier
 from compressor.errors import ArtifactError, SpecError
 from compressor.types.exporter import ExportContext
@@ -26,7 +26,12 @@ from compressor.types.observer import Range
 from compressor.types.passes import LayerRule, PassContext
 from tests.docs.test_docs import ALL_BLOCKS, PAGES, ROOT
 
-PACKAGES = (passes, exporters, calibration.observers, calibration.sources)
+PACKAGES = (
+    compressor.passes,
+    compressor.exporters,
+    compressor.calibration.observers,
+    compressor.calibration.sources,
+)
 EXAMPLES = {
     block.text.splitlines()[0].removeprefix("# "): block.text
     for block in ALL_BLOCKS
@@ -76,11 +81,11 @@ def carrier() -> OnnxCarrier:
 
 def test_examples_are_complete() -> None:
     assert sorted(EXAMPLES) == [
-        "calibration/observers/rms.py",
-        "calibration/sources/csv_file.py",
-        "exporters/plain/exporter.py",
-        "passes/clip/clip_weights.py",
-        "passes/clip/clipping.py",
+        "compressor/calibration/observers/rms.py",
+        "compressor/calibration/sources/csv_file.py",
+        "compressor/exporters/plain/exporter.py",
+        "compressor/passes/clip/clip_weights.py",
+        "compressor/passes/clip/clipping.py",
     ]
 
 
@@ -92,7 +97,7 @@ def test_all_python_blocks_compile() -> None:
 
 
 def test_pass(example: Any, carrier: OnnxCarrier) -> None:
-    cls = example("passes/clip/clip_weights.py").ClipWeights
+    cls = example("compressor/passes/clip/clip_weights.py").ClipWeights
     step, context = cls(deviations=3.0), PassContext()
     survey = step.survey(carrier, context)
     assert [(row.action, row.touched) for row in survey.layers] == [("clip", True)]
@@ -108,7 +113,7 @@ def test_pass(example: Any, carrier: OnnxCarrier) -> None:
 
 
 def test_observer(example: Any) -> None:
-    observer = example("calibration/observers/rms.py").Rms(factor=2.0)
+    observer = example("compressor/calibration/observers/rms.py").Rms(factor=2.0)
     values = torch.tensor([3.0, -4.0, 0.0, 1.0])
     whole = observer.update(observer.start(), values)
     parts = observer.merge(
@@ -124,7 +129,7 @@ def test_observer(example: Any) -> None:
 
 
 def test_exporter(example: Any, carrier: OnnxCarrier, tmp_path: Path) -> None:
-    exporter = example("exporters/plain/exporter.py").PlainExporter()
+    exporter = example("compressor/exporters/plain/exporter.py").PlainExporter()
     exporter.check(carrier)
     staging = tmp_path / "staging"
     staging.mkdir()
@@ -140,7 +145,7 @@ def test_exporter(example: Any, carrier: OnnxCarrier, tmp_path: Path) -> None:
 
 
 def test_source(example: Any, tmp_path: Path) -> None:
-    cls = example("calibration/sources/csv_file.py").CsvSource
+    cls = example("compressor/calibration/sources/csv_file.py").CsvSource
     path = tmp_path / "table.csv"
     path.write_text("a,b\n1,10\n2,20\n3,30\n", encoding="utf-8")
     source = cls(path=path, fields={"x": "b"}, samples=2)

@@ -11,9 +11,9 @@ from click.testing import CliRunner, Result
 from onnx import TensorProto, helper
 
 from compressor.cli.application import application
+from compressor.exporters.tensorrt.exporter import TensorrtExporter
 from compressor.pages.benchmark import benchmark_table
 from compressor.report.terminal import plain_text
-from exporters.tensorrt.exporter import TensorrtExporter
 from tests.compressor.bench.conftest import SaveOnnx
 from tests.compressor.tiny_project import Project
 

@@ -15,7 +15,7 @@ from compressor.carriers.checkpoint_carrier import open_checkpoint
 from compressor.types.changes import WeightChange
 from compressor.types.layers import Layer
 from compressor.weight_rows import all_rows, read_rows
-from tests.passes.prune.magnitude_models import matrices, weights
+from tests.compressor.passes.prune.magnitude_models import matrices, weights
 from tests.two_linears import on_onnx, on_torch
 
 ROWS, COLUMNS = 37, 5

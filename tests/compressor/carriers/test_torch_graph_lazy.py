@@ -15,7 +15,7 @@ from torch import Tensor
 
 from compressor.carriers.torch_graph import DeferredGraphModule, GraphModule, LazyTensor
 from compressor.carriers.torch_graph.ops import OPERATORS
-from tests.exporters.hand_made import Builder, entry, quantized
+from tests.compressor.exporters.hand_made import Builder, entry, quantized
 
 
 class Counted:

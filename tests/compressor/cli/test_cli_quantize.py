@@ -19,7 +19,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from compressor.cli.application import application
-from passes.quantize.weight_only_options import PRESETS
+from compressor.passes.quantize.weight_only_options import PRESETS
+from tests.paths import ROOT
 
 HIDDEN, WIDE, LAYERS, WORDS = 128, 256, 3, 50
 CONFIG = {
@@ -172,7 +173,7 @@ def test_killed_and_called_again(tmp_path: Path):
     source = llama(tmp_path / "llama", layers=10, hidden=1024)
     assert compress(source, "-o", tmp_path / "whole").exit_code == 0
     command = [sys.executable, "-m", "compressor", "quantize", str(source), "--quiet", "-o"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen([*command, "broken"], cwd=tmp_path, env=environment)
     journal = "*.done.json"
     deadline = time.monotonic() + 120

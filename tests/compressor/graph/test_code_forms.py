@@ -18,7 +18,7 @@ from compressor.types.layers import Layer
 from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
 from compressor.types.tensors import Array
 from tests.compressor.graph.random_codes import FORMS, SCHEMES, random_codes, text
-from tests.passes.quantize.small_models import graph, noise
+from tests.compressor.passes.quantize.small_models import graph, noise
 
 
 def weight_of_graph(carrier: OnnxCarrier, taps: str) -> Array:

@@ -7,12 +7,12 @@ import torch
 
 from compressor.carriers.onnx_carrier import OnnxCarrier
 from compressor.graph.codes import attach_codes, obstacle
+from compressor.passes.quantize.affine import absmax_parameters, quantize
 from compressor.types.layers import Layer
 from compressor.types.quantized import QuantizedTensor, Scheme
 from compressor.types.tensors import Array, Batch
-from passes.quantize.affine import absmax_parameters, quantize
 from tests.compressor.graph.random_codes import UNSIGNED
-from tests.passes.quantize.small_models import (
+from tests.compressor.passes.quantize.small_models import (
     digits,
     graph,
     images,

@@ -9,8 +9,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from compressor.graph.clean import infer_shapes
 from compressor.graph.costs import initializer_bytes, macs, parameters
+from tests.compressor.exporters.hand_made import sample
 from tests.compressor.tiny_project import tiny_onnx
-from tests.exporters.hand_made import sample
 
 
 def test_resnet20():

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from calibration.collect import collect
+from compressor.calibration.collect import collect
 from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.errors import DataError
 from compressor.graph.blocks import partition

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from tests.compressor.tiny_project import STORE, Project, torch_project
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[3]
 # A loss that ends its process once, at the call that the environment names.
 LOSS = """
 import os, signal, torch

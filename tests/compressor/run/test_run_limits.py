@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from compressor.errors import ArtifactError, DataError, ExitCode, ModelError
+from compressor.exporters.onnx import OnnxExporter
 from compressor.run import verify
 from compressor.run.limits import judge
 from compressor.spec.keys import LimitKeys
-from exporters.onnx import OnnxExporter
 from tests.compressor.tiny_project import REPORTS, Project
 
 

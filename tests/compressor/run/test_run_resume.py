@@ -12,15 +12,15 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-import calibration.collect
+import compressor.calibration.collect
 from compressor.cli.application import application
 from compressor.errors import ExitCode
+from compressor.exporters.onnx.exporter import OnnxExporter
 from compressor.model import open_model
+from compressor.passes.quantize.static import QuantizeStatic
 from compressor.run import verify, workspace
 from compressor.spec.load import load_spec
 from compressor.user_code import importable
-from exporters.onnx.exporter import OnnxExporter
-from passes.quantize.static import QuantizeStatic
 from tests.compressor.spine_plugins import DEADLY, Strike, in_another_process
 from tests.compressor.tiny_project import (
     MODULE,
@@ -72,7 +72,7 @@ def test_a_second_run_computes_nothing_again(on_onnx: Project, monkeypatch: pyte
     first = project.run().report
     artifacts = project.artifacts()
     for place, name in (
-        (calibration.collect, "collect"),
+        (compressor.calibration.collect, "collect"),
         (Strike, "apply"),
         (QuantizeStatic, "apply"),
         (OnnxExporter, "write"),

@@ -1,0 +1,179 @@
+"""Collection: one pass over the data that feeds every observer its tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import reduce
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from compressor.calibration.agreement import Agreement
+from compressor.calibration.extrema import extrema
+from compressor.calibration.observers.ranges import HistogramObserver, RangeObserver
+from compressor.errors import DataError
+from compressor.types.observer import Observer, Request
+from compressor.types.ranks import ALONE, Ranks
+from compressor.types.tensors import Array, Batch
+
+AnyObserver: TypeAlias = Observer[Any, Any]
+_Place: TypeAlias = tuple[str, str | None]
+_Key: TypeAlias = tuple[_Place, str]
+
+
+def collect(
+    run: Callable[[Batch], Batch],
+    batches: Iterable[Batch],
+    requests: Sequence[Request],
+    make_observer: Callable[[str, dict[str, Any]], AnyObserver],
+    progress: Callable[[int], None] | None = None,
+    ranks: Ranks = ALONE,
+) -> dict[str, Any]:
+    """Return the requested statistics by ``Request.key``, from one pass over the data.
+
+    With several processes, each is given its own share of the batches and all get the same
+    results: the states are merged in the order of the processes.
+
+    Held are two batches, one being run while the other is observed, and one state for each
+    observer; all histogram observers of a tensor share one state.
+
+    Args:
+        run: returns the requested tensors (and perhaps others) by name, for one batch.
+        batches: the calibration data, or this process's share of it.
+        requests: what to observe; equal requests are observed once.
+        make_observer: returns the observer of a name with these options.
+        progress: called after each batch with the number of samples so far.
+        ranks: the processes that share the data.
+
+    Raises:
+        DataError: there are no samples; a tensor is missing or empty; or a value is not finite
+            (the error names the tensor, the first such sample and how many values there are).
+    """
+    observers = {r.key: make_observer(r.observer, r.options) for r in requests}
+    shared = {r.key: _state_key(r, observers[r.key]) for r in requests}
+    # One observer updates each state, whichever results are later read from it.
+    updaters = {shared[key]: observer for key, observer in observers.items()}
+    states = {key: observer.start() for key, observer in updaters.items()}
+    by_place: dict[_Place, list[_Key]] = {}
+    for key in updaters:
+        by_place.setdefault(key[0], []).append(key)
+
+    agreement = Agreement(updaters, ranks)
+    seen = 0
+    for batch, outputs in _run_ahead(run, batches):
+        after = dict(states)
+        samples = len(next(iter(batch.values())))
+        for (tensor, where), keys in by_place.items():
+            feed = {key: updaters[key] for key in keys}
+            try:
+                values = _values(tensor, outputs, where)
+                if values.numel():
+                    after.update(_updated(feed, states, values))
+            except ValueError as error:
+                _blame_values(tensor, outputs[tensor], seen, samples, error)
+                raise
+        del outputs  # before the next run needs the memory
+        states = agreement.kept(states, after)
+        seen += samples
+        if progress is not None:
+            progress(seen)
+        if agreement.done:
+            break
+    agreement.finish(states)
+    seen = sum(ranks.gathered(seen))
+    if not seen:
+        raise DataError("calibration data", "has no samples", "give at least one batch")
+    if ranks.size > 1:
+        states = _merged(updaters, ranks.gathered(states))
+    return {key: _result(key, observer, states[shared[key]]) for key, observer in observers.items()}
+
+
+def _merged(
+    observers: dict[_Key, AnyObserver], states: Sequence[dict[_Key, Any]]
+) -> dict[_Key, Any]:
+    """Return one state an observer, of all processes' states in their order."""
+    return {
+        key: reduce(observer.merge, (own[key] for own in states))
+        for key, observer in observers.items()
+    }
+
+
+def _run_ahead(
+    run: Callable[[Batch], Batch], batches: Iterable[Batch]
+) -> Iterator[tuple[Batch, Batch]]:
+    """Yield each batch with the model's outputs, while the next batch is run in a thread."""
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        waiting: tuple[Batch, Future[Batch]] | None = None
+        for batch in batches:
+            running = (batch, pool.submit(run, batch))
+            if waiting is not None:
+                yield waiting[0], waiting[1].result()
+            waiting = running
+        if waiting is not None:
+            yield waiting[0], waiting[1].result()
+
+
+def _state_key(request: Request, observer: AnyObserver) -> _Key:
+    shares = isinstance(observer, HistogramObserver)
+    return (request.tensor, request.where), "histogram" if shares else request.key
+
+
+def _updated(
+    feed: dict[_Key, AnyObserver], states: dict[_Key, Any], values: torch.Tensor
+) -> dict[_Key, Any]:
+    """Return the new states; raises ``ValueError`` where a value is not finite."""
+    # Observers of ranges look at every value's size anyway and refuse what is not finite.
+    checked = any(isinstance(observer, RangeObserver) for observer in feed.values())
+    if values.is_floating_point() and not checked:
+        extrema(values)
+    ranges_first = sorted(feed.items(), key=lambda item: not isinstance(item[1], RangeObserver))
+    return {key: observer.update(states[key], values) for key, observer in ranges_first}
+
+
+def _values(tensor: str, outputs: Batch, where: str | None) -> torch.Tensor:
+    """Return a tensor's values, only those at which ``where`` is positive if that is given."""
+    if tensor not in outputs:
+        raise DataError(
+            f"tensor '{tensor}'",
+            "was not computed by the model",
+            "request a tensor that the graph has",
+        )
+    array = np.ascontiguousarray(outputs[tensor])
+    if where is not None:  # ten times as fast as indexing with a mask
+        array = np.compress((outputs[where] > 0).ravel(), array.ravel())
+    if array.dtype.kind not in "biuf":  # bfloat16 and smaller, which torch takes from no array
+        array = array.astype(np.float32)
+    # torch.from_numpy would warn that the tensor could be used to write to the array.
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _result(key: str, observer: AnyObserver, state: Any) -> Any:
+    try:
+        return observer.result(state)
+    except ValueError as error:
+        tensor = key.split("|")[0]
+        raise DataError(
+            f"tensor '{tensor}'",
+            f"cannot be calibrated: {error}",
+            "check that it has elements",
+        ) from error
+
+
+def _blame_values(tensor: str, array: Array, seen: int, samples: int, cause: ValueError) -> None:
+    """Raise an error that locates the first value that is not finite; return if all are."""
+    bad = ~np.isfinite(array.astype(np.float64))
+    count = int(bad.sum())
+    if not count:
+        return
+    where = f"samples {seen} to {seen + samples - 1}"
+    rows = array.shape[0] if array.ndim else 0
+    if rows and samples and rows % samples == 0:  # the first axis is the batch, or starts with it
+        row = int(np.flatnonzero(bad.reshape(rows, -1).any(1))[0])
+        where = f"sample {seen + row // (rows // samples)}"
+    raise DataError(
+        f"tensor '{tensor}'",
+        f"{count} of {bad.size} values are not finite, the first in {where}",
+        "look at that sample and its transform, and at the weights before this tensor",
+    ) from cause

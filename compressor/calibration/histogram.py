@@ -1,0 +1,135 @@
+"""An exact histogram of a stream of values, whatever their range, order or grouping."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from compressor.calibration.extrema import chunk_extrema, chunks
+
+BITS = 12
+"""``2 ** BITS`` bins lie on each side of zero."""
+SIDE = 1 << BITS
+
+# Below this exponent the factor 2 ** -exponent would not be a float32.
+_LEAST_EXPONENT = -126
+# Above this exponent the factor would be a denormal float32, which some processors flush to zero.
+_FLOAT32_EXPONENT = 126
+
+
+@dataclass(frozen=True, eq=False)
+class Histogram:
+    """Counts of values in bins whose width is a power of two.
+
+    The value ``x`` counts in bin ``trunc(x / 2 ** exponent)``: bin ``j > 0`` is ``[j, j + 1)``,
+    bin ``-j`` its mirror image and bin 0 the open interval ``(-1, 1)``, in units of the width.
+    The exponent is the least (from -126) that gives every value ``|j| < SIDE``. When a value
+    falls outside, the exponent grows and neighbouring bins are added, bin ``j`` to bin
+    ``trunc(j / 2)``. Truncation composes and scaling by a power of two does not round, so the
+    state is a function of the multiset of values alone: updates and merges in any order and
+    any grouping give the same bits.
+
+    Attributes:
+        counts: int64 ``[2 * SIDE]``; ``counts[SIDE + j]`` belongs to bin ``j``. Never written to.
+        exponent: binary logarithm of the bin width.
+        low: the least value seen, ``inf`` before any.
+        high: the greatest value seen, ``-inf`` before any.
+    """
+
+    counts: torch.Tensor
+    exponent: int
+    low: float
+    high: float
+
+    @property
+    def empty(self) -> bool:
+        """Whether no value has been seen."""
+        return self.low > self.high
+
+    @property
+    def total(self) -> int:
+        """How many values have been seen."""
+        return int(self.counts.sum())
+
+    def unit(self, value: float) -> float:
+        """Return ``value`` in units of the bin width."""
+        return math.ldexp(value, -self.exponent)
+
+    def value(self, unit: float) -> float:
+        """Return the value at ``unit`` bin widths from zero."""
+        return math.ldexp(unit, self.exponent)
+
+
+def empty() -> Histogram:
+    """Return the histogram of no values."""
+    counts = torch.zeros(2 * SIDE, dtype=torch.int64)
+    return Histogram(counts, _LEAST_EXPONENT, math.inf, -math.inf)
+
+
+def observe(state: Histogram, values: torch.Tensor) -> Histogram:
+    """Return ``state`` with the values of a real tensor of any shape counted as well.
+
+    One pass in steps that fit the cache: extrema, scaling, truncation, counting.
+
+    Raises:
+        ValueError: a value is not finite.
+    """
+    counts = state.counts.clone()
+    exponent, low, high = state.exponent, state.low, state.high
+    for chunk in chunks(values):
+        least, greatest = chunk_extrema(chunk)
+        low, high = min(low, least), max(high, greatest)
+        needed = _exponent(least, greatest)
+        if needed > exponent:
+            counts = coarsen(counts, needed - exponent)
+            exponent = needed
+        _count(counts, chunk, exponent, least)
+    return Histogram(counts, exponent, low, high)
+
+
+def merge(first: Histogram, second: Histogram) -> Histogram:
+    """Return the histogram of the values of both."""
+    exponent = max(first.exponent, second.exponent)
+    counts = coarsen(first.counts, exponent - first.exponent)
+    counts = counts + coarsen(second.counts, exponent - second.exponent)
+    return Histogram(counts, exponent, min(first.low, second.low), max(first.high, second.high))
+
+
+def coarsen(counts: torch.Tensor, doublings: int) -> torch.Tensor:
+    """Return the counts of bins ``2 ** doublings`` times as wide."""
+    if doublings == 0:
+        return counts
+    shift = min(doublings, BITS)
+    kept = SIDE >> shift
+    # Both sides outward from zero; the zero bin goes with the positive one.
+    right = counts[SIDE:].view(kept, -1).sum(1)
+    left = counts[: SIDE + 1].flip(0)[:SIDE].clone()
+    left[0] = 0
+    left = left.view(kept, -1).sum(1)
+    result = torch.zeros_like(counts)
+    result[SIDE : SIDE + kept] = right
+    result[SIDE - kept + 1 : SIDE] = left[1:].flip(0)
+    result[SIDE] += left[0]
+    return result
+
+
+def _exponent(low: float, high: float) -> int:
+    """Return the least exponent with ``|x| < SIDE * 2 ** exponent`` for all x in the interval."""
+    largest = max(-low, high)
+    if largest == 0:
+        return _LEAST_EXPONENT
+    _, exponent = math.frexp(largest)  # |x| < 2 ** exponent, strictly
+    return max(exponent - BITS, _LEAST_EXPONENT)
+
+
+def _count(counts: torch.Tensor, chunk: torch.Tensor, exponent: int, least: float) -> None:
+    """Add the chunk's counts in place."""
+    if exponent > _FLOAT32_EXPONENT:
+        chunk = chunk.to(torch.float64)
+    index = chunk.mul(math.ldexp(1.0, -exponent)).to(torch.int16)  # the conversion truncates
+    if least < 0:
+        counts += torch.bincount(index.add_(SIDE), minlength=2 * SIDE)
+    else:
+        counts[SIDE:] += torch.bincount(index, minlength=SIDE)

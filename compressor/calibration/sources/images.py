@@ -1,0 +1,132 @@
+"""Images in a folder, decoded to RGB and brought to one size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+from pydantic import Field, PositiveInt
+
+from compressor.calibration.sources.file_source import IndexedFileSource
+from compressor.calibration.sources.headers import Header
+from compressor.calibration.sources.rows import ReadAt, Rows
+from compressor.errors import DataError
+from compressor.types.tensors import Array
+
+_SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+
+
+@dataclass(frozen=True)
+class _Item:
+    path: Path
+    label: int
+
+
+class ImageFolderSource(IndexedFileSource):
+    """A folder of images, or one of class folders with images in them.
+
+    The arrays are ``image``, uint8 ``[samples, height, width, 3]``, and where there are class
+    folders ``label``, int64 ``[samples]``: the place of the image's folder among all of them,
+    sorted by name. Images come sorted by name; ``samples`` takes that many spread evenly over
+    all of them, so that every class is represented. An image is scaled (bilinear) to cover
+    ``size`` and its centre is cut out.
+    """
+
+    kind: ClassVar[str] = "folder of images"
+    size: tuple[PositiveInt, PositiveInt] = Field(
+        strict=False, description="height and width in pixels"
+    )
+
+    def headers(self) -> dict[str, Header]:
+        """Return what the folder gives, from the names of its files."""
+        items, labelled = self._items()
+        if not items:
+            raise DataError(
+                self.subject, "has no images", f"it needs files like {', '.join(sorted(_SUFFIXES))}"
+            )
+        headers = {"image": Header((len(items), *self.size, 3), np.dtype(np.uint8))}
+        if labelled:
+            headers["label"] = Header((len(items),), np.dtype(np.int64))
+        return headers
+
+    @contextmanager
+    def open_rows(self, chosen: Mapping[str, str]) -> Iterator[dict[str, Rows]]:
+        """List the images; each is opened when its turn comes."""
+        items, _ = self._items()
+        arrays = self._arrays(items)
+        yield {name: _InOrder(arrays[stored]) for name, stored in chosen.items()}
+
+    def open_at(self, chosen: Mapping[str, str]) -> dict[str, ReadAt]:
+        """List the images; each is decoded when it is asked for."""
+        items, _ = self._items()
+        arrays = self._arrays(items)
+        return {name: arrays[stored] for name, stored in chosen.items()}
+
+    def files(self) -> list[tuple[str, Path]]:
+        """Return the images."""
+        items, _ = self._items()
+        return [(item.path.relative_to(self.path).as_posix(), item.path) for item in items]
+
+    def _arrays(self, items: list[_Item]) -> dict[str, ReadAt]:
+        labels = np.array([item.label for item in items], np.int64)
+
+        def images(rows: NDArray[np.int64]) -> Array:
+            batch = np.empty((len(rows), *self.size, 3), np.uint8)
+            for row, image in zip(rows.tolist(), batch, strict=True):
+                image[:] = _decode(items[row].path, self.size)
+            return batch
+
+        return {"image": images, "label": lambda rows: labels[rows]}
+
+    def _items(self) -> tuple[list[_Item], bool]:
+        """Return the images to use, and whether they have labels."""
+        entries = sorted(path for path in self.path.iterdir() if not path.name.startswith("."))
+        folders = [path for path in entries if path.is_dir()]
+        loose = [path for path in entries if _is_image(path)]
+        if folders and loose:
+            raise DataError(
+                self.subject,
+                f"has class folders and also loose images, such as '{loose[0].name}'",
+                "put every image into a class folder, or none",
+            )
+        items = [_Item(path, 0) for path in loose]
+        for label, folder in enumerate(folders):
+            found = (path for path in folder.rglob("*") if _is_image(path))
+            items += [_Item(path, label) for path in sorted(found)]
+        if self.samples is not None and self.samples < len(items):
+            items = [items[i * len(items) // self.samples] for i in range(self.samples)]
+        return items, bool(folders)
+
+
+class _InOrder:
+    def __init__(self, read_at: ReadAt):
+        self._read_at = read_at
+        self._position = 0
+
+    def take(self, count: int) -> Array:
+        start, self._position = self._position, self._position + count
+        return self._read_at(np.arange(start, self._position))
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in _SUFFIXES and not path.name.startswith(".") and path.is_file()
+
+
+def _decode(path: Path, size: tuple[int, int]) -> Array:
+    height, width = size
+    try:
+        with Image.open(path) as image:
+            rgb = image.convert("RGB")
+        return np.asarray(ImageOps.fit(rgb, (width, height), Image.Resampling.BILINEAR))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(
+            f"image '{path}'",
+            f"cannot be decoded: {error}",
+            "replace or remove it",
+        ) from error

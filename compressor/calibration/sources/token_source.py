@@ -1,0 +1,205 @@
+"""What the sources of tokenized text have in common: windows over one stream of tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import IO, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from compressor.calibration.sources.headers import Header, choose, describe
+from compressor.calibration.sources.tokenizing import open_tokenizer, token_stream, tokenizer_file
+from compressor.errors import DataError, SpecError
+from compressor.types.options import Options
+from compressor.types.source import SourceInfo
+from compressor.types.tensors import Array, Batch
+
+_COUNTED = 64 << 20  # bytes of text that are tokenized to learn how many samples there are
+_IDS, _LABELS, _MASK = "input_ids", "labels", "attention_mask"
+
+
+class TokenSource(Options, ABC):
+    """Samples of ``length`` tokens from text, as a language model is trained and judged on.
+
+    The arrays are int64 ``[samples, length]``: ``input_ids``; ``labels``, the same tokens moved
+    on by one, so that ``labels[i]`` is what follows ``input_ids[i]``; and ``attention_mask``, all
+    ones, for models that ask for it. All documents make one stream of tokens, which is cut into
+    windows; tokens at the end that fill no window are left out. Memory does not grow with the
+    files, which are tokenized in pieces that end at line ends. How many samples files of more than
+    64 MiB hold is not known before they are read.
+    """
+
+    kind: ClassVar[str]
+    suffix: ClassVar[str]
+
+    path: Path = Field(strict=False, description="the file, or a folder of such files")
+    fields: dict[str, str] = Field(
+        default_factory=dict,
+        description="names in the model to input_ids, labels or attention_mask; all if there are "
+        "none",
+    )
+    samples: int | None = Field(default=None, ge=1, description="use at most so many samples")
+    tokenizer: Path = Field(
+        strict=False,
+        description="tokenizer.json, or the folder that holds it; read without network",
+    )
+    length: int = Field(
+        default=512,
+        ge=1,
+        description="tokens in a sample; `target: labels` names the tokens that follow them, "
+        "which metric perplexity needs",
+    )
+    stride: int | None = Field(
+        default=None, ge=1, description="tokens from one sample's start to the next; default length"
+    )
+    separator: str = Field(default="\n\n", description="text that is put between two documents")
+
+    @property
+    def subject(self) -> str:
+        """How errors name this source."""
+        return f"data '{self.path}'"
+
+    @abstractmethod
+    def documents(self, path: Path, stream: IO[bytes]) -> Iterator[Iterator[str]]:
+        """Yield the documents of one file, each as an iterator over pieces of its text.
+
+        Raises:
+            DataError: the content is not what it should be.
+        """
+
+    def info(self) -> SourceInfo:
+        """Describe the samples; files of up to 64 MiB are tokenized once, to count them.
+
+        Raises:
+            SpecError: a file does not exist, or the package ``tokenizers`` is not installed.
+            DataError: a file is unusable, or the text is shorter than one sample.
+        """
+        chosen = self._chosen()
+        headers = {name: Header((1, self.length), np.dtype(np.int64)) for name in chosen.values()}
+        fields = describe(self.subject, chosen, headers, None).fields
+        return SourceInfo(self.count, fields)
+
+    def batches(self, size: int, limit: int | None = None) -> Iterator[Batch]:
+        """Yield batches of up to ``size`` samples, at most ``limit``; raises as ``info`` does."""
+        if size < 1:
+            raise ValueError(f"batches of {size} samples")
+        limits = [most for most in (self.samples, limit) if most is not None]
+        left = min(limits, default=None)
+        chosen = self._chosen()
+        if left is not None and left <= 0:
+            return
+        rows: list[Array] = []
+        for window in self._windows(left):
+            rows.append(window)
+            if len(rows) == size:
+                yield _batch(rows, chosen)
+                rows = []
+        if rows:
+            yield _batch(rows, chosen)
+
+    def digest(self) -> str:
+        """Return a SHA-256 of the options, the tokenizer and the text; places have no part."""
+        settings = self.model_dump(mode="json", exclude={"path", "tokenizer"})
+        whole = hashlib.sha256(json.dumps([self.kind, settings], sort_keys=True).encode())
+        with self._guard():
+            for path in (tokenizer_file(self.tokenizer), *self.files()):
+                with path.open("rb") as file:
+                    whole.update(hashlib.file_digest(file, "sha256").digest())
+        return whole.hexdigest()
+
+    def files(self) -> list[Path]:
+        """Return the file, or those of the folder with the usual suffix, sorted by name.
+
+        Raises:
+            SpecError: the path does not exist.
+            DataError: the folder holds none.
+        """
+        if not self.path.exists():
+            raise SpecError(self.subject, "does not exist", "correct the path")
+        if not self.path.is_dir():
+            return [self.path]
+        found = sorted(path for path in self.path.glob(f"*{self.suffix}") if path.is_file())
+        if not found:
+            raise DataError(
+                self.subject, f"holds no {self.suffix} file", f"name a {self.kind} itself"
+            )
+        return found
+
+    @cached_property
+    def count(self) -> int | None:
+        """How many samples there are; ``None`` where counting would take long."""
+        with self._guard():
+            size = sum(path.stat().st_size for path in self.files())
+        if size > _COUNTED and self.samples is None:
+            next(self._windows(1))
+            return None
+        return sum(1 for _ in self._windows(self.samples))
+
+    def _chosen(self) -> dict[str, str]:
+        header = Header((1, self.length), np.dtype(np.int64))
+        offered = dict.fromkeys((_IDS, _LABELS, _MASK), header)
+        return choose(self.subject, self.fields, offered)
+
+    def _windows(self, most: int | None) -> Iterator[Array]:
+        """Yield int64 ``[length + 1]``, at least one, at most ``most``."""
+        span, stride = self.length + 1, self.stride or self.length
+        kept = np.empty(0, np.int64)
+        skip = seen = made = 0
+        with self._guard():
+            for tokens in token_stream(open_tokenizer(self.tokenizer), self._pieces()):
+                seen += len(tokens)
+                kept = np.concatenate([kept, tokens])
+                kept, skip = kept[skip:], max(0, skip - len(kept))
+                while len(kept) >= span:
+                    yield kept[:span]
+                    made += 1
+                    if made == most:
+                        return
+                    skip = max(0, stride - len(kept))
+                    kept = kept[stride:]
+        if not made:
+            raise DataError(
+                self.subject,
+                f"has {seen} tokens, a sample needs {span}: {self.length} and the one after them",
+                f"set length: {seen - 1}" if seen > 1 else "give a longer text",
+            )
+
+    def _pieces(self) -> Iterator[str]:
+        """Yield the text of all files in pieces, the separator before each document but one."""
+        before = ""
+        for path in self.files():
+            with path.open("rb") as stream:
+                for document in self.documents(path, stream):
+                    for piece in document:
+                        yield before + piece
+                        before = ""
+                    before = self.separator
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        """Turn what goes wrong when reading into errors that name the source."""
+        try:
+            yield
+        except OSError as error:
+            raise DataError(
+                self.subject,
+                f"cannot be read: {error.strerror or error}",
+                f"check that it is a complete {self.kind}",
+            ) from error
+
+
+def _batch(rows: list[Array], chosen: dict[str, str]) -> Batch:
+    windows = np.stack(rows)
+    arrays = {
+        _IDS: windows[:, :-1],
+        _LABELS: windows[:, 1:],
+        _MASK: np.ones((len(windows), windows.shape[1] - 1), np.int64),
+    }
+    return {name: np.array(arrays[stored], order="C") for name, stored in chosen.items()}

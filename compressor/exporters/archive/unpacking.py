@@ -1,0 +1,188 @@
+"""Take files, or single tensors, out of an archive."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from compressor.archives import UnpackedFile
+from compressor.errors import ModelError, SpecError
+from compressor.exporters.archive.coder import checksum, decode, in_order, threads
+from compressor.exporters.archive.index import Chunk, PackedFile, Part, member_sums, read_index
+from compressor.exporters.archive.sections import Section, head_of, prefix_of
+from compressor.files import disk_errors, publish, staging
+from compressor.names import suggestion
+from compressor.progress import Progress
+from compressor.types.tensors import Array
+
+_DAMAGED = "the archive is damaged; copy it again, or export the model again"
+
+
+def unpack(
+    path: Path, folder: Path, tensors: Sequence[str], force: bool, progress: Progress
+) -> tuple[UnpackedFile, ...]:
+    """Do what :func:`compressor.archives.unpack` says."""
+    files = read_index(path)
+    if tensors:
+        files = _with_only(files, tensors, path)
+    occupied = folder.is_dir() and any(folder.iterdir())
+    if folder.exists() and not folder.is_dir():
+        raise SpecError(f"folder {str(folder)!r}", "is a file", "name another one")
+    if occupied and not force:
+        raise SpecError(
+            f"folder {str(folder)!r}",
+            "holds files already",
+            "name a new one, or give --force to replace files of the same names",
+        )
+    new = not folder.exists()
+    made = []
+    try:
+        with disk_errors(folder), staging(folder) as staged:
+            total = sum(file.nbytes for file in files)
+            with progress.stage(f"unpack {path.name}", total) as advance:
+                for file in files:
+                    made.append(_write(path, file, staged / file.name))
+                    advance(sum(one.bytes for one in made))
+            for one in made:
+                publish(staged / one.name, folder / one.name)
+    finally:
+        if new and folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+    return tuple(made)
+
+
+def stored_bytes(path: Path) -> dict[str, int]:
+    """Return the bytes that each tensor takes in an archive, by name."""
+    sizes: dict[str, int] = {}
+    for file in read_index(path):
+        for part in file.parts if file.head else ():
+            whole = max(1, part.section.nbytes)
+            for tensor in part.section.tensors:  # of what is coded together, its share
+                sizes[tensor.name] = round(part.stored * tensor.nbytes / whole)
+    return sizes
+
+
+def _write(path: Path, file: PackedFile, target: Path) -> UnpackedFile:
+    """Write a file, many chunks of it decoded at once, and compare its hash.
+
+    Raises:
+        ModelError: a chunk is damaged, or the file is not what was put in.
+    """
+    digest = hashlib.sha256()
+    with (
+        target.open("xb") as out,
+        path.open("rb") as source,
+        ThreadPoolExecutor(threads(), "archive") as workers,
+    ):
+        prefix = prefix_of(file.head)
+        digest.update(prefix)
+        out.write(prefix)
+        work = partial(_decoded, source.fileno(), path)
+        for data in in_order(workers, work, _pieces(file)):
+            digest.update(data.data)
+            out.write(data.data)
+    found = digest.hexdigest()
+    if file.sha256 and found != file.sha256:
+        raise ModelError(
+            f"file {file.name!r} of archive {str(path)!r}",
+            "is not what was put in: its SHA-256 differs",
+            _DAMAGED,
+        )
+    return UnpackedFile(file.name, target.stat().st_size, found)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A chunk of a part, and how many bytes it has once it is decoded."""
+
+    part: Part
+    chunk: Chunk
+    nbytes: int
+
+
+def _pieces(file: PackedFile) -> Iterator[_Piece]:
+    for part in file.parts:
+        for number, chunk in enumerate(part.chunks):
+            left = part.section.nbytes - number * part.step
+            yield _Piece(part, chunk, min(part.step, left))
+
+
+def _decoded(handle: int, path: Path, piece: _Piece) -> Array:
+    """Read and decode a chunk.
+
+    Raises:
+        ModelError: its checksum differs, or it is none.
+    """
+    section, chunk = piece.part.section, piece.chunk
+    data = os.pread(handle, chunk.stored, chunk.start)
+    if len(data) != chunk.stored or checksum(data) != chunk.checksum:
+        raise ModelError(
+            f"{_lost(piece, data)} of archive {str(path)!r}",
+            "has another checksum than when it was written",
+            _DAMAGED,
+        )
+    try:
+        whole = decode(memoryview(data), chunk.lengths, piece.part.form, piece.nbytes)
+    except ValueError as error:
+        subject = f"{section.title} of archive {str(path)!r}"
+        raise ModelError(subject, f"cannot be decoded ({error})", _DAMAGED) from error
+    wanted = piece.part.wanted
+    if not wanted:
+        return whole
+    starts = [(tensor.start - section.start, tensor.nbytes) for tensor in wanted]
+    return np.concatenate([whole[start : start + size] for start, size in starts])
+
+
+def _lost(piece: _Piece, data: bytes) -> str:
+    """Name what a damaged chunk takes with it: of tensors that are coded together, the first that
+    does not come out as it was, and how many more do not.
+    """
+    section, sums = piece.part.section, piece.part.sums
+    if not sums:
+        return section.title
+    try:
+        form = piece.part.form
+        whole = decode(memoryview(data), piece.chunk.lengths, form, piece.nbytes, damaged=True)
+    except ValueError:
+        lost = section.members  # it can no longer be told where each lies
+    else:
+        pairs = zip(section.members, sums, member_sums(section, whole), strict=True)
+        lost = tuple(member for member, was, found in pairs if was != found)
+    first, more = (lost or section.members)[0], len(lost) - 1
+    return first.title + (f" and {more} coded with it" if more > 0 else "")
+
+
+def _with_only(
+    files: Sequence[PackedFile], tensors: Sequence[str], path: Path
+) -> tuple[PackedFile, ...]:
+    """Leave out what is not asked for.
+
+    Raises:
+        SpecError: there is no tensor of a name.
+    """
+    inside = [part.section for file in files if file.head for part in file.parts]
+    known = [tensor.name for section in inside for tensor in section.tensors]
+    for name in tensors:
+        if name not in known:
+            raise SpecError(f"tensor {name!r}", f"is not in {str(path)!r}", suggestion(name, known))
+    chosen = []
+    for file in files:
+        parts: list[Part] = []
+        taken: list[Section] = []
+        for part in file.parts if file.head else ():
+            wanted = tuple(t for t in part.section.tensors if t.name in tensors)
+            if wanted:
+                parts.append(replace(part, wanted=wanted if part.section.members else ()))
+                taken += wanted
+        if parts:
+            head = head_of(file.head, taken)
+            size = len(prefix_of(head)) + sum(tensor.nbytes for tensor in taken)
+            chosen.append(PackedFile(file.name, size, "", head, tuple(parts)))
+    return tuple(chosen)

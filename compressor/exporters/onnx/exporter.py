@@ -1,0 +1,206 @@
+"""Export to ONNX, by the rules of the runtime that will serve the file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import onnx_ir as ir
+from pydantic import Field
+
+from compressor.carriers.onnx_file import PRODUCER, TARGET
+from compressor.carriers.onnx_runtimes import runtime_for, versions_of, why_elsewhere
+from compressor.errors import ArtifactError, ModelError, SpecError
+from compressor.exporters.onnx import opsets
+from compressor.exporters.onnx.forms import in_form_for
+from compressor.exporters.onnx.layout import (
+    INLINE_LIMIT,
+    PROTOBUF_LIMIT,
+    Layout,
+    lay_out,
+    write_layout,
+)
+from compressor.exporters.onnx.matmul_nbits import Compute
+from compressor.exporters.onnx.owners import Owners
+from compressor.exporters.onnx.targets import TARGETS, first_breach
+from compressor.exporters.onnx.verify import check_file, check_message, check_tensors, described
+from compressor.graph.as_json import Skeleton, skeleton
+from compressor.graph.branches import sink_initializers
+from compressor.types.carrier import Capability, Carrier, Runner
+from compressor.types.exporter import ExportContext, Exporter
+
+_USUAL = ExportContext(name="a-name-of-usual-length", spec_digest="0" * 64)
+
+
+class OnnxExporter(Exporter):
+    """Writes ``model.onnx``, and ``model.onnx.data`` beside it where weights are large."""
+
+    format: ClassVar[str] = "onnx"
+    version: ClassVar[int] = 4
+    one_name: ClassVar[bool] = True  # the onnx package takes a second name for an attack
+
+    opset: int = Field(
+        default=21,
+        ge=opsets.OLDEST,
+        description="version of ONNX's operators; 21 is the first with 4-bit integers, 23 with "
+        "4-bit floats, which only tensorrt needs",
+    )
+    target: Literal["ort-cpu", "ort-cuda", "openvino", "tensorrt"] = Field(
+        default="ort-cpu",
+        description="the runtime whose rules are kept: tensorrt wants symmetric int8, zero "
+        "points 0 and float biases; the others take uint8 too; ort-cuda has kernels for "
+        "half precision and 4-bit weights, not for int8 activations",
+    )
+    matmul_compute: Compute = Field(
+        default="float32",
+        description="for ONNX Runtime, arithmetic of products in which only the weight is "
+        "quantized: float32 is exact, and expands weights of 8 and 2 bits when a session starts; "
+        "int8 rounds activations to 8 bits too (about 0.5 % error) and is several times faster "
+        "token by token",
+    )
+    external_data: Literal["auto", "never", "always"] = Field(
+        default="auto",
+        description="weights in a file of their own; auto does so from external-from on",
+    )
+    external_from: int = Field(
+        default=INLINE_LIMIT,
+        ge=0,
+        lt=PROTOBUF_LIMIT,
+        description="bytes of weights from which external-data: auto gives them their own file",
+    )
+
+    @property
+    def targets(self) -> frozenset[str]:
+        """The runtime whose rules passes should follow."""
+        return frozenset({self.target})
+
+    @property
+    def not_judged(self) -> str:
+        """What is meant for another runtime than this machine has proves nothing about it."""
+        reason = why_elsewhere(self.target)
+        return f"{reason}, timed in ONNX Runtime on the CPU" if reason else ""
+
+    @property
+    def run_by(self) -> Mapping[str, str]:
+        """The version of OpenVINO, and whether CUDA starts."""
+        return versions_of(self.target)
+
+    def check(self, carrier: Carrier) -> None:
+        """Raise where the opset or the target does not take what the model holds.
+
+        Raises:
+            SpecError: naming the layer or node, and what to change.
+        """
+        if Capability.GRAPH not in carrier.offers:
+            raise SpecError(
+                f"export {self.format}",
+                f"needs a graph, a {carrier.kind} model has none",
+                "give model.factory or model.onnx",
+            )
+        newest = opsets.newest_opset()
+        if self.opset > newest:
+            raise SpecError(
+                "opset",
+                f"{self.opset} is not known to the installed onnx and ONNX Runtime",
+                f"set opset: {newest} or lower",
+            )
+        breach = first_breach(carrier.graph(), TARGETS[self.target], evaluate=False)
+        if breach is not None:
+            raise SpecError(*breach[0].message(Owners(carrier.graph()), breach[1]))
+        model = self._in_form(carrier)
+        raised = model.opset_imports.get("", self.opset) < self.opset
+        opsets.check_opset(opsets.convert(model, self.opset) if raised else model, self.opset)
+        layout = self._layout(carrier, _USUAL)
+        wrong = check_message(layout.proto)
+        if wrong is not None:
+            raise SpecError(
+                "the graph",
+                f"is not valid in opset {self.opset} ({wrong})",
+                f"set opset: {model.opset_imports.get('', self.opset)}",
+            )
+        if layout.model_bytes >= PROTOBUF_LIMIT:
+            raise SpecError(
+                "external-data",
+                f"is {self.external_data!r}, but the model takes {layout.model_bytes:,} bytes and "
+                "a file without external data 2 GB at most",
+                "set external-data: auto",
+            )
+
+    def predict(self, carrier: Carrier) -> int:
+        """Return the bytes of all files; no weight is evaluated."""
+        layout = self._placed(carrier, _USUAL)
+        return layout.model_bytes + layout.data_bytes
+
+    def write(self, carrier: Carrier, directory: Path, context: ExportContext) -> tuple[Path, ...]:
+        """Write the model and check what was written.
+
+        Raises:
+            ArtifactError: the written file is refused by onnx's checker, or is not what it has
+                to be.
+        """
+        model = carrier.graph()
+        breach = first_breach(model, TARGETS[self.target], evaluate=True)
+        if breach is not None:
+            raise ArtifactError(*breach[0].message(Owners(model), breach[1]))
+        layout = self._placed(carrier, context)
+        expected = described(layout.proto)
+        files = write_layout(layout, directory)
+        del layout  # it may hold a copy of all weights
+        check_file(files[0], self.opset, expected)
+        return files
+
+    def open(self, path: Path) -> Runner:
+        """Open the file in its target, or in ONNX Runtime's CPU provider where that is not here.
+
+        Raises:
+            ArtifactError: it does not load.
+        """
+        try:
+            return runtime_for(self.target, path).open(path, f"artifact {path.name!r}")
+        except ModelError as error:
+            raise ArtifactError(error.subject, error.problem, error.remedy) from error
+
+    def check_written(self, carrier: Carrier, path: Path) -> str:
+        """Compare the tensors of a file with those of a model that cannot be run.
+
+        Raises:
+            ArtifactError: one differs.
+        """
+        parts = skeleton(opsets.convert(self._in_form(carrier), self.opset))
+        return check_tensors(path, parts.tensors)
+
+    def _in_form(self, carrier: Carrier) -> ir.Model:
+        return in_form_for(self.target, carrier.graph(), self.matmul_compute)
+
+    def _placed(self, carrier: Carrier, context: ExportContext) -> Layout:
+        """Lay a model out; weights that one branch alone reads lie in it, where they are fused."""
+        layout = self._layout(carrier, context)
+        if self.target.startswith("ort"):
+            sink_initializers(layout.proto.graph)
+        return layout
+
+    def _layout(self, carrier: Carrier, context: ExportContext) -> Layout:
+        parts = skeleton(opsets.convert(self._in_form(carrier), self.opset))
+        self._label(parts, context)
+        size = sum(tensor.nbytes for tensor in parts.tensors.values())
+        external = self.external_data == "always" or (
+            self.external_data == "auto" and size > self.external_from
+        )
+        return lay_out(parts, external)
+
+    def _label(self, parts: Skeleton, context: ExportContext) -> None:
+        """Say where the file is from; nothing that differs from run to run."""
+        proto = parts.proto
+        proto.ir_version = opsets.ir_version(self.opset)
+        proto.producer_name = PRODUCER
+        proto.producer_version = version("compressor")
+        notes = {
+            "compressor": version("compressor"),
+            "name": context.name,
+            "spec": context.spec_digest,
+            TARGET: self.target,
+        }
+        for key, value in notes.items():
+            proto.metadata_props.add(key=key, value=value)

@@ -1,0 +1,280 @@
+"""What each runtime accepts of a quantized graph: a table, and the rules that read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir import DataType
+
+from compressor.exporters.onnx.owners import Owners
+from compressor.graph.values import all_nodes, constant_of, is_op
+
+_INT8 = frozenset({DataType.INT8, DataType.UINT8})
+_INT16 = frozenset({DataType.INT16, DataType.UINT16})
+_PACKED = frozenset({DataType.INT4, DataType.UINT4, DataType.INT2, DataType.UINT2})
+_HALVES = frozenset({DataType.FLOAT, DataType.FLOAT16})
+_SIGNED = {DataType.UINT8: DataType.INT8, DataType.UINT4: DataType.INT4}
+_INTEGER_OPERATORS = ("ConvInteger", "MatMulInteger", "MatMulIntegerToFloat", "QGemm")
+
+
+@dataclass(frozen=True)
+class Target:
+    """The rules of one runtime.
+
+    Attributes:
+        title: how messages call it.
+        activations: element types that activations may be quantized to.
+        weights: element types of quantized weights.
+        scales: element types of scales.
+        computes: floating-point types that operators other than casts run in.
+        asymmetric: zero points other than 0 are accepted.
+        integer_bias: biases may be int32 with a scale.
+        integer_operators: operators on integers, such as ``QLinearConv``, are accepted.
+    """
+
+    title: str
+    activations: frozenset[DataType]
+    weights: frozenset[DataType]
+    scales: frozenset[DataType]
+    computes: frozenset[DataType]
+    asymmetric: bool = True
+    integer_bias: bool = True
+    integer_operators: bool = True
+
+
+TARGETS: dict[str, Target] = {
+    "ort-cpu": Target(
+        title="ONNX Runtime on the CPU",
+        activations=_INT8 | _INT16,
+        weights=_INT8 | _INT16 | _PACKED | {DataType.FLOAT8E4M3FN, DataType.FLOAT8E5M2},
+        scales=_HALVES,
+        computes=_HALVES | {DataType.DOUBLE},
+    ),
+    "ort-cuda": Target(
+        title="ONNX Runtime's CUDA provider",
+        activations=_INT8,
+        weights=_INT8 | _PACKED | {DataType.FLOAT8E4M3FN, DataType.FLOAT8E5M2},
+        scales=_HALVES,
+        computes=_HALVES | {DataType.DOUBLE},
+        integer_operators=False,
+    ),
+    "openvino": Target(
+        title="OpenVINO",
+        activations=_INT8,
+        weights=_INT8
+        | {DataType.INT4, DataType.UINT4, DataType.FLOAT4E2M1}
+        | {DataType.FLOAT8E4M3FN, DataType.FLOAT8E5M2},
+        scales=_HALVES | {DataType.FLOAT8E4M3FN, DataType.FLOAT8E8M0},
+        computes=_HALVES | {DataType.DOUBLE},
+    ),
+    "tensorrt": Target(
+        title="TensorRT",
+        activations=frozenset({DataType.INT8, DataType.FLOAT8E4M3FN, DataType.FLOAT4E2M1}),
+        weights=frozenset(
+            {DataType.INT8, DataType.INT4, DataType.FLOAT8E4M3FN, DataType.FLOAT4E2M1}
+        ),
+        scales=_HALVES | {DataType.BFLOAT16, DataType.FLOAT8E4M3FN, DataType.FLOAT8E8M0},
+        computes=_HALVES | {DataType.BFLOAT16},
+        asymmetric=False,
+        integer_bias=False,
+        integer_operators=False,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Breach:
+    """Something in a graph that a target does not accept."""
+
+    node: ir.Node
+    problem: str
+    remedy: str
+
+    def message(self, owners: Owners, others: int = 0) -> tuple[str, str, str]:
+        """Return subject, problem and remedy; ``others`` nodes have the same problem."""
+        more = f" (and {others} more like it)" if others else ""
+        return owners.subject(self.node), self.problem + more, self.remedy
+
+
+def first_breach(model: ir.Model, target: Target, *, evaluate: bool) -> tuple[Breach, int] | None:
+    """Find the first thing a target does not accept.
+
+    Args:
+        model: the graph.
+        target: the rules.
+        evaluate: compute zero points that are not yet known; otherwise they are taken for good.
+
+    Returns:
+        It, and how many more nodes break the same rule; ``None`` where all is well.
+    """
+    first: Breach | None = None
+    others = 0
+    for node in all_nodes(model.graph):
+        for breach in _breaches(node, target, evaluate):
+            if first is None:
+                first = breach
+            elif breach.remedy == first.remedy:
+                others += 1
+            break
+    return None if first is None else (first, others)
+
+
+def _breaches(node: ir.Node, target: Target, evaluate: bool) -> Iterator[Breach]:
+    for rule in _RULES:
+        problem = rule(node, target)
+        if problem is not None:
+            yield Breach(node, *problem)
+    problem = _zero_point(node, target, evaluate)
+    if problem is not None:
+        yield Breach(node, *problem)
+
+
+def _integer_operator(node: ir.Node, target: Target) -> tuple[str, str] | None:
+    if target.integer_operators:
+        return None
+    if node.op_type.startswith("QLinear") or node.op_type in _INTEGER_OPERATORS:
+        return (
+            f"{target.title} does not take {node.op_type}",
+            "start from the float model and quantize it here, or use QuantizeLinear and "
+            "DequantizeLinear instead",
+        )
+    return None
+
+
+def _folded(node: ir.Node, _: Target) -> tuple[str, str] | None:
+    """A matrix that is stored as float and quantized at each run makes no file smaller."""
+    if not is_op(node, "QuantizeLinear"):
+        return None
+    tensor = constant_of(node.inputs[0])
+    if tensor is None or len(tensor.shape) < 2:
+        return None
+    return (
+        f"its weight {tensor.name!r} is stored as {tensor.dtype.name.lower()} and quantized when "
+        "the model runs",
+        "fold constants first, so that the integer codes are stored",
+    )
+
+
+def _stored_type(node: ir.Node, target: Target) -> tuple[str, str] | None:
+    if not is_op(node, "QuantizeLinear", "DequantizeLinear") or _is_dynamic(node):
+        return None
+    dtype = _quantized_type(node)
+    constant = is_op(node, "DequantizeLinear") and constant_of(node.inputs[0]) is not None
+    if constant and dtype == DataType.INT32:
+        if target.integer_bias:
+            return None
+        return (
+            f"its bias is int32 with a scale, {target.title} takes float biases only",
+            "quantize with this export in the spec, so that the bias stays float",
+        )
+    allowed = target.weights if constant else target.activations
+    if dtype is None or dtype in allowed:
+        return None
+    kind = "weights" if constant else "activations"
+    return (
+        f"its {kind} are {_name(dtype)}, {target.title} takes {_names(allowed)}",
+        _symmetric(kind)
+        if not target.asymmetric and _SIGNED.get(dtype) in allowed
+        else f"choose another type for {kind}, or another target",
+    )
+
+
+def _scale_type(node: ir.Node, target: Target) -> tuple[str, str] | None:
+    if not is_op(node, "QuantizeLinear", "DequantizeLinear"):
+        return None
+    scale = node.inputs[1]
+    dtype = None if scale is None else _value_type(scale)
+    if dtype is None or dtype in target.scales:
+        return None
+    return (
+        f"its scale is {_name(dtype)}, {target.title} takes {_names(target.scales)}",
+        "choose another type, or another target",
+    )
+
+
+def _float_type(node: ir.Node, target: Target) -> tuple[str, str] | None:
+    if is_op(node, "QuantizeLinear", "DequantizeLinear", "Cast", "CastLike"):
+        return None
+    for value in node.inputs:
+        tensor = constant_of(value)
+        if tensor is None or not tensor.dtype.is_floating_point():
+            continue
+        if tensor.dtype not in target.computes:
+            return (
+                f"{tensor.name!r} is {_name(tensor.dtype)}, {target.title} computes in "
+                f"{_names(target.computes)}",
+                "cast to another type, or choose another target",
+            )
+    return None
+
+
+def _zero_point(node: ir.Node, target: Target, evaluate: bool) -> tuple[str, str] | None:
+    if target.asymmetric or not is_op(node, "QuantizeLinear", "DequantizeLinear"):
+        return None
+    if len(node.inputs) < 3 or node.inputs[2] is None or _is_dynamic(node):
+        return None
+    tensor = constant_of(node.inputs[2])
+    constant = constant_of(node.inputs[0]) is not None
+    remedy = _symmetric("weights" if constant else "activations")
+    if isinstance(tensor, ir.LazyTensor) and not evaluate:
+        # Weights have zero points that are yet to be found only where the scheme has them.
+        return (
+            (f"its weights have zero points, {target.title} takes 0 only", remedy)
+            if constant
+            else None
+        )
+    if tensor is None:
+        return f"its zero point is computed, {target.title} takes 0 only", remedy
+    values = np.asarray(tensor.numpy()).astype(np.float32).ravel()
+    wrong = values[values != 0]
+    if not wrong.size:
+        return None
+    return f"its zero point is {wrong[0]:g}, {target.title} takes 0 only", remedy
+
+
+def _symmetric(kind: str) -> str:
+    place = "quantize-static"
+    other = ", or symmetric: true in quantize-weights" if kind == "weights" else ""
+    return f"set {kind}.symmetric: true in {place}{other}"
+
+
+def _is_dynamic(node: ir.Node) -> bool:
+    """Tell whether the scale is computed from the values as the model runs."""
+    scale = node.inputs[1]
+    return scale is not None and is_op(scale.producer(), "DynamicQuantizeLinear")
+
+
+def _quantized_type(node: ir.Node) -> DataType | None:
+    """Return the element type of the quantized side, or ``None`` where the graph does not say."""
+    if is_op(node, "DequantizeLinear"):
+        value = node.inputs[0]
+        if value is None:
+            return None
+        producer = value.producer()
+        known = _value_type(value)
+        if known is None and producer is not None and is_op(producer, "QuantizeLinear"):
+            return _quantized_type(producer)
+        return known
+    if len(node.inputs) > 2 and node.inputs[2] is not None:
+        return _value_type(node.inputs[2])
+    return DataType(node.attributes.get_int("output_dtype", 0) or int(DataType.UINT8))
+
+
+def _value_type(value: ir.Value) -> DataType | None:
+    tensor = constant_of(value)
+    return value.dtype if tensor is None else tensor.dtype
+
+
+def _name(dtype: DataType) -> str:
+    return dtype.name.lower()
+
+
+def _names(dtypes: frozenset[DataType]) -> str:
+    return ", ".join(sorted(_name(d) for d in dtypes))
+
+
+_Rule = Callable[[ir.Node, Target], "tuple[str, str] | None"]
+_RULES: tuple[_Rule, ...] = (_integer_operator, _folded, _stored_type, _scale_type, _float_type)

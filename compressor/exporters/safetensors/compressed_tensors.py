@@ -1,0 +1,369 @@
+"""The layout of compressed-tensors: which tensors a quantized weight becomes, and their config.
+
+``transformers`` and vLLM read it. Forms of a weight ``[rows, columns]``, by its scheme:
+
+- integers: ``pack-quantized``: codes in words of 32 bits (also those of 8 bits, which is the form
+  that vLLM takes for weights alone), the shape, and packed zero points of asymmetric schemes;
+- ``e4m3``: ``float-quantized``: codes in place of the weight;
+- ``e2m1``: ``nvfp4-pack-quantized`` and ``mxfp4-pack-quantized``: two codes a byte.
+
+Names and conventions are those of the package compressed-tensors 0.20, which is not needed here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+
+from compressor.errors import SpecError
+from compressor.exporters.safetensors import packing
+from compressor.types.quantized import QuantizedTensor, Scheme
+from compressor.types.stored import StoredTensor
+
+_WEIGHT = ".weight"
+_OUTPUT_LAYERS = ("lm_head", "lm_head.decoder", "cls.predictions.decoder")
+"""Modules of transformers' classes whose weight is a table's: checkpoints do not name them."""
+_MATRIX = 2
+_SCALE_DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "e4m3": torch.float8_e4m3fn,
+    "e8m0": torch.uint8,
+}
+_FP4_GROUPS = {"e4m3": 16, "e8m0": 32}
+_E8M0_BIAS = 127
+_BYTE = 8
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One of the tensors that a quantized weight is stored as.
+
+    Attributes:
+        name: its name in the checkpoint.
+        dtype: its element type.
+        shape: its shape.
+        row_bits: how many of its bits belong to one row of the weight; 0 where it is not divided
+            among rows.
+    """
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    row_bits: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes."""
+        return prod(self.shape) * self.dtype.itemsize
+
+    def offset(self, row: int) -> int:
+        """Return the byte at which rows from ``row`` on start: a multiple of :func:`row_multiple`.
+
+        0 where the tensor is not divided among rows.
+        """
+        return row * self.row_bits // _BYTE
+
+
+def row_multiple(scheme: Scheme) -> int:
+    """Return at multiples of how many rows blocks may start: zero points are packed along rows."""
+    return packing.whole_words(scheme.bits) if _packs_zero_points(scheme) else 1
+
+
+def stored_entries(tensor: StoredTensor) -> tuple[Entry, ...]:
+    """Describe the tensors that are stored in place of a quantized weight; nothing is computed.
+
+    Raises:
+        SpecError: the layout has no form for it.
+    """
+    scheme = _scheme(tensor)
+    problem = _problem(tensor, scheme)
+    if problem:
+        raise SpecError(
+            f"layer {tensor.name.removesuffix(_WEIGHT)!r}",
+            f"{problem}, for which compressed-tensors has no form",
+            "skip the layer by a rule, or export another layout",
+        )
+    rows, columns = tensor.shape
+    base = tensor.name.removesuffix(_WEIGHT)
+    groups = 1 if scheme.granularity == "tensor" else scheme.groups(columns)
+    scale_dtype = _SCALE_DTYPES[scheme.scale_type]
+    if scheme.granularity == "tensor":
+        scale = Entry(f"{base}.weight_scale", scale_dtype, (1,))
+    else:
+        bits = groups * scale_dtype.itemsize * _BYTE
+        scale = Entry(f"{base}.weight_scale", scale_dtype, (rows, groups), bits)
+    if scheme.element == "e4m3":
+        codes = Entry(tensor.name, torch.float8_e4m3fn, (rows, columns), columns * _BYTE)
+        return codes, scale
+    packed = f"{base}.weight_packed"
+    if scheme.element == "e2m1":
+        codes = Entry(packed, torch.uint8, (rows, columns // 2), columns * scheme.bits)
+        whole = Entry(f"{base}.weight_global_scale", torch.float32, (1,))
+        return (codes, scale, whole) if scheme.scale_type == "e4m3" else (codes, scale)
+    words = packing.packed_columns(columns, scheme.bits)
+    codes = Entry(packed, torch.int32, (rows, words), words * 4 * _BYTE)
+    shape = Entry(f"{base}.weight_shape", torch.int64, (_MATRIX,))
+    if scheme.symmetric:
+        return codes, scale, shape
+    zero_point = f"{base}.weight_zero_point"
+    if scheme.granularity == "tensor":
+        return codes, scale, shape, Entry(zero_point, torch.int8, (1,))
+    packed_rows = packing.packed_columns(rows, scheme.bits)
+    zeros = Entry(zero_point, torch.int32, (packed_rows, groups), groups * scheme.bits)
+    return codes, scale, shape, zeros
+
+
+def stored_tensors(tensor: StoredTensor, codes: QuantizedTensor) -> dict[str, torch.Tensor]:
+    """Make the tensors that are stored in place of a quantized weight.
+
+    Args:
+        tensor: the weight.
+        codes: its codes, or those of a block of its rows that starts at a multiple of
+            :func:`row_multiple`. The bytes of a block's tensors belong at :meth:`Entry.offset` of
+            the entry of that name.
+
+    Returns:
+        Contiguous tensors in the order and with the dtypes of :func:`stored_entries`.
+
+    Raises:
+        SpecError: as :func:`stored_entries`.
+    """
+    scheme = codes.scheme
+    made: dict[str, torch.Tensor] = {}
+    for entry in stored_entries(tensor):
+        match entry.name.rpartition(".")[2]:
+            case "weight":
+                value = codes.codes
+            case "weight_packed" if scheme.element == "e2m1":
+                value = packing.pack_nibbles(codes.codes)
+            case "weight_packed":
+                value = packing.pack_words(codes.codes, scheme.bits)
+            case "weight_scale":
+                value = _stored_scale(codes)
+            case "weight_global_scale":
+                # The layout stores what weights were multiplied with before they were rounded.
+                value = 1 / _tensor_scale(tensor, codes)
+            case "weight_shape":
+                value = torch.tensor(tensor.shape, dtype=torch.int64)
+            case _:
+                value = _stored_zero_point(codes)
+        # A view of a single column counts as contiguous, and is yet no view of bytes.
+        made[entry.name] = value.to(entry.dtype).flatten().view(value.shape)
+    return made
+
+
+def quantization_config(tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
+    """Make the ``quantization_config`` of a model's ``config.json``.
+
+    Args:
+        tensors: everything that its checkpoint holds, by name; layers that are kept become
+            ``ignore``.
+
+    Raises:
+        SpecError: no tensor is quantized; the layout has no form for one; or ``transformers``
+            could not run the mixture.
+    """
+    quantized = [tensor for tensor in tensors.values() if tensor.codes is not None]
+    if not quantized:
+        raise SpecError("layout compressed-tensors", "no layer is quantized", "quantize-weights")
+    groups: dict[str, tuple[dict[str, Any], list[StoredTensor]]] = {}
+    for tensor in quantized:
+        stored_entries(tensor)  # raises where there is no form
+        scheme = _scheme(tensor)
+        key = str(_arguments(scheme))
+        groups.setdefault(key, (_group(scheme), []))[1].append(tensor)
+    modules = [name.removesuffix(_WEIGHT) for name, t in tensors.items() if _is_matrix(t)]
+    found = list(groups.values())
+    for group, members in found:
+        # With one group a class will do for all layers, and tables are named.
+        named = [t for t in members if len(found) > 1 or _is_table(t)]
+        group["targets"] = ["Linear"] if len(found) == 1 else []
+        group["targets"] += _patterns([t.name.removesuffix(_WEIGHT) for t in named], modules)
+    kept = [name.removesuffix(_WEIGHT) for name, t in tensors.items() if _is_kept(t)]
+    kept += _tied_layers(tensors)
+    formats = {group["format"] for group, _ in found}
+    config = {
+        "config_groups": {f"group_{index}": group for index, (group, _) in enumerate(found)},
+        "format": formats.pop() if len(formats) == 1 else "mixed-precision",
+        "global_compression_ratio": None,
+        "ignore": _patterns(kept, modules),
+        "kv_cache_scheme": None,
+        "quant_method": "compressed-tensors",
+        "quantization_status": "compressed",
+    }
+    if _needs_dequantizing(quantized, len(groups)):
+        config["dequantize"] = True
+    return config
+
+
+def _scheme(tensor: StoredTensor) -> Scheme:
+    if tensor.codes is None:
+        raise ValueError(f"{tensor.name} is not quantized")
+    return tensor.codes.scheme
+
+
+def _problem(tensor: StoredTensor, scheme: Scheme) -> str:
+    """Say what about a weight the layout cannot hold; empty where it can."""
+    layer = tensor.codes.layer if tensor.codes is not None else None
+    if not tensor.name.endswith(_WEIGHT):
+        return f"its parameter is called {tensor.name.rpartition('.')[2]!r}, not 'weight'"
+    if len(tensor.shape) != _MATRIX or (layer is not None and layer.transposed):
+        return "its weight is not a matrix of output channels by inputs"
+    if scheme.element == "e2m1":
+        group = _FP4_GROUPS.get(scheme.scale_type)
+        fits = scheme.granularity == "group" and scheme.group == group
+        return "" if fits else f"its scheme is {scheme}"
+    biased = scheme.symmetric and not scheme.signed
+    floats = scheme.scale_type in ("float32", "float16", "bfloat16")
+    if scheme.bits not in packing.BITS or biased or not floats:
+        return f"its scheme is {scheme} with scales of {scheme.scale_type}"
+    return ""
+
+
+def _packs_zero_points(scheme: Scheme) -> bool:
+    return scheme.element == "int" and not scheme.symmetric and scheme.granularity != "tensor"
+
+
+def _stored_scale(codes: QuantizedTensor) -> torch.Tensor:
+    scale = codes.scale
+    if codes.scheme.scale_type == "e8m0":
+        return torch.frexp(scale).exponent + (_E8M0_BIAS - 1)
+    return scale.reshape(1) if codes.scheme.granularity == "tensor" else scale
+
+
+def _tensor_scale(tensor: StoredTensor, codes: QuantizedTensor) -> torch.Tensor:
+    if codes.tensor_scale is None:
+        raise ValueError(f"{tensor.name}: nvfp4 codes come with a tensor_scale")
+    return codes.tensor_scale.to(torch.float32).reshape(1)
+
+
+def _stored_zero_point(codes: QuantizedTensor) -> torch.Tensor:
+    scheme, zero_point = codes.scheme, codes.zero_point
+    if scheme.granularity != "tensor":
+        return packing.pack_words_down(zero_point, scheme.bits)
+    # One that is not packed is signed, as codes are once they are unpacked.
+    offset = 0 if scheme.signed else 1 << (scheme.bits - 1)
+    return zero_point.to(torch.int16).reshape(1) - offset
+
+
+def _group(scheme: Scheme) -> dict[str, Any]:
+    form = "pack-quantized"
+    if scheme.element == "e4m3":
+        form = "float-quantized"
+    elif scheme.element == "e2m1":
+        form = f"{'nv' if scheme.scale_type == 'e4m3' else 'mx'}fp4-pack-quantized"
+    return {
+        "targets": [],
+        "weights": _arguments(scheme),
+        "input_activations": None,
+        "output_activations": None,
+        "format": form,
+    }
+
+
+def _arguments(scheme: Scheme) -> dict[str, Any]:
+    """Describe a scheme; two of the same description are one to a reader."""
+    grouped = scheme.granularity == "group"
+    nvfp4 = scheme.element == "e2m1" and scheme.scale_type == "e4m3"
+    arguments: dict[str, Any] = {
+        "num_bits": scheme.bits,
+        "type": "int" if scheme.element == "int" else "float",
+        "symmetric": scheme.symmetric,
+        "strategy": "tensor_group" if nvfp4 else scheme.granularity,
+        "group_size": scheme.group if grouped else None,
+        "dynamic": False,
+    }
+    if scheme.element == "e2m1":
+        kind = str(_SCALE_DTYPES[scheme.scale_type])
+        arguments |= {"scale_dtype": kind, "zp_dtype": kind}
+    return arguments
+
+
+def _is_matrix(tensor: StoredTensor) -> bool:
+    return len(tensor.shape) == _MATRIX and tensor.name.endswith(_WEIGHT)
+
+
+def _is_kept(tensor: StoredTensor) -> bool:
+    return tensor.codes is None and _is_matrix(tensor)
+
+
+def _is_table(tensor: StoredTensor) -> bool:
+    return tensor.codes is not None and tensor.codes.layer.kind == "Gather"
+
+
+def _tied_layers(tensors: Mapping[str, StoredTensor]) -> list[str]:
+    """Name output layers that are not in the file, and would be taken for quantized ones."""
+    found = []
+    for layer in _OUTPUT_LAYERS:
+        parent = layer.rpartition(".")[0]
+        inside = f"{parent}{_WEIGHT}" not in tensors and any(
+            name.startswith(f"{parent}.") for name in tensors
+        )
+        if f"{layer}{_WEIGHT}" not in tensors and (inside or not parent):
+            found.append(layer)
+    return found
+
+
+def _patterns(names: Sequence[str], modules: Sequence[str]) -> list[str]:
+    """Write names as regular expressions over layer numbers where those match no other module."""
+    everything: dict[str, set[str]] = {}
+    for module in modules:
+        everything.setdefault(_numberless(module), set()).add(module)
+    wanted = set(names)
+    written: dict[str, None] = {}
+    for name in names:
+        pattern = _numberless(name)
+        alike = everything.get(pattern, {name})
+        written[pattern if len(alike) > 1 and alike <= wanted else name] = None
+    return list(written)
+
+
+def _numberless(name: str) -> str:
+    """Return a regular expression for a name with any numbers in place of its own."""
+    parts = [r"\d+" if part.isdecimal() else re.escape(part) for part in name.split(".")]
+    return f"re:{re.escape('.').join(parts)}$"
+
+
+def _needs_dequantizing(quantized: Sequence[StoredTensor], groups: int) -> bool:
+    """Tell whether ``transformers`` must be asked to convert weights while it loads them.
+
+    Otherwise it loads codes and decompresses them in the first run, which fails for some. If asked
+    to dequantize, it takes all layers to have the first scheme.
+
+    Raises:
+        SpecError: there are several schemes.
+    """
+    for tensor in quantized:
+        remedy = _remedy(tensor)
+        if remedy and groups > 1:
+            raise SpecError(
+                f"layer {tensor.name.removesuffix(_WEIGHT)!r}",
+                f"is {_scheme(tensor)} beside layers of other schemes, which transformers does "
+                "not load",
+                f"use one scheme for all layers, or {remedy}",
+            )
+        if remedy:
+            return True
+    return False
+
+
+def _remedy(tensor: StoredTensor) -> str:
+    """Say how ``transformers`` could be let decompress a weight; empty where it does.
+
+    So it is with compressed-tensors 0.20: a table loses the weight that ``transformers`` sets up;
+    there is no place for packed zero points; 4-bit floats become bfloat16 whatever the model is.
+    """
+    scheme = _scheme(tensor)
+    if _is_table(tensor):
+        return "keep the table"
+    if _packs_zero_points(scheme):
+        return "symmetric ones"
+    wider = scheme.element == "e2m1" and tensor.dtype != torch.bfloat16
+    return "a bfloat16 model" if wider else ""

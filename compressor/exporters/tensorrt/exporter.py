@@ -1,0 +1,308 @@
+"""Export to a TensorRT engine, built from an ONNX graph whose types say all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+import onnx_ir as ir
+from pydantic import Field
+
+from compressor.errors import ArtifactError, SpecError
+from compressor.exporters.onnx.layout import MODEL
+from compressor.exporters.tensorrt import builders
+from compressor.exporters.tensorrt.blocks import check_blocks
+from compressor.exporters.tensorrt.building import (
+    Engine,
+    Settings,
+    build,
+    unknown_operator,
+    unsupported,
+)
+from compressor.exporters.tensorrt.capabilities import check_known, check_types
+from compressor.exporters.tensorrt.engine_manifest import Origin, engine_manifest
+from compressor.exporters.tensorrt.graph_form import TARGET, Form, form_of
+from compressor.exporters.tensorrt.layer_report import EngineLayer, read_layers
+from compressor.exporters.tensorrt.placement import Placed, check_placed, place, quantized_layers
+from compressor.exporters.tensorrt.profiles import BatchRange, ShapeRange, resolve_profiles
+from compressor.exporters.tensorrt.runner import EngineRunner
+from compressor.exporters.tensorrt.stand_in import stand_in, weight_bytes
+from compressor.exporters.tensorrt.timing_cache import read_cache, write_cache
+from compressor.files import json_text, scratch, staging
+from compressor.graph.as_json import skeleton
+from compressor.graph.values import all_nodes
+from compressor.hashing import file_sha256
+from compressor.types.carrier import Carrier, Runner
+from compressor.types.exporter import ExportContext, Exporter
+
+ENGINE = "model.engine"
+MANIFEST = f"{ENGINE}.json"
+_TRIED = 64_000_000  # bytes of weights up to which a plan builds the engine with made-up ones
+_NO_HASH = "0" * 64
+_USUAL = ExportContext(name="a-name-of-usual-length", spec_digest=_NO_HASH)
+_Capability = Annotated[str, Field(pattern=r"^\d+\.\d$")]
+
+
+class TensorrtExporter(Exporter):
+    """Writes ``model.engine``, and ``model.engine.json`` that says what is in it.
+
+    The graph decides all types: what the passes left in float32, float16, int8, int4 or fp8 is
+    built so. Engines run on NVIDIA GPUs only. On a machine without one they are built, checked and
+    weighed, but neither evaluated nor timed.
+    """
+
+    format: ClassVar[str] = "tensorrt"
+
+    builder: builders.BuilderName = Field(
+        default="rtx",
+        description="rtx: the package tensorrt-rtx, which builds for GPUs that it is told, on any "
+        "machine; gpu: the package tensorrt, which builds for the GPU of this machine",
+    )
+    compute_capability: tuple[_Capability, ...] = Field(
+        default=(),
+        description='for rtx, the GPUs to build for, as in ["8.6", "8.9"]; if not given, what '
+        "the builder takes as usual, which leaves out 7.5",
+    )
+    batch: BatchRange | None = Field(
+        default=None,
+        description="sizes of the batch, for inputs of which only the first dimension is dynamic",
+    )
+    profiles: dict[str, ShapeRange] = Field(
+        default_factory=dict, description="shapes of single inputs by name, all dimensions"
+    )
+    hardware_compatibility: Literal["none", "ampere-plus", "same-compute-capability"] = Field(
+        default="none", description="for gpu, which other GPUs the engine shall run on"
+    )
+    sparse_weights: bool = Field(
+        default=False,
+        description="for gpu, use kernels for weights of which 2 in 4 are zero (prune-nm)",
+    )
+    version_compatible: bool = Field(
+        default=False, description="let later versions of TensorRT load the engine"
+    )
+    strip_weights: bool = Field(
+        default=False,
+        description="for gpu, leave the weights out; the engine is refitted before it runs",
+    )
+    timing_cache: str | None = Field(
+        default=None,
+        description="for gpu, a file, relative to the spec, that keeps what was measured for "
+        "later builds",
+    )
+
+    @property
+    def targets(self) -> frozenset[str]:
+        """TensorRT's rules."""
+        return frozenset({TARGET})
+
+    @property
+    def predicts_within(self) -> float | None:
+        """Tried engines have made-up weights, and int8 kernels may keep some in a second form.
+
+        Without a trial only the weights are predicted, to which code is added.
+        """
+        return None if builders.BUILDERS[self.builder].needs_gpu else 0.6
+
+    @property
+    def not_judged(self) -> str:
+        """The engine runs on a GPU, what it would be compared with on the CPU."""
+        return "" if self.cannot_run else "timed on the GPU, the float model on the CPU"
+
+    @property
+    def cannot_run(self) -> str:
+        """Why no GPU here runs the engine."""
+        if self.strip_weights:
+            return "an engine without weights has to be refitted first"
+        return builders.cannot_run(self.builder, self.compute_capability)
+
+    @property
+    def tools(self) -> dict[str, str]:
+        """The builder, and the GPU where the engine is made for that."""
+        return builders.versions(self.builder)
+
+    def check(self, carrier: Carrier) -> None:
+        """Raise where the builder is missing, or cannot build what the model holds.
+
+        Raises:
+            SpecError: naming the option, input, layer or node, and what to change.
+            ArtifactError: the engine would compute quantized layers with other types.
+        """
+        package = builders.loaded(self.builder)
+        known = builders.known_capabilities(package)
+        self._check_options(known)
+        settings = self._settings(carrier)
+        form = form_of(carrier)
+        form.onnx.check(form.carrier)
+        targets = builders.targets(self.builder, self.compute_capability)
+        check_types(form.model, targets, known or targets)
+        check_blocks(form.model)
+        _check_operators(settings.package, form.model)
+        try:
+            engine = self._tried(form, settings)
+        except ArtifactError as error:
+            raise SpecError(error.subject, error.problem, error.remedy) from error
+        if engine is not None:
+            check_placed(_placed(engine, form.model)[1], self.builder)
+
+    def predict(self, carrier: Carrier) -> int:
+        """Return the bytes of engine and manifest.
+
+        Small models are built with made-up weights. Of large ones, and where building means
+        measuring kernels on a GPU, the weights are counted alone: code comes on top.
+        """
+        form, settings = form_of(carrier), self._settings(carrier)
+        engine = self._tried(form, settings)
+        if engine is None:
+            return weight_bytes(skeleton(form.model))
+        text = _described(engine, form.model, settings, _origin(self, form, _USUAL, {}))
+        return len(engine.plan) + len(text.encode())
+
+    def write(self, carrier: Carrier, directory: Path, context: ExportContext) -> tuple[Path, ...]:
+        """Build the engine, and check that layers have the types that they are meant to have.
+
+        Raises:
+            SpecError: the parser does not take the model.
+            ArtifactError: there is no engine, or it computes quantized layers with other types.
+        """
+        builders.loaded(self.builder)
+        settings = self._settings(carrier, read_cache(context.folder, self.timing_cache))
+        form = form_of(carrier)
+        with staging(directory) as folder:
+            files = form.onnx.write(form.carrier, folder, context)
+            hashes = {file.name: file_sha256(file) for file in files}
+            engine = build(files[0], settings)
+            model = ir.load(files[0])
+            check_placed(_placed(engine, model)[1], self.builder)
+            text = _described(engine, model, settings, _origin(self, form, context, hashes))
+        path, manifest = directory / ENGINE, directory / MANIFEST
+        path.write_bytes(engine.plan)
+        manifest.write_text(text, encoding="utf-8")
+        write_cache(context.folder, self.timing_cache, engine.timing_cache)
+        return path, manifest
+
+    def check_written(self, carrier: Carrier, path: Path) -> str:  # noqa: ARG002
+        """Compare an engine that is not run here with its manifest.
+
+        Raises:
+            ArtifactError: it is another.
+        """
+        manifest = json.loads((path.parent / MANIFEST).read_text(encoding="utf-8"))
+        if manifest["engine"]["sha256"] != file_sha256(path):
+            raise ArtifactError(
+                f"artifact {path.name!r}", f"is not the one of {MANIFEST}", "run the spec again"
+            )
+        meant = [entry for entry in manifest["quantized"] if entry["meant"]]
+        found = f"the engine of {MANIFEST}, {len(manifest['layers'])} layers"
+        if not meant:
+            return found
+        kinds = " and ".join(sorted({str(entry["meant"]) for entry in meant}))
+        return f"{found}; TensorRT reports all {len(meant)} quantized layers in {kinds}"
+
+    def open(self, path: Path) -> Runner:
+        """Load the engine on the GPU.
+
+        Raises:
+            ArtifactError: it does not load.
+        """
+        if self.cannot_run:
+            raise ArtifactError(f"artifact {path.name!r}", "cannot be run", self.cannot_run)
+        return EngineRunner(builders.loaded(self.builder), path)
+
+    def _check_options(self, known: tuple[str, ...]) -> None:
+        own: dict[str, tuple[bool, str]] = {
+            "compute-capability": (
+                bool(self.compute_capability) and self.builder == "gpu",
+                "builds for the GPU that it runs on",
+            ),
+            "hardware-compatibility": (
+                self.hardware_compatibility != "none" and self.builder == "rtx",
+                "takes the GPUs from compute-capability",
+            ),
+            "sparse-weights": (
+                self.sparse_weights and self.builder == "rtx",
+                "chooses kernels when an engine is loaded, and has no use for it when it builds",
+            ),
+            "strip-weights": (
+                self.strip_weights and self.builder == "rtx",
+                "does not strip weights without a GPU",
+            ),
+            "timing-cache": (
+                self.timing_cache is not None and self.builder == "rtx",
+                "measures nothing when it builds",
+            ),
+        }
+        other = "rtx" if self.builder == "gpu" else "gpu"
+        for option, (wrong, reason) in own.items():
+            if wrong:
+                raise SpecError(
+                    f"export tensorrt: {option}",
+                    f"is not for builder {self.builder!r}, which {reason}",
+                    f"leave it out, or set builder: {other}",
+                )
+        check_known(self.compute_capability, known, self.builder)
+
+    def _settings(self, carrier: Carrier, timing_cache: bytes | None = None) -> Settings:
+        flags = [
+            ("VERSION_COMPATIBLE", self.version_compatible),
+            ("EXCLUDE_LEAN_RUNTIME", self.version_compatible and self.builder == "rtx"),
+            ("SPARSE_WEIGHTS", self.sparse_weights),
+            ("STRIP_PLAN", self.strip_weights),
+        ]
+        level = self.hardware_compatibility
+        return Settings(
+            package=builders.BUILDERS[self.builder].package,
+            capabilities=self.compute_capability,
+            profiles=resolve_profiles(carrier.inputs, self.profiles, self.batch),
+            flags=tuple(name for name, wanted in flags if wanted),
+            hardware="" if level == "none" else level.upper().replace("-", "_"),
+            timing_cache=timing_cache,
+        )
+
+    def _tried(self, form: Form, settings: Settings) -> Engine | None:
+        """Build a small model with made-up weights; ``None`` for others."""
+        if builders.BUILDERS[self.builder].needs_gpu:
+            return None
+        parts = skeleton(form.model)
+        if weight_bytes(parts) > _TRIED:
+            return None
+        with scratch() as folder:
+            model = folder / MODEL
+            model.write_bytes(stand_in(parts))
+            return build(model, settings)
+
+
+def _origin(
+    exporter: TensorrtExporter, form: Form, context: ExportContext, hashes: dict[str, str]
+) -> Origin:
+    return Origin(
+        name=context.name,
+        spec=context.spec_digest,
+        onnx=hashes or {MODEL: _NO_HASH},
+        builder=exporter.builder,
+        versions=exporter.tools,
+        inputs=form.carrier.inputs,
+        outputs=form.carrier.outputs,
+    )
+
+
+def _placed(engine: Engine, model: ir.Model) -> tuple[tuple[EngineLayer, ...], tuple[Placed, ...]]:
+    """Return the engine's layers, and what became of those with quantized weights."""
+    layers = read_layers(engine.layers, [node.name or "" for node in all_nodes(model.graph)])
+    return layers, place(quantized_layers(model), layers)
+
+
+def _described(engine: Engine, model: ir.Model, settings: Settings, origin: Origin) -> str:
+    """Return the manifest's text."""
+    layers, placed = _placed(engine, model)
+    return json_text(engine_manifest(origin, settings, layers, placed, engine.plan))
+
+
+def _check_operators(package: str, model: ir.Model) -> None:
+    """Raise for the first node whose operator the parser does not know."""
+    nodes = list(all_nodes(model.graph))
+    with scratch() as folder:
+        lacking = unsupported(folder, package, [node.op_type for node in nodes])
+    for node in nodes:
+        if node.op_type in lacking:
+            raise unknown_operator(node.name or "", node.op_type)

@@ -1,0 +1,177 @@
+"""Forms that other tools write and TensorRT refuses, changed where nothing is lost by it.
+
+ONNX Runtime's quantizer stores activations as uint8 and biases as int32 with a scale. uint8 around
+128 holds the same numbers as int8 around 0; an int32 bias is the float that its
+``DequantizeLinear`` gives.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+from onnx_ir import DataType
+
+from compressor.errors import SpecError
+from compressor.exporters.onnx.owners import Owners
+from compressor.graph.editing import Editor
+from compressor.graph.values import all_nodes, constant_array, constant_of, is_op
+from compressor.types.tensors import Array
+
+_MIDDLE = 128
+_MOVES = ("Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Slice", "MaxPool")
+_LINEAR = ("QuantizeLinear", "DequantizeLinear")
+
+
+def in_terms_of_tensorrt(model: ir.Model) -> ir.Model:
+    """Return a model in which uint8 around 128 is int8, and biases with a scale are floats.
+
+    The given model is returned where there is nothing to change. No weight is evaluated, except
+    for biases.
+
+    Raises:
+        SpecError: a tensor is uint8 and int8 cannot hold it, naming its layer or node.
+    """
+    if not any(_is_foreign(node) for node in all_nodes(model.graph)):
+        return model
+    changed = model.clone()
+    editor = Editor(changed)
+    linear = [node for node in all_nodes(changed.graph) if is_op(node, *_LINEAR)]
+    biases = [node for node in linear if _is_integer_bias(node)]
+    unsigned = [node for node in linear if _reads_unsigned(node)]
+    for node in unsigned:
+        _check_exact(node, changed)
+    for node in biases:
+        _store_float(editor, node)
+    for node in unsigned:
+        _shift(editor, node)
+    common.RemoveUnusedNodesPass()(changed)
+    return changed
+
+
+def _is_foreign(node: ir.Node) -> bool:
+    return is_op(node, *_LINEAR) and (_is_integer_bias(node) or _reads_unsigned(node))
+
+
+def _is_integer_bias(node: ir.Node) -> bool:
+    if not is_op(node, "DequantizeLinear"):
+        return False
+    tensor = constant_of(node.inputs[0])
+    return tensor is not None and tensor.dtype == DataType.INT32
+
+
+def _reads_unsigned(node: ir.Node) -> bool:
+    """Tell whether the codes on one side of a node are uint8; computed scales are another case."""
+    scale = node.inputs[1]
+    if scale is None or is_op(scale.producer(), "DynamicQuantizeLinear"):
+        return False
+    if is_op(node, "DequantizeLinear") and node.inputs[0] is not None:
+        tensor = constant_of(node.inputs[0])
+        known = node.inputs[0].dtype if tensor is None else tensor.dtype
+        if known is not None:
+            return known == DataType.UINT8
+    if len(node.inputs) > 2 and node.inputs[2] is not None:
+        tensor = constant_of(node.inputs[2])
+        return (node.inputs[2].dtype if tensor is None else tensor.dtype) == DataType.UINT8
+    if is_op(node, "DequantizeLinear"):
+        return False
+    kind = node.attributes.get_int("output_dtype", 0) or int(DataType.UINT8)
+    return kind == int(DataType.UINT8)
+
+
+def _check_exact(node: ir.Node, model: ir.Model) -> None:
+    subject = Owners(model).subject(node)
+    if node.name and node.name not in subject:
+        subject = f"{subject}, node {node.name!r}"
+    zero = constant_array(node.inputs[2]) if len(node.inputs) > 2 else np.zeros((), np.uint8)
+    remedy = "quantize the float model again, with symmetric int8"
+    if zero is None:
+        raise SpecError(subject, "has a uint8 zero point that is computed", remedy)
+    wrong = zero.astype(np.int64).ravel()[zero.ravel() != _MIDDLE]
+    if wrong.size:
+        raise SpecError(
+            subject,
+            f"is uint8 with zero point {wrong[0]}; TensorRT takes int8 with zero point 0, which "
+            f"is the same only for uint8 with {_MIDDLE}",
+            remedy,
+        )
+    other = _reader_of_codes(node)
+    if other:
+        raise SpecError(
+            subject, f"gives uint8 codes to {other}, which int8 codes would change", remedy
+        )
+
+
+def _reader_of_codes(node: ir.Node) -> str:
+    """Return what reads the codes of a node besides DequantizeLinear, or nothing."""
+    values = [node.outputs[0]] if is_op(node, "QuantizeLinear") else []
+    while values:
+        value = values.pop()
+        if value.is_graph_output():
+            return f"the model's output {value.name!r}"
+        for use in value.uses():
+            if is_op(use.node, *_MOVES) and use.idx == 0:
+                values.append(use.node.outputs[0])
+            elif not (is_op(use.node, "DequantizeLinear") and use.idx == 0):
+                return f"node {use.node.name!r} ({use.node.op_type})"
+    return ""
+
+
+def _store_float(editor: Editor, node: ir.Node) -> None:
+    """Put the float bias in place of its codes and scale."""
+    codes, scale = constant_array(node.inputs[0]), constant_array(node.inputs[1])
+    result = node.outputs[0]
+    if codes is None or scale is None:
+        return  # the rules of the target refuse it, by name
+    bias = codes.astype(np.float32) * scale.astype(np.float32)
+    name = node.inputs[0].name if node.inputs[0] is not None else None
+    value = editor.constant(f"{name or result.name}_float", bias.astype(scale.dtype))
+    result.replace_all_uses_with(value)
+
+
+def _shift(editor: Editor, node: ir.Node) -> None:
+    """Make the codes int8 and leave the zero point, which is then 0, to the default."""
+    value = node.inputs[0]
+    if is_op(node, "DequantizeLinear") and value is not None:
+        tensor = constant_of(value)
+        if tensor is not None and tensor.dtype == DataType.UINT8:
+            node.replace_input_with(0, _signed(editor, value, tensor))
+        elif tensor is None:
+            value.type = ir.TensorType(DataType.INT8)
+    else:
+        node.outputs[0].type = ir.TensorType(DataType.INT8)
+        _retype_moves(node.outputs[0])
+        if "output_dtype" in node.attributes:
+            node.attributes["output_dtype"] = ir.AttrInt64("output_dtype", int(DataType.INT8))
+    scale = constant_of(node.inputs[1])
+    shape = () if scale is None else tuple(int(d) for d in scale.shape.numpy())
+    zero = editor.constant(f"{node.name or node.outputs[0].name}_zero", np.zeros(shape, np.int8))
+    if len(node.inputs) < 3:
+        node.resize_inputs(3)
+    node.replace_input_with(2, zero)
+
+
+def _retype_moves(value: ir.Value) -> None:
+    for use in value.uses():
+        if is_op(use.node, *_MOVES):
+            use.node.outputs[0].type = ir.TensorType(DataType.INT8)
+            _retype_moves(use.node.outputs[0])
+
+
+def _signed(editor: Editor, value: ir.Value, tensor: ir.TensorProtocol) -> ir.Value:
+    """Return an initializer with the codes less 128; they are computed when they are read."""
+    name = f"{value.name}_int8"
+    known = editor.model.graph.initializers.get(name)
+    if known is not None:
+        return known
+    shape = ir.Shape(tensor.shape.numpy())
+    return editor.initializer(
+        name, ir.LazyTensor(partial(_shifted, tensor), dtype=DataType.INT8, shape=shape)
+    )
+
+
+def _shifted(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    codes: Array = np.asarray(tensor.numpy()).astype(np.int16) - _MIDDLE
+    return ir.Tensor(codes.astype(np.int8))

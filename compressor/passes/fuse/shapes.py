@@ -1,0 +1,180 @@
+"""Rules about shapes: constant shapes where possible, no detours through other shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnx_ir as ir
+
+from compressor.graph.values import all_nodes, is_op
+from compressor.passes.fuse.draft import Draft
+from compressor.passes.fuse.edit import (
+    Dim,
+    axes_of,
+    input_of,
+    integers,
+    private_maker,
+    rank,
+    replace,
+    same_dim,
+)
+
+
+def note_shapes(model: ir.Model, symbolic: Mapping[ir.Value, Any]) -> None:
+    """Fill in the lengths that a Reshape's output has by its computed shape.
+
+    Args:
+        model: changed in place; shapes only.
+        symbolic: what is known of values that carry a shape, from constant folding.
+    """
+    for node in all_nodes(model.graph):
+        if not is_op(node, "Reshape"):
+            continue
+        given, output = node.inputs[1], node.outputs[0]
+        wanted = None if given is None else symbolic.get(given)
+        if not isinstance(wanted, ir.Shape):
+            continue
+        dims: list[Any] = [None if isinstance(d, int) and d <= 0 else d for d in wanted]
+        if output.shape is not None:
+            if len(output.shape) != len(dims):
+                continue
+            pairs = zip(output.shape, dims, strict=True)
+            dims = [have if _known(have) else want for have, want in pairs]
+        output.shape = ir.Shape(dims)
+
+
+def slice_of_shape(node: ir.Node, draft: Draft) -> bool:
+    """Replace ``Slice(Shape(x))`` with constant bounds by ``Shape(x, start, end)``."""
+    if draft.opset < 15 or not is_op(node, "Slice"):
+        return False
+    shape = node.inputs[0].producer() if node.inputs[0] is not None else None
+    if shape is None or not is_op(shape, "Shape") or shape.attributes.get("end") is not None:
+        return False
+    starts, ends = integers(input_of(node, 1)), integers(input_of(node, 2))
+    steps, count = integers(input_of(node, 4)) or [1], rank(shape.inputs[0])
+    if shape.attributes.get_int("start", 0) or count is None or steps != [1]:
+        return False
+    if starts is None or ends is None or len(starts) != 1:
+        return False
+    start, end, _ = slice(starts[0], ends[0]).indices(count)
+    if start >= end:
+        return False
+    replace(node, "Shape", [shape.inputs[0]], {"start": start, "end": end})
+    return True
+
+
+def shape_of_input(node: ir.Node, draft: Draft) -> bool:
+    """Take a dynamic length from the graph's input that it belongs to.
+
+    What every layer computes from it, such as a causal mask, then becomes one expression.
+    """
+    if not is_op(node, "Shape") or node.inputs[0] is None or node.inputs[0].is_graph_input():
+        return False
+    shape = node.inputs[0].shape
+    start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", -1)
+    if shape is None or start < 0 or end != start + 1 or end > len(shape):
+        return False
+    wanted = shape[start]
+    for value in draft.model.graph.inputs:
+        for axis, dim in enumerate(value.shape or ()):
+            if not isinstance(dim, int) and same_dim(dim, wanted):
+                replace(node, "Shape", [value], {"start": axis, "end": axis + 1})
+                return True
+    return False
+
+
+def copy_lengths(node: ir.Node, draft: Draft) -> bool:
+    """Give a Reshape with several dynamic axes a constant shape.
+
+    Axes that keep their length become 0 (copied from the input); at most one other may be
+    dynamic and becomes -1.
+    """
+    if not is_op(node, "Reshape") or integers(node.inputs[1]) is not None:
+        return False
+    data, output = node.inputs[0], node.outputs[0]
+    if data is None or data.shape is None or output.shape is None:
+        return False
+    shape: list[int] = []
+    for axis, dim in enumerate(output.shape):
+        if isinstance(dim, int):
+            shape.append(dim)
+        elif axis < len(data.shape) and same_dim(data.shape[axis], dim):
+            shape.append(0)
+        else:
+            shape.append(-1)
+    fixed_zero = any(isinstance(d, int) and d == 0 for d in output.shape)
+    if fixed_zero or shape.count(-1) > 1:
+        return False
+    constant = draft.constant(shape, ir.DataType.INT64, f"{output.name}/shape")
+    replace(node, "Reshape", [data, constant])
+    return True
+
+
+def swap_last_axes(node: ir.Node, draft: Draft) -> bool:  # noqa: ARG001
+    """Replace a transposition that goes through three axes by a direct one.
+
+    ``[B, H, T, D] -> [-1, T, D] -> [-1, D, T] -> [B, H, D, T]`` is how attention's keys are
+    lowered; runtimes look for ``Transpose(0, 1, 3, 2)``.
+    """
+    if not is_op(node, "Reshape"):
+        return False
+    transpose = private_maker(node.inputs[0], node, "Transpose")
+    if transpose is None or list(transpose.attributes.get_ints("perm", [])) != [0, 2, 1]:
+        return False
+    inner = private_maker(transpose.inputs[0], transpose, "Reshape")
+    if inner is None or inner.inputs[0] is None:
+        return False
+    start, middle, end = inner.inputs[0].shape, inner.outputs[0].shape, node.outputs[0].shape
+    if start is None or middle is None or end is None or len(start) < 3:
+        return False
+    swapped: list[Dim] = [*start[:-2], start[-1], start[-2]]
+    if len(middle) != 3 or len(end) != len(start) or not _same(middle[1:], start[-2:]):
+        return False
+    if not _same(end, swapped):
+        return False
+    axes = [*range(len(start) - 2), len(start) - 1, len(start) - 2]
+    replace(node, "Transpose", [inner.inputs[0]], {"perm": axes})
+    return True
+
+
+def transpose_without_unsqueeze(node: ir.Node, draft: Draft) -> bool:  # noqa: ARG001
+    """Replace ``Squeeze(Transpose(Unsqueeze(x)))`` of the same axis by one Transpose."""
+    if not is_op(node, "Squeeze"):
+        return False
+    transpose = private_maker(node.inputs[0], node, "Transpose")
+    if transpose is None:
+        return False
+    unsqueeze = private_maker(transpose.inputs[0], transpose, "Unsqueeze")
+    perm = transpose.attributes.get_ints("perm", None)
+    if unsqueeze is None or perm is None:
+        return False
+    added, dropped = axes_of(unsqueeze, len(perm)), axes_of(node, len(perm))
+    if added is None or dropped is None or len(added) != 1 or len(dropped) != 1:
+        return False
+    if perm[dropped[0]] != added[0]:
+        return False
+    rest = [p - (p > added[0]) for p in perm if p != added[0]]
+    replace(node, "Transpose", [unsqueeze.inputs[0]], {"perm": rest})
+    return True
+
+
+def plain_reshape(node: ir.Node, draft: Draft) -> bool:  # noqa: ARG001
+    """Drop ``allowzero`` where it means nothing; some readers of ONNX do not know it."""
+    if not is_op(node, "Reshape") or not node.attributes.get_int("allowzero", 0):
+        return False
+    shape = integers(node.inputs[1])
+    if shape is None or 0 in shape:
+        return False
+    node.attributes.pop("allowzero")
+    return True
+
+
+def _known(dim: Dim) -> bool:
+    return isinstance(dim, int) or dim.value is not None
+
+
+def _same(first: Any, second: Any) -> bool:
+    return len(first) == len(second) and all(
+        same_dim(a, b) for a, b in zip(first, second, strict=True)
+    )

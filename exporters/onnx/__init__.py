@@ -1,5 +1,0 @@
-"""The ONNX artifact: ``model.onnx``, with ``model.onnx.data`` where it is needed."""
-
-from exporters.onnx.exporter import OnnxExporter
-
-__all__ = ["OnnxExporter"]

@@ -1,5 +1,0 @@
-"""The storage artifact: ``model.safetensors`` and ``model.json``."""
-
-from exporters.safetensors.exporter import SafetensorsExporter
-
-__all__ = ["SafetensorsExporter"]

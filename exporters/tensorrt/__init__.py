@@ -1,5 +1,0 @@
-"""The TensorRT artifact: ``model.engine``, and what is in it in ``model.engine.json``."""
-
-from exporters.tensorrt.exporter import TensorrtExporter
-
-__all__ = ["TensorrtExporter"]

@@ -1,0 +1,179 @@
+"""Collection: one pass, shared states, and errors that name the sample."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from compressor.calibration import histogram
+from compressor.calibration.collect import collect
+from compressor.calibration.observers.entropy import Entropy
+from compressor.calibration.observers.min_max import MinMax
+from compressor.calibration.observers.moving_average import MovingAverage
+from compressor.calibration.observers.mse import Mse
+from compressor.calibration.observers.percentile import Percentile
+from compressor.errors import DataError
+from compressor.types.observer import Observer, Range, Request
+from compressor.types.tensors import Batch
+
+
+class Total(Observer[float, float]):
+    """An observer that is not of a range, as third parties write them."""
+
+    name: ClassVar[str] = "total"
+
+    def start(self) -> float:
+        return 0.0
+
+    def update(self, state: float, values: torch.Tensor) -> float:
+        return state + float(values.sum())
+
+    def merge(self, first: float, second: float) -> float:
+        return first + second
+
+    def result(self, state: float) -> float:
+        return state
+
+    def placeholder(self) -> float:
+        return 0.0
+
+
+KINDS = {cls.name: cls for cls in (MinMax, MovingAverage, Percentile, Entropy, Mse, Total)}
+
+
+def make(name, options):
+    return KINDS[name](**options)
+
+
+def always(array):
+    """Return a model whose only tensor ``y`` is this array."""
+    return lambda _batch: {"y": array}
+
+
+def batches(count=4, size=8):
+    random = np.random.default_rng(0)
+    for _ in range(count):
+        yield {"x": random.standard_normal((size, 3, 5), np.float32)}
+
+
+def run(batch: Batch) -> Batch:
+    x = batch["x"]
+    return {"x": x, "relu": np.maximum(x, 0), "tokens": x.reshape(-1, 5), "mean": x.mean((1, 2))}
+
+
+REQUESTS = [
+    Request("x", "min-max"),
+    Request("x", "entropy"),
+    Request("x", "mse", {"bits": 4}),
+    Request("x", "mse", {"bits": 8}),
+    Request("relu", "percentile", {"percentile": 99.0}),
+    Request("relu", "moving-average", {"constant": 0.5}),
+    Request("relu", "moving-average", {"constant": 0.1}),
+    Request("mean", "total"),
+]
+
+
+def test_results_are_those_of_observing_everything():
+    results = collect(run, batches(), REQUESTS, make)
+    assert list(results) == [request.key for request in REQUESTS]
+    for request in REQUESTS:
+        observer = make(request.observer, request.options)
+        state = observer.start()
+        for batch in batches():
+            state = observer.update(state, torch.from_numpy(run(batch)[request.tensor]))
+        assert results[request.key] == observer.result(state)
+
+
+def test_histograms_are_shared_and_equal_requests_observed_once(monkeypatch):
+    calls = []
+    observe = histogram.observe
+
+    def counting(state, values):
+        calls.append(tuple(values.shape))
+        return observe(state, values)
+
+    monkeypatch.setattr(histogram, "observe", counting)
+    collect(run, batches(count=3), [*REQUESTS, *REQUESTS], make)
+    assert len(calls) == 2 * 3, "one histogram each of x and relu, for each of three batches"
+
+
+def test_one_pass_and_progress():
+    runs = []
+    seen = []
+
+    def counting(batch):
+        runs.append(len(batch["x"]))
+        return run(batch)
+
+    collect(counting, batches(count=3), REQUESTS, make, seen.append)
+    assert runs == [8, 8, 8]
+    assert seen == [8, 16, 24]
+
+
+@pytest.mark.parametrize("observer", ["min-max", "entropy", "moving-average", "total"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("tensor", ["x", "tokens"])
+def test_a_value_that_is_not_finite_is_located(observer, value, tensor):
+    def spoiled():
+        for index, batch in enumerate(batches()):
+            if index == 2:
+                batch["x"][5, 1, 2:4] = value
+                batch["x"][7, 0, 0] = value
+            yield batch
+
+    with pytest.raises(DataError) as caught:
+        collect(run, spoiled(), [Request(tensor, observer)], make)
+    text = str(caught.value)
+    assert f"tensor '{tensor}'" in text
+    assert "3 of 120 values are not finite" in text
+    assert "sample 21" in text  # two batches of eight before, the sixth of its own
+
+
+def test_where_no_axis_is_the_batch_the_error_names_its_samples():
+    def reduced(batch):
+        return {"y": np.full((3, 2), np.nan, np.float32)}
+
+    with pytest.raises(DataError, match="samples 0 to 7"):
+        collect(reduced, batches(), [Request("y", "min-max")], make)
+
+
+def test_an_observers_own_error_is_not_mistaken(monkeypatch):
+    def refuse(self, state, values):
+        raise ValueError("something else")
+
+    monkeypatch.setattr(Total, "update", refuse)
+    with pytest.raises(ValueError, match="something else"):
+        collect(run, batches(), [Request("mean", "total")], make)
+
+
+def test_no_data_no_tensor_no_values():
+    with pytest.raises(DataError, match="has no samples"):
+        collect(run, [], REQUESTS, make)
+    with pytest.raises(DataError, match="tensor 'y': was not computed"):
+        collect(run, batches(), [Request("y", "min-max")], make)
+    with pytest.raises(DataError, match="tensor 'y': cannot be calibrated: no values"):
+        collect(always(np.zeros((8, 0))), batches(), [Request("y", "mse")], make)
+
+
+@pytest.mark.parametrize(
+    "dtype", [np.bool_, np.uint16, np.int64, np.float16, np.float64, ml_dtypes.bfloat16]
+)
+def test_dtypes(dtype):
+    array = np.array([0, 1, 1]).astype(dtype)
+    results = collect(always(array), batches(), [Request("y", "mse")], make)
+    (found,) = results.values()
+    assert found.low == 0
+    assert found.high == pytest.approx(1, rel=1e-2)
+
+
+def test_arrays_that_torch_does_not_take_as_they_are():
+    frozen = np.arange(6.0).reshape(2, 3)
+    frozen.flags.writeable = False
+    for array in (frozen, frozen[::-1], frozen.T, np.array(5.0)):
+        results = collect(always(array), batches(), [Request("y", "min-max")], make)
+        assert list(results.values()) == [Range(0.0, 5.0)]

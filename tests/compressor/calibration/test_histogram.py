@@ -1,0 +1,144 @@
+"""The histogram: counts, growth, and independence of order and grouping."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compressor.calibration.histogram import SIDE, Histogram, empty, merge, observe
+
+FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
+LISTS = st.lists(FLOATS, max_size=40)
+
+
+def of(*parts: list[float], dtype: torch.dtype = torch.float32) -> Histogram:
+    state = empty()
+    for part in parts:
+        state = observe(state, torch.tensor(part, dtype=dtype))
+    return state
+
+
+def same(first: Histogram, second: Histogram) -> bool:
+    return (
+        torch.equal(first.counts, second.counts)
+        and first.exponent == second.exponent
+        and math.copysign(1, first.low) == math.copysign(1, second.low)
+        and (first.low, first.high) == (second.low, second.high)
+    )
+
+
+@settings(deadline=None)
+@given(st.lists(LISTS, max_size=5), st.randoms())
+def test_order_and_grouping_leave_no_trace(parts, random):
+    values = [value for part in parts for value in part]
+    whole = of(values)
+    shuffled = random.sample(values, len(values))
+    assert same(whole, of(*parts))
+    assert same(whole, of(*([value] for value in shuffled)))
+
+
+@settings(deadline=None)
+@given(LISTS, LISTS, LISTS)
+def test_merge_is_the_stream_of_both_commutes_and_associates(a, b, c):
+    x, y, z = of(a), of(b), of(c)
+    assert same(merge(x, y), of(a + b))
+    assert same(merge(x, y), merge(y, x))
+    assert same(merge(merge(x, y), z), merge(x, merge(y, z)))
+    assert same(merge(x, empty()), x)
+
+
+@settings(deadline=None)
+@given(st.lists(FLOATS, min_size=1, max_size=40))
+def test_counts_are_those_of_truncated_values_and_the_width_is_the_least(values):
+    state = of(values)
+    exact = np.array(values, np.float64)
+    index = np.trunc(np.ldexp(exact, -state.exponent)).astype(np.int64)
+    assert np.array_equal(state.counts.numpy(), np.bincount(index + SIDE, minlength=2 * SIDE))
+    assert (state.low, state.high) == (exact.min(), exact.max())
+    largest = np.abs(exact).max()
+    assert largest < np.ldexp(SIDE, state.exponent)
+    assert state.exponent == -126 or largest >= np.ldexp(SIDE, state.exponent - 1)
+
+
+def test_agrees_with_numpy_on_a_grid_of_powers_of_two():
+    values = torch.randn(100_000, generator=torch.Generator().manual_seed(1)).abs()
+    state = observe(empty(), values)
+    edges = np.ldexp(np.arange(SIDE + 1, dtype=np.float64), state.exponent)
+    expected, _ = np.histogram(values.numpy().astype(np.float64), edges)
+    assert np.array_equal(state.counts[SIDE:].numpy(), expected)
+    assert not state.counts[:SIDE].any()
+
+
+def test_growth_adds_neighbouring_bins():
+    before = of([1.0, 1.25, -1.25, 0.75])  # largest < 2: width 2 ** -11
+    assert before.exponent == 1 - 12
+    after = observe(before, torch.tensor([7.0]))
+    assert after.exponent == 3 - 12
+    nonzero = {int(i) - SIDE: int(after.counts[i]) for i in after.counts.nonzero()}
+    assert nonzero == {512: 1, 640: 1, -640: 1, 384: 1, 3584: 1}
+    assert before.counts.sum() == 4, "states are values: update must not write to its argument"
+
+
+def test_growth_past_everything_leaves_it_in_the_zero_bin():
+    state = of([1e-30, -1e-30, 1.0], [3e38])
+    assert state.counts[SIDE] == 3
+    assert state.total == 4
+
+
+def test_zeros_and_denormals_are_legal():
+    assert of([0.0, -0.0]).counts[SIDE] == 2
+    assert math.copysign(1, of([-0.0]).low) == 1
+    assert of([-1e-45, 1e-45]).counts[SIDE] == 2
+    assert empty().empty
+    assert same(of([]), empty())
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int64]
+)
+def test_other_dtypes_count_the_same(dtype):
+    values = [0, 1, 3, 100, 100]
+    assert same(of(values, dtype=dtype), of(values))
+
+
+def test_float64_beyond_float32_and_both_in_one_stream():
+    huge, small = torch.tensor([-1.5e308, 1e300], dtype=torch.float64), torch.tensor([3e38, 1.0])
+    state = observe(observe(empty(), huge), small)
+    assert same(state, observe(observe(empty(), small), huge))
+    assert state.exponent == 1012
+    assert state.counts[SIDE] == 3
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_refuses_what_is_not_finite(bad):
+    with pytest.raises(ValueError, match="not finite"):
+        of([1.0] * 40_000 + [bad])
+
+
+def test_strided_tensors_and_sizes_around_a_step():
+    base = torch.randn(3, 65_537, generator=torch.Generator().manual_seed(2))
+    for values in (base.T, base[:, ::2], base[0, :32_768], base[0, :32_769]):
+        state = observe(empty(), values)
+        assert state.total == values.numel()
+        assert same(state, observe(empty(), values.flatten().clone()))
+
+
+def test_memory_does_not_grow_with_the_stream():
+    batch = torch.randn(200_000, generator=torch.Generator().manual_seed(3))
+    state = observe(empty(), batch)
+    size = state.counts.nbytes
+    tracemalloc.start()
+    try:
+        for scale in range(1, 40):
+            state = observe(state, batch * scale)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert state.counts.nbytes == size == 2 * SIDE * 8
+    assert peak < 100_000, "Python objects; tensors are counted by the assertion above"

@@ -1,0 +1,73 @@
+"""Moments of layers' inputs: against unfolding by hand, merging, and when to stop."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from compressor.calibration.observers.second_moment import SecondMoment
+
+
+def test_vectors_are_summed_over_all_leading_axes():
+    torch.manual_seed(0)
+    values = torch.randn(3, 5, 7)
+    observer = SecondMoment()
+    found = observer.result(observer.update(observer.start(), values))
+    rows = values.reshape(-1, 7)
+    assert found is not None
+    assert torch.allclose(found.second[0], rows.T @ rows, atol=1e-5)
+    assert torch.allclose(found.first[0], rows.sum(0), atol=1e-5)
+    assert found.rows == 15
+
+
+def test_small_feature_maps_give_every_patch():
+    torch.manual_seed(0)
+    values = torch.randn(2, 4, 6, 6)
+    options = {"kernel": (3, 3), "strides": (2, 1), "pads": (1, 0, 1, 2), "dilations": (1, 2)}
+    observer = SecondMoment(**options)
+    found = observer.result(observer.update(observer.start(), values))
+    padded = functional.pad(values, (0, 2, 1, 1))
+    patches = functional.unfold(padded, (3, 3), dilation=(1, 2), stride=(2, 1))
+    rows = patches.transpose(1, 2).reshape(-1, 36)
+    assert found is not None
+    assert found.rows == len(rows)
+    assert torch.allclose(found.second[0], rows.T @ rows, rtol=1e-4, atol=1e-4)
+
+
+def test_groups_have_moments_of_their_own():
+    torch.manual_seed(0)
+    values = torch.randn(2, 4, 5, 5)
+    whole, grouped = SecondMoment(kernel=(1, 1)), SecondMoment(kernel=(1, 1), groups=4)
+    all_of_it = whole.result(whole.update(whole.start(), values))
+    parts = grouped.result(grouped.update(grouped.start(), values))
+    assert all_of_it is not None
+    assert parts is not None
+    assert parts.second.shape == (4, 1, 1)
+    assert torch.allclose(parts.second[:, 0, 0], all_of_it.second[0].diagonal(), rtol=1e-5)
+
+
+def test_merging_is_adding():
+    torch.manual_seed(0)
+    first, second = torch.randn(4, 6), torch.randn(5, 6)
+    observer = SecondMoment()
+    start = observer.start()
+    merged = observer.merge(observer.update(start, first), observer.update(start, second))
+    whole = observer.update(start, torch.cat([first, second]))
+    assert merged is not None
+    assert whole is not None
+    assert torch.allclose(merged.second, whole.second, atol=1e-5)
+    assert merged.rows == whole.rows == 9
+
+
+def test_it_stops_when_there_is_enough():
+    observer = SecondMoment()
+    state = observer.update(observer.start(), torch.ones(8 * 4, 4))
+    assert observer.update(state, torch.ones(10, 4)) is state
+
+
+def test_large_feature_maps_are_sampled_evenly():
+    values = torch.ones(1, 1, 64, 64)
+    observer = SecondMoment(kernel=(1, 1))
+    found = observer.update(observer.start(), values)
+    assert found is not None
+    assert 32 <= found.rows <= 128

@@ -1,0 +1,365 @@
+"""Files go into an archive and come out as they were, or not at all."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import brotli
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+
+import compressor.exporters.archive.packing as packing
+from compressor.archives import is_archive, stored_bytes, unpack
+from compressor.errors import CompressorError, InputError, ModelError, SpecError
+from compressor.exporters.archive.coder import CHUNK
+from compressor.exporters.archive.index import PackedFile, index_bytes, read_index
+from compressor.hashing import file_sha256
+from tests.compressor.exporters.archive.packed_files import (
+    mixed_tensors,
+    packed,
+    rng,
+    small_files,
+    write_safetensors,
+)
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("content")
+    return packed(small_files(folder), folder / "model.archive")
+
+
+def test_files_come_back_bit_for_bit(archive: Path, tmp_path: Path) -> None:
+    found = unpack(archive, tmp_path / "new" / "folder")
+    assert [f.name for f in found] == ["model.safetensors", "model.json"]
+    for file in found:
+        was, now = (folder / file.name for folder in (archive.parent, tmp_path / "new" / "folder"))
+        assert now.read_bytes() == was.read_bytes()
+        assert (file.bytes, file.sha256) == (was.stat().st_size, file_sha256(was))
+    assert sorted(p.name for p in (tmp_path / "new" / "folder").iterdir()) == [
+        "model.json",
+        "model.safetensors",
+    ]
+
+
+@pytest.mark.parametrize("count", [CHUNK // 4, CHUNK // 4 + 1, 3 * CHUNK // 4 + 17])
+def test_large_tensors_are_divided_into_chunks(count: int, tmp_path: Path) -> None:
+    path = write_safetensors(tmp_path / "w.safetensors", mixed_tensors(count))
+    target = packed([path], tmp_path / "w.archive", level=1)
+    (file,) = read_index(target)
+    wide = next(part for part in file.parts if part.section.name == "fc.weight")
+    assert len(wide.chunks) == -(-count * 4 // CHUNK)
+    unpack(target, tmp_path / "out")
+    assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
+
+
+@given(contents=st.lists(st.binary(max_size=300), max_size=3))
+@settings(max_examples=40)
+def test_any_files_come_back(contents, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("any")
+    files = []
+    for number, content in enumerate(contents):
+        files.append(folder / f"{number}.bin")
+        files[-1].write_bytes(content)
+    unpack(packed(files, folder / "a"), folder / "out")
+    assert [(folder / "out" / f.name).read_bytes() for f in files] == contents
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda data: data[:-3],
+        lambda data: data + b"more",
+        lambda data: data.replace(b'"F32"', b'"???"', 1),
+        lambda data: data.replace(b'"shape"', b'"forms"', 1),
+        lambda data: b"\xff" * 8 + data[8:],
+    ],
+)
+def test_what_is_not_quite_safetensors_comes_back_too(spoil, tmp_path: Path) -> None:
+    path = write_safetensors(tmp_path / "w.safetensors", mixed_tensors(50))
+    path.write_bytes(spoil(path.read_bytes()))
+    unpack(packed([path], tmp_path / "a"), tmp_path / "out")
+    assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_the_same_files_give_the_same_bytes(archive: Path, tmp_path: Path) -> None:
+    again = packed(small_files(tmp_path), tmp_path / "model.archive")
+    assert again.read_bytes() == archive.read_bytes()
+
+
+def test_threads_do_not_change_the_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_safetensors(tmp_path / "w.safetensors", mixed_tensors(CHUNK))
+    found = set()
+    for count in (1, 3):
+        monkeypatch.setattr(packing, "threads", lambda count=count: count)
+        found.add(packed([path], tmp_path / f"{count}", level=1).read_bytes())
+    assert len(found) == 1
+
+
+def test_it_is_smaller_than_the_files(archive: Path) -> None:
+    files = sum(p.stat().st_size for p in archive.parent.iterdir()) - archive.stat().st_size
+    assert archive.stat().st_size < 0.7 * files
+    sizes = stored_bytes(archive)
+    assert set(sizes) == set(mixed_tensors())
+    assert sizes["empty"] == 0
+    assert sum(sizes.values()) < archive.stat().st_size
+
+
+def test_what_is_regular_takes_little(tmp_path: Path) -> None:
+    """Of tensors that are large enough to be coded alone."""
+    path = write_safetensors(tmp_path / "w.safetensors", mixed_tensors(20_000))
+    sizes = stored_bytes(packed([path], tmp_path / "w.archive"))
+    assert sizes["zeros"] < 12
+    assert sizes["fc.sparse"] < 0.35 * sizes["fc.weight"]
+
+
+def test_incompressible_files_grow_little(tmp_path: Path) -> None:
+    path = tmp_path / "noise.bin"
+    path.write_bytes(rng().bytes(100_000))
+    assert packed([path], tmp_path / "a").stat().st_size < 100_400
+
+
+def test_single_tensors_are_taken_alone(archive: Path, tmp_path: Path) -> None:
+    found = unpack(archive, tmp_path, ["codes", "fc.weight"])
+    assert [file.name for file in found] == ["model.safetensors"]
+    wanted = mixed_tensors()
+    with safe_open(tmp_path / "model.safetensors", framework="numpy") as file:
+        assert set(file.keys()) == {"codes", "fc.weight"}
+        assert file.metadata()["note"] == "é"
+        for name in file.keys():  # noqa: SIM118
+            assert np.array_equal(file.get_tensor(name), wanted[name][1])
+
+
+def test_single_tensors_need_nothing_else_of_the_archive(archive: Path, tmp_path: Path) -> None:
+    (file, _) = read_index(archive)
+    other = next(p for p in file.parts if "wide" in {t.name for t in p.section.tensors})
+    data = bytearray(archive.read_bytes())
+    data[other.chunks[0].start] ^= 1
+    damaged = tmp_path / "damaged"
+    damaged.write_bytes(data)
+    assert unpack(damaged, tmp_path / "one", ["codes"])
+    with pytest.raises(ModelError, match=r"tensor 'wide' of archive .* another checksum"):
+        unpack(damaged, tmp_path / "all")
+    assert not (tmp_path / "all").exists()
+
+
+def test_tiny_neighbours_are_coded_together(tmp_path: Path) -> None:
+    """Each is still found and taken out alone, and damage names one of them."""
+    draw = np.random.default_rng(4)
+    tensors = {f"scale{n:02}": ("F32", draw.random(16, np.float32)) for n in range(40)}
+    tensors |= {"codes": ("I8", draw.integers(-9, 9, 6000).astype(np.int8))}
+    content = write_safetensors(tmp_path / "model.safetensors", tensors)
+    path = tmp_path / "model.archive"
+    packing.pack([content], path, 3, lambda _: None)
+    (file,) = read_index(path)
+    assert [len(part.section.tensors) for part in file.parts] == [40, 1]
+    assert sum(stored_bytes(path).values()) == pytest.approx(sum(p.stored for p in file.parts), 0.1)
+    unpack(path, tmp_path / "out", ["scale07", "codes", "scale38"])
+    with safe_open(tmp_path / "out" / "model.safetensors", "np") as found:
+        assert set(found.keys()) == {"scale07", "codes", "scale38"}
+        for name in found.keys():  # noqa: SIM118
+            assert np.array_equal(found.get_tensor(name), tensors[name][1])
+    damaged = bytearray(path.read_bytes())
+    damaged[file.parts[0].chunks[0].start] ^= 4
+    path.write_bytes(damaged)
+    with pytest.raises(ModelError, match=r"tensor 'scale0[01]'.* of archive"):
+        unpack(path, tmp_path / "again")
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.95])
+def test_damage_names_the_first_tensor_that_is_lost(
+    share: float, large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those before it are not: they were decoded before the damage, or in a stream of their own."""
+    if large:
+        monkeypatch.setattr(packing, "_SMALL", 0)
+    draw = np.random.default_rng(4)
+    codes = {f"w{n}": ("I8", draw.normal(0, 20, 3000).astype(np.int8)) for n in range(10)}
+    content = write_safetensors(tmp_path / "model.safetensors", codes)
+    path = packed([content], tmp_path / "model.archive")
+    (part,) = read_index(path)[0].parts
+    damaged = bytearray(path.read_bytes())
+    damaged[part.chunks[0].start + int(share * part.stored)] ^= 16
+    path.write_bytes(damaged)
+    with pytest.raises(ModelError) as caught:
+        unpack(path, tmp_path / "again")
+    named = re.search(r"tensor 'w(\d)'", str(caught.value))
+    assert named is not None
+    quarter = 2.5  # of ten tensors: Zstandard has four streams in a block, each read from its end
+    assert int(named[1]) - 10 * share == pytest.approx(-0.5, abs=quarter if large else 0.6)
+
+
+@pytest.mark.parametrize(("wide", "first"), [(False, "w[23]"), (True, "w5")])
+def test_damage_in_what_zstandard_coded(
+    wide: bool, first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streams of it lie side by side in a block; a plane that is stored as it was is exact."""
+    monkeypatch.setattr(brotli, "compress", lambda plain, **_: plain + b"longer")
+    draw = np.random.default_rng(4)
+    values = draw.normal(0, 9, (10, 1000)).astype(np.float32 if wide else np.int8)
+    tensors = {f"w{n}": ("F32" if wide else "I8", values[n]) for n in range(10)}
+    content = write_safetensors(tmp_path / "model.safetensors", tensors)
+    path = packed([content], tmp_path / "model.archive")
+    (part,) = read_index(path)[0].parts
+    damaged = bytearray(path.read_bytes())
+    place = part.chunks[0].lengths[0] * 11 // 20 if wide else part.stored // 2
+    damaged[part.chunks[0].start + place] ^= 16
+    path.write_bytes(damaged)
+    with pytest.raises(ModelError, match=rf"tensor '{first}'"):
+        unpack(path, tmp_path / "again")
+
+
+def test_unknown_tensors_are_refused(archive: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        SpecError, match=r"tensor 'fc.weigth': is not in .*; did you mean 'fc.weight'"
+    ):
+        unpack(archive, tmp_path / "out", ["fc.weigth"])
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_with_other_files_is_left_alone(archive: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.json").write_text("mine")
+    (tmp_path / "other").write_text("mine too")
+    with pytest.raises(SpecError, match="holds files already; name a new one, or give --force"):
+        unpack(archive, tmp_path)
+    assert (tmp_path / "model.json").read_text() == "mine"
+    unpack(archive, tmp_path, force=True)
+    assert (tmp_path / "model.json").read_text() != "mine"
+    assert (tmp_path / "other").read_text() == "mine too"
+    with pytest.raises(SpecError, match="is a file; name another one"):
+        unpack(archive, tmp_path / "other")
+
+
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 20, 60, 70, -1, -9, -57, -58, -300])
+def test_cut_archives_are_refused(length: int, archive: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.archive"
+    cut.write_bytes(archive.read_bytes()[:length])
+    with pytest.raises(ModelError, match="copy it again"):
+        unpack(cut, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_flipped_byte_is_noticed(archive: Path, tmp_path: Path) -> None:
+    """Any byte at all: the message names the tensor, or speaks of the archive as a whole."""
+    data = archive.read_bytes()
+    names = {}
+    for file in read_index(archive):
+        for part in file.parts:
+            for chunk in part.chunks:
+                places = range(chunk.start, chunk.start + chunk.stored)
+                names |= dict.fromkeys(places, part.section.tensors)
+    damaged = tmp_path / "damaged.archive"
+    for place in [*range(0, len(data) - 700, 61), *range(len(data) - 700, len(data))]:
+        flipped = bytearray(data)
+        flipped[place] ^= 1 << place % 8
+        damaged.write_bytes(flipped)
+        with pytest.raises(ModelError) as caught:
+            unpack(damaged, tmp_path / "out")
+        named = [tensor.title for tensor in names.get(place, ())]
+        assert any(name in str(caught.value) for name in named or ["archive"])
+        assert not (tmp_path / "out").exists()
+
+
+@given(data=st.data())
+@settings(max_examples=150)
+def test_an_index_that_makes_no_sense_is_refused(tmp_path_factory, archive, data):
+    """Its checksum is right, but somebody edited it."""
+    folder = tmp_path_factory.mktemp("edited")
+    entries = [file.as_json() for file in read_index(archive)]
+    start = min(c.start for f in read_index(archive) for p in f.parts for c in p.chunks)
+    end = sum(part.stored for file in read_index(archive) for part in file.parts) + start
+    edit(entries, data)
+
+    class Edited(PackedFile):
+        def as_json(self):
+            return entries.pop(0)
+
+    files = [Edited("", 0, "", "", ()) for _ in entries]
+    target = folder / "edited.archive"
+    target.write_bytes(archive.read_bytes()[:end] + index_bytes(files))
+    try:
+        unpack(target, folder / "out")
+    except CompressorError:
+        assert not (folder / "out").exists()
+    else:
+        for file in archive.parent.iterdir():
+            if (folder / "out" / file.name).exists():
+                assert (folder / "out" / file.name).read_bytes() == file.read_bytes()
+
+
+def edit(value, data) -> None:
+    """Replace one thing somewhere in a JSON value."""
+    while True:
+        keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+        key = data.draw(st.sampled_from(keys))
+        inner = value[key]
+        if isinstance(inner, dict | list) and inner and data.draw(st.integers(0, 4)):
+            value = inner
+            continue
+        junk = st.sampled_from([None, -1, 0, 3, 1 << 70, "", "8-mask", "../x", [], {}, [[1]], 0.5])
+        value[key] = data.draw(junk)
+        return
+
+
+def test_names_cannot_leave_the_folder(archive: Path, tmp_path: Path) -> None:
+    one = read_index(archive)[1]
+    evil = PackedFile("../evil", one.nbytes, one.sha256, one.head, one.parts)
+    target = tmp_path / "evil.archive"
+    target.write_bytes(archive.read_bytes()[:8] + index_bytes([evil]))
+    with pytest.raises(ModelError, match=r"'\.\./evil' is no name of a file"):
+        unpack(target, tmp_path / "in" / "out")
+    assert not (tmp_path / "in" / "evil").exists()
+
+
+def test_other_schemas_are_named(archive: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("compressor.exporters.archive.index.SCHEMA", 3)
+    with pytest.raises(ModelError, match="has schema 2, this version reads 3"):
+        unpack(archive, tmp_path / "out")
+
+
+def test_a_file_that_is_not_what_was_put_in_is_noticed(archive: Path, tmp_path: Path) -> None:
+    files = [PackedFile(f.name, f.nbytes, "0" * 64, f.head, f.parts) for f in read_index(archive)]
+    last = max(c.start + c.stored for f in files for p in f.parts for c in p.chunks)
+    target = tmp_path / "wrong.archive"
+    target.write_bytes(archive.read_bytes()[:last] + index_bytes(files))
+    with pytest.raises(ModelError, match=r"file 'model.safetensors' .* its SHA-256 differs"):
+        unpack(target, tmp_path / "out")
+
+
+def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
+    other = tmp_path / "model.onnx"
+    other.write_bytes(b"something else" * 20)
+    assert not is_archive(other)
+    assert not is_archive(tmp_path)
+    with pytest.raises(ModelError, match="does not begin as an archive does"):
+        unpack(other, tmp_path / "out")
+    with pytest.raises(SpecError, match="does not exist or is a folder"):
+        unpack(tmp_path / "nothing", tmp_path / "out")
+
+
+def test_a_full_disk_leaves_nothing(archive: Path, tmp_path: Path, monkeypatch) -> None:
+    def full(source: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("compressor.exporters.archive.unpacking.publish", full)
+    with pytest.raises(InputError, match="is full"):
+        unpack(archive, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_index_is_small(tmp_path: Path) -> None:
+    tensors = {
+        f"layers.{i}.weight": ("F32", rng().standard_normal(8).astype(np.float32))
+        for i in range(300)
+    }
+    path = write_safetensors(tmp_path / "w.safetensors", tensors)
+    target = packed([path], tmp_path / "a")
+    stored = sum(stored_bytes(target).values())
+    assert target.stat().st_size - stored < 300 * 25
+    json.dumps(stored_bytes(target))

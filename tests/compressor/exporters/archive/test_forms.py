@@ -1,0 +1,113 @@
+"""Forms of tensors: each can be undone to the bit, and the best is near the entropy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compressor.exporters.archive.coder import compressed, decode, decompressed, encode
+from compressor.exporters.archive.forms import _NAMES, Form, candidates, entropy
+from compressor.loading.bit_stream import pack_bits
+from tests.compressor.exporters.archive.packed_files import rng
+
+FORMS = list(_NAMES.values())
+DATA = st.binary(max_size=70) | st.binary(max_size=9).map(lambda b: b * 40)
+EVEN = DATA.map(lambda b: b[: len(b) // 8 * 8])
+
+
+@given(EVEN, st.sampled_from(FORMS), st.sampled_from([1, 9]), st.booleans())
+def test_every_form_can_be_undone(data, form, level, small):
+    array = np.frombuffer(data, np.uint8)
+    coded = encode(array, form, level, small=small)
+    assert sum(coded.lengths) == len(coded.data)
+    found = decode(memoryview(coded.data), coded.lengths, Form.named(str(form)), array.size)
+    assert found.tobytes() == data
+
+
+@given(DATA, st.sampled_from([f for f in FORMS if f.bits <= 8]))
+def test_narrow_symbols_need_no_whole_number_of_bytes(data, form):
+    array = np.frombuffer(data, np.uint8)
+    coded = encode(array, form, 1)
+    assert decode(memoryview(coded.data), coded.lengths, form, array.size).tobytes() == data
+
+
+@given(st.binary(max_size=40), st.sampled_from(FORMS), st.lists(st.integers(0, 20), max_size=4))
+def test_what_is_no_chunk_is_refused(data, form, lengths):
+    lengths = [min(n, len(data)) for n in lengths]
+    try:
+        found = decode(memoryview(data), lengths, form, 16)
+    except ValueError:
+        return
+    assert found.size == 16
+
+
+@given(st.binary(max_size=60), st.integers(1, 60))
+def test_coded_bytes_come_back_or_are_refused(data, most):
+    coded = compressed(data, 3, small=True)
+    if len(data) <= most:
+        assert decompressed(coded, most) == data
+    else:
+        with pytest.raises(ValueError, match=r".+"):
+            decompressed(coded, most)
+    for first in (0, 1, 2, 3):
+        try:
+            assert len(decompressed(bytes([first]) + data, most)) <= max(most, 1)
+        except ValueError:
+            continue
+
+
+def test_gaps_beyond_the_end_are_refused() -> None:
+    coded = encode(np.array([0] * 40 + [7] + [0] * 7, np.uint8), Form(8, "gaps"), 1)
+    with pytest.raises(ValueError, match=r"beyond the end|bytes"):
+        decode(memoryview(coded.data), coded.lengths, Form(8, "gaps"), 24)
+
+
+def test_names_tell_forms_apart() -> None:
+    assert len(_NAMES) == len(set(FORMS))
+    with pytest.raises(ValueError, match="there is no form 'zip'"):
+        Form.named("zip")
+
+
+def best(data: np.ndarray, width: int = 1, floating: bool = False) -> tuple[int, Form]:
+    forms = candidates(data, width, floating=floating)
+    sizes = [len(encode(data, form, 9).data) for form in forms]
+    return min(sizes), forms[sizes.index(min(sizes))]
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("zeros", [0.0, 0.5, 0.8, 0.95])
+def test_codes_come_within_three_percent_of_their_entropy(bits: int, zeros: float) -> None:
+    draw, count = rng(), 400_000
+    high = 2**bits - 1
+    codes = np.clip(np.round(draw.normal(high / 2, high / 6, count)), 0, high).astype(np.uint8)
+    codes[draw.random(count) < zeros] = high // 2
+    data = pack_bits(torch.from_numpy(codes), bits).numpy()
+    size, form = best(data)
+    assert size <= 1.03 * entropy(codes), form
+
+
+def test_entropy_is_that_of_shannon() -> None:
+    assert entropy(np.array([0, 1] * 400, np.uint8)) == pytest.approx(100)
+    assert entropy(np.array([0b00011011] * 100, np.uint8), bits=2) == pytest.approx(100)
+    assert entropy(np.zeros(100, np.uint8)) == 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "share"), [(np.float32, 0.86), (np.float16, 0.95), (np.float64, 0.97)]
+)
+def test_exponents_of_floats_are_regular(dtype: type, share: float) -> None:
+    values = (0.02 * rng().standard_normal(50_000)).astype(dtype)
+    size, form = best(values.view(np.uint8), values.itemsize, True)
+    assert form.bits == 8 * values.itemsize
+    assert size < share * values.nbytes
+
+
+def test_zeros_of_floats_cost_a_bit_at_most() -> None:
+    values = rng().standard_normal(50_000).astype(np.float32)
+    values[rng().random(50_000) < 0.7] = 0
+    size, form = best(values.view(np.uint8), 4, True)
+    assert form.sparse
+    assert size < np.count_nonzero(values) * 3.7 + values.size / 8

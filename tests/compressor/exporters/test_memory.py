@@ -1,0 +1,46 @@
+"""Freed memory that is kept, and given back."""
+
+from __future__ import annotations
+
+import ctypes
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+
+from compressor.exporters.safetensors.memory import kept_memory
+
+
+def anonymous() -> int:
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+
+
+def faults_of(rounds: int) -> int:
+    """Page faults of taking four times 8 MiB and freeing them, again and again."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(rounds):
+        held = [torch.empty(8 << 20, dtype=torch.uint8).fill_(1) for _ in range(4)]
+        held.clear()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library is not glibc"
+)
+def test_memory_is_kept_within_the_block_and_given_back_after_it() -> None:
+    with kept_memory(64 << 20):
+        faults_of(1)
+        inside = faults_of(60)
+        held = anonymous()
+    left = anonymous()
+    outside = faults_of(60)
+    assert inside < outside / 2
+    assert left < held - (16 << 20)
+
+
+def test_without_glibc_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
+    with kept_memory(1 << 20):
+        assert torch.ones(3).sum() == 3

@@ -1,0 +1,150 @@
+"""The targets beside ONNX Runtime's CPU provider: what they take, and where files are opened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from compressor.carriers import onnx_runtimes
+from compressor.carriers.openvino_runner import OpenVinoRunner
+from compressor.carriers.ort_runner import OrtRunner, usable_providers
+from compressor.errors import ArtifactError, ModelError, SpecError
+from compressor.exporters.onnx import OnnxExporter
+from compressor.passes.fuse.fuse import Fuse
+from compressor.passes.quantize.cast import Cast
+from compressor.passes.quantize.profiles import ORT_CPU, ORT_CUDA, TENSORRT, profile_for
+from compressor.passes.quantize.static import QuantizeStatic
+from compressor.passes.quantize.weight_only import QuantizeWeights
+from compressor.types.carrier import Carrier
+from compressor.types.passes import PassContext
+from tests.compressor.exporters.hand_made import CONTEXT, images, quantized, rows, sample
+from tests.compressor.passes.quantize.static_models import statistics
+
+OPENVINO = PassContext(0, frozenset({"openvino"}))
+MULTIPLIED = ("Convolution", "FullyConnected", "MatMul")
+MADE = OnnxExporter(target="openvino")
+
+
+def written(carrier: Carrier, folder: Path, made: OnnxExporter = MADE) -> Path:
+    made.check(carrier)
+    return made.write(carrier, folder, CONTEXT)[0]
+
+
+def worst(first: dict[str, Any], second: dict[str, Any]) -> float:
+    pairs = zip(first.values(), second.values(), strict=True)
+    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
+
+
+@pytest.mark.parametrize("name", ["digits", "cifar"])
+def test_openvino_computes_the_same(name: str, tmp_path: Path) -> None:
+    runner = MADE.open(written(sample(name), tmp_path))
+    assert runner.runtime.startswith("openvino 20")
+    assert worst(runner.run(images(name)), sample(name).runner().run(images(name))) < 1e-4
+    first, again = (runner.run(images(name, count)) for count in (3, 3))
+    kept = {key: value.copy() for key, value in first.items()}
+    runner.run(images(name, 3))
+    assert worst(first, kept) == worst(again, kept) == 0, "outputs are not written again"
+
+
+@pytest.mark.parametrize("name", ["digits", "cifar"])
+def test_all_products_are_of_integers_in_openvino(name: str, tmp_path: Path) -> None:
+    fused = Fuse().apply(sample(name), OPENVINO, {}).carrier
+    declared = QuantizeStatic()
+    found = statistics(declared, fused, OPENVINO, [images(name, 16)])
+    carrier = declared.apply(fused, OPENVINO, found).carrier
+    runner = MADE.open(written(carrier, tmp_path))
+    assert isinstance(runner, OpenVinoRunner)
+    types = {p for (kind, p) in runner.precisions() if kind in MULTIPLIED}
+    assert types <= {"u8", "i8"}, types
+    want = carrier.runner().run(images(name))
+    assert worst(runner.run(images(name)), want) < 0.05  # a code next to a tie may be the other
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bits": 8},
+        {"bits": 4, "group": 16},
+        {"bits": 4, "group": 16, "symmetric": False},
+        {"bits": 3, "group": 16},
+        {"format": "fp8-e4m3"},
+    ],
+)
+def test_openvino_takes_narrow_weights_as_they_are(options: dict[str, Any], tmp_path: Path) -> None:
+    declared = QuantizeWeights.model_validate(options)
+    carrier = declared.apply(sample("digits"), OPENVINO, {}).carrier
+    path = written(carrier, tmp_path)
+    operators = {node.op_type for node in ir.load(path).graph}
+    assert "DequantizeLinear" in operators
+    assert "MatMulNBits" not in operators
+    batch = images("digits")
+    assert worst(MADE.open(path).run(batch), carrier.runner().run(batch)) < 1e-4
+
+
+def test_openvino_refuses_what_it_has_no_form_for() -> None:
+    with pytest.raises(SpecError, match="activations are int16, OpenVINO takes int8, uint8"):
+        MADE.check(quantized(activations=ir.DataType.INT16))
+
+
+def test_what_openvino_does_not_read(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"\x00" * 64)
+    with pytest.raises(ArtifactError, match=r"'model.onnx'.*OpenVINO 20.* does not load it"):
+        MADE.open(tmp_path / "model.onnx")
+
+
+def test_threads_reach_openvino(tmp_path: Path) -> None:
+    path = written(sample("digits"), tmp_path)
+    runner = onnx_runtimes.OnnxRuntime("openvino").open(path, "artifact", threads=1)
+    assert isinstance(runner, OpenVinoRunner)
+    assert runner.threads == 1
+
+
+def test_a_wrong_input_is_told(tmp_path: Path) -> None:
+    runner = MADE.open(written(sample("digits"), tmp_path))
+    with pytest.raises(ModelError, match="does not run"):
+        runner.run({"image": np.zeros((1, 7, 8, 8), np.float32)})
+
+
+def test_without_openvino_times_are_not_judged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert MADE.not_judged == ""
+    path = written(quantized(activation_zero=3), tmp_path)
+    monkeypatch.setattr(onnx_runtimes, "find_spec", lambda _: None)
+    assert MADE.not_judged.startswith("meant for OpenVINO, which is not installed")
+    assert isinstance(MADE.open(path), OrtRunner)
+
+
+@pytest.mark.skipif("cuda" in usable_providers(), reason="the CUDA provider starts here")
+def test_without_a_gpu_its_provider_is_not_judged(tmp_path: Path) -> None:
+    made = OnnxExporter(target="ort-cuda")
+    assert made.not_judged.startswith("meant for ONNX Runtime's CUDA provider")
+    path = written(quantized(activation_zero=3), tmp_path, made)
+    want = quantized(activation_zero=3).runner().run(rows())
+    assert worst(made.open(path).run(rows()), want) < 1e-4
+    with pytest.raises(ModelError, match=r"CUDAExecutionProvider|CUDA"):
+        OrtRunner(path, "artifact", provider="cuda")
+
+
+def test_bfloat16_is_run_by_pytorch(tmp_path: Path) -> None:
+    context = PassContext(0, frozenset({"tensorrt"}))
+    carrier = Cast(dtype="bf16").apply(sample("digits"), context, {}).carrier
+    made = OnnxExporter(target="tensorrt", opset=22)
+    runner = made.open(written(carrier, tmp_path, made))
+    assert runner.runtime.startswith("torch ")
+    batch = images("digits")
+    assert worst(runner.run(batch), carrier.runner().run(batch)) == 0
+    assert worst(runner.run(batch), sample("digits").runner().run(batch)) < 0.05
+    with pytest.raises(SpecError, match="set opset: 22"):
+        OnnxExporter(target="tensorrt", opset=21).check(carrier)
+
+
+def test_the_strictest_target_is_followed() -> None:
+    assert profile_for(frozenset({"ort-cpu", "tensorrt", "openvino"})) is TENSORRT
+    assert profile_for(frozenset({"ort-cuda", "ort-cpu"})) is ORT_CPU
+    assert profile_for(frozenset({"ort-cuda"})) is ORT_CUDA
+    assert profile_for(frozenset()) is ORT_CPU

@@ -1,0 +1,189 @@
+"""The choice by counting is the choice by sorting, whatever the numbers and how they are cut."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compressor.passes.prune.magnitude_scores import Criterion, scores, value_of
+from compressor.passes.prune.ranking import (
+    Counts,
+    Cut,
+    count_coarse,
+    count_fine,
+    dropped,
+    merged,
+    place_of,
+    select,
+    shares,
+    without,
+)
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+BLOCKS = ((1, 1), (1, 4), (4, 1), (2, 3), (16, 16))
+
+
+@st.composite
+def matrices(draw: st.DrawFn) -> tuple[torch.Tensor, Criterion]:
+    """A weight with many ties and zeros among its units, and by what it is ranked."""
+    height, width = draw(st.sampled_from(BLOCKS))
+    rows, columns = draw(st.integers(1, 6)) * height, draw(st.integers(1, 6)) * width
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+    values = torch.randn(rows, columns, generator=generator)
+    kind = draw(st.sampled_from(["plain", "few values", "zeros", "tiny"]))
+    if kind == "few values":
+        values = values.round()
+    elif kind == "zeros":
+        values *= torch.rand(rows, columns, generator=generator) < 0.3
+    elif kind == "tiny":
+        values *= 1e-40  # below the smallest normal float32
+    norm = draw(st.sampled_from(["l1", "l2", "random"]))
+    criterion = Criterion(norm, (height, width), draw(st.integers(0, 2**64 - 1)))
+    return values.to(draw(st.sampled_from(DTYPES))), criterion
+
+
+def by_sorting(matrix: torch.Tensor, criterion: Criterion, number: int) -> torch.Tensor:
+    """Say which units go, in one look at all scores."""
+    found, shift = scores(matrix, criterion)
+    whole = found.reshape(-1).to(torch.int64) << shift
+    gone = torch.zeros(whole.shape, dtype=torch.bool)
+    gone[torch.argsort(whole, stable=True)[:number]] = True
+    return gone.reshape(found.shape)
+
+
+def by_counting(parts: list[tuple[torch.Tensor, int]], criterion: Criterion, number: int) -> Cut:
+    """Find the threshold of a weight that is seen in parts."""
+    found = [scores(part, criterion, row) for part, row in parts]
+    coarse, rank = select(merged(count_coarse(*own) for own in found), number)
+    score, rank = select(merged(count_fine(*own, coarse) for own in found), rank)
+    before = 0
+    for own, shift in found:
+        held = int((own.to(torch.int64) << shift == score).sum())
+        if rank <= held:
+            return Cut(score, before + place_of(own, shift, score, rank))
+        rank -= held
+        before += own.numel()
+    raise AssertionError
+
+
+@given(matrices(), st.data())
+def test_counting_parts_chooses_what_sorting_chooses(
+    made: tuple[torch.Tensor, Criterion], data: st.DataObject
+):
+    matrix, criterion = made
+    height, width = criterion.block
+    units = matrix.numel() // (height * width)
+    number = data.draw(st.integers(1, units))
+    step = data.draw(st.integers(1, matrix.shape[0] // height)) * height
+    parts = [(matrix[row : row + step], row) for row in range(0, matrix.shape[0], step)]
+    cut = by_counting(parts, criterion, number)
+    expected = by_sorting(matrix, criterion, number)
+    assert torch.equal(dropped(matrix, criterion, cut), expected)
+    assert int(expected.sum()) == number
+    whole = without(matrix, criterion, cut)
+    together = torch.cat([without(part, criterion, cut, row) for part, row in parts])
+    assert torch.equal(together, whole)
+    assert together.dtype == matrix.dtype
+    spread = expected.repeat_interleave(height, 0).repeat_interleave(width, 1)
+    assert torch.equal(whole, torch.where(spread, torch.zeros_like(matrix), matrix))
+
+
+@given(matrices(), st.data())
+def test_no_unit_that_stays_scores_less_than_one_that_goes(
+    made: tuple[torch.Tensor, Criterion], data: st.DataObject
+):
+    matrix, criterion = made
+    height, width = criterion.block
+    number = data.draw(st.integers(1, matrix.numel() // (height * width)))
+    gone = dropped(matrix, criterion, by_counting([(matrix, 0)], criterion, number))
+    assert int(gone.sum()) == number
+    blocks = matrix.to(torch.float64).reshape(gone.shape[0], height, gone.shape[1], width)
+    values = blocks.abs() if criterion.norm == "l1" else blocks.square()
+    means = values.mean((1, 3))
+    if criterion.norm == "random":
+        # Chance decides, but nothing goes while a unit of zeros is left.
+        alive = means > 0
+        assert not bool(alive[gone].any()) or not bool((~alive[~gone]).any())
+    elif not bool(gone.all()):
+        tolerance = 0 if criterion.single else 1e-6 * float(means.max())
+        assert float(means[~gone].min()) >= float(means[gone].max()) - tolerance
+
+
+@given(matrices(), st.data())
+def test_scores_do_not_depend_on_how_rows_are_cut(
+    made: tuple[torch.Tensor, Criterion], data: st.DataObject
+):
+    matrix, criterion = made
+    height = criterion.block[0]
+    row = data.draw(st.integers(0, matrix.shape[0] // height - 1)) * height
+    whole, shift = scores(matrix, criterion)
+    part, own_shift = scores(matrix[row:].clone(), criterion, row)
+    assert shift == own_shift
+    assert torch.equal(whole[row // height :], part)
+    turned, _ = scores(matrix.T.contiguous().T, criterion)  # strides do not matter either
+    assert torch.equal(turned, whole)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_score_is_the_magnitude_bit_by_bit(dtype: torch.dtype):
+    weights = torch.tensor([[0.0, -0.0, 1.5, -3.0, 2**-20]], dtype=dtype)
+    for norm in ("l1", "l2"):
+        found, shift = scores(weights, Criterion(norm))
+        assert [value_of(int(s) << shift) for s in found[0]] == [0, 0, 1.5, 3, 2**-20]
+
+
+def test_scores_of_blocks_are_means():
+    weights = torch.tensor([[3.0, -4.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]])
+    means, _ = scores(weights, Criterion("l1", (1, 2)))
+    assert means.view(torch.float32).tolist() == [[3.5, 0], [0, 1]]
+    roots, _ = scores(weights, Criterion("l2", (2, 2)))
+    assert roots.view(torch.float32).tolist() == [[2.5, pytest.approx(0.5**0.5)]]
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2", "random"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_not_finite_is_refused(norm: str, bad: float, dtype: torch.dtype):
+    weights = torch.ones(4, 4, dtype=dtype)
+    weights[1, 2] = bad
+    for block in ((1, 1), (2, 2)):
+        with pytest.raises(ValueError, match="not finite"):
+            scores(weights, Criterion(norm, block))  # type: ignore[arg-type]  # parametrized
+
+
+def test_random_scores_differ_by_key_and_spread_evenly():
+    weights = torch.ones(1000, 100)
+    first, _ = scores(weights, Criterion("random", key=1))
+    second, _ = scores(weights, Criterion("random", key=2))
+    assert not torch.equal(first, second)
+    half = dropped(weights, Criterion("random", key=1), Cut(int(first.median()), 10**6))
+    assert float(half[:500].float().mean()) == pytest.approx(0.5, abs=0.01)
+    assert float(half[:, :50].float().mean()) == pytest.approx(0.5, abs=0.01)
+    assert len(first.unique()) > 80_000  # type: ignore[no-untyped-call]  # torch's own
+
+
+def test_a_quota_is_handed_out_in_order():
+    assert shares(5, [3, 0, 4, 2]) == [3, 0, 2, 0]
+    assert shares(0, [3]) == [0]
+
+
+def test_there_must_be_enough_units():
+    counts = Counts(torch.tensor([4]), torch.tensor([2]))
+    for number in (0, 3):
+        with pytest.raises(ValueError, match=f"no unit {number} of 2"):
+            select(counts, number)
+    with pytest.raises(ValueError, match="no unit 2 of 1"):
+        place_of(torch.tensor([[1, 2]]), 0, 2, 2)
+
+
+@given(st.integers(0, 2**16 - 1), st.integers(-1, 4), st.sampled_from(DTYPES))
+def test_a_threshold_of_another_dtype(low: int, last: int, dtype: torch.dtype):
+    """Ranked with float32 weights, those of 16 bits meet thresholds that they cannot equal."""
+    score = (0x3F80 << 16) + low  # from 1 on
+    weights = torch.tensor([[1.0, 1.0, 1.0078125, 0.5, -1.0]], dtype=dtype)
+    found = dropped(weights, Criterion(), Cut(score, last))
+    values = weights.abs().float().view(torch.int32)
+    expected = (values < score) | ((values == score) & (torch.arange(5) <= last))
+    assert torch.equal(found, expected)

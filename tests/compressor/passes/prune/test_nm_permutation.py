@@ -1,0 +1,62 @@
+"""The search for an order of channels: never worse, much better where order is all there is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compressor.passes.prune import permutation
+from compressor.passes.prune.permutation import kept_share, search_order
+
+
+@given(st.integers(1, 9), st.integers(1, 6), st.integers(1, 5), st.integers(0, 99))
+def test_it_is_an_order_that_keeps_no_less(rows: int, groups: int, n: int, seed: int):
+    m = n + 2
+    scores = torch.rand(rows, groups * m, generator=torch.Generator().manual_seed(seed)) ** 3
+    order = search_order(scores, n, m)
+    assert sorted(order.tolist()) == list(range(groups * m))
+    assert kept_share(scores[:, order], n, m) >= kept_share(scores, n, m)
+
+
+def test_large_channels_side_by_side_are_spread():
+    """In every row half of the channels are large: all of them stay only if they are spread."""
+    scores = torch.rand(32, 64, generator=torch.Generator().manual_seed(0)) * 0.01
+    scores[:, :32] += 1
+    assert kept_share(scores, 2, 4) < 0.52
+    assert kept_share(scores[:, search_order(scores, 2, 4)], 2, 4) > 0.99
+
+
+def test_rows_that_are_unlike_are_weighed_against_each_other():
+    random = torch.Generator().manual_seed(1)
+    scores = torch.randn(64, 96, generator=random).abs() * torch.rand(96, generator=random)
+    before, after = (kept_share(s, 2, 4) for s in (scores, scores[:, search_order(scores, 2, 4)]))
+    assert after > before + 0.03  # measured: 0.847 and 0.904
+
+
+def test_the_same_scores_give_the_same_order():
+    scores = torch.rand(16, 40, generator=torch.Generator().manual_seed(2))
+    assert torch.equal(search_order(scores, 2, 4), search_order(scores.clone(), 2, 4))
+
+
+def test_many_channels_are_searched_in_parts(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(permutation, "_CHANNELS", 16)
+    scores = torch.rand(8, 40, generator=torch.Generator().manual_seed(3)) ** 2
+    order = search_order(scores, 2, 4)
+    assert sorted(order[:16].tolist()) == list(range(16))
+    assert kept_share(scores[:, order], 2, 4) > kept_share(scores, 2, 4)
+
+
+def test_few_rows_stand_for_many(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(permutation, "_WORK", 1.0)
+    scores = torch.rand(500, 24, generator=torch.Generator().manual_seed(4))
+    scores[:, :12] += 1
+    assert kept_share(scores[:, search_order(scores, 2, 4)], 2, 4) > kept_share(scores, 2, 4)
+
+
+def test_an_order_that_gains_nothing_is_left_as_it_is():
+    assert search_order(torch.ones(3, 12), 2, 4).tolist() == list(range(12))
+    assert search_order(torch.rand(3, 4), 2, 4).tolist() == list(range(4))
+    with pytest.raises(ValueError, match="6 channels do not divide"):
+        search_order(torch.ones(3, 6), 2, 4)

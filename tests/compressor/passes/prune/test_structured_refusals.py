@@ -1,0 +1,139 @@
+"""What prune-structured refuses, and what it then says."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+from torch import nn
+
+from compressor.carriers.torch_carrier import TorchCarrier
+from compressor.errors import SpecError
+from compressor.types.carrier import Capability
+from compressor.types.tensors import TensorSpec
+from tests.compressor.passes.prune.structured_models import (
+    CONTEXT,
+    Plain,
+    Residual,
+    carrier,
+    declared,
+)
+
+
+@pytest.fixture(scope="module")
+def residual() -> TorchCarrier:
+    return carrier(Residual())
+
+
+@pytest.fixture(scope="module")
+def plain() -> TorchCarrier:
+    return carrier(Plain())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": {"ratio": 1.0}}, "less than 1"),
+        ({"target": {"ratio": 0.0}}, "greater than 0"),
+        ({"target": {"macs": 1.2}}, "less than or equal to 1"),
+        ({"target": {"latency": -1.0}}, "greater than 0"),
+        ({"target": {}}, "give one of ratio, macs, parameters, latency"),
+        ({"target": {"ratio": 0.5, "macs": 0.5}}, "give one of ratio, macs"),
+        ({}, "Field required"),
+        ({"target": {"ratio": 0.5}, "minimum": 0}, "greater than"),
+        ({"target": {"ratio": 0.5}, "minimum": 1.5}, "less than or equal to 1"),
+        ({"target": {"ratio": 0.5}, "round_to": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_values_out_of_range(options, message):
+    with pytest.raises(ValidationError, match=message):
+        declared(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": {"macs": 1.0}}, r"target.macs: is 1: nothing would go; set less than 1"),
+        (
+            {"target": {"ratio": 0.95}},
+            r"target.ratio: is 0.95, and minimum 0.1 lets at most 0.9 go",
+        ),
+        (
+            {"target": {"ratio": 0.5}, "layers": [{"match": "wide", "ratio": 0.95}]},
+            r"layers.ratio: is 0.95, and minimum",
+        ),
+        (
+            {"target": {"ratio": 0.01}},
+            "touches no layer: .*the ratio leaves its",
+        ),
+        ({"target": {"ratio": 0.5}, "scope": "local"}, "scope: is local, and a ratio is taken"),
+        (
+            {"target": {"ratio": 0.5}, "layers": [{"match": "steem", "skip": True}]},
+            r"layer rule 'steem': matches no layer; did you mean 'stem'\?",
+        ),
+        (
+            {"target": {"ratio": 0.5}, "layers": [{"match": "*", "skip": True}]},
+            r"touches no layer: .*skipped by the rule '\*'",
+        ),
+        (
+            {"target": {"ratio": 0.5}, "round_to": 64},
+            "touches no layer: .*round-to 64 leaves",
+        ),
+    ],
+)
+def test_options_that_do_not_fit_the_model(residual, options, message):
+    with pytest.raises(SpecError, match=message):
+        declared(**options).survey(residual, CONTEXT)
+
+
+@pytest.mark.parametrize("kind", ["macs", "parameters"])
+def test_out_of_reach_says_what_is_reachable(residual, kind):
+    rules = [{"match": "wide", "skip": True}]
+    with pytest.raises(SpecError, match=rf"target.{kind}: is 0.01, and 0\.\d+ of the") as raised:
+        declared(target={kind: 0.01}, layers=rules).survey(residual, CONTEXT)
+    said = float(raised.value.remedy.split()[3])
+    declared(target={kind: said}, layers=rules).survey(residual, CONTEXT)
+    with pytest.raises(SpecError):
+        declared(target={kind: said - 0.002}, layers=rules).survey(residual, CONTEXT)
+
+
+def test_outputs_never_vanish():
+    alone = TorchCarrier(nn.Linear(6, 4), [TensorSpec("input", ("batch", 6), "float32")])
+    with pytest.raises(SpecError, match=r"touches no layer: 1 of 1: .*output"):
+        declared(target={"ratio": 0.5}).survey(alone, CONTEXT)
+
+
+def test_norm_scales_need_norms(plain):
+    with pytest.raises(SpecError, match=r"touches no layer: .*no normalization scales"):
+        declared(target={"ratio": 0.5}, criterion="batch-norm").survey(plain, CONTEXT)
+    with pytest.raises(SpecError, match="re-estimate: is true, and the model has no batch norm"):
+        declared(target={"ratio": 0.5}, re_estimate=True).survey(plain, CONTEXT)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, ""),
+        ({"criterion": "random"}, ""),
+        ({"criterion": "taylor"}, "to score by taylor"),
+        ({"re_estimate": True}, "to re-estimate batch-norm statistics"),
+        (
+            {"sensitivity": True, "re_estimate": True},
+            "to measure sensitivity and to re-estimate batch-norm statistics",
+        ),
+    ],
+)
+def test_what_reads_data_says_so_and_needs_a_runtime(residual, options, text):
+    step = declared(target={"ratio": 0.5}, **options)
+    assert step.survey(residual, CONTEXT).replays == text
+    assert (Capability.RUN in step.required) == bool(text)
+    if text:
+        with pytest.raises(SpecError, match="has options that need data"):
+            step.apply(residual, CONTEXT, {})
+
+
+def test_activations_are_asked_for(residual):
+    step = declared(target={"ratio": 0.5}, criterion="activation")
+    survey = step.survey(residual, CONTEXT)
+    assert Capability.RUN in step.required
+    assert survey.requests
+    assert {r.observer for r in survey.requests} == {"channel-magnitude"}

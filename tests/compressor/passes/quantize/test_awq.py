@@ -1,0 +1,198 @@
+"""Scaled input channels, and ranges by the output error."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from compressor.passes.quantize.affine import quantize
+from compressor.passes.quantize.awq import Scaled, _Problem, awq
+from compressor.passes.quantize.gptq import output_error
+from compressor.passes.quantize.nearest import round_to_nearest
+from compressor.passes.quantize.output_ranges import Rounded
+from compressor.types.quantized import Scheme
+
+INT4 = Scheme(4, granularity="group", group=32, narrow=False)
+SCHEMES = [
+    INT4,
+    Scheme(4, False, False, "group", 32, scale_type="bfloat16"),
+    Scheme(3, narrow=False, scale_type="float16"),
+    Scheme(2, False, False, "group", 16),
+    Scheme(4, granularity="tensor"),
+    Scheme(8, element="e4m3"),
+    Scheme(4, granularity="group", group=32, element="e2m1", scale_type="e8m0"),
+    Scheme(4, granularity="group", group=16, element="e2m1", scale_type="e4m3"),
+]
+
+
+def problem(rows: int = 24, columns: int = 96, seed: int = 0) -> tuple[list[Tensor], Tensor]:
+    """Two weights, and inputs of which few channels are large, as in language models."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(4 * columns, columns, generator=generator)
+    inputs += 0.5 * inputs.roll(1, 1)
+    inputs *= torch.exp(torch.randn(columns, generator=generator))
+    weights = [torch.randn(n, columns, generator=generator) * 0.05 for n in (rows, rows // 2)]
+    return weights, inputs.T @ inputs / len(inputs)
+
+
+def total_error(weights: list[Tensor], moment: Tensor, found: Scaled) -> float:
+    """From the outputs' side: the scaled weights on the divided inputs."""
+    divided = moment / found.factors[:, None] / found.factors
+    return sum(
+        output_error(weight * found.factors, codes, divided)
+        for weight, codes in zip(weights, found.weights, strict=True)
+    )
+
+
+def plain_error(weights: list[Tensor], moment: Tensor, scheme: Scheme, search: str) -> float:
+    return sum(
+        output_error(w, round_to_nearest(w, scheme, search), moment)  # type: ignore[arg-type]
+        for w in weights
+    )
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_errors_are_far_below_those_of_nearest_rounding(scheme: Scheme) -> None:
+    weights, moment = problem()
+    found = awq(weights, moment, [scheme] * 2)
+    least = min(plain_error(weights, moment, scheme, search) for search in ("min-max", "mse"))
+    assert total_error(weights, moment, found) < 0.8 * least
+    assert found.factors.shape == (96,)
+    assert bool((found.factors > 0).all())
+    assert not torch.equal(found.factors, torch.ones(96))
+
+
+def test_factors_alone_help_and_descent_helps_further() -> None:
+    weights, moment = problem()
+    schemes = [INT4] * 2
+    errors = [
+        plain_error(weights, moment, INT4, "min-max"),
+        total_error(weights, moment, awq(weights, moment, schemes, "min-max")),
+        total_error(weights, moment, awq(weights, moment, schemes, sweeps=0)),
+        total_error(weights, moment, awq(weights, moment, schemes, sweeps=1)),
+        total_error(weights, moment, awq(weights, moment, schemes, sweeps=3)),
+    ]
+    assert errors[1] < 0.9 * errors[0]
+    assert errors[2] < 0.9 * errors[1]
+    assert errors[3] < 0.99 * errors[2]
+    assert errors[4] < errors[3]
+
+
+def test_large_inputs_get_large_factors() -> None:
+    weights, moment = problem()
+    factors = awq(weights, moment, [INT4] * 2).factors
+    power = moment.diagonal()
+    loud, quiet = power > power.quantile(0.8), power < power.quantile(0.2)
+    assert factors[loud].log().mean() > factors[quiet].log().mean() + 0.3
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_codes_are_the_nearest_to_the_scaled_weights(scheme: Scheme) -> None:
+    weights, moment = problem()
+    found = awq(weights, moment, [scheme] * 2)
+    if scheme.element != "int":
+        return
+    for weight, codes in zip(weights, found.weights, strict=True):
+        again = quantize(weight * found.factors, codes.scale, codes.zero_point, scheme)
+        assert torch.equal(again.codes, codes.codes)
+
+
+def test_tied_columns_share_a_factor() -> None:
+    weights, moment = problem()
+    tied = torch.arange(96) % 24 * 7
+    found = awq(weights, moment, [INT4] * 2, tied=tied)
+    for owner in tied.unique():
+        assert len(found.factors[tied == owner].unique()) == 1
+    assert len(found.factors.unique()) > 12
+    single = awq(weights, moment, [INT4] * 2, tied=torch.zeros(96, dtype=torch.int64))
+    assert total_error(weights, moment, found) < 0.9 * total_error(weights, moment, single)
+
+
+def test_one_factor_for_all_columns_is_one_and_ranges_still_help() -> None:
+    weights, moment = problem()
+    found = awq(weights, moment, [INT4] * 2, tied=torch.zeros(96, dtype=torch.int64))
+    assert torch.equal(found.factors, torch.ones(96))
+    assert total_error(weights, moment, found) < 0.8 * plain_error(weights, moment, INT4, "mse")
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    scheme=st.sampled_from(SCHEMES),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    search=st.sampled_from(["min-max", "mse"]),
+)
+def test_never_worse_than_nearest_rounding(
+    seed: int, scheme: Scheme, dtype: torch.dtype, search: str
+) -> None:
+    weights, moment = problem(4, 32, seed)
+    weights = [weight.to(dtype) for weight in weights]
+    weights[0][1] = weights[0][1, 0]
+    weights[0][2] = 0
+    dead = torch.tensor([3, 30])
+    moment[dead], moment[:, dead] = 0, 0
+    found = awq(weights, moment, [scheme] * 2, search)  # type: ignore[arg-type]
+    exact = [weight.to(torch.float32) for weight in weights]
+    plain = plain_error(exact, moment, scheme, "min-max")
+    assert total_error(exact, moment, found) <= plain * (1 + 1e-5)
+    assert bool(torch.isfinite(found.factors).all())
+    assert not found.weights[0].dequantize()[2].any()
+
+
+def test_a_search_that_went_wrong_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights, moment = problem()
+    bad = moment.diagonal().rsqrt()  # the loudest inputs get the smallest factors
+    monkeypatch.setattr(_Problem, "from_grid", lambda *_: bad)
+    found = awq(weights, moment, [INT4] * 2, "min-max")
+    assert torch.equal(found.factors, torch.ones(96))
+    assert torch.equal(found.weights[0].codes, round_to_nearest(weights[0], INT4).codes)
+
+
+def test_schemes_may_differ() -> None:
+    weights, moment = problem()
+    found = awq(weights, moment, SCHEMES[:2])
+    assert [codes.scheme for codes in found.weights] == SCHEMES[:2]
+
+
+def test_gradient_and_errors_stay_true() -> None:
+    (matrix, _), moment = problem()
+    for scheme in SCHEMES:
+        factors = torch.exp(torch.randn(96, generator=torch.Generator().manual_seed(1)) / 4)
+        start = round_to_nearest(matrix * factors, scheme)
+        state = Rounded(matrix, moment, start, factors)
+        divided = moment / factors[:, None] / factors
+        before = output_error(matrix * factors, start, divided)
+        columns, ratios = torch.tensor([2, 40]), torch.tensor([0.8, 1.25])
+        change, moved = state.change(columns, ratios)
+        state.move(columns, moved[1], ratios[1])
+        factors[columns] *= 1.25
+        divided = moment / factors[:, None] / factors
+        after = output_error(matrix * factors, state.result(), divided)
+        assert after - before == pytest.approx(float(change[1]), rel=1e-3, abs=1e-4 * before)
+        state.visit_ranges()
+        least = output_error(matrix * factors, state.result(), divided)
+        assert (least == after) if scheme.granularity == "tensor" else (least < after)
+
+
+def test_nothing_seen_and_wrong_moments() -> None:
+    weights, moment = problem()
+    found = awq(weights, torch.zeros_like(moment), [INT4] * 2)
+    assert torch.equal(found.factors, torch.ones(96))
+    assert torch.equal(found.weights[0].codes, round_to_nearest(weights[0], INT4).codes)
+    with pytest.raises(ValueError, match="does not fit"):
+        awq(weights, moment[:32, :32], [INT4] * 2)
+    with pytest.raises(ValueError, match="not finite"):
+        awq(weights, moment * torch.nan, [INT4] * 2)
+    with pytest.raises(ValueError, match="96 columns do not divide into groups of 64"):
+        awq(weights, moment, [Scheme(4, granularity="group", group=64)] * 2)
+
+
+def test_the_result_is_the_same_each_time_and_arguments_stay() -> None:
+    weights, moment = problem()
+    before = [weight.clone() for weight in weights], moment.clone()
+    first, second = (awq(weights, moment, [INT4] * 2) for _ in range(2))
+    assert torch.equal(first.factors, second.factors)
+    assert torch.equal(first.weights[0].codes, second.weights[0].codes)
+    assert all(torch.equal(a, b) for a, b in zip(weights, before[0], strict=True))
+    assert torch.equal(moment, before[1])

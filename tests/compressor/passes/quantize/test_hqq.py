@@ -1,0 +1,134 @@
+"""Half-quadratic quantization."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from compressor.passes.quantize.affine import absmax_parameters, quantize
+from compressor.passes.quantize.hqq import _solved, hqq
+from compressor.passes.quantize.nearest import round_to_nearest
+from compressor.types.quantized import QuantizedTensor, Scheme
+
+GROUPED = Scheme(4, False, False, "group", 32, scale_type="bfloat16")
+SCHEMES = [
+    Scheme(8, narrow=False),
+    Scheme(4, granularity="group", group=32, narrow=False),
+    GROUPED,
+    Scheme(3, False, False, "group", 16),
+    Scheme(2, granularity="group", group=32, narrow=False),
+    Scheme(2, False, False, "group", 32, scale_type="float16"),
+    Scheme(4, granularity="tensor"),
+]
+
+
+def heavy_tailed(rows: int = 12, columns: int = 128, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    normal = torch.randn(rows, columns, generator=generator)
+    return normal * torch.exp(0.5 * torch.randn(rows, columns, generator=generator))
+
+
+def errors(matrix: Tensor, found: QuantizedTensor, norm: float) -> Tensor:
+    """Sums of a group in the norm, float64."""
+    off = (found.dequantize().double() - matrix.double()).abs().pow(norm)
+    if found.scheme.granularity == "tensor":
+        return off.sum()
+    return off.reshape(len(matrix), found.scale.shape[1], -1).sum(-1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    scheme=st.sampled_from(SCHEMES),
+    norm=st.sampled_from([0.5, 0.7, 1.0]),
+    exponent=st.integers(-20, 20),
+)
+def test_never_worse_than_nearest_rounding_in_its_norm_nor_squared(
+    seed: int, scheme: Scheme, norm: float, exponent: int
+) -> None:
+    matrix = heavy_tailed(3, 96, seed) * 2.0**exponent
+    found, nearest = hqq(matrix, scheme, norm), round_to_nearest(matrix, scheme)
+    for power in (norm, 2.0):
+        # float32 rounds errors of a thousandth of a step, which the norm raises
+        assert torch.all(errors(matrix, found, power) <= errors(matrix, nearest, power) * 1.001)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "share"),
+    # As measured, with a margin
+    [(SCHEMES[4], 0.9), (SCHEMES[5], 0.95), (GROUPED, 0.97)],
+    ids=str,
+)
+def test_errors_fall_at_few_bits(scheme: Scheme, share: float) -> None:
+    matrix = heavy_tailed(64)
+    found, nearest = hqq(matrix, scheme), round_to_nearest(matrix, scheme)
+    assert errors(matrix, found, 0.7).sum() < share * errors(matrix, nearest, 0.7).sum()
+    assert errors(matrix, found, 2.0).sum() < share * errors(matrix, nearest, 2.0).sum()
+
+
+def test_the_zero_point_moves_where_errors_have_a_sign() -> None:
+    scheme = Scheme(4, False, False)
+    levels = torch.tensor([[[-3.0, 0.0, 2.0, 5.0]]])
+    zero = torch.full((1, 1), 6, dtype=torch.uint8)
+    one = torch.ones(1, 1)
+    for left, expected in ((0.9, 5), (-0.8, 7), (0.2, 6), (-40.0, 15)):
+        _, found = _solved(levels, torch.full_like(levels, left), one, zero, scheme)
+        assert found.tolist() == [[expected]]
+    # Nothing but the scale is off: twice as large values for the same codes.
+    scale, found = _solved(levels, levels - levels.mean(), one, zero, scheme)
+    assert found.tolist() == [[6]]
+    assert float(scale) == pytest.approx(2 - 4 / 38)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_the_form_is_the_scheme_s(scheme: Scheme) -> None:
+    matrix = heavy_tailed()
+    matrix[3] = 0
+    matrix[4] = 0.25
+    found = hqq(matrix, scheme)
+    assert found.codes.dtype == found.zero_point.dtype
+    assert int(found.codes.min()) >= scheme.low
+    assert int(found.codes.max()) <= scheme.high
+    assert not found.dequantize()[3].any()
+    again = quantize(found.dequantize(), found.scale, found.zero_point, scheme)
+    assert torch.equal(again.codes, found.codes)
+    if scheme.scale_type == "bfloat16":
+        assert torch.equal(found.scale.to(torch.bfloat16).to(torch.float32), found.scale)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES[:-1], ids=str)
+def test_rows_in_pieces_are_the_same(scheme: Scheme) -> None:
+    matrix = heavy_tailed(29).to(torch.bfloat16)
+    whole = hqq(matrix, scheme)
+    parts = [hqq(part, scheme) for part in matrix.split(4)]
+    assert torch.equal(whole.codes, torch.cat([part.codes for part in parts]))
+    assert torch.equal(whole.scale, torch.cat([part.scale for part in parts]))
+    assert torch.equal(whole.zero_point, torch.cat([part.zero_point for part in parts]))
+
+
+def test_the_result_does_not_depend_on_the_unit() -> None:
+    matrix = heavy_tailed()
+    scheme = Scheme(3, granularity="group", group=32)
+    first, second = hqq(matrix, scheme), hqq(matrix * 1024, scheme)
+    assert torch.equal(first.codes, second.codes)
+    assert torch.equal(first.scale * 1024, second.scale)
+
+
+def test_edges() -> None:
+    assert hqq(torch.zeros(0, 32), GROUPED).codes.shape == (0, 32)
+    for value in (1e-42, 3e38):
+        assert torch.isfinite(hqq(torch.full((2, 32), value), GROUPED).dequantize()).all()
+    with pytest.raises(ValueError, match="not a scheme of integers"):
+        hqq(torch.ones(1, 32), Scheme(8, element="e4m3"))
+    with pytest.raises(ValueError, match="40 columns do not divide into groups of 32"):
+        hqq(torch.ones(1, 40), GROUPED)
+
+
+def test_range_of_all_values_is_kept_where_it_is_best() -> None:
+    matrix = torch.arange(-8.0, 8.0)[None]
+    scheme = Scheme(4, narrow=False)
+    scale, _ = absmax_parameters(matrix, scheme)
+    found = hqq(matrix, scheme)
+    assert torch.equal(found.scale, scale)
+    assert torch.equal(found.dequantize(), matrix)

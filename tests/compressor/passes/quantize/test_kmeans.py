@@ -1,0 +1,145 @@
+"""k-means on a line: against the best division there is, its zeros and its determinism."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from compressor.passes.quantize.kmeans import clustered, codebook, nearest
+from compressor.types.quantized import Scheme
+
+FLOATS = st.floats(-8, 8, width=32, allow_subnormal=False)
+
+
+def scheme(bits: int, rows: int | None = None, stored: str = "float32") -> Scheme:
+    return Scheme(
+        bits,
+        signed=False,
+        granularity="tensor" if rows is None else "rows",
+        group=rows,
+        element="codebook",
+        scale_type=stored,  # type: ignore[arg-type]  # one of the three
+    )
+
+
+def error(values: torch.Tensor, numbers: torch.Tensor) -> float:
+    distances = (values.double()[:, None] - numbers.double()).square()
+    return float(distances.min(1).values.sum())
+
+
+def best_error(values: torch.Tensor, size: int) -> float:
+    """Try all divisions of the sorted values into so many intervals."""
+    ordered = values.double().sort().values
+    least = float("inf")
+    for cuts in itertools.combinations(range(1, len(ordered)), min(size, len(ordered)) - 1):
+        parts = torch.tensor_split(ordered, list(cuts))
+        total = sum(float((part - part.mean()).square().sum()) for part in parts)
+        least = min(least, total)
+    return least
+
+
+@given(npst.arrays("float32", st.integers(1, 9), elements=FLOATS), st.integers(1, 4))
+def test_it_is_nearly_as_good_as_the_best_division(values, size):
+    tensor = torch.from_numpy(values)
+    found = codebook(tensor, size)
+    assert found.numel() <= size
+    assert bool((found.diff() > 0).all())
+    least = best_error(tensor, size)
+    assert error(tensor, found) <= 1.5 * least + 1e-6 * float(tensor.abs().max()) ** 2
+
+
+@pytest.mark.parametrize("size", [2, 16, 256])
+def test_no_centroid_can_be_moved_for_the_better(size: int) -> None:
+    """Each is the mean of what is nearest to it, and evenly spaced numbers leave more error."""
+    values = torch.randn(50_000, generator=torch.Generator().manual_seed(size))
+    found = codebook(values, size)
+    assert found.numel() == size
+    codes = nearest(values, found).long()
+    means = torch.zeros(size).index_add(0, codes, values) / torch.bincount(codes)
+    assert torch.allclose(means, found, atol=2e-3)
+    even = torch.linspace(float(values.min()), float(values.max()), size)
+    assert error(values, found) < 0.8 * error(values, even)
+
+
+def test_far_values_do_not_take_the_centroids_from_the_others() -> None:
+    values = torch.cat(
+        [torch.randn(20_000, generator=torch.Generator().manual_seed(0)), torch.tensor([1e4])]
+    )
+    found = codebook(values, 16)
+    assert error(values, found) < 0.02 * 20_000
+
+
+def test_important_values_get_the_finer_numbers() -> None:
+    values = torch.linspace(-1, 1, 2001)
+    weight = torch.where(values > 0, 100.0, 1.0)
+    found = codebook(values, 16, weight)
+    assert int((found > 0).sum()) > 10
+    assert torch.equal(codebook(values, 16, torch.zeros_like(values)), codebook(values, 16))
+
+
+@given(npst.arrays("float32", st.integers(1, 60), elements=FLOATS), st.integers(1, 5))
+def test_each_value_gets_the_nearest_number(values, size):
+    tensor = torch.from_numpy(values)
+    numbers = codebook(tensor, size)
+    chosen = numbers[nearest(tensor, numbers).long()]
+    distances = (tensor.double()[:, None] - numbers.double()).abs()
+    assert torch.equal((tensor.double() - chosen.double()).abs(), distances.min(1).values)
+
+
+def test_neighbouring_floats_are_told_apart() -> None:
+    first = torch.tensor(0.1)
+    second = torch.nextafter(first, torch.tensor(1.0))
+    pair = torch.stack([first, second])
+    assert nearest(pair, pair).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+@pytest.mark.parametrize("rows", [None, 3, 4])
+def test_zeros_remain_zero(bits: int, rows: int | None) -> None:
+    matrix = torch.randn(8, 50, generator=torch.Generator().manual_seed(bits))
+    matrix[torch.rand(8, 50, generator=torch.Generator().manual_seed(9)) < 0.7] = 0
+    found = clustered(matrix, scheme(bits, rows))
+    values = found.dequantize()
+    assert bool((values[matrix == 0] == 0).all())
+    assert found.codebook is not None
+    assert found.codebook.shape == (1 if rows is None else -(-8 // rows), 1 << bits)
+
+
+def test_a_few_zeros_claim_no_number() -> None:
+    matrix = torch.cat([torch.zeros(1), torch.full((500,), 1.0), torch.full((500,), -1.0)])[None]
+    values = clustered(matrix, scheme(1)).dequantize().unique()
+    assert torch.allclose(values, torch.tensor([-1.0, 1.0]), atol=0.01)
+
+
+@given(st.integers(1, 5), st.integers(1, 7), st.integers(1, 6), st.integers(1, 4))
+def test_rows_depend_on_their_group_alone(rows, columns, step, bits):
+    matrix = torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows))
+    whole = clustered(matrix, scheme(bits, step)).dequantize()
+    for start in range(0, rows, step):
+        part = matrix[start : start + step]
+        assert torch.equal(whole[start : start + step], clustered(part, scheme(bits)).dequantize())
+
+
+def test_few_different_values_are_kept_exactly() -> None:
+    matrix = torch.tensor([[0.5, -2.0, 0.5, 3.0], [3.0, 3.0, -2.0, 0.5]])
+    assert torch.equal(clustered(matrix, scheme(2)).dequantize(), matrix)
+    assert torch.equal(clustered(torch.zeros(2, 3), scheme(1)).dequantize(), torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("stored", ["float16", "bfloat16"])
+def test_numbers_have_the_type_that_they_are_stored_in(stored: str) -> None:
+    matrix = torch.randn(4, 99, generator=torch.Generator().manual_seed(1))
+    book = clustered(matrix, scheme(4, None, stored)).codebook
+    assert book is not None
+    assert torch.equal(book.to(getattr(torch, stored)).float(), book)
+
+
+def test_the_order_of_values_does_not_matter() -> None:
+    values = torch.randn(10_000, generator=torch.Generator().manual_seed(3))
+    mixed = values[torch.randperm(10_000, generator=torch.Generator().manual_seed(4))]
+    assert torch.equal(codebook(values, 16), codebook(mixed, 16))

@@ -1,0 +1,118 @@
+"""quantize-weights with calibration data: GPTQ and AWQ, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from compressor.errors import DataError
+from compressor.graph.blocks import partition
+from compressor.plan import make_observer
+from compressor.run.blockwise import Feed, GraphBlocks
+from tests.compressor.passes.quantize.weight_only_models import (
+    ANY,
+    WIDTH,
+    batches,
+    codes,
+    error,
+    images,
+    quantized,
+    reasons,
+    same,
+    weights,
+)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+@pytest.mark.parametrize("options", [{"bits": 4, "group": 32}, {"bits": 3}, {"preset": "nvfp4"}])
+def test_calibrated_methods_lose_less_than_rounding_to_nearest(language, tmp_path, method, options):
+    nearest = quantized(weights(**options), language, tmp_path)
+    outcome = quantized(weights(method=method, **options), language, tmp_path)
+    assert error(language, outcome.carrier) < 0.7 * error(language, nearest.carrier)
+    touched = {layer.name for layer in outcome.layers}
+    assert touched == {f"{n}.{i}" for n in ("gate", "up", "down") for i in range(2)}
+    assert all((layer.weight_sqnr_db or 0) > 5 for layer in outcome.layers)
+
+
+def test_moments_are_asked_for_once_a_value(language):
+    survey = weights(method="gptq", bits=4).survey(language, ANY)
+    assert survey.blockwise
+    assert len(survey.requests) == 4, "gate and up read the same value"
+
+
+def test_each_block_sees_the_quantized_one_before_it(language, tmp_path):
+    declared = weights(method="gptq", bits=2, group=32)
+    survey = declared.survey(language, ANY)
+    graph = language.graph()
+    blocks = GraphBlocks(
+        graph, partition(graph), survey.requests, Feed(batches(), make_observer, tmp_path)
+    )
+    seen = {}
+
+    class Watched:
+        def __len__(self) -> int:
+            return len(blocks)
+
+        def __iter__(self) -> Iterator[Any]:
+            for block in blocks:
+                seen.update(block.statistics)
+                yield block
+
+    outcome = declared.apply_blockwise(language, ANY, Watched())
+    request = next(r for r in survey.requests if r.key == list(seen)[2])
+    after = outcome.carrier.runner([request.tensor])
+    vectors = np.concatenate([after.run(b)[request.tensor].reshape(-1, WIDTH) for b in batches()])
+    found = seen[request.key]
+    taken = vectors[: found.rows]
+    np.testing.assert_allclose(found.second[0], taken.T @ taken, rtol=1e-3, atol=1e-2)
+
+
+def test_awq_moves_scales_into_norms_and_the_layer_before(language, tmp_path):
+    outcome = quantized(weights(method="awq", bits=4, group=32), language, tmp_path)
+    before, after = language.tensors(), outcome.carrier.tensors()
+    changed = {
+        name
+        for name, tensor in after.items()
+        if tensor.codes is None and not torch.equal(tensor.read(), before[name].read())
+    }
+    assert changed == {f"norms.{i}.{n}" for i in range(2) for n in ("weight", "bias")} | {
+        f"up.{i}.bias" for i in range(2)
+    }
+    assert {layer.name for layer in outcome.layers if layer.rescaled} == {"up.0", "up.1"}
+
+
+def test_layers_whose_input_is_not_seen_are_rounded_to_nearest(mixed, tmp_path):
+    declared = weights(method="gptq", bits=8)
+    assert "rounded to nearest" in reasons(declared, mixed)["wide"]
+    outcome = quantized(declared, mixed, tmp_path, images())
+    want = codes(weights(bits=8, range="mse").apply(mixed, ANY, {}).carrier)
+    found = codes(outcome.carrier)
+    same(found["wide.weight"], want["wide.weight"])
+    assert not torch.equal(found["depth.weight"].codes, want["depth.weight"].codes)
+    assert {layer.name for layer in outcome.layers} == {"conv", "depth", "wide", "fc", "last"}
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_tables_and_the_output_layer_are_quantized_where_asked(language, tmp_path, method):
+    declared = weights(method=method, bits=8, embeddings=True)
+    assert "rounded to nearest" in reasons(declared, language)["embed_tokens"]
+    outcome = quantized(declared, language, tmp_path)
+    assert {"embed_tokens", "lm_head"} < {layer.name for layer in outcome.layers}
+    assert error(language, outcome.carrier) < 1e-3
+
+
+def test_a_layer_without_statistics_is_an_error(language):
+    class Blind:
+        weights = tuple(layer.weight for layer in language.layers())
+        statistics: dict[str, Any] = {}  # noqa: RUF012
+
+        def replace(self, changes: Any) -> None:
+            raise AssertionError(changes)
+
+    for method in ("gptq", "awq"):
+        with pytest.raises(DataError, match="found nothing about its input"):
+            weights(method=method, bits=4).apply_blockwise(language, ANY, [Blind()])

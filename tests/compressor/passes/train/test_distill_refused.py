@@ -1,0 +1,131 @@
+"""What ``distill`` refuses, and what it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from compressor.carriers.onnx_carrier import OnnxCarrier
+from compressor.errors import CompressorError, SpecError
+from compressor.passes.train.distill import Distill
+from compressor.types.carrier import Carrier
+from compressor.types.passes import PassContext
+from tests.compressor.passes.train.distill_models import (
+    CONTEXT,
+    as_onnx,
+    block,
+    distilled,
+    executing,
+    student,
+)
+
+
+def pair(ours: str, theirs: str) -> dict[str, str]:
+    return {"student": ours, "teacher": theirs}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"alpha": 1.5}, "less than or equal to 1"),
+        ({"alpha": -0.1}, "greater than or equal to 0"),
+        ({"alpha": 1.0}, "nothing is learnt from the teacher; lower alpha, or leave"),
+        ({"temperature": 0.0}, "greater than 0"),
+        ({"teacher": {"onnx": "a", "factory": "b"}}, "either onnx, or factory"),
+        ({"teacher": {}}, "give onnx, or factory and checkpoint"),
+        ({"assistants": ({"onnx": "a.onnx"},)}, "give factory, or epochs: 0"),
+        ({"features": ({"student": "conv"},)}, "teacher"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Distill.model_validate(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "context", "message"),
+    [
+        ({"features": (pair("conf", "conv"),)}, CONTEXT, "features.0.student: names 'conf'"),
+        ({"features": (pair("conf", "conv"),)}, CONTEXT, "did you mean 'conv'"),
+        ({"attention": (pair("bn.x", "conv"),)}, CONTEXT, "attention.0.student.*which is no layer"),
+        ({"outputs": ("logit",)}, CONTEXT, "outputs: names 'logit'"),
+        ({"alpha": 0.5}, PassContext(), "loss: is not given, and there is no metric"),
+        ({"loss": "hinge"}, CONTEXT, "set cross-entropy, mse or package.module:function"),
+    ],
+)
+def test_a_plan_finds(options: dict[str, Any], context: PassContext, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        Distill.model_validate(options).survey(student(), context)
+
+
+@pytest.mark.parametrize(
+    ("options", "teacher", "message"),
+    [
+        ({}, block(8, 5), r"teacher: gives \w+ float32\[\w+, 5\], the student .*3\]"),
+        (
+            {"features": (pair("conv", "body.9"),)},
+            as_onnx(),
+            "features.0.teacher: names 'body.9', which is no layer; did you mean 'body.0'",
+        ),
+        (
+            {"attention": (pair("conv", "fcc"),)},
+            block(),
+            "attention.0.teacher: names 'fcc', which is no layer; did you mean 'fc'",
+        ),
+    ],
+)
+def test_a_plan_compares_teachers(options: dict[str, Any], teacher: Carrier, message: str) -> None:
+    chosen = Distill.model_validate({**options, "teacher": {"factory": "my:teacher"}})
+    assert chosen.other_models == {"teacher": {"factory": "my:teacher"}}
+    with pytest.raises(SpecError, match=message):
+        chosen.check_models(student(), {"teacher": teacher})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"features": (pair("conv", "con"),)}, "names 'con', which is no layer; did you mean"),
+        ({"features": (pair("conv", "fc"),)}, "'fc' .*more than the width differs"),
+        ({"attention": (pair("fc", "fc"),)}, "'fc', whose output .* has no positions"),
+        ({"attention": (pair("conv", "fc"),)}, "more than the width differs"),
+    ],
+)
+def test_layers_that_do_not_fit(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        distilled(tmp_path, student(), block(), **options)
+    assert not list((tmp_path / "state").iterdir())
+
+
+def test_a_graph_has_no_parts_without_weights(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="layers with a weight of their own only; did you mean"):
+        distilled(tmp_path, executing(), block(), features=(pair("body", "body"),))
+
+
+def test_a_teacher_with_other_outputs(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"teacher: gives \w+ float32\[\w+, 5\], the student"):
+        distilled(tmp_path, student(), block(8, 5))
+
+
+def test_a_teacher_with_other_inputs(tmp_path: Path) -> None:
+    graph = block().graph().clone()
+    graph.graph.inputs.append(graph.graph.inputs[0].__class__(None, name="mask"))
+    with pytest.raises(CompressorError, match=r"teacher: takes x .* the student x"):
+        distilled(tmp_path, student(), OnnxCarrier(graph))
+
+
+def test_numbers_are_no_logits(tmp_path: Path) -> None:
+    class One(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = torch.nn.Linear(72, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.fc(x.flatten(1))
+            return found
+
+    carrier = type(student())(One(), student().inputs)
+    with pytest.raises(SpecError, match=r"soft: is kl, and output .* \[2, 1\].*set soft: mse"):
+        distilled(tmp_path, carrier, carrier, alpha=0.0)

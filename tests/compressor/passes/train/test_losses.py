@@ -1,0 +1,52 @@
+"""Losses, sample by sample."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from compressor.metrics import BUILT_IN
+from compressor.passes.train.losses import cross_entropy, squared_error
+
+
+def test_cross_entropy_is_the_metrics_log_loss() -> None:
+    torch.manual_seed(0)
+    logits, labels = torch.randn(4, 6, 5), torch.randint(0, 5, (4, 6))
+    labels[1, 2:] = -100
+    found = cross_entropy(logits, labels)
+    wanted = BUILT_IN["perplexity"].per_sample({"y": logits.numpy()}, labels.numpy(), 4)
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-5)
+
+
+def test_a_sample_without_labels_costs_nothing() -> None:
+    logits = torch.randn(2, 3, 5, requires_grad=True)
+    labels = torch.tensor([[-100, -100, -100], [0, 1, 2]])
+    found = cross_entropy(logits, labels)
+    assert found[0] == 0
+    found.sum().backward()  # type: ignore[no-untyped-call]
+    assert logits.grad is not None
+    assert not logits.grad[0].any()
+    assert logits.grad[1].any()
+
+
+def test_16_bit_logits_are_summed_in_32() -> None:
+    assert cross_entropy(torch.randn(2, 3).half(), torch.tensor([0, 1])).dtype == torch.float32
+
+
+@pytest.mark.parametrize("labels", [[0, 3], [-1, 0]])
+def test_labels_must_be_classes(labels: list[int]) -> None:
+    with pytest.raises(ValueError, match="for 3 classes"):
+        cross_entropy(torch.randn(2, 3), torch.tensor(labels))
+
+
+def test_as_many_labels_as_rows() -> None:
+    with pytest.raises(ValueError, match="4 labels for 2 rows"):
+        cross_entropy(torch.randn(2, 3), torch.zeros(2, 2))
+
+
+def test_squared_errors() -> None:
+    outputs, target = torch.tensor([[1.0, 2.0], [3.0, 5.0]]), torch.tensor([[1, 0], [3, 4]])
+    assert squared_error(outputs, target).tolist() == [2.0, 0.5]
+    with pytest.raises(ValueError, match="targets"):
+        squared_error(outputs, target[:, :1])

@@ -1,0 +1,57 @@
+"""Which samples a step has."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compressor.passes.train.order import Order
+
+ORDERS = st.builds(
+    Order,
+    samples=st.integers(1, 60),
+    batch=st.integers(1, 4).map(lambda n: 2 * n),
+    seed=st.integers(0, 3),
+    held_out=st.sampled_from([0.0, 0.1, 0.5]),
+    parts=st.sampled_from([1, 2]),
+    whole=st.booleans(),
+)
+
+
+@given(ORDERS)
+def test_an_epoch_has_every_sample_once_at_most(order: Order) -> None:
+    steps = order.steps_in_epoch
+    for epoch in range(2):
+        seen = [order.rows(step) for step in range(epoch * steps, (epoch + 1) * steps)]
+        rows = np.concatenate([np.zeros(0, np.int64), *seen])
+        assert len(set(rows.tolist())) == len(rows)
+        assert set(rows.tolist()) <= set(order.trained.tolist())
+        left_out = len(order.trained) - len(rows)
+        assert left_out < (order.batch if order.whole else order.parts)
+        assert all(len(r) == order.batch for r in (seen if order.whole else seen[:-1]))
+
+
+@given(ORDERS)
+def test_held_out_samples_are_never_trained_on(order: Order) -> None:
+    both = np.concatenate([order.validation, order.trained])
+    assert sorted(both.tolist()) == list(range(order.samples))
+    assert len(order.validation) == round(order.held_out * order.samples)
+
+
+@given(ORDERS, st.integers(0, 20))
+def test_processes_share_a_step(order: Order, step: int) -> None:
+    if not order.steps_in_epoch:
+        return
+    parts = [order.part(step, rank) for rank in range(order.parts)]
+    assert sorted(np.concatenate(parts).tolist()) == sorted(order.rows(step).tolist())
+    sizes = [len(part) for part in parts]
+    assert min(sizes) >= 1
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_epochs_and_seeds_differ() -> None:
+    order, other = Order(50, 50, 0), Order(50, 50, 1)
+    assert not np.array_equal(order.rows(0), order.rows(1))
+    assert not np.array_equal(order.rows(0), other.rows(0))
+    assert np.array_equal(order.rows(1), Order(50, 50, 0).rows(1))

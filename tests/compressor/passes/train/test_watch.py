@@ -1,0 +1,62 @@
+"""Divergence and the best state."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from compressor.passes.train.watch import Best, divergence, growth, last_losses
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, 5000.0])
+def test_losses_that_went_wrong(loss: float) -> None:
+    assert divergence(loss, [2.0] * 20)
+
+
+@pytest.mark.parametrize(
+    ("loss", "before"),
+    [
+        (3.0, [2.0] * 20),
+        (50.0, [2.0] * 20),
+        (5000.0, [2.0] * 5),  # too few to know what is usual
+        (0.9, [1e-6] * 20),  # far above the others, and still small
+    ],
+)
+def test_losses_that_are_as_losses_are(loss: float, before: list[float]) -> None:
+    assert divergence(loss, before) == ""
+
+
+def test_messages_show_the_last_losses() -> None:
+    assert last_losses([1, 2, 3, 4, 5, 6.25]) == "2, 3, 4, 5, 6.25"
+    assert last_losses([]) == "none"
+
+
+@pytest.mark.parametrize(("higher", "best"), [(True, 3.0), (False, 1.0)])
+def test_the_best_value(higher: bool, best: float) -> None:
+    found = Best(higher)
+    improved = [found.note(step, value) for step, value in enumerate([2.0, 3.0, 1.0, 2.0])]
+    assert (found.value, found.since) == (best, 2 if higher else 1)
+    assert improved == ([True, True, False, False] if higher else [True, False, True, False])
+    again = Best(higher)
+    again.restore(found.as_json())
+    assert again == found
+
+
+def test_a_loss_that_grew_is_told() -> None:
+    assert growth([1.0] * 20 + [2.0] * 20).startswith("the loss grew from 1 to 2: ")
+    assert "lower learning-rate" in growth([0.1] * 20 + [2.3] * 20)
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [],
+        [1.0, 9.0],  # too few to tell
+        [1.0] * 40,
+        [1.0] * 20 + [1.4] * 20,
+        [2.0] * 39 + [50.0],  # one batch that is hard
+    ],
+)
+def test_a_loss_that_did_not_grow(losses: list[float]) -> None:
+    assert growth(losses) == ""
