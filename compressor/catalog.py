@@ -8,8 +8,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, Literal
 
-from compressor.errors import SpecError
-from compressor.names import suggestion
+from compressor.errors import SpecError, suggestion
 
 Kind = Literal["pass", "exporter", "observer", "source"]
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from compressor import catalog
-from compressor.errors import CompressorError, DataError, SpecError
-from compressor.hashing import json_sha256
-from compressor.names import suggestion
+from compressor.errors import CompressorError, DataError, SpecError, suggestion
+from compressor.files import json_sha256
 from compressor.spec.load import FACTORY, DataEntry, Spec
-from compressor.types.source import Source
+from compressor.types.data import Source
 from compressor.types.tensors import Batch, TensorSpec
 from compressor.user_code import code_digest, importable, load_symbol
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 from compressor.errors import InputError, SpecError
-from compressor.types.ranks import ALONE, Ranks, ValueT
+from compressor.types.data import ALONE, Ranks, ValueT
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _PATIENCE = timedelta(days=2)  # the first process measures alone while the others wait

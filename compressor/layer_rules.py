@@ -8,8 +8,7 @@ from fnmatch import fnmatchcase
 from glob import escape
 from typing import TypeVar, get_args
 
-from compressor.errors import SpecError
-from compressor.names import suggestion
+from compressor.errors import SpecError, suggestion
 from compressor.types.passes import LayerPlan, LayerRule, Pass
 
 RuleT = TypeVar("RuleT", bound=LayerRule)

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from compressor.errors import DataError, SpecError
-from compressor.names import suggestion
+from compressor.errors import DataError, SpecError, suggestion
 from compressor.spec.keys import MetricKeys
 from compressor.types.tensors import Array, Batch
 from compressor.user_code import importable, load_symbol

@@ -23,7 +23,7 @@ from compressor.carriers.transformers_model import (
 from compressor.carriers.transformers_networks import CONFIG
 from compressor.carriers.weight_files import weight_file_paths, weights_digest
 from compressor.errors import CompressorError, ModelError, SpecError
-from compressor.hashing import file_sha256
+from compressor.files import file_sha256
 from compressor.spec.load import Spec
 from compressor.store import result_key
 from compressor.types.carrier import Carrier

@@ -12,8 +12,8 @@ from compressor import catalog
 from compressor.abilities import cannot_run
 from compressor.data import Data, check_data, open_data
 from compressor.errors import CompressorError, SpecError
+from compressor.graph.layers import index_limits
 from compressor.graph.values import dims, value_by_name
-from compressor.graph.vocabulary import index_limits
 from compressor.metrics import Metric, resolve_metric
 from compressor.model import OpenedModel, open_model
 from compressor.other_model import open_other_model, option_path
@@ -21,8 +21,8 @@ from compressor.sizes import layer_bytes, model_bytes, model_macs, model_paramet
 from compressor.spec.load import Spec
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.exporter import Exporter
-from compressor.types.observer import Observer, Request
 from compressor.types.passes import LayerPlan, Pass, PassContext, Survey
+from compressor.types.statistics import Observer, Request
 from compressor.user_code import importable, load_symbol
 
 _RUNTIME_BYTES = 550_000_000  # PyTorch, ONNX Runtime and Python themselves, measured

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
@@ -43,3 +45,16 @@ class Silent:
     def note(self, message: str) -> None:
         """Do nothing."""
         del message
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Silence warnings and logging inside the block."""
+    level = logging.root.manager.disable
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            logging.disable(level)

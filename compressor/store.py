@@ -14,8 +14,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from compressor.errors import CompressorError, SpecError
-from compressor.files import disk_errors, remove_stale_staging, staging, sync
-from compressor.hashing import json_sha256
+from compressor.files import disk_errors, json_sha256, remove_stale_staging, staging, sync
 
 _COMPUTE = ("compressor", "accelerate", "torch", "numpy", "onnx", "onnx-ir", "onnxscript")
 _RESULT = "result.json"

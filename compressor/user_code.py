@@ -12,8 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from compressor.errors import SpecError
-from compressor.names import suggestion
+from compressor.errors import SpecError, suggestion
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from compressor.carriers.checkpoint.read_ahead import ReadAhead
 from compressor.carriers.checkpoint.reading import RowReader
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Layer
-from compressor.types.stored import StoredTensor
+from compressor.types.tensors import StoredTensor
 
 ResultT = TypeVar("ResultT")
 

@@ -11,9 +11,9 @@ import pytest
 
 from compressor import catalog
 from compressor.types.exporter import Exporter
-from compressor.types.observer import Observer
 from compressor.types.options import Options
 from compressor.types.passes import Pass
+from compressor.types.statistics import Observer
 
 ROOT = Path(__file__).parents[1]
 WINGS = ("passes", "calibration", "exporters")

@@ -161,7 +161,7 @@ def _difference(
 def main(job: str) -> int:
     """Print what a job gave, or why there is nothing."""
     from compressor.errors import CompressorError
-    from compressor.quiet import quiet_libraries
+    from compressor.progress import quiet_libraries
 
     try:
         with quiet_libraries():

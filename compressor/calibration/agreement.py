@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
-from compressor.types.observer import Observer
-from compressor.types.ranks import Ranks
+from compressor.types.data import Ranks
+from compressor.types.statistics import Observer
 
 KeyT = TypeVar("KeyT")
 

@@ -14,8 +14,8 @@ from compressor.calibration.agreement import Agreement
 from compressor.calibration.extrema import extrema
 from compressor.calibration.observers.ranges import HistogramObserver, RangeObserver
 from compressor.errors import DataError
-from compressor.types.observer import Observer, Request
-from compressor.types.ranks import ALONE, Ranks
+from compressor.types.data import ALONE, Ranks
+from compressor.types.statistics import Observer, Request
 from compressor.types.tensors import Array, Batch
 
 AnyObserver: TypeAlias = Observer[Any, Any]

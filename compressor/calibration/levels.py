@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from compressor.types.observer import ChannelGrid
+from compressor.types.statistics import ChannelGrid
 
 _MOST = 256
 _FEWEST = 32  # distinct levels below which a grid could be a coincidence

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from compressor.types.observer import Moments
+from compressor.types.statistics import Moments
 
 _POSITIONS = 64  # of a feature map that are looked at in each sample
 

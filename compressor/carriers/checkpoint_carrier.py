@@ -22,14 +22,12 @@ from compressor.carriers.checkpoint.layers import layer_of
 from compressor.carriers.checkpoint.reading import FileTensor, MappedFile
 from compressor.carriers.torch_graph.dtypes import natural_type
 from compressor.errors import ModelError, SpecError
-from compressor.hashing import json_sha256
-from compressor.types.carrier import Capability
-from compressor.types.changes import WeightChange
+from compressor.files import json_sha256
+from compressor.types.carrier import Capability, WeightChange
 from compressor.types.channels import Units
 from compressor.types.layers import Layer
 from compressor.types.quantized import Scheme, WeightCodes
-from compressor.types.stored import StoredTensor
-from compressor.types.tensors import TensorSpec
+from compressor.types.tensors import StoredTensor, TensorSpec
 
 # Tensors that stand for others whose codes they hold: the checkpoint is quantized already.
 _CODES = re.compile(r".*\.(?:weight_packed|qweight|qzeros|g_idx|weight_global_scale|absmax)")

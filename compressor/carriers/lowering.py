@@ -13,7 +13,7 @@ import torch
 from onnx_ir import tensor_adapters
 
 from compressor.errors import ModelError, SpecError
-from compressor.quiet import quiet_libraries
+from compressor.progress import quiet_libraries
 from compressor.types.tensors import TensorSpec
 
 OPSET = 21

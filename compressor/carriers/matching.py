@@ -6,8 +6,7 @@ from collections.abc import Collection, Mapping
 
 import torch
 
-from compressor.errors import ModelError
-from compressor.names import close_names, listed
+from compressor.errors import ModelError, close_names, listed
 
 _OPTIONAL = "num_batches_tracked"
 _PART = 1 << 22  # elements looked at together

@@ -19,19 +19,17 @@ from compressor.carriers.onnx_upgrade import upgraded
 from compressor.carriers.torch_graph.convert import from_numpy
 from compressor.carriers.torch_graph.dtypes import TORCH_DTYPES
 from compressor.errors import ModelError, SpecError
-from compressor.graph.clean import clean, infer_shapes
+from compressor.graph.channels.lengths import note_static_lengths
 from compressor.graph.codebooks import attach_codebook
 from compressor.graph.codes import attach_codes
+from compressor.graph.editing import clean, infer_shapes
 from compressor.graph.layers import graph_layers
-from compressor.graph.static_lengths import note_static_lengths
 from compressor.graph.values import tensor_spec
-from compressor.types.carrier import Capability, Runner
-from compressor.types.changes import WeightChange
+from compressor.types.carrier import Capability, Runner, WeightChange
 from compressor.types.channels import Units
 from compressor.types.layers import Layer
 from compressor.types.quantized import QuantizedTensor, WeightCodes
-from compressor.types.stored import StoredTensor
-from compressor.types.tensors import TensorSpec
+from compressor.types.tensors import StoredTensor, TensorSpec
 
 _STATE = "graph.onnx"
 _EXTERNAL_FROM = 1 << 16  # bytes: larger tensors lie beside the graph, where they can be mapped

@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from compressor.errors import ModelError
 from compressor.graph.opset_conversion import converted
-from compressor.quiet import quiet_libraries
+from compressor.progress import quiet_libraries
 
 _OLDEST_OF_ONNXSCRIPT = 18  # its converter works in memory; older opsets need the onnx package's
 

@@ -178,7 +178,7 @@ def _session(model: bytes | str, options: Any, provider: str) -> Any:
 
 def graph_runner(model: ir.Model, taps: Sequence[str] = (), subject: str = "model") -> OrtRunner:
     """Start a session for an ONNX IR model that also yields the values ``taps``."""
-    from compressor.graph.branches import sink_initializers
+    from compressor.graph.blocks import sink_initializers
     from compressor.graph.values import value_by_name
 
     missing = [t for t in taps if t not in {o.name for o in model.graph.outputs}]

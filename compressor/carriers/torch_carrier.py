@@ -39,16 +39,14 @@ from compressor.carriers.smaller_module import (
 from compressor.carriers.transformers_config import altered_config
 from compressor.carriers.weight_files import read_weights
 from compressor.errors import ModelError, SpecError
-from compressor.graph.clean import clean, infer_shapes
+from compressor.graph.channels.lengths import note_static_lengths
+from compressor.graph.editing import clean, infer_shapes
 from compressor.graph.layers import graph_layers
-from compressor.graph.static_lengths import note_static_lengths
-from compressor.types.carrier import Capability, Carrier, Runner
-from compressor.types.changes import WeightChange
+from compressor.types.carrier import Capability, Carrier, Runner, WeightChange
 from compressor.types.channels import Units
 from compressor.types.layers import Layer
 from compressor.types.quantized import WeightCodes
-from compressor.types.stored import StoredTensor
-from compressor.types.tensors import Array, Batch, TensorSpec
+from compressor.types.tensors import Array, Batch, StoredTensor, TensorSpec
 
 
 class TorchCarrier:

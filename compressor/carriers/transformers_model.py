@@ -21,8 +21,7 @@ from compressor.carriers.transformers_networks import (
     reason_of,
 )
 from compressor.carriers.weight_files import read_weights
-from compressor.errors import ModelError, SpecError
-from compressor.names import suggestion
+from compressor.errors import ModelError, SpecError, suggestion
 from compressor.types.tensors import TensorSpec
 
 _REFERENCE = re.compile(r"transformers[.:](\w+)")

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from compressor.errors import ModelError, SpecError
-from compressor.names import close_names, listed, suggestion
-from compressor.quiet import quiet_libraries
+from compressor.errors import ModelError, SpecError, close_names, listed, suggestion
+from compressor.progress import quiet_libraries
 
 CONFIG = "config.json"
 _ATTENTION = "eager"  # products and softmax one by one: what lowers to the plainest graph

@@ -25,7 +25,7 @@ from compressor.carriers.checkpoint.headers import (
     pointer_error,
 )
 from compressor.errors import ModelError, SpecError
-from compressor.hashing import file_sha256
+from compressor.files import file_sha256
 
 PICKLES = (".pt", ".pth", ".th", ".bin", ".ckpt")
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "net", "module", "weights")

@@ -26,7 +26,7 @@ from compressor.cli.run import run
 from compressor.cli.schema import schema
 from compressor.cli.unpack import unpack
 from compressor.errors import CompressorError
-from compressor.quiet import quiet_libraries
+from compressor.progress import quiet_libraries
 
 _NAME = "compress"
 _DEBUG = "--debug"

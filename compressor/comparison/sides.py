@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from compressor.comparison.opened_run import FLOAT, OpenedRun
-from compressor.errors import SpecError
-from compressor.names import suggestion
+from compressor.errors import SpecError, suggestion
 from compressor.spec.validate import SpecErrors
 from compressor.types.tensors import Array
 

@@ -14,8 +14,8 @@ from compressor.run.pipeline import Step, apply_pass, collect_statistics, pass_p
 from compressor.run.workspace import Workspace
 from compressor.store import result_key
 from compressor.types.carrier import Carrier
-from compressor.types.observer import Request
 from compressor.types.passes import Pass, Survey
+from compressor.types.statistics import Request
 
 
 @dataclass

@@ -1,11 +1,13 @@
-"""An ONNX graph apart from its weights: as a protobuf message without data, and as JSON."""
+"""Codes that have fewer bits than the element type that holds them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as common
@@ -13,11 +15,79 @@ from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
 from compressor.errors import ModelError
-from compressor.graph.code_widths import code_widths
-from compressor.graph.narrow import narrow
+from compressor.graph.codebooks import codebook_of
+from compressor.graph.codes import BITS
+from compressor.graph.values import INTEGER_CODES, all_nodes, is_op
 
 if TYPE_CHECKING:
     from onnx_ir.passes import InPlacePass
+
+
+def code_widths(model: ir.Model) -> dict[ir.Value, int]:
+    """Return the bits of the codes, and of their zero points, that are stored in a wider type.
+
+    The nodes that read them say so: ``DequantizeLinear`` by a note of the pass that made it, and
+    places in a codebook by the length of that. No code is read.
+    """
+    widths: dict[ir.Value, int] = {}
+    for node in all_nodes(model.graph):
+        if is_op(node, "DequantizeLinear") and BITS in node.metadata_props:
+            for value in (node.inputs[0], *node.inputs[2:]):
+                if value is not None and value.is_initializer():
+                    widths[value] = int(node.metadata_props[BITS])
+    for value in model.graph.initializers.values():
+        book = codebook_of(value) if value.dtype in INTEGER_CODES else None
+        if book is not None:
+            widths[value] = book.bits
+    return {
+        value: bits
+        for value, bits in widths.items()
+        if value.dtype in INTEGER_CODES and bits < value.dtype.bitwidth
+    }
+
+
+_PAIRS = {ir.DataType.INT4: ir.DataType.INT2, ir.DataType.UINT4: ir.DataType.UINT2}
+_BITS = 2
+
+
+def narrow(model: ir.Model) -> None:
+    """Store 2-bit codes, which opset 21 has to hold in four bits, in two; in place.
+
+    So those of one bit are, too. The result is for readers that do not mind the opset. No code is
+    evaluated.
+    """
+    for codes in model.graph.initializers.values():
+        book = codebook_of(codes) if codes.dtype in _PAIRS else None
+        if book is not None and book.bits <= _BITS:
+            _narrow(codes)
+    for node in all_nodes(model.graph):
+        if not is_op(node, "DequantizeLinear") or _bits(node) != _BITS:
+            continue
+        for value in (node.inputs[0], *node.inputs[2:]):
+            if value is not None:
+                _narrow(value)
+
+
+def _narrow(value: ir.Value) -> None:
+    if value.dtype in _PAIRS and value.const_value is not None:
+        dtype, tensor = _PAIRS[value.dtype], value.const_value
+        lazy = partial(_converted, tensor, dtype)
+        value.const_value = ir.LazyTensor(lazy, dtype, _shape(tensor), name=value.name)
+        value.type = ir.TensorType(dtype)  # copies of a graph share the type of a value
+
+
+def _bits(node: ir.Node) -> int:
+    return int(node.metadata_props.get(BITS, 0))
+
+
+def _converted(tensor: ir.TensorProtocol, dtype: ir.DataType) -> ir.TensorProtocol:
+    values = np.asarray(tensor.numpy()).astype(np.int8).astype(dtype.numpy())
+    return ir.Tensor(values, dtype=dtype)
+
+
+def _shape(tensor: ir.TensorProtocol) -> ir.Shape:
+    return ir.Shape([int(d) for d in tensor.shape.numpy()])
+
 
 _DEFAULT_DOMAINS = ("", "ai.onnx")
 _SMALL = 16  # elements: longer constants become initializers, so that they are stored as weights

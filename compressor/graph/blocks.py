@@ -1,16 +1,11 @@
-"""Cut a graph into blocks that can be run one after another.
-
-A cut is a place in the order of execution where one value alone carries everything that later
-nodes need: the residual stream of a transformer, the feature map of a convolutional network. What
-every block can compute again from the model's inputs without much work (attention masks, rotary
-tables, positions: the *preamble*) is not counted, and every block holds its own copy of it.
-"""
+"""Parts of a graph: blocks that run one after another, and branches inside nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import onnx
 import onnx_ir as ir
 import torch
 from onnx_ir import tensor_adapters
@@ -180,3 +175,50 @@ def _block(nodes: Sequence[ir.Node], entry: str | None, exit: str | None) -> Gra
         tuple(weights),
         frozenset(v.name for node in nodes for v in _reads(node) if v.name),
     )
+
+
+def inner_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """Yield the branches and bodies of a graph's nodes, not those inside them."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield attribute.g
+            yield from attribute.graphs
+
+
+def all_initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Yield the initializers of a graph and of all graphs inside it."""
+    yield from graph.initializer
+    for inner in inner_graphs(graph):
+        yield from all_initializers(inner)
+
+
+def sink_initializers(graph: onnx.GraphProto) -> None:
+    """Move each initializer that one branch alone reads into that branch, in place."""
+    branches = list(inner_graphs(graph))
+    if not branches:
+        return
+    elsewhere = {name for node in graph.node for name in node.input}
+    elsewhere.update(value.name for value in (*graph.output, *graph.input))
+    readers: dict[str, list[int]] = {}
+    for index, branch in enumerate(branches):
+        for name in set(_names_read(branch)):
+            readers.setdefault(name, []).append(index)
+    for index in reversed(range(len(graph.initializer))):
+        tensor = graph.initializer[index]
+        places = readers.get(tensor.name, [])
+        if len(places) == 1 and tensor.name not in elsewhere:
+            branches[places[0]].initializer.insert(0, tensor)
+            del graph.initializer[index]
+    for branch in branches:
+        sink_initializers(branch)
+
+
+def _names_read(graph: onnx.GraphProto) -> Iterator[str]:
+    """Yield the names that a graph reads, its own values among them."""
+    for node in graph.node:
+        yield from node.input
+    for output in graph.output:
+        yield output.name
+    for inner in inner_graphs(graph):
+        yield from _names_read(inner)

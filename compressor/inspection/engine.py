@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import InputError, ModelError
-from compressor.hashing import file_sha256
+from compressor.files import file_sha256
 from compressor.inspection.contents import EngineContents
 
 ENGINES = (".engine", ".plan", ".trt")

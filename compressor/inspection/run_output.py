@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import ModelError
-from compressor.hashing import file_sha256
+from compressor.files import file_sha256
 from compressor.inspection.contents import FileState, RunContents, State
 from compressor.progress import Progress
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from compressor.doctor import usable_cores
-from compressor.graph.bound_shapes import with_shapes
+from compressor.graph.channels.lengths import with_shapes
 from compressor.graph.values import all_nodes
 from compressor.progress import Progress, Silent
 from compressor.report import formats

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from compressor.graph.costs import node_macs
+from compressor.graph.costs import Traffic, node_macs, node_traffic
 from compressor.graph.layers import layer_of
-from compressor.graph.traffic import Traffic, node_traffic
 from compressor.roofline.amdahl import is_memory_bound, roof_seconds
 from compressor.roofline.kernels import Kernel
 from compressor.roofline.peaks import Peaks

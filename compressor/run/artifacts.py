@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import CompressorError
-from compressor.files import copy, link_or_copy, publish, staging
-from compressor.hashing import file_sha256, json_sha256
+from compressor.files import copy, file_sha256, json_sha256, link_or_copy, publish, staging
 from compressor.run.workspace import Workspace
 from compressor.sizes import model_bytes
 from compressor.store import result_key

@@ -28,9 +28,9 @@ from compressor.graph.layers import graph_layers
 from compressor.plan import make_observer
 from compressor.run.workspace import Workspace
 from compressor.types.carrier import Carrier
-from compressor.types.observer import Observer, Request
+from compressor.types.data import ALONE, Ranks, share
 from compressor.types.quantized import WeightCodes
-from compressor.types.ranks import ALONE, Ranks, share
+from compressor.types.statistics import Observer, Request
 from compressor.types.tensors import Array, Batch
 
 MakeObserver: TypeAlias = Callable[[str, Mapping[str, Any]], Observer[Any, Any]]
@@ -133,7 +133,7 @@ class Activations:
 
 @dataclass
 class BlockInRun:
-    """A block whose statistics are known; see :class:`compressor.types.blocks.Block`."""
+    """A block whose statistics are known; see :class:`compressor.types.statistics.Block`."""
 
     weights: tuple[str, ...]
     statistics: Mapping[str, Any]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from compressor.hashing import file_sha256
+from compressor.files import file_sha256
 from compressor.run.workspace import Workspace
 from compressor.store import compute_versions
 

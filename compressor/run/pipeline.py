@@ -24,10 +24,10 @@ from compressor.run.workspace import Workspace
 from compressor.sizes import layer_bytes, model_bytes
 from compressor.store import compute_versions, result_key
 from compressor.types.carrier import Carrier
+from compressor.types.data import share
 from compressor.types.layers import Layer
-from compressor.types.observer import Request
 from compressor.types.passes import Outcome, Pass, PassContext, Survey
-from compressor.types.ranks import share
+from compressor.types.statistics import Request
 
 _MODEL = "model"
 _SIGNAL_SAMPLES = 64

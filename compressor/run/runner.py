@@ -13,8 +13,7 @@ from compressor.comparison.recording import record_run
 from compressor.comparison.trend_text import past_runs
 from compressor.errors import ExitCode, SpecError
 from compressor.evaluate import Evaluation
-from compressor.files import json_text, remove_stale_staging, write_text
-from compressor.hashing import file_sha256
+from compressor.files import file_sha256, json_text, remove_stale_staging, write_text
 from compressor.plan import make_plan
 from compressor.progress import Progress, Silent
 from compressor.report.html import html_report
@@ -34,7 +33,7 @@ from compressor.run.workspace import Workspace
 from compressor.spec.load import Spec
 from compressor.store import Store, result_key
 from compressor.types.carrier import Carrier
-from compressor.types.ranks import ALONE, Ranks
+from compressor.types.data import ALONE, Ranks
 
 STORE = ".compressor"
 _REPORTS = ("report.json", "report.md", "report.html")

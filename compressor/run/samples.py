@@ -18,7 +18,7 @@ def _nothing(done: int) -> None:
 
 @dataclass(frozen=True)
 class RunSamples:
-    """The run's calibration data; see :class:`compressor.types.samples.Samples`.
+    """The run's calibration data; see :class:`compressor.types.data.Samples`.
 
     Attributes:
         inputs: the model's.

@@ -16,7 +16,7 @@ from compressor.plan import Plan
 from compressor.progress import Progress
 from compressor.store import Store, result_key
 from compressor.types.carrier import Capability, Carrier, Runner
-from compressor.types.ranks import ALONE, Ranks
+from compressor.types.data import ALONE, Ranks
 from compressor.types.tensors import Batch
 
 _PER_SAMPLE = "per_sample.npy"

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from compressor import catalog
-from compressor.errors import CompressorError, SpecError
-from compressor.names import listed, suggestion
+from compressor.errors import CompressorError, SpecError, listed, suggestion
 from compressor.spec.keys import DataKeys, DataSection, LimitKeys, MetricKeys, ModelKeys, SpecKeys
 from compressor.spec.source_text import Document, KeyPath, override, read_document
 from compressor.spec.validate import SpecErrors, dotted, validate

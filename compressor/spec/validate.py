@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from compressor.errors import SpecError
-from compressor.names import suggestion
+from compressor.errors import SpecError, suggestion
 from compressor.spec.source_text import Document, KeyPath
 from compressor.types.options import Options
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from compressor.types.carrier import Carrier, Runner
+from compressor.types.data import ALONE, Ranks
 from compressor.types.options import Options
-from compressor.types.ranks import ALONE, Ranks
 
 
 def _nobody_watches(_: int) -> None:

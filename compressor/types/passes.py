@@ -10,11 +10,10 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from compressor.progress import Progress, Silent
-from compressor.types.blocks import Blocks
 from compressor.types.carrier import Capability, Carrier
-from compressor.types.observer import Request
+from compressor.types.data import Samples
 from compressor.types.options import Options
-from compressor.types.samples import Samples
+from compressor.types.statistics import Blocks, Request
 from compressor.types.training import Training
 
 _SILENT = Silent()

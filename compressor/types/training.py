@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from compressor.progress import Advance as Advance
 from compressor.types.carrier import Carrier
-from compressor.types.ranks import Ranks
-from compressor.types.samples import Samples
+from compressor.types.data import Ranks, Samples
 from compressor.types.tensors import Array, Batch
 
 Rows = NDArray[np.int64]

@@ -27,8 +27,8 @@ from compressor.graph.costs import macs
 from compressor.metrics import BUILT_IN
 from compressor.progress import nobody_watches
 from compressor.run.samples import RunSamples
+from compressor.types.data import ALONE
 from compressor.types.passes import PassContext
-from compressor.types.ranks import ALONE
 from compressor.types.tensors import Batch
 from compressor.types.training import Advance, Rows, Training
 from samples.cifar.data import augment

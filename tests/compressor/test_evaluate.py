@@ -11,7 +11,7 @@ from compressor.data import Data
 from compressor.errors import DataError
 from compressor.evaluate import evaluate, layer_signals, ratio_db
 from compressor.metrics import BUILT_IN, Metric, resolve_metric
-from compressor.types.source import SourceInfo
+from compressor.types.data import SourceInfo
 from compressor.types.tensors import Batch
 from tests.compressor.tiny_project import sample_images, tiny_onnx
 

@@ -2,9 +2,17 @@
 
 import pytest
 
-from compressor.errors import ArtifactError, CompressorError, ExitCode, ModelError, SpecError
+from compressor.errors import (
+    ArtifactError,
+    CompressorError,
+    ExitCode,
+    ModelError,
+    SpecError,
+    close_names,
+    listed,
+    suggestion,
+)
 from compressor.layer_rules import resolve_rules
-from compressor.names import close_names, listed, suggestion
 from compressor.types.passes import LayerRule
 
 LAYERS = ["stem", "layer1.0.conv1", "layer1.0.conv2", "layer1.1.conv1", "fc"]

@@ -22,8 +22,8 @@ import compressor.passes
 from compressor.carriers.onnx_carrier import OnnxCarrier
 from compressor.errors import ArtifactError, SpecError
 from compressor.types.exporter import ExportContext
-from compressor.types.observer import Range
 from compressor.types.passes import LayerRule, PassContext
+from compressor.types.statistics import Range
 from tests.docs.test_docs import ALL_BLOCKS, PAGES, ROOT
 
 PACKAGES = (

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 
 from compressor.calibration.levels import Levels, add, fit, merge
-from compressor.types.observer import ChannelGrid, Observer
+from compressor.types.statistics import ChannelGrid, Observer
 
 
 class ChannelGridObserver(Observer[Levels, ChannelGrid | None]):

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 
 from compressor.calibration.extrema import extrema
-from compressor.types.observer import Observer
+from compressor.types.statistics import Observer
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 
 from compressor.calibration.moments import Window, patch_vectors
-from compressor.types.observer import Observer
+from compressor.types.statistics import Observer
 
 Squares = torch.Tensor | None
 

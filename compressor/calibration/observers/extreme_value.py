@@ -12,7 +12,7 @@ from pydantic import Field
 
 from compressor.calibration.extrema import extrema
 from compressor.calibration.observers.ranges import RangeObserver
-from compressor.types.observer import Range
+from compressor.types.statistics import Range
 
 _EULER = 0.5772156649015329  # mean of the standard Gumbel distribution
 _ROOT = math.sqrt(6) / math.pi  # scale of a Gumbel distribution over its standard deviation

@@ -9,7 +9,7 @@ import torch
 
 from compressor.calibration.extrema import extrema
 from compressor.calibration.observers.ranges import RangeObserver
-from compressor.types.observer import Range
+from compressor.types.statistics import Range
 
 Extrema = tuple[float, float]
 

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from compressor.calibration.extrema import extrema
 from compressor.calibration.observers.ranges import RangeObserver
-from compressor.types.observer import Range
+from compressor.types.statistics import Range
 
 
 @dataclass(frozen=True)

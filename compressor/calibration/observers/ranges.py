@@ -12,7 +12,7 @@ from pydantic import Field
 from compressor.calibration import histogram
 from compressor.calibration.density import density
 from compressor.calibration.histogram import Histogram
-from compressor.types.observer import Observer, Range
+from compressor.types.statistics import Observer, Range
 
 StateT = TypeVar("StateT")
 Span = tuple[float, float]

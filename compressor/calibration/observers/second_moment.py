@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 
 from compressor.calibration.moments import Window, add_patches, add_vectors, merge
-from compressor.types.observer import Moments, Observer
+from compressor.types.statistics import Moments, Observer
 
 
 class SecondMoment(Observer[Moments | None, Moments | None]):

@@ -12,7 +12,7 @@ import numpy as np
 from compressor.calibration.sources.foreign import check_batch, iterate
 from compressor.calibration.sources.regroup import cut, length, regroup
 from compressor.errors import DataError
-from compressor.types.source import SourceInfo
+from compressor.types.data import SourceInfo
 from compressor.types.tensors import Batch, TensorSpec
 
 _Form = dict[str, tuple[tuple[int, ...], str]]

@@ -22,8 +22,8 @@ from safetensors import SafetensorError
 from compressor.calibration.sources.headers import Header, choose, describe
 from compressor.calibration.sources.rows import ReadAt, Rows
 from compressor.errors import DataError, SpecError
+from compressor.types.data import SourceInfo
 from compressor.types.options import Options
-from compressor.types.source import SourceInfo
 from compressor.types.tensors import Batch
 
 _READERS = "_readers"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from compressor.errors import DataError
-from compressor.types.source import SourceInfo
+from compressor.types.data import SourceInfo
 from compressor.types.tensors import TensorSpec
 
 

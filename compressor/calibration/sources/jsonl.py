@@ -11,8 +11,7 @@ from pydantic import Field
 
 from compressor.calibration.sources.token_source import TokenSource
 from compressor.calibration.sources.tokenizing import PIECE
-from compressor.errors import DataError
-from compressor.names import suggestion
+from compressor.errors import DataError, suggestion
 
 
 class JsonlSource(TokenSource):

@@ -13,7 +13,7 @@ from compressor.calibration.sources.spool import Spool, spooled
 from compressor.calibration.sources.transformed import TransformedSource
 from compressor.errors import DataError
 from compressor.progress import Advance, nobody_watches
-from compressor.types.source import IndexedSource, Source
+from compressor.types.data import IndexedSource, Source
 from compressor.types.tensors import Batch
 
 

@@ -15,7 +15,7 @@ from compressor.calibration.sources.regroup import length
 from compressor.errors import DataError
 from compressor.files import staging, sync
 from compressor.progress import Advance, nobody_watches
-from compressor.types.source import Source
+from compressor.types.data import Source
 from compressor.types.tensors import Array, Batch
 
 _NAMES = "names.json"

@@ -17,8 +17,8 @@ from pydantic import Field
 from compressor.calibration.sources.headers import Header, choose, describe
 from compressor.calibration.sources.tokenizing import open_tokenizer, token_stream, tokenizer_file
 from compressor.errors import DataError, SpecError
+from compressor.types.data import SourceInfo
 from compressor.types.options import Options
-from compressor.types.source import SourceInfo
 from compressor.types.tensors import Array, Batch
 
 _COUNTED = 64 << 20  # bytes of text that are tokenized to learn how many samples there are

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from compressor.calibration.sources.foreign import call, check_batch
-from compressor.types.source import Source, SourceInfo
+from compressor.types.data import Source, SourceInfo
 from compressor.types.tensors import Batch
 
 

@@ -9,7 +9,7 @@ from math import lcm
 import torch
 
 from compressor.carriers.checkpoint.reading import RowReader, Span
-from compressor.types.changes import WeightChange
+from compressor.types.carrier import WeightChange
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from compressor.carriers.checkpoint.headers import read_json
-from compressor.errors import ModelError
-from compressor.names import listed
+from compressor.errors import ModelError, listed
 
 # Model types whose decoder layers have Llama's names and shapes; "" stands for a config that does
 # not say. Others keep to rules of their own, which only their own code knows.

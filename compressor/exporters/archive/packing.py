@@ -24,7 +24,7 @@ from compressor.exporters.archive.index import (
     member_sums,
 )
 from compressor.exporters.archive.sections import Section, divide, groupings, runs
-from compressor.hashing import file_sha256
+from compressor.files import file_sha256
 from compressor.types.tensors import Array
 
 _PROBE = 128 * WHOLE  # bytes of a tensor on which all forms are tried

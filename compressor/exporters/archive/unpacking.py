@@ -13,12 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from compressor.archives import UnpackedFile
-from compressor.errors import ModelError, SpecError
+from compressor.errors import ModelError, SpecError, suggestion
 from compressor.exporters.archive.coder import checksum, decode, in_order, threads
 from compressor.exporters.archive.index import Chunk, PackedFile, Part, member_sums, read_index
 from compressor.exporters.archive.sections import Section, head_of, prefix_of
 from compressor.files import disk_errors, publish, staging
-from compressor.names import suggestion
 from compressor.progress import Progress
 from compressor.types.tensors import Array
 

@@ -27,7 +27,7 @@ from compressor.exporters.onnx.owners import Owners
 from compressor.exporters.onnx.targets import TARGETS, first_breach
 from compressor.exporters.onnx.verify import check_file, check_message, check_tensors, described
 from compressor.graph.as_json import Skeleton, skeleton
-from compressor.graph.branches import sink_initializers
+from compressor.graph.blocks import sink_initializers
 from compressor.types.carrier import Capability, Carrier, Runner
 from compressor.types.exporter import ExportContext, Exporter
 

@@ -12,7 +12,7 @@ from onnx import TensorProto
 
 from compressor.errors import ArtifactError
 from compressor.graph.as_json import Skeleton
-from compressor.graph.branches import all_initializers
+from compressor.graph.blocks import all_initializers
 
 MODEL = "model.onnx"
 DATA = "model.onnx.data"

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnx import TensorProto
 
 from compressor.errors import ArtifactError
-from compressor.graph.branches import all_initializers
+from compressor.graph.blocks import all_initializers
 
 _REMEDY = "report it with the spec; the file is not to be used"
 

@@ -16,7 +16,7 @@ from compressor.exporters.safetensors.compressed_tensors import (
 )
 from compressor.exporters.safetensors.stream_plan import entries_of
 from compressor.types.quantized import WeightCodes
-from compressor.types.stored import StoredTensor
+from compressor.types.tensors import StoredTensor
 
 
 def pieces(tensor: StoredTensor, elements: int) -> list[tuple[int, int]]:

@@ -23,7 +23,7 @@ import torch
 from compressor.errors import SpecError
 from compressor.exporters.safetensors import packing
 from compressor.types.quantized import QuantizedTensor, Scheme
-from compressor.types.stored import StoredTensor
+from compressor.types.tensors import StoredTensor
 
 _WEIGHT = ".weight"
 _OUTPUT_LAYERS = ("lm_head", "lm_head.decoder", "cls.predictions.decoder")

@@ -12,8 +12,7 @@ from pathlib import Path
 import torch
 
 from compressor.exporters.safetensors.stream_plan import PlannedShard
-from compressor.files import sync
-from compressor.hashing import file_sha256
+from compressor.files import file_sha256, sync
 
 
 @dataclass(frozen=True)

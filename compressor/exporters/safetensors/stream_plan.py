@@ -21,11 +21,10 @@ from compressor.exporters.safetensors.compressed_tensors import (
     quantization_config,
     stored_entries,
 )
-from compressor.files import json_text
-from compressor.hashing import json_sha256
+from compressor.files import json_sha256, json_text
 from compressor.types.carrier import Carrier
-from compressor.types.ranks import ALONE, Ranks
-from compressor.types.stored import StoredTensor
+from compressor.types.data import ALONE, Ranks
+from compressor.types.tensors import StoredTensor
 
 DEFAULT_SHARD = 5_000_000_000
 """Bytes of a shard of a model that did not come in shards; what ``transformers`` uses."""

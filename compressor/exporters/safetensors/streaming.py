@@ -28,8 +28,8 @@ from compressor.exporters.safetensors.memory import kept_memory
 from compressor.exporters.safetensors.shard_file import ShardFile, finished
 from compressor.exporters.safetensors.stream_plan import PlannedShard, StreamPlan
 from compressor.files import disk_errors
-from compressor.types.ranks import ALONE, Ranks
-from compressor.types.stored import StoredTensor
+from compressor.types.data import ALONE, Ranks
+from compressor.types.tensors import StoredTensor
 
 ResultT = TypeVar("ResultT")
 

@@ -16,7 +16,7 @@ import torch
 from compressor.carriers.torch_graph import from_numpy
 from compressor.carriers.torch_runner import to_numpy
 from compressor.errors import ArtifactError, ModelError
-from compressor.quiet import quiet_libraries
+from compressor.progress import quiet_libraries
 from compressor.types.tensors import Batch
 
 INSTALL = "pip install compressor[transformers]"

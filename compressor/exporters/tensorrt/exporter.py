@@ -29,10 +29,9 @@ from compressor.exporters.tensorrt.profiles import BatchRange, ShapeRange, resol
 from compressor.exporters.tensorrt.runner import EngineRunner
 from compressor.exporters.tensorrt.stand_in import stand_in, weight_bytes
 from compressor.exporters.tensorrt.timing_cache import read_cache, write_cache
-from compressor.files import json_text, scratch, staging
+from compressor.files import file_sha256, json_text, scratch, staging
 from compressor.graph.as_json import skeleton
 from compressor.graph.values import all_nodes
-from compressor.hashing import file_sha256
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.exporter import ExportContext, Exporter
 

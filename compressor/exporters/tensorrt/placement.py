@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import onnx_ir as ir
 from onnx_ir import DataType
 
-from compressor.errors import ArtifactError
+from compressor.errors import ArtifactError, listed
 from compressor.exporters.tensorrt.layer_report import EngineLayer
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.values import all_nodes, constant_of, is_op, maker_behind
-from compressor.names import listed
 
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _VIEWS = ("Cast", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")

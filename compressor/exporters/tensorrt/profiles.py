@@ -8,8 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from compressor.errors import SpecError
-from compressor.names import suggestion
+from compressor.errors import SpecError, suggestion
 from compressor.types.options import Options
 from compressor.types.tensors import TensorSpec
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx_ir import DataType
 
 from compressor.graph.as_json import Skeleton
-from compressor.graph.branches import all_initializers
+from compressor.graph.blocks import all_initializers
 
 _ARGUMENT = 64  # elements: longer constants are weights, not sizes, axes or pads
 _LARGEST = {DataType.INT8: 127, DataType.INT4: 7}

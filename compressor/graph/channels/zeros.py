@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from compressor.graph.channels.einsum import terms
 from compressor.graph.channels.flow import Flow
 from compressor.graph.channels.normalizing import SUMS
+from compressor.graph.channels.products import terms
 from compressor.graph.values import is_op
 from compressor.types.channels import Units
 

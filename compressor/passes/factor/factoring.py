@@ -18,10 +18,9 @@ from compressor.passes.quantize.affine import sqnr_db
 from compressor.passes.quantize.input_moments import moment_request
 from compressor.progress import Progress
 from compressor.sizes import model_macs, model_parameters
-from compressor.types.blocks import Blocks
 from compressor.types.carrier import Capability, Carrier
-from compressor.types.observer import Moments, Request
 from compressor.types.passes import LayerOutcome, Outcome
+from compressor.types.statistics import Blocks, Moments, Request
 
 _ROWS_PER_COLUMN = 16  # input vectors for each of their elements, from which moments are found
 

@@ -9,17 +9,16 @@ from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
-from compressor.errors import SpecError
+from compressor.errors import SpecError, listed
 from compressor.layer_rules import plan_layers
-from compressor.names import listed
 from compressor.passes.factor.budget import Budget
 from compressor.passes.factor.choice import Candidate, Choice, choose
 from compressor.passes.factor.factored_graph import factor_names
 from compressor.passes.factor.factoring import Factoring, planned, seen_inputs
 from compressor.passes.factor.options import LowRankRule, Rank, SizeTarget
-from compressor.types.blocks import Blocks
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.passes import Outcome, Pass, PassContext, Survey
+from compressor.types.statistics import Blocks
 
 _GOALS = ("rank", "energy", "target")
 

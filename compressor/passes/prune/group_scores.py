@@ -21,7 +21,7 @@ from compressor.passes.prune.criteria import (
     unit_sums,
 )
 from compressor.types.channels import ChannelGroup, ChannelMap, Member
-from compressor.types.observer import Request
+from compressor.types.statistics import Request
 
 _OBSERVER = "channel-magnitude"
 _WEIGHED = ("output", "input", "norm-scale")

@@ -22,8 +22,7 @@ from compressor.passes.prune.magnitude_layers import (
 )
 from compressor.passes.prune.magnitude_scores import Criterion, Norm, value_of
 from compressor.passes.prune.ranking import Cut, without
-from compressor.types.carrier import Capability, Carrier
-from compressor.types.changes import WeightChange
+from compressor.types.carrier import Capability, Carrier, WeightChange
 from compressor.types.passes import LayerOutcome, Outcome, Pass, PassContext, Survey
 
 _PART = 1 << 22  # elements looked at together

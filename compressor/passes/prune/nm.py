@@ -20,9 +20,9 @@ from compressor.passes.prune.sparse_weights import (
     pruned_outcome,
     streamed_outcome,
 )
-from compressor.types.blocks import Blocks
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.passes import Outcome, Pass, PassContext, Survey
+from compressor.types.statistics import Blocks
 
 
 class PruneNm(Pass):

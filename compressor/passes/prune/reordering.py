@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from compressor.graph.channels.analysis import analyse
-from compressor.graph.channels.ordering import Ordering, ordering
+from compressor.graph.channels.slicing import Ordering, ordering
 from compressor.passes.prune.patterns import Pattern
 from compressor.passes.prune.permutation import kept_share, search_order
 from compressor.passes.prune.sparse_layers import input_channels, positions

@@ -18,9 +18,9 @@ from compressor.passes.prune.sparse_options import (
     sparse_pattern,
 )
 from compressor.passes.prune.sparse_weights import Criterion, plan_pruning, pruned_outcome
-from compressor.types.blocks import Blocks
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.passes import Outcome, Pass, PassContext, Survey
+from compressor.types.statistics import Blocks
 
 
 class CalibratedPruning(Pass):

@@ -20,12 +20,10 @@ from compressor.passes.quantize.affine import sqnr_db
 from compressor.passes.quantize.input_moments import moment_request
 from compressor.passes.quantize.weight_check import check_finite
 from compressor.passes.quantize.weight_only_layers import nodes_of
-from compressor.types.blocks import Blocks
-from compressor.types.carrier import Carrier
-from compressor.types.changes import WeightChange
+from compressor.types.carrier import Carrier, WeightChange
 from compressor.types.layers import Layer
-from compressor.types.observer import Moments, Request
 from compressor.types.passes import LayerOutcome, Outcome
+from compressor.types.statistics import Blocks, Moments, Request
 
 Criterion: TypeAlias = Literal["magnitude", "wanda", "sparsegpt"]
 

@@ -48,8 +48,8 @@ from compressor.sizes import model_macs, model_parameters
 from compressor.timing import already_open, measure
 from compressor.types.carrier import Capability, Carrier, Runner
 from compressor.types.channels import ChannelMap, Flags
+from compressor.types.data import Samples
 from compressor.types.passes import LayerOutcome, Outcome, Pass, PassContext, Survey
-from compressor.types.samples import Samples
 from compressor.types.tensors import Batch
 
 _LAYOUT = "compressed-tensors"

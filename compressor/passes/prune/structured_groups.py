@@ -10,9 +10,9 @@ from math import prod
 import numpy as np
 import onnx_ir as ir
 
+from compressor.errors import listed
 from compressor.graph.costs import parameters
 from compressor.layer_rules import resolve_rules, skip_reason
-from compressor.names import listed
 from compressor.passes.prune.selection import Tensors, allowed_counts, unit_step
 from compressor.passes.prune.structured_options import Criterion, Minimum, StructuredRule
 from compressor.types.channels import ChannelGroup, ChannelMap, Flags, Units, kept

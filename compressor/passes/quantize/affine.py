@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from compressor.passes.quantize.groups import converted_chunks, extremes, in_groups, row_chunks
-from compressor.types.observer import Range
 from compressor.types.quantized import QuantizedTensor, Scheme
+from compressor.types.statistics import Range
 
 SMALLEST_SCALE = 2.0**-60
 """Least scale: the product of two, which scales an integer product, is a normal float32 still."""

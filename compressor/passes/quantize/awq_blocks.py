@@ -15,11 +15,10 @@ from compressor.passes.quantize.awq import awq
 from compressor.passes.quantize.gptq_blocks import UNOBSERVED, join_rows, known_codes, observed
 from compressor.passes.quantize.nearest import RangeSearch
 from compressor.passes.quantize.scale_sources import InputGroup, Source, input_groups, touched
-from compressor.types.blocks import Block
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Layer
-from compressor.types.observer import Moments, Request
 from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
+from compressor.types.statistics import Block, Moments, Request
 
 
 def awq_groups(

@@ -21,7 +21,6 @@ from compressor.passes.quantize.weight_check import check_finite
 from compressor.passes.quantize.weight_only_layers import COMPRESSED_TENSORS, kept_tables, nodes_of
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer
-from compressor.types.observer import Request
 from compressor.types.passes import (
     LayerOutcome,
     LayerRule,
@@ -31,6 +30,7 @@ from compressor.types.passes import (
     Survey,
 )
 from compressor.types.quantized import ScaleType, Scheme, WeightCodes
+from compressor.types.statistics import Request
 
 Bits = Annotated[int, Field(ge=1, le=8)]
 _UNSEEN = "all its weights count alike: its input is not a value that calibration sees"

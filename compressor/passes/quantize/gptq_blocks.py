@@ -13,11 +13,10 @@ from compressor.passes.quantize.gptq import gptq_weights
 from compressor.passes.quantize.input_moments import moment_request
 from compressor.passes.quantize.nearest import RangeSearch
 from compressor.passes.quantize.weight_only_layers import nodes_of
-from compressor.types.blocks import Block
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Layer
-from compressor.types.observer import Moments, Request
 from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
+from compressor.types.statistics import Block, Moments, Request
 
 _ROWS_PER_COLUMN = 16  # input vectors for each of their elements, from which moments are found
 UNOBSERVED = "rounded to nearest: its input is not a value that calibration sees"

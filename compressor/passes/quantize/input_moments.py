@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from compressor.passes.quantize.placement import activation_input
 from compressor.types.layers import Layer
-from compressor.types.observer import Request
+from compressor.types.statistics import Request
 
 
 def moment_request(

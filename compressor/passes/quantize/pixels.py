@@ -21,7 +21,7 @@ from compressor.graph.editing import Editor
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.values import is_op
 from compressor.types.layers import Layer
-from compressor.types.observer import ChannelGrid, Moments
+from compressor.types.statistics import ChannelGrid, Moments
 from compressor.types.tensors import Array
 
 _SIGNED_ZERO = 128  # the level that becomes code 0 where codes are signed

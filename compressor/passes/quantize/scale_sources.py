@@ -22,7 +22,7 @@ from compressor.graph.values import is_op
 from compressor.passes.quantize.input_moments import moment_request
 from compressor.passes.quantize.weight_only_layers import nodes_of, vector_length
 from compressor.types.layers import Layer
-from compressor.types.observer import Request
+from compressor.types.statistics import Request
 from compressor.types.tensors import Array
 
 _SIZES = (2, 3, 5, 7, 11, 13)  # of dynamic axes, in the order in which they are met

@@ -22,7 +22,6 @@ from compressor.passes.quantize.static_settings import ALREADY, StaticSettings, 
 from compressor.passes.quantize.static_weights import WeightJob
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer
-from compressor.types.observer import Moments, Request
 from compressor.types.passes import (
     LayerOutcome,
     LayerPlan,
@@ -32,6 +31,7 @@ from compressor.types.passes import (
     Survey,
 )
 from compressor.types.quantized import QuantizedTensor
+from compressor.types.statistics import Moments, Request
 
 _Pair: TypeAlias = tuple[Callable[[], torch.Tensor], Callable[[], QuantizedTensor]]
 _MOST_COLUMNS = 5000  # a second moment of more columns takes over 100 MB

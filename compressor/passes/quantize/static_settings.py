@@ -27,9 +27,9 @@ from compressor.passes.quantize.profiles import Profile
 from compressor.passes.quantize.qdq import ActivationCode
 from compressor.passes.quantize.static_options import ActivationOptions
 from compressor.types.layers import Layer
-from compressor.types.observer import ChannelGrid, Moments, Range, Request
 from compressor.types.passes import LayerRule
 from compressor.types.quantized import Scheme
+from compressor.types.statistics import ChannelGrid, Moments, Range, Request
 
 ALREADY = "it is quantized already"
 """Why a layer is kept whose weight is stored as codes."""

@@ -12,8 +12,8 @@ from compressor.passes.quantize.affine import absmax_parameters, mse_parameters,
 from compressor.passes.quantize.gptq import gptq
 from compressor.passes.quantize.static_options import WeightOptions
 from compressor.types.layers import Layer
-from compressor.types.observer import Moments
 from compressor.types.quantized import QuantizedTensor, Scheme
+from compressor.types.statistics import Moments
 
 
 @dataclass(frozen=True)

@@ -28,11 +28,11 @@ from compressor.passes.quantize.weight_only_options import (
     WeightRule,
     numbers_of,
 )
-from compressor.types.blocks import Blocks
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer
 from compressor.types.passes import LayerOutcome, Outcome, Pass, PassContext, Survey
 from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
+from compressor.types.statistics import Blocks
 from compressor.weight_rows import all_rows, read_rows
 
 _CALIBRATED = ("gptq", "awq")

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compressor.errors import SpecError
-from compressor.names import suggestion
+from compressor.errors import SpecError, suggestion
 from compressor.passes.train.distill_losses import (
     attention_difference,
     attention_map,

@@ -11,7 +11,7 @@ from compressor.errors import DataError, ModelError
 from compressor.passes.train.early_exit_heads import confidence_name
 from compressor.passes.train.early_exit_thresholds import Flags
 from compressor.types.carrier import Runner
-from compressor.types.samples import Samples
+from compressor.types.data import Samples
 from compressor.types.tensors import Array, Batch
 
 _TOLERANCE = 1e-4  # of the largest answer; products of other sizes round differently

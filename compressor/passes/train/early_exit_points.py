@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from compressor.errors import SpecError
+from compressor.errors import SpecError, suggestion
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.values import is_op
-from compressor.names import suggestion
 from compressor.passes.train.early_exit_batches import Batches, reads
 from compressor.passes.train.early_exit_options import Exit, Head
 from compressor.types.layers import Layer

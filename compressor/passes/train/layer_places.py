@@ -12,9 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 from compressor.carriers.calling import NamedModule
 from compressor.carriers.torch_graph import GraphModule
-from compressor.errors import ModelError, SpecError
+from compressor.errors import ModelError, SpecError, suggestion
 from compressor.graph.values import is_op, value_by_name
-from compressor.names import suggestion
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer
 

@@ -9,8 +9,8 @@ import onnx_ir as ir
 
 from compressor import catalog
 from compressor.types.carrier import Carrier
-from compressor.types.observer import Observer, Request
-from compressor.types.ranks import share
+from compressor.types.data import share
+from compressor.types.statistics import Observer, Request
 from compressor.types.training import Training
 
 

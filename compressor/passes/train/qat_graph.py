@@ -15,7 +15,7 @@ from compressor.graph.layers import layers_with_nodes
 from compressor.graph.values import is_op, value_by_name
 from compressor.passes.train.qat_networks import Networks, folding_factor, norm_factor
 from compressor.passes.train.qat_points import ActivationPoint, Points, WeightPoint
-from compressor.types.observer import ChannelGrid
+from compressor.types.statistics import ChannelGrid
 from compressor.types.tensors import Array
 
 FROZEN = "batch_norm.frozen"

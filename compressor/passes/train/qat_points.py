@@ -20,8 +20,8 @@ from compressor.passes.quantize.static_graph import input_sources, own_bias
 from compressor.passes.quantize.static_settings import StaticSettings
 from compressor.passes.train.qat_networks import Networks
 from compressor.types.layers import Layer
-from compressor.types.observer import ChannelGrid
 from compressor.types.quantized import Scheme
+from compressor.types.statistics import ChannelGrid
 
 _LEAST_SHARE = 1e-4  # of a layer's largest scale: what a dead channel's scale is at least
 _BYTE = 8

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from compressor.files import disk_errors, publish, staging, sync
-from compressor.types.ranks import Ranks
+from compressor.types.data import Ranks
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

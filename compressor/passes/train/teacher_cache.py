@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compressor.files import disk_errors, json_text, staging
-from compressor.hashing import json_sha256
+from compressor.files import disk_errors, json_sha256, json_text, staging
 from compressor.types.tensors import Array
 from compressor.types.training import Rows
 

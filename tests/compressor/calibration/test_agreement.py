@@ -13,8 +13,8 @@ import torch
 
 from compressor.calibration.collect import collect
 from compressor.plan import make_observer
-from compressor.types.observer import Request
-from compressor.types.ranks import ALONE, ValueT
+from compressor.types.data import ALONE, ValueT
+from compressor.types.statistics import Request
 from compressor.types.tensors import Batch
 
 COLUMNS = 6

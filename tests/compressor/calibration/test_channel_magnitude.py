@@ -13,7 +13,7 @@ from compressor.calibration.collect import collect
 from compressor.calibration.observers.channel_magnitude import ChannelMagnitude
 from compressor.errors import DataError
 from compressor.plan import make_observer
-from compressor.types.observer import Request
+from compressor.types.statistics import Request
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2, 3])

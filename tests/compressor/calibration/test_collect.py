@@ -18,7 +18,7 @@ from compressor.calibration.observers.moving_average import MovingAverage
 from compressor.calibration.observers.mse import Mse
 from compressor.calibration.observers.percentile import Percentile
 from compressor.errors import DataError
-from compressor.types.observer import Observer, Range, Request
+from compressor.types.statistics import Observer, Range, Request
 from compressor.types.tensors import Batch
 
 

@@ -9,7 +9,7 @@ import torch
 
 from compressor.calibration.observers.extreme_value import ExtremeValue
 from compressor.calibration.observers.min_max import MinMax
-from compressor.types.observer import Range
+from compressor.types.statistics import Range
 
 
 def found(observer: ExtremeValue | MinMax, *parts: torch.Tensor) -> Range:

@@ -18,7 +18,7 @@ from compressor.calibration.observers.moving_average import MovingAverage
 from compressor.calibration.observers.mse import Mse
 from compressor.calibration.observers.percentile import Percentile
 from compressor.calibration.observers.ranges import HistogramObserver, RangeObserver
-from compressor.types.observer import Range
+from compressor.types.statistics import Range
 
 KINDS: list[type[RangeObserver]] = [MinMax, MovingAverage, Percentile, Entropy, Mse, ExtremeValue]
 HISTOGRAMS: list[type[HistogramObserver]] = [Percentile, Entropy, Mse]

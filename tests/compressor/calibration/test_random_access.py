@@ -26,7 +26,7 @@ from compressor.calibration.sources.factory import FactorySource
 from compressor.calibration.sources.random_access import RandomAccess
 from compressor.calibration.sources.transformed import TransformedSource
 from compressor.errors import DataError, InputError
-from compressor.types.source import IndexedSource, Source
+from compressor.types.data import IndexedSource, Source
 from compressor.types.tensors import Batch
 from tests.paths import ROOT
 

@@ -18,7 +18,7 @@ from compressor.calibration.observers.entropy import Entropy
 from compressor.calibration.observers.min_max import MinMax
 from compressor.calibration.observers.mse import Mse
 from compressor.calibration.observers.ranges import RangeObserver
-from compressor.types.observer import Range
+from compressor.types.statistics import Range
 
 COUNT = 20_000
 

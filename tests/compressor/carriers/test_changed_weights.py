@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from compressor.carriers.checkpoint.changed import ChangedRows
 from compressor.carriers.checkpoint_carrier import open_checkpoint
-from compressor.types.changes import WeightChange
+from compressor.types.carrier import WeightChange
 from compressor.types.layers import Layer
 from compressor.weight_rows import all_rows, read_rows
 from tests.compressor.passes.prune.magnitude_models import matrices, weights

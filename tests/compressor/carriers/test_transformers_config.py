@@ -15,7 +15,7 @@ from compressor.carriers.altered_module import Alterations
 from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.carriers.transformers_config import smaller_config
 from compressor.errors import SpecError
-from compressor.quiet import quiet_libraries
+from compressor.progress import quiet_libraries
 from compressor.types.tensors import TensorSpec
 
 transformers = pytest.importorskip("transformers")

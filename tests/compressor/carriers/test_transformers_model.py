@@ -19,7 +19,7 @@ from compressor.carriers.transformers_model import auto_class_name, open_pretrai
 from compressor.carriers.transformers_networks import auto_class_for
 from compressor.errors import SpecError
 from compressor.model import OpenedModel
-from compressor.quiet import quiet_libraries
+from compressor.progress import quiet_libraries
 from compressor.types.tensors import Batch, TensorSpec
 from tests.compressor.carriers.transformers_folders import (
     CAUSAL,

@@ -14,7 +14,7 @@ from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.carriers.transformers_model import (
     open_pretrained,
 )
-from compressor.quiet import quiet_libraries
+from compressor.progress import quiet_libraries
 
 SIZES = {
     "vocab_size": 37,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from compressor.hashing import file_sha256
+from compressor.files import file_sha256
 from compressor.metrics import BUILT_IN
 
 MODEL, DATA, SPEC = "a" * 64, "b" * 64, "c" * 64

@@ -131,7 +131,7 @@ def test_other_numbers_of_samples_are_refused(base: Path, tmp_path: Path) -> Non
 
 def rewrite(folder: Path, report: dict[str, Any]) -> None:
     """Write a report as a run would have."""
-    from compressor.hashing import file_sha256
+    from compressor.files import file_sha256
 
     path = folder / "report.json"
     path.write_text(json.dumps(report), encoding="utf-8")

@@ -14,7 +14,7 @@ from compressor.exporters.safetensors.compressed_tensors import quantization_con
 from compressor.passes.quantize.nearest import round_to_nearest
 from compressor.types.layers import Layer, LayerKind
 from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
-from compressor.types.stored import StoredTensor
+from compressor.types.tensors import StoredTensor
 
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 WIDTH = 128

@@ -19,7 +19,7 @@ from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.exporters.safetensors.transformers_runner import TransformersRunner
 from compressor.passes.prune.structured import PruneStructured
 from compressor.passes.quantize.weight_only import QuantizeWeights
-from compressor.quiet import quiet_libraries
+from compressor.progress import quiet_libraries
 from compressor.run.samples import RunSamples
 from compressor.types.exporter import ExportContext
 from compressor.types.passes import PassContext

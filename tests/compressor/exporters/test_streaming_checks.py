@@ -18,7 +18,7 @@ from compressor.exporters.safetensors.exporter import SafetensorsExporter
 from compressor.exporters.safetensors.finishing import check_written, finish
 from compressor.exporters.safetensors.stream_plan import StreamPlan, plan_stream
 from compressor.exporters.safetensors.streaming import write_shards
-from compressor.types.stored import StoredTensor
+from compressor.types.tensors import StoredTensor
 from tests.compressor.carriers.checkpoint.llama_files import (
     write_folder,
 )

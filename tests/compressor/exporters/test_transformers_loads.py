@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from compressor.errors import ArtifactError, ModelError
 from compressor.exporters.safetensors.transformers_runner import INSTALL, TransformersRunner
 from compressor.types.quantized import Scheme
-from compressor.types.stored import StoredTensor
+from compressor.types.tensors import StoredTensor
 from tests.compressor.exporters.hugging_face import (
     dequantized,
     kept,

@@ -7,8 +7,8 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compressor.graph.clean import infer_shapes
 from compressor.graph.costs import initializer_bytes, macs, parameters
+from compressor.graph.editing import infer_shapes
 from tests.compressor.exporters.hand_made import sample
 from tests.compressor.tiny_project import tiny_onnx
 

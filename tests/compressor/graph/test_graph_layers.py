@@ -6,7 +6,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compressor.graph.clean import clean
+from compressor.graph.editing import clean
 from compressor.graph.layers import graph_layers, side_tensors, weight_source
 from compressor.graph.values import (
     all_nodes,

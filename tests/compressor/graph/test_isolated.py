@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.carriers.ort_runner import graph_runner
-from compressor.graph.clean import infer_shapes
+from compressor.graph.editing import infer_shapes
 from compressor.graph.isolated import cut_at, isolated, main_values, with_offsets
 from compressor.graph.layers import graph_layers
 from compressor.types.tensors import Array, Batch

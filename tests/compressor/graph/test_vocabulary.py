@@ -11,7 +11,7 @@ import pytest
 from compressor import catalog
 from compressor.data import Data, check_data
 from compressor.errors import DataError
-from compressor.graph.vocabulary import index_limits
+from compressor.graph.layers import index_limits
 from compressor.types.tensors import TensorSpec
 
 IDS = TensorSpec("ids", ("batch", 3), "int64")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compressor.graph.traffic import Traffic
+from compressor.graph.costs import Traffic
 from compressor.roofline.kinds import KINDS, Prospect, prospects
 from compressor.roofline.peaks import Peaks
 from compressor.roofline.work import Work

@@ -19,8 +19,8 @@ from compressor.graph.layers import graph_layers
 from compressor.plan import make_observer
 from compressor.run.blockwise import Activations, Feed, GraphBlocks
 from compressor.types.carrier import Carrier
-from compressor.types.observer import Moments, Request
 from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
+from compressor.types.statistics import Moments, Request
 from compressor.types.tensors import Array, Batch, TensorSpec
 
 SPEC = TensorSpec("x", ("batch", 6), "float32")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compressor.hashing import file_sha256
+from compressor.files import file_sha256
 from tests.compressor.tiny_project import Project
 
 NUDGE = {"pass": "nudge", "factor": 0.5}

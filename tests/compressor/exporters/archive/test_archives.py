@@ -18,7 +18,7 @@ from compressor.archives import is_archive, stored_bytes, unpack
 from compressor.errors import CompressorError, InputError, ModelError, SpecError
 from compressor.exporters.archive.coder import CHUNK
 from compressor.exporters.archive.index import PackedFile, index_bytes, read_index
-from compressor.hashing import file_sha256
+from compressor.files import file_sha256
 from tests.compressor.exporters.archive.packed_files import (
     mixed_tensors,
     packed,

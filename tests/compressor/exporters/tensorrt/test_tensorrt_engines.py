@@ -12,7 +12,7 @@ import pytest
 
 from compressor.carriers.onnx_carrier import OnnxCarrier
 from compressor.errors import ArtifactError, SpecError
-from compressor.hashing import file_sha256
+from compressor.files import file_sha256
 from compressor.passes.quantize.cast import Cast
 from compressor.types.carrier import Carrier
 from compressor.types.passes import PassContext

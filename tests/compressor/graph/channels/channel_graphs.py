@@ -12,10 +12,9 @@ from onnx import helper, numpy_helper
 
 from compressor.carriers.ort_runner import graph_runner
 from compressor.graph.channels.analysis import analyse, map_channels
-from compressor.graph.channels.ordering import ordering
-from compressor.graph.channels.slicing import remove_channels
-from compressor.graph.clean import infer_shapes
+from compressor.graph.channels.slicing import ordering, remove_channels
 from compressor.graph.costs import macs
+from compressor.graph.editing import infer_shapes
 from compressor.types.channels import ChannelGroup, ChannelMap, Flags, kept
 from compressor.types.tensors import Array, Batch
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compressor.graph.channels.einsum import terms
+from compressor.graph.channels.products import terms
 from tests.compressor.graph.channels.channel_graphs import checked, graph
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compressor.graph.channels.elementwise import ACTIVATIONS
+from compressor.graph.channels.rules import ACTIVATIONS
 from tests.compressor.graph.channels.channel_graphs import (
     Weight,
     checked,

@@ -6,7 +6,7 @@ import onnx_ir as ir
 import pytest
 
 from compressor.graph.channels.analysis import analyse
-from compressor.graph.channels.ordering import ordering
+from compressor.graph.channels.slicing import ordering
 from tests.compressor.graph.channels.channel_graphs import (
     Weight,
     graph,

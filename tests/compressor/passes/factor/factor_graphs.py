@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx import helper, numpy_helper
 
 from compressor.carriers.onnx_carrier import OnnxCarrier
-from compressor.graph.clean import infer_shapes
+from compressor.graph.editing import infer_shapes
 from compressor.types.carrier import Carrier
 from compressor.types.tensors import Array
 

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.carriers.onnx_carrier import OnnxCarrier
-from compressor.graph.clean import infer_shapes
+from compressor.graph.editing import infer_shapes
 from compressor.types.tensors import Array
 
 _SIZE = 6

@@ -86,7 +86,7 @@ def carrier(module: nn.Module, seed: int = 0) -> TorchCarrier:
 
 @dataclass(frozen=True)
 class Given:
-    """Calibration data in memory; see compressor.types.samples.Samples."""
+    """Calibration data in memory; see compressor.types.data.Samples."""
 
     data: tuple[Batch, ...]
     made_up: bool = False

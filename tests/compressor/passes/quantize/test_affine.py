@@ -19,8 +19,8 @@ from compressor.passes.quantize.affine import (
     sqnr_db,
     stored_scale,
 )
-from compressor.types.observer import Range
 from compressor.types.quantized import Granularity, QuantizedTensor, ScaleType, Scheme
+from compressor.types.statistics import Range
 
 SLACK = 1e-4  # in scales: x / scale reaches 255, float32 has 24 bits
 

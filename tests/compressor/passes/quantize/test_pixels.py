@@ -12,7 +12,7 @@ from torch import nn
 from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.passes.quantize.pixels import common_code, level_moments, pixel_inputs, read_pixels
 from compressor.passes.quantize.static import QuantizeStatic
-from compressor.types.observer import ChannelGrid, Moments
+from compressor.types.statistics import ChannelGrid, Moments
 from compressor.types.tensors import Batch
 from tests.compressor.passes.quantize.static_models import (
     IMAGE,

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx import helper, numpy_helper
 
 from compressor.carriers.onnx_carrier import OnnxCarrier
-from compressor.graph.clean import clean, infer_shapes
+from compressor.graph.editing import clean, infer_shapes
 
 CLASSES = 3
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.metrics import BUILT_IN
 from compressor.run.samples import RunSamples
-from compressor.types.ranks import ALONE, Ranks
+from compressor.types.data import ALONE, Ranks
 from compressor.types.tensors import Batch, TensorSpec
 from compressor.types.training import Advance, Measure, Rows, Training, TrainingData
 

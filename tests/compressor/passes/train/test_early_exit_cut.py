@@ -23,7 +23,7 @@ from compressor.carriers.torch_runner import TorchRunner
 from compressor.errors import ModelError, SpecError
 from compressor.exporters.onnx import OnnxExporter
 from compressor.exporters.safetensors import SafetensorsExporter
-from compressor.graph.branches import all_initializers
+from compressor.graph.blocks import all_initializers
 from compressor.graph.costs import macs, parameters
 from compressor.inspection.onnx_file import inspect_onnx
 from compressor.passes.train.early_exit_batches import Batches

@@ -1,14 +1,16 @@
-"""Observers: pure, mergeable statistics of a stream of values."""
+"""Statistics of calibration data: observers, requests for them, and results block by block."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 
 from compressor.types.options import Options
+from compressor.types.quantized import WeightCodes
 
 StateT = TypeVar("StateT")
 ResultT = TypeVar("ResultT")
@@ -114,3 +116,41 @@ class Request:
         given = ",".join(f"{k}={v}" for k, v in sorted(self.options.items()))
         place = self.tensor if self.where is None else f"{self.tensor}[{self.where}>0]"
         return f"{place}|{self.observer}({given})"
+
+
+class Block(Protocol):
+    """A part of the model, with statistics of what flows through it.
+
+    The values that enter it come from the blocks before it as they are now: quantized, where
+    :meth:`replace` said so.
+    """
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """Names of the parameters that are read in it, in the order of execution."""
+        ...
+
+    @property
+    def statistics(self) -> Mapping[str, Any]:
+        """Results of those of the survey's requests that lie in it, by ``Request.key``."""
+        ...
+
+    def replace(self, changes: Mapping[str, WeightCodes | torch.Tensor]) -> None:
+        """Say what its parameters are from now on, for the blocks that follow.
+
+        Args:
+            changes: codes of a weight, or another float tensor, by the parameter's name.
+        """
+        ...
+
+
+class Blocks(Protocol):
+    """The blocks of a model in the order of execution; each can be seen once."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+        ...
+
+    def __iter__(self) -> Iterator[Block]:
+        """Yield one block at a time; memory holds the activations of one."""
+        ...
