@@ -9,21 +9,21 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from compressor.carriers.checkpoint_carrier import open_checkpoint
-from compressor.carriers.lowering import OPSET
-from compressor.carriers.onnx_carrier import OnnxCarrier, open_onnx
-from compressor.carriers.onnx_file import external_files
-from compressor.carriers.ort_runner import OrtRunner
-from compressor.carriers.torch_carrier import TorchCarrier, check_checkpoint, open_module
-from compressor.carriers.transformers_model import (
+from compressor.errors import CompressorError, ModelError, SpecError
+from compressor.files import file_sha256
+from compressor.models.checkpoint.carrier import open_checkpoint
+from compressor.models.checkpoint.weight_files import weight_file_paths, weights_digest
+from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
+from compressor.models.onnx.file import external_files
+from compressor.models.onnx.ort_runner import OrtRunner
+from compressor.models.torch.carrier import TorchCarrier, check_checkpoint, open_module
+from compressor.models.torch.lowering import OPSET
+from compressor.models.transformers.carrier import (
     auto_class_name,
     library_version,
     open_pretrained,
 )
-from compressor.carriers.transformers_networks import CONFIG
-from compressor.carriers.weight_files import weight_file_paths, weights_digest
-from compressor.errors import CompressorError, ModelError, SpecError
-from compressor.files import file_sha256
+from compressor.models.transformers.networks import CONFIG
 from compressor.spec.load import Spec
 from compressor.store import result_key
 from compressor.types.carrier import Carrier

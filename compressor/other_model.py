@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from compressor.abilities import cannot_run
 from compressor.errors import CompressorError, SpecError
 from compressor.model import OpenedModel, open_model
+from compressor.models.sizes import cannot_run
 from compressor.spec.keys import InputKeys, ModelKeys
 from compressor.spec.load import Spec, resolve_path
 from compressor.spec.source_text import Document, KeyPath

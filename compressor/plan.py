@@ -9,15 +9,20 @@ from math import prod
 from typing import Any
 
 from compressor import catalog
-from compressor.abilities import cannot_run
 from compressor.data import Data, check_data, open_data
 from compressor.errors import CompressorError, SpecError
 from compressor.graph.layers import index_limits
 from compressor.graph.values import dims, value_by_name
 from compressor.metrics import Metric, resolve_metric
 from compressor.model import OpenedModel, open_model
+from compressor.models.sizes import (
+    cannot_run,
+    layer_bytes,
+    model_bytes,
+    model_macs,
+    model_parameters,
+)
 from compressor.other_model import open_other_model, option_path
-from compressor.sizes import layer_bytes, model_bytes, model_macs, model_parameters
 from compressor.spec.load import Spec
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.exporter import Exporter

@@ -147,7 +147,8 @@ def write_starter(model: Path, output: Path) -> None:
     """Write a starter spec for a model.
 
     Args:
-        model: an ONNX file, or a checkpoint that :mod:`compressor.carriers.weight_files` reads.
+        model: an ONNX file, or a checkpoint that :mod:`compressor.models.checkpoint.weight_files`
+            reads.
         output: the YAML file to write.
 
     Raises:
@@ -217,8 +218,8 @@ def _escaped(character: str) -> str:
 
 
 def _onnx_inputs(model: Path) -> tuple[TensorSpec, ...]:
-    from compressor.carriers.onnx_file import read_onnx
     from compressor.graph.values import tensor_spec
+    from compressor.models.onnx.file import read_onnx
 
     graph = read_onnx(model).graph
     return tuple(tensor_spec(value) for value in graph.inputs if not value.is_initializer())
@@ -233,8 +234,8 @@ def _torch(model: Path, relative: str) -> str:
 
 def _pretrained(model: Path, relative: str) -> str:
     """Return the parts from ``model`` to ``passes`` for a Hugging Face directory."""
-    from compressor.carriers.transformers_networks import auto_class_for, read_config
     from compressor.inspection.checkpoint import headers
+    from compressor.models.transformers.networks import auto_class_for, read_config
 
     config = read_config(model)
     saved = config.get("architectures")

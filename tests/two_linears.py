@@ -13,9 +13,9 @@ from onnx import helper, numpy_helper
 from safetensors.torch import save_file
 from torch import nn
 
-from compressor.carriers.checkpoint_carrier import CheckpointCarrier, open_checkpoint
-from compressor.carriers.onnx_carrier import OnnxCarrier, open_onnx
-from compressor.carriers.torch_carrier import TorchCarrier
+from compressor.models.checkpoint.carrier import CheckpointCarrier, open_checkpoint
+from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.types.tensors import TensorSpec
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compressor.carriers.torch_carrier import TorchCarrier
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.types.tensors import Batch, TensorSpec
 from samples.cifar.model import resnet20
 from tests import zoo_networks as own

@@ -11,14 +11,14 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from compressor.carriers.onnx_carrier import OnnxCarrier, open_onnx
-from compressor.carriers.ort_runner import graph_runner
-from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.errors import SpecError
 from compressor.exporters.onnx import OnnxExporter
 from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.graph.costs import macs
-from compressor.loading import load
+from compressor.models.codec import load
+from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
+from compressor.models.onnx.ort_runner import graph_runner
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.types.carrier import Carrier
 from compressor.types.channels import ChannelMap, Flags
 from compressor.types.exporter import ExportContext, Exporter

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compressor import catalog
-from compressor.carriers.onnx_runtimes import OnnxRuntime, runtime_for, why_elsewhere
 from compressor.errors import SpecError
+from compressor.models.onnx.runtimes import OnnxRuntime, runtime_for, why_elsewhere
 
 if TYPE_CHECKING:  # a cold start of an ONNX file is one without PyTorch
     from compressor.timing import Opener

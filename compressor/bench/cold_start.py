@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from compressor.types.carrier import Runner
 
 _RUNNERS = {
-    "onnxruntime": "compressor.carriers.ort_runner",
-    "openvino": "compressor.carriers.openvino_runner",
-    "torch": "compressor.carriers.torch_graph",
+    "onnxruntime": "compressor.models.onnx.ort_runner",
+    "openvino": "compressor.models.onnx.runtimes",
+    "torch": "compressor.models.executor",
 }
 _CHUNK = 1 << 20
 _STEADY_RUNS = 15
@@ -84,8 +84,8 @@ def cold_start(job: Mapping[str, Any]) -> dict[str, Any]:
 def _opener(job: Mapping[str, Any]) -> Callable[[], Runner]:
     """Import all that opening takes, which is not the artifact's, and return what opens it."""
     from compressor.bench.artifact import Artifact, Machinery
-    from compressor.carriers.onnx_runtimes import OnnxRuntime
     from compressor.catalog import load
+    from compressor.models.onnx.runtimes import OnnxRuntime
 
     path = Path(job["path"])
     if job["runtime"] is not None:

@@ -95,7 +95,7 @@ def _of_run(folder: Path) -> list[Artifact]:
 
 def _files(path: Path, kind: str) -> tuple[Path, ...]:
     if kind == ONNX:
-        from compressor.carriers.onnx_file import external_files
+        from compressor.models.onnx.file import external_files
 
         return (path, *external_files(path))
     return _folder_files(path.parent) if kind == "safetensors" else (path,)
@@ -103,7 +103,7 @@ def _files(path: Path, kind: str) -> tuple[Path, ...]:
 
 def _options(path: Path, kind: str) -> dict[str, str]:
     """Return what a file says of the options that it was written with."""
-    from compressor.carriers.onnx_file import TARGET, target_of
+    from compressor.models.onnx.file import TARGET, target_of
 
     target = target_of(path) if kind == ONNX else None
     return {} if target is None else {TARGET: target}

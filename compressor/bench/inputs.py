@@ -42,9 +42,9 @@ def declared(artifact: Artifact) -> Declared:
     """
     import onnx_ir as ir
 
-    from compressor.carriers.onnx_file import read_onnx
-    from compressor.loading import DESCRIPTION
-    from compressor.loading.description import read_description
+    from compressor.models.codec import DESCRIPTION
+    from compressor.models.codec.description import read_description
+    from compressor.models.onnx.file import read_onnx
 
     def of_graph(model: ir.Model) -> Declared:
         inputs = [v for v in model.graph.inputs if not v.is_initializer()]

@@ -17,13 +17,13 @@ from compressor.explain.finished_run import FinishedRun
 from compressor.explain.suggestions import best, share_of, together
 from compressor.explain.variants import Variants, obstacle
 from compressor.metrics import Metric, resolve_metric
+from compressor.models.sizes import model_bytes
 from compressor.plan import Plan, make_plan
 from compressor.progress import Progress, Silent
 from compressor.report import formats
 from compressor.run.pipeline import Step, run_passes
 from compressor.run.runner import STORE
 from compressor.run.workspace import Workspace
-from compressor.sizes import model_bytes
 from compressor.spec.load import Spec
 from compressor.store import Store, result_key
 from compressor.types.carrier import Capability, Runner

@@ -10,12 +10,6 @@ from pathlib import Path
 
 import torch
 
-from compressor.carriers.checkpoint.checkpoint import read_shards
-from compressor.carriers.checkpoint.headers import DTYPES, PAIRS, ShardHeader
-from compressor.carriers.checkpoint.read_ahead import ReadAhead
-from compressor.carriers.checkpoint.reading import FileTensor, MappedFile
-from compressor.carriers.torch_graph.dtypes import natural_type
-from compressor.carriers.weight_files import read_weights, weight_file_paths
 from compressor.inspection.contents import ModelContents, TensorRow
 from compressor.inspection.quantized import (
     PACKED,
@@ -25,6 +19,12 @@ from compressor.inspection.quantized import (
     role_of,
 )
 from compressor.inspection.tensors import Counts, count_elements, not_finite_note, percent
+from compressor.models.checkpoint.folder import read_shards
+from compressor.models.checkpoint.headers import DTYPES, PAIRS, ShardHeader
+from compressor.models.checkpoint.read_ahead import ReadAhead
+from compressor.models.checkpoint.reading import FileTensor, MappedFile
+from compressor.models.checkpoint.weight_files import read_weights, weight_file_paths
+from compressor.models.executor.dtypes import natural_type
 from compressor.progress import Progress
 
 _BLOCK = 8 << 20  # bytes looked at together, so that memory does not grow with the tensor

@@ -11,12 +11,12 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from compressor.carriers.torch_graph.lazy import computed
 from compressor.inspection.contents import ModelContents, TensorRow
 from compressor.inspection.graph import inspect_graph
-from compressor.loading import DESCRIPTION, FORMAT, INDEX, check
-from compressor.loading.description import Description, read_description
-from compressor.loading.weight_files import read_tensors, stored_headers
+from compressor.models.codec import DESCRIPTION, FORMAT, INDEX, check
+from compressor.models.codec.description import Description, read_description
+from compressor.models.codec.weight_files import read_tensors, stored_headers
+from compressor.models.executor.lazy import computed
 from compressor.progress import Progress
 from compressor.types.tensors import Array
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from compressor.carriers.onnx_file import external_files, read_onnx
 from compressor.inspection.contents import ModelContents
 from compressor.inspection.graph import inspect_graph
+from compressor.models.onnx.file import external_files, read_onnx
 from compressor.progress import Progress
 
 

@@ -16,9 +16,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from compressor.carriers.ort_runner import EXECUTED, OrtRunner
 from compressor.graph.layers import layer_of
 from compressor.graph.values import all_nodes
+from compressor.models.onnx.ort_runner import EXECUTED, OrtRunner
 from compressor.types.tensors import Array, Batch
 
 _WARM_UP = 5

@@ -11,11 +11,11 @@ from pathlib import Path
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from compressor.carriers.onnx_file import read_onnx
 from compressor.errors import InputError, SpecError
 from compressor.graph.values import all_nodes, tensor_spec
 from compressor.inspection.run_output import MANIFEST
 from compressor.model import open_model
+from compressor.models.onnx.file import read_onnx
 from compressor.run.samples import made_up_batch
 from compressor.spec.load import load_spec
 from compressor.types.carrier import Capability

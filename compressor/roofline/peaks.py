@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from compressor.carriers.ort_runner import OrtRunner
+from compressor.models.onnx.ort_runner import OrtRunner
 from compressor.types.tensors import Array
 
 _SIDE = 512

@@ -9,8 +9,8 @@ from typing import Any
 
 from compressor.errors import CompressorError
 from compressor.files import copy, file_sha256, json_sha256, link_or_copy, publish, staging
+from compressor.models.sizes import model_bytes
 from compressor.run.workspace import Workspace
-from compressor.sizes import model_bytes
 from compressor.store import result_key
 from compressor.types.carrier import Carrier
 from compressor.types.exporter import ExportContext, Exporter

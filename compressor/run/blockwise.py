@@ -19,12 +19,12 @@ import onnx_ir as ir
 import torch
 
 from compressor import catalog
-from compressor.carriers.ort_runner import OrtRunner, graph_runner
-from compressor.carriers.torch_graph.convert import from_numpy
 from compressor.errors import DataError
 from compressor.files import staging
 from compressor.graph.blocks import GraphBlock, extract_block, partition
 from compressor.graph.layers import graph_layers
+from compressor.models.executor.convert import from_numpy
+from compressor.models.onnx.ort_runner import OrtRunner, graph_runner
 from compressor.plan import make_observer
 from compressor.run.workspace import Workspace
 from compressor.types.carrier import Carrier

@@ -14,6 +14,7 @@ from compressor import catalog
 from compressor.errors import CompressorError
 from compressor.evaluate import layer_signals
 from compressor.graph.codebooks import codebook_of
+from compressor.models.sizes import layer_bytes, model_bytes
 from compressor.plan import PassPlan, make_observer
 from compressor.run.blockwise import block_run
 from compressor.run.histograms import layer_histograms
@@ -21,7 +22,6 @@ from compressor.run.samples import RunSamples
 from compressor.run.training import References, make_training, training_parts
 from compressor.run.unfinished import begin, end
 from compressor.run.workspace import Workspace
-from compressor.sizes import layer_bytes, model_bytes
 from compressor.store import compute_versions, result_key
 from compressor.types.carrier import Carrier
 from compressor.types.data import share

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compressor.carriers.lowering import example_inputs
 from compressor.data import Data
+from compressor.models.torch.lowering import example_inputs
 from compressor.types.tensors import Array, Batch, TensorSpec
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from compressor.abilities import cannot_run
 from compressor.data import Data
 from compressor.evaluate import Evaluation, evaluate
 from compressor.metrics import Metric
+from compressor.models.sizes import cannot_run
 from compressor.plan import Plan
 from compressor.progress import Progress
 from compressor.store import Store, result_key

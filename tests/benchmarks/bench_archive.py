@@ -24,13 +24,13 @@ from safetensors.torch import save_file
 
 from compressor.archives import stored_bytes, unpack
 from compressor.calibration.collect import collect
-from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.exporters.archive import ArchiveExporter
 from compressor.exporters.archive.coder import threads
 from compressor.exporters.archive.forms import entropy
 from compressor.exporters.archive.packing import pack
 from compressor.exporters.safetensors import SafetensorsExporter
-from compressor.loading.bit_stream import pack_bits, unpack_bits
+from compressor.models.codec.bit_stream import pack_bits, unpack_bits
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.quantize.cluster import Cluster
 from compressor.passes.quantize.nearest import round_to_nearest

@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from compressor.carriers.ort_runner import OrtRunner
+from compressor.models.onnx.ort_runner import OrtRunner
 from compressor.plan import Plan, make_plan
 from compressor.run.runner import run_spec
 from compressor.spec.load import load_spec

@@ -22,9 +22,9 @@ import pytest
 import torch
 
 from compressor import catalog
-from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.graph.costs import macs
 from compressor.metrics import BUILT_IN
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.progress import nobody_watches
 from compressor.run.samples import RunSamples
 from compressor.types.data import ALONE

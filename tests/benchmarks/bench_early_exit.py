@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compressor.carriers.ort_runner import OrtRunner
 from compressor.exporters.onnx import OnnxExporter
 from compressor.graph.costs import macs
+from compressor.models.onnx.ort_runner import OrtRunner
 from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.train.early_exit import EarlyExit
 from compressor.passes.train.early_exit_batches import Batches

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from compressor.carriers.torch_carrier import TorchCarrier
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.quantize.weight_only import QuantizeWeights
 from compressor.types.carrier import Carrier
 from tests.benchmarks.language import LENGTH, Setting, compressed, language_setting, nats

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from compressor import catalog
-from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.evaluate import ratio_db
 from compressor.graph.blocks import partition
 from compressor.graph.costs import macs, parameters
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.batch_statistics import re_estimated
 from compressor.plan import make_observer
 from compressor.run.blockwise import Feed, GraphBlocks

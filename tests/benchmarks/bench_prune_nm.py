@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from compressor.carriers.torch_carrier import TorchCarrier
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.nm import PruneNm
 from compressor.passes.prune.sparsegpt import PruneSparsegpt
 from compressor.passes.prune.wanda import PruneWanda

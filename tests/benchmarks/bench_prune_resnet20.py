@@ -31,10 +31,10 @@ import torch
 from torch import nn
 
 from compressor import catalog
-from compressor.carriers.ort_runner import OrtRunner
-from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.exporters.onnx import OnnxExporter
 from compressor.graph.costs import macs, parameters
+from compressor.models.onnx.ort_runner import OrtRunner
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.batch_statistics import re_estimated
 from compressor.timing import already_open, measure
 from compressor.types.exporter import ExportContext

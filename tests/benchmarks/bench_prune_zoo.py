@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from torch import nn
 
-from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.graph.channels.analysis import map_channels
 from compressor.graph.channels.slicing import remove_channels
 from compressor.graph.costs import macs
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.types.channels import ChannelMap
 from compressor.types.tensors import TensorSpec
 from tests import zoo

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from compressor.calibration.collect import collect
-from compressor.carriers.torch_carrier import TorchCarrier
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.quantize.static import QuantizeStatic
 from compressor.passes.train.engine import make_order, train

@@ -20,9 +20,9 @@ import onnx_ir as ir
 import pytest
 
 from compressor import catalog
-from compressor.carriers.ort_runner import OrtRunner
 from compressor.evaluate import evaluate
 from compressor.metrics import BUILT_IN
+from compressor.models.onnx.ort_runner import OrtRunner
 from compressor.plan import Plan, make_observer, make_plan
 from compressor.run.runner import run_spec
 from compressor.spec.load import load_spec

@@ -12,8 +12,8 @@ from pathlib import Path
 import onnx_ir as ir
 import pytest
 
-from compressor.carriers.ort_runner import OrtRunner
 from compressor.model import open_model
+from compressor.models.onnx.ort_runner import OrtRunner
 from compressor.roofline.measured_model import inputs_for, measured_model
 from compressor.roofline.roofline import LENGTH, measure_roofline
 from compressor.run.runner import run_spec

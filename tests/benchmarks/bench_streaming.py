@@ -136,8 +136,8 @@ def resident(path: Path) -> tuple[int, int]:
 
 def ours(source: Path, target: Path) -> None:
     """Stream it through the exporter."""
-    from compressor.carriers.checkpoint_carrier import open_checkpoint
     from compressor.exporters.safetensors.exporter import SafetensorsExporter
+    from compressor.models.checkpoint.carrier import open_checkpoint
     from compressor.passes.quantize.weight_only import QuantizeWeights
     from compressor.types.exporter import ExportContext
     from compressor.types.passes import PassContext

@@ -20,9 +20,9 @@ import pytest
 import torch
 from torch import nn
 
-from compressor.carriers.onnx_carrier import OnnxCarrier
-from compressor.carriers.torch_carrier import open_module
 from compressor.exporters.onnx import OnnxExporter
+from compressor.models.onnx.carrier import OnnxCarrier
+from compressor.models.torch.carrier import open_module
 from compressor.passes.quantize.affine import absmax_parameters, quantize
 from compressor.types.layers import Layer
 from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.graph.blocks import partition
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.plan import make_observer
 from compressor.run.blockwise import Feed, GraphBlocks
 from compressor.types.passes import Outcome, Pass, PassContext

@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from compressor.carriers.onnx_carrier import OnnxCarrier
 from compressor.exporters.onnx.exporter import OnnxExporter
+from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.types.carrier import Capability, Carrier, Runner
 from compressor.types.passes import LayerOutcome, LayerPlan, Outcome, Pass, PassContext, Survey
 from compressor.types.tensors import Batch

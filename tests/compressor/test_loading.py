@@ -16,12 +16,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from compressor.carriers.onnx_carrier import OnnxCarrier
-from compressor.carriers.torch_graph import LazyTensor
 from compressor.errors import ModelError, SpecError
 from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.graph.as_json import graph_as_json, graph_from_json, skeleton
-from compressor.loading import check, load
+from compressor.models.codec import check, load
+from compressor.models.executor import LazyTensor
+from compressor.models.onnx.carrier import OnnxCarrier
 from tests.compressor.exporters.hand_made import (
     CONTEXT,
     Builder,
@@ -77,7 +77,7 @@ def test_an_impossible_device(saved: Path) -> None:
 
 _MEASURE = """
 import sys
-from compressor.loading import load
+from compressor.models.codec import load
 def anonymous():
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith("RssAnon")) // 1024
@@ -150,7 +150,7 @@ def test_the_graph_is_compiled_by_the_first_call_if_it_is_as_written(
         reads.append(subject)
         return graph_from_json(document, subject)
 
-    monkeypatch.setattr("compressor.loading.description.graph_from_json", read)
+    monkeypatch.setattr("compressor.models.codec.description.graph_from_json", read)
     module = load(saved)
     assert (module.input_names, module.output_names) == (("x",), ("output",))
     assert not reads
@@ -167,8 +167,8 @@ def test_the_graph_is_compiled_by_the_first_call_if_it_is_as_written(
 def test_files_of_another_version_are_compiled_at_once(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("compressor.loading.weight_files.__version__", "99")
-    monkeypatch.setattr("compressor.carriers.torch_graph.compiler.OPERATORS", {})
+    monkeypatch.setattr("compressor.models.codec.weight_files.__version__", "99")
+    monkeypatch.setattr("compressor.models.executor.compiler.OPERATORS", {})
     with pytest.raises(ModelError, match="is not supported on the torch carrier"):
         load(saved)
 
@@ -177,7 +177,7 @@ def test_checking_compiles_whatever_the_files_say(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check(saved)
-    monkeypatch.setattr("compressor.carriers.torch_graph.compiler.OPERATORS", {})
+    monkeypatch.setattr("compressor.models.executor.compiler.OPERATORS", {})
     load(saved)
     with pytest.raises(ModelError, match="is not supported on the torch carrier"):
         check(saved)

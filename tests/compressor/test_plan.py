@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from compressor.carriers import torch_carrier
 from compressor.errors import ModelError
+from compressor.models.torch import carrier as torch_carrier
 from compressor.plan import make_plan
 from compressor.report.plan_text import plan_text
 from compressor.spec.load import load_spec

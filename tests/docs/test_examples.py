@@ -19,8 +19,8 @@ import compressor.calibration.observers
 import compressor.calibration.sources
 import compressor.exporters
 import compressor.passes
-from compressor.carriers.onnx_carrier import OnnxCarrier
 from compressor.errors import ArtifactError, SpecError
+from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.types.exporter import ExportContext
 from compressor.types.passes import LayerRule, PassContext
 from compressor.types.statistics import Range

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 import torch
 
-from compressor.loading.bit_stream import pack_bits, stream_bytes, unpack_bits
+from compressor.models.codec.bit_stream import pack_bits, stream_bytes, unpack_bits
 from compressor.types.tensors import Array
 
 Sparse: TypeAlias = Literal["", "mask", "gaps"]
@@ -35,7 +35,7 @@ class Form:
 
     Attributes:
         bits: of a symbol: 1 to 8, of which the chunk is a stream as
-            :mod:`compressor.loading.bit_stream` writes it, or 16, 32 or 64.
+            :mod:`compressor.models.codec.bit_stream` writes it, or 16, 32 or 64.
         sparse: what is said of the most common symbol, which is then left out: a ``mask`` with
             one bit a symbol that is set where another one is, or the ``gaps`` between the others.
         packed: symbols of 4 bits and fewer share bytes, otherwise each has its own.

@@ -10,8 +10,6 @@ from typing import ClassVar, Literal
 import onnx_ir as ir
 from pydantic import Field
 
-from compressor.carriers.onnx_file import PRODUCER, TARGET
-from compressor.carriers.onnx_runtimes import runtime_for, versions_of, why_elsewhere
 from compressor.errors import ArtifactError, ModelError, SpecError
 from compressor.exporters.onnx import opsets
 from compressor.exporters.onnx.forms import in_form_for
@@ -28,6 +26,8 @@ from compressor.exporters.onnx.targets import TARGETS, first_breach
 from compressor.exporters.onnx.verify import check_file, check_message, check_tensors, described
 from compressor.graph.as_json import Skeleton, skeleton
 from compressor.graph.blocks import sink_initializers
+from compressor.models.onnx.file import PRODUCER, TARGET
+from compressor.models.onnx.runtimes import runtime_for, versions_of, why_elsewhere
 from compressor.types.carrier import Capability, Carrier, Runner
 from compressor.types.exporter import ExportContext, Exporter
 

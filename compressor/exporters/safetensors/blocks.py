@@ -7,7 +7,6 @@ from math import lcm
 
 import torch
 
-from compressor.carriers.checkpoint.reading import RowReader
 from compressor.errors import ModelError
 from compressor.exporters.safetensors.compressed_tensors import (
     row_multiple,
@@ -15,6 +14,7 @@ from compressor.exporters.safetensors.compressed_tensors import (
     stored_tensors,
 )
 from compressor.exporters.safetensors.stream_plan import entries_of
+from compressor.models.checkpoint.reading import RowReader
 from compressor.types.quantized import WeightCodes
 from compressor.types.tensors import StoredTensor
 

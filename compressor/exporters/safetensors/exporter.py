@@ -11,9 +11,6 @@ import onnx_ir as ir
 import torch
 from pydantic import Field
 
-from compressor.carriers.torch_graph import GraphModule
-from compressor.carriers.torch_graph.dtypes import TORCH_DTYPES
-from compressor.carriers.torch_runner import TorchRunner
 from compressor.errors import ArtifactError, InputError, ModelError, SpecError
 from compressor.exporters.safetensors.finishing import check_written, finish
 from compressor.exporters.safetensors.graph_files import GraphPlan, plan_graph, write_graph
@@ -21,7 +18,10 @@ from compressor.exporters.safetensors.stream_plan import StreamPlan, plan_stream
 from compressor.exporters.safetensors.streaming import write_shards
 from compressor.exporters.safetensors.transformers_runner import TransformersRunner
 from compressor.graph.as_json import skeleton
-from compressor.loading import DESCRIPTION, check, load
+from compressor.models.codec import DESCRIPTION, check, load
+from compressor.models.executor import GraphModule
+from compressor.models.executor.dtypes import TORCH_DTYPES
+from compressor.models.torch.matching import TorchRunner
 from compressor.types.carrier import Capability, Carrier, Runner
 from compressor.types.exporter import ExportContext, Exporter
 

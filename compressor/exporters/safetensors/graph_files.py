@@ -18,7 +18,7 @@ from compressor.exporters.safetensors.storage import Planned, encoded, part_byte
 from compressor.files import json_text
 from compressor.graph.as_json import Skeleton, graph_as_json
 from compressor.graph.values import tensor_spec
-from compressor.loading import (
+from compressor.models.codec import (
     DESCRIPTION,
     DIGEST,
     FORMAT,
@@ -28,7 +28,7 @@ from compressor.loading import (
     WRITER,
     Entry,
 )
-from compressor.loading.forms import Part
+from compressor.models.codec.forms import Part
 from compressor.types.tensors import TensorSpec
 
 _NO_DIGEST = "0" * 64

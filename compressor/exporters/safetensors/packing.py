@@ -13,7 +13,7 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from compressor.loading.bit_stream import pack_bits, unpack_bits
+from compressor.models.codec.bit_stream import pack_bits, unpack_bits
 
 BITS = (2, 3, 4, 8)
 """Widths that can be packed."""

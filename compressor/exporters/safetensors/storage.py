@@ -15,10 +15,10 @@ import onnx_ir as ir
 import torch
 
 from compressor.errors import ArtifactError, SpecError
-from compressor.loading import STORED, Entry
-from compressor.loading.bit_stream import pack_bits
-from compressor.loading.forms import INTEGERS, Bitmask, Bits, NOfM, Part
-from compressor.loading.sparse import GROUP, bitmask, fits_groups, group_values
+from compressor.models.codec import STORED, Entry
+from compressor.models.codec.bit_stream import pack_bits
+from compressor.models.codec.forms import INTEGERS, Bitmask, Bits, NOfM, Part
+from compressor.models.codec.sparse import GROUP, bitmask, fits_groups, group_values
 from compressor.types.tensors import Array
 
 _LEAST_ELEMENTS = 1024  # of a tensor that may become sparse: smaller ones are not worth a mask

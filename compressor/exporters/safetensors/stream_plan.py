@@ -10,10 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from compressor.carriers.checkpoint.folder import CONFIG, INDEX, SINGLE, companions
-from compressor.carriers.checkpoint.headers import STORED_AS
-from compressor.carriers.checkpoint_carrier import CheckpointCarrier
-from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.errors import SpecError
 from compressor.exporters.safetensors import container
 from compressor.exporters.safetensors.compressed_tensors import (
@@ -22,6 +18,10 @@ from compressor.exporters.safetensors.compressed_tensors import (
     stored_entries,
 )
 from compressor.files import json_sha256, json_text
+from compressor.models.checkpoint.carrier import CheckpointCarrier
+from compressor.models.checkpoint.folder import CONFIG, INDEX, SINGLE, companions
+from compressor.models.checkpoint.headers import STORED_AS
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.types.carrier import Carrier
 from compressor.types.data import ALONE, Ranks
 from compressor.types.tensors import StoredTensor

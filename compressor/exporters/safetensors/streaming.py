@@ -20,14 +20,14 @@ from typing import TypeVar
 
 import torch
 
-from compressor.carriers.checkpoint.read_ahead import DISTANCE, ReadAhead
-from compressor.carriers.checkpoint.reading import RowReader, Span
 from compressor.errors import InputError
 from compressor.exporters.safetensors.blocks import block_tensors, pieces
 from compressor.exporters.safetensors.memory import kept_memory
 from compressor.exporters.safetensors.shard_file import ShardFile, finished
 from compressor.exporters.safetensors.stream_plan import PlannedShard, StreamPlan
 from compressor.files import disk_errors
+from compressor.models.checkpoint.read_ahead import DISTANCE, ReadAhead
+from compressor.models.checkpoint.reading import RowReader, Span
 from compressor.types.data import ALONE, Ranks
 from compressor.types.tensors import StoredTensor
 

@@ -13,9 +13,9 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from compressor.carriers.torch_graph import from_numpy
-from compressor.carriers.torch_runner import to_numpy
 from compressor.errors import ArtifactError, ModelError
+from compressor.models.executor import from_numpy
+from compressor.models.torch.matching import to_numpy
 from compressor.progress import quiet_libraries
 from compressor.types.tensors import Batch
 

@@ -11,10 +11,10 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from compressor.carriers.torch_graph import from_numpy
-from compressor.carriers.torch_runner import to_numpy
 from compressor.errors import ArtifactError, ModelError
 from compressor.exporters.tensorrt.build_process import messages
+from compressor.models.executor import from_numpy
+from compressor.models.torch.matching import to_numpy
 from compressor.types.tensors import Array, Batch
 
 _DEVICE = "cuda"

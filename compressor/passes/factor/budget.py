@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from compressor.errors import SpecError
+from compressor.models.sizes import model_macs, model_parameters
 from compressor.passes.factor.allocation import Curve, Values, allocate, log_losses
 from compressor.passes.factor.choice import Candidate, Choice
 from compressor.passes.factor.options import SizeTarget
-from compressor.sizes import model_macs, model_parameters
 from compressor.types.carrier import Carrier
 
 _NAMES = {"macs": "multiply-accumulates", "parameters": "weights"}

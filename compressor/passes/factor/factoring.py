@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from compressor.carriers.torch_graph.dtypes import TORCH_DTYPES
 from compressor.errors import DataError, ModelError, SpecError
+from compressor.models.executor.dtypes import TORCH_DTYPES
+from compressor.models.sizes import model_macs, model_parameters
 from compressor.passes.factor.budget import Budget
 from compressor.passes.factor.choice import Candidate, Choice
 from compressor.passes.factor.decomposition import Decomposition, decompose, rank_for, shares
@@ -17,7 +18,6 @@ from compressor.passes.factor.factored_graph import Factors, factor_names, facto
 from compressor.passes.quantize.affine import sqnr_db
 from compressor.passes.quantize.input_moments import moment_request
 from compressor.progress import Progress
-from compressor.sizes import model_macs, model_parameters
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.passes import LayerOutcome, Outcome
 from compressor.types.statistics import Blocks, Moments, Request

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from compressor.carriers.torch_graph.convert import from_numpy
+from compressor.models.executor.convert import from_numpy
 from compressor.passes.prune.criteria import (
     Scores,
     average,

@@ -15,6 +15,7 @@ from itertools import groupby
 import torch
 
 from compressor.errors import ModelError
+from compressor.models.checkpoint.read_ahead import ResultT, RowBlock, row_blocks, scan
 from compressor.passes.prune.magnitude_scores import FINE_BITS, Criterion, scores
 from compressor.passes.prune.ranking import (
     Counts,
@@ -29,7 +30,6 @@ from compressor.passes.prune.ranking import (
 from compressor.progress import Progress, Silent
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Layer
-from compressor.weight_rows import ResultT, RowBlock, row_blocks, scan
 
 _SILENT = Silent()
 _Count = Callable[[torch.Tensor, int, RowBlock], Counts]

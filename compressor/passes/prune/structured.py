@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 import onnx_ir as ir
 from pydantic import Field
 
-from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.errors import SpecError
 from compressor.graph.channels.analysis import analyse, map_channels
 from compressor.graph.channels.slicing import remove_channels
 from compressor.layer_rules import plan_layers
+from compressor.models.sizes import model_macs, model_parameters
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.batch_statistics import has_batch_norms, re_estimated
 from compressor.passes.prune.criteria import Scores, normalized
 from compressor.passes.prune.group_scores import (
@@ -44,7 +45,6 @@ from compressor.passes.prune.structured_options import (
 )
 from compressor.passes.prune.structured_selection import Selector
 from compressor.passes.prune.taylor import taylor_scores
-from compressor.sizes import model_macs, model_parameters
 from compressor.timing import already_open, measure
 from compressor.types.carrier import Capability, Carrier, Runner
 from compressor.types.channels import ChannelMap, Flags

@@ -9,8 +9,8 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from compressor.carriers.torch_graph import GraphModule
 from compressor.errors import DataError, ModelError
+from compressor.models.executor import GraphModule
 from compressor.passes.prune.criteria import Scores, position_sums, unit_sums
 from compressor.types.channels import ChannelMap, Member
 from compressor.types.tensors import Batch

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from compressor.errors import SpecError
 from compressor.layer_rules import plan_layers
+from compressor.models.checkpoint.read_ahead import all_rows, read_rows
 from compressor.passes.quantize.affine import sqnr_db
 from compressor.passes.quantize.awq_blocks import AwqWork, plan_awq
 from compressor.passes.quantize.gptq_blocks import GptqWork, known_codes, plan_gptq
@@ -33,7 +34,6 @@ from compressor.types.layers import Layer
 from compressor.types.passes import LayerOutcome, Outcome, Pass, PassContext, Survey
 from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
 from compressor.types.statistics import Blocks
-from compressor.weight_rows import all_rows, read_rows
 
 _CALIBRATED = ("gptq", "awq")
 _SAMPLE_ROWS = 32  # the first ones, of the weights of a model that is streamed

@@ -12,10 +12,10 @@ import onnx_ir.passes.common as common
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from compressor.carriers.calling import NamedModule
-from compressor.carriers.smaller_module import trainable_graph
 from compressor.errors import SpecError
 from compressor.layer_rules import plan_layers, resolve_rules, skip_reason
+from compressor.models.torch.lowering import NamedModule
+from compressor.models.torch.smaller_module import trainable_graph
 from compressor.passes.train.early_exit_batches import Batches
 from compressor.passes.train.early_exit_cut import CutExit, cut, part_macs
 from compressor.passes.train.early_exit_heads import (

@@ -8,11 +8,11 @@ from enum import IntEnum
 import numpy as np
 import onnx_ir as ir
 
-from compressor.carriers.lowering import example_inputs
 from compressor.errors import SpecError
 from compressor.graph.channels.lengths import Lengths
 from compressor.graph.editing import inner_nodes
 from compressor.graph.values import is_op, tensor_spec
+from compressor.models.torch.lowering import example_inputs
 
 _FEW, _MORE = 3, 5  # batches that are tried: what differs between the two follows from the batch
 

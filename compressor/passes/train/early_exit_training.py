@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from compressor.carriers.calling import NamedModule
+from compressor.models.torch.lowering import NamedModule
 from compressor.passes.train.distill_losses import kl_divergence
 from compressor.passes.train.job import Objective
 from compressor.passes.train.steps import Micro

@@ -10,10 +10,10 @@ import onnx_ir as ir
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from compressor.carriers.calling import NamedModule
-from compressor.carriers.torch_graph import GraphModule
 from compressor.errors import ModelError, SpecError, suggestion
 from compressor.graph.values import is_op, value_by_name
+from compressor.models.executor import GraphModule
+from compressor.models.torch.lowering import NamedModule
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer
 

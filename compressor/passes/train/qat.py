@@ -10,10 +10,10 @@ import onnx_ir as ir
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from compressor.carriers.calling import NamedModule
-from compressor.carriers.smaller_module import check_executable, trainable_graph
-from compressor.carriers.torch_graph import GraphModule, from_numpy
 from compressor.layer_rules import plan_layers, resolve_rules, skip_reason
+from compressor.models.executor import GraphModule, from_numpy
+from compressor.models.torch.lowering import NamedModule
+from compressor.models.torch.smaller_module import check_executable, trainable_graph
 from compressor.passes.quantize.affine import absmax_parameters, quantize
 from compressor.passes.quantize.placement import place
 from compressor.passes.quantize.profiles import profile_for

@@ -9,10 +9,10 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from compressor.carriers.torch_graph.ops.training import TRAINING_DOMAIN
 from compressor.graph.editing import Editor
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.values import is_op, value_by_name
+from compressor.models.executor.ops.training import TRAINING_DOMAIN
 from compressor.passes.train.qat_networks import Networks, folding_factor, norm_factor
 from compressor.passes.train.qat_points import ActivationPoint, Points, WeightPoint
 from compressor.types.statistics import ChannelGrid

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from compressor.carriers.torch_graph import from_numpy
 from compressor.errors import SpecError
 from compressor.graph.layers import graph_layers, layers_with_nodes
 from compressor.graph.values import value_by_name
+from compressor.models.executor import from_numpy
 from compressor.passes.quantize.affine import absmax_parameters, mse_parameters
 from compressor.passes.quantize.placement import Placement, place
 from compressor.passes.quantize.qdq import ActivationCode

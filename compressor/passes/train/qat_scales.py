@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compressor.carriers.torch_graph import GraphModule
+from compressor.models.executor import GraphModule
 from compressor.passes.train.preparing import PREFIX
 from compressor.passes.train.qat_graph import FROZEN, FakeQuantized, ScaleNames
 from compressor.passes.train.qat_points import ActivationPoint

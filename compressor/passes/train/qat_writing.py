@@ -9,8 +9,8 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from compressor.carriers.torch_graph import from_numpy
 from compressor.graph.layers import graph_layers
+from compressor.models.executor import from_numpy
 from compressor.passes.quantize.affine import code_dtype, quantize, sqnr_db
 from compressor.passes.quantize.placement import place
 from compressor.passes.quantize.static_graph import LeastScale, StaticCodes, write_static_codes

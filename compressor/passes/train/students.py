@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from compressor.carriers.calling import NamedModule
 from compressor.errors import ModelError, SpecError
+from compressor.models.torch.lowering import NamedModule
 from compressor.passes.train.distill_losses import Projection, width_axis
 from compressor.passes.train.distill_options import LayerPair
 from compressor.passes.train.layer_places import (

@@ -12,8 +12,8 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from compressor.carriers.calling import NamedModule
 from compressor.errors import SpecError
+from compressor.models.torch.lowering import NamedModule
 from compressor.passes.train.layer_places import (
     executes_graph,
     has_layer_values,

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from compressor.bench.finding import find_artifacts
-from compressor.carriers import onnx_runtimes
 from compressor.cli.application import application
+from compressor.models.onnx import runtimes as onnx_runtimes
 from compressor.pages.benchmark import benchmark_table
 from compressor.report.terminal import plain_text
 from tests.compressor.bench.conftest import SaveOnnx

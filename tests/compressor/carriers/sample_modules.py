@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from compressor.carriers.torch_carrier import TorchCarrier
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.types.tensors import Batch, TensorSpec
 
 

@@ -10,9 +10,9 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
-from compressor.carriers.size_attributes import Attributes
-from compressor.carriers.smaller_module import held_tensors, set_attributes
-from compressor.carriers.torch_carrier import TorchCarrier
+from compressor.models.torch.carrier import TorchCarrier
+from compressor.models.torch.size_attributes import Attributes
+from compressor.models.torch.smaller_module import held_tensors, set_attributes
 from compressor.types.channels import Units
 from compressor.types.tensors import Array, TensorSpec
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from compressor.carriers.checkpoint.changed import ChangedRows
-from compressor.carriers.checkpoint_carrier import open_checkpoint
+from compressor.models.checkpoint.carrier import open_checkpoint
+from compressor.models.checkpoint.changed import ChangedRows
+from compressor.models.checkpoint.read_ahead import all_rows, read_rows
 from compressor.types.carrier import WeightChange
 from compressor.types.layers import Layer
-from compressor.weight_rows import all_rows, read_rows
 from tests.compressor.passes.prune.magnitude_models import matrices, weights
 from tests.two_linears import on_onnx, on_torch
 

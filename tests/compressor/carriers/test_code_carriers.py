@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from compressor.carriers.onnx_carrier import OnnxCarrier
-from compressor.carriers.torch_carrier import TorchCarrier
+from compressor.models.onnx.carrier import OnnxCarrier
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer
 from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from compressor.carriers.lowering import OPSET, example_inputs
-from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.errors import ModelError, SpecError
 from compressor.graph.costs import macs, parameters
+from compressor.models.torch.carrier import TorchCarrier
+from compressor.models.torch.lowering import OPSET, example_inputs
 from tests.compressor.carriers.sample_modules import PLANS, batch_of, lowered, spec
 
 

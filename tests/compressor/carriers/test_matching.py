@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from compressor.carriers.matching import check_finite, check_names, load_into
 from compressor.errors import ModelError
+from compressor.models.torch.matching import check_finite, check_names, load_into
 
 
 def network() -> nn.Module:

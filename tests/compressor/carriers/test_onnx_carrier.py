@@ -12,12 +12,12 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from compressor.carriers.lowering import OPSET
-from compressor.carriers.onnx_carrier import OnnxCarrier, open_onnx
-from compressor.carriers.onnx_file import external_files
-from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.errors import ModelError
 from compressor.graph.costs import macs, parameters
+from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
+from compressor.models.onnx.file import external_files
+from compressor.models.torch.carrier import TorchCarrier
+from compressor.models.torch.lowering import OPSET
 from compressor.types.carrier import Capability
 from tests.compressor.carriers.sample_modules import batch_of, lowered
 from tests.compressor.tiny_project import sample_images, tiny_onnx

@@ -10,11 +10,11 @@ from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
 
 from compressor import catalog
-from compressor.carriers.lowering import OPSET
-from compressor.carriers.onnx_carrier import open_onnx
-from compressor.carriers.onnx_file import read_onnx
 from compressor.cli.application import application
 from compressor.errors import ExitCode, ModelError, SpecError
+from compressor.models.onnx.carrier import open_onnx
+from compressor.models.onnx.file import read_onnx
+from compressor.models.torch.lowering import OPSET
 from compressor.types.passes import PassContext
 from tests.compressor.tiny_project import ONNX, Project, sample_images, tiny_onnx
 

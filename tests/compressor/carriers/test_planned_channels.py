@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from compressor.carriers import agreement, torch_carrier
-from compressor.carriers.onnx_carrier import OnnxCarrier
-from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.graph.channels.analysis import analyse
 from compressor.graph.channels.slicing import remove_channels
-from compressor.sizes import layer_bytes, model_bytes, model_parameters
+from compressor.models.onnx.carrier import OnnxCarrier
+from compressor.models.sizes import layer_bytes, model_bytes, model_parameters
+from compressor.models.torch import carrier as torch_carrier
+from compressor.models.torch import smaller_module as agreement
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.tensors import TensorSpec
 from tests.compressor.carriers.smaller_modules import (

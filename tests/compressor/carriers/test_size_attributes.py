@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from compressor.carriers.size_attributes import Attributes, Value, readings
+from compressor.models.torch.size_attributes import Attributes, Value, readings
 
 HEADS = np.repeat([True, False, False, True], 8)
 """Two of four heads of eight channels."""

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compressor.carriers.altered_module import Alterations
-from compressor.carriers.onnx_carrier import OnnxCarrier
-from compressor.carriers.smaller_module import held_tensors
-from compressor.carriers.torch_carrier import TorchCarrier
-from compressor.carriers.torch_graph import GraphModule
 from compressor.errors import SpecError
+from compressor.models.executor import GraphModule
+from compressor.models.onnx.carrier import OnnxCarrier
+from compressor.models.torch.carrier import TorchCarrier
+from compressor.models.torch.saved_module import Alterations
+from compressor.models.torch.smaller_module import held_tensors
 from compressor.types.carrier import Capability
 from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
 from compressor.types.tensors import Batch, TensorSpec

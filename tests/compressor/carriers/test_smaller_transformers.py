@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compressor.carriers.size_attributes import Attributes
-from compressor.carriers.torch_carrier import TorchCarrier
+from compressor.models.torch.carrier import TorchCarrier
+from compressor.models.torch.size_attributes import Attributes
 from compressor.types.channels import Units
 from compressor.types.tensors import TensorSpec
 from tests.compressor.carriers.smaller_modules import (

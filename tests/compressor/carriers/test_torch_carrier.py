@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from compressor.carriers.onnx_carrier import OnnxCarrier
-from compressor.carriers.torch_carrier import TorchCarrier, check_checkpoint, open_module
 from compressor.errors import ModelError, SpecError
+from compressor.models.onnx.carrier import OnnxCarrier
+from compressor.models.torch.carrier import TorchCarrier, check_checkpoint, open_module
 from compressor.types.carrier import Capability
 from tests.compressor.carriers.sample_modules import batch_of, lowered, spec
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 from onnx.backend.test.loader import load_model_tests
 
-from compressor.carriers.torch_graph import GraphModule, from_numpy
-from compressor.carriers.torch_graph.ops import OPERATORS
 from compressor.errors import ModelError
+from compressor.models.executor import GraphModule, from_numpy
+from compressor.models.executor.ops import OPERATORS
 
 TRAINING = "training only"
 RANDOM = "gives random numbers"

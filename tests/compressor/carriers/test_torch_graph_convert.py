@@ -10,8 +10,8 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from compressor.carriers.torch_graph import from_numpy
 from compressor.errors import ModelError
+from compressor.models.executor import from_numpy
 
 
 @pytest.mark.parametrize(

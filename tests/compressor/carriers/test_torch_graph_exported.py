@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from compressor.carriers.torch_graph import GraphModule
+from compressor.models.executor import GraphModule
 from tests.compressor.carriers.torch_graph_parity import OPSET, by_runtime
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from compressor.carriers.torch_graph import DeferredGraphModule, GraphModule, LazyTensor
-from compressor.carriers.torch_graph.ops import OPERATORS
+from compressor.models.executor import DeferredGraphModule, GraphModule, LazyTensor
+from compressor.models.executor.ops import OPERATORS
 from tests.compressor.exporters.hand_made import Builder, entry, quantized
 
 

@@ -16,8 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 from safetensors.torch import load_file, save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from compressor.carriers.torch_graph import GraphModule
 from compressor.errors import ModelError
+from compressor.models.executor import GraphModule
 
 
 def _linear(opset: int = 21, shape: tuple[int, int] = (3, 4)) -> ir.Model:

@@ -13,9 +13,9 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 from torch.nn import functional
 
-from compressor.carriers.smaller_module import held_tensors, trainable_graph
-from compressor.carriers.torch_carrier import TorchCarrier
-from compressor.carriers.torch_graph import GraphModule
+from compressor.models.executor import GraphModule
+from compressor.models.torch.carrier import TorchCarrier
+from compressor.models.torch.smaller_module import held_tensors, trainable_graph
 from compressor.types.tensors import TensorSpec
 from tests.compressor.carriers.smaller_modules import shaken
 

@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from compressor.carriers.checkpoint_carrier import open_checkpoint
-from compressor.carriers.onnx_carrier import OnnxCarrier
-from compressor.carriers.smaller_module import held_tensors
-from compressor.carriers.torch_carrier import TorchCarrier
-from compressor.carriers.torch_graph import GraphModule
 from compressor.errors import SpecError
 from compressor.graph.editing import Editor
+from compressor.models.checkpoint.carrier import open_checkpoint
+from compressor.models.executor import GraphModule
+from compressor.models.onnx.carrier import OnnxCarrier
+from compressor.models.torch.carrier import TorchCarrier
+from compressor.models.torch.smaller_module import held_tensors
 from compressor.types.carrier import Capability
 from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
 from tests.compressor.carriers.smaller_modules import VECTOR, Free, shaken, worst
@@ -143,7 +143,7 @@ def test_a_plan_runs_nothing_and_copies_nothing(carrier, monkeypatch) -> None:
         raise AssertionError("the model was run")
 
     graph = grown(carrier)
-    monkeypatch.setattr("compressor.carriers.torch_carrier.Agreement", refuse)
+    monkeypatch.setattr("compressor.models.torch.carrier.Agreement", refuse)
     planned = carrier.with_trainable_graph(graph, NEW, planned=True)
     assert isinstance(planned, TorchCarrier)
     assert planned.offers == set(Capability)

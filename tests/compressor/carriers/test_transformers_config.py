@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from compressor.carriers import transformers_config
-from compressor.carriers.altered_module import Alterations
-from compressor.carriers.torch_carrier import TorchCarrier
-from compressor.carriers.transformers_config import smaller_config
 from compressor.errors import SpecError
+from compressor.models.torch.carrier import TorchCarrier
+from compressor.models.torch.saved_module import Alterations
+from compressor.models.transformers import config as transformers_config
+from compressor.models.transformers.config import smaller_config
 from compressor.progress import quiet_libraries
 from compressor.types.tensors import TensorSpec
 

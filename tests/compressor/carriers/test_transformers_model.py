@@ -14,11 +14,11 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from compressor.carriers.torch_carrier import TorchCarrier
-from compressor.carriers.transformers_model import auto_class_name, open_pretrained
-from compressor.carriers.transformers_networks import auto_class_for
 from compressor.errors import SpecError
 from compressor.model import OpenedModel
+from compressor.models.torch.carrier import TorchCarrier
+from compressor.models.transformers.carrier import auto_class_name, open_pretrained
+from compressor.models.transformers.networks import auto_class_for
 from compressor.progress import quiet_libraries
 from compressor.types.tensors import Batch, TensorSpec
 from tests.compressor.carriers.transformers_folders import (
@@ -108,7 +108,7 @@ def test_anonymous_memory_does_not_grow_by_the_weights(tmp_path: Path) -> None:
     program = """
 import sys
 from pathlib import Path
-from compressor.carriers.transformers_model import open_pretrained
+from compressor.models.transformers.carrier import open_pretrained
 from transformers import LlamaForCausalLM
 def anonymous():
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -12,13 +12,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from compressor.carriers.weight_files import (
+from compressor.errors import InputError, ModelError, SpecError
+from compressor.models.checkpoint.weight_files import (
     read_weights,
     state_dict_of,
     weight_file_paths,
     weights_digest,
 )
-from compressor.errors import InputError, ModelError, SpecError
 
 STATE = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.tensor([0.5, -1])}
 

@@ -12,7 +12,7 @@ import onnxruntime
 import torch
 from onnx import helper, numpy_helper
 
-from compressor.carriers.torch_graph import GraphModule
+from compressor.models.executor import GraphModule
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

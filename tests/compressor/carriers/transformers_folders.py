@@ -10,8 +10,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from compressor.carriers.torch_carrier import TorchCarrier
-from compressor.carriers.transformers_model import (
+from compressor.models.torch.carrier import TorchCarrier
+from compressor.models.transformers.carrier import (
     open_pretrained,
 )
 from compressor.progress import quiet_libraries

@@ -11,8 +11,8 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from compressor.carriers.onnx_carrier import OnnxCarrier
-from compressor.carriers.torch_carrier import TorchCarrier, open_module
+from compressor.models.onnx.carrier import OnnxCarrier
+from compressor.models.torch.carrier import TorchCarrier, open_module
 from compressor.types.exporter import ExportContext
 from compressor.types.tensors import Batch, TensorSpec
 from samples.cifar.model import resnet20

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from compressor.carriers.checkpoint_carrier import CheckpointCarrier
 from compressor.exporters.safetensors.compressed_tensors import stored_tensors
 from compressor.exporters.safetensors.exporter import SafetensorsExporter
+from compressor.models.checkpoint.carrier import CheckpointCarrier
 from compressor.types.exporter import ExportContext
 from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
 

@@ -9,11 +9,11 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from compressor.carriers import onnx_runtimes
-from compressor.carriers.openvino_runner import OpenVinoRunner
-from compressor.carriers.ort_runner import OrtRunner, usable_providers
 from compressor.errors import ArtifactError, ModelError, SpecError
 from compressor.exporters.onnx import OnnxExporter
+from compressor.models.onnx import runtimes as onnx_runtimes
+from compressor.models.onnx.ort_runner import OrtRunner, usable_providers
+from compressor.models.onnx.runtimes import OpenVinoRunner
 from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.quantize.cast import Cast
 from compressor.passes.quantize.profiles import ORT_CPU, ORT_CUDA, TENSORRT, profile_for

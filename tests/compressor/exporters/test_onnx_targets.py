@@ -9,9 +9,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from compressor.carriers.onnx_carrier import OnnxCarrier
 from compressor.errors import ArtifactError, SpecError
 from compressor.exporters.onnx import OnnxExporter
+from compressor.models.onnx.carrier import OnnxCarrier
 from tests.compressor.exporters.hand_made import CONTEXT, FEATURES, Builder, codes, entry, quantized
 
 INT8, UINT8 = ir.DataType.INT8, ir.DataType.UINT8

@@ -10,11 +10,11 @@ import pytest
 import torch
 from onnx import TensorProto
 
-from compressor.carriers.onnx_carrier import OnnxCarrier
-from compressor.carriers.torch_graph import GraphModule
 from compressor.errors import SpecError
 from compressor.exporters.onnx import OnnxExporter
 from compressor.graph.values import value_by_name
+from compressor.models.executor import GraphModule
+from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
 from tests.compressor.exporters.hand_made import CONTEXT
 from tests.compressor.graph.random_codes import FORMS, SCHEMES, group, random_codes, text

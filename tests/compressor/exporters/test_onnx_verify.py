@@ -11,10 +11,10 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
-from compressor.carriers.onnx_carrier import OnnxCarrier
 from compressor.errors import ArtifactError
 from compressor.exporters.onnx import OnnxExporter
 from compressor.exporters.onnx.verify import check_file, described
+from compressor.models.onnx.carrier import OnnxCarrier
 from tests.compressor.exporters.hand_made import CONTEXT, quantized
 
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 from onnx import TensorProto
 
-from compressor.carriers.onnx_carrier import OnnxCarrier, open_onnx
 from compressor.errors import SpecError
 from compressor.exporters.onnx import OnnxExporter
 from compressor.graph.costs import macs, parameters
+from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
 from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
 from compressor.types.tensors import Array, Batch
 from tests.compressor.exporters.hand_made import CONTEXT, worst

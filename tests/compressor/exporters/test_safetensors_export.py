@@ -21,12 +21,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from compressor import __version__
-from compressor.carriers.onnx_carrier import OnnxCarrier
 from compressor.errors import ArtifactError, SpecError
 from compressor.exporters.onnx import OnnxExporter
 from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.exporters.safetensors.graph_files import plan_graph, write_graph
 from compressor.graph.as_json import Skeleton
+from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.types.carrier import Capability
 from compressor.types.quantized import Scheme, WeightCodes
 from compressor.types.tensors import Batch

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import compressor
-from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.exporters.onnx import OnnxExporter
 from compressor.exporters.safetensors import SafetensorsExporter
+from compressor.models.torch.carrier import TorchCarrier
 from tests.compressor.carriers.smaller_modules import (
     VECTOR,
     Free,

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from compressor.carriers.onnx_carrier import OnnxCarrier
 from compressor.errors import ArtifactError, ModelError
 from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.graph.codes import BITS
 from compressor.graph.values import is_op
-from compressor.loading import load
+from compressor.models.codec import load
+from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.types.tensors import Array
 from tests.compressor.exporters.hand_made import CONTEXT, Builder, entry, quantized, rows
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import compressor
-from compressor.carriers.altered_module import Alterations
-from compressor.carriers.torch_carrier import TorchCarrier
-from compressor.carriers.transformers_model import open_pretrained
 from compressor.errors import SpecError
 from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.exporters.safetensors.transformers_runner import TransformersRunner
+from compressor.models.torch.carrier import TorchCarrier
+from compressor.models.torch.saved_module import Alterations
+from compressor.models.transformers.carrier import open_pretrained
 from compressor.passes.prune.structured import PruneStructured
 from compressor.passes.quantize.weight_only import QuantizeWeights
 from compressor.progress import quiet_libraries

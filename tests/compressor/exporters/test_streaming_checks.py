@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from compressor.carriers.checkpoint_carrier import open_checkpoint
 from compressor.errors import ArtifactError, SpecError
 from compressor.exporters.safetensors import blocks
 from compressor.exporters.safetensors.exporter import SafetensorsExporter
 from compressor.exporters.safetensors.finishing import check_written, finish
 from compressor.exporters.safetensors.stream_plan import StreamPlan, plan_stream
 from compressor.exporters.safetensors.streaming import write_shards
+from compressor.models.checkpoint.carrier import open_checkpoint
 from compressor.types.tensors import StoredTensor
 from tests.compressor.carriers.checkpoint.llama_files import (
     write_folder,
@@ -117,7 +117,7 @@ import sys, threading, time
 from pathlib import Path
 from compressor.inspection.open_path import inspect_path
 from compressor.exporters.safetensors import streaming
-from compressor.carriers.checkpoint_carrier import open_checkpoint
+from compressor.models.checkpoint.carrier import open_checkpoint
 from compressor.exporters.safetensors.finishing import check_written, finish
 from compressor.exporters.safetensors.stream_plan import plan_stream
 from tests.compressor.exporters.streamed import quantized

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from compressor.carriers.checkpoint.headers import read_header
-from compressor.carriers.checkpoint_carrier import open_checkpoint
 from compressor.errors import ArtifactError
 from compressor.exporters.safetensors.exporter import SafetensorsExporter
 from compressor.exporters.safetensors.finishing import finish
 from compressor.exporters.safetensors.stream_plan import plan_stream
 from compressor.exporters.safetensors.streaming import write_shards
+from compressor.models.checkpoint.carrier import open_checkpoint
+from compressor.models.checkpoint.headers import read_header
 from compressor.types.exporter import ExportContext
 from compressor.types.quantized import Scheme
 from tests.compressor.carriers.checkpoint.llama_files import (

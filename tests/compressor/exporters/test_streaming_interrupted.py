@@ -14,12 +14,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from compressor.carriers.checkpoint_carrier import open_checkpoint
 from compressor.errors import ArtifactError, InputError, ModelError
 from compressor.exporters.safetensors.finishing import finish
 from compressor.exporters.safetensors.shard_file import ShardFile, journal_of
 from compressor.exporters.safetensors.stream_plan import plan_stream
 from compressor.exporters.safetensors.streaming import write_shards
+from compressor.models.checkpoint.carrier import open_checkpoint
 from tests.compressor.carriers.checkpoint.llama_files import (
     llama_tensors,
     write_folder,
@@ -98,7 +98,7 @@ CHILD = """
 import sys, time
 from pathlib import Path
 from compressor.exporters.safetensors.shard_file import ShardFile
-from compressor.carriers.checkpoint_carrier import open_checkpoint
+from compressor.models.checkpoint.carrier import open_checkpoint
 from compressor.exporters.safetensors.stream_plan import plan_stream
 from compressor.exporters.safetensors.streaming import write_shards
 from tests.compressor.exporters.streamed import quantized

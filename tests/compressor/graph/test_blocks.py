@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from compressor.carriers.ort_runner import graph_runner
-from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.graph.blocks import GraphBlock, extract_block, partition
 from compressor.graph.layers import graph_layers
+from compressor.models.onnx.ort_runner import graph_runner
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.types.carrier import Carrier
 from compressor.types.tensors import Array, Batch, TensorSpec
 

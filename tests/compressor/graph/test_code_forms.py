@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from compressor.carriers.onnx_carrier import OnnxCarrier
-from compressor.carriers.torch_graph import GraphModule
 from compressor.graph.codes import obstacle
 from compressor.graph.costs import initializer_bytes, parameters
 from compressor.graph.layers import side_tensors
 from compressor.graph.values import value_by_name
+from compressor.models.executor import GraphModule
+from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.types.layers import Layer
 from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
 from compressor.types.tensors import Array

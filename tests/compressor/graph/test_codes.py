@@ -5,8 +5,8 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from compressor.carriers.onnx_carrier import OnnxCarrier
 from compressor.graph.codes import attach_codes, obstacle
+from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.passes.quantize.affine import absmax_parameters, quantize
 from compressor.types.layers import Layer
 from compressor.types.quantized import QuantizedTensor, Scheme

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressor.loading.bit_stream import pack_bits, stream_bytes, unpack_bits
+from compressor.models.codec.bit_stream import pack_bits, stream_bytes, unpack_bits
 
 
 @given(st.integers(1, 8), st.booleans(), st.integers(0, 100), st.integers(0, 2**32))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressor.loading.sparse import (
+from compressor.models.codec.sparse import (
     bitmask,
     fits_groups,
     from_bitmask,

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from compressor.calibration.collect import collect
-from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.errors import DataError
 from compressor.graph.blocks import partition
 from compressor.graph.layers import graph_layers
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.plan import make_observer
 from compressor.run.blockwise import Activations, Feed, GraphBlocks
 from compressor.types.carrier import Carrier

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import compressor
-from compressor.carriers.ort_runner import OrtRunner
-from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.errors import SpecError
+from compressor.models.onnx.ort_runner import OrtRunner
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.types.carrier import Capability
 from tests.compressor.tiny_project import Project, sample_images
 

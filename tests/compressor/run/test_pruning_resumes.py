@@ -32,7 +32,7 @@ RIGID = NETWORK.replace("x.mean((2, 3))", f"x.reshape(-1, {WIDTH}, 64).mean(2)")
 KILLED_WHILE_STORING = f"""
 import os, runpy, signal, sys
 from pathlib import Path
-from compressor.carriers.torch_carrier import TorchCarrier
+from compressor.models.torch.carrier import TorchCarrier
 
 whole = TorchCarrier.save
 

@@ -8,9 +8,9 @@ import onnx_ir as ir
 import pytest
 from click.testing import CliRunner
 
-from compressor.carriers import onnx_carrier
 from compressor.cli.application import application
 from compressor.errors import ExitCode, InputError, SpecError
+from compressor.models.onnx import carrier as onnx_carrier
 from compressor.run import runner
 from compressor.store import Store
 from tests.compressor.spine_plugins import in_another_process

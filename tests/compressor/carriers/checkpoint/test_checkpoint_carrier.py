@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from compressor.carriers.checkpoint.layers import layer_of
-from compressor.carriers.checkpoint.reading import FileTensor
-from compressor.carriers.checkpoint_carrier import CheckpointCarrier, open_checkpoint
-from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.errors import SpecError
+from compressor.models.checkpoint.carrier import CheckpointCarrier, open_checkpoint
+from compressor.models.checkpoint.config import layer_of
+from compressor.models.checkpoint.reading import FileTensor
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
 from compressor.types.tensors import TensorSpec

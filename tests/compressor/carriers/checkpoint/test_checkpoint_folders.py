@@ -11,10 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from compressor.carriers.checkpoint.checkpoint import read_checkpoint
-from compressor.carriers.checkpoint.folder import companions
-from compressor.carriers.checkpoint_carrier import open_checkpoint
 from compressor.errors import ModelError, SpecError
+from compressor.models.checkpoint.carrier import open_checkpoint
+from compressor.models.checkpoint.folder import companions, read_checkpoint
 from tests.compressor.carriers.checkpoint.llama_files import (
     COMPANIONS,
     CONFIG,

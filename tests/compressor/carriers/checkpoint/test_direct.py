@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compressor.carriers.checkpoint import direct
-from compressor.carriers.checkpoint.direct import Buffer, cached_share, open_direct
+from compressor.models.checkpoint import reading as direct
+from compressor.models.checkpoint.reading import Buffer, cached_share, open_direct
 
 SIZE = 3 * direct._REQUEST + 777
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from compressor.carriers.checkpoint.reading import RowReader
-from compressor.carriers.checkpoint_carrier import open_checkpoint
 from compressor.errors import ModelError
+from compressor.models.checkpoint.carrier import open_checkpoint
+from compressor.models.checkpoint.reading import RowReader
 
 ROWS, COLUMNS = 300, 200
 

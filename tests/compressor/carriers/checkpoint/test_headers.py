@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save, save_file
 
-from compressor.carriers.checkpoint.headers import (
+from compressor.errors import ModelError
+from compressor.models.checkpoint.headers import (
     DTYPES,
     LONGEST_HEADER,
     STORED_AS,
     ShardHeader,
     read_header,
 )
-from compressor.errors import ModelError
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)

@@ -13,10 +13,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from compressor.carriers.checkpoint.headers import read_header
-from compressor.carriers.checkpoint.read_ahead import ReadAhead
-from compressor.carriers.checkpoint.reading import FileTensor, MappedFile, Span
 from compressor.errors import ModelError
+from compressor.models.checkpoint.headers import read_header
+from compressor.models.checkpoint.read_ahead import ReadAhead
+from compressor.models.checkpoint.reading import FileTensor, MappedFile, Span
 
 ROWS, WIDTH = 16, 1 << 18  # a row is 1 MiB
 MIB = 1 << 20

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from compressor.carriers.checkpoint.direct import Buffer
-from compressor.carriers.checkpoint.headers import DTYPES, read_header
-from compressor.carriers.checkpoint.reading import FileTensor, MappedFile, RowReader
 from compressor.errors import ModelError
+from compressor.models.checkpoint.headers import DTYPES, read_header
+from compressor.models.checkpoint.reading import Buffer, FileTensor, MappedFile, RowReader
 
 
 def opened(path: Path) -> dict[str, FileTensor]:

@@ -15,12 +15,12 @@ from click.testing import CliRunner
 import compressor
 from compressor import catalog
 from compressor.archives import unpack
-from compressor.carriers.checkpoint_carrier import open_checkpoint
 from compressor.cli.application import application
 from compressor.errors import ArtifactError, InputError, SpecError
 from compressor.exporters.archive import ArchiveExporter
 from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.inspection.open_path import inspect_path
+from compressor.models.checkpoint.carrier import open_checkpoint
 from compressor.passes.quantize.cluster import Cluster
 from compressor.passes.quantize.weight_only import QuantizeWeights
 from compressor.report.plan_text import plan_json, plan_text

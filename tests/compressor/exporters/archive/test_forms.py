@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from compressor.exporters.archive.coder import compressed, decode, decompressed, encode
 from compressor.exporters.archive.forms import _NAMES, Form, candidates, entropy
-from compressor.loading.bit_stream import pack_bits
+from compressor.models.codec.bit_stream import pack_bits
 from tests.compressor.exporters.archive.packed_files import rng
 
 FORMS = list(_NAMES.values())

@@ -13,9 +13,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from compressor.carriers.onnx_carrier import OnnxCarrier
 from compressor.exporters.tensorrt import TensorrtExporter
 from compressor.exporters.tensorrt.profiles import BatchRange
+from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.types.carrier import Carrier
 from tests.compressor.exporters.hand_made import CONTEXT, Builder
 

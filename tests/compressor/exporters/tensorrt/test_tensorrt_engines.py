@@ -10,9 +10,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from compressor.carriers.onnx_carrier import OnnxCarrier
 from compressor.errors import ArtifactError, SpecError
 from compressor.files import file_sha256
+from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.passes.quantize.cast import Cast
 from compressor.types.carrier import Carrier
 from compressor.types.passes import PassContext

@@ -8,12 +8,12 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from compressor.carriers.onnx_carrier import OnnxCarrier
-from compressor.carriers.ort_runner import OrtRunner
 from compressor.errors import SpecError
 from compressor.exporters.onnx import OnnxExporter
 from compressor.exporters.tensorrt.foreign import in_terms_of_tensorrt
 from compressor.exporters.tensorrt.node_names import with_node_names
+from compressor.models.onnx.carrier import OnnxCarrier
+from compressor.models.onnx.ort_runner import OrtRunner
 from tests.compressor.exporters.hand_made import Builder, entry, quantized, rows
 
 UINT8 = ir.DataType.UINT8

@@ -10,13 +10,13 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from compressor.carriers.onnx_carrier import OnnxCarrier
 from compressor.errors import ArtifactError, SpecError
 from compressor.exporters.tensorrt import TensorrtExporter, builders
 from compressor.exporters.tensorrt import exporter as exporter_module
 from compressor.exporters.tensorrt.building import Settings, build
 from compressor.exporters.tensorrt.capabilities import check_types
 from compressor.exporters.tensorrt.graph_form import form_of
+from compressor.models.onnx.carrier import OnnxCarrier
 from tests.compressor.exporters.hand_made import CONTEXT, Builder, quantized
 from tests.compressor.exporters.tensorrt.engines import exporter, needs_rtx
 

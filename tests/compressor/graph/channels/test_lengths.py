@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compressor.carriers.ort_runner import graph_runner
 from compressor.graph.channels.lengths import Lengths
+from compressor.models.onnx.ort_runner import graph_runner
 from tests.compressor.graph.channels.channel_graphs import Weight, graph, positive
 
 GRAPHS: dict[str, tuple[str, dict[str, Weight]]] = {

@@ -10,8 +10,8 @@ import onnx
 import onnx_ir as ir
 from onnx import helper, numpy_helper
 
-from compressor.carriers.onnx_carrier import OnnxCarrier
 from compressor.graph.editing import infer_shapes
+from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.types.carrier import Carrier
 from compressor.types.tensors import Array
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compressor.carriers.onnx_carrier import OnnxCarrier
 from compressor.graph.costs import macs, node_macs
 from compressor.graph.layers import layers_with_nodes
+from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.passes.factor.choice import full_rank, most_saving
 from compressor.passes.factor.decomposition import decompose
 from compressor.passes.factor.factored_graph import Factors, factor_names, factored, sole_path

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from compressor.carriers.onnx_carrier import OnnxCarrier
-from compressor.carriers.torch_carrier import TorchCarrier
-from compressor.sizes import model_bytes, model_macs, model_parameters
+from compressor.models.onnx.carrier import OnnxCarrier
+from compressor.models.sizes import model_bytes, model_macs, model_parameters
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.types.carrier import Capability
 from compressor.types.tensors import TensorSpec
 from tests.compressor.passes.factor.low_rank_models import (
@@ -148,7 +148,7 @@ def test_a_preview_reads_no_weight(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a weight was read")
 
     monkeypatch.setattr(TorchCarrier, "weight", refuse)
-    monkeypatch.setattr("compressor.carriers.torch_carrier.Agreement", refuse)
+    monkeypatch.setattr("compressor.models.torch.carrier.Agreement", refuse)
     for options in ({"rank": 2}, {"energy": 0.8}, {"target": {"macs": 0.5}}):
         step = declared(**options)
         step.survey(pictures(), CONTEXT)

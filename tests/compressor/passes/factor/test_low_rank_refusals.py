@@ -10,8 +10,8 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.errors import DataError, ModelError, SpecError
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.quantize.weight_only import QuantizeWeights
 from compressor.types.carrier import Capability
 from compressor.types.tensors import TensorSpec

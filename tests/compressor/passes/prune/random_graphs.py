@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from compressor.carriers.onnx_carrier import OnnxCarrier
 from compressor.graph.editing import infer_shapes
+from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.types.tensors import Array
 
 _SIZE = 6

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from compressor.calibration.collect import collect
-from compressor.carriers.torch_carrier import TorchCarrier
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.structured import PruneStructured
 from compressor.plan import make_observer
 from compressor.run.samples import RunSamples

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from compressor.carriers.onnx_carrier import OnnxCarrier
-from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.errors import DataError
+from compressor.models.onnx.carrier import OnnxCarrier
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.batch_statistics import PooledMoments, has_batch_norms, re_estimated
 from compressor.types.carrier import Carrier
 from compressor.types.tensors import Batch, TensorSpec

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from compressor.carriers.checkpoint_carrier import open_checkpoint
 from compressor.errors import ModelError
+from compressor.models.checkpoint.carrier import open_checkpoint
 from compressor.passes.prune import magnitude_cuts
 from compressor.passes.prune.magnitude import PruneMagnitude
 from compressor.progress import Advance

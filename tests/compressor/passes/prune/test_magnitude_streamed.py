@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from compressor import weight_rows
-from compressor.carriers.checkpoint.changed import ChangedRows
-from compressor.carriers.checkpoint.reading import FileTensor, RowReader
-from compressor.carriers.checkpoint_carrier import CheckpointCarrier, open_checkpoint
 from compressor.exporters.safetensors import streaming
 from compressor.exporters.safetensors.exporter import SafetensorsExporter
+from compressor.models.checkpoint import read_ahead as weight_rows
+from compressor.models.checkpoint.carrier import CheckpointCarrier, open_checkpoint
+from compressor.models.checkpoint.changed import ChangedRows
+from compressor.models.checkpoint.reading import FileTensor, RowReader
 from compressor.passes.prune import magnitude_cuts
 from compressor.passes.prune.magnitude import PruneMagnitude
 from compressor.passes.prune.magnitude_scores import Criterion, scores

@@ -6,8 +6,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from compressor.carriers.onnx_carrier import OnnxCarrier
 from compressor.errors import ModelError
+from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.passes.prune.masking import MaskedModel, prove, worst_difference, zeroed
 from compressor.types.channels import ChannelGroup, ChannelMap, Flags, Member
 from compressor.types.tensors import Array, Batch

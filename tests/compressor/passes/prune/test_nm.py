@@ -11,8 +11,8 @@ import torch
 from onnx import numpy_helper
 from safetensors.torch import load_file, save_file
 
-from compressor.carriers.checkpoint_carrier import open_checkpoint
 from compressor.errors import ModelError, SpecError
+from compressor.models.checkpoint.carrier import open_checkpoint
 from compressor.passes.prune.nm import PruneNm
 from compressor.types.carrier import Carrier
 from compressor.types.passes import PassContext

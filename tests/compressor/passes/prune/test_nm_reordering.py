@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from compressor.carriers.checkpoint_carrier import CheckpointCarrier
-from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.graph.channels.analysis import map_channels
+from compressor.models.checkpoint.carrier import CheckpointCarrier
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.nm import PruneNm
 from compressor.passes.prune.patterns import n_of_m
 from compressor.passes.prune.reordering import find_orders, plan_orders

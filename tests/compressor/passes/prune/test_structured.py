@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import compressor.passes.prune.structured as module_under_test
-from compressor.carriers import agreement, torch_carrier
-from compressor.carriers.onnx_carrier import OnnxCarrier
-from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.errors import ModelError
 from compressor.graph.channels.analysis import map_channels
+from compressor.models.onnx.carrier import OnnxCarrier
+from compressor.models.sizes import model_macs, model_parameters
+from compressor.models.torch import carrier as torch_carrier
+from compressor.models.torch import smaller_module as agreement
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.fuse.fuse import Fuse
-from compressor.sizes import model_macs, model_parameters
 from compressor.types.carrier import Capability
 from tests.compressor.carriers.smaller_modules import VECTOR, Rigid, shaken
 from tests.compressor.passes.prune.random_graphs import random_network

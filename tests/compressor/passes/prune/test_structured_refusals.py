@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 from torch import nn
 
-from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.errors import SpecError
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.types.carrier import Capability
 from compressor.types.tensors import TensorSpec
 from tests.compressor.passes.prune.structured_models import (

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from compressor.carriers.checkpoint_carrier import open_checkpoint
 from compressor.errors import DataError, SpecError
+from compressor.models.checkpoint.carrier import open_checkpoint
 from compressor.passes.prune.nm import PruneNm
 from compressor.passes.prune.wanda import PruneWanda
 from tests.compressor.passes.prune.sparse_models import (

@@ -14,12 +14,12 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from compressor.carriers.onnx_carrier import open_onnx
-from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.graph.channels.analysis import map_channels
 from compressor.graph.channels.slicing import remove_channels
 from compressor.graph.costs import macs
 from compressor.graph.values import constant_array, static_shape
+from compressor.models.onnx.carrier import open_onnx
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.types.channels import ChannelMap, Flags, Units, kept
 from compressor.types.tensors import Array
 from tests import zoo

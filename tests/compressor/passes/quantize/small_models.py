@@ -16,8 +16,8 @@ import torch
 from onnx import numpy_helper, parser
 from torch import Tensor, nn
 
-from compressor.carriers.onnx_carrier import OnnxCarrier
-from compressor.carriers.torch_carrier import TorchCarrier, open_module
+from compressor.models.onnx.carrier import OnnxCarrier
+from compressor.models.torch.carrier import TorchCarrier, open_module
 from compressor.types.carrier import Carrier
 from compressor.types.tensors import Array, Batch, TensorSpec
 from samples.digits.model import digits_net

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from compressor.calibration.collect import collect
-from compressor.carriers.onnx_carrier import OnnxCarrier
-from compressor.carriers.torch_carrier import TorchCarrier
+from compressor.models.onnx.carrier import OnnxCarrier
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.quantize.static import QuantizeStatic
 from compressor.plan import make_observer

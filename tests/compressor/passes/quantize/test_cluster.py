@@ -12,17 +12,17 @@ import torch
 
 from compressor import catalog
 from compressor.calibration.collect import collect
-from compressor.carriers.checkpoint_carrier import open_checkpoint
-from compressor.carriers.onnx_carrier import OnnxCarrier, open_onnx
 from compressor.errors import ModelError, SpecError
 from compressor.graph.codebooks import codebook_of
 from compressor.inspection.open_path import inspect_path
+from compressor.models.checkpoint.carrier import open_checkpoint
+from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
+from compressor.models.sizes import layer_bytes, model_bytes, model_parameters
 from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.quantize.cast import Cast
 from compressor.passes.quantize.cluster import Cluster, ClusterRule
 from compressor.passes.quantize.dynamic import QuantizeDynamic
 from compressor.plan import make_observer
-from compressor.sizes import layer_bytes, model_bytes, model_parameters
 from compressor.types.carrier import Carrier
 from compressor.types.exporter import ExportContext
 from compressor.types.passes import Outcome, PassContext

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from compressor.carriers.torch_carrier import TorchCarrier
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.quantize.pixels import common_code, level_moments, pixel_inputs, read_pixels
 from compressor.passes.quantize.static import QuantizeStatic
 from compressor.types.statistics import ChannelGrid, Moments

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from compressor.carriers.torch_carrier import TorchCarrier
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.quantize.awq_blocks import Folded, awq_groups
 from compressor.passes.quantize.scale_sources import InputGroup
 from compressor.types.carrier import Carrier

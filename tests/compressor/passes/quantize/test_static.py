@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.errors import SpecError
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.quantize.static import QuantizeStatic
 from compressor.types.tensors import TensorSpec
 from tests.compressor.passes.quantize.static_models import (

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from compressor.carriers.checkpoint_carrier import open_checkpoint
-from compressor.carriers.onnx_carrier import OnnxCarrier
-from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.errors import ModelError, SpecError
+from compressor.models.checkpoint.carrier import open_checkpoint
+from compressor.models.onnx.carrier import OnnxCarrier
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.quantize import weight_only
 from compressor.passes.quantize.weight_only import QuantizeWeights
 from compressor.types.carrier import Capability, Carrier

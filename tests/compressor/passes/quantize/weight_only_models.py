@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.graph.blocks import partition
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.quantize.weight_only import QuantizeWeights
 from compressor.plan import make_observer
 from compressor.run.blockwise import Feed, GraphBlocks

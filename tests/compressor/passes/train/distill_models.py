@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compressor.carriers.onnx_carrier import OnnxCarrier
-from compressor.carriers.torch_carrier import TorchCarrier
+from compressor.models.onnx.carrier import OnnxCarrier
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.train.distill import Distill
 from compressor.types.carrier import Carrier
 from compressor.types.passes import Outcome, PassContext

@@ -9,8 +9,8 @@ import onnx
 import onnx_ir as ir
 from onnx import helper, numpy_helper
 
-from compressor.carriers.onnx_carrier import OnnxCarrier
 from compressor.graph.editing import clean, infer_shapes
+from compressor.models.onnx.carrier import OnnxCarrier
 
 CLASSES = 3
 

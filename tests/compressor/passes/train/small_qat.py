@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compressor.carriers.torch_carrier import TorchCarrier
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.train.engine import make_order, train
 from compressor.passes.train.qat import Prepared, Qat
 from compressor.types.carrier import Carrier

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.metrics import BUILT_IN
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.run.samples import RunSamples
 from compressor.types.data import ALONE, Ranks
 from compressor.types.tensors import Batch, TensorSpec

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.errors import SpecError
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.train.checkpointing import checkpoint_blocks
 from compressor.passes.train.finetune import Finetune
 from compressor.types.passes import PassContext

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from compressor.carriers.onnx_carrier import OnnxCarrier
 from compressor.errors import CompressorError, SpecError
+from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.passes.train.distill import Distill
 from compressor.types.carrier import Carrier
 from compressor.types.passes import PassContext

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compressor.carriers.onnx_carrier import OnnxCarrier
-from compressor.carriers.smaller_module import trainable_graph
-from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.errors import CompressorError, SpecError
 from compressor.graph.costs import macs
+from compressor.models.onnx.carrier import OnnxCarrier
+from compressor.models.torch.carrier import TorchCarrier
+from compressor.models.torch.smaller_module import trainable_graph
 from compressor.passes.train.early_exit import EarlyExit
 from compressor.passes.train.early_exit_training import FrozenTrunk
 from compressor.types.carrier import Capability, Carrier

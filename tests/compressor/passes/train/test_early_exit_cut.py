@@ -16,16 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import compressor
-from compressor.carriers.onnx_carrier import OnnxCarrier, open_onnx
-from compressor.carriers.ort_runner import OrtRunner
-from compressor.carriers.torch_graph import GraphModule
-from compressor.carriers.torch_runner import TorchRunner
 from compressor.errors import ModelError, SpecError
 from compressor.exporters.onnx import OnnxExporter
 from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.graph.blocks import all_initializers
 from compressor.graph.costs import macs, parameters
 from compressor.inspection.onnx_file import inspect_onnx
+from compressor.models.executor import GraphModule
+from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
+from compressor.models.onnx.ort_runner import OrtRunner
+from compressor.models.torch.matching import TorchRunner
 from compressor.passes.train.early_exit_batches import Batches
 from compressor.passes.train.early_exit_cut import CutExit, cut, part_macs
 from compressor.passes.train.early_exit_heads import (

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.errors import CompressorError, DataError, ModelError, SpecError
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.train.finetune import Finetune
 from compressor.types.passes import Outcome, PassContext
 from compressor.types.training import Advance

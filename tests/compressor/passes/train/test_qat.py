@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compressor.carriers.torch_carrier import TorchCarrier
 from compressor.errors import CompressorError, ModelError, SpecError
 from compressor.exporters.onnx import OnnxExporter
 from compressor.graph.values import all_nodes
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.quantize.static import QuantizeStatic
 from compressor.passes.train.qat import Qat

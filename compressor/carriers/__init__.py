@@ -1,1 +1,0 @@
-"""Carriers: the only place that knows a framework."""

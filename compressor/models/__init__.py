@@ -1,0 +1,1 @@
+"""The model behind every pass: carriers, the only place that knows a framework."""

@@ -1,0 +1,1 @@
+"""Bare safetensors checkpoints, streamed."""

@@ -1,0 +1,253 @@
+"""Parts of files as tensors: mapped, or read past the page cache."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from compressor.errors import ModelError
+from compressor.models.checkpoint.headers import DTYPES, TensorHeader
+
+_ALIGNED = 4096  # what the ends of a direct read are multiples of, in the file and in memory
+_REQUEST = 1 << 20  # bytes asked for at once: larger requests were not faster
+
+
+class Buffer:
+    """Memory that direct reads can fill.
+
+    Args:
+        nbytes: the longest range that will be read.
+    """
+
+    def __init__(self, nbytes: int):
+        # An anonymous map starts at a page. The range may start and end within an aligned piece.
+        self._memory = mmap.mmap(-1, nbytes + 2 * _ALIGNED)
+        self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
+
+    def fill(self, handle: int, start: int, stop: int) -> torch.Tensor:
+        """Read bytes ``start`` to ``stop`` of a file that was opened by :func:`open_direct`.
+
+        Returns:
+            A view of the buffer, uint8.
+
+        Raises:
+            OSError: the disk is broken, the file is shorter, or its system reads in other units.
+        """
+        first = start // _ALIGNED * _ALIGNED
+        last = -(-stop // _ALIGNED) * _ALIGNED
+        with memoryview(self._memory) as view:
+            for at in range(first, last, _REQUEST):
+                with view[at - first : min(at + _REQUEST, last) - first] as part:
+                    if os.preadv(handle, [part], at) < min(len(part), stop - at):
+                        raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return self._bytes[start - first : stop - first]
+
+
+def open_direct(path: Path) -> int:
+    """Open a file for direct reads; return the handle, to be closed.
+
+    Raises:
+        OSError: the file cannot be opened, or its file system or this system has no direct reads.
+    """
+    if not hasattr(os, "O_DIRECT"):
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+    return os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+
+
+def cached_share(mapped: torch.Tensor) -> float:
+    """Return which share of a part of a mapped file is in the page cache.
+
+    Args:
+        mapped: a view of the map.
+
+    Returns:
+        From 0 to 1; 1 where the system does not tell.
+    """
+    first = mapped.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+    length = mapped.data_ptr() + mapped.nbytes - first
+    pages = -(-length // mmap.PAGESIZE)
+    there = torch.zeros(pages, dtype=torch.uint8)
+    with suppress(AttributeError):  # a C library without it
+        arguments = (first, length, there.data_ptr())
+        if not ctypes.CDLL(None).mincore(*map(ctypes.c_void_p, arguments)):
+            return int((there & 1).sum()) / max(pages, 1)
+    return 1.0
+
+
+@dataclass(frozen=True)
+class Span:
+    """Bytes ``start`` to ``stop`` of a file."""
+
+    file: MappedFile
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return self.stop - self.start
+
+
+@runtime_checkable
+class RowReader(Protocol):
+    """A tensor in a file, whole or by rows: its first axis."""
+
+    @property
+    def multiple(self) -> int:
+        """Rows that are read together: others need their whole multiple to be read."""
+        ...
+
+    def __call__(self) -> torch.Tensor:
+        """Return all of it."""
+        ...
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        """Return some rows."""
+        ...
+
+    def span(self, start: int, stop: int) -> Span:
+        """Return the bytes of the file that these rows are read from."""
+        ...
+
+
+class MappedFile:
+    """A file that is mapped into memory when it is first read.
+
+    Args:
+        path: the file.
+        nbytes: its size as it was when its header was checked.
+    """
+
+    def __init__(self, path: Path, nbytes: int):
+        self.path = path
+        self.nbytes = nbytes
+        self._lock = threading.Lock()
+        self._loaded: dict[tuple[int, int], torch.Tensor] = {}
+
+    @cached_property
+    def _map(self) -> mmap.mmap:
+        subject = f"checkpoint {str(self.path)!r}"
+        try:
+            with self.path.open("rb") as stream:
+                if os.fstat(stream.fileno()).st_size != self.nbytes:
+                    raise ModelError(
+                        subject, "has changed since its header was read", "run the command again"
+                    )
+                # Private and writable, since torch wants to write to whatever it wraps; nothing
+                # that is written would reach the file.
+                return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+        except OSError as error:
+            raise ModelError(
+                subject, f"cannot be read ({error.strerror})", "check its permissions"
+            ) from error
+
+    def tensor(self, dtype: torch.dtype, shape: tuple[int, ...], offset: int) -> torch.Tensor:
+        """Return a view of the file; it is not to be changed.
+
+        Raises:
+            ModelError: the file cannot be read any more.
+        """
+        count = prod(shape)
+        if not count:
+            return torch.empty(shape, dtype=dtype)
+        stop = offset + count * dtype.itemsize
+        with self._lock:
+            for (first, last), data in self._loaded.items():
+                if first <= offset and stop <= last:
+                    part = data[offset - first : stop - first].numpy()
+                    return torch.frombuffer(part, dtype=dtype).reshape(shape)
+            mapped = self._map
+        return torch.frombuffer(mapped, dtype=dtype, count=count, offset=offset).reshape(shape)
+
+    def load(self, start: int, stop: int, buffer: Buffer) -> bool:
+        """Read a range into a buffer, past the page cache; views are taken of it from then on.
+
+        Returns:
+            Whether that could be done. Not every file system can.
+        """
+        try:
+            handle = open_direct(self.path)
+            try:
+                data = buffer.fill(handle, start, stop)
+            finally:
+                os.close(handle)
+        except OSError:
+            return False
+        with self._lock:
+            self._loaded[start, stop] = data
+        return True
+
+    def unload(self, start: int, stop: int) -> None:
+        """Take no views of a range's buffer any more; those that were taken lose their content."""
+        with self._lock:
+            self._loaded.pop((start, stop), None)
+
+    def cached(self, start: int, stop: int) -> bool:
+        """Return whether most of a range is in the page cache, as far as the system tells.
+
+        Raises:
+            ModelError: the file cannot be read any more.
+        """
+        return start == stop or cached_share(self._view(start, stop)) > 1 / 2
+
+    def touch(self, start: int, stop: int) -> None:
+        """Read a range into memory; waits for the disk."""
+        if start < stop:
+            self._view(start, stop)[:: mmap.PAGESIZE].max()
+
+    def release(self, start: int, stop: int) -> None:
+        """Take a range out of this process's memory; it is read again if it is used again."""
+        first = start // mmap.PAGESIZE * mmap.PAGESIZE
+        with self._lock:
+            self._map.madvise(mmap.MADV_DONTNEED, first, stop - first)
+
+    def forget(self, start: int, stop: int) -> None:
+        """Take a range out of the page cache as well, as far as nobody else uses it."""
+        self.release(start, stop)
+        with suppress(OSError), self.path.open("rb") as stream:  # some file systems take no advice
+            os.posix_fadvise(stream.fileno(), start, stop - start, os.POSIX_FADV_DONTNEED)
+
+    def _view(self, start: int, stop: int) -> torch.Tensor:
+        """Return bytes of the map."""
+        with self._lock:
+            return torch.frombuffer(self._map, dtype=torch.uint8, count=stop - start, offset=start)
+
+
+@dataclass(frozen=True)
+class FileTensor:
+    """A tensor in a mapped file."""
+
+    file: MappedFile
+    header: TensorHeader
+    multiple = 1
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Its element type."""
+        return DTYPES[self.header.dtype]
+
+    def __call__(self) -> torch.Tensor:
+        """Return all of it, a view of the file."""
+        return self.file.tensor(self.dtype, self.header.shape, self.header.offset)
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        """Return some rows, a view of the file."""
+        span = self.span(start, stop)
+        shape = (stop - start, *self.header.shape[1:])
+        return self.file.tensor(self.dtype, shape, span.start)
+
+    def span(self, start: int, stop: int) -> Span:
+        """Return the bytes that these rows take."""
+        one = prod(self.header.shape[1:]) * self.dtype.itemsize
+        offset = self.header.offset
+        return Span(self.file, offset + start * one, offset + stop * one)

@@ -1,0 +1,219 @@
+"""Scaled dot-product attention and rotary position embedding."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from compressor.models.executor.dtypes import TORCH_DTYPES
+from compressor.models.executor.node import NodeView, Table
+from compressor.models.executor.program import Op, Result
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What the attributes of ``Attention`` say.
+
+    Attributes:
+        causal: whether a query sees no later key.
+        scale: factor on the scores, 0 for one over the root of the head size.
+        softcap: limit of the scores, 0 for none.
+        precision: dtype of the softmax, ``None`` for that of the scores.
+        left: how many earlier keys a query sees, -1 for all.
+        right: how many later keys.
+        shown: which stage of the scores the fourth output shows, -1 for none.
+    """
+
+    causal: bool
+    scale: float
+    softcap: float
+    precision: torch.dtype | None
+    left: int
+    right: int
+    shown: int
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """Turn (batch, length, heads * size) into (batch, heads, length, size)."""
+    return x.reshape(*x.shape[:2], heads, -1).transpose(1, 2)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """Turn (batch, heads, length, size) into (batch, length, heads * size)."""
+    return x.transpose(1, 2).reshape(x.shape[0], x.shape[2], -1)
+
+
+def _attention(node: NodeView) -> Op:
+    query_heads = node.integer("q_num_heads", 0)
+    key_heads = node.integer("kv_num_heads", 0)
+    precision = node.element_type("softmax_precision")
+    shown = node.integer("qk_matmul_output_mode", 0)
+    if not 0 <= shown <= 3:
+        raise node.refuse(f"attribute 'qk_matmul_output_mode' is {shown}, not 0 to 3")
+    settings = _Settings(
+        node.flag("is_causal"),
+        node.number("scale", 0.0),
+        node.number("softcap", 0.0),
+        TORCH_DTYPES[precision] if precision else None,
+        node.integer("left_window_size", -1),
+        node.integer("right_window_size", -1),
+        shown if node.wants(3) else -1,
+    )
+    node.wants(1)
+    node.wants(2)
+
+    def run(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        past_key: Tensor | None = None,
+        *more: Tensor | None,
+    ) -> Result:
+        past_value, lengths = (*more, None, None)[:2]
+        packed = query.dim() == 3
+        if packed:
+            query = split_heads(query, query_heads)
+            key, value = split_heads(key, key_heads), split_heads(value, key_heads)
+        past = 0
+        if past_key is not None and past_value is not None:
+            past = past_key.shape[2]
+            key, value = torch.cat([past_key, key], 2), torch.cat([past_value, value], 2)
+        allowed, bias = _visible(settings, query, key, mask, (past, lengths))
+        groups = query.shape[1] // key.shape[1]
+        wide_key, wide_value = key, value
+        if groups > 1:
+            wide_key, wide_value = (x.repeat_interleave(groups, 1) for x in (key, value))
+        result, scores = _attend(settings, (query, wide_key, wide_value), allowed, bias)
+        return merge_heads(result) if packed else result, key, value, scores
+
+    return run
+
+
+def _visible(
+    settings: _Settings,
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    cached: tuple[int, Tensor | None],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return which keys each query sees, and what is added to its scores.
+
+    Args:
+        settings: the attributes.
+        query: (batch, heads, queries, size).
+        key: (batch, heads, keys, size).
+        mask: true where a key is seen, or added to the scores; it may miss the last keys.
+        cached: number of keys from the past, and number of keys that are no padding.
+    """
+    past, lengths = cached
+    keys = torch.arange(key.shape[2], device=query.device)
+    rows = torch.arange(query.shape[2], device=query.device)[:, None]
+    offset: Tensor | int = past
+    allowed: Tensor | None = None
+    if lengths is not None:
+        lengths = lengths.reshape(-1, 1, 1, 1)
+        offset = lengths - query.shape[2]
+        allowed = keys < lengths
+    limits = [
+        keys <= rows + offset if settings.causal else None,
+        keys >= rows + offset - settings.left if settings.left >= 0 else None,
+        keys <= rows + offset + settings.right if settings.right >= 0 else None,
+    ]
+    bias = None
+    if mask is not None:
+        missing = key.shape[2] - mask.shape[-1]
+        if mask.dtype == torch.bool:
+            limits.append(functional.pad(mask, (0, missing), value=False))
+        else:
+            bias = functional.pad(mask, (0, missing), value=float("-inf"))
+    for limit in limits:
+        if limit is not None:
+            allowed = limit if allowed is None else allowed & limit
+    return allowed, bias
+
+
+def _attend(
+    settings: _Settings,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    allowed: Tensor | None,
+    bias: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Return the result and the stage of the scores that is asked for."""
+    query, key, value = tensors
+    scale = settings.scale or 1 / math.sqrt(query.shape[-1])
+    plain = allowed is None and bias is None and settings.softcap == 0 and settings.shown < 0
+    if plain and settings.precision in (None, query.dtype):
+        return functional.scaled_dot_product_attention(query, key, value, scale=scale), None
+    root = math.sqrt(scale)
+    stages = [(query * root) @ (key * root).transpose(-1, -2)]
+    capped = stages[0]
+    if settings.softcap:
+        capped = settings.softcap * torch.tanh(capped / settings.softcap)
+    stages.append(capped)
+    scores = capped if bias is None else capped + bias
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, float("-inf"))
+    stages.append(scores)
+    shares = masked_softmax(scores.to(settings.precision or scores.dtype)).to(query.dtype)
+    stages.append(shares)
+    return shares @ value, stages[settings.shown] if settings.shown >= 0 else None
+
+
+def masked_softmax(scores: Tensor) -> Tensor:
+    """Softmax over the last axis that is zero, not undefined, where every key is masked."""
+    blind = (scores == float("-inf")).all(-1, keepdim=True)
+    return torch.softmax(scores.masked_fill(blind, 0.0), -1).masked_fill(blind, 0.0)
+
+
+def _rotary_embedding(node: NodeView) -> Op:
+    heads = node.integer("num_heads", 0)
+    width = node.integer("rotary_embedding_dim", 0)
+    interleaved = node.flag("interleaved")
+
+    def run(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None = None) -> Tensor:
+        return rotate(x, cos, sin, positions, (heads, width, interleaved))
+
+    return run
+
+
+def rotate(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor | None,
+    form: tuple[int, int, bool],
+) -> Tensor:
+    """Rotate pairs of features by angles that depend on the position (Su et al., RoFormer).
+
+    Args:
+        x: (batch, heads, length, size), or (batch, length, heads * size).
+        cos: cosines of the angles, by position or by sample and position.
+        sin: sines of the angles.
+        positions: (batch, length), or ``None`` where the angles are by sample already.
+        form: number of heads; features that are rotated, 0 for all; whether pairs are neighbours
+            or lie half a head apart.
+    """
+    heads, width, interleaved = form
+    packed = x.dim() == 3
+    value = x.reshape(*x.shape[:2], heads, -1) if packed else x.transpose(1, 2)
+    width = width or value.shape[-1]
+    turned, rest = value[..., :width], value[..., width:]
+    if positions is not None:
+        cos, sin = (torch.nn.functional.embedding(positions, table) for table in (cos, sin))
+    cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
+    if interleaved:
+        first, second = turned[..., 0::2], turned[..., 1::2]
+    else:
+        first, second = turned.chunk(2, -1)
+    parts = [cos * first - sin * second, sin * first + cos * second]
+    turned = torch.stack(parts, -1).flatten(-2) if interleaved else torch.cat(parts, -1)
+    result = torch.cat([turned, rest], -1)
+    return result.reshape(x.shape) if packed else result.transpose(1, 2)
+
+
+ATTENTION: Table = {"Attention": _attention, "RotaryEmbedding": _rotary_embedding}

@@ -1,0 +1,156 @@
+"""A prepared graph: steps over numbered slots, ready to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, cast
+
+import torch
+from torch import Tensor
+
+from compressor.errors import ModelError
+from compressor.models.executor.lazy import computed
+
+Result: TypeAlias = "Tensor | tuple[Tensor | None, ...]"
+Op: TypeAlias = Callable[..., Result]
+
+ABSENT = 0
+"""The slot of an input that is not given or of an output that nobody reads; it holds ``None``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One node.
+
+    Attributes:
+        run: takes the inputs by position and returns the outputs.
+        inputs: slots of the inputs.
+        outputs: slots of the outputs.
+        free: slots that nothing reads after this step.
+        host: positions of inputs whose values are read in Python, so that they may stay on the
+            CPU; ``None`` leaves every input where it is.
+        label: the node's name, operator and opset, for messages.
+        train: what runs in training instead, where that is something else.
+    """
+
+    run: Op
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    free: tuple[int, ...]
+    host: frozenset[int] | None
+    label: str
+    train: Op | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A graph or subgraph as a list of steps in topological order.
+
+    Attributes:
+        slots: how many values there are, the absent one counted.
+        inputs: slots of the graph's inputs, followed by those of the values it captures.
+        outputs: slots of the graph's outputs.
+        steps: what to do.
+    """
+
+    slots: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    steps: tuple[Step, ...]
+
+    def __call__(self, arguments: Sequence[Tensor], training: bool = False) -> list[Tensor]:
+        """Run on the graph's inputs followed by the captured values.
+
+        Bodies of branches and loops always run as in evaluation.
+        """
+        values: list[Tensor | None] = [None] * self.slots
+        for slot, argument in zip(self.inputs, arguments, strict=True):
+            values[slot] = argument
+        for step in self.steps:
+            run = step.train if training and step.train is not None else step.run
+            results = _execute(step, run, [values[slot] for slot in step.inputs])
+            for slot, result in zip(step.outputs, results, strict=False):
+                if slot:
+                    values[slot] = result
+            for slot in step.free:
+                values[slot] = None
+            del results
+        return [computed(cast("Tensor", values[slot])) for slot in self.outputs]
+
+    def host_slots(self) -> frozenset[int]:
+        """Return the slots that are read in Python only, wherever they are read."""
+        host: set[int] = set()
+        other = set(self.outputs)
+        for step in self.steps:
+            for position, slot in enumerate(step.inputs):
+                on_host = step.host is not None and position in step.host
+                (host if on_host else other).add(slot)
+        return frozenset(host - other)
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A subgraph of a node.
+
+    Attributes:
+        program: the subgraph; it takes its own inputs, then what it captures.
+        captures: positions of what it captures among all values that the node captures.
+        blanks: for each output, what it is when stacked over no runs at all.
+    """
+
+    program: Program
+    captures: tuple[int, ...]
+    blanks: tuple[Tensor, ...]
+
+    def __call__(self, inputs: Sequence[Tensor], captured: Sequence[Tensor]) -> list[Tensor]:
+        """Run on the subgraph's inputs and on the values that the node captures."""
+        return self.program([*inputs, *(captured[position] for position in self.captures)])
+
+
+def _execute(step: Step, run: Op, arguments: list[Tensor | None]) -> tuple[Tensor | None, ...]:
+    if step.host is not None:  # otherwise it has subgraphs, of which not all need run
+        arguments = [None if x is None else computed(x) for x in arguments]
+        arguments = _aligned(arguments, step.host)
+    try:
+        result = run(*arguments)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        raise _failure(step, arguments, error) from error
+    return result if isinstance(result, tuple) else (result,)
+
+
+def _aligned(arguments: list[Tensor | None], host: frozenset[int]) -> list[Tensor | None]:
+    """Bring an operator's inputs to one device.
+
+    Shapes and what is computed from them stay on the CPU; where they meet a tensor on an
+    accelerator, they are sent there.
+    """
+    if all(x is None or x.is_cpu for x in arguments):
+        return arguments
+    devices = (
+        x.device
+        for position, x in enumerate(arguments)
+        if x is not None and not x.is_cpu and position not in host
+    )
+    device = next(devices, None)
+    if device is None:
+        return arguments
+    return [
+        x.to(device) if x is not None and x.is_cpu and position not in host else x
+        for position, x in enumerate(arguments)
+    ]
+
+
+def _failure(step: Step, arguments: Sequence[Tensor | None], error: Exception) -> ModelError:
+    shapes = ", ".join(
+        "none" if x is None else f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
+        for x in arguments
+    )
+    reason = next(iter(str(error).splitlines()), type(error).__name__)
+    return ModelError(
+        step.label,
+        f"cannot run on inputs {shapes}: {reason}",
+        "check that the shapes and dtypes of the model's inputs are those it was exported with",
+    )

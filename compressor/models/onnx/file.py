@@ -1,0 +1,275 @@
+"""Read an ONNX file as it is found, and refuse what is broken in it.
+
+Everything here looks at structure: names, types, lengths and places. Weights that lie in other
+files are mapped and not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NoReturn
+
+import onnx
+import onnx_ir as ir
+from google.protobuf.message import DecodeError
+from onnx import TensorProto
+
+from compressor.errors import ModelError, SpecError
+from compressor.models.onnx.checks import check_names, operators
+
+PRODUCER = "compressor"
+"""The producer of a file that was exported here."""
+
+TARGET = "target"
+"""Key of such a file's metadata: the runtime that it was written for."""
+
+_CUT = "the file is cut or of another format"
+_AGAIN = "export the model again"
+# Where a tensor message holds its numbers if not as raw bytes; others are in int32_data.
+_FIELDS: Mapping[int, str] = {
+    TensorProto.FLOAT: "float_data",
+    TensorProto.COMPLEX64: "float_data",
+    TensorProto.DOUBLE: "double_data",
+    TensorProto.COMPLEX128: "double_data",
+    TensorProto.INT64: "int64_data",
+    TensorProto.UINT32: "uint64_data",
+    TensorProto.UINT64: "uint64_data",
+    TensorProto.STRING: "string_data",
+}
+_PAIRS = (TensorProto.COMPLEX64, TensorProto.COMPLEX128)  # two entries an element
+
+
+def read_onnx(path: Path) -> ir.Model:
+    """Read an ONNX file; its external data is mapped, not read.
+
+    The nodes come in the order of execution, whatever their order in the file.
+
+    Raises:
+        SpecError: the path is missing or a folder.
+        ModelError: it is cut, not ONNX, or breaks ONNX's rules.
+    """
+    subject = f"model {str(path)!r}"
+    proto = _parsed(path, subject)
+    _check_header(proto, subject)
+    check_names(proto, subject)
+    for tensor in _tensors(proto):
+        if tensor.data_location == TensorProto.EXTERNAL:
+            _check_external(tensor, path.parent, subject)
+        else:
+            _check_length(tensor, subject)
+    try:
+        model = ir.from_proto(proto)
+    except (ir.serde.SerdeError, ValueError, TypeError, KeyError, NotImplementedError) as error:
+        reason = str(error.__cause__ or error).strip().partition("\n")[0][:200]
+        raise ModelError(subject, f"is not a graph that can be read ({reason})", _AGAIN) from error
+    ir.external_data.set_base_dir(model.graph, path.parent)
+    for function in model.functions.values():
+        ir.external_data.set_base_dir(function.graph, path.parent)
+    if "ai.onnx" in model.opset_imports:  # another name of the default domain
+        model.opset_imports.setdefault("", model.opset_imports.pop("ai.onnx"))
+    model.graph.sort()
+    return model
+
+
+def external_files(path: Path) -> tuple[Path, ...]:
+    """Return the external data files of an ONNX file, sorted.
+
+    Raises:
+        SpecError: the path is missing or a folder.
+        ModelError: it is cut, or not ONNX.
+    """
+    proto = _parsed(path, f"model {str(path)!r}")
+    places = {
+        entry.value
+        for tensor in _tensors(proto)
+        if tensor.data_location == TensorProto.EXTERNAL
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+    return tuple(path.parent / name for name in sorted(places))
+
+
+def target_of(path: Path) -> str | None:
+    """Return the runtime that a file was written for; ``None`` if it was not exported here.
+
+    Raises:
+        SpecError: the path is missing or a folder.
+        ModelError: it is cut, or not ONNX.
+    """
+    proto = _parsed(path, f"model {str(path)!r}")
+    notes = {entry.key: entry.value for entry in proto.metadata_props}
+    return notes.get(TARGET) if proto.producer_name == PRODUCER else None
+
+
+def _parsed(path: Path, subject: str) -> onnx.ModelProto:
+    if path.is_dir():
+        raise SpecError(subject, "is a folder", "give the .onnx file in it")
+    if not path.is_file():
+        raise SpecError(subject, "does not exist", "check model.onnx")
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ModelError(subject, f"cannot be read ({error.strerror})", "check it") from error
+    if not content:
+        raise ModelError(subject, "is empty", _CUT)
+    try:
+        return onnx.ModelProto.FromString(content)
+    except DecodeError as error:
+        raise ModelError(subject, "is not an ONNX file", _CUT) from error
+
+
+def _check_header(proto: onnx.ModelProto, subject: str) -> None:
+    """Check what a file says of itself, and that its inputs and outputs are tensors."""
+    if not proto.graph.node or not proto.opset_import:
+        raise ModelError(subject, "holds no graph", _CUT)
+    if not proto.graph.output:
+        raise ModelError(subject, "has no outputs", "a graph without outputs computes nothing")
+    if proto.ir_version > onnx.IR_VERSION:
+        raise ModelError(
+            subject,
+            f"has IR version {proto.ir_version}, newer than the installed onnx knows "
+            f"({onnx.IR_VERSION})",
+            "install a newer onnx, or export the model again for an older one",
+        )
+    versions = {entry.domain or "ai.onnx": entry.version for entry in proto.opset_import}
+    default = next((o for d, o in operators(proto.graph.node) if d in ("", "ai.onnx")), None)
+    if default is not None and "ai.onnx" not in versions:
+        raise ModelError(subject, f"does not say which opset its {default} is of", _AGAIN)
+    have, newest = versions.get("ai.onnx", 1), onnx.defs.onnx_opset_version()
+    if not 1 <= have <= newest:
+        raise ModelError(
+            subject,
+            f"has opset {have}, the installed onnx knows 1 to {newest}",
+            f"export the model again with opset {min(newest, 21)}",
+        )
+    if proto.graph.sparse_initializer:
+        raise ModelError(subject, "holds sparse initializers", "store its weights as dense tensors")
+    stored = {tensor.name for tensor in proto.graph.initializer}
+    for value in proto.graph.input:
+        if value.name not in stored:
+            _check_tensor("input", value, subject)
+    for value in proto.graph.output:
+        _check_tensor("output", value, subject)
+
+
+def _check_tensor(role: str, value: onnx.ValueInfoProto, subject: str) -> None:
+    kind = value.type.WhichOneof("value")
+    given = kind == "tensor_type" and value.type.tensor_type.elem_type != TensorProto.UNDEFINED
+    if given or (kind is None and role == "output"):  # inference finds the types of outputs
+        return
+    said = "no element type" if kind in (None, "tensor_type") else f"a {kind.removesuffix('_type')}"
+    verb = "has" if said.startswith("no ") else "is"
+    raise ModelError(
+        subject,
+        f"{role} {value.name!r} {verb} {said}",
+        "only tensors go in and out: let the model take and give those",
+    )
+
+
+def _tensors(proto: onnx.ModelProto) -> Iterator[TensorProto]:
+    """Yield every stored tensor: of initializers and of attributes, everywhere."""
+    yield from _tensors_of_graph(proto.graph)
+    for function in proto.functions:
+        for node in function.node:
+            yield from _tensors_of_node(node)
+
+
+def _tensors_of_graph(graph: onnx.GraphProto) -> Iterator[TensorProto]:
+    yield from graph.initializer
+    for node in graph.node:
+        yield from _tensors_of_node(node)
+
+
+def _tensors_of_node(node: onnx.NodeProto) -> Iterator[TensorProto]:
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.TENSOR:
+            yield attribute.t
+        yield from attribute.tensors
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield from _tensors_of_graph(attribute.g)
+        for inner in attribute.graphs:
+            yield from _tensors_of_graph(inner)
+
+
+def _elements(tensor: TensorProto, subject: str) -> int:
+    """Return the number of elements; the type and the lengths of the axes must be possible."""
+    elements = 1
+    for length in tensor.dims:
+        elements *= length
+        if length < 0:
+            _refuse(tensor, subject, f"has a negative length in its shape {list(tensor.dims)}")
+    known = {kind.value for kind in ir.DataType} - {TensorProto.UNDEFINED}
+    if tensor.data_type not in known:
+        _refuse(tensor, subject, f"has element type {tensor.data_type}, which is not known")
+    return elements
+
+
+def _bytes(tensor: TensorProto, elements: int) -> int:
+    return -(-elements * ir.DataType(tensor.data_type).bitwidth // 8)
+
+
+def _check_length(tensor: TensorProto, subject: str) -> None:
+    """Compare the data of a tensor in the file itself with the tensor's shape."""
+    elements = _elements(tensor, subject)
+    if tensor.HasField("raw_data"):
+        if tensor.data_type == TensorProto.STRING:
+            _refuse(tensor, subject, "holds text as raw bytes")
+        have, want = len(tensor.raw_data), _bytes(tensor, elements)
+        unit = "bytes"
+    else:
+        # Types of less than a byte share an entry as they share a byte.
+        text = tensor.data_type == TensorProto.STRING
+        packed = 1 if text else max(1, 8 // ir.DataType(tensor.data_type).bitwidth)
+        each = 2 if tensor.data_type in _PAIRS else 1
+        have = len(getattr(tensor, _FIELDS.get(tensor.data_type, "int32_data")))
+        want, unit = -(-elements * each // packed), "values"
+    if have != want:
+        shape = list(tensor.dims)
+        _refuse(tensor, subject, f"holds {have} {unit}, and its shape {shape} takes {want}")
+
+
+def _check_external(tensor: TensorProto, folder: Path, subject: str) -> None:
+    """Check that data in another file lies beside the model, and lies there whole."""
+    places = {entry.key: entry.value for entry in tensor.external_data}
+    location = places.get("location", "")
+    root = folder.resolve()
+    if "\0" in location or not location:
+        _refuse(tensor, subject, f"lies in a file of no valid name, {location!r}")
+    if tensor.data_type == TensorProto.STRING:
+        _refuse(tensor, subject, "holds text in another file")
+    file = folder / location
+    if not file.resolve().is_relative_to(root):
+        raise ModelError(
+            subject,
+            f"keeps {tensor.name!r} outside its folder, at {location!r}",
+            "keep external data beside the model",
+        )
+    offset, length = (_number(tensor, places, key, subject) for key in ("offset", "length"))
+    want = _bytes(tensor, _elements(tensor, subject))
+    if length is not None and length != want:
+        shape = list(tensor.dims)
+        _refuse(tensor, subject, f"has {length} bytes, and its shape {shape} takes {want}")
+    if not file.is_file() or file.stat().st_size < (offset or 0) + want:
+        raise ModelError(
+            subject,
+            f"external data file {location!r} is missing or too short",
+            "copy it beside the model again",
+        )
+
+
+def _number(tensor: TensorProto, places: dict[str, str], key: str, subject: str) -> int | None:
+    text = places.get(key)
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit():
+        _refuse(tensor, subject, f"has the {key} {text!r} in its external data")
+    return int(text)
+
+
+def _refuse(tensor: TensorProto, subject: str, problem: str) -> NoReturn:
+    raise ModelError(
+        subject,
+        f"tensor {tensor.name!r} {problem}",
+        "the file is damaged or was edited; export it again",
+    )

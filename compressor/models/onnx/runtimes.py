@@ -1,0 +1,172 @@
+"""Run ONNX files in the runtime that they were written for: ONNX Runtime or OpenVINO."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import onnx_ir as ir
+
+from compressor.errors import ModelError
+from compressor.models.onnx.ort_runner import OrtRunner, usable_providers
+from compressor.types.tensors import Batch
+
+if TYPE_CHECKING:
+    from compressor.types.carrier import Runner
+
+
+@dataclass(frozen=True)
+class OnnxRuntime:
+    """What runs an ONNX file.
+
+    Attributes:
+        library: the module that is imported for it.
+        provider: of ONNX Runtime, by our name; the others compute on the CPU.
+    """
+
+    library: Literal["onnxruntime", "openvino", "torch"] = "onnxruntime"
+    provider: str = "cpu"
+
+    def open(self, path: Path, subject: str, threads: int | None = None) -> Runner:
+        """Open a file.
+
+        Args:
+            path: the file.
+            subject: what it is, for messages.
+            threads: how many compute; ``None`` leaves it to the runtime. PyTorch takes as many
+                as it is set to.
+
+        Raises:
+            ModelError: the file does not load, or the provider does not start.
+        """
+        if self.library == "torch":
+            from compressor.models.executor import GraphModule
+            from compressor.models.torch.matching import TorchRunner
+
+            return TorchRunner(GraphModule(ir.load(path)).eval(), "the ONNX graph")
+        if self.library == "openvino":
+            from compressor.models.onnx.runtimes import OpenVinoRunner
+
+            return OpenVinoRunner(path, subject, threads)
+        return OrtRunner(path, subject, threads, provider=self.provider)
+
+
+def why_elsewhere(target: str) -> str:
+    """Say why a file for a target is run in another runtime here; empty if it is not."""
+    if target == "tensorrt":
+        return "meant for TensorRT"
+    if target == "openvino" and find_spec("openvino") is None:
+        return "meant for OpenVINO, which is not installed"
+    if target == "ort-cuda" and "cuda" not in usable_providers():
+        return "meant for ONNX Runtime's CUDA provider, which does not start here"
+    return ""
+
+
+def versions_of(target: str) -> dict[str, str]:
+    """Return what runs a file for a target besides ONNX Runtime and PyTorch, with its version."""
+    if why_elsewhere(target) or target == "ort-cpu":
+        return {}
+    return {target: version(target) if target == "openvino" else ""}
+
+
+def runtime_for(target: str, path: Path) -> OnnxRuntime:
+    """Return a file's target where this machine has it, else ONNX Runtime on the CPU.
+
+    That has no kernels for bfloat16, which only TensorRT's files may compute in: PyTorch runs
+    those.
+    """
+    if target == "tensorrt":
+        from compressor.models.onnx.ort_runner import computes_in_bfloat16
+
+        if computes_in_bfloat16(ir.load(path)):
+            return OnnxRuntime("torch")
+    if why_elsewhere(target):
+        return OnnxRuntime()
+    if target == "openvino":
+        return OnnxRuntime("openvino")
+    return OnnxRuntime(provider="cuda" if target == "ort-cuda" else "cpu")
+
+
+# Where a CPU has instructions for it, OpenVINO computes in bfloat16, and it rounds activations to
+# 8 bits before narrow weights. What is measured is the file, on every machine the same one.
+_EXACT: Mapping[str, Any] = {
+    "INFERENCE_PRECISION_HINT": "f32",
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
+    "PERFORMANCE_HINT": "LATENCY",
+}
+
+
+class OpenVinoRunner:
+    """A model compiled for OpenVINO's CPU plugin.
+
+    Args:
+        path: the ONNX file.
+        subject: what the model is, for messages.
+        threads: how many compute; ``None`` leaves it to OpenVINO.
+
+    Raises:
+        ModelError: OpenVINO does not read or compile it.
+    """
+
+    def __init__(self, path: Path, subject: str, threads: int | None = None):
+        import openvino
+
+        release = openvino.__version__.partition("-")[0]
+        core = openvino.Core()
+        settings = {**_EXACT} if threads is None else {**_EXACT, "INFERENCE_NUM_THREADS": threads}
+        try:
+            self._model = core.compile_model(core.read_model(path), "CPU", settings)
+        except RuntimeError as error:
+            raise ModelError(
+                subject,
+                f"OpenVINO {release} does not load it ({_reason(error)})",
+                "export it with another opset, or for another target",
+            ) from error
+        self._subject = subject
+        self._request = self._model.create_infer_request()
+        self._inputs = {port.any_name for port in self._model.inputs}
+        self._outputs = [port.any_name for port in self._model.outputs]
+        self.runtime = f"openvino {release} (CPU)"
+
+    def run(self, batch: Batch) -> Batch:
+        """Run one batch; arrays that the model does not take are ignored.
+
+        Raises:
+            ModelError: the runtime fails.
+        """
+        feed = {name: array for name, array in batch.items() if name in self._inputs}
+        try:
+            found = self._request.infer(feed)
+        except RuntimeError as error:
+            raise ModelError(
+                self._subject,
+                f"does not run ({_reason(error)})",
+                "check the inputs' shapes and dtypes in the spec",
+            ) from error
+        # The request's own buffers are written again by the next run.
+        return {name: np.array(found[name]) for name in self._outputs}
+
+    @property
+    def threads(self) -> int:
+        """How many threads compute."""
+        return int(self._model.get_property("INFERENCE_NUM_THREADS"))
+
+    def precisions(self) -> Counter[tuple[str, str]]:
+        """Count the layers that were compiled, by their kind and the type they compute in."""
+        found: Counter[tuple[str, str]] = Counter()
+        for op in self._model.get_runtime_model().get_ops():
+            facts = op.get_rt_info()
+            if "layerType" in facts and "runtimePrecision" in facts:
+                found[facts["layerType"].astype(str), facts["runtimePrecision"].astype(str)] += 1
+        return found
+
+
+def _reason(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:300] if lines else type(error).__name__

@@ -1,0 +1,1 @@
+"""PyTorch modules: a factory and a checkpoint."""

@@ -1,0 +1,394 @@
+"""The carrier of PyTorch modules: a factory and a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from compressor.errors import ModelError, SpecError
+from compressor.graph.channels.lengths import note_static_lengths
+from compressor.graph.editing import clean, infer_shapes
+from compressor.graph.layers import graph_layers
+from compressor.models.checkpoint.weight_files import read_weights
+from compressor.models.onnx.carrier import OnnxCarrier, graph_with_codes, restore_graph
+from compressor.models.onnx.ort_runner import runner_of
+from compressor.models.torch.lowering import NamedModule, attach_weights, lower
+from compressor.models.torch.matching import check_names, load_into
+from compressor.models.torch.saved_module import (
+    Alterations,
+    AlteredModule,
+    holds_module,
+    load_codes,
+    restore_module,
+    save_codes,
+    save_module,
+)
+from compressor.models.torch.smaller_module import (
+    Agreement,
+    attach_smaller,
+    copied,
+    executable,
+    fitting_attributes,
+    run_module,
+    selected,
+    shortened,
+    trainable_graph,
+    with_tensors,
+)
+from compressor.models.transformers.config import altered_config
+from compressor.types.carrier import Capability, Carrier, Runner, WeightChange
+from compressor.types.channels import Units
+from compressor.types.layers import Layer
+from compressor.types.quantized import WeightCodes
+from compressor.types.tensors import Array, Batch, StoredTensor, TensorSpec
+
+
+class TorchCarrier:
+    """A PyTorch module in evaluation mode.
+
+    Args:
+        module: the network.
+        inputs: its inputs' names, shapes and dtypes.
+        lowered: the module's float graph, where it is known already.
+        codes: what is stored in place of some of the module's weights, by their names.
+        folder: the Hugging Face directory that it came from.
+        altered: what of the module is no longer as factory and checkpoint made it.
+    """
+
+    kind = "torch"
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        inputs: Sequence[TensorSpec],
+        lowered: ir.Model | None = None,
+        codes: Mapping[str, WeightCodes] | None = None,
+        folder: Path | None = None,
+        altered: Alterations | None = None,
+    ):
+        self.module = module.eval()
+        self.inputs = tuple(inputs)
+        self.folder = folder
+        self._lowered = lowered
+        self._codes = dict(codes or {})
+        self._altered = altered or Alterations()
+
+    @property
+    def offers(self) -> frozenset[Capability]:
+        """Everything; codes are not trained, though."""
+        return frozenset(Capability) - ({Capability.TRAIN} if self._codes else set())
+
+    @property
+    def executes_graph(self) -> bool:
+        """The module was replaced by one that executes the graph.
+
+        That is done where channels were removed, or layers replaced by others. It is trained like
+        any other, but its forward is no longer the factory's: it returns a dictionary of the
+        outputs by name.
+        """
+        return self._altered.executes_graph
+
+    @cached_property
+    def _graph(self) -> ir.Model:
+        if not self._codes:
+            return self._float_graph
+        return graph_with_codes(self._float_graph, self._codes, self._float_weight)
+
+    @cached_property
+    def _float_graph(self) -> ir.Model:
+        if self._lowered is not None:
+            return self._lowered
+        graph = lower(self.module, self.inputs)
+        clean(graph)
+        infer_shapes(graph)
+        note_static_lengths(graph)
+        attach_weights(graph, self.module)
+        return graph
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """The model's outputs; asks for the graph."""
+        return OnnxCarrier(self._graph).outputs
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """The content of ``config.json``, for a module from a Hugging Face directory; else empty.
+
+        Raises:
+            SpecError: no configuration states the sizes that the module has since it lost channels.
+        """
+        return altered_config(self.module, self.folder, self._altered, self.inputs)
+
+    def load(self, checkpoint: Path) -> None:
+        """Fill the module, and so the lowered graph, with a checkpoint's weights.
+
+        Raises:
+            ModelError: the checkpoint is unusable or does not fit the module.
+        """
+        load_into(self.module, read_weights(checkpoint), str(checkpoint))
+
+    def layers(self) -> tuple[Layer, ...]:
+        """The layers in the order of execution."""
+        return graph_layers(self._graph)
+
+    def weight(self, layer: Layer) -> torch.Tensor:
+        """The layer's weight in its stored shape; its codes, where it has been quantized."""
+        if layer.weight in self._codes:
+            return OnnxCarrier(self._graph).weight(layer)
+        return self._float_weight(layer)
+
+    def _float_weight(self, layer: Layer) -> torch.Tensor:
+        weight: torch.Tensor = self.module.state_dict()[layer.weight]
+        return weight
+
+    def tensors(self) -> dict[str, StoredTensor]:
+        """The module's parameters and persistent buffers; a shared one under its first name."""
+        found: dict[str, StoredTensor] = {}
+        seen = set()
+        for name, tensor in self.module.state_dict().items():
+            place = (tensor.data_ptr(), tensor.shape, tensor.stride())
+            if tensor.numel() and place in seen:
+                continue
+            seen.add(place)
+            read = partial(_itself, tensor)
+            shape, codes = tuple(tensor.shape), self._codes.get(name)
+            found[name] = StoredTensor(name, shape, tensor.dtype, read, codes)
+        return found
+
+    def with_weights(self, changes: Mapping[str, torch.Tensor]) -> TorchCarrier:
+        """Return a carrier with some parameters replaced.
+
+        Raises:
+            KeyError: the module has no float parameter of a name.
+        """
+        quantized = sorted(changes.keys() & self._codes.keys())
+        if quantized:
+            raise KeyError(f"parameter {quantized[0]!r} is stored as codes")
+        module = copied(self.module, changes)
+        unknown = module.load_state_dict(dict(changes), strict=False).unexpected_keys
+        if unknown:
+            raise KeyError(f"no parameter {unknown[0]!r}")
+        graph = self._float_graph.clone()
+        attach_weights(graph, module)
+        altered = self._altered.adding(changes)
+        return TorchCarrier(module, self.inputs, graph, self._codes, self.folder, altered)
+
+    def with_changes(self, changes: Mapping[str, WeightChange]) -> TorchCarrier:
+        """Return a carrier with some float weights changed; they are computed at once.
+
+        Raises:
+            KeyError: the module has no float parameter of a name.
+        """
+        return self.with_weights(
+            {
+                name: change.stored(self._float_weight(change.layer))
+                for name, change in changes.items()
+            }
+        )
+
+    def with_codes(self, changes: Mapping[str, WeightCodes]) -> TorchCarrier:
+        """Return a carrier of the same module that stores some weights as codes.
+
+        Raises:
+            KeyError: the module has no parameter of a name.
+        """
+        unknown = sorted(changes.keys() - self.module.state_dict().keys())
+        if unknown:
+            raise KeyError(f"no parameter {unknown[0]!r}")
+        codes = {**self._codes, **changes}
+        return TorchCarrier(
+            self.module, self.inputs, self._float_graph, codes, self.folder, self._altered
+        )
+
+    def graph(self) -> ir.Model:
+        """The lowered module. Shared: clone it before changing it."""
+        return self._graph
+
+    def with_graph(self, graph: ir.Model) -> OnnxCarrier:
+        """Return a carrier of the changed graph; the module stays behind."""
+        return OnnxCarrier(graph)
+
+    def with_channels(
+        self,
+        graph: ir.Model,
+        kept: Mapping[str, Mapping[int, Units]],
+        *,
+        planned: bool = False,
+    ) -> TorchCarrier | OnnxCarrier:
+        """Return a carrier of a smaller module, or of one that executes the smaller graph.
+
+        The sizes that the module has as attributes are adapted; of several ways to read them, the
+        first is taken whose outputs on a small batch are the graph's. Where there is none, such
+        as with sizes written into ``forward``, a module that executes the graph takes its place,
+        and where that cannot be made, the graph alone. What is only planned is taken for a module
+        that can be adapted, wherever the graph could take its place otherwise.
+
+        Raises:
+            SpecError: weights are stored as codes.
+        """
+        if self._codes:
+            raise SpecError(
+                "removal of channels",
+                f"weight {min(self._codes)!r} is stored as codes already",
+                "prune before quantizing",
+            )
+        graph = graph.clone()
+        if planned and executable(graph):
+            return self._planned(graph, kept)
+        if not self.executes_graph:
+            tensors = selected(self.module, kept)
+            module = with_tensors(self.module, tensors)
+            attach_smaller(graph, module)
+            agreement = Agreement(graph, self.inputs)
+            sizes = fitting_attributes(self.module, module, kept, agreement)
+            if sizes is not None:
+                altered = self._altered.adding(tensors, sizes)
+                return TorchCarrier(module, self.inputs, graph, None, self.folder, altered)
+        else:
+            agreement = Agreement(graph, self.inputs)
+        try:
+            executing = trainable_graph(graph, self.module)
+        except ModelError:  # an operator that ONNX Runtime has and we have not
+            return self.with_graph(graph)
+        if not agreement.holds(executing.eval()):
+            return self.with_graph(graph)
+        return self._executing(executing, graph, ())
+
+    def with_trainable_graph(
+        self, graph: ir.Model, parameters: Collection[str], *, planned: bool = False
+    ) -> TorchCarrier | OnnxCarrier:
+        """Return a carrier of a module that executes the changed graph.
+
+        Where that cannot be made, or weights are stored as codes, the graph alone remains.
+        """
+        if self._codes:
+            return self.with_graph(graph)
+        graph = graph.clone()
+        try:
+            executing = trainable_graph(graph, self.module, parameters, shared=planned)
+        except ModelError:  # an operator that ONNX Runtime has and we have not
+            return self.with_graph(graph)
+        if not planned and not Agreement(graph, self.inputs).holds(executing.eval()):
+            return self.with_graph(graph)
+        return self._executing(executing, graph, parameters)
+
+    def _executing(
+        self, module: torch.nn.Module, graph: ir.Model, parameters: Collection[str]
+    ) -> TorchCarrier:
+        """Return a carrier of a module that executes a graph; both hold the same tensors."""
+        attach_weights(graph, module)
+        known = self._altered.parameters.union(parameters) & graph.graph.initializers.keys()
+        altered = Alterations(executes_graph=True, parameters=frozenset(known))
+        return TorchCarrier(module, self.inputs, graph, None, self.folder, altered)
+
+    def _planned(self, graph: ir.Model, kept: Mapping[str, Mapping[int, Units]]) -> TorchCarrier:
+        """Return a carrier of a module whose tensors have the right sizes, and nothing else."""
+        tensors = shortened(self.module, kept)
+        module = with_tensors(self.module, tensors)
+        attach_smaller(graph, module)
+        altered = replace(self._altered.adding(tensors, {}), planned=True)
+        return TorchCarrier(module, self.inputs, graph, None, self.folder, altered)
+
+    def trainable(self) -> NamedModule:
+        """Copy the module; the copy takes inputs and returns outputs by name.
+
+        Parameters of the copy are trained where the factory's are.
+
+        Raises:
+            SpecError: weights are stored as codes.
+        """
+        if self._codes:
+            raise SpecError(
+                "training",
+                f"is not possible: weight {min(self._codes)!r} is stored as codes",
+                "train before quantizing",
+            )
+        inputs, outputs = [i.name for i in self.inputs], [o.name for o in self.outputs]
+        return NamedModule(deepcopy(self.module), inputs, outputs)
+
+    def runner(self, taps: Sequence[str] = ()) -> Runner:
+        """Start what runs the lowered module; ``taps`` are yielded as further outputs."""
+        return runner_of(self._graph, taps)
+
+    def module_outputs(self, batch: Batch) -> list[Array]:
+        """Run the module itself; its output tensors in the order of the graph's outputs."""
+        return run_module(self.module, self.inputs, batch)
+
+    def save(self, directory: Path) -> None:
+        """Write the tensors that passes have changed, what sizes became, and the codes."""
+        graph = self._float_graph if self._altered.channels_removed else None
+        save_module(AlteredModule(self.module, self._altered, graph), directory)
+        save_codes(self._codes, self._float_weight, directory)
+
+    def restore(self, directory: Path) -> Carrier:
+        """Return the carrier saved there: of the same module, or of a graph made from it."""
+        if not holds_module(directory):
+            return restore_graph(directory)
+        found = restore_module(directory, self.module)
+        graph = found.graph
+        if graph is None:
+            graph = self._float_graph.clone()
+            attach_weights(graph, found.module)
+        return TorchCarrier(
+            found.module,
+            self.inputs,
+            graph,
+            load_codes(directory),
+            self.folder,
+            found.alterations,
+        )
+
+
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def open_module(
+    factory: Callable[..., Any],
+    config: Mapping[str, Any],
+    inputs: Sequence[TensorSpec],
+    key: str,
+) -> TorchCarrier:
+    """Build a module by its factory.
+
+    Raises:
+        SpecError: the factory fails or does not return a module.
+    """
+    try:
+        module = factory(**config)
+    except (Exception, SystemExit) as error:
+        raise SpecError(
+            key, f"the factory raised {type(error).__name__}: {error}", "call it in a Python shell"
+        ) from error
+    if not isinstance(module, torch.nn.Module):
+        raise SpecError(
+            key,
+            f"the factory returned a {type(module).__name__}",
+            "return a torch.nn.Module",
+        )
+    if not inputs:
+        raise SpecError(
+            "model.inputs",
+            "is empty, a module does not know its own inputs",
+            "write e.g. inputs: {image: {shape: [batch, 3, 32, 32], dtype: float32}}",
+        )
+    return TorchCarrier(module, inputs)
+
+
+def check_checkpoint(carrier: TorchCarrier, checkpoint: Path) -> None:
+    """Compare a checkpoint's header with the module, reading no weights.
+
+    Raises:
+        ModelError: names or shapes differ.
+    """
+    headers = read_weights(checkpoint, headers_only=True)
+    if not headers:
+        raise ModelError(f"checkpoint {str(checkpoint)!r}", "holds no tensors", "save it again")
+    check_names(carrier.module, headers, str(checkpoint))

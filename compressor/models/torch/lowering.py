@@ -1,0 +1,189 @@
+"""Call a torch module, and lower it to ONNX IR once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr
+from io import StringIO
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from onnx_ir import tensor_adapters
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from compressor.errors import ModelError, SpecError
+from compressor.progress import quiet_libraries
+from compressor.types.tensors import TensorSpec
+
+OPSET = 21
+"""The opset of lowered graphs: the first with 4-bit and blocked Q/DQ. Exporters convert."""
+_IMAGE_RANK, _FIRST_SPATIAL = 4, 2
+
+
+def example_inputs(inputs: Sequence[TensorSpec]) -> dict[str, torch.Tensor]:
+    """Make zero tensors of the inputs' shapes; each dynamic axis gets a length of its own.
+
+    Heights and widths are large enough for the strides and windows of usual networks.
+    """
+    lengths: dict[str, int] = {}
+    for spec in inputs:
+        for index, axis in enumerate(spec.shape):
+            if isinstance(axis, str):
+                image = len(spec.shape) >= _IMAGE_RANK and index >= _FIRST_SPATIAL
+                usual = 64 + 32 * len(lengths) if image else 2 + 3 * len(lengths)
+                lengths.setdefault(axis, usual)
+    made: dict[str, torch.Tensor] = {}
+    for spec in inputs:
+        shape = [lengths[d] if isinstance(d, str) else int(d or 1) for d in spec.shape]
+        made[spec.name] = torch.zeros(shape, dtype=getattr(torch, spec.dtype))
+    return made
+
+
+def lower(module: torch.nn.Module, inputs: Sequence[TensorSpec]) -> ir.Model:
+    """Lower a module in evaluation mode; initializers are named after its parameters.
+
+    Args:
+        module: the network; its parameters are shared with the result, not copied.
+        inputs: names, shapes and dtypes; a string in a shape is a dynamic axis.
+
+    Raises:
+        ModelError: the module cannot be exported.
+    """
+    module.eval()
+    example = example_inputs(inputs)
+    dynamic = {
+        s.name: {i: d for i, d in enumerate(s.shape) if isinstance(d, str)} or None for s in inputs
+    }
+    args, kwargs, shapes = _bind(module, example, dynamic)
+    try:
+        with quiet_libraries(), redirect_stderr(StringIO()):
+            program = torch.onnx.export(
+                module,
+                args,
+                kwargs=kwargs,
+                dynamo=True,
+                optimize=False,
+                opset_version=OPSET,
+                dynamic_shapes=shapes,
+                input_names=[s.name for s in inputs],
+                verbose=False,
+            )
+    except (torch.onnx.errors.OnnxExporterError, RuntimeError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"module {type(module).__name__}",
+            f"cannot be lowered to a graph ({_root_cause(error)})",
+            "check model.inputs against the module's forward: an axis that the network fixes needs "
+            "its number; data-dependent control flow does not export",
+        ) from error
+    if program is None:
+        raise ModelError(
+            f"module {type(module).__name__}", "was not exported", "use a newer PyTorch"
+        )
+    model = program.model
+    _name_outputs(model)
+    attach_weights(model, module)
+    return model
+
+
+def attach_weights(model: ir.Model, module: torch.nn.Module) -> None:
+    """Let a lowered model's initializers refer to the module's present parameters."""
+    # A tied weight has several names; the graph may use any of them.
+    state = {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+    for name, value in model.graph.initializers.items():
+        if name in state:
+            value.const_value = tensor_adapters.TorchTensor(state[name].detach(), name=name)
+
+
+def _bind(
+    module: torch.nn.Module, example: dict[str, torch.Tensor], dynamic: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any] | None, Any]:
+    """Pass inputs by name where ``forward`` has parameters so named, else by position."""
+    parameters = inspect.signature(module.forward).parameters
+    if all(name in parameters for name in example):
+        return (), dict(example), dict(dynamic)
+    accepted = [
+        p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
+    if len(example) > len(accepted) and not variadic:
+        raise SpecError(
+            "model.inputs",
+            f"names {len(example)} inputs, forward of {type(module).__name__} takes "
+            f"{len(accepted)}",
+            f"its parameters are {', '.join(parameters) or 'none'}",
+        )
+    return tuple(example.values()), None, tuple(dynamic.values())
+
+
+def _name_outputs(model: ir.Model) -> None:
+    """Call a single output ``output``, several ``output_0``, ``output_1``, ..."""
+    outputs = model.graph.outputs
+    taken = set(model.graph.initializers) | {v.name for v in model.graph.inputs}
+    for index, value in enumerate(outputs):
+        name = "output" if len(outputs) == 1 else f"output_{index}"
+        if name not in taken:
+            value.name = name
+
+
+def _root_cause(error: BaseException) -> str:
+    """Return the first line of the innermost cause: the exporter wraps what went wrong."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+
+
+def call(module: nn.Module, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    """Call a module with inputs by name, or in their order where its forward has other names.
+
+    Returns:
+        Its output tensors, in the order of the outputs of its graph.
+    """
+    named = set(inspect.signature(module.forward).parameters)
+    by_name = named.issuperset(tensors)
+    result = module(**tensors) if by_name else module(*tensors.values())
+    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+
+
+class NamedModule(nn.Module):
+    """A module whose inputs and outputs have names.
+
+    Args:
+        module: the network.
+        inputs: names of its inputs, in the order of its forward.
+        outputs: names of its outputs, in their order.
+    """
+
+    def __init__(self, module: nn.Module, inputs: Sequence[str], outputs: Sequence[str]):
+        super().__init__()
+        self.module = module
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+
+    def forward(self, **tensors: Tensor) -> dict[str, Tensor]:
+        """Run the network.
+
+        Args:
+            tensors: the inputs by name.
+
+        Returns:
+            The outputs by name.
+
+        Raises:
+            ModelError: it returns another number of tensors than its graph.
+        """
+        found = call(self.module, {name: tensors[name] for name in self.inputs})
+        if len(found) != len(self.outputs):
+            raise ModelError(
+                f"module {type(self.module).__name__}",
+                f"returns {len(found)} tensors in training and {len(self.outputs)} in evaluation "
+                f"({', '.join(self.outputs)})",
+                "let its forward return the same in both",
+            )
+        return dict(zip(self.outputs, found, strict=True))

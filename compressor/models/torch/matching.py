@@ -1,0 +1,130 @@
+"""Fit checkpoint tensors to a module, and run a graph in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import cast
+
+import ml_dtypes
+import onnx_ir as ir
+import torch
+
+from compressor.errors import ModelError, close_names, listed
+from compressor.models.executor import GraphModule, from_numpy
+from compressor.types.tensors import Array, Batch
+
+_OPTIONAL = "num_batches_tracked"
+_PART = 1 << 22  # elements looked at together
+
+
+def check_names(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], path: str) -> None:
+    """Compare names and shapes of a checkpoint with those of a module.
+
+    Raises:
+        ModelError: a tensor is missing, unexpected, or of another shape; the message names the
+            closest ones.
+    """
+    wanted = module.state_dict(keep_vars=True)
+    missing = [n for n in wanted if n not in tensors and not n.endswith(_OPTIONAL)]
+    unexpected = [n for n in tensors if n not in wanted]
+    problems: list[str] = []
+    if missing:
+        problems.append(f"lacks {listed(missing)}")
+    if unexpected:
+        problems.append(f"has unexpected {listed(unexpected)}")
+    pairs = [(m, close_names(m, unexpected, 1)) for m in missing[:3]]
+    near = [f"{m!r} may be its {names[0]!r}" for m, names in pairs if names]
+    if problems:
+        raise ModelError(
+            f"checkpoint {path!r}",
+            " and ".join(problems),
+            "; ".join(near) or "check that the factory builds the network that was saved",
+        )
+    for name, tensor in tensors.items():
+        if wanted[name].is_floating_point() and not tensor.is_floating_point():
+            raise ModelError(
+                f"checkpoint {path!r}",
+                f"has {name!r} as {str(tensor.dtype).removeprefix('torch.')}, the module wants "
+                "floating point",
+                "give the float checkpoint: codes of a quantized one have lost their scales",
+            )
+        if tensor.shape != wanted[name].shape:
+            raise ModelError(
+                f"checkpoint {path!r}",
+                f"has {name!r} with shape {list(tensor.shape)}, the factory's module wants "
+                f"{list(wanted[name].shape)}",
+                "build the network with the sizes it was trained with (model.config)",
+            )
+
+
+def load_into(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], path: str) -> None:
+    """Copy a checkpoint's tensors into a module in place.
+
+    Raises:
+        ModelError: names or shapes differ, or a tensor holds NaN or infinity.
+    """
+    check_names(module, tensors, path)
+    check_finite(tensors, path, may_be_infinite=dict(module.named_buffers()))
+    module.load_state_dict(dict(tensors), strict=False)
+
+
+def check_finite(
+    tensors: Mapping[str, torch.Tensor], path: str, may_be_infinite: Collection[str] = ()
+) -> None:
+    """Raise ``ModelError`` naming the first tensor that holds NaN or infinity.
+
+    Args:
+        tensors: what is checked.
+        path: where they come from, for the message.
+        may_be_infinite: names of tensors, such as masks, in which only NaN is wrong.
+    """
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            continue
+        flat = tensor.reshape(-1)
+        bad = 0
+        for start in range(0, len(flat), _PART):  # in parts: the comparison needs memory too
+            part = flat[start : start + _PART]
+            wrong = part.isnan() if name in may_be_infinite else ~part.isfinite()
+            bad += int(wrong.sum())
+        if bad:
+            raise ModelError(
+                f"checkpoint {path!r}",
+                f"tensor {name!r} holds {bad} values that are NaN or infinite",
+                "the training diverged or the file is damaged; use an earlier checkpoint",
+            )
+
+
+class TorchRunner:
+    """A module that executes a graph, as a runner.
+
+    Args:
+        module: such as ``compressor.load`` returns.
+        how: what made it, for reports.
+    """
+
+    def __init__(self, module: torch.nn.Module, how: str = "compressor.load"):
+        self._module = cast("GraphModule", module)
+        self.runtime = f"torch {torch.__version__} ({how})"
+
+    def run(self, batch: Batch) -> Batch:
+        """Run one batch; arrays that the model does not take are ignored.
+
+        Raises:
+            ModelError: an input is missing or of another shape or dtype.
+        """
+        taken = {
+            name: from_numpy(ir.tensor(array))
+            for name, array in batch.items()
+            if name in self._module.input_names
+        }
+        with torch.inference_mode():
+            outputs = self._module(**taken)
+        return {name: to_numpy(tensor) for name, tensor in outputs.items()}
+
+
+def to_numpy(tensor: torch.Tensor) -> Array:
+    """Return a tensor's elements as an array; bfloat16 keeps its type."""
+    if tensor.dtype == torch.bfloat16:
+        return tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()

@@ -1,0 +1,240 @@
+"""What passes have made of a module, and how that is kept between the passes of a run."""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from compressor.models.onnx.carrier import OnnxCarrier, restore_graph
+from compressor.models.torch.lowering import attach_weights
+from compressor.models.torch.size_attributes import Attributes
+from compressor.models.torch.smaller_module import (
+    held_tensors,
+    set_attributes,
+    trainable_graph,
+    with_tensors,
+)
+from compressor.types.layers import Layer
+from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
+
+
+@contextmanager
+def system_errors() -> Iterator[None]:
+    """Raise what the system said, where safetensors repeats it as text.
+
+    Raises:
+        OSError: with the number of the system's error.
+    """
+    try:
+        yield
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(number[1]) if number else errno.EIO, str(error)) from error
+
+
+_STATE = "weights.safetensors"
+_SIZES = "sizes.json"
+
+
+@dataclass(frozen=True)
+class Alterations:
+    """What of a module is no longer as factory and checkpoint made it.
+
+    Attributes:
+        tensors: names of the parameters and buffers that are other ones.
+        attributes: the sizes that are other ones since channels were removed; ``None`` if none
+            ever were.
+        executes_graph: the module executes its graph: no sizes made the factory's network do what
+            the graph without the removed channels does, or layers were replaced by others.
+        parameters: names of tensors that are trained, though the factory's module has none of
+            that name; of a module that executes its graph.
+        planned: the tensors have the right sizes and nothing else; the module cannot be run.
+    """
+
+    tensors: frozenset[str] = frozenset()
+    attributes: Attributes | None = None
+    executes_graph: bool = False
+    parameters: frozenset[str] = frozenset()
+    planned: bool = False
+
+    def adding(self, tensors: Iterable[str], attributes: Attributes | None = None) -> Alterations:
+        """Return these and later ones."""
+        changed, merged = self.tensors.union(tensors), self.attributes
+        if attributes is not None:
+            before = self.attributes or {}
+            merged = {
+                path: {**before.get(path, {}), **attributes.get(path, {})}
+                for path in {**before, **attributes}
+            }
+        return replace(self, tensors=changed, attributes=merged)
+
+    @property
+    def channels_removed(self) -> bool:
+        """The module's tensors have not the shapes that the factory gives them."""
+        return self.executes_graph or self.attributes is not None
+
+
+@dataclass(frozen=True)
+class AlteredModule:
+    """A module with the float graph that it was lowered to, where that is known.
+
+    Attributes:
+        module: the network.
+        alterations: what distinguishes it from the factory's.
+        graph: its initializers refer to the module's parameters.
+    """
+
+    module: nn.Module
+    alterations: Alterations
+    graph: ir.Model | None = None
+
+
+def save_module(altered: AlteredModule, directory: Path) -> None:
+    """Write what differs from the factory's module; once channels are gone, the graph too."""
+    alterations = altered.alterations
+    if alterations.channels_removed:
+        assert altered.graph is not None
+        document = {
+            "attributes": alterations.attributes or {},
+            "executes_graph": alterations.executes_graph,
+            "parameters": sorted(alterations.parameters),
+        }
+        text = json.dumps(document, indent=1, sort_keys=True)
+        (directory / _SIZES).write_text(text, encoding="utf-8")
+        stored = altered.graph
+        if not alterations.executes_graph:
+            stored = _without_weights(stored, altered.module)
+        OnnxCarrier(stored).save(directory)
+    if not alterations.executes_graph:
+        held = held_tensors(altered.module)
+        names = sorted(alterations.tensors)
+        tensors = {name: held[name].detach().contiguous().clone() for name in names}
+        with system_errors():
+            save_file(tensors, directory / _STATE)
+
+
+def holds_module(directory: Path) -> bool:
+    """Tell whether a module was saved there, and not a graph alone."""
+    return any((directory / name).exists() for name in (_STATE, _SIZES))
+
+
+def restore_module(directory: Path, base: nn.Module) -> AlteredModule:
+    """Return the module that was saved there.
+
+    It shares the tensors that did not change with ``base``, whose weights may be loaded later.
+
+    Args:
+        directory: where it was saved.
+        base: the factory's module.
+    """
+    sizes = directory / _SIZES
+    if not sizes.exists():
+        tensors = load_file(directory / _STATE)
+        return AlteredModule(with_tensors(base, tensors), Alterations(frozenset(tensors)))
+    document = json.loads(sizes.read_text(encoding="utf-8"))
+    graph = restore_graph(directory).graph()
+    if document["executes_graph"]:
+        parameters = frozenset(document["parameters"])
+        module: nn.Module = trainable_graph(graph, base, parameters)
+        attach_weights(graph, module)
+        return AlteredModule(module, Alterations(executes_graph=True, parameters=parameters), graph)
+    tensors = load_file(directory / _STATE)
+    module = with_tensors(base, tensors)
+    parts = dict(base.named_modules())
+    attributes = {
+        path: {
+            name: tuple(value) if isinstance(getattr(parts[path], name), tuple) else value
+            for name, value in values.items()
+        }
+        for path, values in document["attributes"].items()
+    }
+    set_attributes(module, attributes)
+    attach_weights(graph, module)
+    return AlteredModule(module, Alterations(frozenset(tensors), attributes), graph)
+
+
+def _without_weights(graph: ir.Model, module: nn.Module) -> ir.Model:
+    """Return a graph in which the module's tensors hold no values: they are stored elsewhere."""
+    graph = graph.clone()
+    held = held_tensors(module)
+    for name, value in graph.graph.initializers.items():
+        if name in held and value.const_value is not None:
+            dtype = value.const_value.dtype
+            value.const_value = ir.Tensor(np.empty(0, dtype.numpy()), dtype=dtype, name=name)
+    return graph
+
+
+_CODES = "codes.safetensors"
+_PARTS = ("codes", "scale", "zero_point")
+_OPTIONAL = ("tensor_scale", "codebook")
+
+
+def save_codes(
+    codes: Mapping[str, WeightCodes], weight: Callable[[Layer], torch.Tensor], directory: Path
+) -> None:
+    """Compute codes and write them; nothing is written where there are none.
+
+    Args:
+        codes: by the weight's name.
+        weight: returns a layer's float weight in its stored shape.
+        directory: where the file goes.
+    """
+    if not codes:
+        return
+    tensors: dict[str, torch.Tensor] = {}
+    described = {}
+    for name, entry in codes.items():
+        found = entry.compute(entry.layer.canonical(weight(entry.layer)))
+        tensors |= {f"{name}:{part}": getattr(found, part).contiguous() for part in _PARTS}
+        others = {part: getattr(found, part) for part in _OPTIONAL}
+        tensors |= {f"{name}:{k}": v.contiguous() for k, v in others.items() if v is not None}
+        described[name] = {"layer": asdict(entry.layer), "scheme": asdict(found.scheme)}
+    with system_errors():
+        save_file(tensors, directory / _CODES, {"codes": json.dumps(described)})
+
+
+def load_codes(directory: Path) -> dict[str, WeightCodes]:
+    """Return the codes that were saved there; tensors stay memory-mapped."""
+    path = directory / _CODES
+    if not path.is_file():
+        return {}
+    found = {}
+    with safe_open(path, framework="pt") as file:
+        described = json.loads(file.metadata()["codes"])
+        names = set(file.keys())
+        for name, entry in described.items():
+            parts = {part: file.get_tensor(f"{name}:{part}") for part in _PARTS}
+            parts |= {
+                part: file.get_tensor(f"{name}:{part}")
+                for part in _OPTIONAL
+                if f"{name}:{part}" in names
+            }
+            stored = QuantizedTensor(**parts, scheme=Scheme(**entry["scheme"]))
+            found[name] = known_codes(_layer(entry["layer"]), stored)
+    return found
+
+
+def known_codes(layer: Layer, stored: QuantizedTensor) -> WeightCodes:
+    """Return codes that need not be found any more."""
+
+    def compute(_: torch.Tensor) -> QuantizedTensor:
+        return stored
+
+    return WeightCodes(layer, stored.scheme, compute)
+
+
+def _layer(value: Mapping[str, object]) -> Layer:
+    lists = {k: tuple(v) if isinstance(v, list) else v for k, v in value.items()}
+    return Layer(**lists)  # type: ignore[arg-type]  # as asdict made it

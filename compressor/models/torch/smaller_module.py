@@ -1,0 +1,308 @@
+"""A module with fewer channels: tensors cut, size attributes to match, outputs compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch import Tensor, nn
+
+from compressor.errors import ModelError
+from compressor.models.executor import GraphModule, from_numpy
+from compressor.models.executor.dtypes import TORCH_DTYPES
+from compressor.models.onnx.ort_runner import graph_runner
+from compressor.models.torch.lowering import attach_weights, call, example_inputs
+from compressor.models.torch.size_attributes import Attributes, Masks, readings
+from compressor.types.channels import Units
+from compressor.types.tensors import Array, Batch, TensorSpec
+
+_TOLERANCE = 1e-4  # of an output's largest value
+
+
+def run_module(module: torch.nn.Module, inputs: Sequence[TensorSpec], batch: Batch) -> list[Array]:
+    """Run a module; its output tensors in the order of the outputs of its graph."""
+    tensors = {i.name: torch.from_numpy(batch[i.name]) for i in inputs}
+    with torch.inference_mode():
+        return [output.numpy() for output in call(module, tensors)]
+
+
+def random_batch(inputs: Sequence[TensorSpec]) -> dict[str, Array]:
+    """Make a batch that most models take: normal floats, the ids 0 and 1, masks of ones.
+
+    The same inputs always give the same batch.
+    """
+    rng = np.random.default_rng(0)
+    batch: dict[str, Array] = {}
+    for spec, example in zip(inputs, example_inputs(inputs).values(), strict=True):
+        if example.is_floating_point():
+            values: Array = rng.normal(size=tuple(example.shape))
+        elif "mask" in spec.name:  # where everything is masked, nothing is computed
+            values = np.ones(tuple(example.shape))
+        else:
+            values = rng.integers(0, 2, tuple(example.shape))
+        batch[spec.name] = values.astype(spec.dtype)
+    return batch
+
+
+class Agreement:
+    """Compares modules with a graph, which is run once, in ONNX Runtime.
+
+    Args:
+        graph: what is to be computed.
+        inputs: the model's inputs.
+    """
+
+    def __init__(self, graph: ir.Model, inputs: Sequence[TensorSpec]):
+        self._inputs = inputs
+        self._batch = random_batch(inputs)
+        self._wanted = list(graph_runner(graph).run(self._batch).values())
+
+    def holds(self, module: torch.nn.Module) -> bool:
+        """Tell whether the module's outputs are the graph's, within 1e-4 of the largest value."""
+        try:
+            found = run_module(module, self._inputs, self._batch)
+        except Exception:  # noqa: BLE001  # the user's forward, with sizes it may not be made for
+            return False
+        return len(found) == len(self._wanted) and all(map(close, found, self._wanted))
+
+
+def close(found: Array, wanted: Array) -> bool:
+    """Tell whether an output is within 1e-4 of another's largest value."""
+    if found.shape != wanted.shape:
+        return False
+    finite = np.isfinite(wanted)
+    if not np.array_equal(finite, np.isfinite(found)):
+        return False
+    wide = wanted[finite].astype(np.float64)
+    reach = float(np.abs(wide).max(initial=0.0))
+    return bool(np.all(np.abs(found[finite] - wide) <= _TOLERANCE * reach))
+
+
+_MOST_READINGS = 64
+
+
+def held_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers by name, tied ones under each of theirs."""
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+
+
+def copied(module: nn.Module, changes: Collection[str]) -> nn.Module:
+    """Copy a module, except for the tensors that will not change: the two share those."""
+    held = held_tensors(module)
+    replaced = {id(held[name]) for name in changes if name in held}
+    return deepcopy(module, {id(t): t for t in held.values() if id(t) not in replaced})
+
+
+def with_tensors(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Copy a module with some tensors replaced, of whatever shape; the two share the others.
+
+    Tensors that are tied stay tied.
+
+    Raises:
+        KeyError: the module has no tensor of a name.
+    """
+    held = held_tensors(module)
+    unknown = sorted(tensors.keys() - held.keys())
+    if unknown:
+        raise KeyError(f"no parameter {unknown[0]!r}")
+    memo = {id(tensor): tensor for tensor in held.values()}
+    for name, tensor in tensors.items():
+        memo[id(held[name])] = _like(held[name], tensor)
+    return deepcopy(module, memo)
+
+
+def selected(module: nn.Module, kept: Mapping[str, Mapping[int, Units]]) -> dict[str, Tensor]:
+    """Return what remains of the tensors that become shorter, by all their names.
+
+    Args:
+        module: the network; unchanged.
+        kept: the positions that remain, by parameter and axis. Names that the module does not
+            have are constants of its graph.
+    """
+
+    def taken(tensor: Tensor, axis: int, positions: Units) -> Tensor:
+        return tensor.index_select(axis, torch.from_numpy(np.asarray(positions)))
+
+    return _shorter(module, kept, taken)
+
+
+def shortened(module: nn.Module, kept: Mapping[str, Mapping[int, Units]]) -> dict[str, Tensor]:
+    """Return tensors of the shapes of :func:`selected`: views of other positions, none is read."""
+    return _shorter(module, kept, lambda t, axis, positions: t.narrow(axis, 0, len(positions)))
+
+
+def _shorter(
+    module: nn.Module,
+    kept: Mapping[str, Mapping[int, Units]],
+    shorten: Callable[[Tensor, int, Units], Tensor],
+) -> dict[str, Tensor]:
+    held = held_tensors(module)
+    found: dict[int, Tensor] = {}
+    for name in held.keys() & kept.keys():
+        tensor = held[name].detach()
+        for axis, positions in kept[name].items():
+            if len(positions) < tensor.shape[axis]:
+                tensor = shorten(tensor, axis, positions)
+        if tensor.shape != held[name].shape:
+            found[id(held[name])] = tensor
+    return {name: found[id(tensor)] for name, tensor in held.items() if id(tensor) in found}
+
+
+def fitting_attributes(
+    module: nn.Module,
+    smaller: nn.Module,
+    kept: Mapping[str, Mapping[int, Units]],
+    agreement: Agreement,
+) -> Attributes | None:
+    """Set the attributes of a module with smaller tensors so that it runs as its graph does.
+
+    Args:
+        module: the module before.
+        smaller: its copy with fewer channels; on success its attributes are set.
+        kept: the positions that remain, by parameter and axis.
+        agreement: tells whether it computes what it should.
+
+    Returns:
+        The attributes that were set; ``None`` where no reading of them agrees.
+    """
+    for count, attributes in enumerate(readings(module, _masks(module, kept))):
+        if count == _MOST_READINGS:
+            break
+        set_attributes(smaller, attributes)
+        if agreement.holds(smaller):
+            return attributes
+        set_attributes(smaller, _present(module, attributes))
+    return None
+
+
+def attach_smaller(graph: ir.Model, module: nn.Module) -> None:
+    """Let a smaller graph's initializers refer to a smaller module's parameters, in place.
+
+    Raises:
+        ValueError: a shape is another.
+    """
+    held = held_tensors(module)
+    for name, value in graph.graph.initializers.items():
+        if name in held and value.const_value is not None:
+            here, there = tuple(value.const_value.shape.numpy()), tuple(held[name].shape)
+            if here != there:
+                raise ValueError(
+                    f"parameter {name!r} is {list(here)} in the smaller graph, "
+                    f"{list(there)} by the positions that remain"
+                )
+    attach_weights(graph, module)
+
+
+def set_attributes(module: nn.Module, attributes: Attributes) -> None:
+    """Set attributes of submodules, in place."""
+    modules = dict(module.named_modules())
+    for path, values in attributes.items():
+        for name, value in values.items():
+            setattr(modules[path], name, value)
+
+
+def executable(graph: ir.Model) -> bool:
+    """Tell whether :func:`trainable_graph` knows all operators of a graph; no weight is read."""
+    try:
+        check_executable(graph)
+    except ModelError:
+        return False
+    return True
+
+
+def check_executable(graph: ir.Model) -> None:
+    """Compare a graph's operators with those that :func:`trainable_graph` knows.
+
+    No weight is read.
+
+    Raises:
+        ModelError: naming the first that is not supported.
+    """
+    empty = {
+        name: torch.empty(
+            [int(d) for d in value.const_value.shape.numpy()],
+            dtype=TORCH_DTYPES[value.const_value.dtype],
+            device="meta",
+        )
+        for name, value in graph.graph.initializers.items()
+        if value.const_value is not None and value.const_value.dtype in TORCH_DTYPES
+    }
+    GraphModule(graph, empty)
+
+
+def trainable_graph(
+    graph: ir.Model,
+    module: nn.Module,
+    added: Collection[str] = (),
+    *,
+    shared: bool = False,
+) -> GraphModule:
+    """Return a module that executes a graph and can be trained like the module it came from.
+
+    What is a parameter of the module is one of the result, under the same name; tied ones stay
+    tied. Nothing is shared with the graph, which may be mapped from a file.
+
+    Args:
+        graph: its initializers have values.
+        module: the network that it was lowered from, whatever its sizes.
+        added: names of initializers that are parameters as well, though not of the module.
+        shared: the tensors are the graph's, without a copy; for what is only planned.
+
+    Raises:
+        ModelError: an operator is not supported.
+    """
+    held = held_tensors(module)
+    made: dict[int, nn.Parameter] = {}
+    parameters: dict[str, nn.Parameter] = {}
+    tensors: dict[str, Tensor] = {}
+    for name, value in graph.graph.initializers.items():
+        source = held.get(name)
+        if value.const_value is None:
+            continue
+        tensor = from_numpy(value.const_value)
+        tensor = tensor if shared else tensor.clone()
+        if isinstance(source, nn.Parameter):
+            if id(source) not in made:
+                made[id(source)] = _parameter(tensor, source)
+            parameters[name] = made[id(source)]
+        elif name in added:
+            parameters[name] = nn.Parameter(tensor)
+        else:
+            tensors[name] = tensor
+    return GraphModule(graph, tensors, parameters)
+
+
+def _like(old: Tensor, new: Tensor) -> Tensor:
+    return _parameter(new, old) if isinstance(old, nn.Parameter) else new
+
+
+def _parameter(tensor: Tensor, like: Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor.detach(), requires_grad=like.requires_grad)
+
+
+def _masks(module: nn.Module, kept: Mapping[str, Mapping[int, Units]]) -> Masks:
+    """Return which positions remain on the axes that become shorter, by tensor."""
+    held = held_tensors(module)
+    masks: dict[int, dict[int, np.ndarray[tuple[int, ...], np.dtype[np.bool_]]]] = {}
+    for name in held.keys() & kept.keys():
+        for axis, positions in kept[name].items():
+            length = held[name].shape[axis]
+            if len(positions) < length:
+                mask = np.zeros(length, dtype=bool)
+                mask[positions] = True
+                masks.setdefault(id(held[name]), {})[axis] = mask
+    return masks
+
+
+def _present(module: nn.Module, attributes: Attributes) -> Attributes:
+    modules = dict(module.named_modules())
+    return {
+        path: {name: vars(modules[path])[name] for name in values}
+        for path, values in attributes.items()
+    }

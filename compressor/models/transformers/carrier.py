@@ -1,0 +1,176 @@
+"""Modules that ``transformers`` builds from a Hugging Face directory, their weights mapped."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from compressor.errors import ModelError, SpecError, suggestion
+from compressor.models.checkpoint.weight_files import read_weights
+from compressor.models.torch.carrier import TorchCarrier
+from compressor.models.torch.matching import check_finite
+from compressor.models.transformers.networks import (
+    CONFIG,
+    check_fit,
+    library,
+    loaded,
+    network_of,
+    read_config,
+    reason_of,
+)
+from compressor.types.tensors import TensorSpec
+
+_REFERENCE = re.compile(r"transformers[.:](\w+)")
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_FIXED = ("architectures", "auto_map", "model_type", "quantization_config", "transformers_version")
+
+
+class MappedCarrier(TorchCarrier):
+    """A module whose parameters are views of mapped files, from the start."""
+
+    def load(self, checkpoint: Path) -> None:
+        """Look at every weight; they are in place already.
+
+        Raises:
+            ModelError: a tensor holds NaN or infinity.
+        """
+        buffers = dict(self.module.named_buffers())
+        check_finite(self.module.state_dict(), str(checkpoint), may_be_infinite=buffers)
+
+
+def auto_class_name(factory: str) -> str | None:
+    """Return the class that ``transformers.NAME`` or ``transformers:NAME`` means, else ``None``."""
+    found = _REFERENCE.fullmatch(factory)
+    return found[1] if found else None
+
+
+def library_version() -> str:
+    """Return the version of ``transformers``; raises ``SpecError`` where it is not installed."""
+    return str(library().__version__)
+
+
+def open_pretrained(
+    name: str, directory: Path, config: Mapping[str, Any], inputs: Sequence[TensorSpec]
+) -> MappedCarrier:
+    """Build the network that a directory's ``config.json`` describes.
+
+    Nothing is fetched and no code but that of ``transformers`` runs. The parameters are views of
+    the memory-mapped weight files in the element type that most of them have, unless ``config``
+    names another ``dtype``. The module returns no key-value cache, so that it can be lowered.
+
+    Args:
+        name: a ``transformers`` auto class, such as ``AutoModelForCausalLM``.
+        directory: holds ``config.json`` and the weights.
+        config: replaces values of ``config.json``.
+        inputs: the module's; where there are none, the main input that its class names.
+
+    Raises:
+        SpecError: there is no such auto class or value, the class is for other models, the
+            directory has no configuration, or ``transformers`` is not installed.
+        ModelError: the configuration is malformed, of an unknown kind, or disagrees with the
+            weights.
+    """
+    auto = _auto_class(name)
+    stored = read_config(directory)
+    network = network_of(auto, {**stored, **_changes(config, stored)}, directory)
+    single = directory / "model.safetensors"
+    whole = single.is_file() and not (directory / "model.safetensors.index.json").is_file()
+    weights = read_weights(single if whole else directory)
+    module = _filled(network, weights, directory, config.get("dtype"))
+    return MappedCarrier(module, inputs or _usual_inputs(module), folder=directory)
+
+
+def _auto_class(name: str) -> Any:
+    package = library()
+    names = [n for n in dir(package) if n.startswith("AutoModel")]
+    if name not in names:
+        raise SpecError(
+            "model.factory",
+            f"'transformers.{name}' is no auto class of transformers {package.__version__}",
+            suggestion(name, names),
+        )
+    return getattr(package, name)
+
+
+def _changes(config: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the spec changes of ``config.json``, its ``dtype`` apart.
+
+    Raises:
+        SpecError: an entry does not exist, or cannot be changed.
+    """
+    changes = dict(config)
+    dtype = changes.pop("dtype", None)
+    names = [str(d).removeprefix("torch.") for d in _DTYPES]
+    if dtype is not None and dtype not in names:
+        raise SpecError("model.config.dtype", f"is {dtype!r}", f"give one of {', '.join(names)}")
+    for key in changes:
+        if key not in stored or key in _FIXED:
+            known = [k for k in stored if k not in _FIXED]
+            raise SpecError(
+                f"model.config.{key}",
+                f"is no entry of {CONFIG} that can be changed",
+                suggestion(key, dict.fromkeys([*known, "dtype"])),
+            )
+    return changes
+
+
+def _filled(
+    network: Any, weights: Mapping[str, torch.Tensor], directory: Path, dtype: str | None
+) -> torch.nn.Module:
+    """Return a network of the same class and configuration that holds the weights."""
+    subject = f"checkpoint {str(directory)!r}"
+    usual = _usual_dtype(weights, subject)
+    try:
+        wanted = getattr(torch, dtype) if dtype else usual
+        module, found = loaded(type(network), network.config, weights, wanted)
+    except Exception as error:  # as in network_of
+        raise ModelError(
+            subject,
+            f"does not load into {type(network).__name__} ({reason_of(error)})",
+            "check that config.json belongs to the weights",
+        ) from error
+    check_fit(type(network).__name__, found, subject)
+    filled: torch.nn.Module = module.requires_grad_(False).eval()
+    codes = [name for name, tensor in weights.items() if not tensor.is_floating_point()]
+    floats = {name for name, tensor in filled.state_dict().items() if tensor.is_floating_point()}
+    _refuse_codes([name for name in codes if name in floats], weights, subject)
+    return filled
+
+
+def _usual_dtype(weights: Mapping[str, torch.Tensor], subject: str) -> torch.dtype:
+    """Return the floating-point type that most of the weights' elements have."""
+    floats = {name: t for name, t in weights.items() if t.is_floating_point()}
+    _refuse_codes([n for n, t in floats.items() if t.dtype not in _DTYPES], weights, subject)
+    sizes = dict.fromkeys(_DTYPES, 0)
+    for tensor in floats.values():
+        sizes[tensor.dtype] += tensor.numel()
+    return max(sizes, key=lambda dtype: sizes[dtype])
+
+
+def _refuse_codes(names: list[str], weights: Mapping[str, torch.Tensor], subject: str) -> None:
+    """Raise ``ModelError`` where weights are stored as something that needs scales."""
+    if names:
+        raise ModelError(
+            subject,
+            f"has {names[0]!r} as {str(weights[names[0]].dtype).removeprefix('torch.')}",
+            "give the float checkpoint that it was made from",
+        )
+
+
+def _usual_inputs(module: Any) -> tuple[TensorSpec, ...]:
+    config, main = module.config, module.main_input_name
+    if main == "input_ids" and not config.is_encoder_decoder:
+        return (TensorSpec(main, ("batch", "sequence"), "int64"),)
+    size = getattr(config, "image_size", None)
+    if main == "pixel_values" and isinstance(size, int):
+        shape = ("batch", getattr(config, "num_channels", 3), size, size)
+        return (TensorSpec(main, shape, str(module.dtype).removeprefix("torch.")),)
+    raise SpecError(
+        "model.inputs",
+        f"is empty, and {type(module).__name__} has no single usual input",
+        "write e.g. inputs: {input_ids: {shape: [batch, sequence], dtype: int64}}",
+    )
