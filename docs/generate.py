@@ -15,7 +15,7 @@ import click
 
 from compressor import catalog
 from compressor.cli.application import application
-from compressor.describe import Description, Option, describe, describe_options
+from compressor.spec.describe import Description, Option, describe, describe_options
 from compressor.spec.keys import (
     DataKeys,
     DataSection,

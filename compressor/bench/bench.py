@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from compressor.bench.artifact import Artifact, Machinery
-from compressor.bench.cold_rounds import ROUNDS, cold_starts
 from compressor.bench.energy import energy_counters, measure_energy
 from compressor.bench.finding import find_artifacts
 from compressor.bench.inputs import (
@@ -24,8 +22,10 @@ from compressor.bench.inputs import (
 )
 from compressor.errors import SpecError
 from compressor.progress import Progress
-from compressor.run.environment import environment
-from compressor.timing import Latencies, measure
+from compressor.run.artifact_file import Artifact, Machinery
+from compressor.run.cold_rounds import ROUNDS, cold_starts
+from compressor.run.timing import Latencies, measure
+from compressor.run.workspace import environment
 from compressor.types.tensors import Batch, TensorSpec
 
 SCHEMA = 1

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from compressor import catalog
-from compressor.bench.artifact import ONNX, Artifact
 from compressor.errors import ModelError, SpecError
 from compressor.inspection.run_output import read_mapping
+from compressor.run.artifact_file import ONNX, Artifact
 
 _REPORT, _MANIFEST = "report.json", "manifest.json"
 _FOLDERS = ("model.json", "config.json")  # what lies in a folder that is one artifact

@@ -11,10 +11,10 @@ import torch
 
 from compressor import catalog
 from compressor.archives import is_archive, unpacked
-from compressor.bench.artifact import ONNX, Artifact
 from compressor.errors import DataError, SpecError
 from compressor.graph.values import all_nodes, is_op, tensor_spec
-from compressor.run.samples import made_up_batch
+from compressor.run.artifact_file import ONNX, Artifact
+from compressor.run.evaluate import made_up_batch
 from compressor.types.tensors import Array, Batch, TensorSpec
 
 _MOST_INPUTS = 64

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import reduce
 from typing import Any, TypeAlias
@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from compressor import catalog
 from compressor.calibration.agreement import Agreement
 from compressor.calibration.extrema import extrema
 from compressor.calibration.observers.ranges import HistogramObserver, RangeObserver
@@ -21,6 +22,12 @@ from compressor.types.tensors import Array, Batch
 AnyObserver: TypeAlias = Observer[Any, Any]
 _Place: TypeAlias = tuple[str, str | None]
 _Key: TypeAlias = tuple[_Place, str]
+
+
+def make_observer(name: str, options: Mapping[str, Any]) -> Observer[Any, Any]:
+    """Build an observer from the catalog."""
+    observer: Observer[Any, Any] = catalog.load("observer", name)(**options)
+    return observer
 
 
 def collect(

@@ -79,7 +79,6 @@ def bench(
     """
     from sys import stdout
 
-    from compressor.bench.artifact import Machinery
     from compressor.bench.bench import BenchOptions
     from compressor.bench.bench import bench as measured
     from compressor.bench.shape_option import parse_shapes
@@ -87,6 +86,7 @@ def bench(
     from compressor.files import json_text
     from compressor.pages.benchmark import benchmark_table
     from compressor.report.terminal import show
+    from compressor.run.artifact_file import Machinery
 
     options = BenchOptions(
         batches=batches,

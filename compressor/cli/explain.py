@@ -67,7 +67,7 @@ def explain(
     from compressor.files import json_text
     from compressor.pages.explanation import explanation_page
     from compressor.report.terminal import show
-    from compressor.user_code import importable
+    from compressor.spec.user_code import importable
 
     if method == "sqnr" and (layers is not None or seconds is not None):
         raise SpecError(

@@ -91,7 +91,7 @@ def _roofline(
     from compressor.pages.roofline import roofline_page
     from compressor.report.terminal import show
     from compressor.roofline.roofline import LENGTH, measure_roofline
-    from compressor.user_code import importable
+    from compressor.spec.user_code import importable
 
     with importable([Path.cwd()]), shown_progress() as progress:
         found = measure_roofline(path, batch, threads, length or LENGTH, progress)

@@ -35,10 +35,10 @@ def _show(kind: Literal["pass", "exporter"], name: str | None, *, as_json: bool)
     from dataclasses import asdict
     from sys import stdout
 
-    from compressor.describe import describe, overview
     from compressor.files import json_text
     from compressor.pages.options import description_table, overview_table
     from compressor.report.terminal import show
+    from compressor.spec.describe import describe, overview
 
     if name is None:
         entries = overview(kind)

@@ -22,11 +22,11 @@ def plan(spec: Path, settings: tuple[str, ...], as_json: bool) -> None:
     from sys import stdout
 
     from compressor.files import json_text
-    from compressor.plan import make_plan
     from compressor.report.plan_text import plan_json, plan_table
     from compressor.report.terminal import show
+    from compressor.run.plan import make_plan
     from compressor.spec.load import load_spec
-    from compressor.user_code import importable
+    from compressor.spec.user_code import importable
 
     with importable([Path.cwd()]):
         made = make_plan(load_spec(spec, settings))

@@ -21,10 +21,10 @@ def run_and_show(spec: Spec, options: RunOptions, *, as_json: bool, quiet: bool)
     from sys import stderr
 
     from compressor.cli.progress import shown_progress
-    from compressor.distributed import ranks
     from compressor.files import json_text
     from compressor.report.terminal import show
     from compressor.report.text import result_table
+    from compressor.run.ranks import ranks
     from compressor.run.runner import help_run, run_spec
 
     with ranks() as group, shown_progress(enabled=not quiet and group.rank == 0) as progress:

@@ -47,7 +47,7 @@ def run(
     from compressor.cli.results import run_and_show
     from compressor.run.runner import RunOptions
     from compressor.spec.load import load_spec
-    from compressor.user_code import importable
+    from compressor.spec.user_code import importable
 
     with importable([Path.cwd()]):
         options = RunOptions(fresh=fresh, force=force, history=history, label=label, memory=memory)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from compressor.bench.artifact import Artifact, Machinery
 from compressor.bench.finding import find_artifacts
 from compressor.bench.inputs import agreed, batch_sizes, declared, fixed_shapes, random_inputs
 from compressor.comparison.latency_ratio import LatencyRatio, not_judged, stored_ratio
@@ -10,7 +9,8 @@ from compressor.comparison.opened_run import FLOAT
 from compressor.comparison.sides import Side
 from compressor.errors import SpecError
 from compressor.progress import Progress
-from compressor.timing import Latencies, measure
+from compressor.run.artifact_file import Artifact, Machinery
+from compressor.run.timing import Latencies, measure
 
 _BASE, _CANDIDATE = "base", "candidate"
 

@@ -11,7 +11,7 @@ from compressor.explain.changes import change_for
 from compressor.explain.explanation import Explanation, Gain, LayerCost
 from compressor.explain.finished_run import FinishedRun
 from compressor.explain.suggestions import best, gained_db, together
-from compressor.layer_rules import rule_class
+from compressor.types.layer_rules import rule_class
 from compressor.types.passes import Pass
 
 _OUTPUTS = (

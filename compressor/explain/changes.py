@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from compressor.layer_rules import match_of, rule_class
+from compressor.types.layer_rules import match_of, rule_class
 from compressor.types.passes import LayerRule, Pass
 
 _WIDE = 8

@@ -9,23 +9,23 @@ from typing import Any
 
 from compressor.comparison.difference import Scale, paired_difference
 from compressor.errors import CompressorError, SpecError
-from compressor.evaluate import Evaluation
 from compressor.explain.by_sqnr import suspects
 from compressor.explain.changes import Change
 from compressor.explain.explanation import Explanation, Gain, LayerCost
 from compressor.explain.finished_run import FinishedRun
 from compressor.explain.suggestions import best, share_of, together
 from compressor.explain.variants import Variants, obstacle
-from compressor.metrics import Metric, resolve_metric
 from compressor.models.sizes import model_bytes
-from compressor.plan import Plan, make_plan
 from compressor.progress import Progress, Silent
 from compressor.report import formats
+from compressor.run.evaluate import Evaluation
+from compressor.run.metrics import Metric, resolve_metric
 from compressor.run.pipeline import Step, run_passes
+from compressor.run.plan import Plan, make_plan
 from compressor.run.runner import STORE
+from compressor.run.store import Store, result_key
 from compressor.run.workspace import Workspace
 from compressor.spec.load import Spec
-from compressor.store import Store, result_key
 from compressor.types.carrier import Capability, Runner
 
 _ADDED = (

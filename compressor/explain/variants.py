@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from compressor.explain.changes import Change
-from compressor.plan import PassPlan
 from compressor.run.pipeline import Step, apply_pass, collect_statistics, pass_parts
+from compressor.run.plan import PassPlan
+from compressor.run.store import result_key
 from compressor.run.workspace import Workspace
-from compressor.store import result_key
 from compressor.types.carrier import Carrier
 from compressor.types.passes import Pass, Survey
 from compressor.types.statistics import Request

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
-    from compressor.describe import Description, Entry, Option
+    from compressor.spec.describe import Description, Entry, Option
 
 _INDENT = "  "
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from compressor.plan import LayerRow, PassPlan, Plan
+    from compressor.run.plan import LayerRow, PassPlan, Plan
 
 _KEEP = ("keep", "-")
 

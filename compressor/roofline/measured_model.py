@@ -14,9 +14,9 @@ import onnx_ir.passes.common as common
 from compressor.errors import InputError, SpecError
 from compressor.graph.values import all_nodes, tensor_spec
 from compressor.inspection.run_output import MANIFEST
-from compressor.model import open_model
 from compressor.models.onnx.file import read_onnx
-from compressor.run.samples import made_up_batch
+from compressor.run.evaluate import made_up_batch
+from compressor.run.model import open_model
 from compressor.spec.load import load_spec
 from compressor.types.carrier import Capability
 from compressor.types.tensors import Batch, TensorSpec

@@ -23,16 +23,16 @@ from typing import Any, Literal
 import numpy as np
 
 from compressor.errors import ModelError
-from compressor.evaluate import ratio_db
 from compressor.graph.costs import macs
 from compressor.graph.isolated import Cut, cut_at, isolated, main_values, with_offsets
-from compressor.layer_rules import rule_class
 from compressor.models.onnx.ort_runner import runner_of
 from compressor.models.sizes import layer_bytes
+from compressor.run.evaluate import ratio_db
 from compressor.run.pipeline import Step
+from compressor.run.store import result_key
 from compressor.run.workspace import Workspace
-from compressor.store import result_key
 from compressor.types.carrier import Carrier
+from compressor.types.layer_rules import rule_class
 from compressor.types.tensors import Array, Batch
 
 _SAMPLES = 16

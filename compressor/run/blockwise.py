@@ -18,14 +18,13 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from compressor import catalog
+from compressor.calibration.collect import collect, make_observer
 from compressor.errors import DataError
 from compressor.files import staging
 from compressor.graph.blocks import GraphBlock, extract_block, partition
 from compressor.graph.layers import graph_layers
 from compressor.models.executor.convert import from_numpy
 from compressor.models.onnx.ort_runner import OrtRunner, graph_runner
-from compressor.plan import make_observer
 from compressor.run.workspace import Workspace
 from compressor.types.carrier import Carrier
 from compressor.types.data import ALONE, Ranks, share
@@ -209,7 +208,7 @@ class GraphBlocks:
         given = _inputs(block)
         taps = list(dict.fromkeys(t for r in requests for t in r.tensors if t not in given))
         runner = self._runner(block, taps) if taps else None
-        collected: dict[str, Any] = catalog.resolve(catalog.COLLECT)(
+        collected: dict[str, Any] = collect(
             lambda batch: batch if runner is None else {**batch, **runner.run(batch)},
             self._counted(index, given),
             requests,

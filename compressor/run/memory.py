@@ -7,15 +7,14 @@ from typing import Any
 
 import onnx_ir as ir
 
-from compressor.bench.artifact import ONNX, Machinery
-from compressor.bench.artifact import Artifact as Opened
-from compressor.bench.cold_rounds import cold_starts
 from compressor.errors import ArtifactError
 from compressor.files import scratch
+from compressor.run.artifact_file import ONNX, Machinery
+from compressor.run.artifact_file import Artifact as Opened
 from compressor.run.artifacts import Artifact
-from compressor.run.environment import machine
-from compressor.run.workspace import Workspace
-from compressor.store import result_key
+from compressor.run.cold_rounds import cold_starts
+from compressor.run.store import result_key
+from compressor.run.workspace import Workspace, machine
 
 _NOT_ASKED = "not measured: compress run --memory does that, in a process for each model"
 _UNTOLD = "the system does not tell a process's peak"

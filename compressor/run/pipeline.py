@@ -10,19 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from compressor import catalog
+from compressor.calibration.collect import collect, make_observer
 from compressor.errors import CompressorError
-from compressor.evaluate import layer_signals
 from compressor.graph.codebooks import codebook_of
 from compressor.models.sizes import layer_bytes, model_bytes
-from compressor.plan import PassPlan, make_observer
 from compressor.run.blockwise import block_run
+from compressor.run.evaluate import RunSamples, layer_signals
 from compressor.run.histograms import layer_histograms
-from compressor.run.samples import RunSamples
-from compressor.run.training import References, make_training, training_parts
-from compressor.run.unfinished import begin, end
+from compressor.run.plan import PassPlan
+from compressor.run.store import compute_versions, result_key
+from compressor.run.training import References, begin, end, make_training, training_parts
 from compressor.run.workspace import Workspace
-from compressor.store import compute_versions, result_key
 from compressor.types.carrier import Carrier
 from compressor.types.data import share
 from compressor.types.layers import Layer
@@ -258,7 +256,7 @@ def collect_statistics(
     inputs = {i.name for i in carrier.inputs}
     runner = carrier.runner([t for t in taps if t not in inputs])
     with workspace.progress.stage(f"{label}: calibrate", data.samples) as advance:
-        collected: dict[str, Any] = catalog.resolve(catalog.COLLECT)(
+        collected: dict[str, Any] = collect(
             lambda batch: {**batch, **runner.run(batch)},
             share(data.batches(), workspace.ranks),
             requests,

@@ -12,26 +12,23 @@ from compressor.comparison.history import read_history
 from compressor.comparison.recording import record_run
 from compressor.comparison.trend_text import past_runs
 from compressor.errors import ExitCode, SpecError
-from compressor.evaluate import Evaluation
 from compressor.files import file_sha256, json_text, remove_stale_staging, write_text
-from compressor.plan import make_plan
 from compressor.progress import Progress, Silent
 from compressor.report.html import html_report
 from compressor.report.markdown import markdown_report
 from compressor.report.past_runs import PastRuns
 from compressor.report.related import related_runs
-from compressor.run.artifacts import Artifact, publish_artifacts, write_artifacts
+from compressor.run.artifacts import Artifact, manifest, publish_artifacts, write_artifacts
 from compressor.run.attribution import attribution
-from compressor.run.environment import environment
-from compressor.run.limits import judge
-from compressor.run.manifest import manifest
+from compressor.run.evaluate import Evaluation
 from compressor.run.memory import float_memory
 from compressor.run.per_sample import identity, per_sample_entry, write_samples
 from compressor.run.pipeline import Step, run_passes, weakest_layer
-from compressor.run.verify import baseline_latency, verify
-from compressor.run.workspace import Workspace
+from compressor.run.plan import make_plan
+from compressor.run.store import Store, result_key
+from compressor.run.verify import baseline_latency, judge, verify
+from compressor.run.workspace import Workspace, environment
 from compressor.spec.load import Spec
-from compressor.store import Store, result_key
 from compressor.types.carrier import Carrier
 from compressor.types.data import ALONE, Ranks
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from compressor.data import Data
-from compressor.evaluate import Evaluation, evaluate
-from compressor.metrics import Metric
 from compressor.models.sizes import cannot_run
-from compressor.plan import Plan
 from compressor.progress import Progress
-from compressor.store import Store, result_key
+from compressor.run.data import Data
+from compressor.run.evaluate import Evaluation, evaluate
+from compressor.run.metrics import Metric
+from compressor.run.plan import Plan
+from compressor.run.store import Store, compute_versions, result_key
 from compressor.types.carrier import Capability, Carrier, Runner
 from compressor.types.data import ALONE, Ranks
 from compressor.types.tensors import Batch
@@ -151,6 +154,34 @@ class Workspace:
 
 def metric_code(metric: Metric) -> str:
     """Hash of the user's metric, empty for built-in ones."""
-    from compressor.user_code import code_digest
+    from compressor.spec.user_code import code_digest
 
     return "" if metric.code is None else code_digest(metric.code)
+
+
+def environment() -> dict[str, Any]:
+    """Describe versions and machine, as in ``report.json``."""
+    return {
+        "python": platform.python_version(),
+        "versions": dict(compute_versions()),
+        **machine(),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """Describe what a latency holds for, and no other."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+@cache
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

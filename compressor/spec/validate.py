@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -121,7 +121,7 @@ def _shown(value: Any) -> str:
 
 def _keys_at(cls: type[Options], path: KeyPath) -> list[str]:
     """Return the keys allowed at a path below ``cls``."""
-    from compressor.spec.fields import nested_options
+    from compressor.spec.validate import nested_options
 
     current: type[Options] | None = cls
     for part in path:
@@ -132,3 +132,14 @@ def _keys_at(cls: type[Options], path: KeyPath) -> list[str]:
     if current is None:
         return []
     return [f.alias or name for name, f in current.model_fields.items()]
+
+
+def nested_options(annotation: Any) -> type[Options] | None:
+    """Return the ``Options`` class inside an annotation such as ``tuple[X, ...] | None``."""
+    if isinstance(annotation, type) and issubclass(annotation, Options):
+        return annotation
+    for argument in get_args(annotation):
+        found = nested_options(argument)
+        if found is not None:
+            return found
+    return None

@@ -23,7 +23,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from compressor.archives import stored_bytes, unpack
-from compressor.calibration.collect import collect
+from compressor.calibration.collect import collect, make_observer
 from compressor.exporters.archive import ArchiveExporter
 from compressor.exporters.archive.coder import threads
 from compressor.exporters.archive.forms import entropy
@@ -37,7 +37,6 @@ from compressor.passes.quantize.nearest import round_to_nearest
 from compressor.passes.quantize.static import QuantizeStatic
 from compressor.passes.quantize.weight_only import QuantizeWeights
 from compressor.passes.train.finetune import Finetune
-from compressor.plan import make_observer
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.exporter import ExportContext
 from compressor.types.passes import PassContext

@@ -23,10 +23,10 @@ import torch
 
 from compressor import catalog
 from compressor.graph.costs import macs
-from compressor.metrics import BUILT_IN
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.progress import nobody_watches
-from compressor.run.samples import RunSamples
+from compressor.run.evaluate import RunSamples
+from compressor.run.metrics import BUILT_IN
 from compressor.types.data import ALONE
 from compressor.types.passes import PassContext
 from compressor.types.tensors import Batch

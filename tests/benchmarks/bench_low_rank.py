@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from compressor import catalog
-from compressor.evaluate import ratio_db
+from compressor.calibration.collect import make_observer
 from compressor.graph.blocks import partition
 from compressor.graph.costs import macs, parameters
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.batch_statistics import re_estimated
-from compressor.plan import make_observer
 from compressor.run.blockwise import Feed, GraphBlocks
+from compressor.run.evaluate import ratio_db
 from compressor.types.carrier import Carrier
 from compressor.types.passes import Pass, PassContext
 from compressor.types.tensors import Array

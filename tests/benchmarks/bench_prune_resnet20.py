@@ -36,7 +36,7 @@ from compressor.graph.costs import macs, parameters
 from compressor.models.onnx.ort_runner import OrtRunner
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.batch_statistics import re_estimated
-from compressor.timing import already_open, measure
+from compressor.run.timing import already_open, measure
 from compressor.types.exporter import ExportContext
 from compressor.types.passes import PassContext
 from compressor.types.tensors import Batch, TensorSpec

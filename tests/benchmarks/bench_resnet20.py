@@ -20,13 +20,14 @@ import onnx_ir as ir
 import pytest
 
 from compressor import catalog
-from compressor.evaluate import evaluate
-from compressor.metrics import BUILT_IN
+from compressor.calibration.collect import make_observer
 from compressor.models.onnx.ort_runner import OrtRunner
-from compressor.plan import Plan, make_observer, make_plan
+from compressor.run.evaluate import evaluate
+from compressor.run.metrics import BUILT_IN
+from compressor.run.plan import Plan, make_plan
 from compressor.run.runner import run_spec
+from compressor.run.timing import already_open, measure
 from compressor.spec.load import load_spec
-from compressor.timing import already_open, measure
 from compressor.types.carrier import Carrier
 from compressor.types.exporter import ExportContext
 from tests.benchmarks import peers

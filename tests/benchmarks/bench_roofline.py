@@ -12,13 +12,13 @@ from pathlib import Path
 import onnx_ir as ir
 import pytest
 
-from compressor.model import open_model
 from compressor.models.onnx.ort_runner import OrtRunner
 from compressor.roofline.measured_model import inputs_for, measured_model
 from compressor.roofline.roofline import LENGTH, measure_roofline
+from compressor.run.model import open_model
 from compressor.run.runner import run_spec
+from compressor.run.timing import measure
 from compressor.spec.load import load_spec
-from compressor.timing import measure
 from tests.benchmarks.bench_resnet20 import show
 
 pytestmark = [

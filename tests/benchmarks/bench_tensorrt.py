@@ -16,12 +16,12 @@ import pytest
 from compressor.exporters.onnx import OnnxExporter
 from compressor.exporters.tensorrt import TensorrtExporter
 from compressor.exporters.tensorrt.profiles import BatchRange
-from compressor.plan import Plan, make_plan
 from compressor.progress import Silent
 from compressor.run.pipeline import run_passes
+from compressor.run.plan import Plan, make_plan
+from compressor.run.store import Store
 from compressor.run.workspace import Workspace
 from compressor.spec.load import load_spec
-from compressor.store import Store
 from compressor.types.carrier import Carrier
 from tests.benchmarks.bench_resnet20 import show
 from tests.compressor.exporters.hand_made import CONTEXT

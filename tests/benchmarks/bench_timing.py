@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from compressor.models.onnx.ort_runner import OrtRunner
-from compressor.timing import already_open, measure
+from compressor.run.timing import already_open, measure
 from compressor.types.tensors import Batch
 from tests.benchmarks.bench_resnet20 import show
 

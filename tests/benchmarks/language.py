@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from compressor.calibration.collect import make_observer
 from compressor.graph.blocks import partition
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.plan import make_observer
 from compressor.run.blockwise import Feed, GraphBlocks
 from compressor.types.passes import Outcome, Pass, PassContext
 from compressor.types.tensors import Batch, TensorSpec

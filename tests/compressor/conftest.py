@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from compressor import catalog, timing
+from compressor import catalog
+from compressor.run import timing
 from tests.compressor import spine_plugins
 from tests.compressor.tiny_project import (
     Project,

@@ -7,10 +7,10 @@ import pytest
 from pydantic import Field
 
 from compressor import catalog
-from compressor.describe import Option, describe, describe_options, overview
 from compressor.errors import SpecError
 from compressor.pages.options import description_table, overview_table
 from compressor.report.terminal import plain_text
+from compressor.spec.describe import Option, describe, describe_options, overview
 from compressor.types.carrier import Capability
 from compressor.types.options import Options
 from compressor.types.passes import LayerRule

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from compressor.data import Data
 from compressor.errors import DataError
-from compressor.evaluate import evaluate, layer_signals, ratio_db
-from compressor.metrics import BUILT_IN, Metric, resolve_metric
 from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
+from compressor.run.data import Data
+from compressor.run.evaluate import evaluate, layer_signals, ratio_db
+from compressor.run.metrics import BUILT_IN, Metric, resolve_metric
 from compressor.types.data import SourceInfo
 from compressor.types.tensors import Batch
 from tests.compressor.tiny_project import sample_images, tiny_onnx

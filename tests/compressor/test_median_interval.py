@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from compressor.median_interval import median_interval
+from compressor.run.timing import median_interval
 
 VALUES = arrays(np.float64, st.integers(1, 6), elements=st.integers(-50, 50).map(float))
 

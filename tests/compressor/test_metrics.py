@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compressor.errors import DataError, SpecError
-from compressor.metrics import BUILT_IN, Metric, resolve_metric
+from compressor.run.metrics import BUILT_IN, Metric, resolve_metric
 from compressor.spec.keys import MetricKeys
 
 LOGITS = np.array([[1, 3, 2, 0, -1, -2], [9, 1, 1, 1, 1, 1]], np.float32)

@@ -12,7 +12,7 @@ from compressor.errors import (
     listed,
     suggestion,
 )
-from compressor.layer_rules import resolve_rules
+from compressor.types.layer_rules import resolve_rules
 from compressor.types.passes import LayerRule
 
 LAYERS = ["stem", "layer1.0.conv1", "layer1.0.conv2", "layer1.1.conv1", "fc"]

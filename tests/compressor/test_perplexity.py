@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compressor.errors import DataError
-from compressor.metrics import BUILT_IN
+from compressor.run.metrics import BUILT_IN
 
 PERPLEXITY = BUILT_IN["perplexity"]
 

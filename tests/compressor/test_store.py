@@ -9,7 +9,7 @@ import pytest
 
 from compressor.errors import ExitCode, InputError, SpecError
 from compressor.files import publish, remove_stale_staging, staging, write_text
-from compressor.store import Store, result_key
+from compressor.run.store import Store, result_key
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_keys_depend_on_every_part_and_not_on_their_order():
 
 
 def test_keys_depend_on_the_versions_of_what_computes(monkeypatch: pytest.MonkeyPatch):
-    from compressor import store as module
+    from compressor.run import store as module
 
     before = result_key("a", "")
     monkeypatch.setattr(module, "compute_versions", lambda: {"torch": "99"})

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from compressor.store import Store
+from compressor.run.store import Store
 
 
 def test_what_was_staged_in_the_cache_goes_and_an_empty_cache_too(tmp_path: Path):

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from compressor import timing
-from compressor.timing import Latencies, Opener, already_open, measure
+from compressor.run import timing
+from compressor.run.timing import Latencies, Opener, already_open, measure
 from compressor.types.tensors import Batch
 
 Seconds = Callable[[Batch], float]

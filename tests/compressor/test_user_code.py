@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from compressor.errors import SpecError
-from compressor.user_code import code_digest, importable, load_symbol
+from compressor.spec.user_code import code_digest, importable, load_symbol
 
 FILES = {
     "uc_model.py": "from uc_blocks import width\nimport uc_package.parts.deep\n\n"

@@ -16,10 +16,10 @@ import torch
 from onnx import helper, numpy_helper
 
 from compressor import catalog
-from compressor.plan import Plan, make_plan
+from compressor.run.plan import Plan, make_plan
 from compressor.run.runner import RunOptions, RunResult, run_spec
 from compressor.spec.load import load_spec
-from compressor.user_code import importable
+from compressor.spec.user_code import importable
 
 CLASSES, WIDTH, SIDE, SAMPLES = 4, 8, 8, 48
 ONNX, MODULE, CHECKPOINT = "tiny.onnx", "tiny_net", "tiny.pt"

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from compressor import catalog, timing
+from compressor import catalog
 from compressor.cli.application import application
 from compressor.errors import ExitCode
+from compressor.run import timing
 from compressor.types.exporter import ExportContext
 from tests.compressor.tiny_project import CHECKPOINT, forget_modules, onnx_project, torch_project
 from tests.docs.test_docs import ROOT, commands

@@ -16,8 +16,8 @@ import torch
 from tokenizers import Tokenizer
 
 import samples
-from compressor.data import open_data
 from compressor.models.transformers.carrier import open_pretrained
+from compressor.run.data import open_data
 from compressor.spec.load import load_spec
 
 FOLDER = Path(samples.__file__).parent / "tiny-llama"

@@ -10,10 +10,10 @@ import onnx_ir as ir
 from compressor.errors import SpecError
 from compressor.graph.costs import node_macs
 from compressor.graph.layers import layers_with_nodes
-from compressor.layer_rules import resolve_rules, skip_reason
 from compressor.passes.factor.factored_graph import sole_path
 from compressor.passes.factor.options import LowRankRule, Rank
 from compressor.types.carrier import Carrier
+from compressor.types.layer_rules import resolve_rules, skip_reason
 from compressor.types.layers import Layer
 
 _FLOATS = ("float32", "float16", "bfloat16", "float64")

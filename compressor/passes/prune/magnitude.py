@@ -12,7 +12,6 @@ import torch
 from pydantic import Field
 
 from compressor.errors import SpecError
-from compressor.layer_rules import plan_layers
 from compressor.passes.prune.magnitude_cuts import Chosen, Ranked, cut_each, cut_together
 from compressor.passes.prune.magnitude_layers import (
     MagnitudeRule,
@@ -23,6 +22,7 @@ from compressor.passes.prune.magnitude_layers import (
 from compressor.passes.prune.magnitude_scores import Criterion, Norm, value_of
 from compressor.passes.prune.ranking import Cut, without
 from compressor.types.carrier import Capability, Carrier, WeightChange
+from compressor.types.layer_rules import plan_layers
 from compressor.types.passes import LayerOutcome, Outcome, Pass, PassContext, Survey
 
 _PART = 1 << 22  # elements looked at together

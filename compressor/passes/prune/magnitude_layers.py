@@ -11,8 +11,8 @@ from pydantic import Field
 
 from compressor.errors import SpecError
 from compressor.graph.layers import layers_with_nodes
-from compressor.layer_rules import resolve_rules, skip_reason
 from compressor.types.carrier import Capability, Carrier
+from compressor.types.layer_rules import resolve_rules, skip_reason
 from compressor.types.layers import Layer
 from compressor.types.passes import LayerRule
 

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from compressor.layer_rules import plan_layers
 from compressor.passes.prune.patterns import Pattern
 from compressor.passes.prune.reordering import find_orders, plan_orders
 from compressor.passes.prune.sparse_layers import Chosen, choose_layers
@@ -21,6 +20,7 @@ from compressor.passes.prune.sparse_weights import (
     streamed_outcome,
 )
 from compressor.types.carrier import Capability, Carrier
+from compressor.types.layer_rules import plan_layers
 from compressor.types.passes import Outcome, Pass, PassContext, Survey
 from compressor.types.statistics import Blocks
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compressor.evaluate import ratio_db
 from compressor.passes.prune.selection import Queue
+from compressor.run.evaluate import ratio_db
 from compressor.types.channels import Flags
 from compressor.types.tensors import Batch
 

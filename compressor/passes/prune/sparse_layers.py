@@ -8,10 +8,10 @@ from math import prod
 
 from compressor.errors import SpecError
 from compressor.graph.layers import layers_with_nodes
-from compressor.layer_rules import RuleT, resolve_rules, skip_reason
 from compressor.passes.prune.patterns import Pattern
 from compressor.passes.quantize.weight_only_layers import kept_tables
 from compressor.types.carrier import Capability, Carrier
+from compressor.types.layer_rules import RuleT, resolve_rules, skip_reason
 from compressor.types.layers import Layer
 
 _FLOATS = ("float32", "float16", "bfloat16", "float64")

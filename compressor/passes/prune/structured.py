@@ -12,7 +12,6 @@ from pydantic import Field
 from compressor.errors import SpecError
 from compressor.graph.channels.analysis import analyse, map_channels
 from compressor.graph.channels.slicing import remove_channels
-from compressor.layer_rules import plan_layers
 from compressor.models.sizes import model_macs, model_parameters
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.batch_statistics import has_batch_norms, re_estimated
@@ -45,10 +44,11 @@ from compressor.passes.prune.structured_options import (
 )
 from compressor.passes.prune.structured_selection import Selector
 from compressor.passes.prune.taylor import taylor_scores
-from compressor.timing import already_open, measure
+from compressor.run.timing import already_open, measure
 from compressor.types.carrier import Capability, Carrier, Runner
 from compressor.types.channels import ChannelMap, Flags
 from compressor.types.data import Samples
+from compressor.types.layer_rules import plan_layers
 from compressor.types.passes import LayerOutcome, Outcome, Pass, PassContext, Survey
 from compressor.types.tensors import Batch
 

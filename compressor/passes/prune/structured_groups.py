@@ -12,10 +12,10 @@ import onnx_ir as ir
 
 from compressor.errors import listed
 from compressor.graph.costs import parameters
-from compressor.layer_rules import resolve_rules, skip_reason
 from compressor.passes.prune.selection import Tensors, allowed_counts, unit_step
 from compressor.passes.prune.structured_options import Criterion, Minimum, StructuredRule
 from compressor.types.channels import ChannelGroup, ChannelMap, Flags, Units, kept
+from compressor.types.layer_rules import resolve_rules, skip_reason
 from compressor.types.layers import Layer
 
 

@@ -16,13 +16,13 @@ from compressor.errors import SpecError
 from compressor.graph.editing import Editor
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.opset_conversion import converted
-from compressor.layer_rules import plan_layers, resolve_rules, skip_reason
 from compressor.passes.quantize.affine import sqnr_db
 from compressor.passes.quantize.half import store_narrow, to_half
 from compressor.passes.quantize.islands import FloatIslands
 from compressor.passes.quantize.precision import extreme
 from compressor.passes.quantize.widen import to_single
 from compressor.types.carrier import Capability, Carrier
+from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
 from compressor.types.layers import Layer
 from compressor.types.passes import (
     LayerOutcome,

@@ -12,7 +12,6 @@ from pydantic import Field
 
 from compressor.errors import DataError, SpecError
 from compressor.graph.codes import obstacle
-from compressor.layer_rules import plan_layers, resolve_rules, skip_reason
 from compressor.passes.quantize.affine import sqnr_db
 from compressor.passes.quantize.gptq_blocks import known_codes
 from compressor.passes.quantize.input_moments import moment_request
@@ -20,6 +19,7 @@ from compressor.passes.quantize.kmeans import clustered
 from compressor.passes.quantize.weight_check import check_finite
 from compressor.passes.quantize.weight_only_layers import COMPRESSED_TENSORS, kept_tables, nodes_of
 from compressor.types.carrier import Capability, Carrier
+from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
 from compressor.types.layers import Layer
 from compressor.types.passes import (
     LayerOutcome,

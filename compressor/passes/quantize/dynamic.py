@@ -15,10 +15,10 @@ from compressor.errors import SpecError
 from compressor.graph.codes import Codes, obstacle, read_through, store_codes
 from compressor.graph.editing import Editor
 from compressor.graph.layers import layers_with_nodes
-from compressor.layer_rules import plan_layers, resolve_rules, skip_reason
 from compressor.passes.quantize.affine import absmax_parameters, quantize, sqnr_db
 from compressor.passes.quantize.dynamic_nodes import DynamicWriter, unfit
 from compressor.types.carrier import Capability, Carrier
+from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
 from compressor.types.layers import Layer
 from compressor.types.options import Options
 from compressor.types.passes import (

@@ -11,7 +11,6 @@ import torch
 from pydantic import Field
 
 from compressor.graph.layers import layers_with_nodes
-from compressor.layer_rules import plan_layers
 from compressor.passes.quantize.affine import sqnr_db
 from compressor.passes.quantize.input_moments import moment_request
 from compressor.passes.quantize.placement import Placement, place
@@ -21,6 +20,7 @@ from compressor.passes.quantize.static_options import ActivationOptions, StaticR
 from compressor.passes.quantize.static_settings import ALREADY, StaticSettings, kernel_notes
 from compressor.passes.quantize.static_weights import WeightJob
 from compressor.types.carrier import Capability, Carrier
+from compressor.types.layer_rules import plan_layers
 from compressor.types.layers import Layer
 from compressor.types.passes import (
     LayerOutcome,

@@ -12,7 +12,6 @@ from compressor.errors import SpecError
 from compressor.graph.code_forms import FLOATS
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.values import INTEGER_CODES, constant_of
-from compressor.layer_rules import resolve_rules, rule_of, skip_reason
 from compressor.passes.quantize.affine import activation_parameters
 from compressor.passes.quantize.pixels import (
     PixelInput,
@@ -26,6 +25,7 @@ from compressor.passes.quantize.placement import Placement
 from compressor.passes.quantize.profiles import Profile
 from compressor.passes.quantize.qdq import ActivationCode
 from compressor.passes.quantize.static_options import ActivationOptions
+from compressor.types.layer_rules import resolve_rules, rule_of, skip_reason
 from compressor.types.layers import Layer
 from compressor.types.passes import LayerRule
 from compressor.types.quantized import Scheme

@@ -11,7 +11,6 @@ import torch
 from pydantic import Field
 
 from compressor.errors import SpecError
-from compressor.layer_rules import plan_layers
 from compressor.models.checkpoint.read_ahead import all_rows, read_rows
 from compressor.passes.quantize.affine import sqnr_db
 from compressor.passes.quantize.awq_blocks import AwqWork, plan_awq
@@ -30,6 +29,7 @@ from compressor.passes.quantize.weight_only_options import (
     numbers_of,
 )
 from compressor.types.carrier import Capability, Carrier
+from compressor.types.layer_rules import plan_layers
 from compressor.types.layers import Layer
 from compressor.types.passes import LayerOutcome, Outcome, Pass, PassContext, Survey
 from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes

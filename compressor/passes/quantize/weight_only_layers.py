@@ -11,9 +11,9 @@ from compressor.errors import SpecError
 from compressor.graph.codes import obstacle
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.values import static_shape
-from compressor.layer_rules import resolve_rules, skip_reason
 from compressor.passes.quantize.weight_only_options import NARROW_BITS, Numbers, WeightRule
 from compressor.types.carrier import Capability, Carrier
+from compressor.types.layer_rules import resolve_rules, skip_reason
 from compressor.types.layers import Layer
 from compressor.types.quantized import Scheme
 

@@ -13,7 +13,6 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from compressor.errors import SpecError
-from compressor.layer_rules import plan_layers, resolve_rules, skip_reason
 from compressor.models.torch.lowering import NamedModule
 from compressor.models.torch.smaller_module import trainable_graph
 from compressor.passes.train.early_exit_batches import Batches
@@ -49,6 +48,7 @@ from compressor.passes.train.preparing import (
 from compressor.passes.train.recipe import Recipe
 from compressor.passes.train.task import CROSS_ENTROPY, TaskLoss, loss_name
 from compressor.types.carrier import Capability, Carrier
+from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
 from compressor.types.passes import LayerOutcome, Outcome, PassContext, Survey
 from compressor.types.tensors import Array
 from compressor.types.training import Training

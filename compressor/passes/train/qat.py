@@ -10,7 +10,6 @@ import onnx_ir as ir
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from compressor.layer_rules import plan_layers, resolve_rules, skip_reason
 from compressor.models.executor import GraphModule, from_numpy
 from compressor.models.torch.lowering import NamedModule
 from compressor.models.torch.smaller_module import check_executable, trainable_graph
@@ -54,6 +53,7 @@ from compressor.passes.train.qat_writing import written
 from compressor.passes.train.recipe import Recipe
 from compressor.passes.train.task import loss_name
 from compressor.types.carrier import Capability, Carrier
+from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
 from compressor.types.layers import Layer
 from compressor.types.passes import LayerOutcome, LayerPlan, Outcome, PassContext, Survey
 from compressor.types.quantized import QuantizedTensor

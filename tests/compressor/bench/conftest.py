@@ -9,8 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from compressor import timing
-from compressor.bench import cold_rounds
+from compressor.run import cold_rounds, timing
 
 Shape = tuple[int | str, ...]
 SaveOnnx = Callable[..., Path]

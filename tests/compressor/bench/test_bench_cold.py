@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from compressor.bench import cold_rounds
-from compressor.bench.artifact import Artifact, Machinery
-from compressor.bench.cold_rounds import cold_starts, summarized
 from compressor.errors import ArtifactError
+from compressor.run import cold_rounds
+from compressor.run.artifact_file import Artifact, Machinery
+from compressor.run.cold_rounds import cold_starts, summarized
 from tests.compressor.bench.conftest import SaveOnnx
 
 BATCH = {"x": np.zeros((1, 3), np.float32)}

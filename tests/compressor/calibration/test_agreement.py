@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from compressor.calibration.collect import collect
-from compressor.plan import make_observer
+from compressor.calibration.collect import collect, make_observer
 from compressor.types.data import ALONE, ValueT
 from compressor.types.statistics import Request
 from compressor.types.tensors import Batch

@@ -9,10 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressor.calibration.collect import collect
+from compressor.calibration.collect import collect, make_observer
 from compressor.calibration.observers.channel_magnitude import ChannelMagnitude
 from compressor.errors import DataError
-from compressor.plan import make_observer
 from compressor.types.statistics import Request
 
 

@@ -11,10 +11,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from compressor import catalog
+from compressor.calibration.collect import make_observer
 from compressor.errors import ModelError
 from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
 from compressor.models.torch.lowering import OPSET
-from compressor.plan import make_observer
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.exporter import ExportContext
 from compressor.types.passes import PassContext

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from compressor.errors import CompressorError, ExitCode, ModelError, SpecError
-from compressor.model import open_model
-from compressor.plan import make_plan
+from compressor.run.model import open_model
+from compressor.run.plan import make_plan
 from compressor.spec.load import load_spec
 from compressor.types.tensors import Array
 from tests.compressor.carriers.transformers_folders import (

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from compressor.files import file_sha256
-from compressor.metrics import BUILT_IN
+from compressor.run.metrics import BUILT_IN
 
 MODEL, DATA, SPEC = "a" * 64, "b" * 64, "c" * 64
 FLOAT_BYTES, BYTES = 4_000_000, 1_000_000

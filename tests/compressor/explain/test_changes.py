@@ -9,7 +9,7 @@ from ruamel.yaml import YAML
 
 from compressor import catalog
 from compressor.explain.changes import Change, change_for, yaml_lines
-from compressor.layer_rules import resolve_rules, rule_class
+from compressor.types.layer_rules import resolve_rules, rule_class
 from compressor.types.passes import LayerRule
 
 names = st.text(

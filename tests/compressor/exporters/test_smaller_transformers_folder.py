@@ -20,7 +20,7 @@ from compressor.models.transformers.carrier import open_pretrained
 from compressor.passes.prune.structured import PruneStructured
 from compressor.passes.quantize.weight_only import QuantizeWeights
 from compressor.progress import quiet_libraries
-from compressor.run.samples import RunSamples
+from compressor.run.evaluate import RunSamples
 from compressor.types.exporter import ExportContext
 from compressor.types.passes import PassContext
 from compressor.types.tensors import TensorSpec

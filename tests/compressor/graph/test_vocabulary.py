@@ -9,9 +9,9 @@ import onnx_ir as ir
 import pytest
 
 from compressor import catalog
-from compressor.data import Data, check_data
 from compressor.errors import DataError
 from compressor.graph.layers import index_limits
+from compressor.run.data import Data, check_data
 from compressor.types.tensors import TensorSpec
 
 IDS = TensorSpec("ids", ("batch", 3), "int64")

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from compressor.plan import ExportPlan, LayerRow, PassPlan, Plan
 from compressor.report.plan_text import plan_json, plan_table, plan_text
 from compressor.report.terminal import plain_text
+from compressor.run.plan import ExportPlan, LayerRow, PassPlan, Plan
 from compressor.types.passes import LayerPlan
 from compressor.types.statistics import Request
 from compressor.types.tensors import TensorSpec

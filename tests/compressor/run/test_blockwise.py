@@ -11,12 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from compressor.calibration.collect import collect
+from compressor.calibration.collect import collect, make_observer
 from compressor.errors import DataError
 from compressor.graph.blocks import partition
 from compressor.graph.layers import graph_layers
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.plan import make_observer
 from compressor.run.blockwise import Activations, Feed, GraphBlocks
 from compressor.types.carrier import Carrier
 from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes

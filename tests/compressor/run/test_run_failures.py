@@ -12,7 +12,7 @@ from compressor.cli.application import application
 from compressor.errors import ExitCode, InputError, SpecError
 from compressor.models.onnx import carrier as onnx_carrier
 from compressor.run import runner
-from compressor.store import Store
+from compressor.run.store import Store
 from tests.compressor.spine_plugins import in_another_process
 from tests.compressor.tiny_project import STORE, Project, onnx_project
 

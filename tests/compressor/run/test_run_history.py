@@ -12,7 +12,7 @@ from compressor.errors import CompressorError, InputError, SpecError
 from compressor.progress import Silent
 from compressor.run.runner import RunOptions, run_spec
 from compressor.spec.load import load_spec
-from compressor.user_code import importable
+from compressor.spec.user_code import importable
 from tests.compressor.tiny_project import Project
 
 

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from compressor import timing
+from compressor.run import timing
 from tests.compressor.tiny_project import ONNX, SAMPLES, Project
 
 

@@ -7,7 +7,7 @@ import pytest
 from compressor.errors import ArtifactError, DataError, ExitCode, ModelError
 from compressor.exporters.onnx import OnnxExporter
 from compressor.run import verify
-from compressor.run.limits import judge
+from compressor.run.verify import judge
 from compressor.spec.keys import LimitKeys
 from tests.compressor.tiny_project import REPORTS, Project
 

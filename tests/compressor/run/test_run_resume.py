@@ -16,11 +16,11 @@ import compressor.calibration.collect
 from compressor.cli.application import application
 from compressor.errors import ExitCode
 from compressor.exporters.onnx.exporter import OnnxExporter
-from compressor.model import open_model
 from compressor.passes.quantize.static import QuantizeStatic
 from compressor.run import verify, workspace
+from compressor.run.model import open_model
 from compressor.spec.load import load_spec
-from compressor.user_code import importable
+from compressor.spec.user_code import importable
 from tests.compressor.spine_plugins import DEADLY, Strike, in_another_process
 from tests.compressor.tiny_project import (
     MODULE,

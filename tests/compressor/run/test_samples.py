@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compressor.data import Data
 from compressor.errors import ExitCode, SpecError
-from compressor.run.samples import RunSamples, made_up_batch
+from compressor.run.data import Data
+from compressor.run.evaluate import RunSamples, made_up_batch
 from compressor.types.tensors import TensorSpec
 from tests.compressor.tiny_project import Project, sample_images
 

@@ -19,12 +19,12 @@ from onnx import numpy_helper
 from compressor.errors import DataError
 from compressor.progress import Silent
 from compressor.run.runner import RunOptions, run_spec
+from compressor.run.store import Store
 from compressor.run.training import open_training_data
 from compressor.run.workspace import Workspace
 from compressor.spec.load import load_spec
-from compressor.store import Store
+from compressor.spec.user_code import importable
 from compressor.types.training import Training
-from compressor.user_code import importable
 from tests.compressor.drill import STATE, Drill, told
 from tests.compressor.spine_plugins import in_another_process
 from tests.compressor.tiny_project import (

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from compressor.run.unfinished import differences
+from compressor.run.training import differences
 
 PARTS: dict[str, Any] = {
     "upstream": "a",

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from compressor.cli.application import application
 from compressor.errors import SpecError
 from compressor.inspection.open_path import inspect_path
-from compressor.plan import make_plan
+from compressor.run.plan import make_plan
 from compressor.spec.load import load_spec
 from tests.compressor.exporters.tensorrt.engines import addresses_can_be_fixed, needs_rtx
 from tests.compressor.tiny_project import Project, onnx_project

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from compressor.calibration.collect import make_observer
 from compressor.graph.blocks import partition
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.plan import make_observer
 from compressor.run.blockwise import Feed, GraphBlocks
 from compressor.types.carrier import Carrier
 from compressor.types.passes import Outcome, Pass, PassContext

@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from compressor.calibration.collect import collect
+from compressor.calibration.collect import collect, make_observer
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.structured import PruneStructured
-from compressor.plan import make_observer
-from compressor.run.samples import RunSamples
+from compressor.run.evaluate import RunSamples
 from compressor.types.carrier import Carrier
 from compressor.types.passes import Outcome, PassContext
 from compressor.types.tensors import Array, Batch, TensorSpec

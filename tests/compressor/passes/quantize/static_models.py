@@ -11,12 +11,11 @@ import onnxruntime as ort
 import torch
 from torch import nn
 
-from compressor.calibration.collect import collect
+from compressor.calibration.collect import collect, make_observer
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.quantize.static import QuantizeStatic
-from compressor.plan import make_observer
 from compressor.types.carrier import Carrier
 from compressor.types.passes import Outcome, PassContext
 from compressor.types.tensors import Array, Batch, TensorSpec

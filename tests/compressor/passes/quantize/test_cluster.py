@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from compressor import catalog
-from compressor.calibration.collect import collect
+from compressor.calibration.collect import collect, make_observer
 from compressor.errors import ModelError, SpecError
 from compressor.graph.codebooks import codebook_of
 from compressor.inspection.open_path import inspect_path
@@ -22,7 +22,6 @@ from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.quantize.cast import Cast
 from compressor.passes.quantize.cluster import Cluster, ClusterRule
 from compressor.passes.quantize.dynamic import QuantizeDynamic
-from compressor.plan import make_observer
 from compressor.types.carrier import Carrier
 from compressor.types.exporter import ExportContext
 from compressor.types.passes import Outcome, PassContext

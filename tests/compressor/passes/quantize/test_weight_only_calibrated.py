@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from compressor.calibration.collect import make_observer
 from compressor.errors import DataError
 from compressor.graph.blocks import partition
-from compressor.plan import make_observer
 from compressor.run.blockwise import Feed, GraphBlocks
 from tests.compressor.passes.quantize.weight_only_models import (
     ANY,

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compressor.metrics import BUILT_IN
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.run.samples import RunSamples
+from compressor.run.evaluate import RunSamples
+from compressor.run.metrics import BUILT_IN
 from compressor.types.data import ALONE, Ranks
 from compressor.types.tensors import Batch, TensorSpec
 from compressor.types.training import Advance, Measure, Rows, Training, TrainingData

@@ -8,7 +8,6 @@ from typing import Any, cast
 import pytest
 import torch
 
-from compressor.metrics import BUILT_IN
 from compressor.passes.prune.structured import PruneStructured
 from compressor.passes.train.distill import Distill
 from compressor.passes.train.distill_losses import kl_divergence
@@ -17,6 +16,7 @@ from compressor.passes.train.distilling import DistilledLoss, LossTerms, Pupil
 from compressor.passes.train.steps import Micro
 from compressor.passes.train.teacher_outputs import TeacherOutputs
 from compressor.passes.train.teachers import Taps, Teacher
+from compressor.run.metrics import BUILT_IN
 from compressor.types.carrier import Carrier
 from compressor.types.passes import PassContext
 from tests.compressor.passes.train.distill_models import (

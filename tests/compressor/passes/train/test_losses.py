@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from compressor.metrics import BUILT_IN
 from compressor.passes.train.losses import cross_entropy, squared_error
+from compressor.run.metrics import BUILT_IN
 
 
 def test_cross_entropy_is_the_metrics_log_loss() -> None:

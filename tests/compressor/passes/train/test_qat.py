@@ -257,8 +257,7 @@ def test_later_passes_take_the_result(tmp_path: Path, left: str) -> None:
 
 
 def _static(carrier: Carrier, done: set[str]) -> Carrier:
-    from compressor.calibration.collect import collect
-    from compressor.plan import make_observer
+    from compressor.calibration.collect import collect, make_observer
 
     declared = QuantizeStatic()
     survey = declared.survey(carrier, CONTEXT)

@@ -6,15 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
-from compressor import catalog
-from compressor.data import Data, check_data, open_data
+from compressor.calibration.collect import make_observer
 from compressor.errors import CompressorError, SpecError
 from compressor.graph.layers import index_limits
 from compressor.graph.values import dims, value_by_name
-from compressor.metrics import Metric, resolve_metric
-from compressor.model import OpenedModel, open_model
 from compressor.models.sizes import (
     cannot_run,
     layer_bytes,
@@ -22,13 +18,16 @@ from compressor.models.sizes import (
     model_macs,
     model_parameters,
 )
-from compressor.other_model import open_other_model, option_path
+from compressor.run.data import Data, check_data, open_data
+from compressor.run.metrics import Metric, resolve_metric
+from compressor.run.model import OpenedModel, open_model
+from compressor.run.other_model import open_other_model, option_path
 from compressor.spec.load import Spec
+from compressor.spec.user_code import importable, load_symbol
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.exporter import Exporter
 from compressor.types.passes import LayerPlan, Pass, PassContext, Survey
-from compressor.types.statistics import Observer, Request
-from compressor.user_code import importable, load_symbol
+from compressor.types.statistics import Request
 
 _RUNTIME_BYTES = 550_000_000  # PyTorch, ONNX Runtime and Python themselves, measured
 _COPIES = 3  # the model as read, as changed, and inside the runtime
@@ -213,12 +212,6 @@ def _warnings(spec: Spec, exports: Sequence[ExportPlan], size: int) -> tuple[str
         f"{e.format}: only its size is judged: {e.cannot_run}" for e in spec.exports if e.cannot_run
     ]
     return (*above, *unjudged)
-
-
-def make_observer(name: str, options: Mapping[str, Any]) -> Observer[Any, Any]:
-    """Build an observer from the catalog."""
-    observer: Observer[Any, Any] = catalog.load("observer", name)(**options)
-    return observer
 
 
 def _metric(spec: Spec, data: Mapping[str, Data]) -> Metric | None:

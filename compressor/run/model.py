@@ -24,11 +24,11 @@ from compressor.models.transformers.carrier import (
     open_pretrained,
 )
 from compressor.models.transformers.networks import CONFIG
+from compressor.run.store import result_key
 from compressor.spec.load import Spec
-from compressor.store import result_key
+from compressor.spec.user_code import code_digest, importable, load_symbol
 from compressor.types.carrier import Carrier
 from compressor.types.tensors import Batch, TensorSpec
-from compressor.user_code import code_digest, importable, load_symbol
 
 _LOWERING_SQNR_DB = 60.0
 

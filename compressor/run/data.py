@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
-from compressor import catalog
+from compressor.calibration.sources.factory import FactorySource
+from compressor.calibration.sources.transformed import TransformedSource
 from compressor.errors import CompressorError, DataError, SpecError, suggestion
 from compressor.files import json_sha256
 from compressor.spec.load import FACTORY, DataEntry, Spec
+from compressor.spec.user_code import code_digest, importable, load_symbol
 from compressor.types.data import Source
 from compressor.types.tensors import Batch, TensorSpec
-from compressor.user_code import code_digest, importable, load_symbol
 
-_FACTORY_SOURCE = "compressor.calibration.sources.factory:FactorySource"
 _BATCH = 32
-_TRANSFORMED = "compressor.calibration.sources.transformed:TransformedSource"
 
 
 @dataclass(frozen=True)
@@ -93,17 +93,14 @@ def _open(spec: Spec, entry: DataEntry, fixed: int | None) -> Data:
             fields = dict(entry.keys.inputs)
             if entry.keys.target is not None and fields:
                 fields[entry.keys.target] = entry.keys.target
-            source = catalog.resolve(_FACTORY_SOURCE)(
-                make, entry.reference, fields, entry.keys.samples
-            )
+            source: Source = FactorySource(make, entry.reference, fields, entry.keys.samples)
             code += code_digest(make)
         else:
-            source = entry.options
+            # The catalog's sources are options that can be read.
+            source = cast("Source", entry.options)
         if entry.keys.transform is not None:
             transform = load_symbol(entry.keys.transform, f"data.{entry.role}.transform")
-            source = catalog.resolve(_TRANSFORMED)(
-                source, transform, entry.keys.transform, spec.seed
-            )
+            source = TransformedSource(source, transform, entry.keys.transform, spec.seed)
             code += code_digest(transform)
     size = entry.keys.batch or fixed or _BATCH
     return Data(entry.role, source, entry.keys.target, size, code, entry.where)

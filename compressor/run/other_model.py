@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import CompressorError, SpecError
-from compressor.model import OpenedModel, open_model
 from compressor.models.sizes import cannot_run
+from compressor.run.model import OpenedModel, open_model
 from compressor.spec.keys import InputKeys, ModelKeys
 from compressor.spec.load import Spec, resolve_path
 from compressor.spec.source_text import Document, KeyPath

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from compressor.bench.artifact import Artifact, Machinery
 from compressor.errors import ArtifactError
+from compressor.run.artifact_file import Artifact, Machinery
 from compressor.types.tensors import Batch
 
 ROUNDS = 5
@@ -103,7 +103,7 @@ def _job(artifact: Artifact, machinery: Machinery, batch: Path, target: Path) ->
 
 
 def _started(name: str, job: Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", "compressor.bench.cold_start", str(job)]
+    command = [sys.executable, "-m", "compressor.run.cold_start", str(job)]
     subject = f"artifact {name!r}"
     try:
         done = subprocess.run(

@@ -1,6 +1,6 @@
 """One cold start, taken apart; runs as a process of its own.
 
-``python -m compressor.bench.cold_start JOB`` reads a JSON document with ``name``, ``path``,
+``python -m compressor.run.cold_start JOB`` reads a JSON document with ``name``, ``path``,
 ``format``, ``files``, ``options``, ``runtime`` (what runs an ONNX file, else ``null``), ``threads``
 and ``batch`` (an ``.npz`` file), and prints another with seconds and bytes.
 """
@@ -83,9 +83,9 @@ def cold_start(job: Mapping[str, Any]) -> dict[str, Any]:
 
 def _opener(job: Mapping[str, Any]) -> Callable[[], Runner]:
     """Import all that opening takes, which is not the artifact's, and return what opens it."""
-    from compressor.bench.artifact import Artifact, Machinery
     from compressor.catalog import load
     from compressor.models.onnx.runtimes import OnnxRuntime
+    from compressor.run.artifact_file import Artifact, Machinery
 
     path = Path(job["path"])
     if job["runtime"] is not None:

@@ -12,8 +12,8 @@ import numpy as np
 
 from compressor.errors import DataError, SpecError, suggestion
 from compressor.spec.keys import MetricKeys
+from compressor.spec.user_code import importable, load_symbol
 from compressor.types.tensors import Array, Batch
-from compressor.user_code import importable, load_symbol
 
 _Z95 = 1.959963984540054
 _NOT_COUNTED = -100
