@@ -79,12 +79,11 @@ def bench(
     """
     from sys import stdout
 
-    from compressor.bench.bench import BenchOptions
-    from compressor.bench.bench import bench as measured
-    from compressor.bench.shape_option import parse_shapes
-    from compressor.cli.progress import shown_progress
+    from compressor.cli.options import shown_progress
     from compressor.files import json_text
-    from compressor.pages.benchmark import benchmark_table
+    from compressor.lab.bench.bench import BenchOptions, parse_shapes
+    from compressor.lab.bench.bench import bench as measured
+    from compressor.report.pages.bench import benchmark_table
     from compressor.report.terminal import show
     from compressor.run.artifact_file import Machinery
 

@@ -1,4 +1,4 @@
-"""``compress compare``."""
+"""``compress compare`` and ``compress gate``."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from compressor.cli.options import compare_options, json_option
+from compressor.cli.options import compare_options, json_option, label_option
 
 if TYPE_CHECKING:
-    from compressor.comparison.sides import Allowed
+    from compressor.lab.compare.sides import Allowed
 
 
 @click.command()
@@ -34,11 +34,11 @@ def compare(
     """
     from sys import stdout
 
-    from compressor.cli.progress import shown_progress
-    from compressor.comparison.compare import CompareOptions, compare_runs
-    from compressor.comparison.recording import recall
+    from compressor.cli.options import shown_progress
     from compressor.files import json_text
-    from compressor.pages.comparison import comparison_page
+    from compressor.lab.compare.compare import CompareOptions, compare_runs
+    from compressor.lab.compare.trend import recall
+    from compressor.report.pages.compare import comparison_page
     from compressor.report.terminal import show
 
     allowed = frozenset(allow)
@@ -51,3 +51,97 @@ def compare(
         click.echo(json_text(document), nl=False)
     else:
         show(comparison_page(comparison, trend), stdout)
+
+
+@click.command()
+@compare_options
+@click.option(
+    "--max-metric-drop",
+    type=click.FloatRange(min=0),
+    metavar="DROP",
+    help="Fail where the loss is real and larger than this, in points for shares. Without it, "
+    "fail on any loss that is real.",
+)
+@click.option(
+    "--max-latency-ratio",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="RATIO",
+    help="Fail where the whole interval of candidate over base lies above this.",
+)
+@click.option(
+    "--max-size-ratio",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="RATIO",
+    help="Fail where the candidate is larger than this times the base.",
+)
+@click.option(
+    "--alpha",
+    type=click.FloatRange(0, 0.5, min_open=True),
+    default=0.05,
+    show_default=True,
+    help="How often chance alone may fail an equally good candidate.",
+)
+@click.option("--strict", is_flag=True, help="Fail what is not proved to be within its limit.")
+@click.option(
+    "--junit",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the checks as JUnit XML.",
+)
+@click.option(
+    "--markdown",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the result as Markdown.",
+)
+@label_option
+@json_option
+@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+def gate(
+    base: Path,
+    candidate: Path,
+    artifact: str | None,
+    base_artifact: str | None,
+    allow: tuple[Allowed, ...],
+    timing: bool,
+    history: Path | None,
+    max_metric_drop: float | None,
+    max_latency_ratio: float | None,
+    max_size_ratio: float | None,
+    alpha: float,
+    strict: bool,
+    junit: Path | None,
+    markdown: Path | None,
+    label: str,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Hold CANDIDATE against BASE: exit code 1 where a limit fails.
+
+    BASE and CANDIDATE are output folders of runs, or their report.json. A metric fails where
+    equally good models would lose so much with a chance below --alpha, and the loss is over the
+    limit. What the samples cannot tell is undecided, and passes unless --strict. The result is
+    added to $GITHUB_STEP_SUMMARY where that is set. With --history, the candidate is added to
+    that file, and the run where the metric stepped is named.
+    """
+    from sys import stdout
+
+    from compressor.cli.options import shown_progress
+    from compressor.errors import ExitCode
+    from compressor.files import json_text
+    from compressor.lab.compare.compare import CompareOptions
+    from compressor.lab.compare.gate import GateLimits
+    from compressor.lab.compare.gate_run import GateFiles, run_gate
+    from compressor.report.pages.compare import gate_page
+    from compressor.report.terminal import show
+
+    limits = GateLimits(max_metric_drop, max_latency_ratio, max_size_ratio, alpha, strict)
+    options = CompareOptions(artifact, base_artifact, frozenset(allow), timing)
+    files = GateFiles(junit, markdown, history, label)
+    with shown_progress(enabled=not quiet) as progress:
+        result, trend = run_gate(base, candidate, options, limits, files, progress)
+    if as_json:
+        click.echo(json_text({**result.as_json(), "trend": trend and trend.as_json()}), nl=False)
+    elif not quiet:
+        show(gate_page(result, trend), stdout)
+    raise click.exceptions.Exit(int(ExitCode.DONE if result.ok else ExitCode.LIMIT_FAILED))

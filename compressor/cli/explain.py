@@ -59,13 +59,12 @@ def explain(
     """
     from sys import stdout
 
-    from compressor.cli.progress import shown_progress
+    from compressor.cli.options import shown_progress
     from compressor.errors import SpecError
-    from compressor.explain.by_sqnr import explain_by_sqnr
-    from compressor.explain.finished_run import finished_run
-    from compressor.explain.leave_one_out import Budget, explain_by_leaving_out
     from compressor.files import json_text
-    from compressor.pages.explanation import explanation_page
+    from compressor.lab.explain.by_sqnr import explain_by_sqnr, finished_run
+    from compressor.lab.explain.leave_one_out import Budget, explain_by_leaving_out
+    from compressor.report.pages.explain import explanation_page
     from compressor.report.terminal import show
     from compressor.spec.user_code import importable
 

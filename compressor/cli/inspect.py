@@ -1,4 +1,4 @@
-"""``compress inspect``."""
+"""``compress inspect`` and ``compress unpack``."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def inspect(
     """
     from sys import stdout
 
-    from compressor.cli.progress import shown_progress
+    from compressor.cli.options import shown_progress
     from compressor.errors import ExitCode, SpecError
     from compressor.files import json_text
-    from compressor.inspection.as_json import contents_json
-    from compressor.inspection.open_path import inspect_path
-    from compressor.pages.contents import contents_table
+    from compressor.lab.inspect.contents import contents_json
+    from compressor.lab.inspect.path import inspect_path
+    from compressor.report.pages.inspect import contents_table
     from compressor.report.terminal import show
 
     if roofline:
@@ -86,11 +86,11 @@ def _roofline(
 ) -> None:
     from sys import stdout
 
-    from compressor.cli.progress import shown_progress
+    from compressor.cli.options import shown_progress
     from compressor.files import json_text
-    from compressor.pages.roofline import roofline_page
+    from compressor.lab.roofline.roofline import LENGTH, measure_roofline
+    from compressor.report.pages.roofline import roofline_page
     from compressor.report.terminal import show
-    from compressor.roofline.roofline import LENGTH, measure_roofline
     from compressor.spec.user_code import importable
 
     with importable([Path.cwd()]), shown_progress() as progress:
@@ -99,3 +99,45 @@ def _roofline(
         click.echo(json_text(found.as_json()), nl=False)
     else:
         show(roofline_page(found), stdout)
+
+
+@click.command()
+@click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="The folder that the files go into.",
+)
+@click.option(
+    "--tensor",
+    "tensors",
+    multiple=True,
+    metavar="NAME",
+    help="Take this tensor alone, and no graph. May be given again.",
+)
+@click.option("--force", is_flag=True, help="Replace files of the same names in the folder.")
+@json_option
+def unpack(path: Path, output: Path, tensors: tuple[str, ...], force: bool, as_json: bool) -> None:
+    """Take the files out of an archive.
+
+    FILE is what the exporter archive wrote. The files are those that the safetensors exporter
+    writes, bit for bit; compressor.load opens the folder. Every byte is checked on the way.
+    """
+    from dataclasses import asdict
+    from sys import stderr
+
+    from compressor.archives import unpack as taken_out
+    from compressor.cli.options import shown_progress
+    from compressor.files import json_text
+    from compressor.report.pages.inspect import unpacked_table
+    from compressor.report.terminal import show
+
+    with shown_progress() as progress:
+        files = taken_out(path, output, tensors, force=force, progress=progress)
+    if as_json:
+        document = {"folder": str(output), "files": [asdict(file) for file in files]}
+        click.echo(json_text(document), nl=False)
+    else:
+        show(unpacked_table(files), stderr)

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from compressor.progress import Advance, Progress, Silent
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+    from rich.progress import ProgressColumn
+
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -70,3 +80,74 @@ def compare_options(function: _Function) -> _Function:
     for option in reversed(_COMPARE):
         function = option(function)
     return function
+
+
+@contextmanager
+def shown_progress(*, enabled: bool = True) -> Iterator[Progress]:
+    """Yield what shows stages on stderr where that is a terminal, and nothing elsewhere."""
+    if not enabled or not sys.stderr.isatty():
+        yield Silent()
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bars
+
+    console = Console(stderr=True, highlight=False)
+    with Bars(*columns(), console=console, transient=True, redirect_stdout=False) as bars:
+        yield TerminalProgress(bars)
+
+
+def columns() -> tuple[ProgressColumn, ...]:
+    """Return what a running stage shows: how far it is, what it says, and the time.
+
+    The time left stands there as soon as there is a total and a speed to judge by.
+    """
+    from rich.progress import BarColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.text import Text
+
+    class TimeLeft(TimeRemainingColumn):
+        """The time that is left, said to be that."""
+
+        def render(self, task: Task) -> Text:
+            if task.total is None or task.time_remaining is None:
+                return Text()
+            return super().render(task).append(" left")
+
+    return (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.fields[count]}", markup=False),
+        TextColumn("{task.fields[text]}", markup=False),
+        TimeElapsedColumn(),
+        TimeLeft(),
+    )
+
+
+class TerminalProgress:
+    """Shows a bar for each running stage, and a line for each that is done.
+
+    Args:
+        bars: where they are drawn.
+    """
+
+    def __init__(self, bars: Bars):
+        self._bars = bars
+
+    @contextmanager
+    def stage(self, description: str, total: int | None = None) -> Iterator[Advance]:
+        """Show a stage; the yielded function takes how much of ``total`` is done, and a text."""
+        task = self._bars.add_task(description, total=total, count="", text="")
+        start = time.monotonic()
+
+        def advance(done: int, text: str = "") -> None:
+            count = f"{done:,}" if total is None else f"{done:,}/{total:,}"
+            self._bars.update(task, completed=done, count=count, text=text)
+
+        try:
+            yield advance
+        finally:
+            self._bars.remove_task(task)
+        self.note(f"{description}  {time.monotonic() - start:.1f} s")
+
+    def note(self, message: str) -> None:
+        """Show one line that stays."""
+        self._bars.console.print(message, markup=False)

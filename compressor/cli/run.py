@@ -1,8 +1,10 @@
-"""``compress run``."""
+"""Commands that run a spec: ``compress run``, ``compress plan`` and ``compress quantize``."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,6 +16,10 @@ from compressor.cli.options import (
     set_option,
     spec_argument,
 )
+
+if TYPE_CHECKING:
+    from compressor.run.runner import RunOptions
+    from compressor.spec.load import Spec
 
 
 @click.command()
@@ -44,7 +50,7 @@ def run(
     share calibration batches and the shards of large checkpoints. With --history the run is
     added to that file, and the report draws how the metric went from run to run.
     """
-    from compressor.cli.results import run_and_show
+    from compressor.cli.run import run_and_show
     from compressor.run.runner import RunOptions
     from compressor.spec.load import load_spec
     from compressor.spec.user_code import importable
@@ -52,4 +58,147 @@ def run(
     with importable([Path.cwd()]):
         options = RunOptions(fresh=fresh, force=force, history=history, label=label, memory=memory)
         code = run_and_show(load_spec(spec, settings), options, as_json=as_json, quiet=quiet)
+    raise click.exceptions.Exit(code)
+
+
+@click.command()
+@spec_argument
+@set_option
+@json_option
+def plan(spec: Path, settings: tuple[str, ...], as_json: bool) -> None:
+    """Check SPEC from end to end, and say what a run will do.
+
+    For each layer: what happens to it, its bytes before and after, and why. Nothing heavy is
+    computed, and nothing is written.
+    """
+    from sys import stdout
+
+    from compressor.files import json_text
+    from compressor.report.plan_text import plan_json, plan_table
+    from compressor.report.terminal import show
+    from compressor.run.plan import make_plan
+    from compressor.spec.load import load_spec
+    from compressor.spec.user_code import importable
+
+    with importable([Path.cwd()]):
+        made = make_plan(load_spec(spec, settings))
+    if as_json:
+        click.echo(json_text(plan_json(made)), nl=False)
+    else:
+        show(plan_table(made), stdout)
+
+
+def run_and_show(spec: Spec, options: RunOptions, *, as_json: bool, quiet: bool) -> int:
+    """Run a spec and print its results; returns the exit code.
+
+    Of the processes that ``torchrun`` starts, the first alone prints.
+    """
+    from sys import stderr
+
+    from compressor.cli.options import shown_progress
+    from compressor.files import json_text
+    from compressor.report.terminal import result_table, show
+    from compressor.run.ranks import ranks
+    from compressor.run.runner import help_run, run_spec
+
+    with ranks() as group, shown_progress(enabled=not quiet and group.rank == 0) as progress:
+        options = replace(options, ranks=group)
+        if group.rank:
+            help_run(spec, options)
+            return 0
+        result = run_spec(spec, options, progress)
+    if as_json:
+        click.echo(json_text(result.report), nl=False)
+    elif not quiet:
+        if result.cached:
+            click.echo("Nothing has changed: these are the results of an earlier run.", err=True)
+        show(result_table(result.report, _near(result.output / "report.html")), stderr)
+    return int(result.exit_code)
+
+
+def _near(path: Path) -> str:
+    """Write a path as seen from the current folder, where it lies below that."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+_PRESETS = ("int8", "int4-g128", "int4-g32", "int2-g32", "fp8", "nvfp4", "mxfp4")
+
+
+@click.command()
+@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="The new directory.",
+)
+@click.option(
+    "--preset",
+    type=click.Choice(_PRESETS),
+    default="int4-g128",
+    show_default=True,
+    help="Width of a weight, and how many share a scale.",
+)
+@click.option(
+    "--method",
+    type=click.Choice(("rtn", "hqq")),
+    default="rtn",
+    show_default=True,
+    help="Round to nearest, or half-quadratic. GPTQ and AWQ need a model that runs: see the "
+    "pass quantize-weights.",
+)
+@click.option(
+    "--range",
+    "search",
+    type=click.Choice(("min-max", "mse")),
+    help="Span all values, or search the range of least squared error.",
+)
+@click.option(
+    "--skip",
+    multiple=True,
+    metavar="PATTERN",
+    help="Leave layers of this name as they are; * and ? are wildcards. May be given again.",
+)
+@click.option("--embeddings", is_flag=True, help="Quantize tables and the output layer too.")
+@click.option(
+    "--max-shard-size", type=int, metavar="BYTES", help="Size of a file; default: as they are."
+)
+@click.option("--fresh", is_flag=True, help="Forget what an earlier call finished.")
+@force_option
+@json_option
+@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+def quantize(
+    checkpoint: Path,
+    output: Path,
+    preset: str,
+    method: str,
+    search: str | None,
+    skip: tuple[str, ...],
+    embeddings: bool,
+    max_shard_size: int | None,
+    fresh: bool,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Quantize the weights of CHECKPOINT, however large it is.
+
+    CHECKPOINT is a safetensors file, a sharded directory, or a Hugging Face directory. Tensors
+    flow through one at a time, from memory-mapped files. The new directory has the
+    compressed-tensors layout, which transformers and vLLM load as it is. Killed, the same command
+    goes on where it was; under torchrun, the processes share the shards.
+    """
+    from compressor.cli.run import run_and_show
+    from compressor.lab.quantize import QuantizeOptions, quantization_spec
+    from compressor.run.runner import RunOptions
+
+    options = QuantizeOptions(preset, method, search, skip, embeddings, max_shard_size)
+    code = run_and_show(
+        quantization_spec(checkpoint, output, options),
+        RunOptions(fresh=fresh, force=force, identify_by_headers=True),
+        as_json=as_json,
+        quiet=quiet,
+    )
     raise click.exceptions.Exit(code)

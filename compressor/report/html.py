@@ -12,12 +12,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from compressor.report import formats
-from compressor.report.distributions import Distributions, distributions
-from compressor.report.layer_table import layer_table
-from compressor.report.past_runs import PastRuns
-from compressor.report.related import NONE, Point, Related, points
+from compressor.report.layer_table import Distributions, distributions, layer_table, trainings
+from compressor.report.past_runs import NONE, PastRuns, Point, Related, points
 from compressor.report.rows import FLOAT_MODEL, model_rows, pass_rows
-from compressor.report.trainings import trainings
 from compressor.report.verdict import (
     LimitRow,
     Report,

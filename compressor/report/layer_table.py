@@ -210,3 +210,118 @@ def _loss(layer: Mapping[str, Any]) -> float:
     if value is None:  # of a model that cannot be run, weights alone are compared
         value = layer["weight_sqnr_db"]
     return float("inf") if value is None else float(value)
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """One histogram.
+
+    Attributes:
+        title: what is counted.
+        caption: extent and range in words.
+        counts: its content in ``report.json``.
+    """
+
+    title: str
+    caption: str
+    counts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class LayerDistributions:
+    """The histograms of one layer.
+
+    Attributes:
+        name: the layer.
+        scheme: how its weight is represented.
+        sqnr: of its output.
+        shown: its weight and its input, where they were counted.
+    """
+
+    name: str
+    scheme: str
+    sqnr: str
+    shown: tuple[Distribution, ...]
+
+
+@dataclass(frozen=True)
+class Distributions:
+    """The histograms of one pass."""
+
+    by: str
+    layers: tuple[LayerDistributions, ...]
+
+
+def distributions(report: Report) -> Distributions:
+    """Return the histograms of the last pass that has some; none where no pass has."""
+    for entry in reversed(report["passes"]):
+        if entry.get("histograms"):
+            rows = {row["name"]: row for row in entry["layers"]}
+            known = [item for item in entry["histograms"] if item["name"] in rows]
+            found = (_layer(item, rows[item["name"]]) for item in known)
+            return Distributions(entry["pass"], tuple(layer for layer in found if layer.shown))
+    return Distributions("", ())
+
+
+def _layer(item: Mapping[str, Any], row: Mapping[str, Any]) -> LayerDistributions:
+    shown = []
+    if item["weight"] is not None:
+        words = _weight_words(item["weight"], row["scheme"])
+        shown.append(Distribution("Weight", words, item["weight"]))
+    if item["input"] is not None:
+        title = f"Input, {formats.plural(item['input']['samples'], 'sample')}"
+        shown.append(Distribution(title, _input_words(item["input"]), item["input"]))
+    sqnr = "" if row["sqnr_db"] is None else formats.decibel(row["sqnr_db"])
+    return LayerDistributions(item["name"], row["scheme"], sqnr, tuple(shown))
+
+
+def _weight_words(entry: Mapping[str, Any], scheme: str) -> str:
+    whole = "/tensor" in scheme
+    return _words(entry, "range" if whole else "together its ranges span")
+
+
+def _input_words(entry: Mapping[str, Any]) -> str:
+    words = _words(entry, "range")
+    if entry["outside"] is None:
+        return words
+    outside = entry["outside"]
+    if outside == 0:
+        return f"{words}; none cut off"
+    return f"{words}; {formats.number(float(f'{outside:.2g}'), 2)} % cut off"
+
+
+def _words(entry: Mapping[str, Any], label: str) -> str:
+    values = f"values {_span(entry['low'], entry['high'])}"
+    if entry["range"] is None:
+        return f"{values}; no range: {entry['range_reason']}"
+    return f"{values}; {label} {_span(*entry['range'])}"
+
+
+def _span(low: float, high: float) -> str:
+    return f"{formats.number(low, 3)} to {formats.number(high, 3)}"
+
+
+@dataclass(frozen=True)
+class Training:
+    """The losses of one training.
+
+    Attributes:
+        by: the pass.
+        caption: how many steps; of very many, not all losses are kept.
+        losses: pairs of step and loss, at least two.
+    """
+
+    by: str
+    caption: str
+    losses: Sequence[Sequence[float]]
+
+
+def trainings(report: Report) -> list[Training]:
+    """Return the trainings of which there are losses to draw, in the order of the passes."""
+    found = []
+    for entry in report["passes"]:
+        content = entry.get("training")
+        if content and len(content["losses"]) > 1:
+            caption = formats.plural(content["steps"], "step")
+            found.append(Training(entry["pass"], caption, content["losses"]))
+    return found

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from compressor.report.formats import NOTHING, count, short_count
-from compressor.report.markdown_text import FAILED, PASSED, cell, code, table, text
+from compressor.report.formats import (
+    FAILED,
+    NOTHING,
+    PASSED,
+    cell,
+    code,
+    count,
+    short_count,
+    table,
+    text,
+)
 from compressor.report.rows import Figure, ModelRow, PassRow, missing_reasons, model_rows, pass_rows
 from compressor.report.verdict import (
     Report,

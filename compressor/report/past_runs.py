@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from compressor.report.formats import plural
+from compressor.report.verdict import Report, artifact_ok
 
 
 @dataclass(frozen=True)
@@ -37,3 +44,170 @@ class PastRuns:
 
     runs: tuple[PastRun, ...]
     steps: tuple[str, ...]
+
+
+_REPORT = "report.json"
+_MOST_RUNS = 200
+_BROKEN = (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError)
+
+
+@dataclass(frozen=True)
+class Point:
+    """An artifact as a point between two costs and the metric.
+
+    Attributes:
+        run: the run's name: that of its folder, or of this report.
+        artifact: the artifact's file name.
+        metric: its value.
+        metric_ci95: its interval.
+        size_ratio: bytes over the float model's.
+        latency_ratio: latency over the float model's, timed side by side; ``None`` for what is
+            not deployed.
+        latency_ci95: its interval.
+        ok: the run's limits and checks hold for it.
+        own: it is of this report.
+        beaten_in_size: another point is at least as good in metric and size, and better in one.
+        beaten_in_latency: the same for metric and latency.
+    """
+
+    run: str
+    artifact: str
+    metric: float
+    metric_ci95: tuple[float, float]
+    size_ratio: float
+    latency_ratio: float | None
+    latency_ci95: tuple[float, float] | None
+    ok: bool
+    own: bool
+    beaten_in_size: bool = False
+    beaten_in_latency: bool = False
+
+
+@dataclass(frozen=True)
+class Related:
+    """What lies beside a run's folder.
+
+    Attributes:
+        reports: readable reports of the same model, data and metric, by the folder's name.
+        notes: what was left out, and why.
+    """
+
+    reports: Mapping[str, Report]
+    notes: tuple[str, ...] = ()
+
+
+NONE = Related({})
+
+
+def related_runs(output: Path, report: Report) -> Related:
+    """Read the reports of runs whose folders lie beside this run's.
+
+    A run belongs to the plot if it measured the same float model on the same data by the same
+    metric. Where this run measured none, there is no plot.
+
+    Args:
+        output: this run's folder.
+        report: this run's ``report.json``.
+    """
+    if report["baseline"]["metric"] is None or "identity" not in report:
+        return NONE
+    own = _identity(report)
+    found: dict[str, Report] = {}
+    notes: list[str] = []
+    others = 0
+    for folder in _folders(output):
+        try:
+            other = _read(folder / _REPORT)
+            same = _identity(other) == own
+            if same:
+                list(_points(folder.name, other, own=False))  # all that is wanted is there
+        except _BROKEN as error:
+            notes.append(f"Run {folder.name!r} is left out: {_problem(error)}.")
+            continue
+        if same:
+            found[folder.name] = other
+        else:
+            others += 1
+    if others:
+        notes.append(f"Left out: {plural(others, 'run')} of another model, data or metric.")
+    if len(found) > _MOST_RUNS:
+        notes.append(f"Left out: {len(found) - _MOST_RUNS} more runs.")
+        found = dict(list(found.items())[:_MOST_RUNS])
+    return Related(found, tuple(notes))
+
+
+def points(report: Report, related: Related) -> list[Point]:
+    """Return all measured artifacts: this run's first, then the others' by name."""
+    found = list(_points(str(report["name"]), report, own=True))
+    for name, other in related.reports.items():
+        found += _points(name, other, own=False)
+    higher = bool((report["baseline"]["metric"] or {}).get("higher_is_better", True))
+    return _judged(found, higher)
+
+
+def _folders(output: Path) -> Iterator[Path]:
+    """Yield the folders of other runs beside this one's, by name."""
+    own = output.resolve()
+    for path in sorted(own.parent.glob(f"*/{_REPORT}")):
+        if path.parent.resolve() != own:
+            yield path.parent
+
+
+def _identity(report: Report) -> tuple[Any, ...]:
+    """Return what must be equal for two runs to be compared."""
+    own, metric = report["identity"], report["baseline"]["metric"]
+    return own["model"], own["data"], own["metric_code"], metric and metric["name"]
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise TypeError(f"{path.name} is no object")
+    return content
+
+
+def _problem(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"its {_REPORT} cannot be read ({error.strerror})"
+    return f"its {_REPORT} is damaged, or of another version"
+
+
+def _points(name: str, report: Report, *, own: bool) -> Iterator[Point]:
+    for artifact in report["artifacts"]:
+        if artifact["metric"] is None:
+            continue
+        ratio = None if artifact["latency_ratio"] is None else artifact["latency"][0]["ratio"]
+        yield Point(
+            run=name,
+            artifact=str(artifact["path"]),
+            metric=float(artifact["metric"]["value"]),
+            metric_ci95=_pair(artifact["metric"]["ci95"]),
+            size_ratio=float(artifact["size_ratio"]),
+            latency_ratio=None if ratio is None else float(ratio["value"]),
+            latency_ci95=None if ratio is None else _pair(ratio["ci95"]),
+            ok=artifact_ok(report, artifact),
+            own=own,
+        )
+
+
+def _pair(bounds: Sequence[Any]) -> tuple[float, float]:
+    low, high = bounds
+    return float(low), float(high)
+
+
+def _judged(found: Sequence[Point], higher_is_better: bool) -> list[Point]:
+    """Mark the points that another one beats."""
+    sign = 1.0 if higher_is_better else -1.0
+    sizes = [(p.size_ratio, -sign * p.metric) for p in found]
+    times = [(p.latency_ratio, -sign * p.metric) for p in found if p.latency_ratio is not None]
+    judged = []
+    for point in found:
+        loss = -sign * point.metric
+        timed = point.latency_ratio is not None and _beaten((point.latency_ratio, loss), times)
+        size = _beaten((point.size_ratio, loss), sizes)
+        judged.append(replace(point, beaten_in_size=size, beaten_in_latency=timed))
+    return judged
+
+
+def _beaten(own: tuple[float, float], others: Sequence[tuple[float, float]]) -> bool:
+    return any(o[0] <= own[0] and o[1] <= own[1] and o != own for o in others)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from compressor.comparison.opened_run import FLOAT, SAMPLES
 from compressor.files import json_sha256, publish, staging
+from compressor.lab.compare.opened_run import FLOAT, SAMPLES
 from compressor.run.artifacts import Artifact
 from compressor.run.verify import artifact_evaluation
 from compressor.run.workspace import Workspace, metric_code

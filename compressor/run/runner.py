@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compressor.comparison.history import read_history
-from compressor.comparison.recording import record_run
-from compressor.comparison.trend_text import past_runs
 from compressor.errors import ExitCode, SpecError
 from compressor.files import file_sha256, json_text, remove_stale_staging, write_text
+from compressor.lab.compare.history import read_history
+from compressor.lab.compare.texts import past_runs
+from compressor.lab.compare.trend import record_run
 from compressor.progress import Progress, Silent
 from compressor.report.html import html_report
 from compressor.report.markdown import markdown_report
-from compressor.report.past_runs import PastRuns
-from compressor.report.related import related_runs
+from compressor.report.past_runs import PastRuns, related_runs
 from compressor.run.artifacts import Artifact, manifest, publish_artifacts, write_artifacts
 from compressor.run.attribution import attribution
 from compressor.run.evaluate import Evaluation

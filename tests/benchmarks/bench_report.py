@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from compressor.report.html import html_report
-from compressor.report.related import Related
+from compressor.report.past_runs import Related
 from tests.compressor.report.conftest import passed
 
 PASSES = 4

@@ -12,9 +12,8 @@ from pathlib import Path
 import onnx_ir as ir
 import pytest
 
+from compressor.lab.roofline.roofline import LENGTH, inputs_for, measure_roofline, measured_model
 from compressor.models.onnx.ort_runner import OrtRunner
-from compressor.roofline.measured_model import inputs_for, measured_model
-from compressor.roofline.roofline import LENGTH, measure_roofline
 from compressor.run.model import open_model
 from compressor.run.runner import run_spec
 from compressor.run.timing import measure

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from compressor import catalog
 from compressor.errors import SpecError
-from compressor.pages.options import description_table, overview_table
+from compressor.report.pages.catalog import description_table, overview_table
 from compressor.report.terminal import plain_text
 from compressor.spec.describe import Option, describe, describe_options, overview
 from compressor.types.carrier import Capability

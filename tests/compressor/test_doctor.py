@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from compressor import doctor
-from compressor.doctor import examine, int8_features, int8_meaning, runtime_warnings
-from compressor.pages.machine import doctor_table
+from compressor.lab import doctor
+from compressor.lab.doctor import examine, int8_features, int8_meaning, runtime_warnings
+from compressor.report.pages.catalog import doctor_table
 from compressor.report.terminal import plain_text
 
 

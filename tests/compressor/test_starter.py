@@ -13,8 +13,8 @@ from onnx import TensorProto, helper
 from ruamel.yaml import YAML
 
 from compressor.errors import ModelError, SpecError
+from compressor.lab.starter import scalar, starter_text, write_starter
 from compressor.spec.load import Spec, load_spec
-from compressor.starter import scalar, starter_text, write_starter
 
 
 def save_onnx(path: Path, name: str = "image", shape: Sequence[int | str] = ("batch", 4)) -> Path:

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from safetensors.torch import save_file
 
 from compressor.errors import ModelError
-from compressor.starter import write_starter
+from compressor.lab.starter import write_starter
 
 
 def directory(folder: Path, **config: Any) -> Path:

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from compressor.cli.application import application
 from compressor.exporters.tensorrt.exporter import TensorrtExporter
-from compressor.pages.benchmark import benchmark_table
+from compressor.report.pages.bench import benchmark_table
 from compressor.report.terminal import plain_text
 from tests.compressor.bench.conftest import SaveOnnx
 from tests.compressor.tiny_project import Project

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compressor.bench import energy
-from compressor.bench.energy import Counter, energy_counters, measure_energy
+from compressor.lab.bench import energy
+from compressor.lab.bench.energy import Counter, energy_counters, measure_energy
 from compressor.types.tensors import Batch
 
 BATCH = {"x": np.zeros((1, 1))}

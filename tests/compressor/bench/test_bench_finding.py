@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from compressor.bench.finding import find_artifacts
 from compressor.errors import CompressorError, ExitCode
+from compressor.lab.bench.finding import find_artifacts
 from tests.compressor.bench.conftest import SaveOnnx
 from tests.compressor.tiny_project import Project
 

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from compressor.bench.finding import find_artifacts
-from compressor.bench.inputs import (
+from compressor.errors import CompressorError, ExitCode
+from compressor.lab.bench.bench import parse_shapes
+from compressor.lab.bench.finding import find_artifacts
+from compressor.lab.bench.inputs import (
     agreed,
     batch_sizes,
     declared,
@@ -16,8 +18,6 @@ from compressor.bench.inputs import (
     stored_inputs,
     undeclared,
 )
-from compressor.bench.shape_option import parse_shapes
-from compressor.errors import CompressorError, ExitCode
 from compressor.types.tensors import TensorSpec
 from tests.compressor.bench.conftest import SaveOnnx
 from tests.compressor.tiny_project import Project

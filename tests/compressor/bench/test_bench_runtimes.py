@@ -9,10 +9,10 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
-from compressor.bench.finding import find_artifacts
 from compressor.cli.application import application
+from compressor.lab.bench.finding import find_artifacts
 from compressor.models.onnx import runtimes as onnx_runtimes
-from compressor.pages.benchmark import benchmark_table
+from compressor.report.pages.bench import benchmark_table
 from compressor.report.terminal import plain_text
 from tests.compressor.bench.conftest import SaveOnnx
 from tests.compressor.tiny_project import Project

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress as Bars
 
-from compressor.cli.progress import TerminalProgress, columns, shown_progress
+from compressor.cli.options import TerminalProgress, columns, shown_progress
 from compressor.progress import Silent
 
 

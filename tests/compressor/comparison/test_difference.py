@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from compressor.comparison.bootstrap import resampled_means
-from compressor.comparison.difference import BOOTSTRAP, MCNEMAR, Scale, paired_difference
-from compressor.comparison.sample_size import samples_needed
+from compressor.lab.compare.difference import BOOTSTRAP, MCNEMAR, Scale, paired_difference
+from compressor.lab.compare.statistics import resampled_means, samples_needed
 
 PERCENT = Scale(factor=100.0)
 RNG = np.random.default_rng(0)
@@ -53,7 +52,7 @@ def test_the_bootstrap_is_repeatable_and_keeps_pairs() -> None:
 def test_draws_do_not_depend_on_how_many_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     values = RNG.normal(size=(50, 2))
     whole = resampled_means(values, 40)
-    monkeypatch.setattr("compressor.comparison.bootstrap._AT_ONCE", 100)
+    monkeypatch.setattr("compressor.lab.compare.statistics._AT_ONCE", 100)
     assert np.array_equal(whole, resampled_means(values, 40))
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compressor.comparison.compare import CompareOptions, Comparison, compare_runs
-from compressor.comparison.gate import Check, GateLimits, judge
 from compressor.errors import DataError, SpecError
+from compressor.lab.compare.compare import CompareOptions, Comparison, compare_runs
+from compressor.lab.compare.gate import Check, GateLimits, judge
 from tests.compressor.comparison.made_runs import made_run, results
 
 STORED = CompareOptions(timing=False)
@@ -134,7 +134,7 @@ def test_strict_needs_a_limit(worse: Comparison) -> None:
 
 def test_equal_models_fail_as_often_as_alpha_says() -> None:
     """The smaller sister of ``bench_gate``: 600 pairs, 2000 samples, 3 percent disagreement."""
-    from compressor.comparison.difference import Scale, paired_difference
+    from compressor.lab.compare.difference import Scale, paired_difference
 
     rng = np.random.default_rng(0)
     alarms = 0

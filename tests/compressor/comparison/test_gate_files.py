@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from compressor.comparison.compare import CompareOptions
-from compressor.comparison.gate import GateLimits
-from compressor.comparison.gate_run import SUMMARY, GateFiles, run_gate
 from compressor.errors import SpecError
+from compressor.lab.compare.compare import CompareOptions
+from compressor.lab.compare.gate import GateLimits
+from compressor.lab.compare.gate_run import SUMMARY, GateFiles, run_gate
 from compressor.progress import Silent
 from tests.compressor.comparison.made_runs import made_run, results
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compressor.comparison.compare import CompareOptions, compare_runs
-from compressor.comparison.history import read_history
-from compressor.comparison.recording import recall, record
-from compressor.comparison.sides import Side
-from compressor.comparison.trend_text import change_lines
 from compressor.errors import DataError, InputError, SpecError
+from compressor.lab.compare.compare import CompareOptions, compare_runs
+from compressor.lab.compare.history import read_history
+from compressor.lab.compare.sides import Side
+from compressor.lab.compare.texts import change_lines
+from compressor.lab.compare.trend import recall, record
 from tests.compressor.comparison.made_runs import made_run, results
 
 NOTHING: frozenset = frozenset()
@@ -93,7 +93,7 @@ def test_a_full_disk_leaves_the_history_as_it_was(
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("compressor.comparison.history.os.fsync", full)
+    monkeypatch.setattr("compressor.lab.compare.history.os.fsync", full)
     with pytest.raises(InputError, match="is full"):
         record(history, model, "more", NOTHING)
     assert history.read_bytes() == before

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from compressor.comparison.compare import CompareOptions, compare_runs
 from compressor.errors import CompressorError, ExitCode
+from compressor.lab.compare.compare import CompareOptions, compare_runs
 from tests.compressor.comparison.made_runs import made_run, results
 
 STORED = CompareOptions(timing=False)

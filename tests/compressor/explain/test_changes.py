@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from compressor import catalog
-from compressor.explain.changes import Change, change_for, yaml_lines
+from compressor.lab.explain.explanation import Change, change_for, yaml_lines
 from compressor.types.layer_rules import resolve_rules, rule_class
 from compressor.types.passes import LayerRule
 

@@ -112,14 +112,14 @@ def test_what_was_measured_is_not_measured_again(
     every = document(quantized.path, *MEASURE, "--top", "2")
     assert len(every["layers"]) == 3
     assert every["measured"] is not None
-    from compressor.explain.variants import Variants
+    from compressor.lab.explain.leave_one_out import Variants
 
     monkeypatch.setattr(Variants, "make", None)  # nobody may make a model again
     assert document(quantized.path, *MEASURE, "--top", "2") == every
 
 
 def test_statistics_are_collected_once(quantized: Project, monkeypatch: pytest.MonkeyPatch):
-    from compressor.explain import variants
+    from compressor.lab.explain import leave_one_out as variants
 
     asked: list[int] = []
     collect = variants.collect_statistics

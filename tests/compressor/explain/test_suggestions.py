@@ -6,9 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressor.explain.changes import Change
-from compressor.explain.explanation import Gain, LayerCost
-from compressor.explain.suggestions import best, gained_db, share_of, together
+from compressor.lab.explain.explanation import (
+    Change,
+    Gain,
+    LayerCost,
+    best,
+    gained_db,
+    share_of,
+    together,
+)
 
 
 def cost(

@@ -115,7 +115,7 @@ def test_tensors_in_memory_are_cut_too(monkeypatch: pytest.MonkeyPatch) -> None:
 MEMORY = """
 import sys, threading, time
 from pathlib import Path
-from compressor.inspection.open_path import inspect_path
+from compressor.lab.inspect.path import inspect_path
 from compressor.exporters.safetensors import streaming
 from compressor.models.checkpoint.carrier import open_checkpoint
 from compressor.exporters.safetensors.finishing import check_written, finish

@@ -10,10 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 from compressor.errors import ModelError, SpecError
-from compressor.inspection.as_json import contents_json
-from compressor.inspection.contents import ModelContents, TensorRow
-from compressor.inspection.open_path import inspect_path
-from compressor.pages.contents import contents_table
+from compressor.lab.inspect.contents import ModelContents, TensorRow, contents_json
+from compressor.lab.inspect.path import inspect_path
+from compressor.report.pages.inspect import contents_table
 from compressor.report.terminal import plain_text
 
 

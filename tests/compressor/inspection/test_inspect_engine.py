@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from compressor.errors import InputError, ModelError
-from compressor.inspection.contents import EngineContents
-from compressor.inspection.open_path import inspect_path
-from compressor.pages.contents import contents_table
+from compressor.lab.inspect.contents import EngineContents
+from compressor.lab.inspect.path import inspect_path
+from compressor.report.pages.inspect import contents_table
 from compressor.report.terminal import plain_text
 
 

@@ -10,9 +10,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from compressor.errors import ModelError
-from compressor.inspection.contents import ModelContents, TensorRow
-from compressor.inspection.open_path import inspect_path
-from compressor.pages.contents import contents_table
+from compressor.lab.inspect.contents import ModelContents, TensorRow
+from compressor.lab.inspect.path import inspect_path
+from compressor.report.pages.inspect import contents_table
 from compressor.report.terminal import plain_text
 from tests.compressor.carriers import wild_models as wild
 from tests.compressor.carriers.wild_models import Wild

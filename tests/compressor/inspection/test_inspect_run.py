@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from compressor.errors import ModelError
-from compressor.inspection.contents import RunContents
-from compressor.inspection.open_path import inspect_path
+from compressor.lab.inspect.contents import RunContents
+from compressor.lab.inspect.path import inspect_path
 
 MANIFEST = {"name": "n", "seed": 1, "versions": {"python": "3"}, "outputs": []}
 

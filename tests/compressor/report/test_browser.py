@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from compressor.report.html import html_report
-from compressor.report.past_runs import PastRun, PastRuns
-from compressor.report.related import Related
+from compressor.report.past_runs import PastRun, PastRuns, Related
 from tests.compressor.report.conftest import passed
 
 if TYPE_CHECKING:

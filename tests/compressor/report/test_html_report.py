@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from compressor.report.html import html_report
-from compressor.report.related import NONE, Related
+from compressor.report.past_runs import NONE, Related
 
 Report = dict[str, Any]
 _VOID = {"meta", "link", "input", "br", "img", "rect", "line", "circle", "path"}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compressor.report.html import html_report
-from compressor.report.related import NONE, Point, Related, points, related_runs
+from compressor.report.past_runs import NONE, Point, Related, points, related_runs
 
 Report = dict[str, Any]
 

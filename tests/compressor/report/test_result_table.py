@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from compressor.report.terminal import plain_text, show
-from compressor.report.text import result_table
+from compressor.report.terminal import plain_text, result_table, show
 
 Report = dict[str, Any]
 

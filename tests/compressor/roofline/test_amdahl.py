@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressor.roofline.amdahl import is_memory_bound, limit, overall_speedup, roof_seconds
+from compressor.lab.roofline.work import is_memory_bound, limit, overall_speedup, roof_seconds
 
 seconds = st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=8)
 

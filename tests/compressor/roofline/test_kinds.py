@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from compressor.graph.costs import Traffic
-from compressor.roofline.kinds import KINDS, Prospect, prospects
-from compressor.roofline.peaks import Peaks
-from compressor.roofline.work import Work
+from compressor.lab.roofline.peaks import Peaks
+from compressor.lab.roofline.work import KINDS, Prospect, Work, prospects
 
 PEAKS = Peaks(1, {"float32": 100.0, "float16": 50.0, "int8": 400.0}, 10.0, 1)
 COMPUTE = Work("c", "Conv", True, 1e6, Traffic(100, 400.0, 100, 400.0), seconds=1.0)

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from compressor.cli.application import application
-from compressor.roofline import kernels, peaks
+from compressor.lab.roofline import kernels, peaks
 from tests.compressor.tiny_project import Project, tiny_onnx
 
 LAYERS = ["conv1", "conv2", "fc"]

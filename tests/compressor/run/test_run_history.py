@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from compressor.comparison.history import read_history
-from compressor.comparison.opened_run import open_run
 from compressor.errors import CompressorError, InputError, SpecError
+from compressor.lab.compare.history import read_history
+from compressor.lab.compare.opened_run import open_run
 from compressor.progress import Silent
 from compressor.run.runner import RunOptions, run_spec
 from compressor.spec.load import load_spec

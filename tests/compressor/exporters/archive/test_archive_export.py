@@ -19,7 +19,7 @@ from compressor.cli.application import application
 from compressor.errors import ArtifactError, InputError, SpecError
 from compressor.exporters.archive import ArchiveExporter
 from compressor.exporters.safetensors import SafetensorsExporter
-from compressor.inspection.open_path import inspect_path
+from compressor.lab.inspect.path import inspect_path
 from compressor.models.checkpoint.carrier import open_checkpoint
 from compressor.passes.quantize.cluster import Cluster
 from compressor.passes.quantize.weight_only import QuantizeWeights

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from compressor.cli.application import application
 from compressor.errors import SpecError
-from compressor.inspection.open_path import inspect_path
+from compressor.lab.inspect.path import inspect_path
 from compressor.run.plan import make_plan
 from compressor.spec.load import load_spec
 from tests.compressor.exporters.tensorrt.engines import addresses_can_be_fixed, needs_rtx

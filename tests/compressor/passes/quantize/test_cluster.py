@@ -14,7 +14,7 @@ from compressor import catalog
 from compressor.calibration.collect import collect, make_observer
 from compressor.errors import ModelError, SpecError
 from compressor.graph.codebooks import codebook_of
-from compressor.inspection.open_path import inspect_path
+from compressor.lab.inspect.path import inspect_path
 from compressor.models.checkpoint.carrier import open_checkpoint
 from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
 from compressor.models.sizes import layer_bytes, model_bytes, model_parameters

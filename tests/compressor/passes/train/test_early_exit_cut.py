@@ -21,7 +21,7 @@ from compressor.exporters.onnx import OnnxExporter
 from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.graph.blocks import all_initializers
 from compressor.graph.costs import macs, parameters
-from compressor.inspection.onnx_file import inspect_onnx
+from compressor.lab.inspect.graph import inspect_onnx
 from compressor.models.executor import GraphModule
 from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
 from compressor.models.onnx.ort_runner import OrtRunner

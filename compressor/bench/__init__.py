@@ -1,1 +1,0 @@
-"""Artifacts side by side: latency, throughput, cold start, memory and energy."""

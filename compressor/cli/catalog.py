@@ -1,0 +1,115 @@
+"""Commands that describe: ``passes``, ``exporters``, ``schema``, ``doctor`` and ``init``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from compressor.cli.options import json_option
+
+
+@click.command()
+@click.argument("name", required=False)
+@json_option
+def passes(name: str | None, as_json: bool) -> None:
+    """List the passes, or describe one.
+
+    With NAME: its documentation, source, needs and options.
+    """
+    _show("pass", name, as_json=as_json)
+
+
+@click.command()
+@click.argument("name", required=False)
+@json_option
+def exporters(name: str | None, as_json: bool) -> None:
+    """List the artifact formats, or describe one.
+
+    With NAME: its documentation and options.
+    """
+    _show("exporter", name, as_json=as_json)
+
+
+def _show(kind: Literal["pass", "exporter"], name: str | None, *, as_json: bool) -> None:
+    from dataclasses import asdict
+    from sys import stdout
+
+    from compressor.files import json_text
+    from compressor.report.pages.catalog import description_table, overview_table
+    from compressor.report.terminal import show
+    from compressor.spec.describe import describe, overview
+
+    if name is None:
+        entries = overview(kind)
+        if as_json:
+            click.echo(json_text([asdict(entry) for entry in entries]), nl=False)
+        else:
+            show(overview_table(entries), stdout)
+        return
+    description = describe(kind, name)
+    if as_json:
+        click.echo(json_text(asdict(description)), nl=False)
+    else:
+        show(description_table(description), stdout)
+
+
+@click.command()
+def schema() -> None:
+    """Print the JSON Schema of a spec.
+
+    An editor that knows it completes and checks specs while they are written. For editors with
+    yaml-language-server, save it as spec.schema.json and begin the spec with
+
+        # yaml-language-server: $schema=spec.schema.json
+    """
+    from compressor.files import json_text
+    from compressor.spec.schema import spec_schema
+
+    click.echo(json_text(spec_schema()), nl=False)
+
+
+@click.command()
+@json_option
+def doctor(as_json: bool) -> None:
+    """Say what this machine can do.
+
+    Versions, ONNX Runtime's providers, TensorRT's builders, GPUs, cores, memory, free disk, and
+    what the processor's features mean for int8.
+    """
+    from dataclasses import asdict
+    from sys import stdout
+
+    from compressor.files import json_text
+    from compressor.lab.doctor import examine
+    from compressor.report.pages.catalog import doctor_table
+    from compressor.report.terminal import show
+
+    machine = examine()
+    if as_json:
+        click.echo(json_text(asdict(machine)), nl=False)
+    else:
+        show(doctor_table(machine), stdout)
+
+
+@click.command()
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("spec.yaml"),
+    show_default=True,
+    help="The file to write.",
+)
+def init(model: Path, output: Path) -> None:
+    """Write a commented starter spec for MODEL.
+
+    MODEL is an ONNX file, or a checkpoint: a .pt, .pth or .safetensors file, or a folder of
+    safetensors. No file is overwritten.
+    """
+    from compressor.lab.starter import write_starter
+
+    write_starter(model, output)
+    click.echo(f"wrote {output}; fill it in, then: compress plan {output}", err=True)

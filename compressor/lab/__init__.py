@@ -1,0 +1,1 @@
+"""What reads artifacts and reports: inspect, bench, compare, explain, roofline."""

@@ -1,0 +1,1 @@
+"""Latency, throughput, memory and energy of artifacts, side by side."""

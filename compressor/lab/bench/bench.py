@@ -1,0 +1,238 @@
+"""Measure artifacts side by side; the result is one document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from compressor.errors import SpecError
+from compressor.lab.bench.energy import energy_counters, measure_energy
+from compressor.lab.bench.finding import find_artifacts
+from compressor.lab.bench.inputs import (
+    Declared,
+    agreed,
+    batch_sizes,
+    declared,
+    fixed_shapes,
+    random_inputs,
+    stored_inputs,
+    undeclared,
+)
+from compressor.progress import Progress
+from compressor.run.artifact_file import Artifact, Machinery
+from compressor.run.cold_rounds import ROUNDS, cold_starts
+from compressor.run.timing import Latencies, measure
+from compressor.run.workspace import environment
+from compressor.types.tensors import Batch, TensorSpec
+
+SCHEMA = 1
+_NOT_ASKED = "--no-cold"
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What to measure.
+
+    Attributes:
+        batches: sizes; none for 1, or for the one that the artifacts have.
+        machinery: what computes.
+        precision: half the width of a ratio's interval, as a share of it, that is enough.
+        seconds: that one batch size may take.
+        cold: take cold starts apart, too.
+        shapes: of inputs, by name.
+        data: an ``.npz`` file with samples; random values are used without one.
+    """
+
+    batches: Sequence[int] = ()
+    machinery: Machinery = field(default_factory=Machinery)
+    precision: float = 0.01
+    seconds: float = 20.0
+    cold: bool = True
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    data: Path | None = None
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is measured.
+
+    Attributes:
+        artifacts: all of them.
+        running: those that can be run here.
+        inputs: what these take.
+        batches: for each size, what they are run on.
+    """
+
+    artifacts: Sequence[Artifact]
+    running: Sequence[Artifact]
+    inputs: Sequence[TensorSpec]
+    batches: Mapping[int, Sequence[Batch]]
+
+
+def bench(paths: Sequence[Path], options: BenchOptions, progress: Progress) -> dict[str, Any]:
+    """Measure the artifacts at some paths; the first that can be run is what others are held to.
+
+    Raises:
+        SpecError: a path or an option is wrong, the artifacts take different inputs, or none of
+            them can be run here.
+        InputError: a file cannot be used.
+        ArtifactError: an artifact cannot be opened.
+    """
+    work = _work(paths, options)
+    machinery = options.machinery
+    rows: dict[str, dict[str, Any]] = {a.name: _facts(a, work) for a in work.artifacts}
+    models = {a.name: a.opener(machinery) for a in work.running}
+    with _torch_threads(machinery.threads):
+        for artifact in work.running:
+            rows[artifact.name]["runtime"] = models[artifact.name]().runtime
+            rows[artifact.name]["runtime_reason"] = artifact.elsewhere(machinery) or None
+        for size, inputs in work.batches.items():
+            with progress.stage(f"time batches of {size}"):
+                times = measure(models, inputs, options.seconds, options.precision)
+            for name in models:
+                rows[name]["latency"].append(_latency(times, name, next(iter(models))))
+        _add_energy(rows, work, machinery, progress)
+    _add_cold(rows, work, options, progress)
+    return {
+        "schema": SCHEMA,
+        "environment": environment(),
+        "provider": machinery.provider,
+        "threads": machinery.threads,
+        "precision": options.precision,
+        "seconds": options.seconds,
+        "base": work.running[0].name,
+        "inputs": [{"name": i.name, "shape": list(i.shape), "dtype": i.dtype} for i in work.inputs],
+        "data": None if options.data is None else options.data.name,
+        "artifacts": list(rows.values()),
+    }
+
+
+def _work(paths: Sequence[Path], options: BenchOptions) -> _Work:
+    artifacts = find_artifacts(paths)
+    running = [a for a in artifacts if not a.cannot_run]
+    if not running:
+        first = artifacts[0]
+        raise SpecError(
+            f"artifact {first.name!r}",
+            f"cannot be run here: {first.cannot_run}",
+            "name an artifact that can, or run this where it can",
+        )
+    found = {a.name: declared(a) for a in running}
+    inputs = fixed_shapes(_inputs(found, options.shapes), options.shapes)
+    several = any(d.branches for d in found.values())
+    sizes = batch_sizes(inputs, options.batches)
+    if options.data is None:
+        batches = {size: random_inputs(inputs, size) for size in sizes}
+    else:
+        batches = {s: stored_inputs(options.data, inputs, s, several=several) for s in sizes}
+    return _Work(artifacts, running, inputs, batches)
+
+
+def _inputs(
+    found: Mapping[str, Declared], shapes: Mapping[str, Sequence[int]]
+) -> tuple[TensorSpec, ...]:
+    said = {name: d.inputs for name, d in found.items() if d.inputs is not None}
+    return agreed(said) if said else undeclared(next(iter(found)), shapes)
+
+
+def _facts(artifact: Artifact, work: _Work) -> dict[str, Any]:
+    reason = artifact.cannot_run
+    return {
+        "name": artifact.name,
+        "path": str(artifact.path),
+        "format": artifact.format,
+        "bytes": artifact.bytes,
+        "size_ratio": artifact.bytes / work.running[0].bytes,
+        "runtime": None,
+        "runtime_reason": None,
+        "reason": reason or None,
+        "latency": [],
+        "cold": None,
+        "cold_reason": reason or None,
+        "energy": None,
+        "energy_reason": reason or None,
+    }
+
+
+def _latency(times: Latencies, name: str, base: str) -> dict[str, Any]:
+    """Return one artifact's times at one batch size, its throughput, and its ratio to the base."""
+    summary = times.summary(name)
+    low, high = summary["ci95"]
+    per_second = times.batch * 1e3
+    return {
+        **summary,
+        "throughput": {
+            "value": per_second / summary["mean"],
+            "ci95": [per_second / high, per_second / low],
+        },
+        "ratio": None if name == base else times.ratio(name, base),
+    }
+
+
+def _add_energy(
+    rows: Mapping[str, dict[str, Any]], work: _Work, machinery: Machinery, progress: Progress
+) -> None:
+    counted = []
+    for artifact in work.running:
+        counters, reason = energy_counters(artifact.provider(machinery))
+        rows[artifact.name]["energy_reason"] = reason or None
+        if counters:
+            counted.append((artifact, counters))
+    if not counted:
+        return
+    size, inputs = next(iter(work.batches.items()))
+    with progress.stage("measure energy"):
+        models = [(a.opener(machinery)(), counters) for a, counters in counted]
+        found = measure_energy(models, inputs[0])
+    for (artifact, _), energy in zip(counted, found, strict=True):
+        rows[artifact.name]["energy"] = {"batch": size, **energy}
+
+
+def _add_cold(
+    rows: Mapping[str, dict[str, Any]], work: _Work, options: BenchOptions, progress: Progress
+) -> None:
+    if not options.cold:
+        for artifact in work.running:
+            rows[artifact.name]["cold_reason"] = _NOT_ASKED
+        return
+    size, inputs = next(iter(work.batches.items()))
+    with progress.stage("start cold", ROUNDS * len(work.running)) as advance:
+        found = cold_starts(work.running, options.machinery, inputs[0], options.seconds, advance)
+    for artifact, cold in zip(work.running, found, strict=True):
+        rows[artifact.name]["cold"] = {"batch": size, **cold}
+
+
+@contextmanager
+def _torch_threads(count: int | None) -> Iterator[None]:
+    """Let PyTorch compute with so many threads inside the block."""
+    import torch
+
+    usual = torch.get_num_threads()
+    torch.set_num_threads(count or usual)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)
+
+
+def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Return shapes by the input's name, from texts such as ``image=1,3,224,224``.
+
+    Raises:
+        SpecError: a text is of another form.
+    """
+    shapes = {}
+    for text in texts:
+        name, _, lengths = text.rpartition("=")
+        parts = lengths.split(",")
+        if not name or not all(part.strip().isdecimal() and int(part) for part in parts):
+            raise SpecError(
+                f"--shape {text}",
+                "is not a name with lengths of 1 and more",
+                "write it as in --shape image=1,3,224,224",
+            )
+        shapes[name] = tuple(int(part) for part in parts)
+    return shapes

@@ -1,0 +1,114 @@
+"""Find the artifacts that a path holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from compressor import catalog
+from compressor.errors import ModelError, SpecError
+from compressor.lab.inspect.run_output import read_mapping
+from compressor.run.artifact_file import ONNX, Artifact
+
+_REPORT, _MANIFEST = "report.json", "manifest.json"
+_FOLDERS = ("model.json", "config.json")  # what lies in a folder that is one artifact
+_FORMATS: Mapping[str, str] = {
+    ".onnx": ONNX,
+    ".engine": "tensorrt",
+    ".plan": "tensorrt",
+    ".safetensors": "safetensors",
+    ".json": "safetensors",
+}
+
+
+def find_artifacts(paths: Sequence[Path]) -> list[Artifact]:
+    """Return the artifacts at all paths, each with a name of its own.
+
+    Raises:
+        SpecError: there are none, or a path holds none.
+        ModelError: the report or the manifest of a run is damaged, or a file it names is missing.
+    """
+    if not paths:
+        raise SpecError("compress bench", "got no path", "name artifacts, or a run's output folder")
+    found = [artifact for path in paths for artifact in _at(path)]
+    seen: Counter[str] = Counter()
+    named = []
+    for artifact in found:
+        seen[artifact.name] += 1
+        again = seen[artifact.name]
+        named.append(
+            replace(artifact, name=f"{artifact.name} ({again})") if again > 1 else artifact
+        )
+    return named
+
+
+def _at(path: Path) -> list[Artifact]:
+    subject = f"path {str(path)!r}"
+    if not path.exists():
+        raise SpecError(subject, "does not exist", "check its spelling")
+    if path.is_dir() and (path / _REPORT).is_file():
+        return _of_run(path)
+    if path.is_dir():
+        if not any((path / name).is_file() for name in _FOLDERS):
+            raise SpecError(
+                subject,
+                f"is a folder without {_REPORT} and without {' or '.join(_FOLDERS)}",
+                "name the artifacts in it",
+            )
+        return [Artifact(str(path), path, "safetensors", _folder_files(path))]
+    known = catalog.names("exporter")
+    kind = _FORMATS.get(path.suffix) or path.suffix.removeprefix(".")
+    if kind not in known or path.name in (_REPORT, _MANIFEST):
+        raise SpecError(
+            subject,
+            f"is no artifact that can be told by its name; formats are {', '.join(known)}",
+            "name a file that compress run exported, or the folder of the run",
+        )
+    return [Artifact(str(path), path, kind, _files(path, kind), _options(path, kind))]
+
+
+def _of_run(folder: Path) -> list[Artifact]:
+    """Return what a run exported, as its report says."""
+    report, manifest = read_mapping(folder / _REPORT), read_mapping(folder / _MANIFEST)
+    subject = f"run {str(folder)!r}"
+    try:
+        options = {entry["format"]: entry for entry in manifest["spec"]["exports"]}
+        entries = [
+            (str(a["path"]), str(a["format"]), [folder / f["name"] for f in a["files"]])
+            for a in report["artifacts"]
+        ]
+    except (KeyError, TypeError) as error:
+        raise ModelError(
+            subject, "has a report or a manifest of another form", "run its spec again"
+        ) from error
+    found = []
+    for name, kind, files in entries:
+        missing = [file.name for file in files if not file.is_file()]
+        if missing:
+            raise ModelError(subject, f"lacks {missing[0]!r}", "run its spec again")
+        own = {k: v for k, v in options.get(kind, {}).items() if k != "format"}
+        found.append(Artifact(str(folder / name), folder / name, kind, tuple(files), own))
+    return found
+
+
+def _files(path: Path, kind: str) -> tuple[Path, ...]:
+    if kind == ONNX:
+        from compressor.models.onnx.file import external_files
+
+        return (path, *external_files(path))
+    return _folder_files(path.parent) if kind == "safetensors" else (path,)
+
+
+def _options(path: Path, kind: str) -> dict[str, str]:
+    """Return what a file says of the options that it was written with."""
+    from compressor.models.onnx.file import TARGET, target_of
+
+    target = target_of(path) if kind == ONNX else None
+    return {} if target is None else {TARGET: target}
+
+
+def _folder_files(folder: Path) -> tuple[Path, ...]:
+    described = [folder / name for name in _FOLDERS if (folder / name).is_file()]
+    return (*described, *sorted(folder.glob("*.safetensors")))

@@ -1,0 +1,244 @@
+"""The history of a model: a file with one line for each run, kept with the project."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compressor.errors import DataError, InputError, SpecError
+from compressor.files import disk_errors
+from compressor.lab.compare.difference import Scale
+from compressor.lab.compare.sides import Side
+from compressor.spec.validate import SpecErrors
+from compressor.types.tensors import Array
+
+SCHEMA = 1
+_REMEDY = "correct or remove that line"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run.
+
+    Attributes:
+        schema: of the line.
+        name: the spec's name.
+        artifact: the file's name.
+        label: what the user calls the run, such as its commit; may be empty.
+        version: of compressor.
+        model: hash of the float model.
+        data: hash of the evaluation data.
+        spec: hash of the spec.
+        sha256: of the artifact; ``None`` for the float model.
+        metric: as in ``report.json``.
+        scale: ``factor`` and ``exponential``, which make the metric of the samples' results.
+        bytes: size of all its files.
+        latency_ms: median for the smallest batch, where it was timed.
+        samples: results of single samples: a bit each where they are right or wrong, else as
+            32-bit floats; compressed, in base 64.
+    """
+
+    schema: int
+    name: str
+    artifact: str
+    label: str
+    version: str
+    model: str
+    data: str
+    spec: str
+    sha256: str | None
+    metric: Mapping[str, Any]
+    scale: Mapping[str, Any]
+    bytes: int
+    latency_ms: float | None
+    samples: str
+
+    def per_sample(self) -> Array:
+        """Return the metric's value for each sample, float64 ``[N]``.
+
+        Raises:
+            ValueError: the text is not what was written.
+        """
+        try:
+            raw = zlib.decompress(base64.b64decode(self.samples[1:], validate=True))
+        except (binascii.Error, zlib.error) as error:
+            raise ValueError(str(error)) from error
+        count = int(self.metric["samples"])
+        if self.samples[:1] == "b":
+            values = np.unpackbits(np.frombuffer(raw, np.uint8))[:count].astype(np.float64)
+        else:
+            values = np.frombuffer(raw, "<f4").astype(np.float64)
+        if values.size != count:
+            raise ValueError(f"{values.size} results for {count} samples")
+        return values
+
+    def metric_scale(self) -> Scale:
+        """Return what makes the metric of its values."""
+        higher = bool(self.metric["higher_is_better"])
+        return Scale(float(self.scale["factor"]), bool(self.scale["exponential"]), higher)
+
+
+def entry_of(side: Side, label: str = "") -> Entry:
+    """Describe a run as a line of a history.
+
+    Raises:
+        DataError: it has no metric, so there is nothing to keep.
+    """
+    samples, metric, report = side.samples, side.metric, side.run.report
+    if samples is None or metric is None:
+        raise DataError(
+            f"run {side.run.path!r}",
+            f"has no metric to keep in a history ({side.metric_reason})",
+            "give the spec data.evaluation, or leave out --history",
+        )
+    times = side.entry["latency_ms"]
+    kept = report["per_sample"]
+    return Entry(
+        schema=SCHEMA,
+        name=report["name"],
+        artifact=side.name,
+        label=label,
+        version=report["environment"]["versions"]["compressor"],
+        model=report["identity"]["model"],
+        data=report["identity"]["data"],
+        spec=report["identity"]["spec"],
+        sha256=side.entry.get("sha256"),
+        metric=dict(metric),
+        scale={"factor": kept["factor"], "exponential": kept["exponential"]},
+        bytes=side.bytes,
+        latency_ms=None if times is None else times["p50"],
+        samples=_text(samples),
+    )
+
+
+def read_history(path: Path) -> list[Entry]:
+    """Read a history, the oldest run first; a file that is not there has none.
+
+    Raises:
+        InputError: a line is not that of a run.
+    """
+    if not path.exists():
+        return []
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"history {str(path)!r}", f"cannot be read ({error})", "name a file of --history"
+        ) from error
+    return [_entry(line, f"{path}:{n}") for n, line in enumerate(lines, 1) if line.strip()]
+
+
+def check_fits(entries: Sequence[Entry], new: Entry, path: Path, *, other_model: bool) -> None:
+    """Refuse a run that does not belong to a history.
+
+    Args:
+        entries: the history.
+        new: the run.
+        path: of the history, for messages.
+        other_model: the float model may be another one.
+
+    Raises:
+        SpecError: it says everything that differs.
+    """
+    if not entries:
+        return
+    last = entries[-1]
+    found = [
+        ("name", last.name, new.name, "keep one history for each spec"),
+        ("artifact", last.artifact, new.artifact, "keep one history for each artifact"),
+        ("metric", last.metric["name"], new.metric["name"], "begin another file"),
+        ("evaluation data", last.data, new.data, "begin another file: samples no longer pair"),
+    ]
+    if not other_model:
+        found.append(("float model", last.model, new.model, "begin another file, or --allow model"))
+    wrong = [
+        SpecError(
+            f"history {str(path)!r}",
+            f"has another {what} than this run ({ours[:12]} against {theirs[:12]})",
+            remedy,
+        )
+        for what, ours, theirs, remedy in found
+        if ours != theirs
+    ]
+    if wrong:
+        raise SpecErrors(wrong)
+
+
+def append(path: Path, entries: Sequence[Entry], new: Entry) -> list[Entry]:
+    """Add a run to a history, and return all; the same run twice in a row is one entry.
+
+    Raises:
+        SpecError: the file cannot be written.
+        InputError: the disk is full; the file is as it was.
+    """
+    if entries and entries[-1] == new:
+        return list(entries)
+    line = json.dumps(asdict(new), ensure_ascii=False, allow_nan=False) + "\n"
+    with disk_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _append_whole(path, line.encode())
+    return [*entries, new]
+
+
+def _append_whole(path: Path, line: bytes) -> None:
+    """Add a line in one write, so that two processes' lines do not mix; all of it or nothing."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        size = os.fstat(handle).st_size
+        if size and os.pread(handle, 1, size - 1) != b"\n":
+            line = b"\n" + line
+        try:
+            written = os.write(handle, line)
+            if written < len(line):
+                os.write(handle, line[written:])
+            os.fsync(handle)
+        except OSError:
+            os.ftruncate(handle, size)
+            raise
+    finally:
+        os.close(handle)
+
+
+def _text(samples: Array) -> str:
+    if np.isin(samples, (0.0, 1.0)).all():
+        return "b" + _packed(np.packbits(samples.astype(np.uint8)).tobytes())
+    return "f" + _packed(samples.astype("<f4").tobytes())
+
+
+def _packed(raw: bytes) -> str:
+    return base64.b64encode(zlib.compress(raw, 9)).decode()
+
+
+def _entry(line: str, where: str) -> Entry:
+    try:
+        value = json.loads(line)
+        if not isinstance(value, dict) or value.get("schema") != SCHEMA:
+            raise ValueError("it is of another schema")
+        entry = Entry(**value)
+        _check_metric(entry.metric)
+        entry.metric_scale()
+        entry.per_sample()
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InputError(
+            f"history {where}", f"is not the line of a run ({error})", _REMEDY
+        ) from error
+    return entry
+
+
+def _check_metric(metric: Mapping[str, Any]) -> None:
+    """Raise ``KeyError``, ``TypeError`` or ``ValueError`` where it is not as in a report."""
+    low, high = metric["ci95"]
+    if not all(math.isfinite(float(number)) for number in (low, high, metric["value"])):
+        raise ValueError("a number is not finite")
+    if not isinstance(metric["name"], str) or not isinstance(metric["unit"], str):
+        raise TypeError("the metric has no name")

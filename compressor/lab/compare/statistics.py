@@ -1,0 +1,168 @@
+"""Paired statistics: bootstrap, McNemar's test, score interval of two shares, sample sizes."""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+
+import numpy as np
+
+from compressor.types.tensors import Array
+
+RESAMPLES = 4000
+_SEED = 0
+_AT_ONCE = 2_000_000
+
+
+def resampled_means(values: Array, resamples: int = RESAMPLES) -> Array:
+    """Return the means over samples drawn with replacement, ``[resamples, columns]``.
+
+    Efron 1979; a row is drawn as a whole, so that the pairs stay pairs. The same values always
+    give the same means.
+
+    Args:
+        values: ``[samples, columns]``, a column for each model.
+        resamples: how many draws.
+    """
+    count = len(values)
+    generator = np.random.default_rng(_SEED)
+    step = max(1, _AT_ONCE // count)
+    means = []
+    for start in range(0, resamples, step):
+        drawn = generator.integers(0, count, size=(min(step, resamples - start), count))
+        means.append(values[drawn].mean(axis=1))
+    return np.concatenate(means)
+
+
+def percentiles(values: Array, level: float = 0.95) -> tuple[float, float]:
+    """Return the interval that leaves the same share of resampled values out on either side."""
+    outside = 50 * (1 - level)
+    low, high = np.percentile(values, [outside, 100 - outside])
+    return float(low), float(high)
+
+
+def share_at_most(values: Array, bound: float) -> float:
+    """Return the share of resampled values up to ``bound``; never 0, as draws are finite."""
+    return (1 + int((values <= bound).sum())) / (1 + values.size)
+
+
+def exact_p(lost: int, won: int) -> float:
+    """Chance that equally good models lose as many samples or more: the exact one-sided test.
+
+    The binomial sum over the tail, with probability one half (McNemar 1947). It is conservative:
+    with few disagreements its true level lies well below the nominal one.
+
+    Args:
+        lost: samples that the base has right and the candidate wrong.
+        won: samples that the candidate has right and the base wrong.
+    """
+    return float(_tail(lost, won).sum())
+
+
+def mid_p(lost: int, won: int) -> float:
+    """As :func:`exact_p`, with half the weight for the number that was observed.
+
+    Fagerland, Lydersen and Laake 2013, "The McNemar test for binary matched-pairs data: mid-p and
+    asymptotic are better than exact conditional": its level is close to the nominal one.
+    """
+    tail = _tail(lost, won)
+    return float(tail.sum() - tail[0] / 2)
+
+
+def _tail(lost: int, won: int) -> Array:
+    """Return the binomial probabilities of ``lost`` to ``lost + won`` losses, in that order."""
+    trials = lost + won
+    steps = np.arange(trials, dtype=np.float64)
+    # C(n, k + 1) = C(n, k) (n - k) / (k + 1)
+    logs = np.concatenate([[0.0], np.cumsum(np.log((trials - steps) / (steps + 1)))])
+    tail: Array = np.exp(logs[lost:] - trials * np.log(2.0))
+    return tail
+
+
+_STEPS = 60  # halvings: finer than a float can tell
+
+
+def score(lost: int, won: int, samples: int, drop: float) -> float:
+    """Return how far the observed drop lies above a supposed one, in standard errors.
+
+    Tango 1998, "Equivalence test and confidence interval for the difference in proportions for
+    the paired-sample design". For a supposed drop of 0 it is McNemar's statistic.
+
+    Args:
+        lost: samples that the base has right and the candidate wrong.
+        won: samples that the candidate has right and the base wrong.
+        samples: all samples.
+        drop: the supposed drop, a share between -1 and 1.
+    """
+    if drop < 0:
+        return -score(won, lost, samples, -drop)
+    above = lost - won - samples * drop
+    # The likeliest share of samples won, if the drop is the supposed one.
+    linear = (2 * samples - lost + won) * drop - lost - won
+    root = math.sqrt(linear**2 + 8 * samples * won * drop * (1 - drop))
+    share = (root - linear) / (4 * samples)
+    variance = samples * (2 * share + drop * (1 - drop))
+    if variance <= 0:
+        return 0.0 if above == 0 else math.copysign(math.inf, above)
+    return above / math.sqrt(variance)
+
+
+def within_p(lost: int, won: int, samples: int, limit: float) -> float:
+    """Chance of so small a drop, or a smaller one, if the true drop were ``limit``."""
+    if limit >= 1:
+        return 0.0
+    return NormalDist().cdf(score(lost, won, samples, max(limit, -1.0)))
+
+
+def interval(lost: int, won: int, samples: int, level: float = 0.95) -> tuple[float, float]:
+    """Return the two-sided interval of the drop, as shares: all drops that the score accepts."""
+    reach = NormalDist().inv_cdf((1 + level) / 2)
+    observed = (lost - won) / samples
+    low = -_greatest(won, lost, samples, -observed, reach)
+    return low, _greatest(lost, won, samples, observed, reach)
+
+
+def _greatest(lost: int, won: int, samples: int, observed: float, reach: float) -> float:
+    """Return the greatest drop that lies at most ``reach`` standard errors above the observed."""
+    inside, outside = observed, 1.0
+    for _ in range(_STEPS):
+        middle = (inside + outside) / 2
+        if score(lost, won, samples, middle) >= -reach:
+            inside = middle
+        else:
+            outside = middle
+    return inside
+
+
+POWER = 0.8
+_DIGITS = 2
+
+
+def samples_needed(
+    effect: float, deviation: float, alpha: float, null_deviation: float | None = None
+) -> int | None:
+    """Return for how many samples a one-sided test finds the effect four times out of five.
+
+    Connor 1987, "Sample size for testing differences in proportions for the paired-sample
+    design"; with one deviation it is the formula for a mean. Rounded up to two digits, as it
+    rests on an estimate.
+
+    Args:
+        effect: the true mean of the samples' differences.
+        deviation: standard deviation of the samples' differences.
+        alpha: level of the test.
+        null_deviation: the same if there were no effect; default: as with it.
+
+    Returns:
+        The number, or ``None`` where no number would do.
+    """
+    if effect == 0 or deviation <= 0:
+        return None
+    normal = NormalDist()
+    null = deviation if null_deviation is None else null_deviation
+    distance = normal.inv_cdf(1 - alpha) * null + normal.inv_cdf(POWER) * deviation
+    exact = (distance / effect) ** 2
+    if not math.isfinite(exact) or exact > 1e12:
+        return None
+    unit: int = 10 ** max(0, math.floor(math.log10(max(exact, 1))) + 1 - _DIGITS)
+    return math.ceil(exact / unit) * unit

@@ -1,0 +1,251 @@
+"""How a model's metric, size and latency went from run to run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from compressor.errors import SpecError
+from compressor.lab.compare.difference import paired_difference
+from compressor.lab.compare.history import Entry, append, check_fits, entry_of, read_history
+from compressor.lab.compare.opened_run import FLOAT, open_run
+from compressor.lab.compare.sides import Allowed, Side
+from compressor.progress import Progress
+from compressor.report.verdict import main_artifact
+from compressor.types.tensors import Array
+
+
+@dataclass(frozen=True)
+class Step:
+    """A change of the level.
+
+    Attributes:
+        index: the first model after it.
+        start: the first model of the level before it.
+        end: one past the last model of the level after it.
+        p: chance of so large a step anywhere in the part that it was found in, without any.
+    """
+
+    index: int
+    start: int
+    end: int
+    p: float
+
+
+def find_steps(results: Array, alpha: float = 0.05) -> list[Step]:
+    """Find where the level changes, in the order of the models.
+
+    Args:
+        results: one value for each model and sample, ``[models, samples]``.
+        alpha: chance of finding a step where there is none.
+    """
+    return _inside(results, 0, len(results), alpha)
+
+
+def _inside(results: Array, start: int, end: int, alpha: float) -> list[Step]:
+    if end - start < 2:
+        return []
+    index, p = _sharpest(results[start:end])
+    if p >= alpha:
+        return []
+    index += start
+    before, after = _inside(results, start, index, alpha), _inside(results, index, end, alpha)
+    first = before[-1].index if before else start
+    last = after[0].index if after else end
+    return [*before, Step(index, first, last, p), *after]
+
+
+def _sharpest(results: Array) -> tuple[int, float]:
+    """Return the likeliest cut, and the chance of so large a step there without any.
+
+    The cut is where the cumulative sum of the models' means strays most from a straight line. As
+    it is the best of so many, its chance counts that many times (Bonferroni).
+    """
+    count = len(results)
+    sums = np.cumsum(results, axis=0)
+    before = np.arange(1, count)
+    means = sums[:-1].mean(axis=1) / before
+    rest = (sums[-1] - sums[:-1]).mean(axis=1) / (count - before)
+    strays = np.abs(means - rest) * np.sqrt(before * (count - before) / count)
+    index = int(strays.argmax()) + 1
+    losses = results[:index].mean(axis=0) - results[index:].mean(axis=0)
+    spread = float(np.sqrt(np.square(losses).sum()))
+    score = abs(float(losses.sum())) / spread if spread > 0 else 0.0
+    return index, min(1.0, 2 * NormalDist().cdf(-score) * (count - 1))
+
+
+METHOD = "binary segmentation, each cut judged by a paired test over the samples"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run.
+
+    Attributes:
+        label: what the user calls it, or its place in the history.
+        value: the metric.
+        ci95: its interval.
+        bytes: size.
+        latency_ms: median latency, where it was timed.
+    """
+
+    label: str
+    value: float
+    ci95: tuple[float, float]
+    bytes: int
+    latency_ms: float | None
+
+
+@dataclass(frozen=True)
+class LevelChange:
+    """A run at which the metric stepped.
+
+    Attributes:
+        index: the run's place among the points.
+        label: what the run is called.
+        drop: how much worse the level after it is than that before; negative where it is better.
+        ci95: interval of the drop.
+        p: chance of such a step without any.
+    """
+
+    index: int
+    label: str
+    drop: float
+    ci95: tuple[float, float]
+    p: float
+
+
+@dataclass(frozen=True)
+class Trend:
+    """A history as data, to be drawn or printed.
+
+    Attributes:
+        metric: name of the metric.
+        unit: its unit, ``%`` or empty.
+        higher_is_better: its direction.
+        points: the runs, the oldest first.
+        changes: where the metric stepped.
+        method: how that was found.
+    """
+
+    metric: str
+    unit: str
+    higher_is_better: bool
+    points: tuple[Point, ...]
+    changes: tuple[LevelChange, ...]
+    method: str = METHOD
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return asdict(self)
+
+
+def trend_of(entries: Sequence[Entry], alpha: float = 0.05) -> Trend:
+    """Find where a model's metric stepped down or up.
+
+    Args:
+        entries: the history, not empty; all of one metric on the same data.
+        alpha: chance of finding a step where there is none.
+    """
+    last = entries[-1]
+    results = np.stack([entry.per_sample() for entry in entries])
+    names = [entry.label or f"run {number}" for number, entry in enumerate(entries, 1)]
+    points = tuple(
+        Point(
+            name,
+            float(entry.metric["value"]),
+            (float(entry.metric["ci95"][0]), float(entry.metric["ci95"][1])),
+            entry.bytes,
+            entry.latency_ms,
+        )
+        for name, entry in zip(names, entries, strict=True)
+    )
+    changes = tuple(_change(entries, results, names, step) for step in find_steps(results, alpha))
+    return Trend(
+        metric=str(last.metric["name"]),
+        unit=str(last.metric["unit"]),
+        higher_is_better=bool(last.metric["higher_is_better"]),
+        points=points,
+        changes=changes,
+    )
+
+
+def _change(
+    entries: Sequence[Entry], results: np.ndarray, names: Sequence[str], step: Step
+) -> LevelChange:
+    """Measure a step between the levels on either side of it, by their mean for each sample."""
+    before = results[step.start : step.index].mean(axis=0)
+    after = results[step.index : step.end].mean(axis=0)
+    found = paired_difference(before, after, entries[-1].metric_scale())
+    return LevelChange(step.index, names[step.index], found.drop, found.ci95, step.p)
+
+
+def record_run(output: Path, path: Path, label: str, progress: Progress) -> Trend:
+    """Add what a run judges first to a history, and return the trend with it.
+
+    Args:
+        output: the run's folder, with all of its files.
+        path: the history.
+        label: what the run is called.
+        progress: shows how far the comparison of the files is.
+
+    Raises:
+        SpecError: the run does not belong to the history, or the file cannot be written.
+        InputError: a line of the history is damaged.
+        DataError: the run has no metric.
+    """
+    run = open_run(output, progress)
+    entry = main_artifact(run.report)
+    name, found = (FLOAT, run.report["baseline"]) if entry is None else (entry["path"], entry)
+    return record(path, Side(run, name, found), label, ())
+
+
+def record(path: Path, side: Side, label: str, allowed: Collection[Allowed]) -> Trend:
+    """Add a run to a history, which is begun where there is none, and return the trend with it.
+
+    Args:
+        path: the history.
+        side: the run's model.
+        label: what the run is called.
+        allowed: in what it may differ from the runs before.
+
+    Raises:
+        SpecError: the run does not belong to the history, or the file cannot be written.
+        InputError: a line of the history is damaged.
+        DataError: the run has no metric.
+    """
+    entries, new = read_history(path), entry_of(side, label)
+    check_fits(entries, new, path, other_model="model" in allowed)
+    return trend_of(append(path, entries, new))
+
+
+def recall(path: Path, side: Side, allowed: Collection[Allowed]) -> Trend:
+    """Return the trend of a history with a run at its end, and write nothing.
+
+    Args:
+        path: the history.
+        side: the run's model.
+        allowed: in what it may differ from the runs before.
+
+    Raises:
+        SpecError: the history is empty, or the run does not belong to it.
+        InputError: a line of the history is damaged.
+        DataError: the run has no metric.
+    """
+    entries = read_history(path)
+    if not entries:
+        raise SpecError(
+            f"history {str(path)!r}",
+            "is empty" if path.exists() else "does not exist",
+            "compress gate --history begins one, and adds a run at each call",
+        )
+    last = entries[-1]
+    new = entry_of(side, "this run")
+    check_fits(entries, new, path, other_model="model" in allowed)
+    known = (last.sha256, last.spec, last.samples) == (new.sha256, new.spec, new.samples)
+    return trend_of(entries if known else [*entries, new])

@@ -1,0 +1,1 @@
+"""Which layer costs what, and what to do about it."""

@@ -1,0 +1,235 @@
+"""Find what a run left: its report, its manifest, and the spec if that was named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compressor import catalog
+from compressor.errors import CompressorError, ModelError, SpecError
+from compressor.lab.explain.explanation import (
+    Explanation,
+    Gain,
+    LayerCost,
+    best,
+    change_for,
+    gained_db,
+    together,
+)
+from compressor.lab.inspect.run_output import MANIFEST, REPORT, read_mapping
+from compressor.spec.load import Spec, load_spec
+from compressor.types.layer_rules import rule_class
+from compressor.types.passes import Pass
+
+_SCHEMA = 1
+_SPECS = (".yaml", ".yml")
+_AGAIN = "run the spec again with this version; finished passes are not done again"
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run that came to its end.
+
+    Attributes:
+        folder: its output.
+        report: the content of ``report.json``.
+        manifest: the content of ``manifest.json``.
+        spec: the spec, where that was named in place of the folder.
+    """
+
+    folder: Path
+    report: Mapping[str, Any]
+    manifest: Mapping[str, Any]
+    spec: Spec | None
+
+
+def finished_run(path: Path, settings: Sequence[str] = ()) -> FinishedRun:
+    """Open a run by its output folder, its ``report.json``, or its spec.
+
+    Args:
+        path: any of these.
+        settings: overrides, where it is a spec.
+
+    Raises:
+        SpecError: there is nothing, or no run made it.
+        ModelError: a file is damaged, or of another version.
+    """
+    spec = None
+    if path.suffix in _SPECS:
+        spec = load_spec(path, settings)
+    elif settings:
+        raise SpecError("--set", "changes a spec, and a run is named", "name the spec")
+    folder = spec.output if spec else path if path.is_dir() else path.parent
+    subject = f"run {str(spec.output if spec else path)!r}"
+    if not (spec or path.exists()):
+        raise SpecError(subject, "does not exist", "name the output folder of a run, or its spec")
+    if not path.is_dir() and spec is None and path.name != REPORT:
+        raise SpecError(
+            f"file {str(path)!r}",
+            "is no report",
+            "name the output folder of a run, its report.json, or its spec",
+        )
+    for name in (REPORT, MANIFEST):
+        if not (folder / name).is_file():
+            remedy = f"compress run {path} first" if spec else "name the output folder of a run"
+            raise SpecError(subject, f"has no {name}", remedy)
+    report, manifest = read_mapping(folder / REPORT), read_mapping(folder / MANIFEST)
+    _check(subject, report, manifest)
+    if spec is not None and manifest["spec"] != json.loads(json.dumps(spec.resolved)):
+        raise SpecError(
+            f"spec {str(path)!r}", "has changed since it was run", f"compress run {path} first"
+        )
+    return FinishedRun(folder, report, manifest, spec)
+
+
+def _check(subject: str, report: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
+    schema = report.get("schema")
+    if schema != _SCHEMA:
+        raise ModelError(
+            subject, f"has a report of schema {schema}, and this version reads {_SCHEMA}", _AGAIN
+        )
+    passes = report.get("passes")
+    known = isinstance(passes, list) and isinstance(manifest.get("spec"), dict)
+    if not known or any(not isinstance(p, dict) or "attribution" not in p for p in passes or ()):
+        raise ModelError(subject, "was made by a version that did not attribute noise", _AGAIN)
+
+
+_OUTPUTS = (
+    "'alone' is the noise of a layer fed with what it reads in the float model; shares are of the "
+    "noise that each would put into the model's output alone, and gains assume that these add: "
+    "layers that amplify or dampen each other's noise break that. --method leave-one-out measures"
+)
+_LAYERS = (
+    "'alone' is the noise of a layer fed with what it reads in the float model; the model is too "
+    "large to follow each layer's noise to the output, and shares take it that all reach it "
+    "alike. --method leave-one-out measures"
+)
+_WEIGHTS = (
+    "the model cannot be run: noise is that of the weights alone, and how much of it reaches the "
+    "output is not known"
+)
+_NOTES = {"outputs": _OUTPUTS, "layers": _LAYERS, "weights": _WEIGHTS}
+
+
+def explain_by_sqnr(run: FinishedRun, count: int) -> Explanation:
+    """Explain a run by the noise of its layers.
+
+    Args:
+        run: a finished run.
+        count: how many changes to suggest.
+
+    Raises:
+        SpecError: no pass has rules for single layers, or a pass is not installed.
+    """
+    layers = suspects(run)
+    passes = run.report["passes"]
+    chosen = best(layers, count)
+    bases = {p["attribution"]["basis"] for p in passes if p["attribution"]}
+    last = passes[-1]
+    return Explanation(
+        name=str(run.report["name"]),
+        method="sqnr",
+        data="",
+        metric=last["metric"],
+        bytes=int(last["bytes"]),
+        sqnr_db=last["sqnr_db"],
+        layers=tuple(layers),
+        passes=tuple(p["pass"] for p in passes),
+        suggested=tuple(cost.change for cost in chosen),
+        predicted=together([cost.gain for cost in chosen]) if chosen else None,
+        left_out=tuple(_left_out(passes)),
+        notes=(*_shared(passes), *(_NOTES[basis] for basis in _NOTES if basis in bases)),
+    )
+
+
+def suspects(run: FinishedRun) -> list[LayerCost]:
+    """Return every layer that a pass with rules changed, the noisiest first.
+
+    Shares are of the noise that all passes together add.
+
+    Raises:
+        SpecError: there is none, or a pass is not installed.
+    """
+    rows = [
+        (index, entry, row)
+        for index, entry in enumerate(run.report["passes"])
+        for row in (entry["attribution"] or {"layers": ()})["layers"]
+    ]
+    if not rows:
+        raise SpecError(
+            f"run {str(run.folder)!r}",
+            "has no pass with rules for single layers that changed a layer",
+            "there is nothing to attribute; explain a run that quantizes or prunes",
+        )
+    whole = sum(_whole(entry["attribution"]) for entry in run.report["passes"])
+    found = []
+    for index, entry, row in rows:
+        declared = _declared(run, index)
+        if rule_class(declared) is None:
+            continue
+        runs = entry["attribution"]["basis"] != "weights"
+        change = change_for(index, declared, str(row["name"]), str(row["scheme"]))
+        share = _noise(row) / whole * 100 if whole > 0 and row["own_sqnr_db"] is not None else None
+        share = None if share is None else share * (1 - change.kept)
+        gain = Gain(
+            bytes=round(int(row["bytes_to_skip"]) * change.cost),
+            sqnr_db=gained_db(share) if share is not None and runs else None,
+            noise_share=share,
+        )
+        own = row["own_sqnr_db"]
+        found.append(LayerCost(str(entry["pass"]), str(row["scheme"]), own, change, gain))
+    return sorted(found, key=lambda cost: -(cost.gain.noise_share or 0.0))
+
+
+def _whole(found: Mapping[str, Any] | None) -> float:
+    """Return the noise that a pass adds, with that of values that several nodes read."""
+    if found is None:
+        return 0.0
+    own = sum(_noise(row) for row in found["layers"])
+    shared = float(found["shared_inputs"] or 0.0) / 100
+    return own / (1 - shared) if shared < 1 else own
+
+
+def _noise(row: Mapping[str, Any]) -> float:
+    own = row["own_sqnr_db"] if row["output_sqnr_db"] is None else row["output_sqnr_db"]
+    return 0.0 if own is None else 10.0 ** (-float(own) / 10.0)
+
+
+def _declared(run: FinishedRun, index: int) -> type[Pass]:
+    name = str(run.report["passes"][index]["pass"])
+    try:
+        declared: type[Pass] = catalog.load("pass", name)
+    except CompressorError as error:
+        raise SpecError(
+            f"run {str(run.folder)!r}",
+            f"uses the pass {name!r}, which is not installed",
+            "install what it came with",
+        ) from error
+    return declared
+
+
+def _shared(passes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say what leaving a single layer out does not change."""
+    return [
+        f"{entry['pass']}: {entry['attribution']['shared_inputs']:.0f} % of the noise lies in "
+        "rounded values that several operators read, which leaving out one layer keeps"
+        for entry in passes
+        if entry["attribution"] and (entry["attribution"]["shared_inputs"] or 0.0) >= 1
+    ]
+
+
+def _left_out(passes: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [
+        f"{entry['pass']}: {_reason(entry['attribution'])}"
+        for entry in passes
+        if _reason(entry["attribution"])
+    ]
+
+
+def _reason(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return "it has no rules for single layers, or trains"
+    return str(found["reason"] or "")

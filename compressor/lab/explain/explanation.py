@@ -1,0 +1,284 @@
+"""What an explanation says: costs of layers, changes worth making, and what they would gain."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+from compressor.types.layer_rules import match_of, rule_class
+from compressor.types.passes import LayerRule, Pass
+
+_WIDE = 8
+_FULL = 32
+_INTEGER = re.compile(r"u?int(\d+)/")
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
+_WORDS = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
+
+
+@dataclass(frozen=True)
+class Change:
+    """A rule for one layer, to be put in front of a pass's rules.
+
+    Attributes:
+        index: place of the pass in the spec.
+        layer: the layer's name.
+        keys: what the rule says beside its ``match``.
+        kept: how much of the layer's noise remains, as a share of its power.
+        cost: bytes it takes, as a share of what leaving the layer out takes.
+    """
+
+    index: int
+    layer: str
+    keys: Mapping[str, Any]
+    kept: float = 0.0
+    cost: float = 1.0
+
+    @property
+    def text(self) -> str:
+        """The change in a few words, such as ``bits: 8``."""
+        return ", ".join(f"{key}: {_scalar(value)}" for key, value in self.keys.items())
+
+    @property
+    def line(self) -> str:
+        """The rule as an item of a YAML list."""
+        return f"- {{match: {_scalar(match_of(self.layer))}, {self.text}}}"
+
+    def applied(self, declared: Pass) -> Pass:
+        """Return the pass with the rule in front of its own."""
+        rules = rule_class(type(declared))
+        assert rules is not None
+        rule = rules.model_validate({"match": match_of(self.layer), **self.keys})
+        own: tuple[LayerRule, ...] = declared.layers  # type: ignore[attr-defined]  # has rules
+        return declared.model_copy(update={"layers": (rule, *own)})
+
+
+def change_for(index: int, declared: type[Pass], layer: str, scheme: str) -> Change:
+    """Choose what to do about a layer: 8 bits where it has fewer and may, else leave it out.
+
+    Each bit more halves the step of rounding, and so leaves a quarter of the noise's power.
+
+    Args:
+        index: place of the pass in the spec.
+        declared: the pass.
+        layer: the layer's name.
+        scheme: how the pass stores it, such as ``int4/group 32``.
+    """
+    narrow = _INTEGER.match(scheme)
+    rules = rule_class(declared)
+    if narrow and rules is not None and int(narrow[1]) < _WIDE and _takes(rules, _WIDE):
+        bits = int(narrow[1])
+        cost = (_WIDE - bits) / (_FULL - bits)
+        return Change(index, layer, {"bits": _WIDE}, 4.0 ** (bits - _WIDE), cost)
+    return Change(index, layer, {"skip": True})
+
+
+def yaml_lines(changes: Sequence[Change], indent: str = "") -> list[str]:
+    """Return rules of one pass as the lines of its ``layers``."""
+    return [f"{indent}layers:", *(f"{indent}  {change.line}" for change in changes)]
+
+
+def _takes(rules: type[LayerRule], bits: int) -> bool:
+    field = rules.model_fields.get("bits")
+    choices = [] if field is None else [c for a in get_args(field.annotation) for c in get_args(a)]
+    return bits in choices
+
+
+def _scalar(value: Any) -> str:
+    """Write a value so that YAML reads the same."""
+    plain = isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _WORDS
+    return str(value) if plain else json.dumps(value, ensure_ascii=False)
+
+
+Method = Literal["sqnr", "leave-one-out"]
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a change, or several together, would bring.
+
+    Attributes:
+        bytes: more bytes of the model.
+        sqnr_db: how much the signal to noise of the model's output rises; ``None`` where that is
+            not known, or no noise would be left.
+        noise_share: percent of the power of the output's noise that would go.
+        metric: how much better the metric would be, in its unit; ``None`` where it is not known.
+        ci95: its 95 % interval, from samples paired.
+    """
+
+    bytes: int
+    sqnr_db: float | None
+    noise_share: float | None
+    metric: float | None = None
+    ci95: tuple[float, float] | None = None
+
+    @property
+    def certain(self) -> bool:
+        """The metric gains more than chance would explain."""
+        return self.ci95 is not None and self.ci95[0] > 0
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """What one layer costs, and what to do about it.
+
+    Attributes:
+        pass_name: the pass that changed it.
+        scheme: how it is stored now.
+        own_sqnr_db: signal to noise of its output when it reads what it reads in the float model.
+        change: what could be done.
+        gain: what that would bring, predicted or measured.
+    """
+
+    pass_name: str
+    scheme: str
+    own_sqnr_db: float | None
+    change: Change
+    gain: Gain
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Which layers cost what.
+
+    Attributes:
+        name: the spec's.
+        method: ``sqnr`` predicts, ``leave-one-out`` measures.
+        data: role of the data that were measured on; empty where nothing was measured.
+        metric: the metric after all passes, as in the report; ``None`` without evaluation.
+        bytes: of the model after all passes.
+        sqnr_db: of the model's output after all passes.
+        layers: the most suspicious first.
+        passes: names of the spec's passes.
+        suggested: what to do, the best first.
+        predicted: what the suggestions would bring together, if their gains add up.
+        measured: what they bring together, where that was measured.
+        left_out: layers and passes that were not looked at, and why.
+        notes: how to read it, one sentence each.
+    """
+
+    name: str
+    method: Method
+    data: str
+    metric: Mapping[str, Any] | None
+    bytes: int
+    sqnr_db: float | None
+    layers: tuple[LayerCost, ...]
+    passes: tuple[str, ...]
+    suggested: tuple[Change, ...] = ()
+    predicted: Gain | None = None
+    measured: Gain | None = None
+    left_out: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def spec_lines(self) -> dict[int, list[str]]:
+        """The suggestions as lines of the spec, by the place of their pass."""
+        places = sorted({change.index for change in self.suggested})
+        return {
+            index: yaml_lines([c for c in self.suggested if c.index == index]) for index in places
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the document of ``compress explain --json``."""
+        return {
+            "schema": 1,
+            "name": self.name,
+            "method": self.method,
+            "data": self.data or None,
+            "metric": None if self.metric is None else dict(self.metric),
+            "bytes": self.bytes,
+            "sqnr_db": self.sqnr_db,
+            "layers": [
+                {
+                    "pass": cost.pass_name,
+                    "index": cost.change.index,
+                    "layer": cost.change.layer,
+                    "scheme": cost.scheme,
+                    "own_sqnr_db": cost.own_sqnr_db,
+                    "change": dict(cost.change.keys),
+                    "gain": _gain(cost.gain),
+                }
+                for cost in self.layers
+            ],
+            "suggested": [
+                {"index": c.index, "layer": c.layer, "change": dict(c.keys)} for c in self.suggested
+            ],
+            "spec": {str(index): "\n".join(lines) for index, lines in self.spec_lines.items()},
+            "predicted": None if self.predicted is None else _gain(self.predicted),
+            "measured": None if self.measured is None else _gain(self.measured),
+            "left_out": list(self.left_out),
+            "notes": list(self.notes),
+        }
+
+
+def _gain(gain: Gain) -> dict[str, Any]:
+    return {**asdict(gain), "within_noise": None if gain.ci95 is None else not gain.certain}
+
+
+_HALF = 0.5
+
+
+def best(layers: Sequence[LayerCost], count: int) -> list[LayerCost]:
+    """Return the layers whose change brings most for its bytes.
+
+    First those that improve the metric beyond chance, by their gain for each byte; then those
+    that remove more than half of what a layer's change removes on average, by the share of the
+    noise that goes for each byte.
+
+    Args:
+        layers: what is known of each.
+        count: how many at most.
+    """
+    shares = [max(cost.gain.noise_share or 0.0, 0.0) for cost in layers]
+    even = sum(shares) / max(len(shares), 1)
+    certain = [cost for cost in layers if cost.gain.certain]
+    certain.sort(key=lambda cost: -(cost.gain.metric or 0.0) / _bytes(cost))
+    noisy = [
+        cost
+        for cost in layers
+        if not cost.gain.certain
+        and cost.gain.noise_share is not None
+        and cost.gain.noise_share > _HALF * even
+        and not (cost.gain.ci95 is not None and cost.gain.ci95[1] < 0)
+    ]
+    noisy.sort(key=lambda cost: -(cost.gain.noise_share or 0.0) / _bytes(cost))
+    return [*certain, *noisy][:count]
+
+
+def _bytes(cost: LayerCost) -> int:
+    return max(cost.gain.bytes, 1)
+
+
+def together(gains: Sequence[Gain]) -> Gain:
+    """Return the gain of several changes, if each removes noise of its own.
+
+    The powers of independent noises add, and so do the shares that go. Of the metric, only gains
+    beyond chance are added; that is a guess, and no interval is given for it.
+    """
+    shares = [gain.noise_share for gain in gains if gain.noise_share is not None]
+    share = sum(shares) if shares else None
+    metrics = [gain.metric for gain in gains if gain.certain and gain.metric is not None]
+    known = share is not None and any(gain.sqnr_db is not None for gain in gains)
+    return Gain(
+        bytes=sum(gain.bytes for gain in gains),
+        sqnr_db=gained_db(share) if known and share is not None else None,
+        noise_share=None if share is None else min(share, 100.0),
+        metric=sum(metrics) if metrics else None,
+    )
+
+
+def gained_db(share: float) -> float | None:
+    """Return by how many dB signal to noise rises if so much of the noise goes, in percent.
+
+    ``None`` where all would go.
+    """
+    return -10.0 * math.log10(1.0 - share / 100.0) if share < 100.0 else None
+
+
+def share_of(gain_db: float) -> float:
+    """Invert :func:`gained_db`; negative where noise was added."""
+    return float(100.0 * (1.0 - 10.0 ** (-gain_db / 10.0)))

@@ -1,0 +1,317 @@
+"""Inspect checkpoints: named tensors without a graph, and what a folder says of its
+quantization."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from compressor.lab.inspect.contents import (
+    Counts,
+    ModelContents,
+    TensorRow,
+    count_elements,
+    not_finite_note,
+    percent,
+)
+from compressor.models.checkpoint.folder import read_shards
+from compressor.models.checkpoint.headers import DTYPES, PAIRS, ShardHeader
+from compressor.models.checkpoint.read_ahead import ReadAhead
+from compressor.models.checkpoint.reading import FileTensor, MappedFile
+from compressor.models.checkpoint.weight_files import read_weights, weight_file_paths
+from compressor.models.executor.dtypes import natural_type
+from compressor.progress import Progress
+
+# How the weights of quantized Hugging Face checkpoints and their helpers are called.
+PACKED = ("weight_packed", "qweight")
+SHAPE = "weight_shape"
+_SCALES = ("weight_scale", "weight_scale_inv", "weight_global_scale", "scales")
+_ZERO_POINTS = ("weight_zero_point", "qzeros")
+_OTHERS = (
+    SHAPE,
+    "weight_g_idx",
+    "input_scale",
+    "input_zero_point",
+    "input_global_scale",
+    "g_idx",
+)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers that are quantized alike.
+
+    Attributes:
+        targets: modules' names, regular expressions after ``re:``, or classes.
+        bits: of a weight; ``None`` where it is not said.
+        words: the scheme, such as ``int4/group 128``.
+    """
+
+    targets: tuple[str, ...]
+    bits: int | None
+    words: str
+
+    def holds(self, module: str) -> bool:
+        """Tell whether a module belongs to it by name; classes are not known here."""
+        for target in self.targets:
+            if target.startswith("re:"):
+                try:
+                    if re.match(target[3:], module):
+                        return True
+                except re.error:  # it was never a pattern, whoever wrote it
+                    continue
+            elif target == module:
+                return True
+        return False
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """The ``quantization_config`` of a folder.
+
+    Attributes:
+        words: all of it, in short; empty without one.
+        groups: how layers are quantized; the first stands for those that no other one names.
+    """
+
+    words: str = ""
+    groups: tuple[Group, ...] = ()
+
+    def group_of(self, module: str) -> Group | None:
+        """Return how a module that is quantized is quantized."""
+        named = (group for group in self.groups if group.holds(module))
+        return next(named, self.groups[0] if self.groups else None)
+
+
+def role_of(name: str) -> str:
+    """Return what a tensor is by its name: ``scale``, ``zero point``, ``helper`` or nothing."""
+    last = name.rpartition(".")[2]
+    if last in _SCALES:
+        return "scale"
+    if last in _ZERO_POINTS:
+        return "zero point"
+    return "helper" if last in _OTHERS else ""
+
+
+def read_quantization(folder: Path) -> Quantization:
+    """Read ``quantization_config`` of a folder; one that cannot be read says nothing."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return Quantization()
+    found = config.get("quantization_config") if isinstance(config, dict) else None
+    if not isinstance(found, dict):
+        return Quantization()
+    groups = found.get("config_groups")
+    if isinstance(groups, dict):
+        read = tuple(_group(group) for group in groups.values() if isinstance(group, dict))
+    else:
+        read = (_group({"weights": found}),)
+    parts = [str(found.get(key)) for key in ("quant_method", "format") if found.get(key)]
+    if len({(group.bits, group.words) for group in read}) > 1:
+        parts.append(" and ".join(dict.fromkeys(group.words for group in read)))
+    elif read:
+        weights = _first_weights(found)
+        bits, size = read[0].bits, _group_size(weights)
+        parts += [f"{bits} bits"] if bits else []
+        parts += [f"group {size}"] if size else []
+    return Quantization(", ".join(parts), read)
+
+
+def _first_weights(config: dict[str, Any]) -> dict[str, Any]:
+    groups = config.get("config_groups")
+    if not isinstance(groups, dict):
+        return config
+    first = next((group for group in groups.values() if isinstance(group, dict)), {})
+    weights = first.get("weights")
+    return weights if isinstance(weights, dict) else {}
+
+
+def _group(group: dict[str, Any]) -> Group:
+    weights = group.get("weights")
+    weights = weights if isinstance(weights, dict) else {}
+    targets = group.get("targets")
+    names = tuple(str(t) for t in targets) if isinstance(targets, list) else ()
+    bits = weights.get("num_bits", weights.get("bits", weights.get("w_bit")))
+    bits = bits if isinstance(bits, int) else None
+    size = _group_size(weights)
+    kind = "float" if weights.get("type") == "float" else "int"
+    span = f"group {size}" if size else str(weights.get("strategy") or "channel")
+    asymmetric = " asym" if weights.get("symmetric") is False else ""
+    return Group(names, bits, f"{kind}{bits}/{span}{asymmetric}" if bits else "")
+
+
+def _group_size(weights: dict[str, Any]) -> int | None:
+    size = weights.get("group_size", weights.get("q_group_size"))
+    return size if isinstance(size, int) and size > 0 else None
+
+
+_BLOCK = 8 << 20  # bytes looked at together, so that memory does not grow with the tensor
+
+
+@dataclass(frozen=True)
+class _Found:
+    """One tensor, counted."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    counts: Counts
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+
+def inspect_checkpoint(path: Path, progress: Progress) -> ModelContents:
+    """Describe a weight file or a directory of them; tensors are streamed.
+
+    Raises:
+        SpecError: it holds no weight files.
+        ModelError: a file is cut or not a weight file.
+    """
+    files = weight_file_paths(path)
+    sizes = {f.name: f.stat().st_size for f in files}
+    quantization = read_quantization(path if path.is_dir() else path.parent)
+    streamed = files[0].suffix == ".safetensors"
+    tensors: list[_Found] = []
+    with progress.stage("read tensors", sum(sizes.values()) if streamed else None) as advance:
+        done = 0
+        for found in _in_shards(path) if streamed else _in_pickle(path):
+            tensors.append(found)
+            done += found.nbytes
+            advance(done)
+    shapes = _shapes(path) if streamed and quantization.groups else {}
+    rows: list[TensorRow] = []
+    weights = zeros = known = 0
+    for found in tensors:
+        rows.append(_row(found, quantization))
+        own = _weights(found, quantization, shapes)
+        weights += own
+        if own == found.elements:
+            zeros, known = zeros + found.counts.zeros, known + own
+    return ModelContents(
+        kind="checkpoint",
+        path=str(path),
+        files=sizes,
+        tensors=tuple(rows),
+        parameters=weights,
+        zeros=percent(zeros, known),
+        quantization=quantization.words,
+        notes=tuple(not_finite_note(f.name, n) for f in tensors if (n := f.counts.not_finite)),
+    )
+
+
+def headers(path: Path) -> tuple[int, int]:
+    """Return the number of tensors and of parameters in a checkpoint, reading little of it.
+
+    Raises:
+        SpecError: it holds no weight files.
+        ModelError: a file is cut or not a weight file.
+    """
+    tensors = read_weights(path, headers_only=True)
+    return len(tensors), sum(t.numel() for t in tensors.values() if t.is_floating_point())
+
+
+def _in_pickle(path: Path) -> Iterator[_Found]:
+    for name, tensor in read_weights(path).items():
+        flat = tensor.detach().reshape(-1)
+        step = max(1, _BLOCK // tensor.itemsize)
+        counts = sum(
+            (count_elements(flat[at : at + step]) for at in range(0, flat.numel(), step)), Counts()
+        )
+        yield _Found(name, tuple(tensor.shape), _dtype_name(tensor.dtype), tensor.nbytes, counts)
+
+
+def _in_shards(path: Path) -> Iterator[_Found]:
+    for shard in read_shards(path):
+        yield from _in_shard(shard)
+
+
+def _in_shard(shard: ShardHeader) -> Iterator[_Found]:
+    """Count every tensor of a file, block by block, with the disk a little ahead."""
+    file = MappedFile(shard.path, shard.nbytes)
+    flat = {
+        # As one row of bytes or elements, which can be cut anywhere.
+        name: FileTensor(
+            file,
+            header._replace(dtype="U8", shape=(header.nbytes,))
+            if header.dtype == PAIRS
+            else header._replace(shape=(prod(header.shape),)),
+        )
+        for name, header in shard.tensors.items()
+    }
+    cuts = {name: _cuts(tensor) for name, tensor in flat.items()}
+    spans = [flat[name].span(*cut) for name, own in cuts.items() for cut in own]
+    with ReadAhead(spans) as ahead:
+        for name, header in shard.tensors.items():
+            pairs = header.dtype == PAIRS
+            count = partial(count_elements, pairs=pairs)
+            counts = Counts()
+            for start, stop in cuts[name]:
+                with ahead.using(flat[name].span(start, stop)):
+                    counts += count(flat[name].rows(start, stop))
+            dtype = "float4_e2m1fn" if pairs else _dtype_name(DTYPES[header.dtype])
+            yield _Found(name, header.shape, dtype, header.nbytes, counts)
+
+
+def _cuts(tensor: FileTensor) -> list[tuple[int, int]]:
+    (count,) = tensor.header.shape
+    step = _BLOCK // tensor.dtype.itemsize
+    return [(start, min(start + step, count)) for start in range(0, count, step)]
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return natural_type(dtype).numpy().name
+
+
+def _row(found: _Found, quantization: Quantization) -> TensorRow:
+    role = role_of(found.name)
+    module, _, last = found.name.rpartition(".")
+    group = quantization.group_of(module) if last in PACKED else None
+    packed = last in PACKED
+    return TensorRow(
+        name=found.name,
+        shape=found.shape,
+        dtype=found.dtype,
+        bytes=found.nbytes,
+        # A word of packed codes that is 0 says nothing about weights.
+        zeros=None if packed or role else percent(found.counts.zeros, found.elements),
+        quantization=group.words if group is not None else role.replace("helper", ""),
+    )
+
+
+def _weights(found: _Found, quantization: Quantization, shapes: dict[str, tuple[int, ...]]) -> int:
+    """Return how many weights a tensor holds: none, if it is a scale or a counter."""
+    if role_of(found.name):
+        return 0
+    module, _, last = found.name.rpartition(".")
+    group = quantization.group_of(module)
+    if last in PACKED:
+        if module in shapes:
+            return prod(shapes[module])
+        return found.nbytes * 8 // group.bits if group is not None and group.bits else 0
+    codes = group is not None and group.bits is not None and last == "weight"
+    floating = "float" in found.dtype
+    return found.elements if codes or floating else 0
+
+
+def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Read the shapes that lie beside packed weights, by module."""
+    shapes = {}
+    for shard in read_shards(path):
+        file = MappedFile(shard.path, shard.nbytes)
+        for name, header in shard.tensors.items():
+            module, _, last = name.rpartition(".")
+            if last == SHAPE and header.dtype in ("I64", "I32") and len(header.shape) == 1:
+                shapes[module] = tuple(int(n) for n in FileTensor(file, header)())
+    return shapes

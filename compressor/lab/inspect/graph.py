@@ -1,0 +1,295 @@
+"""Inspect graphs: ONNX files, and what the safetensors exporter writes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+import torch
+
+from compressor.graph.codebooks import codebook_of
+from compressor.graph.costs import macs, node_macs, parameters
+from compressor.graph.layers import layers_with_nodes
+from compressor.graph.values import all_nodes, constant_array, tensor_spec
+from compressor.lab.inspect.contents import (
+    GraphFacts,
+    ModelContents,
+    TensorRow,
+    count_not_finite,
+    count_zeros,
+    not_finite_note,
+    percent,
+)
+from compressor.models.codec import DESCRIPTION, FORMAT, INDEX, check
+from compressor.models.codec.description import Description, read_description
+from compressor.models.codec.weight_files import read_tensors, stored_headers
+from compressor.models.executor.lazy import computed
+from compressor.models.onnx.file import external_files, read_onnx
+from compressor.progress import Progress
+from compressor.types.tensors import Array
+
+if TYPE_CHECKING:
+    from onnx_ir.passes import InPlacePass
+
+
+_SMALL = 16  # elements: shorter constants of nodes are arguments, no weights
+_DEFAULT_DOMAIN = "ai.onnx"
+_LINEAR = ("QuantizeLinear", "DequantizeLinear")
+_SIDE = ("scale", "zero point")  # what these two read beside the numbers
+# Operators that read codes: the inputs that hold them, their scale and their zero point.
+_CODED = {
+    "DequantizeLinear": (0, 1, 2),
+    "QLinearConv": (3, 4, 5),
+    "QLinearMatMul": (3, 4, 5),
+    "ConvInteger": (1, None, 3),
+    "MatMulInteger": (1, None, 3),
+}
+
+
+def inspect_graph(
+    model: ir.Model, kind: str, path: str, files: Mapping[str, int], progress: Progress
+) -> ModelContents:
+    """Describe a model; shapes have been inferred as far as they can be.
+
+    Args:
+        model: the graph with its weights.
+        kind: what to call it.
+        path: where it is.
+        files: bytes of each of its files.
+        progress: shows how many tensors have been read.
+    """
+    stored = _gathered(model)
+    costs: Counter[str] = Counter()
+    for layer, node in layers_with_nodes(stored):
+        costs[layer.weight] += node_macs(node)
+    initializers = {n: v for n, v in stored.graph.initializers.items() if v.const_value is not None}
+    rows: list[TensorRow] = []
+    notes: list[str] = []
+    with progress.stage("read tensors", len(initializers)) as advance:
+        for name, value in initializers.items():
+            rows.append(_row(name, value, costs.get(name)))
+            bad = 0 if value.const_value is None else count_not_finite(value.const_value)
+            if bad:
+                notes.append(not_finite_note(name, bad))
+            advance(len(rows))
+    return ModelContents(
+        kind=kind,
+        path=path,
+        files=files,
+        tensors=tuple(rows),
+        parameters=parameters(stored),
+        zeros=_zeros(stored, rows),
+        notes=tuple(notes),
+        graph=_facts(model, macs(stored)),
+    )
+
+
+def _gathered(model: ir.Model) -> ir.Model:
+    """Return a copy with all that is stored in the main graph: of branches, loops, constants."""
+    copy = model.clone()
+    steps: list[InPlacePass] = [
+        common.InlinePass(),
+        common.LiftConstantsToInitializersPass(size_limit=_SMALL),
+        common.LiftSubgraphInitializersToMainGraphPass(),
+    ]
+    for step in steps:
+        step(copy)
+    return copy
+
+
+def _facts(model: ir.Model, cost: int) -> GraphFacts:
+    operators = Counter(
+        f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+        for node in all_nodes(model.graph)
+    )
+    ordered = sorted(operators.items(), key=lambda item: (-item[1], item[0]))
+    producer = " ".join(p for p in (model.producer_name, model.producer_version) if p)
+    own = [value for value in model.graph.inputs if not value.is_initializer()]
+    return GraphFacts(
+        opsets={domain or _DEFAULT_DOMAIN: v for domain, v in model.opset_imports.items()},
+        inputs=tuple(tensor_spec(value) for value in own),
+        outputs=tuple(tensor_spec(value) for value in model.graph.outputs),
+        operators=dict(ordered),
+        macs=cost,
+        producer=producer,
+        metadata=dict(model.metadata_props),
+    )
+
+
+def _row(name: str, value: ir.Value, cost: int | None) -> TensorRow:
+    tensor = value.const_value
+    assert tensor is not None
+    shape = tuple(int(d) for d in tensor.shape.numpy())
+    scheme, zero_point = _coding(value, shape)
+    zeros = None if scheme in _SIDE else count_zeros(tensor, zero_point)
+    return TensorRow(
+        name=name,
+        shape=shape,
+        dtype=tensor.dtype.numpy().name,
+        bytes=tensor.nbytes,
+        zeros=None if zeros is None else percent(zeros, tensor.size),
+        quantization=scheme,
+        macs=cost,
+    )
+
+
+def _coding(value: ir.Value, shape: tuple[int, ...]) -> tuple[str, Array | None]:
+    """Return how a tensor's codes are to be read, and the code of zero."""
+    book = codebook_of(value)
+    if book is not None:
+        return str(book), book.zero_codes()
+    for use in value.uses():
+        node, index = use.node, use.idx
+        if node.op_type == "MatMulNBits" and index == 1:
+            group = node.attributes.get_int("block_size", 0)
+            return f"int{node.attributes.get_int('bits', 4)}/group {group}", None
+        if node.op_type in _LINEAR and 0 < index <= len(_SIDE):
+            return _SIDE[index - 1], None
+        positions = _CODED.get(node.op_type)
+        if positions is None or positions[0] != index or value.dtype is None:
+            continue
+        scale, zero = (constant_array(_input(node, position)) for position in positions[1:])
+        asymmetric = " asym" if zero is not None and np.any(zero) else ""
+        scheme = value.dtype.numpy().name + _granularity(node, scale) + asymmetric
+        return scheme, None if zero is None else _broadcast(node, zero, shape)
+    return "", None
+
+
+def _input(node: ir.Node, position: int | None) -> ir.Value | None:
+    return None if position is None or position >= len(node.inputs) else node.inputs[position]
+
+
+def _granularity(node: ir.Node, scale: Array | None) -> str:
+    if scale is None:
+        return ""
+    block = node.attributes.get_int("block_size", 0)
+    if block:
+        return f"/group {block}"
+    return "/tensor" if scale.size == 1 else "/channel"
+
+
+def _broadcast(node: ir.Node, zero: Array, shape: tuple[int, ...]) -> Array:
+    """Bring zero points into a shape that broadcasts to the tensor's."""
+    if zero.size == 1:
+        return zero.reshape(())
+    axis = node.attributes.get_int("axis", 1 if node.op_type == "DequantizeLinear" else 0)
+    block = node.attributes.get_int("block_size", 0)
+    if block:
+        return np.repeat(zero, block, axis=axis).take(range(shape[axis]), axis=axis)
+    if node.op_type in ("QLinearMatMul", "MatMulInteger"):
+        axis = -1
+    spread = [1] * len(shape)
+    spread[axis] = zero.size
+    return zero.reshape(spread)
+
+
+def _zeros(model: ir.Model, rows: list[TensorRow]) -> float | None:
+    """Share of zeros among the weights: floating-point numbers and codes, but no scales."""
+    zeros = elements = 0.0
+    for row in rows:
+        dtype = model.graph.initializers[row.name].dtype
+        weight = row.quantization or (dtype is not None and dtype.is_floating_point())
+        if weight and row.zeros is not None:
+            zeros += row.zeros * prod(row.shape)
+            elements += prod(row.shape)
+    return zeros / elements if elements else None
+
+
+def inspect_onnx(path: Path, progress: Progress) -> ModelContents:
+    """Describe an ONNX file and its external data.
+
+    Raises:
+        ModelError: it is cut, not ONNX, or breaks ONNX's rules.
+    """
+    import onnx_ir.passes.common as common
+
+    model = read_onnx(path)
+    files = {path.name: path.stat().st_size}
+    for file in external_files(path):
+        files[str(file.relative_to(path.parent))] = file.stat().st_size
+    common.LiftSubgraphInitializersToMainGraphPass()(model)
+    common.ShapeInferencePass(check_type=False, strict_mode=False)(model)
+    return inspect_graph(model, "ONNX model", str(path), files, progress)
+
+
+def compressed_folder(path: Path) -> Path | None:
+    """Return the folder of the compressed model that ``path`` is or belongs to, if there is one.
+
+    Args:
+        path: the folder, its ``model.json``, or weights or an index that this names.
+    """
+    folder = path if path.is_dir() else path.parent
+    document = _mapping(folder / DESCRIPTION)
+    if document.get("format") != FORMAT:
+        return None
+    weights = document.get("weights")
+    shards = _mapping(folder / INDEX).get("weight_map") if weights == INDEX else None
+    names = [DESCRIPTION, weights, *(shards.values() if isinstance(shards, dict) else ())]
+    return folder if path.is_dir() or path.name in names else None
+
+
+def inspect_compressed(folder: Path, progress: Progress) -> ModelContents:
+    """Describe a compressed model.
+
+    Raises:
+        ModelError: a file is missing, cut or edited.
+    """
+    import onnx_ir.passes.common as common
+
+    check(folder)  # that all files are whole and belong together
+    description = read_description(folder / DESCRIPTION)
+    headers = stored_headers(description, folder)
+    tensors = read_tensors(description, headers, mapped=True)
+    model = description.model()
+    for name, value in model.graph.initializers.items():
+        value.const_value = _elements(name, tensors[name], description.tensors[name].dtype)
+    common.ShapeInferencePass(check_type=False, strict_mode=False)(model)
+    names = [description.weights, *(header.path.name for header in headers), DESCRIPTION]
+    files = {name: (folder / name).stat().st_size for name in dict.fromkeys(names)}
+    found = inspect_graph(model, "compressed model", str(folder), files, progress)
+    sizes = {t.name: t.nbytes for header in headers for t in header.tensors.values()}
+    rows = tuple(_stored(row, description, sizes) for row in found.tensors)
+    return replace(found, tensors=rows)
+
+
+def _mapping(path: Path) -> dict[str, object]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _stored(row: TensorRow, description: Description, sizes: dict[str, int]) -> TensorRow:
+    """Say of a tensor how it is stored, and in how many bytes."""
+    entry = description.tensors.get(row.name)
+    if entry is None:  # a constant of a node
+        return row
+    nbytes = sum(sizes[part] for part in entry.parts(row.name))
+    return replace(row, bytes=nbytes, storage=str(entry.form or ""))
+
+
+def _elements(name: str, tensor: torch.Tensor, dtype: ir.DataType) -> ir.TensorProtocol:
+    def read() -> ir.TensorProtocol:
+        return ir.Tensor(_array(computed(tensor), dtype), dtype=dtype)
+
+    return ir.LazyTensor(read, dtype, ir.Shape(tensor.shape), name=name)
+
+
+def _array(tensor: torch.Tensor, dtype: ir.DataType) -> Array:
+    """Return elements as an array of the type's own numpy dtype."""
+    held = dtype.numpy()
+    if dtype.bitwidth < 8:  # one a byte
+        held = np.dtype(np.int8 if dtype.is_signed() else np.uint8)
+        held = np.dtype(ml_dtypes.float8_e4m3fn) if dtype.is_floating_point() else held
+    flat = tensor.contiguous().view(-1).view(torch.uint8).numpy().view(held)
+    return flat.reshape(tensor.shape).astype(dtype.numpy(), copy=False)

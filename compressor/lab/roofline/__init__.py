@@ -1,0 +1,1 @@
+"""Where a model's time goes, and what bounds it."""

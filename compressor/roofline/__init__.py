@@ -1,1 +1,0 @@
-"""Where a model's time goes, and what bounds it: roofline, operator times, Amdahl's law."""
