@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from compressor.errors import SpecError, suggestion
 
-Kind = Literal["pass", "exporter", "observer", "source"]
+Kind = Literal["pass", "exporter", "format", "observer", "source"]
 
 BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     "pass": {
@@ -37,6 +37,9 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "tensorrt": "compressor.exporters.tensorrt.exporter:TensorrtExporter",
         "archive": "compressor.exporters.archive.exporter:ArchiveExporter",
     },
+    "format": {
+        "archive": "compressor.exporters.archive.unpacking:ArchiveFormat",
+    },
     "observer": {
         "min-max": "compressor.calibration.observers.min_max:MinMax",
         "moving-average": "compressor.calibration.observers.moving_average:MovingAverage",
@@ -58,13 +61,11 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "jsonl": "compressor.calibration.sources.jsonl:JsonlSource",
     },
 }
-COLLECT = "compressor.calibration.collect:collect"
-UNPACK = "compressor.exporters.archive.unpacking:unpack"
-ARCHIVE_SIZES = "compressor.exporters.archive.unpacking:stored_bytes"
 
 _GROUPS: Mapping[Kind, str] = {
     "pass": "compressor.passes",
     "exporter": "compressor.exporters",
+    "format": "compressor.formats",
     "observer": "compressor.observers",
     "source": "compressor.sources",
 }

@@ -178,7 +178,6 @@ def test_every_source_resolves():
         cls = catalog.resolve(reference)
         assert issubclass(cls, Options), own_name
         assert {"info", "batches", "digest"} <= set(dir(cls)), own_name
-    assert callable(catalog.resolve(catalog.COLLECT))
 
 
 def test_every_option_is_documented():

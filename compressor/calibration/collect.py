@@ -15,6 +15,7 @@ from compressor.calibration.agreement import Agreement
 from compressor.calibration.extrema import extrema
 from compressor.calibration.observers.ranges import HistogramObserver, RangeObserver
 from compressor.errors import DataError
+from compressor.types.carrier import Carrier
 from compressor.types.data import ALONE, Ranks
 from compressor.types.statistics import Observer, Request
 from compressor.types.tensors import Array, Batch
@@ -28,6 +29,40 @@ def make_observer(name: str, options: Mapping[str, Any]) -> Observer[Any, Any]:
     """Build an observer from the catalog."""
     observer: Observer[Any, Any] = catalog.load("observer", name)(**options)
     return observer
+
+
+def collect_statistics(
+    carrier: Carrier,
+    batches: Iterable[Batch],
+    requests: Sequence[Request],
+    progress: Callable[[int], None] | None = None,
+    ranks: Ranks = ALONE,
+) -> dict[str, Any]:
+    """Run a model over its data once, and return the requested statistics by ``Request.key``.
+
+    Args:
+        carrier: the model; it can be run.
+        batches: as :func:`collect` takes them.
+        requests: which values to observe, and how.
+        progress: called after each batch with the number of samples so far.
+        ranks: the processes that share the data.
+
+    Raises:
+        DataError: see :func:`collect`.
+    """
+    if not requests:
+        return {}
+    inputs = {spec.name for spec in carrier.inputs}
+    taps = dict.fromkeys(t for r in requests for t in r.tensors if t not in inputs)
+    runner = carrier.runner(tuple(taps))
+    return collect(
+        lambda batch: {**batch, **runner.run(batch)},
+        batches,
+        requests,
+        make_observer,
+        progress,
+        ranks,
+    )
 
 
 def collect(

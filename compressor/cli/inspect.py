@@ -128,14 +128,16 @@ def unpack(path: Path, output: Path, tensors: tuple[str, ...], force: bool, as_j
     from dataclasses import asdict
     from sys import stderr
 
-    from compressor.archives import unpack as taken_out
+    from compressor import catalog
     from compressor.cli.options import shown_progress
     from compressor.files import json_text
     from compressor.report.pages.inspect import unpacked_table
     from compressor.report.terminal import show
 
     with shown_progress() as progress:
-        files = taken_out(path, output, tensors, force=force, progress=progress)
+        files = catalog.load("format", "archive")().unpack(
+            path, output, tensors, force=force, progress=progress
+        )
     if as_json:
         document = {"folder": str(output), "files": [asdict(file) for file in files]}
         click.echo(json_text(document), nl=False)

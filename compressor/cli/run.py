@@ -18,7 +18,7 @@ from compressor.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from compressor.run.runner import RunOptions
+    from compressor.run.execute import RunOptions
     from compressor.spec.load import Spec
 
 
@@ -50,8 +50,7 @@ def run(
     share calibration batches and the shards of large checkpoints. With --history the run is
     added to that file, and the report draws how the metric went from run to run.
     """
-    from compressor.cli.run import run_and_show
-    from compressor.run.runner import RunOptions
+    from compressor.run.execute import RunOptions
     from compressor.spec.load import load_spec
     from compressor.spec.user_code import importable
 
@@ -97,9 +96,10 @@ def run_and_show(spec: Spec, options: RunOptions, *, as_json: bool, quiet: bool)
 
     from compressor.cli.options import shown_progress
     from compressor.files import json_text
+    from compressor.report.run import run_spec
     from compressor.report.terminal import result_table, show
+    from compressor.run.execute import help_run
     from compressor.run.ranks import ranks
-    from compressor.run.runner import help_run, run_spec
 
     with ranks() as group, shown_progress(enabled=not quiet and group.rank == 0) as progress:
         options = replace(options, ranks=group)
@@ -190,9 +190,8 @@ def quantize(
     compressed-tensors layout, which transformers and vLLM load as it is. Killed, the same command
     goes on where it was; under torchrun, the processes share the shards.
     """
-    from compressor.cli.run import run_and_show
     from compressor.lab.quantize import QuantizeOptions, quantization_spec
-    from compressor.run.runner import RunOptions
+    from compressor.run.execute import RunOptions
 
     options = QuantizeOptions(preset, method, search, skip, embeddings, max_shard_size)
     code = run_and_show(

@@ -9,11 +9,16 @@ from typing import Any
 import numpy as np
 
 from compressor.files import json_sha256, publish, staging
-from compressor.lab.compare.opened_run import FLOAT, SAMPLES
 from compressor.run.artifacts import Artifact
 from compressor.run.verify import artifact_evaluation
 from compressor.run.workspace import Workspace, metric_code
 from compressor.types.tensors import Array
+
+SAMPLES = "samples.npz"
+"""One array for the float model and one for each artifact: the metric's value for each sample."""
+
+FLOAT = "float"
+"""The float model's name in that file."""
 
 _NO_EFFECT = ("output", "limits")
 

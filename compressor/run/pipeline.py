@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from compressor.calibration.collect import collect, make_observer
+from compressor.calibration.collect import collect_statistics
 from compressor.errors import CompressorError
 from compressor.graph.codebooks import codebook_of
 from compressor.models.sizes import layer_bytes, model_bytes
@@ -215,7 +215,7 @@ def apply_pass(
         with block_run(workspace, declared.name, carrier, survey.requests) as blocks:
             return declared.apply_blockwise(carrier, context, blocks)
     if statistics is None:
-        statistics = collect_statistics(workspace, declared.name, carrier, survey.requests)
+        statistics = calibrate(workspace, declared.name, carrier, survey.requests)
     data = workspace.plan.data.get("calibration")
     known = data.samples if data is not None and survey.replays else None
     with workspace.progress.stage(declared.name, known) as advance:
@@ -232,7 +232,7 @@ def _trained(workspace: Workspace, task: _Task, survey: Survey) -> Outcome:
             workspace.progress.note(note)
     workspace.ranks.wait()
     declared, carrier = task.declared, task.carrier
-    statistics = collect_statistics(workspace, declared.name, carrier, survey.requests)
+    statistics = calibrate(workspace, declared.name, carrier, survey.requests)
     references = References(workspace, task.index)
     folder = workspace.store.training(task.key)
     training = make_training(workspace, references, folder, carrier)
@@ -245,26 +245,15 @@ def _watched(workspace: Workspace) -> PassContext:
     return replace(workspace.plan.context, progress=workspace.progress)
 
 
-def collect_statistics(
+def calibrate(
     workspace: Workspace, label: str, carrier: Carrier, requests: tuple[Request, ...]
 ) -> dict[str, Any]:
     """Gather the statistics that a pass asked for, in one pass over the calibration data."""
     if not requests:
         return {}
-    data = workspace.plan.data["calibration"]
-    taps = list(dict.fromkeys(t for r in requests for t in r.tensors))
-    inputs = {i.name for i in carrier.inputs}
-    runner = carrier.runner([t for t in taps if t not in inputs])
+    data, ranks = workspace.plan.data["calibration"], workspace.ranks
     with workspace.progress.stage(f"{label}: calibrate", data.samples) as advance:
-        collected: dict[str, Any] = collect(
-            lambda batch: {**batch, **runner.run(batch)},
-            share(data.batches(), workspace.ranks),
-            requests,
-            make_observer,
-            advance,
-            workspace.ranks,
-        )
-    return collected
+        return collect_statistics(carrier, share(data.batches(), ranks), requests, advance, ranks)
 
 
 def _layers(workspace: Workspace, outcome: Outcome, after: Carrier) -> list[dict[str, Any]]:

@@ -23,6 +23,9 @@ _PARTIAL = "partial-"
 _TRAINING = "training-"
 _CACHE = "cache"
 
+STORE = ".compressor"
+"""The folder in a run's output that holds it."""
+
 
 @cache
 def compute_versions() -> Mapping[str, str]:

@@ -6,12 +6,13 @@ import json
 import os
 import pickle
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
+from compressor.calibration.collect import collect_statistics
 from compressor.calibration.sources.random_access import RandomAccess
 from compressor.errors import CompressorError
 from compressor.files import disk_errors, json_text, remove_stale_staging, write_text
@@ -24,8 +25,10 @@ from compressor.run.workspace import Workspace, metric_code
 from compressor.spec.user_code import code_digest, importable, load_symbol
 from compressor.spec.validate import dotted
 from compressor.types.carrier import Carrier
+from compressor.types.data import share
 from compressor.types.options import kebab
 from compressor.types.passes import Pass
+from compressor.types.statistics import Request
 from compressor.types.tensors import Batch
 from compressor.types.training import Rows, Training
 
@@ -218,6 +221,13 @@ def make_training(
     data = open_training_data(workspace)
     with disk_errors(store.cache):
         store.cache.mkdir(parents=True, exist_ok=True)
+
+    def collected(
+        model: Carrier, batches: Iterable[Batch], requests: Sequence[Request]
+    ) -> Mapping[str, Any]:
+        ranks = workspace.ranks
+        return collect_statistics(model, share(batches, ranks), requests, ranks=ranks)
+
     return Training(
         data=data,
         batch=data.data.batch,
@@ -227,6 +237,7 @@ def make_training(
         source=workspace.baseline,
         open_model=references.model,
         samples=RunSamples(carrier.inputs, plan.data.get("calibration"), plan.spec.seed),
+        collect=collected,
         ranks=workspace.ranks,
         stage=workspace.progress.stage,
         load_symbol=references.symbol,

@@ -121,7 +121,6 @@ def _shown(value: Any) -> str:
 
 def _keys_at(cls: type[Options], path: KeyPath) -> list[str]:
     """Return the keys allowed at a path below ``cls``."""
-    from compressor.spec.validate import nested_options
 
     current: type[Options] | None = cls
     for part in path:

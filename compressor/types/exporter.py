@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from compressor.progress import Progress
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.data import ALONE, Ranks
 from compressor.types.options import Options
@@ -146,4 +148,64 @@ class Exporter(Options, ABC):
 
         Raises:
             ArtifactError: it cannot be opened.
+        """
+
+
+@dataclass(frozen=True)
+class UnpackedFile:
+    """A file that was taken out of an archive.
+
+    Attributes:
+        name: its name.
+        bytes: its size.
+        sha256: the hash of its bytes, in hexadecimal.
+    """
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+class PackedFormat(ABC):
+    """One file that holds the files of another export; the catalog's kind ``format``."""
+
+    @abstractmethod
+    def holds(self, path: Path) -> bool:
+        """Whether the file begins as this format does."""
+
+    @abstractmethod
+    def unpack(
+        self,
+        path: Path,
+        folder: Path,
+        tensors: Sequence[str] = (),
+        *,
+        force: bool = False,
+        progress: Progress | None = None,
+    ) -> tuple[UnpackedFile, ...]:
+        """Take the files out; they are those that were put in, bit for bit.
+
+        Args:
+            path: the packed file.
+            folder: where the files go; made if it is not there.
+            tensors: take these alone; files of weights then hold nothing else.
+            force: write into a folder that holds files; those of the same names are replaced.
+            progress: shows how far it is.
+
+        Raises:
+            SpecError: the file is not there, the folder is not empty, or no tensor has a name.
+            ModelError: the file is cut or damaged.
+            InputError: the disk is full.
+        """
+
+    @abstractmethod
+    def unpacked(self, path: Path) -> AbstractContextManager[Path]:
+        """Yield a temporary folder with the files."""
+
+    @abstractmethod
+    def stored_bytes(self, path: Path) -> dict[str, int]:
+        """Return the bytes that each tensor takes in the file, by name.
+
+        Raises:
+            ModelError: the file is cut or damaged.
         """

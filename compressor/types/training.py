@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from compressor.progress import Advance as Advance
 from compressor.types.carrier import Carrier
 from compressor.types.data import Ranks, Samples
+from compressor.types.statistics import Request
 from compressor.types.tensors import Array, Batch
 
 Rows = NDArray[np.int64]
@@ -115,6 +116,9 @@ class Training:
         source: the spec's float model, with its weights.
         open_model: opens a model that an option names.
         samples: the calibration data.
+        collect: runs a model of the pass's own making over batches and returns the requested
+            statistics by ``Request.key``; the run itself collects those of the model that the
+            pass is given. Each process observes its share of the batches.
         ranks: the processes that share the training.
         stage: shows a stage of so many steps, and yields what tells how many are done.
         load_symbol: finds a function that an option names, such as ``pkg.mod:loss``; the second
@@ -129,6 +133,7 @@ class Training:
     source: Carrier
     open_model: OpenModel
     samples: Samples
+    collect: Callable[[Carrier, Iterable[Batch], Sequence[Request]], Mapping[str, Any]]
     ranks: Ranks
     stage: Callable[[str, int], AbstractContextManager[Advance]]
     load_symbol: Callable[[str, str], Callable[..., Any]]

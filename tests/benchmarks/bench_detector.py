@@ -18,8 +18,8 @@ import onnx_ir as ir
 import pytest
 
 from compressor.models.onnx.ort_runner import OrtRunner
+from compressor.report.run import run_spec
 from compressor.run.plan import Plan, make_plan
-from compressor.run.runner import run_spec
 from compressor.run.timing import already_open, measure
 from compressor.spec.load import load_spec
 from compressor.types.tensors import Array, Batch

@@ -22,6 +22,7 @@ import pytest
 import torch
 
 from compressor import catalog
+from compressor.calibration.collect import collect_statistics
 from compressor.graph.costs import macs
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.progress import nobody_watches
@@ -102,6 +103,7 @@ def training(folder: Path, cache: Path, source: TorchCarrier) -> Training:
         source=source,
         open_model=no_model,
         samples=RunSamples(INPUTS, None, 0),
+        collect=collect_statistics,
         ranks=ALONE,
         stage=quiet,
         load_symbol=no_model,

@@ -20,12 +20,12 @@ import onnx_ir as ir
 import pytest
 
 from compressor import catalog
-from compressor.calibration.collect import make_observer
+from compressor.calibration.collect import collect_statistics
 from compressor.models.onnx.ort_runner import OrtRunner
+from compressor.report.run import run_spec
 from compressor.run.evaluate import evaluate
 from compressor.run.metrics import BUILT_IN
 from compressor.run.plan import Plan, make_plan
-from compressor.run.runner import run_spec
 from compressor.run.timing import already_open, measure
 from compressor.spec.load import load_spec
 from compressor.types.carrier import Carrier
@@ -163,14 +163,7 @@ def quantize_ours(plan: Plan, carrier: Carrier, observer: str, folder: Path) -> 
         {"activations": {"observer": observer}}
     )
     survey = static.survey(carrier, plan.context)
-    taps = list(dict.fromkeys(t for r in survey.requests for t in r.tensors))
-    runner = carrier.runner([t for t in taps if t != "image"])
-    statistics = catalog.resolve(catalog.COLLECT)(
-        lambda batch: {**batch, **runner.run(batch)},
-        plan.data["calibration"].batches(),
-        survey.requests,
-        make_observer,
-    )
+    statistics = collect_statistics(carrier, plan.data["calibration"].batches(), survey.requests)
     outcome = static.apply(carrier, plan.context, statistics)
     folder.mkdir(exist_ok=True)
     catalog.load("exporter", "onnx")().write(outcome.carrier, folder, ExportContext("cifar", ""))

@@ -14,8 +14,8 @@ import pytest
 
 from compressor.lab.roofline.roofline import LENGTH, inputs_for, measure_roofline, measured_model
 from compressor.models.onnx.ort_runner import OrtRunner
+from compressor.report.run import run_spec
 from compressor.run.model import open_model
-from compressor.run.runner import run_spec
 from compressor.run.timing import measure
 from compressor.spec.load import load_spec
 from tests.benchmarks.bench_resnet20 import show

@@ -16,8 +16,9 @@ import torch
 from onnx import helper, numpy_helper
 
 from compressor import catalog
+from compressor.report.run import RunResult, run_spec
+from compressor.run.execute import RunOptions
 from compressor.run.plan import Plan, make_plan
-from compressor.run.runner import RunOptions, RunResult, run_spec
 from compressor.spec.load import load_spec
 from compressor.spec.user_code import importable
 

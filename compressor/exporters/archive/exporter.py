@@ -13,9 +13,9 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from compressor.archives import unpack
 from compressor.errors import ArtifactError, InputError
 from compressor.exporters.archive.packing import pack
+from compressor.exporters.archive.unpacking import unpack
 from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.files import disk_errors
 from compressor.types.carrier import Carrier, Runner

@@ -1,6 +1,6 @@
 """The index of an archive: which files are in it, in which parts, and where each chunk lies.
 
-An archive is :data:`compressor.archives.MAGIC`, the chunks one after the other, the index, and a
+An archive is :data:`MAGIC`, the chunks one after the other, the index, and a
 footer. The index is JSON, coded like other streams. It names no tensors: it holds the header of
 each safetensors file as it is, and the parts follow in the order of their data. The footer says how
 long the index is as it is stored and as JSON, holds the SHA-256 of both numbers and the stored
@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from compressor.archives import MAGIC
 from compressor.errors import ModelError, SpecError
 from compressor.exporters.archive.coder import SUM, compressed, decompressed
 from compressor.exporters.archive.forms import Form
@@ -30,6 +29,9 @@ from compressor.exporters.archive.sections import (
     without_offsets,
 )
 from compressor.types.tensors import Array
+
+MAGIC = b"CMPRSAR1"
+"""What an archive begins with."""
 
 SCHEMA = 2
 TEXT_LEVEL = 19  # of what is small and repeats itself
@@ -153,7 +155,11 @@ def read_index(path: Path) -> tuple[PackedFile, ...]:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
         if file.read(len(MAGIC)) != MAGIC:
-            _fail(subject, "does not begin as an archive does")
+            raise ModelError(
+                subject,
+                "does not begin as an archive does",
+                "give one that compress run exported; if it is one, it is damaged: copy it again",
+            )
         if size < len(MAGIC) + _FOOTER:
             _fail(subject, "is cut: it ends before its index")
         file.seek(size - _FOOTER)

@@ -11,11 +11,11 @@ from typing import BinaryIO
 
 import numpy as np
 
-from compressor.archives import MAGIC
 from compressor.exporters.archive.coder import CHUNK, Coded, encode, in_order, threads
 from compressor.exporters.archive.forms import WHOLE, Form, candidates
 from compressor.exporters.archive.index import (
     ENTRY,
+    MAGIC,
     TEXT_LEVEL,
     Chunk,
     PackedFile,

@@ -4,30 +4,84 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from compressor.archives import UnpackedFile
 from compressor.errors import ModelError, SpecError, suggestion
 from compressor.exporters.archive.coder import checksum, decode, in_order, threads
-from compressor.exporters.archive.index import Chunk, PackedFile, Part, member_sums, read_index
+from compressor.exporters.archive.index import (
+    MAGIC,
+    Chunk,
+    PackedFile,
+    Part,
+    member_sums,
+    read_index,
+)
 from compressor.exporters.archive.sections import Section, head_of, prefix_of
 from compressor.files import disk_errors, publish, staging
-from compressor.progress import Progress
+from compressor.progress import Progress, Silent
+from compressor.types.exporter import PackedFormat, UnpackedFile
 from compressor.types.tensors import Array
 
 _DAMAGED = "the archive is damaged; copy it again, or export the model again"
 
 
+class ArchiveFormat(PackedFormat):
+    """``model.archive``, as the exporter ``archive`` writes it."""
+
+    def holds(self, path: Path) -> bool:
+        """Whether the file begins as an archive does."""
+        try:
+            with path.open("rb") as file:
+                return file.read(len(MAGIC)) == MAGIC
+        except OSError:
+            return False
+
+    def unpack(
+        self,
+        path: Path,
+        folder: Path,
+        tensors: Sequence[str] = (),
+        *,
+        force: bool = False,
+        progress: Progress | None = None,
+    ) -> tuple[UnpackedFile, ...]:
+        """Take the files out; see the base class."""
+        return unpack(path, folder, tensors, force=force, progress=progress)
+
+    @contextmanager
+    def unpacked(self, path: Path) -> Iterator[Path]:
+        """Yield a temporary folder with the files."""
+        folder = Path(tempfile.mkdtemp(prefix="archive-"))
+        try:
+            unpack(path, folder)
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def stored_bytes(self, path: Path) -> dict[str, int]:
+        """Return the bytes that each tensor takes in the archive, by name."""
+        return stored_bytes(path)
+
+
 def unpack(
-    path: Path, folder: Path, tensors: Sequence[str], force: bool, progress: Progress
+    path: Path,
+    folder: Path,
+    tensors: Sequence[str] = (),
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
 ) -> tuple[UnpackedFile, ...]:
-    """Do what :func:`compressor.archives.unpack` says."""
+    """Take the files out of an archive; see :meth:`PackedFormat.unpack`."""
+    progress = progress or Silent()
     files = read_index(path)
     if tensors:
         files = _with_only(files, tensors, path)

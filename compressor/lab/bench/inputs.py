@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from compressor import catalog
-from compressor.archives import is_archive, unpacked
 from compressor.errors import DataError, SpecError
 from compressor.graph.values import all_nodes, is_op, tensor_spec
 from compressor.run.artifact_file import ONNX, Artifact
@@ -44,6 +43,7 @@ def declared(artifact: Artifact) -> Declared:
 
     from compressor.models.codec import DESCRIPTION
     from compressor.models.codec.description import read_description
+    from compressor.models.codec.load import packed_format
     from compressor.models.onnx.file import read_onnx
 
     def of_graph(model: ir.Model) -> Declared:
@@ -53,8 +53,9 @@ def declared(artifact: Artifact) -> Declared:
 
     if artifact.format == ONNX:
         return of_graph(read_onnx(artifact.path))
-    if artifact.path.is_file() and is_archive(artifact.path):
-        with unpacked(artifact.path) as content:
+    packed = packed_format(artifact.path)
+    if packed is not None:
+        with packed.unpacked(artifact.path) as content:
             return of_graph(read_description(content / DESCRIPTION).model())
     folder = artifact.path if artifact.path.is_dir() else artifact.path.parent
     if (folder / DESCRIPTION).is_file():

@@ -10,7 +10,7 @@ from compressor.errors import DataError, SpecError
 from compressor.lab.bench.finding import find_artifacts
 from compressor.lab.bench.inputs import agreed, batch_sizes, declared, fixed_shapes, random_inputs
 from compressor.lab.compare.difference import Difference, Scale, paired_difference
-from compressor.lab.compare.opened_run import FLOAT, open_run
+from compressor.lab.compare.opened_run import open_run
 from compressor.lab.compare.sides import (
     Allowed,
     LatencyRatio,
@@ -23,6 +23,7 @@ from compressor.lab.compare.sides import (
 )
 from compressor.progress import Progress, Silent
 from compressor.run.artifact_file import Artifact, Machinery
+from compressor.run.per_sample import FLOAT
 from compressor.run.timing import Latencies, measure
 
 
@@ -129,7 +130,6 @@ def compare_runs(
 def _latency(base: Side, candidate: Side, timing: bool, progress: Progress) -> LatencyRatio:
     if not timing:
         return stored_ratio(base, candidate)
-    from compressor.lab.compare.compare import timed_ratio  # brings PyTorch
 
     return timed_ratio(base, candidate, progress)
 

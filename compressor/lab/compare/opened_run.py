@@ -14,15 +14,10 @@ import numpy as np
 from compressor.errors import DataError, InputError, SpecError
 from compressor.lab.inspect.run_output import MANIFEST, REPORT, inspect_run
 from compressor.progress import Progress
+from compressor.run.per_sample import SAMPLES
 from compressor.types.tensors import Array
 
 SCHEMA = 1
-SAMPLES = "samples.npz"
-"""One array for the float model and one for each artifact: the metric's value for each sample."""
-
-FLOAT = "float"
-"""The float model's name in that file."""
-
 _AGAIN = "run the spec again with this version; finished passes are not done again"
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from compressor.errors import SpecError, suggestion
-from compressor.lab.compare.opened_run import FLOAT, OpenedRun
+from compressor.lab.compare.opened_run import OpenedRun
+from compressor.run.per_sample import FLOAT
 from compressor.spec.validate import SpecErrors
 from compressor.types.tensors import Array
 

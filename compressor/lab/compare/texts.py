@@ -9,13 +9,13 @@ from typing import Literal
 
 from compressor.lab.compare.compare import Comparison
 from compressor.lab.compare.difference import Difference
-from compressor.lab.compare.opened_run import FLOAT
 from compressor.lab.compare.sides import LatencyRatio, Side
 from compressor.lab.compare.trend import LevelChange, Point, Trend
 from compressor.lab.inspect.run_output import REPORT
 from compressor.report import formats
 from compressor.report.past_runs import PastRun, PastRuns
 from compressor.report.rows import FLOAT_MODEL
+from compressor.run.per_sample import FLOAT
 
 Status = Literal["passed", "failed", "undecided"]
 

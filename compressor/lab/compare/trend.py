@@ -13,10 +13,11 @@ import numpy as np
 from compressor.errors import SpecError
 from compressor.lab.compare.difference import paired_difference
 from compressor.lab.compare.history import Entry, append, check_fits, entry_of, read_history
-from compressor.lab.compare.opened_run import FLOAT, open_run
+from compressor.lab.compare.opened_run import open_run
 from compressor.lab.compare.sides import Allowed, Side
 from compressor.progress import Progress
 from compressor.report.verdict import main_artifact
+from compressor.run.per_sample import FLOAT
 from compressor.types.tensors import Array
 
 

@@ -26,10 +26,9 @@ from compressor.progress import Progress, Silent
 from compressor.report import formats
 from compressor.run.evaluate import Evaluation
 from compressor.run.metrics import Metric, resolve_metric
-from compressor.run.pipeline import Step, apply_pass, collect_statistics, pass_parts, run_passes
+from compressor.run.pipeline import Step, apply_pass, calibrate, pass_parts, run_passes
 from compressor.run.plan import PassPlan, Plan, make_plan
-from compressor.run.runner import STORE
-from compressor.run.store import Store, result_key
+from compressor.run.store import STORE, Store, result_key
 from compressor.run.workspace import Workspace
 from compressor.spec.load import Spec
 from compressor.types.carrier import Capability, Carrier, Runner
@@ -111,7 +110,7 @@ class Variants:
         known = self._collected.setdefault(index, {}) if carrier is before else {}
         missing = [r for r in survey.requests if known.get(r.key, (None,))[0] != r]
         label = workspace.plan.spec.passes[index].name
-        found = collect_statistics(workspace, label, carrier, tuple(missing))
+        found = calibrate(workspace, label, carrier, tuple(missing))
         known.update({r.key: (r, found[r.key]) for r in missing})
         return {r.key: known[r.key][1] for r in survey.requests}
 

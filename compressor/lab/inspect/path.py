@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from compressor.archives import is_archive, stored_bytes, unpacked
 from compressor.errors import SpecError
 from compressor.lab.inspect.contents import Contents, ModelContents
 from compressor.lab.inspect.graph import inspect_compressed
 from compressor.lab.inspect.run_output import MANIFEST, REPORT
+from compressor.models.codec.load import packed_format
 from compressor.progress import Progress, Silent
+from compressor.types.exporter import PackedFormat
 
 _SPECS = (".yaml", ".yml")
 
@@ -29,7 +30,6 @@ def inspect_path(path: Path, progress: Progress | None = None) -> Contents:
     """
     from compressor.lab.inspect.checkpoint import inspect_checkpoint
     from compressor.lab.inspect.graph import compressed_folder, inspect_compressed, inspect_onnx
-    from compressor.lab.inspect.path import inspect_archive
     from compressor.lab.inspect.run_output import inspect_engine, inspect_run, is_engine
 
     progress = progress or Silent()
@@ -47,22 +47,23 @@ def inspect_path(path: Path, progress: Progress | None = None) -> Contents:
         return inspect_engine(path)
     if path.suffix in _SPECS:
         raise SpecError(subject, "is a spec", f"compress plan {path} says what is in it")
-    if is_archive(path):
-        return inspect_archive(path, progress)
+    packed = packed_format(path)
+    if packed is not None:
+        return _inspect_packed(path, packed, progress)
     compressed = compressed_folder(path)
     if compressed is not None:
         return inspect_compressed(compressed, progress)
     return inspect_checkpoint(path, progress)
 
 
-def inspect_archive(path: Path, progress: Progress) -> ModelContents:
+def _inspect_packed(path: Path, packed: PackedFormat, progress: Progress) -> ModelContents:
     """Describe the model in an archive; all of it is decoded and checked on the way.
 
     Raises:
         ModelError: the archive is cut or damaged.
     """
-    sizes = stored_bytes(path)
-    with unpacked(path) as folder:
+    sizes = packed.stored_bytes(path)
+    with packed.unpacked(path) as folder:
         contents = inspect_compressed(folder, progress)
     rows = tuple(replace(row, bytes=sizes.get(row.name, row.bytes)) for row in contents.tensors)
     files = {path.name: path.stat().st_size}

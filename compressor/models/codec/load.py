@@ -7,12 +7,13 @@ from typing import Literal
 
 import torch
 
-from compressor.archives import is_archive, unpacked
+from compressor import catalog
 from compressor.errors import SpecError
 from compressor.models.checkpoint.headers import ShardHeader
 from compressor.models.codec.description import DESCRIPTION, Description, read_description
 from compressor.models.codec.weight_files import read_tensors, stored_headers, written_with
 from compressor.models.executor import DeferredGraphModule, GraphModule
+from compressor.types.exporter import PackedFormat
 
 
 def load(
@@ -50,8 +51,9 @@ def load(
     """
     if dequantize not in ("on-use", "once"):
         raise SpecError(f"dequantize {dequantize!r}", "is no choice", "use on-use or once")
-    if is_archive(Path(path)):
-        with unpacked(Path(path)) as folder:
+    packed = packed_format(Path(path))
+    if packed is not None:
+        with packed.unpacked(Path(path)) as folder:
             return load(folder, device=device, mmap=False, dequantize=dequantize)
     once = dequantize == "once"
     description, headers = _opened(path)
@@ -99,3 +101,13 @@ def _opened(path: str | Path) -> tuple[Description, tuple[ShardHeader, ...]]:
         file /= DESCRIPTION
     description = read_description(file)
     return description, stored_headers(description, file.parent)
+
+
+def packed_format(path: Path) -> PackedFormat | None:
+    """Return the format of a file that holds the files of another export, if it is one."""
+    if path.is_file():
+        for name in catalog.names("format"):
+            known: PackedFormat = catalog.load("format", name)()
+            if known.holds(path):
+                return known
+    return None

@@ -51,8 +51,6 @@ class OnnxRuntime:
 
             return TorchRunner(GraphModule(ir.load(path)).eval(), "the ONNX graph")
         if self.library == "openvino":
-            from compressor.models.onnx.runtimes import OpenVinoRunner
-
             return OpenVinoRunner(path, subject, threads)
         return OrtRunner(path, subject, threads, provider=self.provider)
 

@@ -38,7 +38,7 @@ from compressor.passes.train.preparing import (
     training_notes,
     training_record,
 )
-from compressor.passes.train.qat_calibration import calibrated, placeholders
+from compressor.passes.train.qat_calibration import placeholders
 from compressor.passes.train.qat_graph import FakeQuantized, fake_quantized
 from compressor.passes.train.qat_networks import (
     Networks,
@@ -246,7 +246,9 @@ class Qat(Recipe):
         if not self._live:
             networks = with_factors(networks, carrier, schemes)
         requests = settings.requests(networks.folded, placement)
-        statistics = calibrated(carrier, networks.folded, requests, training)
+        statistics = training.collect(
+            carrier.with_graph(networks.folded), training.samples.batches(), requests
+        )
         points = find_points(networks, settings, statistics, self.weights.range)
         quantized = fake_quantized(networks, points, learned=self.scales == "learned")
         layers = networks.layers().values()

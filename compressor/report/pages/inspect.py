@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from rich.console import Group, RenderableType
     from rich.table import Table
 
-    from compressor.archives import UnpackedFile
     from compressor.lab.inspect.contents import (
         Contents,
         EngineContents,
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
         ModelContents,
         RunContents,
     )
+    from compressor.types.exporter import UnpackedFile
 
 
 _STYLES = {"changed": "bold red", "missing": "bold red"}
@@ -29,7 +29,6 @@ _STYLES = {"changed": "bold red", "missing": "bold red"}
 def contents_table(contents: Contents) -> Group:
     """Return what an inspection found, in full."""
     from compressor.lab.inspect.contents import EngineContents, RunContents
-    from compressor.report.pages.inspect import engine_page
 
     if isinstance(contents, EngineContents):
         return engine_page(contents)

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from compressor import catalog
-from compressor.calibration.collect import make_observer
+from compressor.calibration.collect import collect_statistics, make_observer
 from compressor.errors import ModelError
 from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
 from compressor.models.torch.lowering import OPSET
@@ -64,17 +64,9 @@ def applied(
     survey = step.survey(carrier, CONTEXT)
     made = {r.key: make_observer(r.observer, r.options).placeholder() for r in survey.requests}
     step.preview(carrier, CONTEXT, made)
-    statistics: Mapping[str, Any] = {}
-    if survey.requests:
-        own = {spec.name for spec in carrier.inputs}
-        taps = dict.fromkeys(t for r in survey.requests for t in r.tensors if t not in own)
-        runner = carrier.runner(list(taps))
-        statistics = catalog.resolve(catalog.COLLECT)(
-            lambda batch: {**batch, **runner.run(batch)},
-            [inputs(seed) for seed in range(ROUNDS)],
-            survey.requests,
-            make_observer,
-        )
+    statistics = collect_statistics(
+        carrier, [inputs(seed) for seed in range(ROUNDS)], survey.requests
+    )
     changed: Carrier = step.apply(carrier, CONTEXT, statistics).carrier
     return changed
 

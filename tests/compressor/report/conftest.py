@@ -1,4 +1,4 @@
-"""Reports made by hand, as ``compressor.run.runner`` and ``compressor.run.verify`` build them."""
+"""Reports made by hand, as ``compressor.report.run`` and ``compressor.run.verify`` build them."""
 
 from __future__ import annotations
 

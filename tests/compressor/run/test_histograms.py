@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from compressor.report.run import RunResult
 from compressor.run.histograms import BINS, counted
-from compressor.run.runner import RunResult
 from tests.compressor.tiny_project import Project
 
 STATIC = {

@@ -10,7 +10,8 @@ from compressor.errors import CompressorError, InputError, SpecError
 from compressor.lab.compare.history import read_history
 from compressor.lab.compare.opened_run import open_run
 from compressor.progress import Silent
-from compressor.run.runner import RunOptions, run_spec
+from compressor.report.run import run_spec
+from compressor.run.execute import RunOptions
 from compressor.spec.load import load_spec
 from compressor.spec.user_code import importable
 from tests.compressor.tiny_project import Project

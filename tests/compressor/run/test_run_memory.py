@@ -8,8 +8,9 @@ import pytest
 
 from compressor.errors import ArtifactError
 from compressor.report.rows import model_rows
+from compressor.report.run import run_spec
 from compressor.run import memory
-from compressor.run.runner import RunOptions, run_spec
+from compressor.run.execute import RunOptions
 from compressor.spec.load import load_spec
 from tests.compressor.tiny_project import Project
 

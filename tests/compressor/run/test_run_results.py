@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 import compressor
 from compressor.errors import ExitCode
 from compressor.files import file_sha256
-from compressor.run.runner import RunResult
+from compressor.report.run import RunResult
 from tests.compressor.tiny_project import (
     ONNX,
     REPORTS,

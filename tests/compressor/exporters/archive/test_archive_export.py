@@ -14,10 +14,10 @@ from click.testing import CliRunner
 
 import compressor
 from compressor import catalog
-from compressor.archives import unpack
 from compressor.cli.application import application
 from compressor.errors import ArtifactError, InputError, SpecError
 from compressor.exporters.archive import ArchiveExporter
+from compressor.exporters.archive.unpacking import unpack
 from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.lab.inspect.path import inspect_path
 from compressor.models.checkpoint.carrier import open_checkpoint

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 import compressor.exporters.archive.packing as packing
-from compressor.archives import is_archive, stored_bytes, unpack
 from compressor.errors import CompressorError, InputError, ModelError, SpecError
 from compressor.exporters.archive.coder import CHUNK
 from compressor.exporters.archive.index import PackedFile, index_bytes, read_index
+from compressor.exporters.archive.unpacking import ArchiveFormat, stored_bytes, unpack
 from compressor.files import file_sha256
 from tests.compressor.exporters.archive.packed_files import (
     mixed_tensors,
@@ -335,8 +335,8 @@ def test_a_file_that_is_not_what_was_put_in_is_noticed(archive: Path, tmp_path: 
 def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
     other = tmp_path / "model.onnx"
     other.write_bytes(b"something else" * 20)
-    assert not is_archive(other)
-    assert not is_archive(tmp_path)
+    assert not ArchiveFormat().holds(other)
+    assert not ArchiveFormat().holds(tmp_path)
     with pytest.raises(ModelError, match="does not begin as an archive does"):
         unpack(other, tmp_path / "out")
     with pytest.raises(SpecError, match="does not exist or is a folder"):

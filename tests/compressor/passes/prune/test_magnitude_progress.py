@@ -16,7 +16,8 @@ from compressor.models.checkpoint.carrier import open_checkpoint
 from compressor.passes.prune import magnitude_cuts
 from compressor.passes.prune.magnitude import PruneMagnitude
 from compressor.progress import Advance
-from compressor.run.runner import RunOptions, run_spec
+from compressor.report.run import run_spec
+from compressor.run.execute import RunOptions
 from compressor.spec.load import load_spec
 from compressor.types.passes import PassContext
 

@@ -23,7 +23,8 @@ from compressor.passes.prune import magnitude_cuts
 from compressor.passes.prune.magnitude import PruneMagnitude
 from compressor.passes.prune.magnitude_scores import Criterion, scores
 from compressor.passes.quantize.weight_only import QuantizeWeights
-from compressor.run.runner import RunOptions, run_spec
+from compressor.report.run import run_spec
+from compressor.run.execute import RunOptions
 from compressor.spec.load import load_spec
 from compressor.types.exporter import ExportContext
 from tests.compressor.carriers.checkpoint.llama_files import llama_tensors, write_folder

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from compressor.calibration.collect import collect_statistics
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.run.evaluate import RunSamples
 from compressor.run.metrics import BUILT_IN
@@ -109,6 +110,7 @@ def training(
         source=carrier,
         open_model=no_model,
         samples=RunSamples(INPUTS, None, 0),
+        collect=collect_statistics,
         ranks=ranks,
         stage=stage,
         load_symbol=no_model,

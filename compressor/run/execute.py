@@ -1,56 +1,26 @@
-"""Run a spec from the plan to the report."""
+"""Execute a plan: passes, exports, verification and limits, up to the content of the report."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compressor.errors import ExitCode, SpecError
-from compressor.files import file_sha256, json_text, remove_stale_staging, write_text
-from compressor.lab.compare.history import read_history
-from compressor.lab.compare.texts import past_runs
-from compressor.lab.compare.trend import record_run
-from compressor.progress import Progress, Silent
-from compressor.report.html import html_report
-from compressor.report.markdown import markdown_report
-from compressor.report.past_runs import PastRuns, related_runs
-from compressor.run.artifacts import Artifact, manifest, publish_artifacts, write_artifacts
+from compressor.progress import Silent
+from compressor.run.artifacts import Artifact, write_artifacts
 from compressor.run.attribution import attribution
 from compressor.run.evaluate import Evaluation
 from compressor.run.memory import float_memory
-from compressor.run.per_sample import identity, per_sample_entry, write_samples
+from compressor.run.per_sample import identity, per_sample_entry
 from compressor.run.pipeline import Step, run_passes, weakest_layer
 from compressor.run.plan import make_plan
-from compressor.run.store import Store, result_key
+from compressor.run.store import STORE, Store, result_key
 from compressor.run.verify import baseline_latency, judge, verify
 from compressor.run.workspace import Workspace, environment
 from compressor.spec.load import Spec
 from compressor.types.carrier import Carrier
 from compressor.types.data import ALONE, Ranks
-
-STORE = ".compressor"
-_REPORTS = ("report.json", "report.md", "report.html")
-_MANIFEST = "manifest.json"
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """A finished run.
-
-    Attributes:
-        report: the content of ``report.json``.
-        output: the folder with everything.
-        exit_code: 0, 1 where a limit failed, 4 where an artifact failed its check.
-        cached: nothing had changed: every result is that of an earlier run.
-    """
-
-    report: Mapping[str, Any]
-    output: Path
-    exit_code: ExitCode
-    cached: bool
 
 
 @dataclass(frozen=True)
@@ -78,51 +48,6 @@ class RunOptions:
     memory: bool = False
 
 
-_ONCE = RunOptions()
-
-
-def run_spec(
-    spec: Spec, options: RunOptions = _ONCE, progress: Progress | None = None
-) -> RunResult:
-    """Run a spec: plan, passes, exports, verification, limits, report and manifest.
-
-    Where several processes share the run, the others call :func:`help_run`.
-
-    Args:
-        spec: a checked spec.
-        options: how it is done.
-        progress: shows how far the run is.
-
-    Raises:
-        CompressorError: the run cannot go on; finished passes are kept for the next run.
-    """
-    progress = progress or Silent()
-    _check_output(spec.output, options.force)
-    with progress.stage("plan"):
-        plan = make_plan(spec)
-        if options.history is not None:
-            read_history(options.history)  # a damaged one shows before any long work
-    store = Store(spec.output / STORE)
-    workspace = Workspace(
-        plan, store, progress, options.ranks, options.identify_by_headers, options.memory
-    )
-    with store.locked():
-        remove_stale_staging(spec.output)
-        if options.fresh:
-            store.forget()
-        options.ranks.wait()
-        report, artifacts = _execute(workspace)
-        publish_artifacts(artifacts, spec.output)
-        _publish(workspace, report, artifacts)
-        if options.history is not None:
-            trend = record_run(spec.output, options.history, options.label, progress)
-            _publish(workspace, report, artifacts, past_runs(trend))
-    failed_check = any(not c["ok"] for a in report["artifacts"] for c in a["checks"])
-    code = ExitCode.DONE if report["ok"] else ExitCode.LIMIT_FAILED
-    code = ExitCode.ARTIFACT_FAILED if failed_check else code
-    return RunResult(report, spec.output, code, cached=store.written == 0)
-
-
 def help_run(spec: Spec, options: RunOptions) -> None:
     """Do this process's share of a run that the first process writes.
 
@@ -147,7 +72,7 @@ def _compress(workspace: Workspace) -> tuple[list[Step], Carrier, list[Artifact]
     return steps, final, write_artifacts(workspace, key, final)
 
 
-def _execute(workspace: Workspace) -> tuple[dict[str, Any], list[Artifact]]:
+def execute(workspace: Workspace) -> tuple[dict[str, Any], list[Artifact]]:
     """Run everything up to the report; the output folder is not touched yet."""
     plan = workspace.plan
     # First of all: what is wrong with the data or the metric shows before any long work.
@@ -246,57 +171,3 @@ def _pass_entry(workspace: Workspace, step: Step, evaluation: Evaluation | None)
         "layers": step.result["layers"],
         "histograms": step.result.get("histograms", []),
     }
-
-
-def _publish(
-    workspace: Workspace,
-    report: Mapping[str, Any],
-    artifacts: Sequence[Artifact],
-    history: PastRuns | None = None,
-) -> None:
-    """Write the reports and the manifest, and remove what an earlier run left and this did not."""
-    output = workspace.plan.spec.output
-    page = html_report(report, related_runs(output, report), history)
-    texts = (json_text(report), markdown_report(report), page)
-    for name, text in zip(_REPORTS, texts, strict=True):
-        write_text(output / name, text)
-    others = [output / n for n in _REPORTS]
-    others += write_samples(workspace, artifacts, report["artifacts"], output)
-    entry = manifest(workspace, report["artifacts"], others)
-    for name in _stale(output, [str(o["name"]) for o in entry["outputs"]]):
-        (output / name).unlink(missing_ok=True)
-    write_text(output / _MANIFEST, json_text(entry))
-
-
-def _stale(output: Path, kept: Sequence[str]) -> list[str]:
-    """Name the files that an earlier run left, are still as it wrote them, and are not kept."""
-    try:
-        old = json.loads((output / _MANIFEST).read_text(encoding="utf-8"))
-        written = {str(entry["name"]): str(entry["sha256"]) for entry in old["outputs"]}
-    except (OSError, ValueError, KeyError, TypeError):  # none, or not ours: nothing to remove
-        return []
-    gone = {name: digest for name, digest in written.items() if name not in kept}
-    return [
-        name
-        for name, digest in gone.items()
-        if Path(name).name == name
-        and (output / name).is_file()
-        and file_sha256(output / name) == digest
-    ]
-
-
-def _check_output(output: Path, force: bool) -> None:
-    """Refuse a folder that holds somebody else's files, unless it is wanted.
-
-    Raises:
-        SpecError: it is a file, or a folder that no run made.
-    """
-    if output.exists() and not output.is_dir():
-        raise SpecError(f"output {str(output)!r}", "is a file", "name a folder")
-    foreign = output.is_dir() and not (output / STORE).is_dir() and any(output.iterdir())
-    if foreign and not force:
-        raise SpecError(
-            f"output {str(output)!r}",
-            "holds files that no run of compressor made",
-            "name another folder, empty this one, or replace files of the same names with --force",
-        )
