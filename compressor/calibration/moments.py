@@ -1,4 +1,4 @@
-"""Second moments of what a layer multiplies its weights with."""
+"""Statistics of inputs: second moments, and whether values lie on an even grid."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from compressor.types.statistics import Moments
+from compressor.types.statistics import ChannelGrid, Moments
 
 _POSITIONS = 64  # of a feature map that are looked at in each sample
 
@@ -35,7 +35,9 @@ class Window:
 
 def add_vectors(state: Moments | None, values: Tensor) -> Moments | None:
     """Add the vectors along the last axis of ``values``."""
-    return merge(state, _moments(values.reshape(-1, values.shape[-1]).to(torch.float32).T[None]))
+    return merge_moments(
+        state, _moments(values.reshape(-1, values.shape[-1]).to(torch.float32).T[None])
+    )
 
 
 def add_patches(state: Moments | None, values: Tensor, window: Window) -> Moments | None:
@@ -44,7 +46,7 @@ def add_patches(state: Moments | None, values: Tensor, window: Window) -> Moment
     About 64 patches a sample are taken, on an even grid: neighbouring patches say almost the
     same.
     """
-    return merge(state, _moments(patch_vectors(values, window)))
+    return merge_moments(state, _moments(patch_vectors(values, window)))
 
 
 def patch_vectors(values: Tensor, window: Window) -> Tensor:
@@ -64,7 +66,7 @@ def patch_vectors(values: Tensor, window: Window) -> Tensor:
     return grouped.permute(1, 2, 0, 3).reshape(window.groups, grouped.shape[2], -1)
 
 
-def merge(first: Moments | None, second: Moments | None) -> Moments | None:
+def merge_moments(first: Moments | None, second: Moments | None) -> Moments | None:
     """Return the moments of both streams; ``None`` is those of nothing."""
     if first is None or second is None:
         return second if first is None else first
@@ -85,3 +87,76 @@ def _grid_step(padded: Tensor, window: Window) -> int:
         span = window.dilations[axis] * (window.kernel[axis] - 1) + 1
         positions *= max(1, (padded.shape[axis + 2] - span) // window.strides[axis] + 1)
     return max(1, round(math.sqrt(positions / _POSITIONS)))
+
+
+_MOST = 256
+_FEWEST = 32  # distinct levels below which a grid could be a coincidence
+_TOLERANCE = 0.01  # of a step
+
+
+@dataclass(frozen=True, eq=False)
+class Levels:
+    """The distinct values of each channel.
+
+    Attributes:
+        channels: sorted values, one tensor a channel; empty before any.
+        scattered: some channel has more values than a grid could.
+    """
+
+    channels: tuple[Tensor, ...] = ()
+    scattered: bool = False
+
+
+def add_levels(state: Levels, values: Tensor) -> Levels:
+    """Return the levels after also seeing ``values``, ``[batch, channels, ...]``."""
+    if state.scattered or values.ndim < 2:
+        return Levels(scattered=True)
+    found = []
+    for channel in values.transpose(0, 1).reshape(values.shape[1], -1):
+        if torch.unique(channel[: 4 * _MOST]).numel() > _MOST:  # cheap, and says it of most data
+            return Levels(scattered=True)
+        found.append(torch.unique(channel))
+    return merge_levels(state, Levels(tuple(found)))
+
+
+def merge_levels(first: Levels, second: Levels) -> Levels:
+    """Return the levels of both streams."""
+    if first.scattered or second.scattered:
+        return Levels(scattered=True)
+    if not first.channels or not second.channels:
+        return first if first.channels else second
+    joined = tuple(
+        torch.unique(torch.cat(pair)) for pair in zip(first.channels, second.channels, strict=True)
+    )
+    if any(channel.numel() > _MOST for channel in joined):
+        return Levels(scattered=True)
+    return Levels(joined)
+
+
+def fit_levels(state: Levels) -> ChannelGrid | None:
+    """Return the grid that all channels lie on, or ``None``.
+
+    Levels that were not seen are left half below and half above those that were.
+    """
+    fitted = [_fit_channel(channel.to(torch.float64)) for channel in state.channels]
+    found = [f for f in fitted if f is not None]
+    if state.scattered or not found or len(found) < len(fitted):
+        return None
+    return ChannelGrid(tuple(f[0] for f in found), tuple(f[1] for f in found))
+
+
+def _fit_channel(levels: Tensor) -> tuple[float, float] | None:
+    if levels.numel() < _FEWEST:
+        return None
+    least = float(levels[0])
+    span = float(levels[-1]) - least
+    gap = float(levels.diff().min())
+    steps = round(span / gap)
+    if steps >= _MOST:
+        return None
+    step = span / steps
+    places = (levels - least) / step
+    if float((places - places.round()).abs().max()) > _TOLERANCE:
+        return None
+    spare = (_MOST - 1 - steps) // 2
+    return step, least - spare * step

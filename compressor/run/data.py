@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
-from compressor.calibration.sources.factory import FactorySource
-from compressor.calibration.sources.transformed import TransformedSource
+from compressor.calibration.sources.user_functions import FactorySource, TransformedSource
 from compressor.errors import CompressorError, DataError, SpecError, suggestion
 from compressor.files import json_sha256
 from compressor.spec.load import FACTORY, DataEntry, Spec

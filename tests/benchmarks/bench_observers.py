@@ -9,11 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from compressor.calibration.observers.entropy import Entropy
-from compressor.calibration.observers.min_max import MinMax
-from compressor.calibration.observers.moving_average import MovingAverage
-from compressor.calibration.observers.mse import Mse
-from compressor.calibration.observers.percentile import Percentile
+from compressor.calibration.observers.ranges import Entropy, MinMax, MovingAverage, Mse, Percentile
 
 BATCH = (32, 16, 32, 32)  # an activation of ResNet-20
 BATCHES = 8

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from compressor.calibration.extrema import extrema
+from compressor.calibration.histogram import extrema
 from compressor.calibration.observers.ranges import RangeObserver
 from compressor.types.statistics import Range
 

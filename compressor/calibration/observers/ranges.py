@@ -1,17 +1,18 @@
-"""What the observers of ranges have in common."""
+"""Observers of ranges."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
 
 import torch
 from pydantic import Field
 
-from compressor.calibration import histogram
-from compressor.calibration.density import density
-from compressor.calibration.histogram import Histogram
+from compressor.calibration import clipping, histogram
+from compressor.calibration.clipping import density, expected_error, snap
+from compressor.calibration.histogram import Histogram, extrema
 from compressor.types.statistics import Observer, Range
 
 StateT = TypeVar("StateT")
@@ -84,3 +85,165 @@ class HistogramObserver(RangeObserver[Histogram]):
 def within(span: Span, full: Span) -> Span:
     """Return the part of a span, whose ends lie on edges of bins, within that of the extrema."""
     return max(span[0], full[0]), min(span[1], full[1])
+
+
+Extrema = tuple[float, float]
+
+
+class MinMax(RangeObserver[Extrema]):
+    """From the least to the greatest value ever seen.
+
+    Right where values are bounded or large values matter; one outlier makes every step coarse.
+    The state is ``(low, high)``, and ``(inf, -inf)`` before any value.
+    """
+
+    name: ClassVar[str] = "min-max"
+
+    def start(self) -> Extrema:
+        """Return the empty interval."""
+        return math.inf, -math.inf
+
+    def update(self, state: Extrema, values: torch.Tensor) -> Extrema:
+        """Return the interval widened to hold the values."""
+        return self.merge(state, extrema(values))
+
+    def merge(self, first: Extrema, second: Extrema) -> Extrema:
+        """Return the interval that holds both."""
+        return min(first[0], second[0]), max(first[1], second[1])
+
+    def result(self, state: Extrema) -> Range:
+        """Return the range; raises ``ValueError`` where nothing was observed."""
+        return self.spanning(*state)
+
+
+@dataclass(frozen=True)
+class Average:
+    """Exponentially weighted sums of extrema.
+
+    Attributes:
+        low: the sum of each batch's least value times its weight.
+        high: the sum of each batch's greatest value times its weight.
+        decay: ``(1 - constant) ** batches``, the weight that the start still has.
+    """
+
+    low: float = 0.0
+    high: float = 0.0
+    decay: float = 1.0
+
+
+class MovingAverage(RangeObserver[Average]):
+    """An exponential moving average of the extrema of batches.
+
+    A batch is what one ``update`` is given. Smooths single outliers; depends on batch size and
+    order. The average ``a <- (1 - c) a + c x`` starts at zero and is divided by the weight of
+    what was seen, ``1 - (1 - c) ** batches`` (Kingma and Ba 2015, section 3). So the start has
+    no influence, and the average of a stream follows from those of its parts.
+    """
+
+    name: ClassVar[str] = "moving-average"
+    constant: float = Field(
+        default=0.01, gt=0, le=1, description="weight of the newest batch, c in (1 - c) a + c x"
+    )
+
+    def start(self) -> Average:
+        """Return the average of no batches."""
+        return Average()
+
+    def update(self, state: Average, values: torch.Tensor) -> Average:
+        """Return the average with the values as the newest batch."""
+        if not values.numel():
+            return state
+        low, high = extrema(values)
+        c = self.constant
+        return self.merge(state, Average(c * low, c * high, 1 - c))
+
+    def merge(self, first: Average, second: Average) -> Average:
+        """Return the average of the batches of ``first`` followed by those of ``second``."""
+        return Average(
+            first.low * second.decay + second.low,
+            first.high * second.decay + second.high,
+            first.decay * second.decay,
+        )
+
+    def result(self, state: Average) -> Range:
+        """Return the average range; raises ``ValueError`` where nothing was observed."""
+        weight = 1 - state.decay
+        if weight == 0:
+            raise ValueError("no values were observed")
+        return self.spanning(state.low / weight, state.high / weight)
+
+
+class Percentile(HistogramObserver):
+    """A range outside which lie ``100 - percentile`` percent of the values.
+
+    Half of those are below and half above it; all are on one side where the other has none;
+    where ``symmetric``, the percentage is of the absolute values. Exact to one bin, at most
+    1/2048 of the greatest absolute value.
+    """
+
+    name: ClassVar[str] = "percentile"
+    percentile: float = Field(
+        default=99.99, gt=0, le=100, description="percentage of the values within the range"
+    )
+
+    def search(self, state: Histogram, full: Span) -> Span:
+        """Return the range in units of the bin width, or that of the extrema.
+
+        The latter where all but a few values are in the zero bin, whose inside is unknown.
+        """
+        search = clipping.percentile_symmetric if self.symmetric else clipping.percentile_affine
+        low, high = search(state, self.percentile)
+        return full if max(-low, high) <= 1 else within((low, high), full)
+
+
+_WIDENINGS = 16
+
+
+class Entropy(HistogramObserver):
+    """The range of least Kullback-Leibler divergence between the values and what is kept.
+
+    The method of Migacz, "8-bit inference with TensorRT" (GTC 2017), also for ranges that start
+    at zero and ranges that are not symmetric; exact zeros are left out, and the divergence is
+    corrected for the number of samples. It counts how often values occur and not how large
+    they are: a sharp peak makes it clip a long tail although the tail carries the energy (SiLU,
+    softmax scores, attention outliers), where 20 dB can be lost against ``min-max``. So
+    ``max_loss`` bounds what it may lose; ``inf`` is the method as published.
+    """
+
+    name: ClassVar[str] = "entropy"
+    max_loss: float = Field(
+        default=3.0,
+        ge=0,
+        allow_inf_nan=True,
+        description="widen the range until it loses at most so many dB of signal against min-max",
+    )
+
+    def search(self, state: Histogram, full: Span) -> Span:
+        """Return the range in units of the bin width."""
+        values = density(state)
+        search = clipping.entropy_symmetric if self.symmetric else clipping.entropy_affine
+        low, high = within(search(values, self.bits), full)
+        steps = 2**self.bits - (2 if self.symmetric else 1)
+        most = 10 ** (self.max_loss / 10) * expected_error(values, snap(full, steps), steps)
+        for k in range(_WIDENINGS):
+            share = (k / _WIDENINGS) ** 2
+            span = low + share * (full[0] - low), high + share * (full[1] - high)
+            if span[0] < span[1] and expected_error(values, snap(span, steps), steps) <= most:
+                return span
+        return full
+
+
+class Mse(HistogramObserver):
+    """The range with which a quantizer of ``bits`` bits errs least in the mean square.
+
+    Balances what is lost to clipping against what is lost to coarser steps, as the observed
+    density says. Low and high are searched together; never worse than ``min-max``, so a good
+    choice for few bits and long tails. The range returned has zero on the quantizer's grid.
+    """
+
+    name: ClassVar[str] = "mse"
+
+    def search(self, state: Histogram, full: Span) -> Span:
+        """Return the range in units of the bin width."""
+        search = clipping.mse_symmetric if self.symmetric else clipping.mse_affine
+        return search(density(state), full, self.bits)

@@ -1,30 +1,199 @@
-"""What the sources that read arrays from files have in common."""
+"""Sources that read arrays from files: headers, rows, batches."""
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import lzma
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 from safetensors import SafetensorError
 
-from compressor.calibration.sources.headers import Header, choose, describe
-from compressor.calibration.sources.rows import ReadAt, Rows
 from compressor.errors import DataError, SpecError
 from compressor.types.data import SourceInfo
 from compressor.types.options import Options
-from compressor.types.tensors import Batch
+from compressor.types.tensors import Array, Batch, TensorSpec
+
+
+@dataclass(frozen=True)
+class Header:
+    """What is known of an array before it is read.
+
+    Attributes:
+        shape: its axes, samples first.
+        dtype: as stored, in either byte order.
+        fortran: whether the first axis varies fastest in the file.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    fortran: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the array's data."""
+        size = self.dtype.itemsize
+        for axis in self.shape:  # not numpy's product, which overflows
+            size *= axis
+        return size
+
+
+def choose(
+    subject: str, fields: Mapping[str, str], headers: Mapping[str, Header]
+) -> dict[str, str]:
+    """Return ``fields``, model names to stored names, or all arrays under their own names.
+
+    Raises:
+        DataError: an array is missing, or there are none at all.
+    """
+    if not headers:
+        raise DataError(subject, "holds no arrays", "save named arrays, samples first")
+    for stored in fields.values():
+        if stored not in headers:
+            close = difflib.get_close_matches(stored, headers, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise DataError(
+                subject,
+                f"has no array {stored!r}",
+                f"{hint}it has {', '.join(map(repr, sorted(headers)))}",
+            )
+    return dict(fields) or {name: name for name in headers}
+
+
+def describe(
+    subject: str, chosen: Mapping[str, str], headers: Mapping[str, Header], most: int | None
+) -> SourceInfo:
+    """Return the description of the chosen arrays, of which at most ``most`` samples are used.
+
+    Raises:
+        DataError: an array is not numeric, is a scalar or empty, or lengths differ.
+    """
+    for stored in chosen.values():
+        _check(subject, stored, headers[stored])
+    lengths = {stored: headers[stored].shape[0] for stored in chosen.values()}
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{stored!r} {length}" for stored, length in lengths.items())
+        raise DataError(
+            subject,
+            f"its arrays have different lengths: {listed}",
+            "save as many rows of each, one for each sample",
+        )
+    available = next(iter(lengths.values()))
+    specs = tuple(
+        TensorSpec(name, ("batch", *headers[stored].shape[1:]), native(headers[stored].dtype).name)
+        for name, stored in chosen.items()
+    )
+    return SourceInfo(available if most is None else min(most, available), specs)
+
+
+def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype in this machine's byte order."""
+    return dtype.newbyteorder("=")
+
+
+def _check(subject: str, stored: str, header: Header) -> None:
+    if header.dtype.hasobject:
+        raise DataError(
+            subject,
+            f"array {stored!r} holds Python objects, which only pickle can load",
+            "save it with a numeric dtype (pickles can run code, so they are never loaded)",
+        )
+    if header.dtype.kind not in "biuf":
+        raise DataError(
+            subject,
+            f"array {stored!r} has dtype {header.dtype}",
+            "save it as bool, integers or floats (bfloat16 as float32)",
+        )
+    if not header.shape:
+        raise DataError(
+            subject, f"array {stored!r} is a single number", "save an array, samples first"
+        )
+    if 0 in header.shape:
+        raise DataError(
+            subject,
+            f"array {stored!r} is empty, with shape {list(header.shape)}",
+            "save at least one sample",
+        )
+
+
+ReadAt: TypeAlias = Callable[[NDArray[np.int64]], Array]
+"""Returns the rows with these numbers, in that order, as an array that the caller owns."""
+_PART = 1 << 20  # bytes asked for at a time
+
+
+class Rows(Protocol):
+    """The rows of an array, in order."""
+
+    def take(self, count: int) -> Array:
+        """Return the next ``count`` rows, as an array that the caller owns."""
+        ...
+
+
+class StreamRows:
+    """Rows from a stream that stands behind an npy header.
+
+    Only the rows asked for are in memory. An array in Fortran order is the exception: its rows
+    lie scattered over the whole of it, so it is read at once.
+    """
+
+    def __init__(self, stream: IO[bytes], header: Header):
+        self._stream = stream
+        self._header = header
+        self._whole: Array | None = None
+        self._position = 0
+
+    def take(self, count: int) -> Array:
+        """Return the next rows; raises ``EOFError`` where the stream ends before."""
+        if not self._header.fortran:
+            return self._read((count, *self._header.shape[1:]))
+        if self._whole is None:
+            self._whole = self._read(self._header.shape[::-1]).T
+        start, self._position = self._position, self._position + count
+        return self._whole[start : self._position].copy()
+
+    def _read(self, shape: tuple[int, ...]) -> Array:
+        array = np.empty(shape, self._header.dtype)
+        rest = array.reshape(-1).view(np.uint8).data
+        while rest:
+            part = self._stream.read(min(len(rest), _PART))
+            if not part:
+                raise EOFError("the data end early")
+            rest[: len(part)] = part
+            rest = rest[len(part) :]
+        return array.astype(native(array.dtype), copy=False)
+
+
+def read_header(stream: IO[bytes]) -> Header:
+    """Read an npy header; the stream then stands at the data.
+
+    Raises:
+        ValueError: the stream does not start with an npy header of version 1 or 2 (version 3 is
+            only written for structured dtypes), or the header is malformed.
+    """
+    version = np.lib.format.read_magic(stream)
+    readers: dict[tuple[int, int], Any] = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    if version not in readers:
+        raise ValueError(f"npy version {version[0]}.{version[1]} is not supported")
+    shape, fortran, dtype = readers[version](stream)
+    if any(axis < 0 for axis in shape):
+        raise ValueError(f"shape {list(shape)} is negative")
+    return Header(shape, dtype, fortran and len(shape) > 1)
+
 
 _READERS = "_readers"
 _READ_ERRORS = (

@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from pydantic import Field, PositiveInt
 
-from compressor.calibration.sources.file_source import IndexedFileSource
-from compressor.calibration.sources.headers import Header
-from compressor.calibration.sources.rows import ReadAt, Rows
+from compressor.calibration.sources.file_source import Header, IndexedFileSource, ReadAt, Rows
 from compressor.errors import DataError
 from compressor.types.tensors import Array
 

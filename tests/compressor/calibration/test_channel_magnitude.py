@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compressor.calibration.collect import collect, make_observer
-from compressor.calibration.observers.channel_magnitude import ChannelMagnitude
+from compressor.calibration.observers.channels import ChannelMagnitude
 from compressor.errors import DataError
 from compressor.types.statistics import Request
 

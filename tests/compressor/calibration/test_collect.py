@@ -12,11 +12,7 @@ import torch
 
 from compressor.calibration import histogram
 from compressor.calibration.collect import collect
-from compressor.calibration.observers.entropy import Entropy
-from compressor.calibration.observers.min_max import MinMax
-from compressor.calibration.observers.moving_average import MovingAverage
-from compressor.calibration.observers.mse import Mse
-from compressor.calibration.observers.percentile import Percentile
+from compressor.calibration.observers.ranges import Entropy, MinMax, MovingAverage, Mse, Percentile
 from compressor.errors import DataError
 from compressor.types.statistics import Observer, Range, Request
 from compressor.types.tensors import Batch

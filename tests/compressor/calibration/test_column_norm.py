@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compressor import catalog
-from compressor.calibration.observers.column_norm import ColumnNorm
-from compressor.calibration.observers.second_moment import SecondMoment
+from compressor.calibration.observers.channels import ColumnNorm, SecondMoment
 
 
 def test_it_is_the_root_of_the_second_moments_diagonal():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from compressor.calibration.observers.extreme_value import ExtremeValue
-from compressor.calibration.observers.min_max import MinMax
+from compressor.calibration.observers.ranges import MinMax
 from compressor.types.statistics import Range
 
 

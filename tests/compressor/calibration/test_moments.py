@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from compressor.calibration.observers.second_moment import SecondMoment
+from compressor.calibration.observers.channels import SecondMoment
 
 
 def test_vectors_are_summed_over_all_leading_axes():

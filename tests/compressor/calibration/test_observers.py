@@ -11,13 +11,16 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from compressor.calibration.observers.entropy import Entropy
 from compressor.calibration.observers.extreme_value import ExtremeValue
-from compressor.calibration.observers.min_max import MinMax
-from compressor.calibration.observers.moving_average import MovingAverage
-from compressor.calibration.observers.mse import Mse
-from compressor.calibration.observers.percentile import Percentile
-from compressor.calibration.observers.ranges import HistogramObserver, RangeObserver
+from compressor.calibration.observers.ranges import (
+    Entropy,
+    HistogramObserver,
+    MinMax,
+    MovingAverage,
+    Mse,
+    Percentile,
+    RangeObserver,
+)
 from compressor.types.statistics import Range
 
 KINDS: list[type[RangeObserver]] = [MinMax, MovingAverage, Percentile, Entropy, Mse, ExtremeValue]

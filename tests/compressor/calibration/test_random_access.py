@@ -22,9 +22,8 @@ from tokenizers import Tokenizer, models
 
 from compressor import catalog
 from compressor.calibration.sources import images as image_source
-from compressor.calibration.sources.factory import FactorySource
 from compressor.calibration.sources.random_access import RandomAccess
-from compressor.calibration.sources.transformed import TransformedSource
+from compressor.calibration.sources.user_functions import FactorySource, TransformedSource
 from compressor.errors import DataError, InputError
 from compressor.types.data import IndexedSource, Source
 from compressor.types.tensors import Batch
@@ -278,7 +277,7 @@ def test_a_full_disk_is_said(make: Make, tmp_path: Path, monkeypatch: pytest.Mon
     def full(_: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("compressor.calibration.sources.spool.sync", full)
+    monkeypatch.setattr("compressor.calibration.sources.random_access.sync", full)
     with pytest.raises(InputError, match="is full"):
         RandomAccess(make("npz"), tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -288,7 +287,7 @@ KILLED = """
 import os, signal, sys
 import numpy as np
 from pathlib import Path
-from compressor.calibration.sources.factory import FactorySource
+from compressor.calibration.sources.user_functions import FactorySource
 from compressor.calibration.sources.random_access import RandomAccess
 
 def make():

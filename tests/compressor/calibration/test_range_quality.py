@@ -10,14 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compressor.calibration.clipping.entropy import _Table, divergence
-from compressor.calibration.clipping.mse import expected_error, snap
-from compressor.calibration.density import density
+from compressor.calibration.clipping import _Table, density, divergence, expected_error, snap
 from compressor.calibration.histogram import empty, observe
-from compressor.calibration.observers.entropy import Entropy
-from compressor.calibration.observers.min_max import MinMax
-from compressor.calibration.observers.mse import Mse
-from compressor.calibration.observers.ranges import RangeObserver
+from compressor.calibration.observers.ranges import Entropy, MinMax, Mse, RangeObserver
 from compressor.types.statistics import Range
 
 COUNT = 20_000

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from compressor import catalog
-from compressor.calibration.sources import token_source
-from compressor.calibration.sources.token_source import TokenSource
-from compressor.calibration.sources.tokenizing import PIECE
+from compressor.calibration.sources import tokens as token_source
+from compressor.calibration.sources.tokens import PIECE, TokenSource
 from compressor.errors import DataError, ExitCode, SpecError
 from compressor.spec.load import load_spec
 from compressor.types.tensors import Array, TensorSpec

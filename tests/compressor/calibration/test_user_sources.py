@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compressor.calibration.sources.factory import FactorySource
-from compressor.calibration.sources.npz import NpzSource
+from compressor.calibration.sources.arrays import NpzSource
 from compressor.calibration.sources.regroup import regroup
-from compressor.calibration.sources.transformed import TransformedSource
+from compressor.calibration.sources.user_functions import FactorySource, TransformedSource
 from compressor.errors import DataError, SpecError
 from compressor.types.tensors import TensorSpec
 

@@ -1,0 +1,211 @@
+"""Arrays in npy, npz and safetensors files."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import safe_open
+
+from compressor.calibration.sources.file_source import (
+    FileSource,
+    Header,
+    IndexedFileSource,
+    ReadAt,
+    Rows,
+    StreamRows,
+    native,
+    read_header,
+)
+from compressor.types.tensors import Array
+
+
+class NpySource(IndexedFileSource):
+    """One npy file, or a folder of them.
+
+    In a folder an array's name is its file's without ``.npy``. A single file holds one array,
+    so it answers to whatever name the only field gives it.
+    """
+
+    kind: ClassVar[str] = "npy file or folder of them"
+
+    def headers(self) -> dict[str, Header]:
+        """Return the headers of the file, or of all npy files in the folder."""
+        return {name: _checked_header(path) for name, path in self._paths().items()}
+
+    @contextmanager
+    def open_rows(self, chosen: Mapping[str, str]) -> Iterator[dict[str, Rows]]:
+        """Open the files."""
+        paths = self._paths()
+        with ExitStack() as stack:
+            rows: dict[str, Rows] = {}
+            for name, stored in chosen.items():
+                stream = stack.enter_context(paths[stored].open("rb"))
+                rows[name] = StreamRows(stream, read_header(stream))
+            yield rows
+
+    def open_at(self, chosen: Mapping[str, str]) -> dict[str, ReadAt]:
+        """Map the files into memory."""
+        paths = self._paths()
+        return {name: mapped_rows(paths[stored]) for name, stored in chosen.items()}
+
+    def files(self) -> list[tuple[str, Path]]:
+        """Return the file, or those of the folder that the fields name."""
+        paths = self._paths()
+        wanted = set(self.fields.values()) & set(paths) or set(paths)
+        return [(name if self.path.is_dir() else "", paths[name]) for name in sorted(wanted)]
+
+    def _paths(self) -> dict[str, Path]:
+        if self.path.is_dir():
+            return {path.stem: path for path in sorted(self.path.glob("*.npy"))}
+        only = next(iter(self.fields.values())) if len(self.fields) == 1 else self.path.stem
+        return {only: self.path}
+
+
+def mapped_rows(path: Path) -> ReadAt:
+    """Return what reads rows of an npy file, of which only these come into memory.
+
+    Raises:
+        OSError: there is no such file.
+        ValueError: it is none, or holds Python objects.
+    """
+    array = np.load(path, mmap_mode="r")
+
+    def read_at(rows: NDArray[np.int64]) -> Array:
+        return np.asarray(array[rows], native(array.dtype), order="C")
+
+    return read_at
+
+
+def _checked_header(path: Path) -> Header:
+    with path.open("rb") as stream:
+        header = read_header(stream)
+        have = path.stat().st_size - stream.tell()
+    if have != header.nbytes and not header.dtype.hasobject:
+        raise ValueError(f"{path.name} has {have} bytes of data, not {header.nbytes}")
+    return header
+
+
+_SUFFIX = ".npy"
+
+
+class NpzSource(FileSource):
+    """Named arrays of an npz archive.
+
+    Members are decompressed as far as a batch needs them. Object arrays, which are pickles,
+    are refused.
+    """
+
+    kind: ClassVar[str] = "npz archive"
+
+    def headers(self) -> dict[str, Header]:
+        """Return the headers of all members that are arrays."""
+        headers = {}
+        with zipfile.ZipFile(self.path) as archive:
+            for member in archive.infolist():
+                if member.filename.endswith(_SUFFIX):
+                    name = member.filename.removesuffix(_SUFFIX)
+                    headers[name] = _checked_npz_header(archive, member)
+        return headers
+
+    @contextmanager
+    def open_rows(self, chosen: Mapping[str, str]) -> Iterator[dict[str, Rows]]:
+        """Open the members."""
+        with ExitStack() as stack:
+            archive = stack.enter_context(zipfile.ZipFile(self.path))
+            rows: dict[str, Rows] = {}
+            for name, stored in chosen.items():
+                stream = stack.enter_context(archive.open(stored + _SUFFIX))
+                rows[name] = StreamRows(stream, read_header(stream))
+            yield rows
+
+    def files(self) -> list[tuple[str, Path]]:
+        """Return the archive."""
+        return [("", self.path)]
+
+
+def _checked_npz_header(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Header:
+    with archive.open(member) as stream:
+        header = read_header(stream)
+        have = member.file_size - stream.tell()
+    if have != header.nbytes and not header.dtype.hasobject:
+        raise ValueError(f"{member.filename} has {have} bytes of data, not {header.nbytes}")
+    return header
+
+
+_DTYPES: dict[str, Any] = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "U16": "uint16",
+    "I16": "int16",
+    "U32": "uint32",
+    "I32": "int32",
+    "U64": "uint64",
+    "I64": "int64",
+    "F16": "float16",
+    "F32": "float32",
+    "F64": "float64",
+    "BF16": ml_dtypes.bfloat16,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E5M2": ml_dtypes.float8_e5m2,
+}
+
+
+class SafetensorsSource(IndexedFileSource):
+    """Named arrays of a safetensors file, memory-mapped.
+
+    Formats that numpy itself does not have (BF16, F8 and smaller) are refused.
+    """
+
+    kind: ClassVar[str] = "safetensors file"
+
+    def headers(self) -> dict[str, Header]:
+        """Return the headers of all arrays."""
+        with safe_open(self.path, framework="numpy") as file:
+            return {name: _header(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118
+
+    @contextmanager
+    def open_rows(self, chosen: Mapping[str, str]) -> Iterator[dict[str, Rows]]:
+        """Map the file."""
+        with safe_open(self.path, framework="numpy") as file:
+            yield {name: _SliceRows(file.get_slice(stored)) for name, stored in chosen.items()}
+
+    def open_at(self, chosen: Mapping[str, str]) -> dict[str, ReadAt]:
+        """Map the file."""
+        file: Any = safe_open(self.path, framework="numpy")
+        return {name: _rows_at(file.get_slice(stored)) for name, stored in chosen.items()}
+
+    def files(self) -> list[tuple[str, Path]]:
+        """Return the file."""
+        return [("", self.path)]
+
+
+class _SliceRows:
+    def __init__(self, tensor: Any):
+        self._tensor = tensor
+        self._position = 0
+
+    def take(self, count: int) -> Array:
+        start, self._position = self._position, self._position + count
+        return np.array(self._tensor[start : self._position])
+
+
+def _rows_at(tensor: Any) -> ReadAt:
+    def read_at(rows: NDArray[np.int64]) -> Array:
+        # The library knows slices only.
+        parts = [tensor[row : row + 1] for row in rows.tolist()]
+        return np.concatenate([tensor[0:0], *parts])
+
+    return read_at
+
+
+def _header(tensor: Any) -> Header:
+    dtype = np.dtype(_DTYPES.get(tensor.get_dtype(), "V1"))
+    return Header(tuple(tensor.get_shape()), dtype)

@@ -1,0 +1,270 @@
+"""Batches from functions of the user's, and batches passed through them."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from compressor.calibration.sources.regroup import cut, length, regroup
+from compressor.errors import CompressorError, DataError
+from compressor.types.data import Source, SourceInfo
+from compressor.types.tensors import Batch, TensorSpec
+
+ResultT = TypeVar("ResultT")
+_END = object()
+
+
+def call(subject: str, function: Callable[..., ResultT], *arguments: Any) -> ResultT:
+    """Return ``function(*arguments)``.
+
+    Raises:
+        DataError: the function raised something; ``subject`` names it and the cause is chained.
+    """
+    try:
+        return function(*arguments)
+    except CompressorError:
+        raise
+    # It is not our code, so nothing is known of what it raises.
+    except Exception as error:
+        raise DataError(
+            subject,
+            f"raised {type(error).__name__}: {error}",
+            "correct the function; --debug shows where it was",
+        ) from error
+
+
+def iterate(subject: str, function: Callable[[], Any]) -> Iterator[Any]:
+    """Yield what the iterable that the function returns yields; raises as ``call`` does."""
+    iterator = call(subject, iter, call(subject, function))
+    while (item := call(subject, next, iterator, _END)) is not _END:
+        yield item
+
+
+def check_batch(subject: str, value: Any) -> Batch:
+    """Return a value that is a batch: arrays by name with equal first axes.
+
+    Raises:
+        DataError: it is something else; the error says what.
+    """
+    problem = _problem(value)
+    if problem is None:
+        return dict(value)
+    raise DataError(
+        subject,
+        f"returned {problem}",
+        "return a dictionary of numpy arrays, each with the batch as first axis",
+    )
+
+
+def _problem(value: Any) -> str | None:
+    if not isinstance(value, dict):
+        return f"a {_kind(value)}"
+    if not value:
+        return "an empty dictionary"
+    for name, array in value.items():
+        if not isinstance(name, str):
+            return f"a dictionary with the key {name!r}"
+        if not isinstance(array, np.ndarray):
+            return f"{name!r} as a {_kind(array)}"
+        if not array.ndim:
+            return f"{name!r} as a single number"
+    lengths = {name: len(array) for name, array in value.items()}
+    if len(set(lengths.values())) > 1:
+        return "first axes that differ: " + ", ".join(f"{k!r} {n}" for k, n in lengths.items())
+    return None
+
+
+def _kind(value: Any) -> str:
+    kind = type(value)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+
+
+_Form = dict[str, tuple[tuple[int, ...], str]]
+
+
+@dataclass(frozen=True)
+class FactorySource:
+    """Batches that a function makes, the same ones at each call, in batches of any size.
+
+    Attributes:
+        make: returns an iterable of batches, arrays by name with the samples as first axis.
+        name: how errors name the function, such as ``pkg.mod:fn``.
+        fields: names in the model to names in its batches; all if there are none.
+        samples: use at most so many samples.
+    """
+
+    make: Callable[[], Iterable[Batch]]
+    name: str
+    fields: Mapping[str, str] = field(default_factory=dict)
+    samples: int | None = None
+
+    @property
+    def subject(self) -> str:
+        """How errors name this source."""
+        return f"data factory '{self.name}'"
+
+    def info(self) -> SourceInfo:
+        """Describe the first batch; how many samples there are is unknown.
+
+        Raises:
+            DataError: the function raised, or made something else than batches.
+        """
+        for batch in self._made():
+            specs = (
+                TensorSpec(name, ("batch", *array.shape[1:]), array.dtype.name)
+                for name, array in batch.items()
+            )
+            return SourceInfo(None, tuple(specs))
+        raise DataError(self.subject, "made no samples", "yield at least one batch")
+
+    def batches(self, size: int, limit: int | None = None) -> Iterator[Batch]:
+        """Yield batches of ``size`` samples, at most ``limit`` in all; raises as ``info`` does."""
+        limits = [most for most in (self.samples, limit) if most is not None]
+        return regroup(self._made(), size, min(limits, default=None))
+
+    def digest(self) -> str:
+        """Return a SHA-256 of the samples themselves, however they are batched; made once."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
+        hashes: dict[str, hashlib._Hash] = {}
+        most = self.samples
+        for batch in self._made():
+            used = batch if most is None else cut(batch, 0, most)
+            for name, array in used.items():
+                start = f"{name} {array.dtype.str} {array.shape[1:]} ".encode()
+                own = hashes.setdefault(name, hashlib.sha256(start))
+                own.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            most = None if most is None else most - length(used)
+            if most == 0:
+                break
+        return hashlib.sha256(b"".join(h.digest() for _, h in sorted(hashes.items()))).hexdigest()
+
+    def _made(self) -> Iterator[Batch]:
+        """Yield the batches with the fields' names, empty ones left out, checked to be alike."""
+        form: _Form = {}
+        for value in iterate(self.subject, self.make):
+            batch = self._renamed(check_batch(self.subject, value))
+            if not length(batch):
+                continue
+            objects = [name for name, array in batch.items() if array.dtype.hasobject]
+            if objects:
+                raise DataError(
+                    self.subject,
+                    f"made {objects[0]!r} of Python objects",
+                    "give bool, numbers or fixed-length text",
+                )
+            own = {name: (array.shape[1:], array.dtype.name) for name, array in batch.items()}
+            form = form or own
+            if own != form:
+                raise DataError(
+                    self.subject,
+                    f"made batches that differ: {_tell(form)}, then {_tell(own)}",
+                    "give all batches the same names, dtypes and shapes but for the first axis",
+                )
+            yield batch
+
+    def _renamed(self, batch: Batch) -> Batch:
+        if not self.fields:
+            return batch
+        for stored in self.fields.values():
+            if stored not in batch:
+                raise DataError(
+                    self.subject,
+                    f"made a batch without {stored!r}",
+                    f"it has {', '.join(map(repr, sorted(batch)))}",
+                )
+        return {name: batch[stored] for name, stored in self.fields.items()}
+
+
+def _tell(form: _Form) -> str:
+    return ", ".join(f"{name} {dtype}{list(shape)}" for name, (shape, dtype) in form.items())
+
+
+@dataclass(frozen=True)
+class TransformedSource:
+    """A source followed by ``transform``, which is ``fn(batch)`` or ``fn(batch, rng)``.
+
+    A parameter named ``rng`` receives a generator seeded with ``seed`` and the batch's index,
+    so the same batch size gives the same batches at each call.
+
+    Attributes:
+        source: where batches come from.
+        transform: maps a batch to a batch.
+        name: how errors name the function, such as ``pkg.mod:fn``.
+        seed: where the generators start.
+    """
+
+    source: Source
+    transform: Callable[..., Batch]
+    name: str
+    seed: int = 0
+
+    @property
+    def subject(self) -> str:
+        """How errors name the transform."""
+        return f"transform '{self.name}'"
+
+    def info(self) -> SourceInfo:
+        """Describe the source before the transform."""
+        return self.source.info()
+
+    def batches(self, size: int, limit: int | None = None) -> Iterator[Batch]:
+        """Yield transformed batches.
+
+        Raises:
+            DataError: the transform raised, or returned something else than a batch.
+        """
+        for index, batch in enumerate(self.source.batches(size, limit)):
+            yield self.transformed(batch, (self.seed, index))
+
+    @property
+    def random(self) -> bool:
+        """The transform draws random numbers."""
+        return wants_rng(self.transform)
+
+    def transformed(self, batch: Batch, seed: Sequence[int]) -> Batch:
+        """Return a batch after the transform, whose generator, if it takes one, has this seed.
+
+        Raises:
+            DataError: the transform raised, or returned something else than a batch.
+        """
+        drawn = [np.random.default_rng(tuple(seed))] if self.random else []
+        return check_batch(self.subject, call(self.subject, self.transform, batch, *drawn))
+
+    def digest(self) -> str:
+        """Return a SHA-256 of the source's digest, the seed, and the file that has the function.
+
+        What that file imports has no part: change the seed, or run afresh, after editing it.
+        """
+        parts = [self.source.digest().encode(), self.name.encode(), str(self.seed).encode()]
+        code = _source_file(self.transform)
+        if code is not None:
+            parts.append(hashlib.sha256(code.read_bytes()).digest())
+        return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
+def wants_rng(function: Callable[..., object]) -> bool:
+    """Return whether a function's second parameter is named ``rng``."""
+    try:
+        parameters = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # some built-in functions have no signature
+        return False
+    return parameters[1:2] == ["rng"]
+
+
+def _source_file(function: Callable[..., object]) -> Path | None:
+    try:
+        name = inspect.getsourcefile(inspect.unwrap(function))
+    except TypeError:  # built in, or a callable object
+        return None
+    path = Path(name) if name else None
+    return path if path and path.is_file() else None
