@@ -25,8 +25,8 @@ from safetensors.torch import save_file
 from compressor.calibration.collect import collect, make_observer
 from compressor.exporters.archive import ArchiveExporter
 from compressor.exporters.archive.coder import threads
+from compressor.exporters.archive.exporter import pack
 from compressor.exporters.archive.forms import entropy
-from compressor.exporters.archive.packing import pack
 from compressor.exporters.archive.unpacking import stored_bytes, unpack
 from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.models.codec.bit_stream import pack_bits, unpack_bits

@@ -1,26 +1,185 @@
-"""Export to an archive: what the safetensors exporter writes, in one file, as small as it gets."""
+"""Put files into an archive."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import ClassVar
+from typing import BinaryIO, ClassVar
 
+import numpy as np
 from pydantic import Field
 
 from compressor.errors import ArtifactError, InputError
-from compressor.exporters.archive.packing import pack
+from compressor.exporters.archive.coder import CHUNK, Coded, encode, in_order, threads
+from compressor.exporters.archive.forms import WHOLE, Form, candidates
+from compressor.exporters.archive.index import (
+    ENTRY,
+    MAGIC,
+    TEXT_LEVEL,
+    Chunk,
+    PackedFile,
+    Part,
+    index_bytes,
+    member_sums,
+)
+from compressor.exporters.archive.sections import Section, divide, groupings, runs
 from compressor.exporters.archive.unpacking import unpack
 from compressor.exporters.safetensors import SafetensorsExporter
-from compressor.files import disk_errors
+from compressor.files import disk_errors, file_sha256
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.exporter import ExportContext, Exporter
-from compressor.types.tensors import Batch
+from compressor.types.tensors import Array, Batch
+
+_PROBE = 128 * WHOLE  # bytes of a tensor on which all forms are tried
+_CLOSE = 1.01  # those that are further behind the best there are not tried on the rest
+_SMALL = 4 << 20  # bytes of a file of which every byte counts, and not how long decoding takes
+_LIKELY = 2  # forms to which the slow coder is put, besides the plainest
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A file that goes into an archive, and how it is coded."""
+
+    path: Path
+    level: int
+    small: bool
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """A section that has been coded.
+
+    Attributes:
+        section: which one.
+        form: how its chunks were taken apart.
+        chunks: they follow each other.
+    """
+
+    section: Section
+    form: Form
+    chunks: tuple[Coded, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that it takes."""
+        return sum(chunk.nbytes for chunk in self.chunks)
+
+
+def pack(files: Sequence[Path], target: Path, level: int, advance: Callable[[int], None]) -> None:
+    """Write an archive; one tensor after the other is read, and several of its chunks are coded
+    at once.
+
+    Args:
+        files: what goes into it; their names differ.
+        target: the archive, which is not there yet.
+        level: Zstandard's, 1 to 22.
+        advance: takes the bytes that have been coded so far.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    packed: list[PackedFile] = []
+    done = 0
+    with target.open("xb") as out, ThreadPoolExecutor(threads(), "archive") as workers:
+        out.write(MAGIC)
+        for path in files:
+            divided = divide(path)
+            parts: list[Part] = []
+            source = _Source(path, level, path.stat().st_size <= _SMALL)
+            for run in runs(divided.sections):
+                parts += _write(workers, source, run, out)
+                done += sum(section.nbytes for section in run)
+                advance(done)
+            size = path.stat().st_size
+            packed.append(
+                PackedFile(path.name, size, file_sha256(path), divided.head, tuple(parts))
+            )
+        out.write(index_bytes(packed))
+
+
+def _write(
+    workers: ThreadPoolExecutor, source: _Source, run: Sequence[Section], out: BinaryIO
+) -> Iterator[Part]:
+    """Code sections of a file in the grouping that takes the fewest bytes."""
+    if not run[0].dtype:
+        source = replace(source, level=max(source.level, TEXT_LEVEL))
+    found = [[_best(workers, source, section) for section in way] for way in groupings(run)]
+    for packed in min(found, key=_taken):
+        chunks = []
+        for coded in packed.chunks:
+            chunks.append(Chunk(out.tell(), coded.lengths, coded.checksum))
+            out.write(coded.data)
+        section = packed.section
+        yield Part(section, packed.form, CHUNK, tuple(chunks), _sums(source.path, section))
+
+
+def _taken(packed: Sequence[_Packed]) -> int:
+    return sum(one.nbytes + ENTRY for one in packed)
+
+
+def _sums(path: Path, section: Section) -> tuple[str, ...]:
+    """Return the checksums of tensors that are coded together; of others the chunks have one."""
+    if not section.members:
+        return ()
+    data = np.concatenate(list(_chunks(path, section)))
+    return member_sums(section, data)
+
+
+def _best(workers: ThreadPoolExecutor, source: _Source, section: Section) -> _Packed:
+    """Code a part in all forms that may be the smallest, and return that.
+
+    Forms that make clearly more of its beginning are left out of the rest. Of equals the first
+    wins.
+    """
+    if not section.nbytes:
+        return _Packed(section, Form(), ())
+    probe = next(_chunks(source.path, section))[:_PROBE]
+    forms = candidates(probe, section.width, floating=section.floating)
+    tried = _tried(workers, probe, forms, source, small=False)
+    if source.small:
+        likely = sorted(forms, key=lambda form: (form != forms[0], tried[form].nbytes))
+        tried = _tried(workers, probe, likely[: 1 + _LIKELY], source, small=True)
+    if section.nbytes == probe.size:
+        form = min(tried, key=lambda form: tried[form].nbytes)
+        return _Packed(section, form, (tried[form],))
+    found: list[_Packed] = []
+    least = min(coded.nbytes for coded in tried.values())
+    for form, coded in tried.items():
+        if coded.nbytes <= _CLOSE * least:
+            work = partial(encode, form=form, level=source.level, small=source.small)
+            chunks = _chunks(source.path, section)
+            found.append(_Packed(section, form, tuple(in_order(workers, work, chunks))))
+    return min(found, key=lambda packed: packed.nbytes)
+
+
+def _tried(
+    workers: ThreadPoolExecutor, data: Array, forms: Sequence[Form], source: _Source, *, small: bool
+) -> dict[Form, Coded]:
+    """Code bytes in several forms."""
+    work = partial(_encoded, data, source.level, small)
+    return dict(zip(forms, in_order(workers, work, forms), strict=True))
+
+
+def _encoded(data: Array, level: int, small: bool, form: Form) -> Coded:
+    return encode(data, form, level, small=small)
+
+
+def _chunks(path: Path, section: Section) -> Iterator[Array]:
+    """Yield the bytes of a part, uint8 ``[n]``, chunk by chunk."""
+    with path.open("rb") as file:
+        file.seek(section.start)
+        for place in range(0, section.nbytes, CHUNK):
+            data = bytearray(file.read(min(CHUNK, section.nbytes - place)))
+            yield np.frombuffer(data, np.uint8)
+
 
 NAME = "model.archive"
 

@@ -21,7 +21,7 @@ from compressor.exporters.onnx.layout import (
     write_layout,
 )
 from compressor.exporters.onnx.matmul_nbits import Compute
-from compressor.exporters.onnx.owners import Owners
+from compressor.exporters.onnx.opsets import Owners
 from compressor.exporters.onnx.targets import TARGETS, first_breach
 from compressor.exporters.onnx.verify import check_file, check_message, check_tensors, described
 from compressor.graph.as_json import Skeleton, skeleton

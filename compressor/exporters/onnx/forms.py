@@ -2,14 +2,237 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
+import ml_dtypes
+import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from compressor.exporters.onnx.expansion import expand
-from compressor.exporters.onnx.four_bit_floats import as_four_bit_floats
-from compressor.exporters.onnx.matmul_nbits import Compute, pack, packing_of
-from compressor.exporters.onnx.weight_only import weight_only
-from compressor.graph.editing import Editor
+from compressor.exporters.onnx.matmul_nbits import (
+    Compute,
+    WeightOnly,
+    pack,
+    packed,
+    packing_of,
+    weight_only,
+)
+from compressor.graph.editing import Attributes, Editor
+from compressor.graph.layers import looked_up
+from compressor.graph.values import INTEGER_CODES, is_op, static_shape
+from compressor.types.tensors import Array
+
+_FLOAT = ir.DataType.FLOAT
+_PAIR = 2  # bits: narrower than any element type of opset 21
+_CAST = INTEGER_CODES | {ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT8E5M2}
+_SIGNED = (ir.DataType.INT4, ir.DataType.INT2)
+_EACH = 4  # codes of two bits in a byte
+
+
+def expand(editor: Editor, weight: WeightOnly) -> None:
+    """Write a weight's dequantization out, and that of its scale.
+
+    What cannot be written so stays: groups that do not divide the columns, wider integers.
+    """
+    if weight.codes.dtype not in _CAST or not _divides(weight.dequantize):
+        return
+    scale = weight.scale.producer()
+    if scale is not None and is_op(scale, "DequantizeLinear"):
+        _Expansion(editor, scale, 0).replace()
+    _Expansion(editor, weight.dequantize, weight.bits).replace()
+
+
+def _divides(node: ir.Node) -> bool:
+    codes, scale = node.inputs[:2]
+    block = node.attributes.get_int("block_size", 0)
+    if codes is None or scale is None:
+        return False
+    lengths, scales = static_shape(codes), static_shape(scale)
+    if lengths is None or scales is None:
+        return False
+    axis = node.attributes.get_int("axis", 1)
+    return not block or scales[axis] * block == lengths[axis]
+
+
+class _Expansion:
+    """The nodes that take the place of one ``DequantizeLinear``."""
+
+    def __init__(self, editor: Editor, node: ir.Node, bits: int):
+        self._editor, self._bits = editor, bits
+        self._node = node
+        self._name = node.outputs[0].name or ""
+        self._added: list[ir.Node] = []
+        codes, scale = node.inputs[:2]
+        assert codes is not None
+        assert scale is not None
+        self._codes, self._scale = codes, scale
+        shape = static_shape(codes)
+        assert shape is not None
+        self._shape = shape
+
+    def replace(self) -> None:
+        """Put them there."""
+        node = self._node
+        split, shared = self._shapes()
+        value = self._split_codes(split)
+        if len(node.inputs) > 2 and node.inputs[2] is not None:
+            zero = self._reshaped(self._float(node.inputs[2]), shared, "zero_point")
+            value = self._add("Sub", [value, zero], "shifted")
+        scale = self._reshaped(self._float(self._scale), shared, "scale")
+        value = self._add("Mul", [value, scale], "scaled")
+        value = self._reshaped(value, self._shape, "whole", split)
+        named = node.attributes.get_int("output_dtype", 0)
+        wanted = ir.DataType(named) if named else self._scale.dtype or _FLOAT
+        if wanted != _FLOAT:
+            value = self._add("Cast", [value], "cast", wanted, {"to": wanted})
+        value.shape = node.outputs[0].shape
+        assert node.graph is not None
+        ir.convenience.replace_nodes_and_values(
+            node.graph, node, [node], self._added, node.outputs, [value]
+        )
+
+    def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the shape of the codes in which scales broadcast, and that of the scales."""
+        scales = static_shape(self._scale) or ()
+        axis = self._node.attributes.get_int("axis", 1)
+        block = self._node.attributes.get_int("block_size", 0)
+        if block:
+            axis %= len(self._shape)
+            split = (*self._shape[:axis], scales[axis], block, *self._shape[axis + 1 :])
+            return split, (*scales[: axis + 1], 1, *scales[axis + 1 :])
+        if len(scales) == 1 and self._shape:
+            axis %= len(self._shape)
+            return self._shape, (*scales, *[1] * (len(self._shape) - axis - 1))
+        return self._shape, scales
+
+    def _split_codes(self, split: tuple[int, ...]) -> ir.Value:
+        """Return the codes as floats in the shape ``split``."""
+        count = int(np.prod(self._shape))
+        if self._bits == _PAIR and self._codes.is_initializer() and count % _EACH == 0:
+            found = self._float(self._looked_up_pairs(count))
+            return self._reshaped(found, split, "split", (count // _EACH, _EACH))
+        return self._reshaped(self._float(self._codes), split, "split", self._shape)
+
+    def _looked_up_pairs(self, count: int) -> ir.Value:
+        """Store four codes of two bits in a byte, and look all four up in a table."""
+        codes, editor = self._codes, self._editor
+        tensor, signed = codes.const_value, codes.dtype in _SIGNED
+        assert tensor is not None
+        if len(list(codes.uses())) == 1:
+            editor.release(codes)
+        lazy = ir.LazyTensor(
+            partial(_bytes_of_pairs, tensor), ir.DataType.UINT8, ir.Shape((count // _EACH,))
+        )
+        stored = editor.initializer(codes.name or "", lazy)
+        name = "two_bits_signed" if signed else "two_bits"
+        table = editor.shared_constant(name, _pairs(signed))
+        index = self._add("Cast", [stored], "index", ir.DataType.INT32, {"to": ir.DataType.INT32})
+        return self._add("Gather", [table, index], "codes", table.dtype)
+
+    def _float(self, value: ir.Value) -> ir.Value:
+        if value.dtype == _FLOAT:
+            return value
+        return self._add("Cast", [value], "float", attributes={"to": _FLOAT})
+
+    def _reshaped(
+        self,
+        value: ir.Value,
+        shape: tuple[int, ...],
+        suffix: str,
+        have: tuple[int, ...] | None = None,
+    ) -> ir.Value:
+        if (static_shape(value) if have is None else have) == shape:
+            return value
+        wanted = self._editor.constant(f"{self._name}_{suffix}_shape", np.array(shape, np.int64))
+        return self._add("Reshape", [value, wanted], suffix)
+
+    def _add(
+        self,
+        op_type: str,
+        inputs: list[ir.Value | None],
+        suffix: str,
+        dtype: ir.DataType | None = _FLOAT,
+        attributes: Attributes | None = None,
+    ) -> ir.Value:
+        node = self._editor.node(op_type, inputs, f"{self._name}_{suffix}", dtype, attributes)
+        if op_type == "Cast" and inputs[0] is not None:
+            node.outputs[0].shape = inputs[0].shape
+        self._added.append(node)
+        return node.outputs[0]
+
+
+def _bytes_of_pairs(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    codes: Array = np.asarray(tensor.numpy()).astype(np.int8).reshape(1, -1)
+    return ir.tensor(packed((codes & 3).astype(np.uint8), _PAIR).reshape(-1))
+
+
+def _pairs(signed: bool) -> Array:
+    """Return the four codes of two bits in each byte, int8 ``[256, 4]``, the low bits first."""
+    shifted = np.arange(256)[:, None] >> np.arange(0, 8, _PAIR) & 3
+    return (shifted - 4 * (shifted > 1) if signed else shifted).astype(np.int8)
+
+
+def as_four_bit_floats(editor: Editor, weight: WeightOnly) -> None:
+    """Store codes that are looked up in a table of doubled values as ``FLOAT4E2M1``.
+
+    The scale is doubled again, to what it is meant to be. Scales of 8 bits keep their type and
+    the scale that they have in turn; powers of two become floats, because the parser of TensorRT
+    refuses ``FLOAT8E8M0``.
+    """
+    node = weight.dequantize
+    if node.inputs[0] is weight.codes:
+        return
+    four = ir.DataType.FLOAT4E2M1
+    node.replace_input_with(0, _changed(editor, weight.codes, _patterns, four))
+    scale, maker = weight.scale, weight.scale.producer()
+    if maker is not None and is_op(maker, "DequantizeLinear"):
+        half = maker.inputs[1]
+        assert half is not None
+        name = (half.name or "").replace("_half_scale", "_tensor_scale")
+        maker.replace_input_with(1, _changed(editor, half, _doubled, ir.DataType.FLOAT, name))
+        return
+    exponents = None if maker is None else looked_up(maker)
+    if exponents is None:
+        made = _changed(editor, scale, _doubled, ir.DataType.FLOAT)
+    else:
+        made = _changed(editor, exponents, _powers, ir.DataType.FLOAT)
+    node.replace_input_with(1, made)
+
+
+def _changed(
+    editor: Editor,
+    value: ir.Value,
+    function: Callable[[Array], Array],
+    dtype: ir.DataType,
+    name: str = "",
+) -> ir.Value:
+    """Put another form of an initializer in its place; nothing is computed yet."""
+    tensor, shape = value.const_value, static_shape(value)
+    assert tensor is not None
+    assert shape is not None
+    editor.release(value)
+    lazy = ir.LazyTensor(partial(_computed, tensor, function, dtype), dtype, ir.Shape(shape))
+    return editor.initializer(name or value.name or "", lazy)
+
+
+def _computed(
+    tensor: ir.TensorProtocol, function: Callable[[Array], Array], dtype: ir.DataType
+) -> ir.TensorProtocol:
+    return ir.Tensor(function(np.asarray(tensor.numpy())), dtype=dtype)
+
+
+def _patterns(codes: Array) -> Array:
+    """Return the floats whose bits the codes are."""
+    return codes.astype(np.uint8).view(ml_dtypes.float4_e2m1fn)
+
+
+def _doubled(half: Array) -> Array:
+    return np.asarray(half * np.float32(2))
+
+
+def _powers(exponents: Array) -> Array:
+    return np.ldexp(np.float32(1), exponents.astype(np.int32) - 127).astype(np.float32)
 
 
 def in_form_for(target: str, model: ir.Model, compute: Compute) -> ir.Model:

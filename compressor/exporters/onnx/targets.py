@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir import DataType
 
-from compressor.exporters.onnx.owners import Owners
+from compressor.exporters.onnx.opsets import Owners
 from compressor.graph.values import all_nodes, constant_of, is_op
 
 _INT8 = frozenset({DataType.INT8, DataType.UINT8})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
+from contextlib import contextmanager
 from math import lcm
 
 import torch
@@ -107,3 +109,32 @@ def _check_finite(name: str, values: torch.Tensor) -> None:
 
 def _rows(tensor: StoredTensor) -> int:
     return tensor.shape[0] if tensor.shape else 1
+
+
+# From <malloc.h>. Setting either ends glibc's own adjustment of both; these are what it starts at.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_DEFAULT = 128 << 10
+_LARGEST = 32 << 20  # the most that older versions take as bound between heap and maps
+
+
+@contextmanager
+def kept_memory(nbytes: int) -> Iterator[None]:
+    """Keep up to so many freed bytes a thread within the block; give back what is free after it.
+
+    Has no effect with a C library that is not glibc.
+
+    Args:
+        nbytes: at the end of each heap, of which a thread has one.
+    """
+    libc = ctypes.CDLL(None)
+    if not (hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim")):
+        yield
+        return
+    libc.mallopt(_MMAP_THRESHOLD, _LARGEST)
+    libc.mallopt(_TRIM_THRESHOLD, nbytes)
+    try:
+        yield
+    finally:
+        libc.mallopt(_MMAP_THRESHOLD, _DEFAULT)
+        libc.mallopt(_TRIM_THRESHOLD, _DEFAULT)
+        libc.malloc_trim(ctypes.c_size_t(0))

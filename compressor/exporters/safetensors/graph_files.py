@@ -1,4 +1,7 @@
-"""The files of the layout ``graph``: weights in one file or in shards, and ``model.json``."""
+"""The header of a safetensors file: where each tensor goes, before any of them is written.
+
+The library's own writer wants all tensors in memory; here a model larger than memory is written
+from tensors that are computed as they are asked for. The library reads the result."""
 
 from __future__ import annotations
 
@@ -13,7 +16,6 @@ from typing import IO, Any
 import onnx_ir as ir
 
 from compressor import __version__
-from compressor.exporters.safetensors import container
 from compressor.exporters.safetensors.storage import Planned, encoded, part_bytes, plan_tensors
 from compressor.files import json_text
 from compressor.graph.as_json import Skeleton, graph_as_json
@@ -30,6 +32,70 @@ from compressor.models.codec import (
 )
 from compressor.models.codec.forms import Part
 from compressor.types.tensors import TensorSpec
+
+_ALIGNMENT = 8
+_LENGTH = 8  # bytes that say how long the header is
+
+
+@dataclass(frozen=True)
+class Described:
+    """What a header says of a tensor.
+
+    Attributes:
+        name: the tensor.
+        dtype: its element type, as safetensors calls it.
+        shape: its shape.
+        bits: of an element.
+        nbytes: of the whole.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    bits: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A file before it is written.
+
+    Attributes:
+        header: the bytes before the data.
+        offsets: the byte of the file at which each tensor starts, by name, in their order.
+        nbytes: size of the file.
+    """
+
+    header: bytes
+    offsets: Mapping[str, int]
+    nbytes: int
+
+
+def layout(tensors: Iterable[Described], metadata: Mapping[str, str], room: int = 0) -> Layout:
+    """Give each tensor its place: wide elements first, so that all are aligned, then by name.
+
+    Args:
+        tensors: what will be in the file.
+        metadata: its notes.
+        room: bytes that the header takes at least; spaces fill it up.
+    """
+    content: dict[str, object] = {"__metadata__": dict(metadata)}
+    starts: dict[str, int] = {}
+    end = 0
+    for tensor in sorted(tensors, key=lambda t: (-t.bits, t.name)):
+        starts[tensor.name] = end
+        content[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [end, end + tensor.nbytes],
+        }
+        end += tensor.nbytes
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * max(-len(text) % _ALIGNMENT, room - _LENGTH - len(text))
+    header = len(text).to_bytes(_LENGTH, "little") + text
+    offsets = {name: len(header) + start for name, start in starts.items()}
+    return Layout(header, offsets, len(header) + end)
+
 
 _NO_DIGEST = "0" * 64
 _SIDE_BITS = 1  # masks and indices come last, so that wider elements stay aligned
@@ -64,13 +130,13 @@ class GraphPlan:
 
     def room(self, tensors: Iterable[Planned]) -> int:
         """Return the bytes before the data: enough for the header whatever is sparse."""
-        described: list[container.Described] = []
+        described: list[Described] = []
         for tensor in tensors:
             described += _described(tensor.name, tensor.entry, tensor.entry.parts(tensor.name))
             if tensor.sparse is not None:
                 longest = max(tensor.sparse, key=lambda name: len(name.encode()))
-                described.append(container.Described(longest, "U8", (tensor.nbytes,), 1, 0))
-        return len(container.layout(described, self.metadata(_NO_DIGEST)).header)
+                described.append(Described(longest, "U8", (tensor.nbytes,), 1, 0))
+        return len(layout(described, self.metadata(_NO_DIGEST)).header)
 
     def description(self, entries: Mapping[str, Entry]) -> bytes:
         """Return ``model.json`` for tensors that are stored so."""
@@ -137,7 +203,7 @@ def write_graph(plan: GraphPlan, directory: Path) -> tuple[Path, ...]:
         ArtifactError: a tensor is not what its type and shape say.
     """
     entries: dict[str, Entry] = {}
-    stored: dict[str, list[container.Described]] = {}
+    stored: dict[str, list[Described]] = {}
     for file, tensors in plan.shards.items():
         with (directory / file).open("wb") as stream:
             stored[file] = _write_data(stream, plan, tensors, entries)
@@ -146,7 +212,7 @@ def write_graph(plan: GraphPlan, directory: Path) -> tuple[Path, ...]:
     for file, described in stored.items():
         room = plan.room(plan.shards[file])
         with (directory / file).open("r+b") as stream:
-            stream.write(container.layout(described, metadata, room).header)
+            stream.write(layout(described, metadata, room).header)
     (directory / DESCRIPTION).write_bytes(description)
     paths = [directory / file for file in plan.shards]
     if len(paths) > 1:
@@ -158,9 +224,9 @@ def write_graph(plan: GraphPlan, directory: Path) -> tuple[Path, ...]:
 
 def _write_data(
     stream: IO[bytes], plan: GraphPlan, tensors: Iterable[Planned], entries: dict[str, Entry]
-) -> list[container.Described]:
+) -> list[Described]:
     """Write all but the header in the order of its layout, and note how tensors are stored."""
-    described: list[container.Described] = []
+    described: list[Described] = []
     sides: dict[str, tuple[int, int]] = {}
     stream.seek(plan.room(tensors))
     with TemporaryFile(dir=Path(stream.name).parent) as later:
@@ -181,11 +247,11 @@ def _write_data(
     return described
 
 
-def _described(name: str, entry: Entry, parts: Mapping[str, Part]) -> Iterable[container.Described]:
+def _described(name: str, entry: Entry, parts: Mapping[str, Part]) -> Iterable[Described]:
     """Describe what is stored of a tensor for the header; all shapes are known."""
     for own, part in parts.items():
         bits = entry.width if own == name else _SIDE_BITS
-        yield container.Described(own, part.dtype, part.shape or (), bits, part_bytes(part))
+        yield Described(own, part.dtype, part.shape or (), bits, part_bytes(part))
 
 
 def _index(shards: Mapping[str, Mapping[str, int]]) -> bytes:

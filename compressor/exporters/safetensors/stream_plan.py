@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import SpecError
-from compressor.exporters.safetensors import container
+from compressor.exporters.safetensors import graph_files
 from compressor.exporters.safetensors.compressed_tensors import (
     Entry,
     quantization_config,
@@ -45,7 +45,7 @@ class PlannedShard:
     """
 
     name: str
-    layout: container.Layout
+    layout: graph_files.Layout
     entries: Mapping[str, Entry]
     sources: tuple[StoredTensor, ...]
 
@@ -202,10 +202,10 @@ def _filled(tensors: Iterable[StoredTensor], limit: int) -> list[list[StoredTens
 def _planned(name: str, sources: Sequence[StoredTensor]) -> PlannedShard:
     entries = {entry.name: entry for tensor in sources for entry in entries_of(tensor)}
     described = [
-        container.Described(e.name, STORED_AS[e.dtype], e.shape, 8 * e.dtype.itemsize, e.nbytes)
+        graph_files.Described(e.name, STORED_AS[e.dtype], e.shape, 8 * e.dtype.itemsize, e.nbytes)
         for e in entries.values()
     ]
-    return PlannedShard(name, container.layout(described, _METADATA), entries, tuple(sources))
+    return PlannedShard(name, graph_files.layout(described, _METADATA), entries, tuple(sources))
 
 
 def entries_of(tensor: StoredTensor) -> tuple[Entry, ...]:

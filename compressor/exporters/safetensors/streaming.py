@@ -21,8 +21,7 @@ from typing import TypeVar
 import torch
 
 from compressor.errors import InputError
-from compressor.exporters.safetensors.blocks import block_tensors, pieces
-from compressor.exporters.safetensors.memory import kept_memory
+from compressor.exporters.safetensors.blocks import block_tensors, kept_memory, pieces
 from compressor.exporters.safetensors.shard_file import ShardFile, finished
 from compressor.exporters.safetensors.stream_plan import PlannedShard, StreamPlan
 from compressor.files import disk_errors

@@ -11,24 +11,28 @@ from pydantic import Field
 
 from compressor.errors import ArtifactError, SpecError
 from compressor.exporters.onnx.layout import MODEL
-from compressor.exporters.tensorrt import builders
-from compressor.exporters.tensorrt.blocks import check_blocks
+from compressor.exporters.tensorrt import building
 from compressor.exporters.tensorrt.building import (
     Engine,
     Settings,
     build,
+    read_cache,
     unknown_operator,
     unsupported,
+    write_cache,
 )
-from compressor.exporters.tensorrt.capabilities import check_known, check_types
 from compressor.exporters.tensorrt.engine_manifest import Origin, engine_manifest
-from compressor.exporters.tensorrt.graph_form import TARGET, Form, form_of
+from compressor.exporters.tensorrt.graph_form import TARGET, Form, check_blocks, form_of
 from compressor.exporters.tensorrt.layer_report import EngineLayer, read_layers
 from compressor.exporters.tensorrt.placement import Placed, check_placed, place, quantized_layers
-from compressor.exporters.tensorrt.profiles import BatchRange, ShapeRange, resolve_profiles
-from compressor.exporters.tensorrt.runner import EngineRunner
-from compressor.exporters.tensorrt.stand_in import stand_in, weight_bytes
-from compressor.exporters.tensorrt.timing_cache import read_cache, write_cache
+from compressor.exporters.tensorrt.profiles import (
+    BatchRange,
+    ShapeRange,
+    check_known,
+    check_types,
+    resolve_profiles,
+)
+from compressor.exporters.tensorrt.runner import EngineRunner, stand_in, weight_bytes
 from compressor.files import file_sha256, json_text, scratch, staging
 from compressor.graph.as_json import skeleton
 from compressor.graph.values import all_nodes
@@ -53,7 +57,7 @@ class TensorrtExporter(Exporter):
 
     format: ClassVar[str] = "tensorrt"
 
-    builder: builders.BuilderName = Field(
+    builder: building.BuilderName = Field(
         default="rtx",
         description="rtx: the package tensorrt-rtx, which builds for GPUs that it is told, on any "
         "machine; gpu: the package tensorrt, which builds for the GPU of this machine",
@@ -101,7 +105,7 @@ class TensorrtExporter(Exporter):
 
         Without a trial only the weights are predicted, to which code is added.
         """
-        return None if builders.BUILDERS[self.builder].needs_gpu else 0.6
+        return None if building.BUILDERS[self.builder].needs_gpu else 0.6
 
     @property
     def not_judged(self) -> str:
@@ -113,12 +117,12 @@ class TensorrtExporter(Exporter):
         """Why no GPU here runs the engine."""
         if self.strip_weights:
             return "an engine without weights has to be refitted first"
-        return builders.cannot_run(self.builder, self.compute_capability)
+        return building.cannot_run(self.builder, self.compute_capability)
 
     @property
     def tools(self) -> dict[str, str]:
         """The builder, and the GPU where the engine is made for that."""
-        return builders.versions(self.builder)
+        return building.versions(self.builder)
 
     def check(self, carrier: Carrier) -> None:
         """Raise where the builder is missing, or cannot build what the model holds.
@@ -127,13 +131,13 @@ class TensorrtExporter(Exporter):
             SpecError: naming the option, input, layer or node, and what to change.
             ArtifactError: the engine would compute quantized layers with other types.
         """
-        package = builders.loaded(self.builder)
-        known = builders.known_capabilities(package)
+        package = building.loaded(self.builder)
+        known = building.known_capabilities(package)
         self._check_options(known)
         settings = self._settings(carrier)
         form = form_of(carrier)
         form.onnx.check(form.carrier)
-        targets = builders.targets(self.builder, self.compute_capability)
+        targets = building.targets(self.builder, self.compute_capability)
         check_types(form.model, targets, known or targets)
         check_blocks(form.model)
         _check_operators(settings.package, form.model)
@@ -164,7 +168,7 @@ class TensorrtExporter(Exporter):
             SpecError: the parser does not take the model.
             ArtifactError: there is no engine, or it computes quantized layers with other types.
         """
-        builders.loaded(self.builder)
+        building.loaded(self.builder)
         settings = self._settings(carrier, read_cache(context.folder, self.timing_cache))
         form = form_of(carrier)
         with staging(directory) as folder:
@@ -206,7 +210,7 @@ class TensorrtExporter(Exporter):
         """
         if self.cannot_run:
             raise ArtifactError(f"artifact {path.name!r}", "cannot be run", self.cannot_run)
-        return EngineRunner(builders.loaded(self.builder), path)
+        return EngineRunner(building.loaded(self.builder), path)
 
     def _check_options(self, known: tuple[str, ...]) -> None:
         own: dict[str, tuple[bool, str]] = {
@@ -250,7 +254,7 @@ class TensorrtExporter(Exporter):
         ]
         level = self.hardware_compatibility
         return Settings(
-            package=builders.BUILDERS[self.builder].package,
+            package=building.BUILDERS[self.builder].package,
             capabilities=self.compute_capability,
             profiles=resolve_profiles(carrier.inputs, self.profiles, self.batch),
             flags=tuple(name for name, wanted in flags if wanted),
@@ -260,7 +264,7 @@ class TensorrtExporter(Exporter):
 
     def _tried(self, form: Form, settings: Settings) -> Engine | None:
         """Build a small model with made-up weights; ``None`` for others."""
-        if builders.BUILDERS[self.builder].needs_gpu:
+        if building.BUILDERS[self.builder].needs_gpu:
             return None
         parts = skeleton(form.model)
         if weight_bytes(parts) > _TRIED:

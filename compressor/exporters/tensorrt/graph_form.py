@@ -1,18 +1,205 @@
-"""A model in the form in which TensorRT gets it."""
+"""A model in the form in which TensorRT takes it."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
+import numpy as np
 import onnx_ir as ir
+import onnx_ir.passes.common as common
+from onnx_ir import DataType
 
 from compressor.errors import SpecError
 from compressor.exporters.onnx import OnnxExporter, opsets
 from compressor.exporters.onnx.forms import in_form_for
-from compressor.exporters.tensorrt.foreign import in_terms_of_tensorrt
-from compressor.exporters.tensorrt.node_names import with_node_names
+from compressor.exporters.onnx.opsets import Owners
+from compressor.graph.editing import Editor
+from compressor.graph.values import all_nodes, constant_array, constant_of, is_op
 from compressor.types.carrier import Capability, Carrier
+from compressor.types.tensors import Array
+
+_MIDDLE = 128
+_MOVES = ("Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Slice", "MaxPool")
+_LINEAR = ("QuantizeLinear", "DequantizeLinear")
+
+
+def in_terms_of_tensorrt(model: ir.Model) -> ir.Model:
+    """Return a model in which uint8 around 128 is int8, and biases with a scale are floats.
+
+    The given model is returned where there is nothing to change. No weight is evaluated, except
+    for biases.
+
+    Raises:
+        SpecError: a tensor is uint8 and int8 cannot hold it, naming its layer or node.
+    """
+    if not any(_is_foreign(node) for node in all_nodes(model.graph)):
+        return model
+    changed = model.clone()
+    editor = Editor(changed)
+    linear = [node for node in all_nodes(changed.graph) if is_op(node, *_LINEAR)]
+    biases = [node for node in linear if _is_integer_bias(node)]
+    unsigned = [node for node in linear if _reads_unsigned(node)]
+    for node in unsigned:
+        _check_exact(node, changed)
+    for node in biases:
+        _store_float(editor, node)
+    for node in unsigned:
+        _shift(editor, node)
+    common.RemoveUnusedNodesPass()(changed)
+    return changed
+
+
+def _is_foreign(node: ir.Node) -> bool:
+    return is_op(node, *_LINEAR) and (_is_integer_bias(node) or _reads_unsigned(node))
+
+
+def _is_integer_bias(node: ir.Node) -> bool:
+    if not is_op(node, "DequantizeLinear"):
+        return False
+    tensor = constant_of(node.inputs[0])
+    return tensor is not None and tensor.dtype == DataType.INT32
+
+
+def _reads_unsigned(node: ir.Node) -> bool:
+    """Tell whether the codes on one side of a node are uint8; computed scales are another case."""
+    scale = node.inputs[1]
+    if scale is None or is_op(scale.producer(), "DynamicQuantizeLinear"):
+        return False
+    if is_op(node, "DequantizeLinear") and node.inputs[0] is not None:
+        tensor = constant_of(node.inputs[0])
+        known = node.inputs[0].dtype if tensor is None else tensor.dtype
+        if known is not None:
+            return known == DataType.UINT8
+    if len(node.inputs) > 2 and node.inputs[2] is not None:
+        tensor = constant_of(node.inputs[2])
+        return (node.inputs[2].dtype if tensor is None else tensor.dtype) == DataType.UINT8
+    if is_op(node, "DequantizeLinear"):
+        return False
+    kind = node.attributes.get_int("output_dtype", 0) or int(DataType.UINT8)
+    return kind == int(DataType.UINT8)
+
+
+def _check_exact(node: ir.Node, model: ir.Model) -> None:
+    subject = Owners(model).subject(node)
+    if node.name and node.name not in subject:
+        subject = f"{subject}, node {node.name!r}"
+    zero = constant_array(node.inputs[2]) if len(node.inputs) > 2 else np.zeros((), np.uint8)
+    remedy = "quantize the float model again, with symmetric int8"
+    if zero is None:
+        raise SpecError(subject, "has a uint8 zero point that is computed", remedy)
+    wrong = zero.astype(np.int64).ravel()[zero.ravel() != _MIDDLE]
+    if wrong.size:
+        raise SpecError(
+            subject,
+            f"is uint8 with zero point {wrong[0]}; TensorRT takes int8 with zero point 0, which "
+            f"is the same only for uint8 with {_MIDDLE}",
+            remedy,
+        )
+    other = _reader_of_codes(node)
+    if other:
+        raise SpecError(
+            subject, f"gives uint8 codes to {other}, which int8 codes would change", remedy
+        )
+
+
+def _reader_of_codes(node: ir.Node) -> str:
+    """Return what reads the codes of a node besides DequantizeLinear, or nothing."""
+    values = [node.outputs[0]] if is_op(node, "QuantizeLinear") else []
+    while values:
+        value = values.pop()
+        if value.is_graph_output():
+            return f"the model's output {value.name!r}"
+        for use in value.uses():
+            if is_op(use.node, *_MOVES) and use.idx == 0:
+                values.append(use.node.outputs[0])
+            elif not (is_op(use.node, "DequantizeLinear") and use.idx == 0):
+                return f"node {use.node.name!r} ({use.node.op_type})"
+    return ""
+
+
+def _store_float(editor: Editor, node: ir.Node) -> None:
+    """Put the float bias in place of its codes and scale."""
+    codes, scale = constant_array(node.inputs[0]), constant_array(node.inputs[1])
+    result = node.outputs[0]
+    if codes is None or scale is None:
+        return  # the rules of the target refuse it, by name
+    bias = codes.astype(np.float32) * scale.astype(np.float32)
+    name = node.inputs[0].name if node.inputs[0] is not None else None
+    value = editor.constant(f"{name or result.name}_float", bias.astype(scale.dtype))
+    result.replace_all_uses_with(value)
+
+
+def _shift(editor: Editor, node: ir.Node) -> None:
+    """Make the codes int8 and leave the zero point, which is then 0, to the default."""
+    value = node.inputs[0]
+    if is_op(node, "DequantizeLinear") and value is not None:
+        tensor = constant_of(value)
+        if tensor is not None and tensor.dtype == DataType.UINT8:
+            node.replace_input_with(0, _signed(editor, value, tensor))
+        elif tensor is None:
+            value.type = ir.TensorType(DataType.INT8)
+    else:
+        node.outputs[0].type = ir.TensorType(DataType.INT8)
+        _retype_moves(node.outputs[0])
+        if "output_dtype" in node.attributes:
+            node.attributes["output_dtype"] = ir.AttrInt64("output_dtype", int(DataType.INT8))
+    scale = constant_of(node.inputs[1])
+    shape = () if scale is None else tuple(int(d) for d in scale.shape.numpy())
+    zero = editor.constant(f"{node.name or node.outputs[0].name}_zero", np.zeros(shape, np.int8))
+    if len(node.inputs) < 3:
+        node.resize_inputs(3)
+    node.replace_input_with(2, zero)
+
+
+def _retype_moves(value: ir.Value) -> None:
+    for use in value.uses():
+        if is_op(use.node, *_MOVES):
+            use.node.outputs[0].type = ir.TensorType(DataType.INT8)
+            _retype_moves(use.node.outputs[0])
+
+
+def _signed(editor: Editor, value: ir.Value, tensor: ir.TensorProtocol) -> ir.Value:
+    """Return an initializer with the codes less 128; they are computed when they are read."""
+    name = f"{value.name}_int8"
+    known = editor.model.graph.initializers.get(name)
+    if known is not None:
+        return known
+    shape = ir.Shape(tensor.shape.numpy())
+    return editor.initializer(
+        name, ir.LazyTensor(partial(_shifted, tensor), dtype=DataType.INT8, shape=shape)
+    )
+
+
+def _shifted(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    codes: Array = np.asarray(tensor.numpy()).astype(np.int16) - _MIDDLE
+    return ir.Tensor(codes.astype(np.int8))
+
+
+def with_node_names(model: ir.Model) -> ir.Model:
+    """Return a model in which every node has a name of its own.
+
+    The given model is returned where that is so already. A node without one is named after what it
+    writes.
+    """
+    counted = Counter(node.name or "" for node in all_nodes(model.graph))
+    if "" not in counted and all(count == 1 for count in counted.values()):
+        return model
+    changed = model.clone()
+    taken = {name for name, count in counted.items() if name and count == 1}
+    for node in all_nodes(changed.graph):
+        if node.name and counted[node.name] == 1:
+            continue
+        wanted = node.name or next((v.name for v in node.outputs if v.name), "") or node.op_type
+        name, number = wanted, 1
+        while name in taken:
+            name, number = f"{wanted}_{number}", number + 1
+        node.name = name
+        taken.add(name)
+    return changed
+
 
 TARGET: Final = "tensorrt"
 _FIRST_OPSET = 21
@@ -67,3 +254,31 @@ def _opset(model: ir.Model) -> int:
             return opset
     assert first is not None
     raise SpecError(first.subject, first.problem, "leave out the export tensorrt") from first
+
+
+_LAST = 2  # dimensions along which blocks may lie, counted from the last
+
+
+def check_blocks(model: ir.Model) -> None:
+    """Raise where blocks of a weight lie along a dimension that TensorRT does not take.
+
+    Those of a convolution's weight, ``[outputs, inputs, height, width]``, lie along the inputs.
+
+    Raises:
+        SpecError: naming the layer.
+    """
+    for node in all_nodes(model.graph):
+        if not is_op(node, "DequantizeLinear") or not node.attributes.get_int("block_size", 0):
+            continue
+        tensor = constant_of(node.inputs[0])
+        if tensor is None:
+            continue
+        rank = len(tensor.shape)
+        axis = node.attributes.get_int("axis", 1) % rank
+        if rank - axis > _LAST:
+            raise SpecError(
+                Owners(model).subject(node),
+                f"is quantized in groups along dimension {axis} of {rank}, TensorRT takes the last "
+                "two only",
+                "give it 8 bits and one scale a channel, or skip it, by a rule under layers",
+            )

@@ -8,7 +8,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from compressor.exporters.archive.packing import pack
+from compressor.exporters.archive.exporter import pack
 from compressor.types.tensors import Array
 
 Tensors = dict[str, tuple[str, Array]]

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-import compressor.exporters.archive.packing as packing
+import compressor.exporters.archive.exporter as packing
 from compressor.errors import CompressorError, InputError, ModelError, SpecError
 from compressor.exporters.archive.coder import CHUNK
 from compressor.exporters.archive.index import PackedFile, index_bytes, read_index

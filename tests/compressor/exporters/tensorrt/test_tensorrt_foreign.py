@@ -10,8 +10,7 @@ import pytest
 
 from compressor.errors import SpecError
 from compressor.exporters.onnx import OnnxExporter
-from compressor.exporters.tensorrt.foreign import in_terms_of_tensorrt
-from compressor.exporters.tensorrt.node_names import with_node_names
+from compressor.exporters.tensorrt.graph_form import in_terms_of_tensorrt, with_node_names
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.models.onnx.ort_runner import OrtRunner
 from tests.compressor.exporters.hand_made import Builder, entry, quantized, rows

@@ -20,7 +20,8 @@ import pytest
 import torch
 
 from compressor.errors import ArtifactError, ModelError, SpecError
-from compressor.exporters.tensorrt import TensorrtExporter, builders, runner
+from compressor.exporters.tensorrt import TensorrtExporter, runner
+from compressor.exporters.tensorrt import building as builders
 from compressor.exporters.tensorrt.profiles import BatchRange
 from compressor.types.exporter import ExportContext
 from tests.compressor.exporters.hand_made import CONTEXT, quantized, rows, worst

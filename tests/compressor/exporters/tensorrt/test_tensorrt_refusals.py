@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from compressor.errors import ArtifactError, SpecError
-from compressor.exporters.tensorrt import TensorrtExporter, builders
+from compressor.exporters.tensorrt import TensorrtExporter
+from compressor.exporters.tensorrt import building as builders
 from compressor.exporters.tensorrt import exporter as exporter_module
 from compressor.exporters.tensorrt.building import Settings, build
-from compressor.exporters.tensorrt.capabilities import check_types
 from compressor.exporters.tensorrt.graph_form import form_of
+from compressor.exporters.tensorrt.profiles import check_types
 from compressor.models.onnx.carrier import OnnxCarrier
 from tests.compressor.exporters.hand_made import CONTEXT, Builder, quantized
 from tests.compressor.exporters.tensorrt.engines import exporter, needs_rtx
