@@ -33,9 +33,9 @@ from compressor.models.codec.bit_stream import pack_bits, unpack_bits
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.quantize.cluster import Cluster
-from compressor.passes.quantize.nearest import round_to_nearest
-from compressor.passes.quantize.static import QuantizeStatic
-from compressor.passes.quantize.weight_only import QuantizeWeights
+from compressor.passes.quantize.maths.floating import round_to_nearest
+from compressor.passes.quantize.static.static import QuantizeStatic
+from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.passes.train.finetune import Finetune
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.exporter import ExportContext

@@ -18,7 +18,7 @@ import pytest
 from torch import nn
 
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.passes.quantize.weight_only import QuantizeWeights
+from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.types.carrier import Carrier
 from tests.benchmarks.language import LENGTH, Setting, compressed, language_setting, nats
 

@@ -47,7 +47,7 @@ def child(name: str, source: str, target: str) -> None:
     """Prune in this process; print the seconds of ranking and of all, once torch is imported."""
     from compressor.exporters.safetensors.exporter import SafetensorsExporter
     from compressor.models.checkpoint.carrier import open_checkpoint
-    from compressor.passes.prune.magnitude import PruneMagnitude
+    from compressor.passes.prune.magnitude.magnitude import PruneMagnitude
     from compressor.types.exporter import ExportContext
     from compressor.types.passes import PassContext
 

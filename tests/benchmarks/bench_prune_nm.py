@@ -16,9 +16,7 @@ import pytest
 from torch import Tensor
 
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.passes.prune.nm import PruneNm
-from compressor.passes.prune.sparsegpt import PruneSparsegpt
-from compressor.passes.prune.wanda import PruneWanda
+from compressor.passes.prune.sparse.passes import PruneNm, PruneSparsegpt, PruneWanda
 from compressor.types.carrier import Carrier
 from compressor.types.passes import Pass
 from tests.benchmarks.language import Setting, compressed, language_setting, nats
@@ -53,7 +51,7 @@ def loss(carrier: Carrier, windows: Tensor) -> Tensor:
 
 def magnitude_rows() -> dict[str, Pass]:
     """Return the pass that prunes single weights by magnitude, as the other passes' baseline."""
-    from compressor.passes.prune.magnitude import PruneMagnitude
+    from compressor.passes.prune.magnitude.magnitude import PruneMagnitude
 
     return {"50 % magnitude": PruneMagnitude.model_validate({"sparsity": 0.5})}
 

@@ -35,7 +35,7 @@ from compressor.exporters.onnx import OnnxExporter
 from compressor.graph.costs import macs, parameters
 from compressor.models.onnx.ort_runner import OrtRunner
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.passes.prune.batch_statistics import re_estimated
+from compressor.passes.prune.structured.masking import re_estimated
 from compressor.run.timing import already_open, measure
 from compressor.types.exporter import ExportContext
 from compressor.types.passes import PassContext

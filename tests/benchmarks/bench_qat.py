@@ -20,10 +20,10 @@ from torch import nn
 from compressor.calibration.collect import collect, make_observer
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.fuse.fuse import Fuse
-from compressor.passes.quantize.static import QuantizeStatic
+from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.passes.train.engine import make_order, train
 from compressor.passes.train.finetune import Finetune
-from compressor.passes.train.qat import Qat
+from compressor.passes.train.qat.qat import Qat
 from compressor.types.carrier import Carrier
 from compressor.types.passes import PassContext
 from compressor.types.tensors import Array, Batch

@@ -138,7 +138,7 @@ def ours(source: Path, target: Path) -> None:
     """Stream it through the exporter."""
     from compressor.exporters.safetensors.exporter import SafetensorsExporter
     from compressor.models.checkpoint.carrier import open_checkpoint
-    from compressor.passes.quantize.weight_only import QuantizeWeights
+    from compressor.passes.quantize.weights.weights import QuantizeWeights
     from compressor.types.exporter import ExportContext
     from compressor.types.passes import PassContext
 

@@ -23,7 +23,7 @@ from torch import nn
 from compressor.exporters.onnx import OnnxExporter
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.models.torch.carrier import open_module
-from compressor.passes.quantize.affine import absmax_parameters, quantize
+from compressor.passes.quantize.maths.affine import absmax_parameters, quantize
 from compressor.types.layers import Layer
 from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
 from compressor.types.tensors import Array, TensorSpec

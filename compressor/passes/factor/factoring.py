@@ -15,8 +15,8 @@ from compressor.passes.factor.budget import Budget
 from compressor.passes.factor.choice import Candidate, Choice
 from compressor.passes.factor.decomposition import Decomposition, decompose, rank_for, shares
 from compressor.passes.factor.factored_graph import Factors, factor_names, factored
-from compressor.passes.quantize.affine import sqnr_db
-from compressor.passes.quantize.input_moments import moment_request
+from compressor.passes.quantize.maths.affine import sqnr_db
+from compressor.passes.quantize.weights.gptq import moment_request
 from compressor.progress import Progress
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.passes import LayerOutcome, Outcome

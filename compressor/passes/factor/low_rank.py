@@ -11,10 +11,9 @@ from pydantic import Field, model_validator
 
 from compressor.errors import SpecError, listed
 from compressor.passes.factor.budget import Budget
-from compressor.passes.factor.choice import Candidate, Choice, choose
+from compressor.passes.factor.choice import Candidate, Choice, LowRankRule, Rank, SizeTarget, choose
 from compressor.passes.factor.factored_graph import factor_names
 from compressor.passes.factor.factoring import Factoring, planned, seen_inputs
-from compressor.passes.factor.options import LowRankRule, Rank, SizeTarget
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers
 from compressor.types.passes import Outcome, Pass, PassContext, Survey

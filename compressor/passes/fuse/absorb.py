@@ -12,10 +12,15 @@ import torch
 
 from compressor.errors import ModelError
 from compressor.graph.values import constant_of, is_op, static_shape
-from compressor.passes.fuse.affine import Affine, batch_norm, identity
-from compressor.passes.fuse.draft import Draft
-from compressor.passes.fuse.edit import bypass, replace
-from compressor.passes.fuse.target import Target, find_target, set_bias
+from compressor.passes.fuse.draft import Draft, bypass, replace
+from compressor.passes.fuse.target import (
+    Affine,
+    Target,
+    batch_norm,
+    find_target,
+    identity,
+    set_bias,
+)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from onnx.reference import ReferenceEvaluator
 
 from compressor.graph.layers import layer_name, lookups_of
 from compressor.graph.values import all_nodes, constant_of, is_op, static_shape
-from compressor.passes.fuse.draft import Draft
-from compressor.passes.fuse.edit import node_graph, sole_reader
+from compressor.passes.fuse.draft import Draft, node_graph, sole_reader
 from compressor.types.tensors import Array
 
 _VIEWS = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")

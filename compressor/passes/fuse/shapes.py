@@ -8,9 +8,9 @@ from typing import Any
 import onnx_ir as ir
 
 from compressor.graph.values import all_nodes, is_op
-from compressor.passes.fuse.draft import Draft
-from compressor.passes.fuse.edit import (
+from compressor.passes.fuse.draft import (
     Dim,
+    Draft,
     axes_of,
     input_of,
     integers,

@@ -1,4 +1,4 @@
-"""Find the layer that can take over an affine map of its output."""
+"""Affine maps of channels: what batch-norm and constant factors do to a layer's parameters."""
 
 from __future__ import annotations
 
@@ -11,10 +11,59 @@ import torch
 
 from compressor.graph.layers import layer_of
 from compressor.graph.values import constant_of, is_op, static_shape
-from compressor.passes.fuse.affine import Affine
-from compressor.passes.fuse.draft import Draft
-from compressor.passes.fuse.edit import input_of, rank, sole_reader
+from compressor.passes.fuse.draft import Draft, input_of, rank, sole_reader
 from compressor.types.layers import Layer
+
+
+@dataclass(frozen=True)
+class Affine:
+    """The map ``y = scale * x + shift`` of every channel.
+
+    Attributes:
+        scale: ``[channels]`` or ``[1]``, float64.
+        shift: ``[channels]`` or ``[1]``, float64.
+    """
+
+    scale: torch.Tensor
+    shift: torch.Tensor
+
+    def weight(self, matrix: torch.Tensor) -> torch.Tensor:
+        """Return the weight ``[rows, columns]`` of the layer followed by this map."""
+        return matrix * self.scale[:, None]
+
+    def bias(self, bias: torch.Tensor) -> torch.Tensor:
+        """Return the bias ``[rows]`` of the layer followed by this map."""
+        return bias * self.scale + self.shift
+
+
+def identity() -> Affine:
+    """Return the map that changes nothing."""
+    return Affine(torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
+
+
+def batch_norm(
+    gamma: torch.Tensor,
+    beta: torch.Tensor,
+    mean: torch.Tensor,
+    variance: torch.Tensor,
+    epsilon: float,
+) -> Affine:
+    """Return batch normalization in evaluation mode as an affine map.
+
+    ``y = gamma * (x - mean) / sqrt(variance + epsilon) + beta``, all ``[channels]``, float64
+    (S. Ioffe, C. Szegedy, Batch Normalization, 2015, algorithm 2).
+
+    Raises:
+        ValueError: ``variance + epsilon`` of a channel is not positive.
+    """
+    spread = variance + epsilon
+    bad = torch.nonzero(~(spread > 0)).flatten()
+    if len(bad):
+        channel = int(bad[0])
+        raise ValueError(f"variance + epsilon is {float(spread[channel]):g} in channel {channel}")
+    scale = gamma / torch.sqrt(spread)
+    return Affine(scale, beta - mean * scale)
+
 
 _KINDS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 

@@ -1,14 +1,13 @@
-"""The training loop: steps of an optimizer, saved so that nothing is lost, watched so that it ends.
-
-Everything random is a function of seed, step and process, so that a training that was interrupted
-goes on exactly as it would have.
-"""
+"""Ctrl-C during training: the step is finished and its state saved before the process ends."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,21 +15,61 @@ import torch
 from torch import Tensor
 
 from compressor.errors import DataError, ModelError, SpecError
-from compressor.passes.train.checkpointing import checkpoint_blocks
-from compressor.passes.train.interruption import Interruption, deferred_interrupts
 from compressor.passes.train.job import Job
-from compressor.passes.train.optimizers import make_optimizer, set_rate
-from compressor.passes.train.order import Order
-from compressor.passes.train.rates import rate_factor
-from compressor.passes.train.recipe import Recipe
-from compressor.passes.train.state import SavedState
-from compressor.passes.train.steps import Micro, Steps, as_tensors, read_steps
-from compressor.passes.train.watch import Best, divergence, last_losses
+from compressor.passes.train.optimizers import (
+    Best,
+    checkpoint_blocks,
+    divergence,
+    last_losses,
+    make_optimizer,
+    set_rate,
+)
+from compressor.passes.train.recipe import Recipe, rate_factor
+from compressor.passes.train.steps import Micro, Order, SavedState, Steps, as_tensors, read_steps
 from compressor.types.tensors import Array, TensorSpec
 from compressor.types.training import Advance, Training
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interruption:
+    """Whether somebody wants the training to end."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+
+    def note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """Take a signal.
+
+        Raises:
+            KeyboardInterrupt: it is the second one: there is no time to save anything.
+        """
+        if self.wanted:
+            raise KeyboardInterrupt
+        self.wanted = True
+
+
+@contextmanager
+def deferred_interrupts() -> Iterator[Interruption]:
+    """Yield what tells whether SIGINT or SIGTERM has come, which no longer end the process at once.
+
+    Outside of the main thread nothing changes: only that one is told about signals.
+    """
+    found = Interruption()
+    if threading.current_thread() is not threading.main_thread():
+        yield found
+        return
+    before = {number: signal.signal(number, found.note) for number in _SIGNALS}
+    try:
+        yield found
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
 
 _PRECISION = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from compressor.errors import SpecError
-from compressor.passes.prune.magnitude_layers import number_of
-from compressor.passes.prune.magnitude_scores import Criterion, scores
-from compressor.passes.prune.schedule import cubic_sparsity
+from compressor.passes.prune.criteria import cubic_sparsity
+from compressor.passes.prune.magnitude.magnitude import number_of
+from compressor.passes.prune.magnitude.ranking import Criterion, scores
 from compressor.passes.train.recipe import Gradual
 from compressor.types.layers import Layer
 

@@ -7,12 +7,12 @@ from typing import Any
 from torch import nn
 
 from compressor.errors import SpecError
-from compressor.passes.prune.magnitude_layers import choose_layers
+from compressor.passes.prune.magnitude.magnitude import choose_layers
 from compressor.passes.train.engine import Trained
 from compressor.passes.train.job import Regulator
 from compressor.passes.train.masks import GradualPruning, ZerosKept
+from compressor.passes.train.optimizers import growth
 from compressor.passes.train.recipe import Gradual, Recipe
-from compressor.passes.train.watch import growth
 from compressor.types.carrier import Carrier
 from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
 from compressor.types.layers import Layer

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from compressor.cli.application import application
-from compressor.passes.quantize.weight_only_options import PRESETS
+from compressor.passes.quantize.weights.layers import PRESETS
 from tests.paths import ROOT
 
 HIDDEN, WIDE, LAYERS, WORDS = 128, 256, 3, 50

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from compressor.exporters.safetensors.compressed_tensors import quantization_config, stored_tensors
-from compressor.passes.quantize.nearest import round_to_nearest
+from compressor.passes.quantize.maths.floating import round_to_nearest
 from compressor.types.layers import Layer, LayerKind
 from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
 from compressor.types.tensors import StoredTensor

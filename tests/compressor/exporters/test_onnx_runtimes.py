@@ -15,10 +15,10 @@ from compressor.models.onnx import runtimes as onnx_runtimes
 from compressor.models.onnx.ort_runner import OrtRunner, usable_providers
 from compressor.models.onnx.runtimes import OpenVinoRunner
 from compressor.passes.fuse.fuse import Fuse
-from compressor.passes.quantize.cast import Cast
-from compressor.passes.quantize.profiles import ORT_CPU, ORT_CUDA, TENSORRT, profile_for
-from compressor.passes.quantize.static import QuantizeStatic
-from compressor.passes.quantize.weight_only import QuantizeWeights
+from compressor.passes.quantize.cast.cast import Cast
+from compressor.passes.quantize.static.placement import ORT_CPU, ORT_CUDA, TENSORRT, profile_for
+from compressor.passes.quantize.static.static import QuantizeStatic
+from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.types.carrier import Carrier
 from compressor.types.passes import PassContext
 from tests.compressor.exporters.hand_made import CONTEXT, images, quantized, rows, sample

@@ -17,8 +17,8 @@ from compressor.exporters.safetensors.transformers_runner import TransformersRun
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.torch.saved_module import Alterations
 from compressor.models.transformers.carrier import open_pretrained
-from compressor.passes.prune.structured import PruneStructured
-from compressor.passes.quantize.weight_only import QuantizeWeights
+from compressor.passes.prune.structured.structured import PruneStructured
+from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.progress import quiet_libraries
 from compressor.run.evaluate import RunSamples
 from compressor.types.exporter import ExportContext

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import compressor
-from compressor.passes.prune.structured import PruneStructured
+from compressor.passes.prune.structured.structured import PruneStructured
 from tests.compressor.spine_plugins import in_another_process
 from tests.compressor.tiny_project import MODULE, NETWORK, STORE, WIDTH, Project
 

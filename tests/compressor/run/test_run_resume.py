@@ -16,7 +16,7 @@ import compressor.calibration.collect
 from compressor.cli.application import application
 from compressor.errors import ExitCode
 from compressor.exporters.onnx.exporter import OnnxExporter
-from compressor.passes.quantize.static import QuantizeStatic
+from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.run import verify, workspace
 from compressor.run.model import open_model
 from compressor.spec.load import load_spec

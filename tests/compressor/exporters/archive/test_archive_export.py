@@ -22,7 +22,7 @@ from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.lab.inspect.path import inspect_path
 from compressor.models.checkpoint.carrier import open_checkpoint
 from compressor.passes.quantize.cluster import Cluster
-from compressor.passes.quantize.weight_only import QuantizeWeights
+from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.report.plan_text import plan_json, plan_text
 from compressor.types.carrier import Carrier
 from compressor.types.exporter import ExportContext

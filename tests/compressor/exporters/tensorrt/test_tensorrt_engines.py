@@ -13,7 +13,7 @@ import pytest
 from compressor.errors import ArtifactError, SpecError
 from compressor.files import file_sha256
 from compressor.models.onnx.carrier import OnnxCarrier
-from compressor.passes.quantize.cast import Cast
+from compressor.passes.quantize.cast.cast import Cast
 from compressor.types.carrier import Carrier
 from compressor.types.passes import PassContext
 from tests.compressor.exporters.hand_made import CONTEXT, Builder, entry, quantized, sample

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compressor.passes.factor.allocation import Curve, allocate, log_losses, reduced, refilled
+from compressor.passes.factor.budget import Curve, allocate, log_losses, reduced, refilled
 
 
 @st.composite

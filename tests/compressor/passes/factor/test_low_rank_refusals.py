@@ -12,7 +12,7 @@ from torch import nn
 
 from compressor.errors import DataError, ModelError, SpecError
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.passes.quantize.weight_only import QuantizeWeights
+from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.types.carrier import Capability
 from compressor.types.tensors import TensorSpec
 from tests.compressor.passes.factor.low_rank_models import CONTEXT, declared, pictures

@@ -183,7 +183,7 @@ def test_a_library_failure_is_a_model_error(parse, fuse, monkeypatch):
     def broken(model):
         raise RuntimeError("no such thing")
 
-    monkeypatch.setattr("compressor.passes.fuse.library.fold", broken)
+    monkeypatch.setattr("compressor.passes.fuse.simplify.fold", broken)
     with pytest.raises(ModelError, match=r"no such thing.*constants: false"):
         fuse(parse("g (float[N, 4] x) => (float[N, 4] y) { y = Relu(x) }"))
 

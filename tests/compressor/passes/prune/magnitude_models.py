@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from compressor.passes.prune.magnitude import PruneMagnitude
+from compressor.passes.prune.magnitude.magnitude import PruneMagnitude
 from compressor.types.carrier import Carrier
 from compressor.types.passes import PassContext
 

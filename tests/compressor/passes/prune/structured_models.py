@@ -12,7 +12,7 @@ from torch import nn
 
 from compressor.calibration.collect import collect, make_observer
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.passes.prune.structured import PruneStructured
+from compressor.passes.prune.structured.structured import PruneStructured
 from compressor.run.evaluate import RunSamples
 from compressor.types.carrier import Carrier
 from compressor.types.passes import Outcome, PassContext

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from compressor.errors import ModelError, SpecError
-from compressor.passes.prune import magnitude_cuts
-from compressor.passes.prune.magnitude import PruneMagnitude
+from compressor.passes.prune.magnitude.magnitude import PruneMagnitude
+from compressor.passes.prune.magnitude.magnitude import cuts as magnitude_cuts
 from compressor.types.carrier import Carrier
 from compressor.types.passes import PassContext
 from tests.compressor.passes.prune.magnitude_models import (
@@ -321,7 +321,7 @@ def test_weights_that_are_not_finite(tmp_path: Path, scope: str):
 
 
 def test_quantized_layers_are_kept(tmp_path: Path):
-    from compressor.passes.quantize.weight_only import QuantizeWeights
+    from compressor.passes.quantize.weights.weights import QuantizeWeights
 
     for model in (on_torch(weights()), on_safetensors(weights(), tmp_path)):
         codes = QuantizeWeights(bits=8).apply(model, ANY, {}).carrier

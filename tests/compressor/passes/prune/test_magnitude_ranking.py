@@ -7,17 +7,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressor.passes.prune.magnitude_scores import Criterion, scores, value_of
-from compressor.passes.prune.ranking import (
+from compressor.passes.prune.magnitude.ranking import (
     Counts,
+    Criterion,
     Cut,
     count_coarse,
     count_fine,
     dropped,
     merged,
     place_of,
+    scores,
     select,
     shares,
+    value_of,
     without,
 )
 

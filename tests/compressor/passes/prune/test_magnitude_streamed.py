@@ -19,10 +19,10 @@ from compressor.models.checkpoint import read_ahead as weight_rows
 from compressor.models.checkpoint.carrier import CheckpointCarrier, open_checkpoint
 from compressor.models.checkpoint.changed import ChangedRows
 from compressor.models.checkpoint.reading import FileTensor, RowReader
-from compressor.passes.prune import magnitude_cuts
-from compressor.passes.prune.magnitude import PruneMagnitude
-from compressor.passes.prune.magnitude_scores import Criterion, scores
-from compressor.passes.quantize.weight_only import QuantizeWeights
+from compressor.passes.prune.magnitude.magnitude import PruneMagnitude
+from compressor.passes.prune.magnitude.magnitude import cuts as magnitude_cuts
+from compressor.passes.prune.magnitude.ranking import Criterion, scores
+from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.report.run import run_spec
 from compressor.run.execute import RunOptions
 from compressor.spec.load import load_spec

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compressor.passes.prune.magnitude import PruneMagnitude
-from compressor.passes.quantize.awq import awq
-from compressor.passes.quantize.gptq import gptq, gptq_weights, output_error
-from compressor.passes.quantize.nearest import round_to_nearest
-from compressor.passes.quantize.static import QuantizeStatic
+from compressor.passes.prune.magnitude.magnitude import PruneMagnitude
+from compressor.passes.quantize.maths.awq import awq
+from compressor.passes.quantize.maths.floating import round_to_nearest
+from compressor.passes.quantize.maths.gptq import gptq, gptq_weights, output_error
+from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.types.carrier import Carrier
 from compressor.types.quantized import Scheme
 from tests.compressor.passes.quantize import static_models

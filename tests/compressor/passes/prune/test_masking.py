@@ -8,7 +8,7 @@ import pytest
 
 from compressor.errors import ModelError
 from compressor.models.onnx.carrier import OnnxCarrier
-from compressor.passes.prune.masking import MaskedModel, prove, worst_difference, zeroed
+from compressor.passes.prune.structured.masking import MaskedModel, prove, worst_difference, zeroed
 from compressor.types.channels import ChannelGroup, ChannelMap, Flags, Member
 from compressor.types.tensors import Array, Batch
 from tests.compressor.passes.prune.channel_maps import chain

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from compressor.errors import ModelError, SpecError
 from compressor.models.checkpoint.carrier import open_checkpoint
-from compressor.passes.prune.nm import PruneNm
+from compressor.passes.prune.sparse.passes import PruneNm
 from compressor.types.carrier import Carrier
 from compressor.types.passes import PassContext
 from compressor.types.tensors import TensorSpec

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compressor.passes.prune.patterns import (
+from compressor.passes.prune.sparse.patterns import (
     Pattern,
     column_order,
     group_mask,

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressor.passes.prune import permutation
-from compressor.passes.prune.permutation import kept_share, search_order
+from compressor.passes.prune.sparse import permutation
+from compressor.passes.prune.sparse.permutation import kept_share, search_order
 
 
 @given(st.integers(1, 9), st.integers(1, 6), st.integers(1, 5), st.integers(0, 99))

@@ -14,9 +14,9 @@ from torch import nn
 from compressor.graph.channels.analysis import map_channels
 from compressor.models.checkpoint.carrier import CheckpointCarrier
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.passes.prune.nm import PruneNm
-from compressor.passes.prune.patterns import n_of_m
-from compressor.passes.prune.reordering import find_orders, plan_orders
+from compressor.passes.prune.sparse.passes import PruneNm
+from compressor.passes.prune.sparse.patterns import n_of_m
+from compressor.passes.prune.sparse.permutation import find_orders, plan_orders
 from compressor.types.carrier import Carrier
 from compressor.types.tensors import TensorSpec
 from tests.compressor.passes.prune.sparse_models import (

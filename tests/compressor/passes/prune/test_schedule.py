@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressor.passes.prune.schedule import cubic_sparsity
+from compressor.passes.prune.criteria import cubic_sparsity
 
 SHARES = st.floats(0, 1)
 

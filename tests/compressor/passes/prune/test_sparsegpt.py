@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from compressor.errors import DataError
-from compressor.passes.prune.sparsegpt import PruneSparsegpt
-from compressor.passes.prune.wanda import PruneWanda
+from compressor.passes.prune.sparse.passes import PruneSparsegpt, PruneWanda
 from tests.compressor.passes.prune.sparse_models import (
     ANY,
     all_but,

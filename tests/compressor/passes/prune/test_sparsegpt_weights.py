@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compressor.passes.prune.patterns import Pattern, n_of_m, pattern_mask
-from compressor.passes.prune.sparsegpt_weights import curvature, sparsegpt
-from compressor.passes.prune.wanda_scores import wanda_scores
+from compressor.passes.prune.sparse.patterns import Pattern, n_of_m, pattern_mask, wanda_scores
+from compressor.passes.prune.sparse.sparsegpt import curvature, sparsegpt
 
 HALF, TWO_OF_FOUR = Pattern(0.5), n_of_m(2, 4)
 

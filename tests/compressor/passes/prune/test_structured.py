@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import compressor.passes.prune.structured as module_under_test
+import compressor.passes.prune.structured.structured as module_under_test
 from compressor.errors import ModelError
 from compressor.graph.channels.analysis import map_channels
 from compressor.models.onnx.carrier import OnnxCarrier

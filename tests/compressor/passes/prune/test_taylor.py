@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from compressor.errors import DataError
-from compressor.passes.prune.taylor import taylor_scores
+from compressor.passes.prune.structured.scores import taylor_scores
 from compressor.types.channels import Member
 from tests.compressor.passes.prune.channel_maps import chain
 from tests.compressor.passes.prune.test_masking import products, swapped

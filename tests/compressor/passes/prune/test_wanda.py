@@ -10,8 +10,7 @@ import torch
 
 from compressor.errors import DataError, SpecError
 from compressor.models.checkpoint.carrier import open_checkpoint
-from compressor.passes.prune.nm import PruneNm
-from compressor.passes.prune.wanda import PruneWanda
+from compressor.passes.prune.sparse.passes import PruneNm, PruneWanda
 from tests.compressor.passes.prune.sparse_models import (
     ANY,
     IMAGE,

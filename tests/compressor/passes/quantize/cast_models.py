@@ -4,7 +4,7 @@ from collections import Counter
 
 import onnx_ir as ir
 
-from compressor.passes.quantize.cast import Cast
+from compressor.passes.quantize.cast.cast import Cast
 from compressor.types.carrier import Carrier
 from compressor.types.passes import Outcome, PassContext
 from compressor.types.tensors import Array

@@ -15,7 +15,7 @@ from compressor.calibration.collect import collect, make_observer
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.fuse.fuse import Fuse
-from compressor.passes.quantize.static import QuantizeStatic
+from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.types.carrier import Carrier
 from compressor.types.passes import Outcome, PassContext
 from compressor.types.tensors import Array, Batch, TensorSpec

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compressor.passes.quantize.affine import (
+from compressor.passes.quantize.maths.affine import (
     SMALLEST_SCALE,
     absmax_parameters,
     activation_parameters,

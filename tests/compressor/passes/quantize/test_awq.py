@@ -6,11 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compressor.passes.quantize.affine import quantize
-from compressor.passes.quantize.awq import Scaled, _Problem, awq
-from compressor.passes.quantize.gptq import output_error
-from compressor.passes.quantize.nearest import round_to_nearest
-from compressor.passes.quantize.output_ranges import Rounded
+from compressor.passes.quantize.maths.affine import quantize
+from compressor.passes.quantize.maths.awq import Rounded, Scaled, _Problem, awq
+from compressor.passes.quantize.maths.floating import round_to_nearest
+from compressor.passes.quantize.maths.gptq import output_error
 from compressor.types.quantized import Scheme
 
 INT4 = Scheme(4, granularity="group", group=32, narrow=False)

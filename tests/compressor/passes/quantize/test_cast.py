@@ -5,7 +5,7 @@ import onnx_ir as ir
 import pytest
 
 from compressor.errors import SpecError
-from compressor.passes.quantize.cast import Cast
+from compressor.passes.quantize.cast.cast import Cast
 from compressor.passes.quantize.dynamic import QuantizeDynamic
 from compressor.types.passes import LayerRule, PassContext
 from compressor.types.tensors import Array
@@ -208,8 +208,8 @@ def test_preview_has_the_form_of_the_result_and_reads_no_weight(
         pytest.fail("a weight was read")
 
     with monkeypatch.context() as patch:
-        patch.setattr("compressor.passes.quantize.half._converted", refuse)
-        patch.setattr("compressor.passes.quantize.islands.extreme", refuse)
+        patch.setattr("compressor.passes.quantize.cast.half._converted", refuse)
+        patch.setattr("compressor.passes.quantize.cast.islands.extreme", refuse)
         preview = step.preview(transformer(), PLAIN, {})
     result = applied(transformer(), step).carrier
     assert ops(preview) == ops(result)

@@ -4,7 +4,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from compressor.passes.quantize.cast import Cast
+from compressor.passes.quantize.cast.cast import Cast
 from compressor.types.tensors import Array, Batch
 from tests.compressor.passes.quantize.cast_models import (
     HALF,

@@ -19,7 +19,7 @@ from compressor.models.checkpoint.carrier import open_checkpoint
 from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
 from compressor.models.sizes import layer_bytes, model_bytes, model_parameters
 from compressor.passes.fuse.fuse import Fuse
-from compressor.passes.quantize.cast import Cast
+from compressor.passes.quantize.cast.cast import Cast
 from compressor.passes.quantize.cluster import Cluster, ClusterRule
 from compressor.passes.quantize.dynamic import QuantizeDynamic
 from compressor.types.carrier import Carrier

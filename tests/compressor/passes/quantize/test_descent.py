@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from compressor.passes.quantize.descent import better_rows, descend, row_errors
-from compressor.passes.quantize.nearest import round_to_nearest
+from compressor.passes.quantize.maths.descent import better_rows, descend, row_errors
+from compressor.passes.quantize.maths.floating import round_to_nearest
 from compressor.types.quantized import QuantizedTensor, Scheme
 
 SCHEMES = [

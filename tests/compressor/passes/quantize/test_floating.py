@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compressor.passes.quantize.floating import (
+from compressor.passes.quantize.maths.floating import (
     candidate_scales,
     e2m1_codes,
     float_mse_parameters,

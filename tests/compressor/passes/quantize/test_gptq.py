@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compressor.passes.quantize.affine import absmax_parameters, quantize
-from compressor.passes.quantize.descent import row_errors
-from compressor.passes.quantize.gptq import gptq, gptq_weights, output_error
-from compressor.passes.quantize.nearest import round_to_nearest
+from compressor.passes.quantize.maths.affine import absmax_parameters, quantize
+from compressor.passes.quantize.maths.descent import row_errors
+from compressor.passes.quantize.maths.floating import round_to_nearest
+from compressor.passes.quantize.maths.gptq import gptq, gptq_weights, output_error
 from compressor.types.quantized import QuantizedTensor, Scheme
 
 SCHEMES = [

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compressor.passes.quantize.affine import absmax_parameters, quantize
-from compressor.passes.quantize.hqq import _solved, hqq
-from compressor.passes.quantize.nearest import round_to_nearest
+from compressor.passes.quantize.maths.affine import absmax_parameters, quantize
+from compressor.passes.quantize.maths.floating import round_to_nearest
+from compressor.passes.quantize.maths.hqq import _solved, hqq
 from compressor.types.quantized import QuantizedTensor, Scheme
 
 GROUPED = Scheme(4, False, False, "group", 32, scale_type="bfloat16")

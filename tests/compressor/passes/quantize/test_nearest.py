@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from compressor.passes.quantize.floating import nvfp4_tensor_scale
-from compressor.passes.quantize.nearest import round_to_nearest
+from compressor.passes.quantize.maths.floating import nvfp4_tensor_scale, round_to_nearest
 from compressor.types.quantized import QuantizedTensor, Scheme
 
 INT4 = Scheme(4, granularity="group", group=32, scale_type="bfloat16", narrow=False)

@@ -10,8 +10,13 @@ import torch
 from torch import nn
 
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.passes.quantize.pixels import common_code, level_moments, pixel_inputs, read_pixels
-from compressor.passes.quantize.static import QuantizeStatic
+from compressor.passes.quantize.static.pixels import (
+    common_code,
+    level_moments,
+    pixel_inputs,
+    read_pixels,
+)
+from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.types.statistics import ChannelGrid, Moments
 from compressor.types.tensors import Batch
 from tests.compressor.passes.quantize.static_models import (

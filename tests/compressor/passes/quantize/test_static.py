@@ -12,7 +12,7 @@ from torch import nn
 
 from compressor.errors import SpecError
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.passes.quantize.static import QuantizeStatic
+from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.types.tensors import TensorSpec
 from tests.compressor.passes.quantize.static_models import (
     IMAGE,

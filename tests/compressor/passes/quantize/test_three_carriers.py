@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from compressor.passes.quantize.weight_only import QuantizeWeights
+from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.types.carrier import Carrier
 from compressor.types.passes import PassContext
 from compressor.types.quantized import QuantizedTensor

@@ -14,8 +14,8 @@ from compressor.errors import ModelError, SpecError
 from compressor.models.checkpoint.carrier import open_checkpoint
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.passes.quantize import weight_only
-from compressor.passes.quantize.weight_only import QuantizeWeights
+from compressor.passes.quantize.weights import weights as weight_only
+from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.quantized import QuantizedTensor
 from tests.compressor.passes.quantize.weight_only_models import (

@@ -11,7 +11,7 @@ from torch import nn
 from compressor.calibration.collect import make_observer
 from compressor.graph.blocks import partition
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.passes.quantize.weight_only import QuantizeWeights
+from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.run.blockwise import Feed, GraphBlocks
 from compressor.types.carrier import Carrier
 from compressor.types.passes import Outcome, PassContext

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.passes.train.distill import Distill
+from compressor.passes.train.distill.distill import Distill
 from compressor.types.carrier import Carrier
 from compressor.types.passes import Outcome, PassContext
 from compressor.types.training import Advance, OpenModel

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from compressor.passes.train.distill import Distill
-from compressor.passes.train.distill_options import LayerPair
+from compressor.passes.train.distill.distill import Distill
+from compressor.passes.train.distill.options import LayerPair
+from compressor.passes.train.distill.students import Pairs, Student, fit_widths, make_student
 from compressor.passes.train.engine import Trained
 from compressor.passes.train.layer_places import has_layer_values, layer_values
 from compressor.passes.train.preparing import outcome
-from compressor.passes.train.students import Pairs, Student, fit_widths, make_student
 from compressor.types.carrier import Carrier
 from tests.compressor.passes.train.distill_models import (
     Killed,

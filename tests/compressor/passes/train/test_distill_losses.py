@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from compressor.passes.train.distill_losses import (
+from compressor.passes.train.distill.losses import (
     Projection,
     attention_difference,
     attention_map,

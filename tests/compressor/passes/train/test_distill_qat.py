@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from compressor.errors import SpecError
-from compressor.passes.train.qat import Qat
+from compressor.passes.train.qat.qat import Qat
 from compressor.types.carrier import Carrier
 from compressor.types.passes import Outcome
 from tests.compressor.passes.train.distill_models import Unlabelled, block, divergence, opening

@@ -10,7 +10,7 @@ import torch
 
 from compressor.errors import CompressorError, SpecError
 from compressor.models.onnx.carrier import OnnxCarrier
-from compressor.passes.train.distill import Distill
+from compressor.passes.train.distill.distill import Distill
 from compressor.types.carrier import Carrier
 from compressor.types.passes import PassContext
 from tests.compressor.passes.train.distill_models import (

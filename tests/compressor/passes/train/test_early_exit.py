@@ -18,8 +18,8 @@ from compressor.graph.costs import macs
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.torch.smaller_module import trainable_graph
-from compressor.passes.train.early_exit import EarlyExit
-from compressor.passes.train.early_exit_training import FrozenTrunk
+from compressor.passes.train.early_exit.early_exit import EarlyExit
+from compressor.passes.train.early_exit.heads import FrozenTrunk
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.passes import Outcome, PassContext
 from compressor.types.tensors import Array, Batch, TensorSpec

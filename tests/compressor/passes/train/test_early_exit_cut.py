@@ -26,17 +26,23 @@ from compressor.models.executor import GraphModule
 from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
 from compressor.models.onnx.ort_runner import OrtRunner
 from compressor.models.torch.matching import TorchRunner
-from compressor.passes.train.early_exit_batches import Batches
-from compressor.passes.train.early_exit_cut import CutExit, cut, part_macs
-from compressor.passes.train.early_exit_heads import (
+from compressor.passes.train.early_exit.batches import Batches
+from compressor.passes.train.early_exit.cut import CutExit, cut, part_macs
+from compressor.passes.train.early_exit.heads import (
     confidence_name,
     initial_parameters,
     with_confidences,
     with_heads,
 )
-from compressor.passes.train.early_exit_measuring import check_answers
-from compressor.passes.train.early_exit_options import Confidence, Exit
-from compressor.passes.train.early_exit_points import Answer, ExitPoint, find_answer, find_points
+from compressor.passes.train.early_exit.points import (
+    Answer,
+    Confidence,
+    Exit,
+    ExitPoint,
+    find_answer,
+    find_points,
+)
+from compressor.passes.train.early_exit.thresholds import check_answers
 from compressor.progress import Silent
 from compressor.types.carrier import Carrier
 from compressor.types.exporter import ExportContext

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from compressor.passes.train.early_exit_thresholds import choose_thresholds
+from compressor.passes.train.early_exit.thresholds import choose_thresholds
 from compressor.types.tensors import Array
 
 COSTS = (3.0, 2.0, 4.0)

@@ -16,8 +16,8 @@ from compressor.exporters.onnx import OnnxExporter
 from compressor.graph.values import all_nodes
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.fuse.fuse import Fuse
-from compressor.passes.quantize.static import QuantizeStatic
-from compressor.passes.train.qat import Qat
+from compressor.passes.quantize.static.static import QuantizeStatic
+from compressor.passes.train.qat.qat import Qat
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.passes import Outcome
 from compressor.types.tensors import Batch

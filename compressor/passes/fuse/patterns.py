@@ -1,0 +1,338 @@
+"""Recognise operators that are written out: activations, attention, normalizations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isclose, pi, sqrt
+
+import numpy as np
+import onnx_ir as ir
+
+from compressor.graph.values import constant_array, is_op, static_shape
+from compressor.passes.fuse.draft import (
+    Draft,
+    axes_of,
+    input_of,
+    maker,
+    private_maker,
+    put,
+    rank,
+    replace,
+    same_dim,
+    scalar,
+    sole_reader,
+)
+
+_CUBE = 0.044715
+
+
+def gelu(node: ir.Node, draft: Draft) -> bool:
+    """Replace GELU written out, ``x/2 (1 + erf(x/sqrt 2))`` or its tanh form, by Gelu.
+
+    The factors may come in any order. D. Hendrycks, K. Gimpel, Gaussian Error Linear Units, 2016.
+    """
+    if draft.opset < 20 or not is_op(node, "Mul", "Div"):
+        return False
+    factor, values = _factors(node.outputs[0])
+    if not _near(factor, 0.5) or len(values) != 2:
+        return False
+    for gate, source in (values, reversed(values)):
+        form = _gate(gate, source)
+        if form is not None:
+            replace(node, "Gelu", [source], {"approximate": form})
+            return True
+    return False
+
+
+def _gate(gate: ir.Value, source: ir.Value) -> str | None:
+    """Tell which form of GELU ``1 + f(source)`` belongs to."""
+    add = maker(gate, "Add")
+    if add is None or sole_reader(gate) is None:
+        return None
+    inner = [v for v in add.inputs if scalar(v) is None]
+    ones = [v for v in add.inputs if scalar(v) == 1]
+    if len(inner) != 1 or len(ones) != 1:
+        return None
+    curve = private_maker(inner[0], add, "Erf", "Tanh")
+    if curve is None or curve.inputs[0] is None:
+        return None
+    factor, values = _factors(curve.inputs[0])
+    if is_op(curve, "Erf"):
+        return "none" if _near(factor, sqrt(0.5)) and values == [source] else None
+    if not _near(factor, sqrt(2 / pi)) or len(values) != 1:
+        return None
+    return "tanh" if _is_cubic(values[0], source) else None
+
+
+def _is_cubic(value: ir.Value, source: ir.Value) -> bool:
+    """Tell whether a value is ``source + 0.044715 source^3``."""
+    add = maker(value, "Add")
+    if add is None or source not in add.inputs:
+        return False
+    others = [v for v in add.inputs if v is not source and v is not None]
+    if len(others) != 1:
+        return False
+    factor, values = _factors(others[0])
+    if not _near(factor, _CUBE):
+        return False
+    if len(values) == 1:
+        power = maker(values[0], "Pow")
+        return power is not None and power.inputs[0] is source and scalar(power.inputs[1]) == 3
+    return values == [source] * 3
+
+
+def _factors(value: ir.Value) -> tuple[float, list[ir.Value]]:
+    """Split a product into its constant factor and the other factors."""
+    node = maker(value, "Mul", "Div")
+    if node is None:
+        return 1.0, [value]
+    first, second = node.inputs
+    if first is None or second is None:
+        return 1.0, [value]
+    divisor = scalar(second)
+    if is_op(node, "Div"):
+        if not divisor:
+            return 1.0, [value]
+        factor, values = _factors(first)
+        return factor / divisor, values
+    total, found = 1.0, []
+    for part in (first, second):
+        number = scalar(part)
+        factor, values = (number, []) if number is not None else _factors(part)
+        total *= factor
+        found += values
+    return total, found
+
+
+def _near(first: float, second: float) -> bool:
+    return isclose(first, second, rel_tol=1e-6)
+
+
+def merge_clips(node: ir.Node, draft: Draft) -> bool:
+    """Replace two of Clip and Relu in a row by one."""
+    if draft.opset < 11 or not is_op(node, "Clip", "Relu"):
+        return False
+    inner = private_maker(node.inputs[0], node, "Clip", "Relu")
+    dtype = node.outputs[0].dtype
+    if inner is None or dtype is None or not dtype.is_floating_point():
+        return False
+    first, second = _bounds(inner), _bounds(node)
+    if first is None or second is None:
+        return False
+    # the outer bounds win where the two intervals do not meet
+    low = float(np.clip(first[0], *second))
+    high = float(np.clip(first[1], *second))
+    if (low, high) == (0.0, np.inf):
+        replace(node, "Relu", [inner.inputs[0]])
+        return True
+    name = node.outputs[0].name
+    inputs = [inner.inputs[0]]
+    inputs.append(None if low == -np.inf else draft.constant(low, dtype, f"{name}/min"))
+    inputs.append(None if high == np.inf else draft.constant(high, dtype, f"{name}/max"))
+    replace(node, "Clip", inputs)
+    return True
+
+
+def _bounds(node: ir.Node) -> tuple[float, float] | None:
+    if is_op(node, "Relu"):
+        return 0.0, np.inf
+    bounds = [-np.inf, np.inf]
+    for index in (0, 1):
+        given = input_of(node, index + 1)
+        if given is not None:
+            number = scalar(given)
+            if number is None:
+                return None
+            bounds[index] = number
+    return (bounds[0], bounds[1]) if bounds[0] <= bounds[1] else None
+
+
+def drop_neutral(node: ir.Node, draft: Draft) -> bool:  # noqa: ARG001
+    """Remove ``x * 1``, ``x / 1``, ``x + 0`` and ``x - 0``; the numbers are compared exactly."""
+    neutral = {"Mul": 1.0, "Div": 1.0, "Add": 0.0, "Sub": 0.0}.get(node.op_type)
+    if neutral is None or not is_op(node, node.op_type) or len(node.inputs) != 2:
+        return False
+    for index in (1, 0) if node.op_type in ("Mul", "Add") else (1,):
+        number, other = node.inputs[index], node.inputs[1 - index]
+        if scalar(number) != neutral or other is None or other.shape is None:
+            continue
+        array = constant_array(number)
+        if array is not None and array.ndim <= len(other.shape) and _is_computed(other):
+            replace(node, "Identity", [other])
+            return True
+    return False
+
+
+def _is_computed(value: ir.Value) -> bool:
+    return constant_array(value) is None
+
+
+_BETWEEN = ("Add", "Sub", "Mul", "Div", "Where", "Cast")
+
+
+def scale_queries(node: ir.Node, draft: Draft) -> bool:
+    """Replace ``MatMul(a Q, b K')`` before a Softmax by ``MatMul((a b) Q, K')``."""
+    if not is_op(node, "MatMul") or not _feeds_softmax(node):
+        return False
+    queries, keys = node.inputs
+    (left, first), (right, second) = _unscaled(queries, node), _unscaled(keys, node)
+    if left is queries or right is keys or queries is None or queries.dtype is None:
+        return False
+    factor = draft.constant(first * second, queries.dtype, f"{node.outputs[0].name}/scale")
+    scaled = put(node, "Mul", [left, factor])
+    scaled.outputs[0].type, scaled.outputs[0].shape = queries.type, queries.shape
+    scaled.outputs[0].name = f"{queries.name}_scaled"
+    replace(node, "MatMul", [scaled.outputs[0], right])
+    return True
+
+
+def separate_heads(node: ir.Node, draft: Draft) -> bool:
+    """Split the heads before, not after, the transposition.
+
+    ``[T, B, H D] -> [T, B H, D] -> [B H, T, D] -> [B, H, T, D]``, as ``nn.MultiheadAttention``
+    does it, becomes ``[T, B, H D] -> [T, B, H, D] -> [B, H, T, D]``.
+    """
+    if not is_op(node, "Reshape"):
+        return False
+    transpose = private_maker(node.inputs[0], node, "Transpose")
+    if transpose is None or list(transpose.attributes.get_ints("perm", [])) != [1, 0, 2]:
+        return False
+    inner = private_maker(transpose.inputs[0], transpose, "Reshape")
+    source = None if inner is None else inner.inputs[0]
+    if inner is None or source is None or source.shape is None:
+        return False
+    middle, end = inner.outputs[0].shape, node.outputs[0].shape
+    if middle is None or end is None or (len(source.shape), len(middle), len(end)) != (3, 3, 4):
+        return False
+    (length, batch, width), heads, depth = source.shape, end[1], end[3]
+    same = [(middle[0], length), (middle[2], depth), (end[0], batch), (end[2], length)]
+    if not all(same_dim(a, b) for a, b in same):
+        return False
+    if not (isinstance(heads, int) and isinstance(depth, int) and width == heads * depth):
+        return False
+    name = f"{node.outputs[0].name}_heads"
+    shape = draft.constant([0, 0, heads, depth], ir.DataType.INT64, f"{name}/shape")
+    split = put(node, "Reshape", [source, shape])
+    split.outputs[0].name, split.outputs[0].shape = name, ir.Shape([length, batch, heads, depth])
+    replace(node, "Transpose", [split.outputs[0]], {"perm": [1, 2, 0, 3]})
+    return True
+
+
+def _unscaled(value: ir.Value | None, reader: ir.Node) -> tuple[ir.Value | None, float]:
+    """Return a value before its multiplication by a constant, and the constant."""
+    node = private_maker(value, reader, "Mul", "Div")
+    if node is None:
+        return value, 1.0
+    factor = scalar(node.inputs[1])
+    if factor is not None:
+        if is_op(node, "Div"):
+            return (node.inputs[0], 1.0 / factor) if factor else (value, 1.0)
+        return node.inputs[0], factor
+    factor = scalar(node.inputs[0]) if is_op(node, "Mul") else None
+    return (value, 1.0) if factor is None else (node.inputs[1], factor)
+
+
+def _feeds_softmax(node: ir.Node) -> bool:
+    reader: ir.Node | None = node
+    for _ in range(4):
+        reader = None if reader is None else sole_reader(reader.outputs[0])
+        if is_op(reader, "Softmax"):
+            return True
+        if not is_op(reader, *_BETWEEN):
+            return False
+    return False
+
+
+@dataclass(frozen=True)
+class _Normalized:
+    source: ir.Value
+    epsilon: float
+
+
+def layer_norm(node: ir.Node, draft: Draft) -> bool:
+    """Replace ``(x - mean) / sqrt(variance + epsilon) [* scale] [+ bias]`` by LayerNormalization.
+
+    Over the last axis only, and in float32, where the operator computes the same. RMSNormalization
+    exists from opset 23 on only; below it the standard operators stay, which runtimes fuse.
+    """
+    if draft.opset < 17 or not is_op(node, "Div", "Mul"):
+        return False
+    found = _normalized(node)
+    length = None if found is None else _last_length(found.source)
+    if found is None or length is None or found.source.dtype != ir.DataType.FLOAT:
+        return False
+    last, scale = node, None
+    reader = sole_reader(node.outputs[0])
+    if is_op(reader, "Mul") and reader is not None:
+        scale = _vector(reader, node.outputs[0], length)
+        last = reader if scale is not None else node
+    bias = None
+    reader = sole_reader(last.outputs[0])
+    if scale is not None and is_op(reader, "Add") and reader is not None:
+        bias = _vector(reader, last.outputs[0], length)
+        last = reader if bias is not None else last
+    if scale is None:
+        ones = np.ones(length, np.float32)
+        scale = draft.constant(ones, ir.DataType.FLOAT, f"{node.outputs[0].name}/scale")
+    inputs = [found.source, scale] + ([bias] if bias is not None else [])
+    replace(last, "LayerNormalization", inputs, {"axis": -1, "epsilon": found.epsilon})
+    return True
+
+
+def _normalized(node: ir.Node) -> _Normalized | None:
+    """Match ``(x - mean(x)) / sqrt(mean((x - mean(x))^2) + epsilon)``."""
+    deviation, root = node.inputs
+    if is_op(node, "Mul"):
+        inverse = maker(root, "Reciprocal")
+        if inverse is None:
+            deviation, root = root, deviation
+            inverse = maker(root, "Reciprocal")
+        root = None if inverse is None else inverse.inputs[0]
+    subtract, square_root = maker(deviation, "Sub"), maker(root, "Sqrt")
+    add = None if square_root is None else maker(square_root.inputs[0], "Add")
+    if subtract is None or add is None or deviation is None:
+        return None
+    source = subtract.inputs[0]
+    numbers = [scalar(v) for v in add.inputs]
+    rest = [v for v, number in zip(add.inputs, numbers, strict=True) if number is None]
+    epsilons = [number for number in numbers if number is not None]
+    if source is None or len(rest) != 1 or len(epsilons) != 1:
+        return None
+    mean = _mean_of(subtract.inputs[1])
+    squares = _mean_of(rest[0])
+    if mean is not source or squares is None or not _is_square(squares, deviation):
+        return None
+    return _Normalized(source, epsilons[0])
+
+
+def _mean_of(value: ir.Value | None) -> ir.Value | None:
+    """Return what a value is the mean of, over the last axis, which is kept."""
+    node = maker(value, "ReduceMean")
+    if node is None or not node.attributes.get_int("keepdims", 1):
+        return None
+    count = rank(node.inputs[0])
+    axes = axes_of(node, count)
+    return node.inputs[0] if count is not None and axes == [count - 1] else None
+
+
+def _is_square(value: ir.Value, of: ir.Value) -> bool:
+    node = maker(value, "Mul", "Pow")
+    if node is None or node.inputs[0] is not of:
+        return False
+    return node.inputs[1] is of if is_op(node, "Mul") else scalar(node.inputs[1]) == 2
+
+
+def _last_length(value: ir.Value) -> int | None:
+    if value.shape is None or not len(value.shape):
+        return None
+    last = value.shape[-1]
+    return last if isinstance(last, int) else None
+
+
+def _vector(node: ir.Node, other: ir.Value, length: int) -> ir.Value | None:
+    """Return the other operand if it is a known vector of ``length``."""
+    rest = [v for v in node.inputs if v is not other and v is not None]
+    if len(rest) != 1 or static_shape(rest[0]) != (length,):
+        return None
+    known = rest[0].is_initializer() or constant_array(rest[0]) is not None
+    return rest[0] if known else None

@@ -1,0 +1,1 @@
+"""``prune-magnitude``: single weights or blocks removed by their size."""

@@ -1,0 +1,291 @@
+"""Rank the units of a model's weights, in memory or streamed, and find which of them go.
+
+One pass over the weights counts scores coarsely. That settles single weights of 16 bits. Scores
+that have more bits (of float32 weights, and of blocks) take a second pass, which counts finely
+where the threshold lies. What remains is to find the last of several units that share it: one
+block of rows of a weight is read again, or one weight where all are ranked together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+
+from compressor.errors import ModelError
+from compressor.models.checkpoint.read_ahead import ResultT, RowBlock, row_blocks, scan
+from compressor.passes.prune.magnitude.ranking import (
+    FINE_BITS,
+    Counts,
+    Criterion,
+    Cut,
+    count_coarse,
+    count_fine,
+    merged,
+    place_of,
+    scores,
+    select,
+    shares,
+)
+from compressor.progress import Progress, Silent
+from compressor.types.carrier import Carrier
+from compressor.types.layers import Layer
+
+_SILENT = Silent()
+_Count = Callable[[torch.Tensor, int, RowBlock], Counts]
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A layer whose units are ranked."""
+
+    layer: Layer
+    criterion: Criterion
+
+    @property
+    def units(self) -> int:
+        """How many it has."""
+        height, width = self.criterion.block
+        return self.layer.parameters // (height * width)
+
+    @property
+    def blocks(self) -> list[RowBlock]:
+        """Its rows in pieces that are read one at a time."""
+        return row_blocks(self.layer, self.criterion.block[0])
+
+    @property
+    def settled(self) -> bool:
+        """Whether scores are known from their coarse bits."""
+        return self.criterion.coarse_only(self.layer.dtype)
+
+    def scores(self, rows: torch.Tensor, start: int) -> tuple[torch.Tensor, int]:
+        """Return the scores of some rows.
+
+        Raises:
+            ModelError: a value is NaN or infinite.
+        """
+        try:
+            return scores(rows, self.criterion, start)
+        except ValueError as error:
+            raise ModelError(
+                f"layer {self.layer.name!r}",
+                "its weight holds values that are NaN or infinite",
+                "the training diverged or the file is damaged; use an earlier checkpoint",
+            ) from error
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What goes of one weight.
+
+    Attributes:
+        cut: which units.
+        gone: how many.
+        zero: how many units are zero afterwards: the same, unless more were zero before.
+    """
+
+    cut: Cut
+    gone: int
+    zero: int
+
+
+def cut_each(
+    carrier: Carrier,
+    ranked: Sequence[Ranked],
+    numbers: Sequence[int],
+    progress: Progress = _SILENT,
+) -> list[Chosen]:
+    """Choose so many units of each weight by itself.
+
+    Args:
+        carrier: the model.
+        ranked: its weights that lose some.
+        numbers: how many units each loses, at least one.
+        progress: shows how many weights have been read.
+
+    Raises:
+        ModelError: a weight holds NaN or infinity.
+    """
+    reading = _Reading(carrier, progress)
+    wanted = {item.layer.name: number for item, number in zip(ranked, numbers, strict=True)}
+    settled: dict[str, _Tied] = {}
+    coarse: dict[str, tuple[int, int]] = {}
+    for item, parts in reading.counted(ranked, _coarse):
+        name = item.layer.name
+        found, rank = select(merged(parts), wanted[name])
+        if item.settled:
+            held = [part.of(found) for part in parts]
+            settled[name] = _Tied(item, found << FINE_BITS, held, rank, wanted[name] - rank)
+        else:
+            coarse[name] = found, rank
+    open_ = [item for item in ranked if item.layer.name in coarse]
+    bins = {name: found for name, (found, _) in coarse.items()}
+    for item, parts in reading.counted(open_, _fine(bins), "more finely"):
+        name = item.layer.name
+        score, rank = select(merged(parts), coarse[name][1])
+        held = [part.of(score) for part in parts]
+        settled[name] = _Tied(item, score, held, rank, wanted[name] - rank)
+    return _placed(reading, [settled[item.layer.name] for item in ranked])
+
+
+def cut_together(
+    carrier: Carrier, ranked: Sequence[Ranked], number: int, progress: Progress = _SILENT
+) -> list[Chosen]:
+    """Choose so many units of all weights together.
+
+    Args:
+        carrier: the model.
+        ranked: its weights. Of units with equal scores, those of layers whose name comes first in
+            the alphabet go first.
+        number: how many units they lose together, at least one.
+        progress: shows how many weights have been read.
+
+    Raises:
+        ModelError: a weight holds NaN or infinity.
+    """
+    reading = _Reading(carrier, progress)
+    coarse = {item.layer.name: merged(parts) for item, parts in reading.counted(ranked, _coarse)}
+    found, rank = select(merged(coarse.values()), number)
+    low = found << FINE_BITS
+    at = {name: counts.of(found) for name, counts in coarse.items()}
+    fine = {name: Counts(torch.tensor([low]), torch.tensor([held])) for name, held in at.items()}
+    open_ = [item for item in ranked if not item.settled and at[item.layer.name]]
+    bins = dict.fromkeys(at, found)
+    for item, parts in reading.counted(open_, _fine(bins), "more finely"):
+        fine[item.layer.name] = merged(parts)
+    score, rank = select(merged(fine.values()), rank)
+    held = [fine[item.layer.name].of(score) for item in ranked]
+    # By name, since a file's layers come in another order than a graph's.
+    order = sorted(range(len(ranked)), key=lambda i: ranked[i].layer.name)
+    handed = dict(zip(order, shares(rank, [held[i] for i in order]), strict=True))
+    given = [handed[i] for i in range(len(ranked))]
+    split = next((i for i, own in enumerate(given) if 0 < own < held[i]), None)
+    ties = [[own] for own in held]
+    if split is not None:
+        own = _fine({ranked[split].layer.name: found})
+        ((_, parts),) = reading.counted([ranked[split]], own, "where it ends")
+        ties[split] = [part.of(score) for part in parts]
+    below = [
+        coarse[item.layer.name].below(found) + fine[item.layer.name].below(score) for item in ranked
+    ]
+    rows = zip(ranked, ties, given, below, strict=True)
+    return _placed(reading, [_Tied(item, score, own, n, less) for item, own, n, less in rows])
+
+
+@dataclass(frozen=True)
+class _Tied:
+    """A weight whose threshold is known.
+
+    Attributes:
+        item: the weight.
+        score: its threshold.
+        held: how many units have that score, in each block of rows or all together.
+        rank: how many of them go.
+        below: how many have lower scores.
+    """
+
+    item: Ranked
+    score: int
+    held: Sequence[int]
+    rank: int
+    below: int
+
+    @property
+    def chosen(self) -> Chosen:
+        """What goes, if all that share the threshold do, or none."""
+        last = self.item.units - 1 if self.rank else -1
+        gone = self.below + self.rank
+        zero = gone if self.score else self.below + sum(self.held)
+        return Chosen(Cut(self.score, last), gone, zero)
+
+    @property
+    def split(self) -> bool:
+        """Whether some of the units that share the threshold go, and some stay."""
+        return 0 < self.rank < sum(self.held)
+
+    def last(self) -> tuple[RowBlock, int]:
+        """Return the block of rows with the last one to go, and its rank there."""
+        rank = self.rank
+        for block, own in zip(self.item.blocks, self.held, strict=True):
+            if rank <= own:
+                return block, rank
+            rank -= own
+        raise AssertionError("the counts of a weight's blocks do not add up")
+
+
+def _placed(reading: _Reading, tied: Sequence[_Tied]) -> list[Chosen]:
+    """Find the place of the last unit to go, for those weights where it matters."""
+    ends = {own.item.layer.name: (own, *own.last()) for own in tied if own.split}
+
+    def place(rows: torch.Tensor, block: RowBlock) -> int:
+        own, _, rank = ends[block.layer.name]
+        found, shift = own.item.scores(rows, block.start)
+        height = own.item.criterion.block[0]
+        return block.start // height * found.shape[1] + place_of(found, shift, own.score, rank)
+
+    blocks = [block for _, block, _ in ends.values()]
+    places = {x.layer.name: last for x, last in reading.scanned(blocks, place, "where they end")}
+    result = []
+    for own in tied:
+        chosen = own.chosen
+        last = places.get(own.item.layer.name, chosen.cut.last)
+        result.append(Chosen(Cut(own.score, last), chosen.gone, chosen.zero))
+    return result
+
+
+def _coarse(found: torch.Tensor, shift: int, block: RowBlock) -> Counts:  # noqa: ARG001
+    return count_coarse(found, shift)
+
+
+def _fine(bins: Mapping[str, int]) -> _Count:
+    """Return what counts scores in a bin, which is given by layer name."""
+
+    def count(found: torch.Tensor, shift: int, block: RowBlock) -> Counts:
+        return count_fine(found, shift, bins[block.layer.name])
+
+    return count
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """Reads a model's weights, and shows how far it is."""
+
+    carrier: Carrier
+    progress: Progress
+
+    def counted(
+        self, ranked: Sequence[Ranked], count: _Count, what: str = ""
+    ) -> Iterator[tuple[Ranked, list[Counts]]]:
+        """Read weights once, and yield the counts of each one's blocks."""
+        items = {item.layer.name: item for item in ranked}
+
+        def work(rows: torch.Tensor, block: RowBlock) -> Counts:
+            return count(*items[block.layer.name].scores(rows, block.start), block)
+
+        blocks = [block for item in ranked for block in item.blocks]
+        done = self.scanned(blocks, work, what)
+        for name, own in groupby(done, key=lambda pair: pair[0].layer.name):
+            yield items[name], [counts for _, counts in own]
+
+    def scanned(
+        self,
+        blocks: Sequence[RowBlock],
+        work: Callable[[torch.Tensor, RowBlock], ResultT],
+        what: str = "",
+    ) -> Iterator[tuple[RowBlock, ResultT]]:
+        """Work on blocks of rows; nothing is shown where there are none."""
+        if not blocks:
+            return
+        label = " ".join(part for part in ("prune-magnitude: rank weights", what) if part)
+        with self.progress.stage(label, sum(map(_weights, blocks))) as advance:
+            done = 0
+            for block, found in scan(self.carrier, blocks, work):
+                done += _weights(block)
+                advance(done)
+                yield block, found
+
+
+def _weights(block: RowBlock) -> int:
+    return (block.stop - block.start) * block.layer.columns

@@ -1,0 +1,1 @@
+"""``prune-nm``, ``prune-wanda`` and ``prune-sparsegpt``: weights removed in patterns."""

@@ -1,0 +1,1 @@
+"""``prune-structured``: channels, filters and attention heads removed."""

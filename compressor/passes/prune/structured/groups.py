@@ -1,0 +1,274 @@
+"""Options of ``prune-structured``."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Annotated, Literal, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+from pydantic import Field, model_validator
+
+from compressor.errors import listed
+from compressor.graph.costs import parameters
+from compressor.passes.prune.selection import Tensors, allowed_counts, unit_step
+from compressor.types.channels import ChannelGroup, ChannelMap, Flags, Units, kept
+from compressor.types.layer_rules import resolve_rules, skip_reason
+from compressor.types.layers import Layer
+from compressor.types.options import Options, kebab
+from compressor.types.passes import LayerRule
+
+Criterion: TypeAlias = Literal["l2", "l1", "batch-norm", "taylor", "activation", "random"]
+Kind: TypeAlias = Literal["ratio", "macs", "parameters", "latency"]
+Scope: TypeAlias = Literal["global", "local", "sensitivity"]
+Minimum: TypeAlias = Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, le=1)]
+
+_KINDS: tuple[Kind, ...] = ("ratio", "macs", "parameters", "latency")
+
+
+class Target(Options):
+    """How much is to be removed, or to remain; exactly one of them."""
+
+    ratio: float | None = Field(
+        default=None, gt=0, lt=1, description="share of each group's units that is removed"
+    )
+    macs: float | None = Field(
+        default=None, gt=0, le=1, description="multiply-accumulates that remain, as a share"
+    )
+    parameters: float | None = Field(
+        default=None, gt=0, le=1, description="weights that remain, as a share"
+    )
+    latency: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="time of one batch that remains, as a share; candidates are measured in ONNX "
+        "Runtime on this machine",
+    )
+
+    @model_validator(mode="after")
+    def _one(self) -> Target:
+        given = [k for k in _KINDS if getattr(self, k) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give one of {', '.join(given or _KINDS)}")
+        return self
+
+    @property
+    def kind(self) -> Kind:
+        """Which one is given."""
+        return next(k for k in _KINDS if getattr(self, k) is not None)
+
+    @property
+    def value(self) -> float:
+        """Its value."""
+        value = getattr(self, self.kind)
+        assert isinstance(value, float)
+        return value
+
+    @property
+    def key(self) -> str:
+        """Its place in a spec, such as ``target.macs``."""
+        return f"target.{kebab(self.kind)}"
+
+
+class StructuredRule(LayerRule):
+    """Per-layer settings of ``prune-structured``, for all channels that a layer writes."""
+
+    ratio: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="share of these layers' channels that is removed, whatever the target is",
+    )
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What bounds the removal in each group.
+
+    Attributes:
+        criterion: how units are ranked; some need what not every group has.
+        minimum: least number or share of units that stay.
+        round_to: positions on output axes come in multiples of it.
+    """
+
+    criterion: Criterion
+    minimum: Minimum
+    round_to: int
+
+
+@dataclass(frozen=True, eq=False)
+class Prunable:
+    """A group of which something can go.
+
+    Attributes:
+        group: the group.
+        remaining: how many of its units may remain, ascending; the last is all of them.
+        ratio: the share that is to go by a layer's own rule.
+    """
+
+    group: ChannelGroup
+    remaining: Units
+    ratio: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """The groups of a model, sorted by whether they can be pruned.
+
+    Attributes:
+        channels: the model's channels.
+        prunable: those that can.
+        writers: for each layer by name, the numbers of the groups that lie on its output.
+        reasons: why groups cannot, by their number.
+    """
+
+    channels: ChannelMap
+    prunable: tuple[Prunable, ...]
+    writers: Mapping[str, tuple[int, ...]]
+    reasons: Mapping[int, str]
+
+    def kept_reason(self, layer: Layer) -> str:
+        """Say why a layer keeps all of its output channels; empty if it need not."""
+        own = self.writers.get(layer.name, ())
+        if not own:
+            return "none of its output channels can be removed"
+        if any(index not in self.reasons for index in own):
+            return ""
+        return self.reasons[own[0]]
+
+
+def choose(
+    channels: ChannelMap,
+    layers: Sequence[Layer],
+    rules: Sequence[StructuredRule],
+    limits: Limits,
+) -> Choice:
+    """Find what may be removed.
+
+    Args:
+        channels: the model's.
+        layers: the model's.
+        rules: for single layers; one that protects a layer protects all channels that it writes.
+        limits: for all.
+
+    Raises:
+        SpecError: a rule matches no layer.
+    """
+    own_rules = resolve_rules(rules, [layer.name for layer in layers])
+    writers = _writers(channels, layers)
+    by_group: dict[int, list[StructuredRule]] = defaultdict(list)
+    for name, groups in writers.items():
+        rule = own_rules[name]
+        for index in groups if rule is not None else ():
+            assert rule is not None
+            by_group[index].append(rule)
+    prunable: list[Prunable] = []
+    reasons: dict[int, str] = {}
+    for index, group in enumerate(channels.groups):
+        found = by_group.get(index, [])
+        skipped = next((skip_reason(rule) for rule in found if rule.skip), "")
+        step = unit_step(channels, group, limits.round_to)
+        counts = allowed_counts(len(group.units), step, limits.minimum)
+        reason = group.frozen or skipped or _unranked(channels, group, limits.criterion)
+        if not reason and len(counts) == 1:
+            reason = _whole(len(group.units), step, limits)
+        if reason:
+            reasons[index] = reason
+            continue
+        ratios = [rule.ratio for rule in found if rule.ratio is not None]
+        prunable.append(Prunable(group, counts, min(ratios, default=None)))
+    return Choice(channels, tuple(prunable), writers, reasons)
+
+
+def _writers(channels: ChannelMap, layers: Sequence[Layer]) -> dict[str, tuple[int, ...]]:
+    """Return for each layer the groups whose units are its output channels."""
+    by_weight: dict[str, list[int]] = defaultdict(list)
+    for index, group in enumerate(channels.groups):
+        for name in dict.fromkeys(m.parameter for m in group.members if m.role == "output"):
+            by_weight[name].append(index)
+    return {x.name: tuple(by_weight[x.weight]) for x in layers if x.weight in by_weight}
+
+
+def _unranked(channels: ChannelMap, group: ChannelGroup, criterion: Criterion) -> str:
+    """Say what a criterion misses in a group; empty if nothing."""
+    if criterion == "batch-norm" and not any(m.role == "norm-scale" for m in group.members):
+        return "no normalization scales its channels, and criterion batch-norm ranks by that"
+    if criterion == "activation" and not any(
+        np.isin(a.units, group.units).any() for a in channels.activations
+    ):
+        return "none of its activations can be observed for criterion activation"
+    return ""
+
+
+def _whole(count: int, step: int, limits: Limits) -> str:
+    if count <= step > 1:
+        return f"round-to {limits.round_to} leaves its {count} channels whole"
+    return f"minimum {limits.minimum} leaves its {count} channels whole"
+
+
+def tensors_of(model: ir.Model, channels: ChannelMap) -> Tensors:
+    """Return the sizes of a model's weights; running statistics are not counted."""
+    statistics = {
+        m.parameter
+        for group in channels.groups
+        for m in group.members
+        if m.role in ("norm-mean", "norm-variance")
+    }
+    factors = []
+    for name, axes in channels.parameters.items():
+        value = model.graph.initializers[name]
+        if name in statistics or value.dtype is None or not value.dtype.is_floating_point():
+            continue
+        assert value.shape is not None
+        lengths = value.shape.numpy()
+        constant = prod(n for n, axis in zip(lengths, axes, strict=True) if axis is None)
+        factors.append((int(constant), tuple(a for a in axes if a is not None)))
+    counted = sum(c * prod(len(a) for a in axes) for c, axes in factors)
+    return Tensors(parameters(model) - counted, tuple(factors))
+
+
+@dataclass(frozen=True)
+class Change:
+    """How a layer's weight shrinks: channels before and after."""
+
+    outputs: tuple[int, int]
+    inputs: tuple[int, int]
+
+    @property
+    def text(self) -> str:
+        """In a few words; empty if nothing changes."""
+        if self.outputs[0] != self.outputs[1]:
+            return f"{self.outputs[1]} of {self.outputs[0]} channels"
+        if self.inputs[0] != self.inputs[1]:
+            return f"{self.inputs[1]} of {self.inputs[0]} inputs"
+        return ""
+
+
+def layer_change(channels: ChannelMap, layer: Layer, removed: Flags) -> Change:
+    """Return how a layer's weight shrinks without some units."""
+    axes = channels.parameters.get(layer.weight, ())
+    roles = {
+        m.axis: m.role for g in channels.groups for m in g.members if m.parameter == layer.weight
+    }
+    counts = {"output": (0, 0), "input": (0, 0)}
+    for index, axis in enumerate(axes):
+        role = roles.get(index, "other")
+        if axis is not None and role in counts:
+            counts[role] = (len(axis), int(kept(axis, removed).sum()))
+    return Change(counts["output"], counts["input"])
+
+
+def frozen_notes(channels: ChannelMap) -> tuple[str, ...]:
+    """Say which operators keep channels from being removed, one sentence a reason."""
+    nodes: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for found in channels.frozen:
+        if found.op_type:  # that outputs stay is no surprise
+            nodes[found.op_type, found.reason].append(found.node)
+    return tuple(
+        f"{op_type} keeps channels from being removed: {reason} ({listed(names, 3)})"
+        for (op_type, reason), names in nodes.items()
+    )

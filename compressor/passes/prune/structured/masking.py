@@ -1,0 +1,361 @@
+"""Prove a removal by masking, and estimate batch statistics again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from compressor.errors import DataError, ModelError
+from compressor.graph.editing import Editor
+from compressor.graph.values import is_op
+from compressor.types.carrier import Carrier, Runner
+from compressor.types.channels import ChannelGroup, ChannelMap, Flags
+from compressor.types.tensors import Array, Batch
+
+# A divisor of zero gives NaN, and what any other constant adds to a channel is not read where the
+# readers' weights are zero.
+_NEVER_ZEROED = ("norm-variance", "other")
+_FED = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16)
+_TOLERANCES = {2: 2e-2}
+"""By the bytes of an output's element, of the largest output; else 1e-4."""
+_TOLERANCE = 1e-4
+
+
+class MaskedModel:
+    """A model that runs with any of its units zeroed, in one session of the runtime.
+
+    The parameters that hold units become inputs, so that each run can be given others.
+
+    Args:
+        carrier: the model; it offers run and graph.
+        channels: its channels.
+
+    Attributes:
+        unfed: why its units cannot be zeroed: a parameter's type cannot be fed; empty if they can.
+    """
+
+    def __init__(self, carrier: Carrier, channels: ChannelMap):
+        biases = {layer.bias for layer in carrier.layers() if layer.bias}
+        self._axes = _zeroed_axes(channels, biases)
+        graph = carrier.graph().clone()
+        self._parameters: dict[str, Array] = {}
+        self.unfed = ""
+        for name in self._axes:
+            value = graph.graph.initializers[name]
+            if value.dtype not in _FED or value.const_value is None:
+                self.unfed = f"parameter {name!r} is {value.dtype}"
+                continue
+            self._parameters[name] = np.asarray(value.const_value.numpy())
+            value.shape = ir.Shape(self._parameters[name].shape)
+            del graph.graph.initializers[name]
+            value.const_value = None
+            graph.graph.inputs.append(value)
+        self._model = carrier.with_graph(graph)
+
+    @cached_property
+    def _runner(self) -> Runner:
+        return self._model.runner()
+
+    def run(self, batch: Batch, removed: Flags) -> Batch:
+        """Run one batch with the parameters of some units zeroed.
+
+        Args:
+            batch: the model's inputs.
+            removed: the units.
+
+        Raises:
+            ModelError: the runtime does not load or run the model.
+        """
+        return self._runner.run({**batch, **self._masked(removed)})
+
+    def _masked(self, removed: Flags) -> Batch:
+        return {
+            name: zeroed(array, self._axes[name], removed)
+            for name, array in self._parameters.items()
+        }
+
+
+def zeroed(parameter: Array, axes: Mapping[int, Array], removed: Flags) -> Array:
+    """Return a parameter with zeros where removed units lie; itself where none does.
+
+    Args:
+        parameter: of any shape.
+        axes: the unit at each position, -1 for none, of the axes that hold units.
+        removed: one flag for each unit of the model.
+    """
+    result = parameter
+    for axis, units in axes.items():
+        gone = np.flatnonzero((units >= 0) & removed[units])
+        if gone.size:
+            result = result.copy() if result is parameter else result
+            result[(slice(None),) * axis + (gone,)] = 0
+    return result
+
+
+def _zeroed_axes(channels: ChannelMap, biases: Collection[str]) -> dict[str, dict[int, Array]]:
+    found: dict[str, dict[int, Array]] = {}
+    for group in channels.groups:
+        for member in group.members:
+            units = channels.parameters[member.parameter][member.axis]
+            spared = member.role in _NEVER_ZEROED and member.parameter not in biases
+            if not spared and units is not None:
+                found.setdefault(member.parameter, {})[member.axis] = units
+    return found
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was shown of the removed units.
+
+    Attributes:
+        proved: how many of them, by comparing the sliced with the zeroed model.
+        mixed: for groups that lost units and cannot be compared: the operator that mixes them.
+        difference: the largest found, relative to the largest output.
+    """
+
+    proved: int
+    mixed: Mapping[str, str]
+    difference: float
+
+    def note(self, made_up: bool) -> str:
+        """Say it in one sentence."""
+        data = "random inputs" if made_up else "calibration data"
+        shown = (
+            f"{self.proved} removed units were proved on {data}: the smaller model differs by at "
+            f"most {self.difference:.1e} of the largest output from the one with zeros in their "
+            "place"
+            if self.proved
+            else "no removal could be proved by zeroing"
+        )
+        if not self.mixed:
+            return shown
+        operators = ", ".join(dict.fromkeys(self.mixed.values()))
+        return f"{shown}; not so the units of {len(self.mixed)} groups that {operators} mixes"
+
+
+def prove(
+    masked: Callable[[Flags], Batch],
+    sliced: Callable[[Flags], Batch],
+    channels: ChannelMap,
+    removed: Flags,
+) -> Proof:
+    """Show that removing units is the same as zeroing all of their parameters.
+
+    Args:
+        masked: outputs of the model with units zeroed.
+        sliced: outputs of the model without them, on the same batch.
+        channels: the model's channels.
+        removed: what was removed. Units of groups that an operator mixes are left out.
+
+    Raises:
+        ModelError: the outputs differ; names the first group that makes them differ.
+    """
+    losing = [g for g in channels.groups if removed[g.units].any()]
+    pure = [g for g in losing if not g.mixed]
+    mixed = {g.name: g.mixed for g in losing if g.mixed}
+    flags = _only(pure, removed)
+    if not pure:
+        return Proof(0, mixed, 0.0)
+
+    def difference(groups: Sequence[ChannelGroup]) -> tuple[float, float]:
+        own = _only(groups, removed)
+        return worst_difference(masked(own), sliced(own))
+
+    found, limit = difference(pure)
+    if found <= limit:
+        return Proof(int(flags.sum()), mixed, found)
+    low, high = 0, len(pure)  # the first `low` groups agree, the first `high` do not
+    while high - low > 1:
+        middle = (low + high) // 2
+        now, bound = difference(pure[:middle])
+        low, high = (middle, high) if now <= bound else (low, middle)
+    raise ModelError(
+        f"the channels of {pure[low].name!r}",
+        f"cannot be removed: the smaller model's outputs differ by {found:.1e} of the largest from "
+        f"those of the model with zeros in their place, and the limit is {limit:.0e}",
+        f"report it with the model; until then protect them: layers: [{{match: {pure[low].name}, "
+        "skip: true}]",
+    )
+
+
+def _only(groups: Sequence[ChannelGroup], removed: Flags) -> Flags:
+    flags = np.zeros_like(removed)
+    for group in groups:
+        flags[group.units] = removed[group.units]
+    return flags
+
+
+def worst_difference(reference: Batch, other: Batch) -> tuple[float, float]:
+    """Return the largest difference of float outputs, over their largest value, and its limit.
+
+    Of several outputs that with the largest share of its limit counts. Where the reference is
+    not finite, the other must be just that. Outputs pair by position.
+    """
+    worst, limit = 0.0, _TOLERANCE
+    for ours, theirs in zip(reference.values(), other.values(), strict=True):
+        if ours.shape != theirs.shape:
+            return np.inf, limit
+        if ours.dtype.kind != "f":
+            continue
+        own = _TOLERANCES.get(ours.itemsize, _TOLERANCE)
+        found = _relative(ours.astype(np.float64), theirs.astype(np.float64))
+        if found / own >= worst / limit:
+            worst, limit = found, own
+    return worst, limit
+
+
+def _relative(reference: Array, other: Array) -> float:
+    finite = np.isfinite(reference)
+    if not np.array_equal(reference[~finite], other[~finite], equal_nan=True):
+        return np.inf
+    ours, theirs = reference[finite], other[finite]
+    if not ours.size:
+        return 0.0
+    scale = float(np.abs(ours).max())
+    difference = float(np.abs(ours - theirs).max())
+    if not np.isfinite(difference):
+        return np.inf
+    return difference / scale if scale > 0 else difference
+
+
+_EPSILON = 1e-5  # ONNX's default
+
+
+@dataclass
+class PooledMoments:
+    """Mean and variance over several batches, from those of each.
+
+    The variance of everything is the mean of the batches' variances plus the variance of their
+    means.
+    """
+
+    samples: int = 0
+    first: Array = field(default_factory=lambda: np.zeros(1))
+    second: Array = field(default_factory=lambda: np.zeros(1))
+
+    def add(self, samples: int, mean: Array, variance: Array) -> None:
+        """Take in a batch.
+
+        Args:
+            samples: how many it has; its weight.
+            mean: of each channel.
+            variance: around that mean, of the population.
+        """
+        mean, variance = mean.astype(np.float64), variance.astype(np.float64)
+        self.samples += samples
+        self.first = self.first + samples * mean
+        self.second = self.second + samples * (variance + mean * mean)
+
+    def pooled(self) -> tuple[Array, Array]:
+        """Return mean and variance of all samples."""
+        mean = self.first / self.samples
+        return mean, np.maximum(self.second / self.samples - mean * mean, 0.0)
+
+
+def batch_norms(model: ir.Model) -> Iterator[ir.Node]:
+    """Yield the batch normalizations of the main graph whose statistics are parameters."""
+    for node in model.graph:
+        if is_op(node, "BatchNormalization") and len(node.outputs) == 1:
+            value, mean, variance = node.inputs[0], node.inputs[3], node.inputs[4]
+            known = value is not None and value.shape is not None
+            held = all(v is not None and v.is_initializer() for v in (mean, variance))
+            if known and held:
+                yield node
+
+
+def re_estimated(carrier: Carrier, batches: Iterable[Batch]) -> Carrier:
+    """Return the model with running statistics of the data.
+
+    Args:
+        carrier: it offers run and graph, and has batch normalizations.
+        batches: the calibration data. Batches weigh by their samples.
+
+    Raises:
+        DataError: there are no samples, or a statistic is not finite.
+    """
+    graph = carrier.graph().clone()
+    editor = Editor(graph)
+    taps = [_written_out(editor, node) for node in list(batch_norms(graph))]
+    runner = carrier.with_graph(graph).runner([t for tap in taps for t in tap[2:]])
+    pooled: dict[tuple[str, str], PooledMoments] = {}
+    for batch in batches:
+        outputs = runner.run(batch)
+        samples = len(next(iter(batch.values())))
+        for mean_name, variance_name, mean, variance in taps:
+            # A normalization that is used twice has one pair of statistics.
+            moments = pooled.setdefault((mean_name, variance_name), PooledMoments())
+            moments.add(samples, outputs[mean].ravel(), outputs[variance].ravel())
+    if not pooled:
+        raise DataError("calibration data", "has no samples", "give at least one batch")
+    initializers = carrier.graph().graph.initializers
+    changes: dict[str, torch.Tensor] = {}
+    for names, moments in pooled.items():
+        for name, array in zip(names, moments.pooled(), strict=True):
+            if not np.isfinite(array).all():
+                raise DataError(
+                    f"statistic {name!r}",
+                    "is not finite on the calibration data",
+                    "look for NaN and very large values in the data",
+                )
+            dtype = initializers[name].dtype
+            assert dtype is not None
+            changes[name] = torch.from_numpy(array.astype(dtype.numpy()))
+    return carrier.with_weights(changes)
+
+
+def _written_out(editor: Editor, node: ir.Node) -> tuple[str, str, str, str]:
+    """Replace a normalization by one with the batch's own statistics.
+
+    Returns:
+        The names of its mean and variance, and of the values that are the batch's.
+    """
+    value, scale, shift, mean, variance = node.inputs[:5]
+    assert value is not None
+    assert value.shape is not None
+    assert mean is not None
+    assert variance is not None
+    edit = _Insertion(editor, node, value.dtype)
+    rank = len(value.shape)
+    axes = edit.constant("axes", np.array([0, *range(2, rank)], np.int64))
+    column = edit.constant("column", np.array([1, -1, *[1] * (rank - 2)], np.int64))
+    epsilon = node.attributes.get_float("epsilon", _EPSILON)
+    dtype = np.float32 if value.dtype is None else value.dtype.numpy()
+    own_mean = edit.put("ReduceMean", value, axes)
+    centred = edit.put("Sub", value, own_mean)
+    own_variance = edit.put("ReduceMean", edit.put("Mul", centred, centred), axes)
+    shifted = edit.put("Add", own_variance, edit.constant("epsilon", np.array(epsilon, dtype)))
+    unit = edit.put("Div", centred, edit.put("Sqrt", shifted))
+    scaled = edit.put("Mul", unit, edit.put("Reshape", scale, column))
+    result = edit.put("Add", scaled, edit.put("Reshape", shift, column))
+    ir.convenience.replace_all_uses_with(node.outputs[0], result, replace_graph_outputs=True)
+    editor.model.graph.remove(node, safe=True)
+    names = (mean.name, variance.name, own_mean.name, own_variance.name)
+    return names[0] or "", names[1] or "", names[2] or "", names[3] or ""
+
+
+@dataclass
+class _Insertion:
+    """Puts nodes in front of one."""
+
+    editor: Editor
+    before: ir.Node
+    dtype: ir.DataType | None
+
+    def constant(self, name: str, array: Array) -> ir.Value:
+        return self.editor.constant(f"{self.before.outputs[0].name}_{name}", array)
+
+    def put(self, op_type: str, *inputs: ir.Value | None) -> ir.Value:
+        name = f"{self.before.outputs[0].name}_{op_type}"
+        node = self.editor.node(op_type, inputs, name, self.dtype)
+        self.before.graph.insert_before(self.before, node)  # type: ignore[union-attr]  # it is in one
+        return node.outputs[0]
+
+
+def has_batch_norms(model: ir.Model) -> bool:
+    """Tell whether there is anything to estimate."""
+    return any(True for _ in batch_norms(model))

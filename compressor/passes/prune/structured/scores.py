@@ -1,0 +1,319 @@
+"""Scores of units: by weights, by gradients, by what removing them does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from compressor.errors import DataError, ModelError
+from compressor.models.executor import GraphModule
+from compressor.models.executor.convert import from_numpy
+from compressor.passes.prune.criteria import (
+    Scores,
+    average,
+    magnitude,
+    normalized,
+    position_sums,
+    powers,
+    unit_means,
+    unit_sums,
+)
+from compressor.passes.prune.selection import Queue
+from compressor.run.evaluate import ratio_db
+from compressor.types.channels import ChannelGroup, ChannelMap, Flags, Member
+from compressor.types.statistics import Request
+from compressor.types.tensors import Batch
+
+_OBSERVER = "channel-magnitude"
+_WEIGHED = ("output", "input", "norm-scale")
+
+
+def weighed_members(model: ir.Model, groups: Sequence[ChannelGroup]) -> list[list[Member]]:
+    """Return for each group what its units' size is measured on.
+
+    Weights of the layers that write and read a channel, and the scales of its normalizations.
+    Biases and shifts are no part of how strongly a channel depends on its input.
+    """
+    found = []
+    for group in groups:
+        own = [m for m in group.members if m.role in _WEIGHED]
+        matrices = [m for m in own if m.role == "norm-scale" or _rank(model, m) > 1]
+        found.append(matrices or own or list(group.members))
+    return found
+
+
+def _rank(model: ir.Model, member: Member) -> int:
+    shape = model.graph.initializers[member.parameter].shape
+    return 0 if shape is None else len(shape)
+
+
+def magnitude_scores(
+    model: ir.Model, channels: ChannelMap, groups: Sequence[ChannelGroup], norm: int
+) -> list[Scores]:
+    """Score by L1 or L2 norm over all members of a group.
+
+    Args:
+        model: holds the weights.
+        channels: the model's.
+        groups: those to score.
+        norm: 1 or 2.
+
+    Returns:
+        For each group the scores of its units, ``[n]``, with mean 1.
+    """
+    terms = MemberSums(model, channels, norm)
+    found = []
+    for group, members in zip(groups, weighed_members(model, groups), strict=True):
+        own = [terms.of(m)[group.units] for m in members] or [np.zeros(len(group.units))]
+        found.append(normalized(magnitude(own)))
+    return found
+
+
+def norm_scale_scores(
+    model: ir.Model, channels: ChannelMap, groups: Sequence[ChannelGroup]
+) -> list[Scores]:
+    """Score by the absolute scales of normalizations.
+
+    Z. Liu et al., Learning efficient convolutional networks through network slimming, 2017
+    (arXiv:1708.06519), section 3. Where several normalize a group, their mean counts.
+    """
+    terms = MemberSums(model, channels, 1)
+    found = []
+    for group in groups:
+        scales = [m for m in group.members if m.role == "norm-scale"]
+        found.append(normalized(magnitude([terms.of(m)[group.units] for m in scales])))
+    return found
+
+
+class MemberSums:
+    """Sums of weights' powers for each unit, found once for each axis of each parameter.
+
+    Args:
+        model: holds the weights.
+        channels: the model's.
+        norm: 1 or 2.
+    """
+
+    def __init__(self, model: ir.Model, channels: ChannelMap, norm: int):
+        self._model = model
+        self._channels = channels
+        self._norm = norm
+        self._known: dict[tuple[str, int], Scores] = {}
+
+    def of(self, member: Member) -> Scores:
+        """Return the sums over a member, ``[units of the model]``."""
+        key = (member.parameter, member.axis)
+        if key not in self._known:
+            axis = self._channels.parameters[member.parameter][member.axis]
+            assert axis is not None
+            tensor = self._model.graph.initializers[member.parameter].const_value
+            assert tensor is not None
+            positions = position_sums(powers(from_numpy(tensor), self._norm), member.axis)
+            self._known[key] = unit_sums(positions, axis, self._channels.count)
+        return self._known[key]
+
+
+def activation_requests(
+    channels: ChannelMap, groups: Sequence[ChannelGroup]
+) -> tuple[Request, ...]:
+    """Ask for the mean magnitudes of all activations on which units of groups lie."""
+    wanted = np.zeros(channels.count, dtype=bool)
+    for group in groups:
+        wanted[group.units] = True
+    found = {}
+    for value in channels.activations:
+        if wanted[value.units[value.units >= 0]].any():
+            request = _request(value.value, value.axis)
+            found[request.key] = request
+    return tuple(found.values())
+
+
+def _request(value: str, axis: int) -> Request:
+    return Request(value, _OBSERVER, {"axis": axis})
+
+
+def activation_scores(
+    channels: ChannelMap, groups: Sequence[ChannelGroup], statistics: Mapping[str, Any]
+) -> list[Scores]:
+    """Score by mean absolute activations, averaged over the values on which units lie."""
+    means: list[tuple[Scores, np.ndarray[Any, np.dtype[np.bool_]]]] = []
+    for value in channels.activations:
+        observed = statistics.get(_request(value.value, value.axis).key)
+        if isinstance(observed, torch.Tensor):
+            present = np.zeros(channels.count, dtype=bool)
+            present[value.units[value.units >= 0]] = True
+            means.append((unit_means(observed.numpy(), value.units, channels.count), present))
+    found = []
+    for group in groups:
+        own = [mean[group.units] for mean, present in means if present[group.units].all()]
+        found.append(normalized(average(own)) if own else np.zeros(len(group.units)))
+    return found
+
+
+def random_scores(channels: ChannelMap, groups: Sequence[ChannelGroup], seed: int) -> list[Scores]:
+    """Score at random, as the baseline that a criterion has to beat."""
+    drawn = np.random.default_rng(seed).random(channels.count)
+    return [drawn[group.units] for group in groups]
+
+
+SHARES = (0.25, 0.5, 0.75)
+"""Shares of a group's units at which it is tried."""
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """What it costs to remove units of one group alone.
+
+    Attributes:
+        name: the group.
+        losses: power of the outputs' change over that of the outputs, one for each of ``SHARES``.
+    """
+
+    name: str
+    losses: tuple[float, ...]
+
+    @property
+    def sqnr_db(self) -> tuple[float | None, ...]:
+        """The same as signal to noise in dB; ``None`` where nothing changed."""
+        return tuple(ratio_db(1.0, loss) for loss in self.losses)
+
+
+def scan(
+    masked: Callable[[Flags], Batch], queues: Sequence[tuple[str, Queue]], count: int
+) -> tuple[Sensitivity, ...]:
+    """Zero the least important units of each group alone and compare the outputs.
+
+    H. Li et al., Pruning filters for efficient ConvNets, 2017 (arXiv:1608.08710), section 3.2,
+    find by the same experiment which layers to prune less; there with accuracy.
+
+    Args:
+        masked: outputs of the model with units zeroed, always on the same batch.
+        queues: each group's name, and its units in the order in which they go.
+        count: units of the model.
+    """
+    reference = masked(np.zeros(count, dtype=bool))
+    found = []
+    for name, queue in queues:
+        losses = []
+        for share in SHARES:
+            flags = np.zeros(count, dtype=bool)
+            flags[queue.units[: round(share * len(queue.units))]] = True
+            losses.append(relative_error(reference, masked(flags)))
+        found.append(Sensitivity(name, tuple(losses)))
+    return tuple(found)
+
+
+def relative_error(reference: Batch, other: Batch) -> float:
+    """Return the power of the difference of all float outputs over the reference's power."""
+    signal = error = 0.0
+    for ours, theirs in zip(reference.values(), other.values(), strict=True):
+        if ours.dtype.kind != "f":
+            continue
+        finite = np.isfinite(ours) & np.isfinite(theirs)
+        wanted = ours[finite].astype(np.float64)
+        signal += float(np.square(wanted).sum())
+        error += float(np.square(wanted - theirs[finite]).sum())
+    return error / signal if signal > 0 else 0.0
+
+
+def ranking_note(found: Sequence[Sensitivity]) -> str:
+    """Say which groups cost most and least with half of their units gone."""
+    middle = SHARES.index(0.5)
+    ranked = sorted(found, key=lambda s: -s.losses[middle])
+
+    def shown(part: Sequence[Sensitivity]) -> str:
+        levels = ((s.name, s.sqnr_db[middle]) for s in part)
+        return ", ".join(f"{n} {'no change' if db is None else f'{db:.1f} dB'}" for n, db in levels)
+
+    if len(ranked) <= 2 * _SHOWN:
+        return f"signal to noise with half of a group's units zeroed: {shown(ranked)}"
+    return (
+        f"signal to noise with half of a group's units zeroed, most sensitive first: "
+        f"{shown(ranked[:_SHOWN])}; least: {shown(ranked[-_SHOWN:])}"
+    )
+
+
+def taylor_scores(
+    model: ir.Model,
+    channels: ChannelMap,
+    members: Sequence[Member],
+    batches: Iterable[Batch],
+    seed: int,
+) -> Scores:
+    """Return the expected squared change of the outputs where a unit goes, to first order.
+
+    P. Molchanov et al., Importance estimation for neural network pruning, 2019
+    (arXiv:1906.10771), equation 8, take ``(sum of w dL/dw)^2`` over a unit's weights, ``L`` being
+    the training loss. That needs labels, and is blind near a minimum. Here ``L = v . f(x)``, the
+    outputs times random signs ``v``: its expectation over ``v`` is the sum over all outputs ``f``
+    of ``(sum of w df/dw)^2``. Signs differ from sample to sample, so one gradient a batch does for
+    all of its samples.
+
+    Args:
+        model: the graph.
+        channels: its channels.
+        members: the parameters' axes that count.
+        batches: the calibration data.
+        seed: of the signs.
+
+    Returns:
+        One score for each unit, the mean over samples.
+
+    Raises:
+        ModelError: an operator cannot be differentiated.
+        DataError: there are no samples.
+    """
+    module = GraphModule(model)
+    names = list(dict.fromkeys(m.parameter for m in members))
+    weights = {n: module.get_buffer(n).detach().clone().requires_grad_() for n in names}
+    generator = torch.Generator().manual_seed(seed)
+    total, samples = np.zeros(channels.count), 0
+    for batch in batches:
+        inputs = {n: torch.from_numpy(batch[n].copy()) for n in module.input_names}
+        gradients = _gradients(module, inputs, weights, generator)
+        change = np.zeros(channels.count)
+        for member in members:
+            axis = channels.parameters[member.parameter][member.axis]
+            gradient = gradients.get(member.parameter)
+            if axis is None or gradient is None:
+                continue
+            products = weights[member.parameter].detach() * gradient
+            change += unit_sums(position_sums(products, member.axis), axis, channels.count)
+        total += np.square(change)
+        samples += len(next(iter(batch.values())))
+    if not samples:
+        raise DataError("calibration data", "has no samples", "give at least one batch")
+    return total / samples
+
+
+def _gradients(
+    module: GraphModule,
+    inputs: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
+    generator: torch.Generator,
+) -> dict[str, Tensor]:
+    with torch.enable_grad():
+        outputs = module(**{**inputs, **weights}).values()
+        projected = [_signed(o, generator) for o in outputs if o.requires_grad]
+        if not projected:
+            raise ModelError(
+                "criterion taylor",
+                "finds no output that depends on the weights differentiably",
+                "choose another criterion, such as l2",
+            )
+        total = torch.stack(projected).sum()
+        found = torch.autograd.grad(total, list(weights.values()), allow_unused=True)
+    return {n: g for n, g in zip(weights, found, strict=True) if g is not None}
+
+
+def _signed(output: Tensor, generator: torch.Generator) -> Tensor:
+    """Return the sum of an output's values times random signs."""
+    signs = torch.randint(0, 2, output.shape, generator=generator).to(output.dtype) * 2 - 1
+    return (output * signs).sum()

@@ -1,0 +1,237 @@
+"""From scores and a target to the units that go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from compressor.errors import SpecError
+from compressor.passes.prune.criteria import Scores
+from compressor.passes.prune.selection import Queue, Ranking, Tensors, by_loss, by_score, by_share
+from compressor.passes.prune.structured.groups import Choice, Minimum, Prunable, Scope, Target
+from compressor.passes.prune.structured.scores import SHARES, Sensitivity
+from compressor.types.channels import Flags
+
+_NAMES = {"macs": "multiply-accumulates", "parameters": "weights", "latency": "latency"}
+
+
+@dataclass(frozen=True, eq=False)
+class Selector:
+    """Chooses units of one model for one target.
+
+    Attributes:
+        choice: what may go.
+        target: how much is to.
+        tensors: sizes of the weights.
+        minimum: the option that bounds it, for messages.
+    """
+
+    choice: Choice
+    target: Target
+    tensors: Tensors
+    minimum: Minimum
+
+    @property
+    def prunable(self) -> tuple[Prunable, ...]:
+        """The groups of which something may go."""
+        return self.choice.prunable
+
+    @property
+    def nothing(self) -> Flags:
+        """Flags of which none is set."""
+        return np.zeros(self.choice.channels.count, dtype=bool)
+
+    def cost(self, removed: Flags) -> float:
+        """Return what the target counts, without some units; for latency, the MACs."""
+        if self.target.kind == "parameters":
+            return self.tensors.count(removed)
+        return self.choice.channels.macs(removed)
+
+    def check(self) -> None:
+        """Tell early what no choice of units can reach.
+
+        Raises:
+            SpecError: the target is out of reach, would remove nothing, or counts what the model
+                has not.
+        """
+        target = self.target
+        if target.kind == "ratio":
+            self._check_ratio()
+            return
+        if target.value >= 1:
+            raise SpecError(target.key, f"is {target.value:g}: nothing would go", "set less than 1")
+        if target.kind == "latency":
+            return
+        whole = self.cost(self.nothing)
+        if whole <= 0:
+            raise SpecError(
+                target.key, "cannot be met: the model has none", "choose another target"
+            )
+        ranking = self.ranking(self.plain())
+        least = self.cost(ranking.removed(len(ranking))) / whole
+        if least > target.value:
+            raise SpecError(
+                target.key,
+                f"is {target.value:g}, and {least:.3f} of the {_NAMES[target.kind]} remain with "
+                f"every removable channel but the minimum ({self.minimum}) gone",
+                f"set it to {np.ceil(least * 1000) / 1000:g} or more, or lower minimum, round-to "
+                "or the layers that are skipped",
+            )
+
+    def _check_ratio(self) -> None:
+        most = 1 - self.minimum if isinstance(self.minimum, float) else 1.0
+        rules = [p.ratio for p in self.prunable if p.ratio is not None]
+        for ratio in [self.target.value, *rules]:
+            if ratio > most + 1e-9:
+                raise SpecError(
+                    self.target.key if ratio == self.target.value else "layers.ratio",
+                    f"is {ratio:g}, and minimum {self.minimum:g} lets at most {most:g} go",
+                    "lower it, or lower minimum",
+                )
+        if not self.by_ratio(self.plain()).any():
+            raise SpecError(
+                self.target.key,
+                f"is {self.target.value:g}: no group loses a channel",
+                "raise it, or lower minimum or round-to",
+            )
+
+    def plain(self) -> list[Queue]:
+        """Return queues in the order of the units' numbers, for what weights do not matter to."""
+        return [
+            by_score(p.group.units, np.zeros(len(p.group.units)), p.remaining)
+            for p in self.prunable
+        ]
+
+    def queues(self, scores: Sequence[Scores]) -> list[Queue]:
+        """Return one queue for each prunable group, by its units' scores."""
+        return [
+            by_score(p.group.units, s, p.remaining)
+            for p, s in zip(self.prunable, scores, strict=True)
+        ]
+
+    def by_ratio(self, queues: Sequence[Queue]) -> Flags:
+        """Remove the target's share, or that of its own rule, from each group."""
+        flags = self.nothing
+        for prunable, queue in zip(self.prunable, queues, strict=True):
+            ratio = self.target.value if prunable.ratio is None else prunable.ratio
+            flags[queue.nearest(ratio)] = True
+        return flags
+
+    def ranking(
+        self,
+        queues: Sequence[Queue],
+        scope: Scope = "local",
+        sensitivities: Sequence[Sensitivity] = (),
+    ) -> Ranking:
+        """Merge the groups' queues into one order.
+
+        Args:
+            queues: one for each prunable group.
+            scope: ``global`` compares the queues' values, ``local`` shares, ``sensitivity`` what
+                was measured.
+            sensitivities: for scope ``sensitivity``, one for each prunable group.
+        """
+        gone = [
+            queue.nearest(p.ratio)
+            for p, queue in zip(self.prunable, queues, strict=True)
+            if p.ratio is not None
+        ]
+        ranked = [
+            _valued(queue, scope, sensitivities[i].losses if sensitivities else ())
+            for i, (p, queue) in enumerate(zip(self.prunable, queues, strict=True))
+            if p.ratio is None
+        ]
+        fixed = np.concatenate(gone) if gone else np.zeros(0, np.int64)
+        return Ranking(tuple(ranked), self.choice.channels.count, fixed)
+
+    def cut(self, ranking: Ranking) -> Flags:
+        """Remove as little of a ranking as the target allows."""
+        wanted = self.target.value * self.cost(self.nothing)
+        return ranking.removed(ranking.cut(self.cost, wanted))
+
+    def planned(self) -> Flags:
+        """Return units whose removal gives about the sizes of the result, without any weights.
+
+        Exact for ``ratio``. Otherwise all groups are taken to lose the same share, and a latency
+        to be proportional to multiply-accumulates.
+        """
+        queues = self.plain()
+        if self.target.kind == "ratio":
+            return self.by_ratio(queues)
+        return self.cut(self.ranking(queues))
+
+
+def _valued(queue: Queue, scope: Scope, losses: Sequence[float]) -> Queue:
+    if scope == "local":
+        return by_share(queue)
+    return by_loss(queue, SHARES, losses) if scope == "sensitivity" else queue
+
+
+_MOST_STEPS = 6
+_CLOSE = 0.02  # of the float model's time; timings repeat no better than that
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A candidate that was measured.
+
+    Attributes:
+        length: how much of the order is removed.
+        ratio: its time over the whole model's.
+    """
+
+    length: int
+    ratio: float
+
+
+def search_latency(
+    ranking: Ranking,
+    macs: Callable[[Flags], float],
+    measured: Callable[[Flags], float],
+    target: float,
+) -> Timed:
+    """Return the mildest measured candidate whose latency ratio is at most ``target``.
+
+    Bisects over multiply-accumulates, of which time is roughly a function, and starts at the
+    target itself. At most seven models are measured.
+
+    Args:
+        ranking: the order in which units go.
+        macs: of the model without some units.
+        measured: its time over the whole model's; noisy.
+        target: the ratio that is wanted.
+
+    Raises:
+        SpecError: even with the whole order gone, the model is slower than that.
+    """
+    whole, least = macs(ranking.removed(0)), macs(ranking.removed(len(ranking)))
+    low, high = least / whole, 1.0  # shares of MACs: of the last too small, and too large
+    best: Timed | None = None
+    share = max(target, low)
+    for _ in range(_MOST_STEPS):
+        length = ranking.cut(macs, share * whole)
+        ratio = measured(ranking.removed(length))
+        if ratio <= target:
+            if best is None or length < best.length:
+                best = Timed(length, ratio)
+            low = share
+            if ratio > target - _CLOSE:
+                break
+        else:
+            high = share
+        if high - low < _CLOSE / 2:
+            break
+        share = (low + high) / 2
+    if best is not None:
+        return best
+    ratio = measured(ranking.removed(len(ranking)))
+    if ratio <= target:
+        return Timed(len(ranking), ratio)
+    raise SpecError(
+        "target.latency",
+        f"is {target:g}, and {ratio:.2f} was measured with every removable unit but the minimum "
+        "gone",
+        f"set it to {ratio + _CLOSE:.2f} or more, or lower minimum",
+    )

@@ -1,0 +1,400 @@
+"""``prune-structured``: channels, filters and attention heads removed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar
+
+import onnx_ir as ir
+from pydantic import Field
+
+from compressor.errors import SpecError
+from compressor.graph.channels.analysis import analyse, map_channels
+from compressor.graph.channels.slicing import remove_channels
+from compressor.models.sizes import model_macs, model_parameters
+from compressor.models.torch.carrier import TorchCarrier
+from compressor.passes.prune.criteria import Scores, normalized
+from compressor.passes.prune.selection import Queue, Ranking
+from compressor.passes.prune.structured.groups import (
+    Criterion,
+    Limits,
+    Minimum,
+    Scope,
+    StructuredRule,
+    Target,
+    choose,
+    frozen_notes,
+    layer_change,
+    tensors_of,
+)
+from compressor.passes.prune.structured.masking import (
+    MaskedModel,
+    has_batch_norms,
+    prove,
+    re_estimated,
+)
+from compressor.passes.prune.structured.scores import (
+    Sensitivity,
+    activation_requests,
+    activation_scores,
+    magnitude_scores,
+    norm_scale_scores,
+    random_scores,
+    ranking_note,
+    scan,
+    taylor_scores,
+    weighed_members,
+)
+from compressor.passes.prune.structured.selection import Selector, search_latency
+from compressor.run.timing import already_open, measure
+from compressor.types.carrier import Capability, Carrier, Runner
+from compressor.types.channels import ChannelMap, Flags
+from compressor.types.data import Samples
+from compressor.types.layer_rules import plan_layers
+from compressor.types.passes import LayerOutcome, Outcome, Pass, PassContext, Survey
+from compressor.types.tensors import Batch
+
+_LAYOUT = "compressed-tensors"
+_PROOF_SAMPLES = 4
+_SCAN_SAMPLES = 32
+_TIMED_SAMPLES = 32
+_TIMING_BUDGET = 1.0  # seconds for each candidate
+
+
+class PruneStructured(Pass):
+    """Remove channels, filters and attention heads: the result is a smaller dense model.
+
+    Channels that depend on each other, through additions, concatenations and the layers that read
+    them, are found in the graph and go together. An operator that is not understood keeps the
+    channels that it touches. In every run the smaller model is compared with the model in which
+    the same channels are zeroed.
+    """
+
+    name: ClassVar[str] = "prune-structured"
+    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.WEIGHTS, Capability.GRAPH})
+    source: ClassVar[str] = (
+        "Fang et al. 2023 (arXiv:2301.12900) for groups; Li et al. 2017 (arXiv:1608.08710), "
+        "Liu et al. 2017 (arXiv:1708.06519), Molchanov et al. 2019 (arXiv:1906.10771) for criteria"
+    )
+
+    target: Target = Field(description="how much to remove")
+    criterion: Criterion = Field(
+        default="l2",
+        description="how channels are ranked: by the norm of all weights that write and read "
+        "them (l2, l1), by the scales of normalizations (batch-norm), by what their removal does "
+        "to the outputs to first order (taylor), by mean absolute activations (activation), or "
+        "at random as a baseline; taylor and activation read the calibration data",
+    )
+    scope: Scope | None = Field(
+        default=None,
+        description="how a target other than ratio is spread over groups: global (the default) "
+        "ranks all channels by their score over their group's mean; local takes the same share of "
+        "each group; sensitivity takes of each until it alone would cost the outputs the same",
+    )
+    round_to: int = Field(
+        default=1, ge=1, description="a layer's remaining channels are a multiple of it"
+    )
+    minimum: Minimum = Field(
+        default=0.1,
+        description="what stays of each group at least: a share (0.1) or a number (8) of channels",
+    )
+    re_estimate: bool = Field(
+        default=False,
+        description="estimate batch-norm statistics anew on the calibration data afterwards",
+    )
+    sensitivity: bool = Field(
+        default=False,
+        description="report what pruning each group alone costs, measured on calibration data",
+    )
+    layers: tuple[StructuredRule, ...] = Field(
+        default=(),
+        description="rules for the channels that single layers write; the first that matches wins",
+    )
+
+    @property
+    def required(self) -> frozenset[Capability]:
+        """What needs data needs a model that runs."""
+        runs = self._replays or self.criterion == "activation" or self.target.kind == "latency"
+        return self.needs | ({Capability.RUN} if runs else set())
+
+    @property
+    def _replays(self) -> str:
+        wanted = {
+            "to score by taylor": self.criterion == "taylor",
+            "to measure sensitivity": self.sensitivity or self.scope == "sensitivity",
+            "to re-estimate batch-norm statistics": self.re_estimate,
+        }
+        return " and ".join(text for text, true in wanted.items() if true)
+
+    def survey(self, carrier: Carrier, context: PassContext) -> Survey:
+        """Find the channels that can go; exact counts where the target is a ratio."""
+        graph = carrier.graph()
+        self._check(graph)
+        selector = self.selector(carrier, map_channels(graph))
+        choice = selector.choice
+        actions: dict[str, str] = {}
+        reasons = {layer.name: choice.kept_reason(layer) for layer in carrier.layers()}
+        exact = self.target.kind == "ratio"
+        planned = selector.planned() if exact and choice.prunable else selector.nothing
+        for layer in carrier.layers():
+            actions[layer.name] = "prune"
+            if exact and not reasons[layer.name]:
+                before, after = layer_change(choice.channels, layer, planned).outputs
+                actions[layer.name] = f"{after} of {before} channels"
+                if after == before:
+                    reasons[layer.name] = f"the ratio leaves its {before} channels whole"
+        rows = plan_layers(self.name, actions, reasons)
+        selector.check()
+        groups = [p.group for p in choice.prunable]
+        requests = (
+            activation_requests(choice.channels, groups) if self.criterion == "activation" else ()
+        )
+        notes = (*frozen_notes(choice.channels), *self._layout_notes(carrier, context))
+        return Survey(rows, requests, notes, replays=self._replays)
+
+    def _layout_notes(self, carrier: Carrier, context: PassContext) -> tuple[str, ...]:
+        """Warn of sizes that the configuration of a Hugging Face directory may not state."""
+        named = carrier.folder is not None and _LAYOUT in context.targets
+        if self.target.kind == "ratio" or not named:
+            return ()
+        return (
+            f"with a target of {self.target.kind} layers of one kind may keep different numbers of "
+            f"channels, which config.json cannot state, and the layout {_LAYOUT} is refused then: "
+            "a target ratio takes the same share of each",
+        )
+
+    def apply(
+        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
+    ) -> Outcome:
+        """Prune without running anything: by weights or statistics, and unproved.
+
+        Raises:
+            SpecError: an option needs a model that runs.
+        """
+        if self.required != self.needs and self.criterion != "activation":
+            raise SpecError(
+                f"pass {self.name!r}", "has options that need data", "give it samples to run"
+            )
+        return _Pruning(self, carrier, context, statistics, None).outcome()
+
+    def apply_with_samples(
+        self,
+        carrier: Carrier,
+        context: PassContext,
+        statistics: Mapping[str, Any],
+        samples: Samples,
+    ) -> Outcome:
+        """Prune, prove that what was removed did nothing else, and re-estimate on request.
+
+        Raises:
+            SpecError: a latency cannot be reached.
+            ModelError: the smaller model is not the same function as the masked one.
+        """
+        known = samples if Capability.RUN in carrier.offers else None
+        return _Pruning(self, carrier, context, statistics, known).outcome()
+
+    def preview(
+        self,
+        carrier: Carrier,
+        context: PassContext,  # noqa: ARG002
+        statistics: Mapping[str, Any],  # noqa: ARG002
+    ) -> Carrier:
+        """Remove as many channels, though not the same: no weight is looked at."""
+        found = analyse(carrier.graph())
+        planned = self.selector(carrier, found.channels).planned()
+        smaller, kept = remove_channels(carrier.graph(), found, planned)
+        return carrier.with_channels(smaller, kept, planned=True)
+
+    def _check(self, graph: ir.Model) -> None:
+        if self.scope is not None and self.target.kind == "ratio":
+            raise SpecError(
+                "scope",
+                f"is {self.scope}, and a ratio is taken of each group by itself",
+                "leave it out, or give target macs, parameters or latency",
+            )
+        if self.re_estimate and not has_batch_norms(graph):
+            raise SpecError(
+                "re-estimate",
+                "is true, and the model has no batch normalization",
+                "leave it out, or put this pass before fuse",
+            )
+
+    def selector(self, carrier: Carrier, channels: ChannelMap) -> Selector:
+        """Return what may be removed of a model, and what chooses among it.
+
+        Raises:
+            SpecError: a rule matches no layer.
+        """
+        limits = Limits(self.criterion, self.minimum, self.round_to)
+        choice = choose(channels, carrier.layers(), self.layers, limits)
+        tensors = tensors_of(carrier.graph(), channels)
+        return Selector(choice, self.target, tensors, self.minimum)
+
+
+class _Pruning:
+    """One application of the pass to one model."""
+
+    def __init__(
+        self,
+        options: PruneStructured,
+        carrier: Carrier,
+        context: PassContext,
+        statistics: Mapping[str, Any],
+        samples: Samples | None,
+    ):
+        self._options = options
+        self._carrier = carrier
+        self._graph = carrier.graph()
+        self._seed = context.seed
+        self._statistics = statistics
+        self._samples = samples
+        self._found = analyse(self._graph)
+        self._channels = self._found.channels
+        self._selector = options.selector(carrier, self._channels)
+        self._notes: list[str] = []
+
+    def outcome(self) -> Outcome:
+        """Select, remove, prove, re-estimate and describe."""
+        queues = self._selector.queues(self._scores())
+        sensitivities = self._sensitivities(queues)
+        removed = self._removed(queues, sensitivities)
+        smaller, kept = remove_channels(self._graph, self._found, removed)
+        after = self._carrier.with_channels(smaller, kept)
+        self._describe(after)
+        self._prove(removed, smaller)
+        if self._options.re_estimate and self._samples is not None:
+            after = re_estimated(after, self._samples.batches())
+            self._notes.append("batch-norm statistics were estimated anew on the calibration data")
+        if sensitivities:
+            self._notes.append(ranking_note(sensitivities))
+        return Outcome(after, self._layers(removed, sensitivities), tuple(self._notes))
+
+    def _scores(self) -> list[Scores]:
+        channels, groups = self._channels, [p.group for p in self._selector.prunable]
+        match self._options.criterion:
+            case "l1":
+                return magnitude_scores(self._graph, channels, groups, 1)
+            case "l2":
+                return magnitude_scores(self._graph, channels, groups, 2)
+            case "batch-norm":
+                return norm_scale_scores(self._graph, channels, groups)
+            case "activation":
+                return activation_scores(channels, groups, self._statistics)
+            case "random":
+                return random_scores(channels, groups, self._seed)
+        assert self._samples is not None
+        members = [m for own in weighed_members(self._graph, groups) for m in own]
+        scores = taylor_scores(
+            self._graph,
+            channels,
+            list(dict.fromkeys(members)),
+            self._samples.batches(),
+            self._seed,
+        )
+        # What the outputs lose compares across groups by itself.
+        whole = normalized(scores)
+        return [whole[group.units] for group in groups]
+
+    def _sensitivities(self, queues: Sequence[Queue]) -> tuple[Sensitivity, ...]:
+        options = self._options
+        if self._samples is None or not (options.sensitivity or options.scope == "sensitivity"):
+            return ()
+        batch = self._samples.probe(_SCAN_SAMPLES)
+        named = [
+            (p.group.name, queue) for p, queue in zip(self._selector.prunable, queues, strict=True)
+        ]
+        masked = self._masked
+        return scan(lambda flags: masked.run(batch, flags), named, self._channels.count)
+
+    @cached_property
+    def _masked(self) -> MaskedModel:
+        return MaskedModel(self._carrier, self._channels)
+
+    def _removed(self, queues: list[Queue], sensitivities: tuple[Sensitivity, ...]) -> Flags:
+        selector, kind = self._selector, self._options.target.kind
+        if kind == "ratio":
+            return selector.by_ratio(queues)
+        ranking = selector.ranking(queues, self._options.scope or "global", sensitivities)
+        return self._fast_enough(ranking) if kind == "latency" else selector.cut(ranking)
+
+    def _fast_enough(self, ranking: Ranking) -> Flags:
+        assert self._samples is not None
+        batch = self._samples.probe(_TIMED_SAMPLES)
+        whole = self._carrier.runner()
+
+        def measured(flags: Flags) -> float:
+            runners = {"whole": whole, "smaller": self._sliced(flags)}
+            times = measure(already_open(runners), [batch], _TIMING_BUDGET)
+            return float(times.ratio("smaller", "whole")["value"])
+
+        target = self._options.target.value
+        found = search_latency(ranking, self._channels.macs, measured, target)
+        samples = len(next(iter(batch.values())))
+        self._notes.append(
+            f"latency at batch {samples}, measured beside the model before pruning: "
+            f"{found.ratio:.2f} of its time; the target is {target:g}"
+        )
+        return ranking.removed(found.length)
+
+    def _sliced(self, flags: Flags) -> Runner:
+        smaller, _ = remove_channels(self._graph, self._found, flags)
+        return self._carrier.with_graph(smaller).runner()
+
+    def _prove(self, removed: Flags, smaller: ir.Model) -> None:
+        if self._samples is None:
+            self._notes.append("no removal was proved: the model was not run")
+            return
+        unfed = self._masked.unfed
+        if unfed:
+            self._notes.append(f"no removal was proved: {unfed}")
+            return
+        batch = self._samples.probe(_PROOF_SAMPLES)
+
+        def sliced(flags: Flags) -> Batch:
+            if (flags == removed).all():
+                return self._carrier.with_graph(smaller).runner().run(batch)
+            return self._sliced(flags).run(batch)
+
+        proof = prove(lambda flags: self._masked.run(batch, flags), sliced, self._channels, removed)
+        self._notes.append(proof.note(self._samples.made_up))
+
+    def _describe(self, after: Carrier) -> None:
+        before = self._carrier
+        if after.kind != before.kind:
+            self._notes.append(
+                "no sizes of the module make it compute what its graph does: the graph takes its "
+                "place, and cannot be trained"
+            )
+        elif _executes_graph(after) and not _executes_graph(before):
+            self._notes.append(
+                "no sizes of the module make it compute what its graph does, such as where its "
+                "forward has sizes written into it: a module that executes the graph takes its "
+                "place"
+            )
+        for name, count in (("MACs", model_macs), ("parameters", model_parameters)):
+            was, now = count(before), count(after)
+            if was and now is not None:
+                self._notes.append(f"{name} {was:,} -> {now:,} ({100 * now / was:.1f} %)")
+
+    def _layers(
+        self, removed: Flags, sensitivities: Sequence[Sensitivity]
+    ) -> tuple[LayerOutcome, ...]:
+        costs = {cost.name: cost for cost in sensitivities}
+        outcomes = []
+        for layer in self._carrier.layers():
+            change = layer_change(self._channels, layer, removed)
+            details: dict[str, Any] = {}
+            for name, (before, after) in (("channels", change.outputs), ("inputs", change.inputs)):
+                if before != after:
+                    details |= {f"{name}_before": before, f"{name}_after": after}
+            if layer.name in costs:
+                details["sensitivity_db"] = list(costs[layer.name].sqnr_db)
+            if details:
+                scheme = ", ".join(t for t in (layer.dtype, change.text) if t)
+                outcomes.append(LayerOutcome(layer.name, scheme, details=details))
+        return tuple(outcomes)
+
+
+def _executes_graph(carrier: Carrier) -> bool:
+    return isinstance(carrier, TorchCarrier) and carrier.executes_graph

@@ -1,0 +1,1 @@
+"""``cast``: half precision, with float32 islands where it would not do."""

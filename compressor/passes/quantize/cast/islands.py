@@ -1,0 +1,267 @@
+"""Which operators of a graph stay in float32 when the rest becomes 16 bits wide, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+
+from compressor.graph.editing import inner_nodes
+from compressor.graph.layers import layer_of
+from compressor.graph.values import constant_of, is_op
+from compressor.passes.quantize.cast.precision import (
+    BOUNDED,
+    CODES,
+    FOLLOWERS,
+    INTEGER_PRODUCTS,
+    ISLANDS,
+    PLACE,
+    admits,
+    bound_outputs,
+    extreme,
+)
+
+
+class FloatIslands:
+    """Finds the operators of a graph's main level that stay in float32.
+
+    Args:
+        model: read only.
+        skipped: why the readers of these weights stay in float32.
+        keep_io: graph inputs and outputs stay in float32.
+        evaluate: read constants too, and keep what would overflow or vanish in float16; in
+            bfloat16, whose range is that of float32, nothing does.
+        narrow: the type of the rest, float16 or bfloat16.
+
+    Attributes:
+        reasons: why a node stays in float32.
+        types: element types of the main graph's tensors, as far as they are known.
+    """
+
+    def __init__(
+        self,
+        model: ir.Model,
+        skipped: Mapping[str, str],
+        *,
+        keep_io: bool,
+        evaluate: bool,
+        narrow: ir.DataType = ir.DataType.FLOAT16,
+    ):
+        self.model = model
+        self.narrow = narrow
+        self.keep_io = keep_io
+        self.types = value_types(model)
+        self.reasons: dict[ir.Node, str] = {}
+        self._opset = model.opset_imports.get("", 1)
+        for node in model.graph:
+            reason = self._of_layer(node, skipped) or self._of_operator(node)
+            if reason:
+                self._keep(node, reason)
+        self._keep_places()
+        if evaluate and narrow == ir.DataType.FLOAT16:
+            self._keep_extremes()
+        self._keep_enclosed()
+
+    def is_float(self, value: ir.Value | None) -> bool:
+        """Tell whether a value is a float32 tensor of the main graph."""
+        return value is not None and self.types.get(value) == ir.DataType.FLOAT
+
+    def is_half(self, node: ir.Node) -> bool:
+        """Tell whether a node of the main graph is to compute in the narrow type."""
+        return self.computes(node) and node not in self.reasons and not is_transparent(node)
+
+    def computes(self, node: ir.Node) -> bool:
+        """Tell whether a node reads or writes float32 tensors."""
+        return any(self.is_float(v) for v in (*node.inputs, *node.outputs))
+
+    def half_outputs(self, node: ir.Node) -> list[ir.Value]:
+        """Return the float32 outputs of a half node whose type is that of a float32 input."""
+        if node.op_type == "Cast":
+            return [v for v in node.outputs if self.is_float(v)]
+        count = len(node.outputs)
+        bound = bound_outputs(node.op_type, self._opset, self._float_positions(node), count)
+        return [node.outputs[i] for i in bound if self.is_float(node.outputs[i])]
+
+    def _is_real(self, value: ir.Value) -> bool:
+        kind = self.types.get(value)
+        return kind is None or kind.is_floating_point()
+
+    def _float_positions(self, node: ir.Node) -> list[int]:
+        return [i for i, value in enumerate(node.inputs) if self.is_float(value)]
+
+    def _keep(self, node: ir.Node, reason: str) -> None:
+        self.reasons.setdefault(node, reason)
+
+    def _of_layer(self, node: ir.Node, skipped: Mapping[str, str]) -> str:
+        layer = layer_of(node)
+        if layer is not None and layer.weight in skipped:
+            return skipped[layer.weight]
+        if not is_op(node, "Add"):
+            return ""
+        # The bias of a product without one of its own belongs to it.
+        product = next((v.producer() for v in node.inputs if v is not None and v.producer()), None)
+        owner = layer_of(product) if is_op(product, "MatMul") and product is not None else None
+        alone = any(v is not None and v.is_initializer() for v in node.inputs)
+        return skipped.get(owner.weight, "") if owner is not None and alone else ""
+
+    def _of_operator(self, node: ir.Node) -> str:
+        if inner_nodes(node):
+            return "holds a subgraph"
+        if node.domain not in ("", "ai.onnx"):
+            return f"is an operator of {node.domain}"
+        if node.op_type in ISLANDS:
+            return ISLANDS[node.op_type]
+        if self._serves_codes(node):
+            return CODES
+        positions = self._float_positions(node)
+        name = self.narrow.name.lower()
+        if not is_transparent(node) and not admits(name, node.op_type, self._opset, positions):
+            return f"has no {name} form in opset {self._opset}"
+        return ""
+
+    def _serves_codes(self, node: ir.Node) -> bool:
+        """Tell whether a runtime fuses the node with quantization around it."""
+        producers = [v.producer() for v in node.inputs if v is not None]
+        if any(is_op(p, "DequantizeLinear") for p in producers):
+            return True
+        if any(is_op(use.node, "QuantizeLinear") for v in node.outputs for use in v.uses()):
+            return True
+        if not is_op(node, "Cast", "Mul", "Reshape"):
+            return False
+        scaled = [p for p in producers if p is not None and is_op(p, "Cast", "Mul")]
+        before = [v.producer() for p in scaled for v in p.inputs if v is not None]
+        return any(is_op(p, *INTEGER_PRODUCTS) for p in (*producers, *before))
+
+    def _keep_places(self) -> None:
+        """Keep what is computed from integers alone: positions, angles, masks."""
+        constants = set(self.model.graph.initializers.values())
+        places: set[ir.Value] = set()
+        for node in self.model.graph:
+            given = [v for v in node.inputs if v is not None]
+            if all(v in constants for v in given):
+                constants.update(node.outputs)
+                continue
+            if not any(self.is_float(v) for v in node.outputs) or layer_of(node) is not None:
+                continue
+            if all(v in constants or v in places for v in given if self._is_real(v)):
+                places.update(node.outputs)
+                self._keep(node, PLACE)
+
+    def _keep_extremes(self) -> None:
+        """Keep the readers of constants that float16 cannot hold, and what passes them on."""
+        large: list[ir.Node] = []
+        for value in self.model.graph.initializers.values():
+            if not self.is_float(value):
+                continue
+            tensor = constant_of(value)
+            problem = "" if tensor is None else extreme(np.asarray(tensor.numpy()))
+            if not problem:
+                continue
+            for node in self._float_readers(value):
+                layer = layer_of(node)
+                own = layer is not None and layer.weight == value.name
+                self._keep(node, f"{'its weight' if own else 'a constant'} {problem}")
+                if layer is None and "above" in problem:
+                    large.append(node)
+        passed = set(large)
+        for node in large:
+            if node.op_type in BOUNDED or node.op_type not in FOLLOWERS:
+                continue
+            readers = (reader for value in node.outputs for reader in self._float_readers(value))
+            for reader in readers:
+                if reader not in passed:
+                    self._keep(reader, "it may receive values above float16's")
+                    passed.add(reader)
+                    large.append(reader)
+
+    def _float_readers(self, value: ir.Value) -> list[ir.Node]:
+        """Nodes of the main graph that compute with a value, transposes of it included."""
+        found: list[ir.Node] = []
+        for use in value.uses():
+            node = use.node
+            if node.graph is not self.model.graph or is_transparent(node):
+                continue
+            found.append(node)
+            if value.is_initializer() and is_op(node, "Transpose", "Identity", "Reshape"):
+                found.extend(self._float_readers(node.outputs[0]))
+        return found
+
+    def _keep_enclosed(self) -> None:
+        """Keep groups of cheap operators that have only float32 around them."""
+        seen: set[ir.Node] = set()
+        for node in self.model.graph:
+            if node in seen or not self._follows(node):
+                continue
+            group, floats, halves = [node], 0, 0
+            seen.add(node)
+            for member in group:
+                for other in self._around(member):
+                    if other is None or other in self.reasons:
+                        floats += 1
+                    elif self._follows(other):
+                        if other not in seen:
+                            seen.add(other)
+                            group.append(other)
+                    else:
+                        halves += 1
+            if floats and not halves:
+                for member in group:
+                    self._keep(member, "lies between float32 operators")
+
+    def _follows(self, node: ir.Node) -> bool:
+        layer = node.op_type == "Gather" and layer_of(node) is not None
+        return node.op_type in FOLLOWERS and self.is_half(node) and not layer
+
+    def _around(self, node: ir.Node) -> Iterator[ir.Node | None]:
+        """Yield what a node exchanges float32 tensors with; ``None`` is float32 for certain."""
+        for value in node.inputs:
+            if value is None or not self.is_float(value) or value.is_initializer():
+                continue
+            producer = value.producer()
+            if producer is not None:
+                yield producer
+            elif self.keep_io:
+                yield None
+        for value in node.outputs:
+            if not self.is_float(value):
+                continue
+            if value.is_graph_output() and self.keep_io:
+                yield None
+            for use in value.uses():
+                if use.node.graph is not self.model.graph:
+                    yield None
+                elif not is_transparent(use.node):
+                    yield use.node
+
+
+def is_transparent(node: ir.Node) -> bool:
+    """Tell whether a node takes any type and gives none that depends on it."""
+    if is_op(node, "Cast"):
+        return node.attributes.get_int("to", 0) != ir.DataType.FLOAT.value
+    return is_op(node, "Shape", "Size")
+
+
+def value_types(model: ir.Model) -> dict[ir.Value, ir.DataType]:
+    """Return the element types of the main graph's tensors; inferred where none is noted."""
+    inferred = model.clone()
+    for value in inferred.graph.initializers.values():
+        value.const_value = None  # inference would read small ones, and so compute lazy ones
+    common.ShapeInferencePass(check_type=False, strict_mode=False)(inferred)
+    found: dict[ir.Value, ir.DataType] = {}
+    for value in (*model.graph.inputs, *model.graph.initializers.values()):
+        if value.dtype is not None and _is_tensor(value):
+            found[value] = value.dtype
+    for node, twin in zip(model.graph, inferred.graph, strict=True):
+        entry = next((found[v] for v in node.inputs if v in found), None)
+        for value, other in zip(node.outputs, twin.outputs, strict=True):
+            # Operators outside the standard have no inference; most keep their first input's type.
+            kind = value.dtype or other.dtype or entry
+            if kind is not None and _is_tensor(value) and _is_tensor(other):
+                found[value] = kind
+    return found
+
+
+def _is_tensor(value: ir.Value) -> bool:
+    return value.type is None or isinstance(value.type, ir.TensorType)

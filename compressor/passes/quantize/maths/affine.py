@@ -1,0 +1,345 @@
+"""Rows and groups of a matrix as the axes of arithmetic on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isfinite, log10
+
+import torch
+from torch import Tensor
+
+from compressor.types.quantized import QuantizedTensor, Scheme
+from compressor.types.statistics import Range
+
+_CONVERTED_AT_ONCE = (
+    1 << 19
+)  # elements worked on at once, so that intermediate results stay in the cache
+
+
+def in_groups(matrix: Tensor, scheme: Scheme) -> Tensor:
+    """View a matrix as ``[rows, groups, columns of a group]``.
+
+    Args:
+        matrix: ``[rows, columns]``.
+        scheme: how its codes are represented; without groups, a row is one.
+
+    Raises:
+        ValueError: the columns do not divide into the scheme's groups.
+    """
+    rows, columns = matrix.shape
+    width = columns
+    if scheme.granularity == "group":
+        width = scheme.group or 0
+        if width < 1 or columns % width:
+            raise ValueError(f"{columns} columns do not divide into groups of {scheme.group}")
+    return matrix.reshape(rows, columns // width if columns else 1, width)
+
+
+def row_chunks(blocks: Tensor, elements: int = _CONVERTED_AT_ONCE) -> list[slice]:
+    """Cut the first axis so that a piece has about so many elements, and one row at least."""
+    rows = blocks.shape[0]
+    step = max(1, elements * rows // max(blocks.numel(), 1))
+    return [slice(start, start + step) for start in range(0, rows, step)]
+
+
+def converted_chunks(blocks: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+    """Copy the pieces of :func:`row_chunks` one after the other into one buffer.
+
+    A buffer for each piece would cost more than the arithmetic: memory of such sizes goes back to
+    the system when it is freed, and comes from there page by page.
+
+    Args:
+        blocks: of any shape.
+        dtype: the buffer's.
+
+    Yields:
+        A slice of the first axis, and its values; they last until the next piece is asked for, and
+        may be changed.
+    """
+    parts = row_chunks(blocks)
+    first = blocks[parts[0]] if parts else blocks
+    buffer = torch.empty(first.shape, dtype=dtype)
+    for part in parts:
+        piece = blocks[part]
+        yield part, buffer[: len(piece)].copy_(piece)
+
+
+def extremes(blocks: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
+    """Least and greatest value of each group, zero included.
+
+    Args:
+        blocks: ``[rows, groups, columns of a group]``.
+        scheme: for granularity ``tensor`` all groups count as one.
+
+    Returns:
+        Two float64 tensors ``[rows, groups]``, or ``[1, 1]`` for granularity ``tensor``.
+    """
+    rows, groups, width = blocks.shape
+    exact = torch.float64 if blocks.dtype == torch.float64 else torch.float32
+    low, high = (torch.zeros(rows, groups, dtype=exact) for _ in range(2))
+    # One pass each for the least and the greatest: their joint operator is ten times slower.
+    for part, values in converted_chunks(blocks, exact) if width else []:
+        torch.amin(values, -1, out=low[part])
+        torch.amax(values, -1, out=high[part])
+    if scheme.granularity == "tensor" and rows:
+        low, high = low.amin(0, keepdim=True), high.amax(0, keepdim=True)
+    return low.to(torch.float64).clamp(max=0), high.to(torch.float64).clamp(min=0)
+
+
+SMALLEST_SCALE = 2.0**-60
+"""Least scale: the product of two, which scales an integer product, is a normal float32 still."""
+
+_CHUNK = 1 << 18  # elements whose signal and noise are summed at once
+_NARROWEST = 0.2  # least share of the full range that the search for the best range tries
+_HALVES = {"float16": (torch.float16, 2.0**-24), "bfloat16": (torch.bfloat16, SMALLEST_SCALE)}
+"""Types of 16 bits for scales, each with the least scale."""
+
+
+def absmax_parameters(matrix: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
+    """Find scales and zero points that span the full range of the values, zero included.
+
+    Symmetric schemes take the least scale at which neither end lies beyond its last code,
+    ``max(max / high, min / low)``; asymmetric ones ``(max - min) / (high - low)`` and the nearest
+    zero point. The scale is then rounded as :func:`stored_scale` says, and zero points are found
+    for the rounded one.
+
+    Args:
+        matrix: ``[rows, columns]``.
+        scheme: how its codes are represented.
+
+    Returns:
+        Scale, float32 that holds values of the scheme's ``scale_type``, and zero point, int8 or
+        uint8, both ``[rows, groups]``, or ``[1, 1]`` for granularity ``tensor``. Where all values
+        are zero the scale is 1.
+
+    Raises:
+        ValueError: the columns do not divide into groups, an unsigned symmetric scheme meets
+            negative values, or the scheme is not one of integers.
+    """
+    low, high = extremes(in_groups(matrix, scheme), scheme)
+    return parameters(low, high, scheme)
+
+
+def mse_parameters(
+    matrix: Tensor, scheme: Scheme, steps: int = 40, importance: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Find scales and zero points of least squared error among evenly shrunk ranges.
+
+    Ranges from the full one down to a fifth of it are tried for each row or group, and the full
+    one kept unless another is better. The search is that of R. Banner et al., Post-training
+    4-bit quantization, 2018, section 3.1, over the values themselves in place of a distribution.
+
+    Args:
+        matrix: ``[rows, columns]``.
+        scheme: how its codes are represented.
+        steps: how many narrower ranges are tried.
+        importance: what a squared error counts in each column, ``[columns]``, not negative;
+            ``None`` counts all alike.
+
+    Returns:
+        As :func:`absmax_parameters`.
+
+    Raises:
+        ValueError: as :func:`absmax_parameters`.
+    """
+    blocks = in_groups(matrix, scheme)
+    shares = [1 - (1 - _NARROWEST) * step / steps for step in range(1, steps + 1)]
+    counts = None if importance is None else importance.to(torch.float32).reshape(blocks.shape[1:])
+    if scheme.granularity == "tensor":
+        return _searched(blocks, scheme, shares, counts)
+    found = [_searched(blocks[part], scheme, shares, counts) for part in row_chunks(blocks)]
+    if not found:
+        return absmax_parameters(matrix, scheme)
+    return torch.cat([scale for scale, _ in found]), torch.cat([zero for _, zero in found])
+
+
+def quantize(matrix: Tensor, scale: Tensor, zero_point: Tensor, scheme: Scheme) -> QuantizedTensor:
+    """Round to the nearest code, halves to even, and saturate to ``scheme.low .. scheme.high``.
+
+    Args:
+        matrix: ``[rows, columns]``.
+        scale: ``[rows, groups]`` or ``[1, 1]``.
+        zero_point: like ``scale``.
+        scheme: how the codes are represented.
+
+    Raises:
+        ValueError: the columns do not divide into the scheme's groups.
+    """
+    blocks = in_groups(matrix, scheme)
+    codes = torch.empty(blocks.shape, dtype=code_dtype(scheme))
+    for part, values in converted_chunks(blocks, torch.float32):
+        codes[part] = _levels(values, scale, zero_point, part, scheme)
+    return QuantizedTensor(codes.reshape(matrix.shape), scale, zero_point, scheme)
+
+
+def activation_parameters(
+    range: Range, bits: int, signed: bool, symmetric: bool
+) -> tuple[float, int]:
+    """Find scale and zero point of a whole activation tensor; zero is represented exactly.
+
+    Args:
+        range: the interval to represent; it is widened to hold zero.
+        bits: width of a code.
+        signed: codes are signed.
+        symmetric: the zero point is 0.
+
+    Returns:
+        Scale, a number that float32 represents, and zero point. An empty range has scale 1.
+
+    Raises:
+        ValueError: the range is not finite, or negative in an unsigned symmetric scheme.
+    """
+    if not (isfinite(range.low) and isfinite(range.high)):
+        raise ValueError(f"range {range.low} .. {range.high} is not finite")
+    scheme = Scheme(bits, symmetric, signed, "tensor")
+    ends = torch.tensor([[[min(range.low, 0.0), max(range.high, 0.0)]]], dtype=torch.float64)
+    low, high = extremes(ends, scheme)
+    scale, zero = parameters(low, high, scheme)
+    return float(scale), int(zero)
+
+
+def sqnr_db(reference: Tensor, approximation: Tensor) -> float | None:
+    """Signal to quantization noise ratio, ``10 log10(Σ reference² / Σ (reference - approx)²)``.
+
+    Returns:
+        Decibels; ``None`` where the error or the signal is zero.
+
+    Raises:
+        ValueError: shapes differ or a value is not finite.
+    """
+    if reference.shape != approximation.shape:
+        raise ValueError(f"shapes {tuple(reference.shape)} and {tuple(approximation.shape)} differ")
+    signal = noise = 0.0
+    wanted, got = reference.reshape(-1), approximation.reshape(-1)
+    for start in range(0, wanted.numel(), _CHUNK):
+        exact = wanted[start : start + _CHUNK].to(torch.float64)
+        signal += float(exact.square().sum())
+        noise += float((exact - got[start : start + _CHUNK]).square().sum())
+    if not isfinite(signal + noise):
+        raise ValueError("a value is not finite")
+    return None if noise == 0 or signal == 0 else 10 * log10(signal / noise)
+
+
+def parameters(low: Tensor, high: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
+    """Scale and zero point that represent ``low .. high``.
+
+    Args:
+        low: least values, float64 ``[rows, groups]``, at most 0.
+        high: greatest values, likewise, at least 0.
+        scheme: how codes are represented.
+
+    Returns:
+        As :func:`absmax_parameters`.
+
+    Raises:
+        ValueError: a value is negative in an unsigned symmetric scheme, or the scheme is not one
+            of integers.
+    """
+    if scheme.element != "int":
+        raise ValueError(f"{scheme} is not a scheme of integers")
+    if scheme.symmetric:
+        if not scheme.signed and bool((low < 0).any()):
+            raise ValueError("an unsigned symmetric scheme does not represent negative values")
+        scale = high / scheme.high
+        if scheme.signed:
+            scale = torch.maximum(scale, low / scheme.low)
+        scale = stored_scale(scale, scheme)
+        return scale, torch.zeros(scale.shape, dtype=code_dtype(scheme))
+    scale = stored_scale((high - low) / (scheme.high - scheme.low), scheme)
+    return scale, zero_point_of(low, scale, scheme)
+
+
+def zero_point_of(low: Tensor, scale: Tensor, scheme: Scheme) -> Tensor:
+    """The zero point that puts the first code nearest to ``low``, int8 or uint8."""
+    zero = torch.round(scheme.low - low / scale.to(torch.float64))
+    return zero.clamp(scheme.low, scheme.high).to(code_dtype(scheme))
+
+
+def stored_scale(scale: Tensor, scheme: Scheme) -> Tensor:
+    """Round scales to the type in which they are stored.
+
+    To the nearest value; but to the next one above where the nearest would leave an end of the
+    range more than half a step beyond the last code. An asymmetric scheme's zero point takes up
+    to half a step already, so there it is always the next above. A scale stays within the type's
+    positive finite numbers and is never below ``SMALLEST_SCALE``; that of an empty range is 1.
+
+    Args:
+        scale: float64, of any shape.
+        scheme: gives ``scale_type`` and the number of steps.
+
+    Returns:
+        float32 that holds values of the type.
+
+    Raises:
+        ValueError: the scale type is one of 8 bits, which integers do not have.
+    """
+    scale = torch.where(scale > 0, scale.clamp(min=SMALLEST_SCALE), 1.0)
+    if scheme.scale_type == "float32":
+        return scale.to(torch.float32)
+    if scheme.scale_type not in _HALVES:
+        raise ValueError(f"integers have no scales of type {scheme.scale_type}")
+    dtype, least = _HALVES[scheme.scale_type]
+    scale = scale.clamp(min=least, max=torch.finfo(dtype).max)
+    steps, slack = scheme.high - scheme.low, 0.0
+    if scheme.symmetric:
+        steps, slack = max(-scheme.low, scheme.high), 0.5
+    # By way of float32, which every device's conversion takes; 24 bits move no value across an
+    # end of the range that the next line would not see.
+    nearest = scale.to(torch.float32).to(dtype)
+    short = nearest.to(torch.float64) * (steps + slack) < scale * steps
+    # The bits of positive numbers count upwards with their values.
+    return (nearest.view(torch.int16) + short).view(dtype).to(torch.float32)
+
+
+def code_dtype(scheme: Scheme) -> torch.dtype:
+    """The dtype that holds a scheme's integer codes: int8, or uint8 for unsigned ones."""
+    return torch.int8 if scheme.signed else torch.uint8
+
+
+def _of_rows(parameter: Tensor, part: slice) -> Tensor:
+    """A scale or zero point for some rows, ``[rows or 1, groups, 1]``."""
+    return (parameter if parameter.shape[0] == 1 else parameter[part])[:, :, None]
+
+
+def _levels(
+    levels: Tensor, scale: Tensor, zero_point: Tensor, part: slice, scheme: Scheme
+) -> Tensor:
+    """Turn values of some rows, float32 ``[rows, groups, columns of a group]``, into codes."""
+    levels.div_(_of_rows(scale, part)).round_()
+    if not scheme.symmetric:
+        levels.add_(_of_rows(zero_point, part))
+    return levels.clamp_(scheme.low, scheme.high)
+
+
+def _searched(
+    blocks: Tensor, scheme: Scheme, shares: list[float], importance: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The parameters of least error among those of the full range and of shares of it."""
+    low, high = extremes(blocks, scheme)
+    scale, zero = parameters(low, high, scheme)
+    least = _squared_error(blocks, scale, zero, scheme, importance)
+    for share in shares:
+        tried_scale, tried_zero = parameters(low * share, high * share, scheme)
+        error = _squared_error(blocks, tried_scale, tried_zero, scheme, importance)
+        better = error < least
+        scale = torch.where(better, tried_scale, scale)
+        zero = torch.where(better, tried_zero, zero)
+        least = torch.minimum(error, least)
+    return scale, zero
+
+
+def _squared_error(
+    blocks: Tensor, scale: Tensor, zero_point: Tensor, scheme: Scheme, importance: Tensor | None
+) -> Tensor:
+    """Squared error of rounding, float64, in the shape of ``scale``."""
+    errors = []
+    for part, values in converted_chunks(blocks, torch.float32):
+        found = _levels(values, scale, zero_point, part, scheme)
+        if not scheme.symmetric:
+            found.sub_(_of_rows(zero_point, part))
+        found.mul_(_of_rows(scale, part)).sub_(blocks[part]).square_()
+        if importance is not None:
+            found.mul_(importance)
+        errors.append(found.sum(-1, dtype=torch.float64))
+    whole = torch.cat(errors)
+    return whole.sum(0, keepdim=True) if scheme.granularity == "tensor" else whole

@@ -1,0 +1,267 @@
+"""GPTQ: rounding in which later columns make up for the error of earlier ones.
+
+E. Frantar et al., GPTQ: Accurate Post-Training Quantization for Generative Pre-trained
+Transformers, 2022 (arXiv:2210.17323), sections 3.3 and 4. The objective is the squared error of
+the layer's output, ``tr(E M Eᵀ)`` for the weights' error ``E`` and the second moment ``M`` of the
+layer's inputs; any positive multiple of ``M`` gives the same codes. A weight that is exactly zero
+has been pruned, and stays zero: what it should make up for is passed on to the columns after it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from compressor.passes.quantize.maths.affine import code_dtype, quantize
+from compressor.passes.quantize.maths.descent import better_rows, descend, row_errors, zeros_by_row
+from compressor.passes.quantize.maths.floating import (
+    RangeSearch,
+    e2m1_codes,
+    nearest_values,
+    round_to_nearest,
+)
+from compressor.types.quantized import QuantizedTensor, Scheme
+
+_BLOCK = 128  # columns between updates of all columns that are yet to come
+_SERIAL = 32768  # elements up to which torch does not start threads, which cost more than work
+_RETRIES = (1.0, 10.0, 100.0)  # factors on the damping
+
+
+def gptq(
+    matrix: Tensor,
+    moment: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    scheme: Scheme,
+    damping: float = 0.01,
+) -> QuantizedTensor:
+    """Quantize a weight so that the layer's output, rather than the weight, changes least.
+
+    Columns are rounded in the order of falling input power; scales and zero points are given and
+    stay as they are, each column with those of its own group. A row for which nearest rounding
+    does better keeps that, so the result is never worse.
+
+    Args:
+        matrix: the weight, ``[rows, columns]``.
+        moment: ``Σ x xᵀ`` over the layer's inputs, ``[columns, columns]``. In a convolution with
+            groups each group of rows has its own inputs and so is a call of its own.
+        scale: ``[rows, groups]`` or ``[1, 1]``.
+        zero_point: like ``scale``.
+        scheme: how the codes are represented.
+        damping: share of the mean input power that is added to every diagonal element.
+
+    Raises:
+        ValueError: the moment has another shape or is not finite, or the columns do not divide
+            into the scheme's groups.
+    """
+    nearest = quantize(matrix, scale, zero_point, scheme)
+    _check(matrix, moment)
+    return _from_nearest(matrix, moment, nearest, _order_and_factor(moment, damping))
+
+
+def gptq_weights(
+    matrix: Tensor,
+    moment: Tensor,
+    scheme: Scheme,
+    search: RangeSearch = "mse",
+    damping: float = 0.01,
+    sweeps: int = 1,
+) -> QuantizedTensor:
+    """Quantize a weight, its scales included, so that the layer's output changes least.
+
+    Ranges are found first (by ``mse``: each column counts by how much an error in it costs once
+    the others have made up for what they can), then codes as in :func:`gptq`, and then both are
+    refined by coordinate descent on the output error
+    (:mod:`compressor.passes.quantize.maths.descent`). A row for which nearest rounding does better
+    keeps that, so the result is never worse.
+
+    Weights that read the same input may be stacked into one matrix, which saves time: rows do
+    not depend on each other, save for the order in which products are summed.
+
+    Args:
+        matrix: the weight, ``[rows, columns]``.
+        moment: ``Σ x xᵀ`` over the layer's inputs, ``[columns, columns]``.
+        scheme: how codes are represented, integers or floats.
+        search: how ranges are found.
+        damping: share of the mean input power that is added to every diagonal element.
+        sweeps: how often coordinate descent visits every code and scale.
+
+    Raises:
+        ValueError: the moment has another shape or is not finite, the columns do not divide into
+            the scheme's groups, or an unsigned symmetric scheme meets negative values.
+    """
+    _check(matrix, moment)
+    nearest = round_to_nearest(matrix, scheme)
+    moment = moment.to(torch.float32)
+    found = _order_and_factor(moment, damping)
+    if found is None:
+        return nearest
+    start = nearest
+    if search == "mse":
+        start = round_to_nearest(matrix, scheme, search, nearest.tensor_scale, _costs(*found))
+    start = _from_nearest(matrix, moment, start, found)
+    damped = moment.clone()
+    damped.diagonal().add_(damping * _mean_power(moment))
+    refined = descend(matrix, damped, start, sweeps)
+    if scheme.granularity == "tensor":
+        return min(refined, start, nearest, key=lambda q: output_error(matrix, q, moment))
+    return better_rows(matrix, moment, refined, nearest)
+
+
+def output_error(matrix: Tensor, quantized: QuantizedTensor, moment: Tensor) -> float:
+    """Squared error of the layer's output, ``tr(E M Eᵀ)`` with ``E = matrix - quantized``.
+
+    Args:
+        matrix: the weight, ``[rows, columns]``.
+        quantized: the weight, quantized.
+        moment: ``Σ x xᵀ`` over the layer's inputs, ``[columns, columns]``.
+    """
+    return float(row_errors(matrix, quantized, moment).sum())
+
+
+def _check(matrix: Tensor, moment: Tensor) -> None:
+    columns = matrix.shape[1]
+    if moment.shape != (columns, columns):
+        raise ValueError(f"moment {list(moment.shape)} does not fit {columns} columns")
+    if not bool(torch.isfinite(moment).all()):
+        raise ValueError("the moment holds values that are not finite")
+
+
+def _from_nearest(
+    matrix: Tensor,
+    moment: Tensor,
+    nearest: QuantizedTensor,
+    found: tuple[Tensor, Tensor] | None,
+) -> QuantizedTensor:
+    """Round with compensation, with the scales of ``nearest``; its rows where they are better."""
+    if found is None:
+        return nearest
+    order, factor = found
+    codes = torch.empty_like(nearest.codes)
+    scale = nearest.scale
+    if nearest.tensor_scale is not None:
+        scale = scale * nearest.tensor_scale
+    steps = _by_column(scale, codes)[order]
+    zeros = _by_column(nearest.zero_point, codes)[order]
+    levels = _compensated(matrix[:, order].T, factor, steps, zeros, nearest.scheme)
+    codes[:, order] = _stored(levels.T, nearest.scheme)
+    compensated = replace(nearest, codes=codes)
+    worse = row_errors(matrix, compensated, moment) > row_errors(matrix, nearest, moment)
+    codes[worse] = nearest.codes[worse]
+    return compensated
+
+
+def _stored(levels: Tensor, scheme: Scheme) -> Tensor:
+    """Codes for what they mean before scaling: for integers, the same numbers."""
+    if scheme.element == "e2m1":
+        return e2m1_codes(levels)
+    return levels.to(torch.float8_e4m3fn if scheme.element == "e4m3" else code_dtype(scheme))
+
+
+def _order_and_factor(moment: Tensor, damping: float) -> tuple[Tensor, Tensor] | None:
+    """Columns by falling input power, and the factor of the inverse in that order."""
+    order = torch.argsort(moment.diagonal(), descending=True, stable=True)
+    factor = inverse_factor(moment[order][:, order], damping)
+    return None if factor is None else (order, factor)
+
+
+def _costs(order: Tensor, factor: Tensor) -> Tensor:
+    """What a squared error in each column costs after compensation, ``1 / (M⁻¹)ⱼⱼ``.
+
+    Section 3.2 of E. Frantar and D. Alistarh, Optimal Brain Compression, 2022 (arXiv:2208.11580).
+    """
+    costs = torch.empty(len(order))
+    costs[order] = 1 / factor.square().sum(0)
+    return costs
+
+
+def _mean_power(moment: Tensor) -> Tensor:
+    """Mean power of the inputs that are not always zero."""
+    power = moment.diagonal()
+    return power.sum() / (power > 0).sum().clamp(min=1)
+
+
+def _by_column(parameter: Tensor, codes: Tensor) -> Tensor:
+    """Spread a scale or zero point ``[rows, groups]`` over columns: float32 ``[columns, rows]``."""
+    rows, columns = codes.shape
+    groups = parameter.shape[1]
+    spread = parameter.to(torch.float32).T.repeat_interleave(columns // groups, dim=0)
+    return spread.expand(columns, rows).contiguous()
+
+
+def inverse_factor(moment: Tensor, damping: float) -> Tensor | None:
+    """Upper triangular ``U`` with ``Uᵀ U = (M + d I)⁻¹``, or ``None`` where there is none.
+
+    ``d`` is ``damping`` times the mean input power, and more if the sum is not positive definite.
+    With the order of columns reversed, ``M = L Lᵀ``; the inverse of ``L``, reversed again, is
+    ``U``. That takes one factorization in place of two and an inverse.
+    """
+    power = moment.diagonal()
+    alive = power > 0
+    if not bool(alive.any()):
+        return None
+    mean = power[alive].mean()
+    turned = moment.flip(0, 1)
+    # A dead column has no input: any positive power serves, for nothing is passed on from it.
+    extra = torch.where(alive, 0.0, mean).flip(0)
+    eye = torch.eye(len(power))
+    for retry in _RETRIES:
+        for dtype in (torch.float32, torch.float64):
+            damped = turned.to(dtype, copy=True)
+            damped.diagonal().add_(extra + retry * damping * mean)
+            lower, failed = torch.linalg.cholesky_ex(damped)
+            if int(failed):
+                continue
+            inverse = torch.linalg.solve_triangular(lower, eye.to(dtype), upper=False)
+            factor: Tensor = inverse.flip(0, 1).to(torch.float32)
+            if bool(torch.isfinite(factor).all()):
+                return factor
+    return None
+
+
+def _compensated(
+    weights: Tensor, factor: Tensor, steps: Tensor, zeros: Tensor, scheme: Scheme
+) -> Tensor:
+    """Round column by column; all tensors but ``factor`` are ``[columns, rows]``.
+
+    A column's error is passed on at once to the columns of its own small block, and by one product
+    to a larger block and to all others when a block is done (section 4, lazy batch updates).
+    """
+    width = min(max(_SERIAL // max(weights.shape[1], 1), 8), _BLOCK)
+    left = weights.to(torch.float32, copy=True).contiguous()
+    pruned = zeros_by_row(left)
+    codes = torch.empty_like(left)
+    integer = scheme.element == "int"
+    errors = torch.empty_like(left[:_BLOCK])
+    zeros = zeros if bool(zeros.any()) else torch.zeros(()).expand(len(left))
+    pivots = factor.diagonal().reciprocal().tolist()
+    # Lists of rows: taking a row out of a tensor costs as much as the arithmetic on it.
+    columns = list(zip(left.unbind(), codes.unbind(), steps.unbind(), zeros.unbind(), strict=True))
+    for start in range(0, len(left), _BLOCK):
+        end = min(start + _BLOCK, len(left))
+        for small in range(start, end, width):
+            stop = min(small + width, end)
+            shares = factor[small:stop, small:stop, None]
+            for column in range(small, stop):
+                weight, code, step, zero = columns[column]
+                error = errors[column - start]
+                torch.div(weight, step, out=code)
+                if pruned is not None:
+                    code.masked_fill_(pruned[column], 0)
+                if integer:
+                    code.round_().add_(zero).clamp_(scheme.low, scheme.high)
+                    torch.sub(code, zero, out=error)
+                else:
+                    code.copy_(nearest_values(code, scheme))
+                    error.copy_(code)
+                torch.addcmul(weight, error, step, value=-1, out=error).mul_(pivots[column])
+                own = column - small
+                left[column + 1 : stop].addcmul_(shares[own, own + 1 :], error, value=-1)
+            if stop < end:
+                done = errors[small - start : stop - start]
+                left[stop:end].addmm_(factor[small:stop, stop:end].T, done, alpha=-1)
+        if end < len(left):
+            left[end:].addmm_(factor[start:end, end:].T, errors[: end - start], alpha=-1)
+    return codes

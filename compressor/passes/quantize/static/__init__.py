@@ -1,0 +1,1 @@
+"""``quantize-static``: calibrated integer weights and activations."""

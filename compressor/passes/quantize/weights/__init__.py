@@ -1,0 +1,1 @@
+"""``quantize-weights``: weights in few bits, activations as they are."""

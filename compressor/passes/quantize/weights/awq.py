@@ -1,0 +1,225 @@
+"""AWQ on the layers of a model, block by block, and what absorbs its factors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import onnx_ir as ir
+import torch
+
+from compressor.errors import SpecError
+from compressor.graph.blocks import partition
+from compressor.passes.quantize.maths.awq import awq
+from compressor.passes.quantize.maths.floating import RangeSearch
+from compressor.passes.quantize.weights.gptq import UNOBSERVED, join_rows, known_codes, observed
+from compressor.passes.quantize.weights.scale_sources import (
+    InputGroup,
+    Source,
+    input_groups,
+    touched,
+)
+from compressor.types.carrier import Carrier
+from compressor.types.layers import Layer
+from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
+from compressor.types.statistics import Block, Moments, Request
+
+
+def awq_groups(
+    model: ir.Model, schemes: Mapping[str, Scheme], parameters: Iterable[str]
+) -> tuple[InputGroup, ...]:
+    """Return the layers by what they read, with what absorbs their factors.
+
+    Args:
+        model: the graph.
+        schemes: of the layers that are quantized.
+        parameters: names of what may be changed.
+    """
+    blocks = partition(model)
+    home = {
+        name: index for index, block in reversed([*enumerate(blocks)]) for name in block.weights
+    }
+    found = []
+    for group in input_groups(model, schemes, set(parameters)):
+        names = [layer.weight for layer in group.layers]
+        names += [] if group.source is None else touched(group.source)
+        if len({home[name] for name in names}) > 1:
+            group = replace(group, source=None, reason="what absorbs factors is in another block")
+        found.append(group)
+    return tuple(found)
+
+
+@dataclass
+class Folded:
+    """Float parameters as factors have changed them.
+
+    Attributes:
+        read: returns a parameter as the model has it, by name.
+        tensors: what has changed, in float32 and in the stored shape; of layers' weights, in
+            canonical form.
+    """
+
+    read: Callable[[str], torch.Tensor]
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def get(self, name: str) -> torch.Tensor:
+        """Return a parameter as it is now, in float32."""
+        if name not in self.tensors:
+            return self.read(name).to(torch.float32)
+        return self.tensors[name]
+
+    def matrix(self, layer: Layer) -> torch.Tensor:
+        """Return a layer's weight as it is now, float32 ``[rows, columns]``."""
+        if layer.weight in self.tensors:
+            return self.tensors[layer.weight]
+        return layer.canonical(self.read(layer.weight)).to(torch.float32)
+
+    def fold(self, group: InputGroup, factors: torch.Tensor) -> None:
+        """Multiply the columns of a group's layers with factors and divide its source by them.
+
+        Args:
+            group: has a source.
+            factors: one a column, the same for columns of one channel of the source.
+        """
+        for layer in group.layers:
+            self.tensors[layer.weight] = self.matrix(layer) * factors
+        source = group.source
+        assert source is not None
+        divisor = torch.ones(source.count)
+        divisor[torch.tensor(source.channels)] = factors.to(torch.float32)
+        for name in source.vectors:
+            self.tensors[name] = self.get(name) / divisor
+        if source.layer is not None:
+            self.tensors[source.layer.weight] = self.matrix(source.layer) / divisor[:, None]
+
+    def taken(self, weights: Collection[str]) -> dict[str, torch.Tensor]:
+        """Forget what has changed, and return it in its own dtype, except ``weights``."""
+        changed = {
+            name: tensor.to(self.read(name).dtype)
+            for name, tensor in self.tensors.items()
+            if name not in weights
+        }
+        self.tensors.clear()
+        return changed
+
+
+@dataclass(frozen=True, eq=False)
+class AwqWork:
+    """AWQ on the chosen layers of a model.
+
+    Attributes:
+        schemes: how the codes of each layer are represented, by layer name.
+        groups: the layers by what they read, in the order of execution.
+        folded: the float parameters.
+        search: how ranges are found.
+    """
+
+    schemes: Mapping[str, Scheme]
+    groups: Sequence[InputGroup]
+    folded: Folded
+    search: RangeSearch
+
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """What calibration has to find."""
+        return tuple(group.request for group in self.groups)
+
+    @property
+    def remarks(self) -> Mapping[str, str]:
+        """What is said in the plan about a layer, by its name."""
+        found = dict.fromkeys(self.schemes, UNOBSERVED)
+        for group in self.groups:
+            fixed = f"range search only: {group.reason}" if group.source is None else ""
+            found.update({layer.name: fixed for layer in group.layers})
+        return {name: remark for name, remark in found.items() if remark}
+
+    def check(self) -> None:
+        """Refuse to do what another method does better.
+
+        Raises:
+            SpecError: no factor can be moved.
+        """
+        if all(group.source is None for group in self.groups):
+            reasons = Counter(group.reason for group in self.groups).most_common(1)
+            raise SpecError(
+                "method 'awq'",
+                "finds no layer whose input scale can be moved"
+                + "".join(f" ({reason})" for reason, _ in reasons),
+                "use method gptq, or rtn with range: mse",
+            )
+
+    @property
+    def rescaled(self) -> frozenset[str]:
+        """Names of the layers whose output channels are divided by factors."""
+        sources = (group.source for group in self.groups)
+        return frozenset(s.layer.name for s in sources if s is not None and s.layer is not None)
+
+    def matrix(self, layer: Layer) -> torch.Tensor:
+        """Return the weight that a layer's codes stand for."""
+        return self.folded.matrix(layer)
+
+    def quantized(self, layers: Sequence[Layer], block: Block) -> dict[str, WeightCodes]:
+        """Quantize those layers of a block that calibration has seen; codes by weight.
+
+        The groups come in the reverse order of execution: what a source is divided by is then
+        known before the source itself is quantized.
+
+        Raises:
+            DataError: calibration found nothing about a layer's inputs.
+        """
+        here = {layer.weight for layer in layers}
+        codes: dict[str, WeightCodes] = {}
+        for group in reversed(self.groups):
+            if group.layers[0].weight in here:
+                codes.update(self._group(group, block))
+        return codes
+
+    def _group(self, group: InputGroup, block: Block) -> dict[str, WeightCodes]:
+        moments = observed(group.layers[0], group.request, block)
+        matrices = [self.folded.matrix(layer) for layer in group.layers]
+        wanted = [self.schemes[layer.name] for layer in group.layers]
+        if group.source is None:
+            weights = _searched(matrices, moments, wanted, self.search)
+        else:
+            found = awq(matrices, moments.second[0], wanted, self.search, _tied(group.source))
+            self.folded.fold(group, found.factors)
+            weights = list(found.weights)
+        return {
+            layer.weight: known_codes(layer, weight)
+            for layer, weight in zip(group.layers, weights, strict=True)
+        }
+
+    def floats(self) -> dict[str, torch.Tensor]:
+        """Return norms and biases that have changed since the last call, in their own dtype."""
+        return self.folded.taken({layer.weight for g in self.groups for layer in g.layers})
+
+
+def plan_awq(carrier: Carrier, schemes: Mapping[str, Scheme], search: RangeSearch) -> AwqWork:
+    """Return what AWQ would do to the chosen layers of a model with a graph."""
+    stored = carrier.tensors()
+    kept = {layer.weight for layer in carrier.layers() if layer.name not in schemes}
+    groups = awq_groups(carrier.graph(), schemes, stored.keys() - kept)
+    return AwqWork(schemes, groups, Folded(lambda name: stored[name].read()), search)
+
+
+def _tied(source: Source) -> torch.Tensor | None:
+    """Say which columns must share a factor; ``None`` if none must."""
+    shared = len(set(source.channels)) < len(source.channels)
+    return torch.tensor(source.channels) if shared else None
+
+
+def _searched(
+    matrices: Sequence[torch.Tensor],
+    moments: Moments,
+    schemes: Sequence[Scheme],
+    search: RangeSearch,
+) -> list[QuantizedTensor]:
+    """Quantize weights whose input cannot be scaled: only their ranges are searched."""
+    fixed = torch.zeros(matrices[0].shape[1], dtype=torch.int64)
+    count = len(moments.second)
+    parts = [
+        awq([m.chunk(count)[index] for m in matrices], moment, schemes, search, fixed).weights
+        for index, moment in enumerate(moments.second)
+    ]
+    return [join_rows(weights) for weights in zip(*parts, strict=True)]

@@ -1,0 +1,246 @@
+"""Ask for the second moment of what a layer multiplies its weights with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from compressor.errors import DataError, SpecError
+from compressor.passes.quantize.maths.floating import RangeSearch
+from compressor.passes.quantize.maths.gptq import gptq_weights
+from compressor.passes.quantize.static.placement import activation_input
+from compressor.passes.quantize.weights.layers import nodes_of
+from compressor.types.carrier import Carrier
+from compressor.types.layers import Layer
+from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
+from compressor.types.statistics import Block, Moments, Request
+
+
+def moment_request(
+    layer: Layer, node: ir.Node, rows_per_column: int | None = None
+) -> Request | None:
+    """Return the request, or ``None`` where there is no such statistic.
+
+    Args:
+        layer: a layer of the main graph.
+        node: the node that reads its weight.
+        rows_per_column: vectors for each of their elements after which observation stops;
+            ``None`` leaves it to the observer.
+    """
+    value = activation_input(node)
+    if value is None or not value.name or node.attributes.get_int("transA", 0) != 0:
+        return None
+    options: dict[str, Any] | None = {}
+    if layer.kind not in ("Gemm", "MatMul"):
+        options = _window(layer, node)
+    if options is None:
+        return None
+    if rows_per_column is not None:
+        options["rows_per_column"] = rows_per_column
+    return Request(value.name, "second-moment", options)
+
+
+def _window(layer: Layer, node: ir.Node) -> dict[str, Any] | None:
+    """Describe a 2-D convolution's patches; ``None`` for others."""
+    if layer.kind != "Conv" or len(layer.shape) != 4:
+        return None
+    if node.attributes.get_string("auto_pad", "NOTSET") != "NOTSET":
+        return None
+    return {
+        "kernel": tuple(layer.shape[2:]),
+        "strides": tuple(node.attributes.get_ints("strides", (1, 1))),
+        "pads": tuple(node.attributes.get_ints("pads", (0, 0, 0, 0))),
+        "dilations": tuple(node.attributes.get_ints("dilations", (1, 1))),
+        "groups": layer.groups,
+    }
+
+
+_ROWS_PER_COLUMN = 16  # input vectors for each of their elements, from which moments are found
+UNOBSERVED = "rounded to nearest: its input is not a value that calibration sees"
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """Codes that have been found already, as :attr:`WeightCodes.compute` wants them."""
+
+    codes: QuantizedTensor
+
+    def __call__(self, matrix: torch.Tensor) -> QuantizedTensor:  # noqa: ARG002
+        """Return them."""
+        return self.codes
+
+
+def known_codes(layer: Layer, codes: QuantizedTensor) -> WeightCodes:
+    """Return a weight's codes that need no computation any more."""
+    return WeightCodes(layer, codes.scheme, Known(codes))
+
+
+def observed(layer: Layer, request: Request, block: Block) -> Moments:
+    """Return the moments of a layer's inputs.
+
+    Raises:
+        DataError: calibration did not find them.
+    """
+    moments = block.statistics.get(request.key)
+    if not isinstance(moments, Moments):
+        raise DataError(
+            f"layer {layer.name!r}",
+            f"calibration found nothing about its input {request.tensor!r}",
+            "skip the layer, or use method rtn",
+        )
+    return moments
+
+
+def gptq_layer(
+    matrix: torch.Tensor, moments: Moments, scheme: Scheme, search: RangeSearch
+) -> QuantizedTensor:
+    """Quantize a weight; the rows of each channel group by the moment of the group's inputs.
+
+    Args:
+        matrix: the weight, ``[rows, columns]``.
+        moments: of the layer's inputs.
+        scheme: how codes are represented.
+        search: how ranges are found.
+    """
+    second = moments.second
+    rows = matrix.shape[0] // second.shape[0]
+    parts = [
+        gptq_weights(matrix[index * rows : (index + 1) * rows], moment, scheme, search)
+        for index, moment in enumerate(second)
+    ]
+    return join_rows(parts)
+
+
+def join_rows(parts: Sequence[QuantizedTensor]) -> QuantizedTensor:
+    """Put quantized rows of one weight below each other; they have scales of their own."""
+    if len(parts) == 1:
+        return parts[0]
+    return replace(
+        parts[0],
+        codes=torch.cat([part.codes for part in parts]),
+        scale=torch.cat([part.scale for part in parts]),
+        zero_point=torch.cat([part.zero_point for part in parts]),
+    )
+
+
+def split_rows(whole: QuantizedTensor, rows: Sequence[int]) -> list[QuantizedTensor]:
+    """Cut a quantized weight into pieces of so many rows; its rows have scales of their own."""
+    if len(rows) == 1:
+        return [whole]
+    parts = zip(
+        *(
+            torch.split(tensor, list(rows))
+            for tensor in (whole.codes, whole.scale, whole.zero_point)
+        ),
+        strict=True,
+    )
+    # Clones: a view would keep all of the stacked rows in memory.
+    return [
+        replace(whole, codes=codes.clone(), scale=scale.clone(), zero_point=zero.clone())
+        for codes, scale, zero in parts
+    ]
+
+
+def _by_rows(scheme: Scheme) -> bool:
+    """Tell whether a row's codes depend on its own weights only."""
+    return scheme.scale_type != "e4m3" and scheme.granularity != "tensor"
+
+
+def _stacks(layer: Layer, scheme: Scheme) -> bool:
+    """Tell whether a layer's rows may be quantized together with another's."""
+    return layer.groups == 1 and _by_rows(scheme)
+
+
+@dataclass(frozen=True, eq=False)
+class GptqWork:
+    """GPTQ on the chosen layers of a model.
+
+    Attributes:
+        schemes: how the codes of each layer are represented, by layer name.
+        by_layer: the request for the moment of each layer's inputs, where there is one.
+        read: returns a layer's weight, ``[rows, columns]``.
+        search: how ranges are found.
+    """
+
+    schemes: Mapping[str, Scheme]
+    by_layer: Mapping[str, Request]
+    read: Callable[[Layer], torch.Tensor]
+    search: RangeSearch
+
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """What calibration has to find; layers that read the same value share a request."""
+        return tuple({request.key: request for request in self.by_layer.values()}.values())
+
+    @property
+    def remarks(self) -> Mapping[str, str]:
+        """What is said in the plan about a layer, by its name."""
+        return {name: UNOBSERVED for name in self.schemes if name not in self.by_layer}
+
+    @property
+    def rescaled(self) -> frozenset[str]:
+        """Names of the layers whose outputs have another scale afterwards: none."""
+        return frozenset()
+
+    def check(self) -> None:
+        """Refuse to do nothing.
+
+        Raises:
+            SpecError: no layer's input can be observed.
+        """
+        if not self.by_layer:
+            raise SpecError("method 'gptq'", "finds no layer whose input it can see", "use rtn")
+
+    def matrix(self, layer: Layer) -> torch.Tensor:
+        """Return the weight that a layer's codes stand for."""
+        return self.read(layer)
+
+    def quantized(self, layers: Sequence[Layer], block: Block) -> dict[str, WeightCodes]:
+        """Quantize those layers of a block that calibration has seen; codes by weight.
+
+        Raises:
+            DataError: calibration found nothing about a layer's inputs.
+        """
+        together: dict[tuple[str, Scheme, int], list[Layer]] = {}
+        for index, layer in enumerate(layers):
+            if layer.name in self.by_layer:
+                scheme = self.schemes[layer.name]
+                alone = 0 if _stacks(layer, scheme) else index + 1
+                key = (self.by_layer[layer.name].key, scheme, alone)
+                together.setdefault(key, []).append(layer)
+        found: dict[str, WeightCodes] = {}
+        for (_, scheme, _), own in together.items():
+            moments = observed(own[0], self.by_layer[own[0].name], block)
+            whole = torch.cat([self.read(layer).to(torch.float32) for layer in own])
+            codes = gptq_layer(whole, moments, scheme, self.search)
+            rows = [layer.rows for layer in own]
+            for layer, part in zip(own, split_rows(codes, rows), strict=True):
+                found[layer.weight] = known_codes(layer, part)
+        return found
+
+    def floats(self) -> dict[str, torch.Tensor]:
+        """Return the other parameters that have changed since the last call: none."""
+        return {}
+
+
+def plan_gptq(carrier: Carrier, schemes: Mapping[str, Scheme], search: RangeSearch) -> GptqWork:
+    """Return what GPTQ would do to the chosen layers of a model with a graph."""
+    nodes = nodes_of(carrier.graph())
+    requests = {
+        name: moment_request(*nodes[name], _ROWS_PER_COLUMN) for name in schemes if name in nodes
+    }
+    known = {
+        name: request
+        for name, request in requests.items()
+        if request is not None and (nodes[name][0].groups == 1 or _by_rows(schemes[name]))
+    }
+    return GptqWork(schemes, known, partial(_canonical, carrier), search)
+
+
+def _canonical(carrier: Carrier, layer: Layer) -> torch.Tensor:
+    return layer.canonical(carrier.weight(layer))

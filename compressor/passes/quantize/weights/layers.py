@@ -1,0 +1,348 @@
+"""Options of ``quantize-weights``, and what they make of each layer's scheme."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal, cast
+
+import onnx_ir as ir
+from pydantic import Field
+
+from compressor.errors import SpecError
+from compressor.graph.codes import obstacle
+from compressor.graph.layers import layers_with_nodes
+from compressor.graph.values import static_shape
+from compressor.types.carrier import Capability, Carrier
+from compressor.types.layer_rules import resolve_rules, skip_reason
+from compressor.types.layers import Layer
+from compressor.types.passes import LayerRule
+from compressor.types.quantized import ScaleType, Scheme
+
+Preset = Literal["int8", "int4-g128", "int4-g32", "int2-g32", "fp8", "nvfp4", "mxfp4"]
+Method = Literal["rtn", "hqq", "gptq", "awq"]
+Format = Literal["int", "fp8-e4m3", "mxfp4", "nvfp4"]
+Bits = Literal[8, 4, 3, 2]
+
+DEFAULT_PRESET: Preset = "int4-g128"
+NARROW_BITS = (3, 2)
+_SCALES = ("float32", "float16", "bfloat16")
+_FIXED_GROUPS: Mapping[Format, int] = {"mxfp4": 32, "nvfp4": 16}
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """How a layer's weight is to be represented, whatever its own dtype is.
+
+    Attributes:
+        format: integers, or a format of floats.
+        bits: width of an integer code.
+        group: columns that share a scale; ``None`` for one scale a row.
+        symmetric: integers have the zero point 0.
+    """
+
+    format: Format = "int"
+    bits: int = 8
+    group: int | None = None
+    symmetric: bool = True
+
+    def scheme(self, layer: Layer) -> Scheme:
+        """Return the scheme for a layer; scales are stored in the dtype of its weight."""
+        if self.format == "mxfp4":
+            return Scheme(4, True, True, "group", 32, "e2m1", "e8m0")
+        if self.format == "nvfp4":
+            return Scheme(4, True, True, "group", 16, "e2m1", "e4m3")
+        granularity: Literal["channel", "group"] = "group" if self.group else "channel"
+        kept = layer.dtype if layer.dtype in _SCALES else "float32"
+        stored = cast("ScaleType", kept)
+        if self.format == "fp8-e4m3":
+            return Scheme(8, True, True, granularity, self.group, "e4m3", stored)
+        return Scheme(
+            self.bits,
+            self.symmetric,
+            signed=self.symmetric,
+            granularity=granularity,
+            group=self.group,
+            scale_type=stored,
+            narrow=False,
+        )
+
+    def changed(self, rule: WeightRule | None) -> Numbers:
+        """Return what a rule makes of this.
+
+        Raises:
+            SpecError: the rule's settings contradict each other.
+        """
+        if rule is None:
+            return self
+        group = self.group if rule.group is None else rule.group
+        symmetric = self.symmetric if rule.symmetric is None else rule.symmetric
+        bits = self.bits if rule.bits is None else rule.bits
+        subject = f"layer rule {rule.match!r}"
+        if rule.format is None and self.format != "int":
+            check_float(self.format, rule.bits, rule.group, rule.symmetric, subject)
+        if rule.format not in (None, "int"):
+            assert rule.format is not None
+            check_float(rule.format, rule.bits, rule.group, rule.symmetric, subject)
+            group = rule.group
+            symmetric = True
+        return replace(
+            self,
+            format=rule.format or self.format,
+            bits=bits,
+            group=None if group == "channel" else group,
+            symmetric=symmetric,
+        )
+
+
+PRESETS: Mapping[Preset, Numbers] = {
+    "int8": Numbers(bits=8),
+    "int4-g128": Numbers(bits=4, group=128),
+    "int4-g32": Numbers(bits=4, group=32),
+    "int2-g32": Numbers(bits=2, group=32, symmetric=False),
+    "fp8": Numbers("fp8-e4m3"),
+    "nvfp4": Numbers("nvfp4"),
+    "mxfp4": Numbers("mxfp4"),
+}
+
+
+class WeightRule(LayerRule):
+    """Per-layer settings of ``quantize-weights``."""
+
+    bits: Bits | None = Field(default=None, description="width of these layers' weights")
+    group: Annotated[int, Field(ge=1)] | Literal["channel"] | None = Field(
+        default=None, description="columns that share a scale, or channel: a whole row"
+    )
+    symmetric: bool | None = Field(default=None, description="zero point 0")
+    format: Format | None = Field(default=None, description="integers, or a format of floats")
+
+
+def numbers_of(
+    preset: Preset | None,
+    bits: Bits | None,
+    group: int | None,
+    symmetric: bool | None,
+    format: Format | None,
+) -> Numbers:
+    """Return what the options of a pass say about layers that no rule changes.
+
+    Raises:
+        SpecError: options contradict each other.
+    """
+    given = {"bits": bits, "group": group, "symmetric": symmetric, "format": format}
+    named = [name for name, value in given.items() if value is not None]
+    if preset is not None and named:
+        raise SpecError(
+            f"preset {preset!r}",
+            f"is given together with {' and '.join(named)}",
+            "give the preset, or bits, group, symmetric and format",
+        )
+    if not named:
+        return PRESETS[preset or DEFAULT_PRESET]
+    if format not in (None, "int"):
+        assert format is not None
+        check_float(format, bits, group, symmetric, f"format {format!r}")
+        return Numbers(format, group=group)
+    if bits is None:
+        raise SpecError("bits", f"is not given, {named[0]} is", "give bits: 8, 4, 3 or 2")
+    return Numbers("int", bits, group, symmetric is not False)
+
+
+def check_float(
+    format: Format,
+    bits: int | None,
+    group: int | Literal["channel"] | None,
+    symmetric: bool | None,
+    subject: str,
+) -> None:
+    """Refuse settings that a format of floats does not have.
+
+    Raises:
+        SpecError: there is one.
+    """
+    own = 8 if format == "fp8-e4m3" else 4
+    if bits not in (None, own):
+        raise SpecError(
+            subject, f"bits is {bits}, {format} has {own}", "leave bits out, or set format: int"
+        )
+    if symmetric is False:
+        raise SpecError(
+            subject, f"symmetric is false, {format} has no zero point", "leave symmetric out"
+        )
+    fixed = _FIXED_GROUPS.get(format)
+    if fixed is not None and group not in (None, fixed):
+        raise SpecError(
+            subject, f"group is {group}, {format} has groups of {fixed}", "leave group out"
+        )
+
+
+_OUTPUT_LAYERS = ("lm_head", "embed_out")
+COMPRESSED_TENSORS = "compressed-tensors"
+_LATEST_OPSET = 24  # for models without a graph: nothing is too old
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is done to each layer.
+
+    Attributes:
+        schemes: of the layers that are quantized, by name.
+        reasons: why a layer is kept, for every layer in order; empty where it is not.
+    """
+
+    schemes: Mapping[str, Scheme]
+    reasons: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the options say, as far as it concerns the choice of layers.
+
+    Attributes:
+        numbers: for layers without a rule.
+        fits: layers that do not divide into groups are kept; otherwise they are an error.
+        tables: tables and the output layer are quantized too.
+        rules: for single layers.
+        targets: of the exports that follow.
+    """
+
+    numbers: Numbers
+    fits: bool
+    tables: bool
+    rules: Sequence[WeightRule]
+    targets: frozenset[str]
+
+
+def choose_layers(carrier: Carrier, wish: Wish) -> Choice:
+    """Choose a scheme for each layer, or say why it is kept.
+
+    Raises:
+        SpecError: a rule matches no layer or contradicts itself, columns do not divide into
+            groups, or a target does not take a scheme.
+    """
+    layers = carrier.layers()
+    rules = resolve_rules(wish.rules, [layer.name for layer in layers])
+    tables = {} if wish.tables else kept_tables(carrier)
+    opset = _LATEST_OPSET
+    inner: frozenset[str] = frozenset()
+    has_graph = Capability.GRAPH in carrier.offers
+    for_others = not has_graph or COMPRESSED_TENSORS in wish.targets
+    if has_graph:
+        model = carrier.graph()
+        opset = model.opset_imports.get("", 0)
+        inner = frozenset(x.name for x in layers if x.weight not in model.graph.initializers)
+    schemes: dict[str, Scheme] = {}
+    reasons: dict[str, str] = {}
+    for layer in layers:
+        rule = rules[layer.name]
+        scheme = wish.numbers.changed(rule).scheme(layer)
+        own = rule is not None and rule.group is not None
+        reason = skip_reason(rule) or tables.get(layer.name, "")
+        if not reason and layer.name in inner:
+            reason = "its weight lies in a subgraph"
+        if not reason and for_others and (len(layer.shape) != 2 or layer.transposed):
+            reason = "the compressed-tensors layout holds linear layers only"
+        reason = reason or _misfit(layer, scheme, opset, error=own or not wish.fits)
+        reasons[layer.name] = reason
+        if not reason:
+            _check_targets(layer, scheme, wish.targets)
+            schemes[layer.name] = scheme
+    return Choice(schemes, reasons)
+
+
+def _misfit(layer: Layer, scheme: Scheme, opset: int, *, error: bool) -> str:
+    """Say why a layer cannot have a scheme; empty if it can.
+
+    Raises:
+        SpecError: its columns do not divide into groups, and that is to be an error.
+    """
+    undivided = scheme.group is not None and layer.columns % scheme.group != 0
+    blocked = layer.kind == "ConvTranspose" or any(d != 1 for d in layer.shape[2:])
+    if undivided and not blocked:
+        problem = f"{layer.columns} input columns do not divide into groups of {scheme.group}"
+        if error:
+            raise SpecError(f"layer {layer.name!r}", problem, "choose a divisor or skip the layer")
+        return problem
+    return obstacle(layer, scheme, opset) or ""
+
+
+def kept_tables(carrier: Carrier) -> dict[str, str]:
+    """Return why tables, and the output layer that belongs to one, are kept."""
+    layers = carrier.layers()
+    found = {
+        layer.name: "a table is looked up, not multiplied" for layer in layers if is_table(layer)
+    }
+    for layer in layers:
+        if layer.name.rpartition(".")[2] in _OUTPUT_LAYERS:
+            found[layer.name] = "it is the output layer"
+    if Capability.GRAPH in carrier.offers:
+        found.update(_of_graph(carrier.graph(), layers))
+    return found
+
+
+def is_table(layer: Layer) -> bool:
+    """Tell whether a layer's weight is looked up."""
+    return layer.kind == "Gather"
+
+
+def _of_graph(model: ir.Model, layers: Sequence[Layer]) -> dict[str, str]:
+    """Find what names do not tell: a table that is also multiplied, an output layer."""
+    found = {}
+    kinds: dict[str, set[str]] = {}
+    for layer, _ in layers_with_nodes(model):
+        kinds.setdefault(layer.weight, set()).add(layer.kind)
+    for layer in layers:
+        if len(kinds[layer.weight]) > 1 and "Gather" in kinds[layer.weight]:
+            found[layer.name] = "its weight is shared with a table"
+    outputs = {v.name for v in model.graph.outputs}
+    tables = {(layer.rows, layer.columns) for layer in layers if is_table(layer)}
+    for layer in layers:
+        if layer.output in outputs and (layer.rows, layer.columns) in tables:
+            found.setdefault(layer.name, "it is the output layer")
+    return found
+
+
+def _check_targets(layer: Layer, scheme: Scheme, targets: frozenset[str]) -> None:
+    """Refuse what TensorRT does not take.
+
+    Raises:
+        SpecError: as said.
+    """
+    if "tensorrt" not in targets:
+        return
+    subject = f"layer {layer.name!r}"
+    if not scheme.symmetric:
+        raise SpecError(
+            subject,
+            f"would be {scheme}, and target tensorrt takes zero point 0 only",
+            "set symmetric: true",
+        )
+    if scheme.element != "int":
+        return
+    if scheme.bits in NARROW_BITS:
+        raise SpecError(
+            subject,
+            f"would be {scheme}, and target tensorrt has integers of 8 and 4 bits",
+            "set bits: 8 or 4",
+        )
+    if scheme.bits == 4 and scheme.granularity != "group":
+        raise SpecError(
+            subject,
+            f"would be {scheme}, and target tensorrt takes 4 bits in groups only",
+            "set a group, such as 128",
+        )
+
+
+def nodes_of(model: ir.Model) -> dict[str, tuple[Layer, ir.Node]]:
+    """Return each layer of the main graph with the first node that multiplies with its weight."""
+    found: dict[str, tuple[Layer, ir.Node]] = {}
+    for layer, node in layers_with_nodes(model):
+        if node.graph is model.graph and not is_table(layer):
+            found.setdefault(layer.name, (layer, node))
+    return found
+
+
+def vector_length(value: ir.Value) -> int | None:
+    """Return the length of an initializer with one axis, or ``None``."""
+    shape = static_shape(value) if value.is_initializer() else None
+    return shape[0] if shape is not None and len(shape) == 1 else None

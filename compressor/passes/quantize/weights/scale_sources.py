@@ -1,0 +1,326 @@
+"""Find on a graph where a layer's input gets the size of its channels from.
+
+AWQ multiplies a layer's columns with factors and divides the layer's input by them. The division
+costs nothing where something before the layer can absorb it: the weight of a norm, or the rows of
+another layer, with nothing in between but operators that commute with positive factors.
+J. Lin et al., AWQ, 2023 (arXiv:2306.00978), section 3.2.
+
+Channels are followed by example: an array of the value's shape that holds, at each place, the
+number of the channel that the place's value is a multiple of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from compressor.graph.layers import layer_of, layers_with_nodes
+from compressor.graph.values import is_op
+from compressor.passes.quantize.weights.gptq import moment_request
+from compressor.passes.quantize.weights.layers import nodes_of, vector_length
+from compressor.types.layers import Layer
+from compressor.types.statistics import Request
+from compressor.types.tensors import Array
+
+_SIZES = (2, 3, 5, 7, 11, 13)  # of dynamic axes, in the order in which they are met
+_NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
+_POINTWISE = ("Relu", "LeakyRelu", "Identity", "Dropout", "Cast")
+_RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+_FEW = 1
+_ROWS_PER_COLUMN = 32  # input vectors for each of their elements, from which moments are found
+
+
+@dataclass(frozen=True)
+class Source:
+    """What can absorb a factor for each column of the layers that read a value.
+
+    Attributes:
+        channels: for each column, the channel of the source that it is a multiple of.
+        count: how many channels the source has.
+        vectors: names of parameters with one element a channel, to be divided.
+        layer: the layer whose rows are the channels, to be divided too.
+    """
+
+    channels: tuple[int, ...]
+    count: int
+    vectors: tuple[str, ...] = ()
+    layer: Layer | None = None
+
+
+@dataclass(frozen=True)
+class InputGroup:
+    """The layers that read one value.
+
+    Attributes:
+        request: for the second moment of the value.
+        layers: those that are quantized, in the order of execution.
+        source: what absorbs factors; ``None`` if nothing does.
+        reason: why nothing does.
+    """
+
+    request: Request
+    layers: tuple[Layer, ...]
+    source: Source | None = None
+    reason: str = ""
+
+
+def input_groups(
+    model: ir.Model, chosen: Collection[str], parameters: Collection[str]
+) -> tuple[InputGroup, ...]:
+    """Group layers by what they read, in the order of execution, and look for each group's source.
+
+    Args:
+        model: a graph with inferred shapes.
+        chosen: names of the layers that are quantized.
+        parameters: names of what can be changed.
+    """
+    uses = _weight_uses(model)
+    grouped: dict[str, list[tuple[Layer, ir.Node]]] = {}
+    requests: dict[str, Request] = {}
+    for layer, node in nodes_of(model).values():
+        request = moment_request(layer, node, _ROWS_PER_COLUMN)
+        if request is not None and layer.name in chosen:
+            requests[request.key] = request
+            grouped.setdefault(request.key, []).append((layer, node))
+    found = []
+    for key, members in grouped.items():
+        value = members[0][1].inputs[0]
+        assert value is not None
+        layers = tuple(layer for layer, _ in members)
+        group = InputGroup(requests[key], layers)
+        reason = _unmovable(value, members, uses)
+        source = None if reason else _Tracer(uses).source(value, layers[0])
+        if source is not None and not set(touched(source)) <= set(parameters):
+            source = None
+        if source is None and not reason:
+            reason = "nothing before it absorbs factors"
+        found.append(replace(group, source=source, reason=reason))
+    return tuple(found)
+
+
+def touched(source: Source) -> list[str]:
+    """Return the names of the parameters that absorb the factors."""
+    return [*source.vectors, *([] if source.layer is None else [source.layer.weight])]
+
+
+def _weight_uses(model: ir.Model) -> Mapping[str, int]:
+    """How many nodes multiply with each weight, or look something up in it."""
+    counted: dict[str, int] = {}
+    for layer, _ in layers_with_nodes(model):
+        counted[layer.weight] = counted.get(layer.weight, 0) + 1
+    return counted
+
+
+def _unmovable(
+    value: ir.Value, members: list[tuple[Layer, ir.Node]], uses: Mapping[str, int]
+) -> str:
+    """Say why the input of some layers cannot be scaled; empty if nothing speaks against it."""
+    readers = {node for _, node in members}
+    others = [use.node for use in value.uses() if use.node not in readers]
+    if others or value.is_graph_output():
+        layers = (layer_of(node) for node in others)
+        kept = next((layer.name for layer in layers if layer is not None), None)
+        return f"its input is read by {kept or 'something else'} too"
+    if any(uses[layer.weight] > 1 for layer, _ in members):
+        return "its weight is read twice"
+    if any(layer.groups > 1 for layer, _ in members):
+        return "it has channel groups"
+    return ""
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """A value's channels: the source without its columns, and the labels in the value's shape."""
+
+    source: Source
+    labels: Array
+
+
+class _Tracer:
+    """Follows one value back to what its channels are multiples of."""
+
+    def __init__(self, uses: Mapping[str, int]):
+        self._uses = uses
+        self._sizes: dict[str, int] = {}
+
+    def source(self, value: ir.Value, layer: Layer) -> Source | None:
+        """Return the source of a layer's input, or ``None``."""
+        traced = self._trace(value, first=True)
+        if traced is None:
+            return None
+        labels = traced.labels
+        if layer.kind == "Conv":
+            labels = np.moveaxis(labels, 1, -1)
+        channels = labels.reshape(-1, labels.shape[-1])
+        if not (channels == channels[0]).all():
+            return None
+        kernel = layer.columns // channels.shape[1]
+        columns = np.repeat(channels[0], kernel)
+        if len(columns) != layer.columns:
+            return None
+        return replace(traced.source, channels=tuple(int(c) for c in columns))
+
+    def _trace(self, value: ir.Value, *, first: bool = False) -> _Traced | None:
+        node = value.producer()
+        if node is None or not (first or _read_once(value)):
+            return None
+        shape = self._shape(value)
+        if shape is None:
+            return None
+        return self._start(node, value, shape) or self._through(node, value, shape)
+
+    def _shape(self, value: ir.Value) -> tuple[int, ...] | None:
+        """Return the shape with a small number for each dynamic axis; ``None`` if not known."""
+        if value.shape is None:
+            return None
+        return tuple(self._size(d) for d in value.shape)
+
+    def _size(self, axis: int | ir.SymbolicDim) -> int:
+        """Return an axis's length; -1 where it is not known."""
+        if isinstance(axis, int):
+            return axis
+        names = [] if axis.value is None else axis.value.replace(" ", "").split("*")
+        if not names or not all(name.isidentifier() for name in names):
+            return -1
+        size = 1
+        for name in names:
+            free = _SIZES[len(self._sizes) % len(_SIZES)]
+            size *= self._sizes.setdefault(name, free)
+        return size
+
+    def _start(self, node: ir.Node, value: ir.Value, shape: tuple[int, ...]) -> _Traced | None:
+        """Return the labels of a value that a source writes."""
+        if node.op_type in _NORMS and value is node.outputs[0]:
+            return _labelled(_norm_source(node, shape), shape, -1)
+        if is_op(node, "Mul"):
+            return _labelled(_vector_source(node, shape), shape, -1)
+        layer, bias = self._layer_behind(node)
+        if layer is None or self._uses[layer.weight] > 1 or layer.kind == "ConvTranspose":
+            return None
+        source = Source((), layer.rows, (bias,) if bias else (), layer)
+        return _labelled(source, shape, 1 if layer.kind == "Conv" else -1)
+
+    def _layer_behind(self, node: ir.Node) -> tuple[Layer | None, str | None]:
+        """Return the layer that a node is, or adds a bias to, and the bias that it owns."""
+        layer = layer_of(node)
+        if layer is not None and layer.kind != "Gather":
+            bias = node.inputs[2] if len(node.inputs) > 2 else None
+            if bias is None:
+                return layer, None
+            owned = vector_length(bias) == layer.rows and _read_once(bias)
+            return (layer, bias.name) if owned else (None, None)
+        if not is_op(node, "Add"):
+            return None, None
+        for bias, product in (node.inputs, reversed(node.inputs)):
+            if bias is None or product is None or not _read_once(bias) or not _read_once(product):
+                continue
+            inner = product.producer()
+            layer = None if inner is None or len(inner.inputs) > 2 else layer_of(inner)
+            if layer is not None and layer.kind == "MatMul" and vector_length(bias) == layer.rows:
+                return layer, bias.name
+        return None, None
+
+    def _through(self, node: ir.Node, value: ir.Value, shape: tuple[int, ...]) -> _Traced | None:
+        """Return the labels of a value that a node makes of another with the same factors."""
+        if is_op(node, "Mul"):
+            return self._product(node, shape)
+        if is_op(node, "MatMul"):
+            return self._mixture(node, shape)
+        entry = node.inputs[0] if node.inputs else None
+        if entry is None or not is_op(
+            node, *_POINTWISE, *_RESHAPES, "Transpose", "Expand", "Slice", "Split"
+        ):
+            return None
+        traced = self._trace(entry)
+        if traced is None:
+            return None
+        labels = self._moved(node, value, traced.labels, shape)
+        return None if labels is None else replace(traced, labels=labels)
+
+    def _moved(
+        self, node: ir.Node, value: ir.Value, labels: Array, shape: tuple[int, ...]
+    ) -> Array | None:
+        if is_op(node, *_RESHAPES):
+            known = [d for d in shape if d != -1]
+            fits = labels.size % max(int(np.prod(known)), 1) == 0 and len(known) >= len(shape) - 1
+            return labels.reshape(shape) if fits else None
+        if is_op(node, "Transpose"):
+            perm = node.attributes.get_ints("perm", None)
+            return labels.transpose(None if perm is None else list(perm))
+        if is_op(node, "Expand"):
+            return np.broadcast_to(labels, shape) if -1 not in shape else None
+        if is_op(node, "Split"):
+            return self._part(node, value, labels)
+        return labels if labels.shape == shape else None  # a slice that takes everything
+
+    def _part(self, node: ir.Node, value: ir.Value, labels: Array) -> Array | None:
+        """Return the labels of one output of ``Split``."""
+        axis = node.attributes.get_int("axis", 0)
+        shapes = [self._shape(output) for output in node.outputs]
+        start = 0
+        for output, shape in zip(node.outputs, shapes, strict=True):
+            if shape is None or shape[axis] == -1:
+                return None
+            if output is value:
+                return labels.take(range(start, start + shape[axis]), axis)
+            start += shape[axis]
+        return None
+
+    def _product(self, node: ir.Node, shape: tuple[int, ...]) -> _Traced | None:
+        """Follow the factor of a product that has the product's own shape."""
+        for factor in node.inputs:
+            if factor is not None and not factor.is_initializer() and self._shape(factor) == shape:
+                traced = self._trace(factor)
+                if traced is not None:
+                    return traced
+        return None
+
+    def _mixture(self, node: ir.Node, shape: tuple[int, ...]) -> _Traced | None:
+        """Follow what attention mixes: sums over positions keep the factors of channels."""
+        mixed = node.inputs[1]
+        if mixed is None or mixed.is_initializer() or layer_of(node) is not None or -1 in shape:
+            return None
+        traced = self._trace(mixed)
+        if traced is None or traced.labels.ndim < 2:
+            return None
+        rows = traced.labels[..., :1, :]
+        if not (traced.labels == rows).all():
+            return None
+        return replace(traced, labels=np.broadcast_to(rows, shape))
+
+
+def _labelled(source: Source | None, shape: tuple[int, ...], axis: int) -> _Traced | None:
+    if source is None or shape[axis] != source.count:
+        return None
+    form = [1] * len(shape)
+    form[axis] = source.count
+    # An axis of unknown length says nothing about channels: one place stands for all.
+    lengths = [max(d, 1) for d in shape]
+    labels = np.broadcast_to(np.arange(source.count).reshape(form), lengths)
+    return _Traced(source, labels)
+
+
+def _norm_source(node: ir.Node, shape: tuple[int, ...]) -> Source | None:
+    """Return a norm's scale and bias, if they are its own."""
+    if node.attributes.get_int("axis", -1) not in (-1, len(shape) - 1):
+        return None
+    own = [v for v in node.inputs[1:3] if v is not None]
+    if not own or not all(vector_length(v) == shape[-1] and _read_once(v) for v in own):
+        return None
+    return Source((), shape[-1], tuple(v.name or "" for v in own))
+
+
+def _vector_source(node: ir.Node, shape: tuple[int, ...]) -> Source | None:
+    """Return a vector that channels are multiplied with, as the last step of a norm does."""
+    for value in node.inputs:
+        length = None if value is None else vector_length(value)
+        if value is not None and length == shape[-1] and length > _FEW and _read_once(value):
+            return Source((), length, (value.name or "",))
+    return None
+
+
+def _read_once(value: ir.Value) -> bool:
+    return len(list(value.uses())) == 1 and not value.is_graph_output()

@@ -1,0 +1,1 @@
+"""``distill``: learning from a teacher."""

@@ -1,0 +1,256 @@
+"""Teacher assistants: models of sizes between teacher and student, taught one after the other.
+
+S. Mirzadeh et al., Improved knowledge distillation via teacher assistant, 2020 (arXiv:1902.03393),
+section 3: a teacher that is far larger than its student teaches worse than one in between."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
+
+from pydantic import Field
+
+from compressor.errors import SpecError
+from compressor.files import disk_errors, json_text, staging, sync
+from compressor.passes.train.distill.distilling import (
+    Pupil,
+    distilled_loss,
+    matched_outputs,
+    opened_teacher,
+)
+from compressor.passes.train.distill.options import (
+    AssistantKeys,
+    Distillation,
+    LayerPair,
+    Soft,
+    model_keys,
+)
+from compressor.passes.train.distill.students import Pairs, make_student
+from compressor.passes.train.engine import length, make_order, train
+from compressor.passes.train.job import Job
+from compressor.passes.train.layer_places import check_layer
+from compressor.passes.train.preparing import freeze, outcome, plan_training, regulators
+from compressor.passes.train.recipe import Recipe
+from compressor.types.carrier import Capability, Carrier
+from compressor.types.passes import Outcome, PassContext, Survey
+from compressor.types.training import Training
+
+Teaches: TypeAlias = Callable[[int, Carrier, Carrier, Training], Outcome]
+"""Teaches an assistant by its number: assistant and teacher, and what it is trained with."""
+
+_MODEL, _NOTES, _STATE = "model", "notes.json", "state"
+
+
+def last_assistant(
+    assistants: Sequence[AssistantKeys], teacher: Carrier, training: Training, teaches: Teaches
+) -> tuple[Carrier, tuple[str, ...]]:
+    """Teach each assistant by the one before; those that have been taught already are kept.
+
+    Args:
+        assistants: from large to small.
+        teacher: of the first.
+        training: of the student; each assistant has a folder of its own in its folder.
+        teaches: trains one.
+
+    Returns:
+        The last one, and what is to be told about all of them.
+
+    Raises:
+        CompressorError: one cannot be opened or trained.
+    """
+    notes: list[str] = []
+    for index, keys in enumerate(assistants):
+        option = f"assistants.{index}"
+        assistant = training.open_model(model_keys(keys), option)
+        if keys.epochs:
+            if Capability.TRAIN not in assistant.offers:
+                raise SpecError(option, "cannot be trained", "give a factory, or set epochs: 0")
+            assistant, own = _taught(index, assistant, teacher, training, teaches)
+            notes += [f"{option}: {note}" for note in own]
+        teacher = assistant
+    return teacher, tuple(notes)
+
+
+def _taught(
+    index: int, assistant: Carrier, teacher: Carrier, training: Training, teaches: Teaches
+) -> tuple[Carrier, list[str]]:
+    folder = training.folder / f"assistant-{index}"
+    done, state = folder / "taught", folder / _STATE
+    known = done.is_dir()
+    training.ranks.wait()  # all have looked before the first one writes
+    if not known:
+        with disk_errors(state):
+            state.mkdir(parents=True, exist_ok=True)
+        outcome = teaches(index, assistant, teacher, replace(training, folder=state))
+        if training.ranks.rank == 0:
+            _store(outcome, done)
+            shutil.rmtree(state)
+        training.ranks.wait()
+    notes: list[str] = json.loads((done / _NOTES).read_text(encoding="utf-8"))
+    return assistant.restore(done / _MODEL), notes
+
+
+def _store(outcome: Outcome, target: Path) -> None:
+    """Write a taught assistant, whole or not at all."""
+    with staging(target.parent) as staged:
+        own = staged / target.name
+        (own / _MODEL).mkdir(parents=True)
+        outcome.carrier.save(own / _MODEL)
+        (own / _NOTES).write_text(json_text(list(outcome.notes)), encoding="utf-8")
+        for file in own.rglob("*"):
+            sync(file)
+        own.rename(target)
+        sync(target.parent)
+
+
+class Distill(Recipe, Distillation):
+    """Train the weights on, with a teacher's outputs beside or in place of the target.
+
+    The teacher is the spec's own model as it was before the first pass, or another one. Outputs,
+    and where they are named those of layers, are drawn towards the teacher's. Assistants, models
+    of sizes in between, may be taught first, each by the one before.
+    """
+
+    name: ClassVar[str] = "distill"
+    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.TRAIN, Capability.GRAPH})
+    source: ClassVar[str] = (
+        "Hinton et al. 2015 (arXiv:1503.02531); features: Romero et al. 2015 (arXiv:1412.6550); "
+        "attention: Zagoruyko and Komodakis 2017 (arXiv:1612.03928); assistants: Mirzadeh et al. "
+        "2020 (arXiv:1902.03393)"
+    )
+
+    features: tuple[LayerPair, ...] = Field(
+        default=(),
+        description="layers whose outputs are drawn to those of the teacher's layers, through a "
+        "trained projection where widths differ",
+    )
+    attention: tuple[LayerPair, ...] = Field(
+        default=(),
+        description="layers whose attention maps, which say where they are active, are drawn to "
+        "those of the teacher's layers",
+    )
+    assistants: tuple[AssistantKeys, ...] = Field(
+        default=(),
+        description="models from large to small, keys as under model: the teacher teaches the "
+        "first, each the next, and the last the student",
+    )
+
+    @property
+    def pairs(self) -> Pairs:
+        """The layers that are compared."""
+        return Pairs(self.features, self.attention)
+
+    @property
+    def compares_layers(self) -> bool:
+        """Layers are compared with the teacher's, too."""
+        return bool(self.features or self.attention)
+
+    @property
+    def other_models(self) -> Mapping[str, Mapping[str, Any]]:
+        """The teacher, where it is not the spec's model, and the assistants."""
+        own = {f"assistants.{i}": model_keys(keys) for i, keys in enumerate(self.assistants)}
+        return {**self.named_models, **own}
+
+    def check_models(self, carrier: Carrier, others: Mapping[str, Carrier]) -> None:
+        """Compare outputs and layers of teachers with the student's.
+
+        Raises:
+            SpecError: they do not fit.
+        """
+        for other in others.values():
+            matched_outputs(carrier.outputs, other.outputs, self.outputs)
+        last = f"assistants.{len(self.assistants) - 1}" if self.assistants else "teacher"
+        if last in others:
+            self._check_layers(others[last], "teacher")
+
+    def _check_layers(self, carrier: Carrier, side: str) -> None:
+        for option, pairs in (("features", self.features), ("attention", self.attention)):
+            for index, pair in enumerate(pairs):
+                name = pair.student if side == "student" else pair.teacher
+                check_layer(name, carrier, f"{option}.{index}.{side}")
+
+    def survey(self, carrier: Carrier, context: PassContext) -> Survey:
+        """Say which layers are trained; check the losses and the student's layers."""
+        hard = self.hard_loss(self.loss, context.metric)
+        soft = self.soft_loss(self.loss, context.metric)
+        matched_outputs(carrier.outputs, carrier.outputs, self.outputs)
+        self._check_layers(carrier, "student")
+        compared = f"{1 - self.alpha:g} of the loss is {_soft_name(soft, self.temperature)}"
+        notes = [compared + (f", {self.alpha:g} {hard}" if hard else "")]
+        return Survey(
+            plan_training(self, carrier), notes=tuple(notes), trains=True, labels=hard is not None
+        )
+
+    def apply_training(
+        self,
+        carrier: Carrier,
+        context: PassContext,
+        statistics: Mapping[str, Any],  # noqa: ARG002
+        training: Training,
+    ) -> Outcome:
+        """Train assistants, then the model.
+
+        Raises:
+            CompressorError: see :func:`compressor.passes.train.engine.train`.
+        """
+        self._check_layers(carrier, "student")
+        teacher = opened_teacher(self, training)
+
+        def teaches(index: int, assistant: Carrier, above: Carrier, own: Training) -> Outcome:
+            return self._for_assistant(index)._taught(assistant, above, context, own)
+
+        teacher, notes = last_assistant(self.assistants, teacher, training, teaches)
+        self._check_layers(teacher, "teacher")
+        result = self._taught(carrier, teacher, context, training)
+        return replace(result, notes=(*notes, *result.notes))
+
+    def _for_assistant(self, index: int) -> Distill:
+        """Return what an assistant is taught with: the same, but for what names layers."""
+        own = {"epochs": self.assistants[index].epochs, "steps": None, "prune": None}
+        alpha = self.alpha if self.alpha < 1 else type(self).model_fields["alpha"].default
+        bare = dict.fromkeys(("features", "attention", "layers", "assistants"), ())
+        return self.model_copy(update={**own, **bare, "alpha": alpha})
+
+    def _taught(
+        self, carrier: Carrier, teacher: Carrier, context: PassContext, training: Training
+    ) -> Outcome:
+        """Train one model with one teacher."""
+        order = make_order(self, training, carrier.inputs, context.seed)
+        steps = length(self, order)
+        module = make_student(carrier, self.pairs)
+        freeze(self, carrier, module)
+        outputs = tuple(output.name for output in carrier.outputs)
+        pupil = Pupil(carrier, module, self.pairs)
+        loss = distilled_loss(self, self, teacher, pupil, training, context)
+        job = Job(
+            name=self.name,
+            module=module,
+            objective=loss,
+            inputs=tuple(i.name for i in carrier.inputs),
+            outputs=outputs,
+            regulators=regulators(self, carrier, module, steps),
+        )
+        trained = train(job, self, training, order)
+        result = outcome(self, carrier, trained, training.metric)
+        parts = ", ".join(f"{name} {value:.4g}" for name, value in sorted(trained.terms.items()))
+        notes = (*result.notes, f"loss at the last step: {parts}", *loss.notes())
+        return replace(result, notes=notes)
+
+    def preview(
+        self,
+        carrier: Carrier,
+        context: PassContext,  # noqa: ARG002
+        statistics: Mapping[str, Any],  # noqa: ARG002
+    ) -> Carrier:
+        """Return the model as it is: training changes no shape."""
+        return carrier
+
+
+def _soft_name(soft: Soft, temperature: float) -> str:
+    if soft == "mse":
+        return "the squared difference to the teacher's outputs"
+    return f"the divergence from the teacher's probabilities at temperature {temperature:g}"

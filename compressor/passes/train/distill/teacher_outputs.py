@@ -1,0 +1,316 @@
+"""What a teacher gave, kept on the disk: one entry a sample, each with a checksum of its own.
+
+A row without its checksum is not there, so a process that is killed while it writes, or a disk
+that loses what was written last, leaves nothing that would be taken for a result."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil, prod
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from compressor.files import disk_errors, json_sha256, json_text, staging
+from compressor.passes.train.steps import Micro, Order, as_tensors
+from compressor.types.tensors import Array
+from compressor.types.training import Rows, Training
+
+_CHECKSUMS = "checksums.bin"
+_KEY = "key.json"
+_FORMAT = 1
+_MARK = 1 << 32  # tells a checksum of zero from none
+
+
+@dataclass(frozen=True)
+class Field:
+    """One of the things that a teacher gives for a sample.
+
+    Attributes:
+        name: such as ``logits``.
+        shape: of one sample.
+        dtype: a numpy dtype name.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one sample."""
+        return prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+def page_bytes(fields: Sequence[Field], samples: int) -> int:
+    """Return how large a page is on the disk, once it is full."""
+    return samples * (sum(field.row_bytes for field in fields) + 8)
+
+
+class Page:
+    """Memory-mapped arrays ``[samples, ...]``, of which some rows are there.
+
+    Args:
+        folder: pages lie in it, each in a folder named by what its content depends on.
+        key: what that is; JSON values.
+        fields: what a row consists of.
+        samples: how many rows there may be.
+
+    Raises:
+        InputError: the disk is full.
+    """
+
+    def __init__(self, folder: Path, key: Mapping[str, Any], fields: Sequence[Field], samples: int):
+        self._fields = tuple(fields)
+        self._samples = samples
+        described = [[f.name, list(f.shape), f.dtype] for f in fields]
+        whole = {"format": _FORMAT, "samples": samples, "fields": described, **key}
+        self.folder = folder / f"teacher-{json_sha256(whole)[:32]}"
+        if not self._is_whole():
+            self._create(whole)
+        self._sums = self._mapped(_CHECKSUMS, (samples,), "uint64")
+        self._arrays = {
+            field.name: self._mapped(f"{index}.bin", (samples, *field.shape), field.dtype)
+            for index, field in enumerate(self._fields)
+        }
+
+    def _sizes(self) -> dict[str, int]:
+        own = {f"{i}.bin": self._samples * f.row_bytes for i, f in enumerate(self._fields)}
+        return {_CHECKSUMS: self._samples * 8, **own}
+
+    def _is_whole(self) -> bool:
+        paths = {self.folder / name: size for name, size in self._sizes().items()}
+        return all(path.is_file() and path.stat().st_size == n for path, n in paths.items())
+
+    def _create(self, key: Mapping[str, Any]) -> None:
+        """Make files without rows, all at once; another process may do the same."""
+        with staging(self.folder.parent) as staged:
+            own = staged / "page"
+            own.mkdir()
+            (own / _KEY).write_text(json_text(json.loads(json.dumps(key))), encoding="utf-8")
+            for name, size in self._sizes().items():
+                with (own / name).open("wb") as file:
+                    file.truncate(size)
+            try:
+                own.rename(self.folder)
+            except OSError:
+                if not self._is_whole():  # damaged; otherwise another process was faster
+                    shutil.rmtree(self.folder)
+                    own.rename(self.folder)
+
+    def _mapped(self, name: str, shape: tuple[int, ...], dtype: str) -> Array:
+        return np.memmap(self.folder / name, dtype, "r", shape=shape)
+
+    def has(self, rows: Rows) -> NDArray[np.bool_]:
+        """Tell which rows have a checksum; whether it is right is seen when they are read."""
+        return np.asarray(self._sums[rows] != 0)
+
+    def read(self, rows: Rows) -> dict[str, Array] | None:
+        """Return rows by field, or ``None`` where one is not there or damaged."""
+        sums = self._sums[rows]
+        if not sums.all():
+            return None
+        found = {name: np.asarray(array[rows]) for name, array in self._arrays.items()}
+        return found if np.array_equal(self._checksums(found), sums) else None
+
+    def write(self, rows: Rows, values: Mapping[str, Array]) -> None:
+        """Put rows into the files.
+
+        Written as to any file, not through the mapping: a full disk is then an error with a
+        message, and no signal that ends the process.
+
+        Raises:
+            InputError: the disk is full.
+        """
+        own = {
+            field.name: np.ascontiguousarray(values[field.name], field.dtype)
+            for field in self._fields
+        }
+        files = [(f"{i}.bin", own[f.name], f.row_bytes) for i, f in enumerate(self._fields)]
+        with disk_errors(self.folder):
+            for name, array, size in [*files, (_CHECKSUMS, self._checksums(own), 8)]:
+                with (self.folder / name).open("r+b", buffering=0) as file:
+                    for row, value in zip(rows, array, strict=True):
+                        file.seek(int(row) * size)
+                        _write_all(file, value.tobytes())
+
+    def _checksums(self, values: Mapping[str, Array]) -> NDArray[np.uint64]:
+        arrays = [values[field.name] for field in self._fields]
+        found = np.zeros(len(arrays[0]), np.uint64)
+        for index in range(len(found)):
+            total = 0
+            for array in arrays:
+                total = zlib.crc32(array[index].tobytes(), total)
+            found[index] = total | _MARK
+        return found
+
+
+def _write_all(file: Any, data: bytes) -> None:
+    """Write everything: an unbuffered file may take a part only, such as where the disk is full."""
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
+
+
+Teach: TypeAlias = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+"""From inputs to what the student is compared with, each ``[N, ...]``."""
+
+_KEPT_UNASKED = 1 << 30  # bytes
+_HELD_OUT, _SHARED = "held-out", "all epochs"
+
+
+@dataclass(frozen=True)
+class Course:
+    """The training that a teacher's outputs are for.
+
+    Attributes:
+        training: data, processes and the folder of the cache.
+        order: which samples each step has.
+        micro: how many go through the networks at once.
+        steps: how many there are.
+        cache: whether outputs are kept; ``None`` if they are not too many.
+    """
+
+    training: Training
+    order: Order
+    micro: int
+    steps: int
+    cache: bool | None = None
+
+
+class TeacherOutputs:
+    """A teacher's outputs by sample and step.
+
+    Where the transform draws no random numbers, a sample is the same in all epochs: all samples
+    are done before the first step, in batches that depend on nothing else. Where it does, or there
+    is one epoch only, each step's are computed in the step and kept for other trainings with the
+    same order, such as with another alpha or a resumed one. So they are the same bytes wherever
+    they come from.
+
+    Args:
+        teach: computes them.
+        identity: what they depend on beside the data.
+        fields: what there is for each sample.
+        course: the training.
+    """
+
+    def __init__(
+        self, teach: Teach, identity: Mapping[str, Any], fields: Sequence[Field], course: Course
+    ):
+        self._teach = teach
+        self._identity = dict(identity)
+        self._fields = {field.name: field for field in fields}
+        self._course = course
+        order, data = course.order, course.training.data
+        self._shared = not data.random and course.steps > order.steps_in_epoch
+        pages = 1 if self._shared else ceil(course.steps / order.steps_in_epoch)
+        self._bytes = pages * page_bytes(fields, data.samples)
+        allowed = self._bytes <= _KEPT_UNASKED if course.cache is None else course.cache
+        self._kept = allowed and all(field.row_bytes for field in fields)
+        self._computed = self._found = 0
+        self._page = lru_cache(maxsize=2)(self._open)
+
+    def prepare(self, inputs: Sequence[str]) -> None:
+        """Compute what is the same in all epochs and not there yet.
+
+        Args:
+            inputs: names of what the teacher is given.
+
+        Raises:
+            CompressorError: data cannot be read, the teacher does not run, or the disk is full.
+        """
+        course, ranks = self._course, self._course.training.ranks
+        if not (self._kept and self._shared):
+            return
+        page, rows = self._page(_SHARED), course.order.trained
+        blocks = [rows[i : i + course.micro] for i in range(0, len(rows), course.micro)]
+        own = blocks[ranks.rank :: ranks.size]
+        with course.training.stage("teacher outputs", len(own)) as advance:
+            for done, block in enumerate(own, 1):
+                if page.read(block) is None:
+                    batch = course.training.data.batch(block, (course.order.seed,))
+                    tensors = as_tensors(batch, len(block))
+                    self._compute(block, {name: tensors[name] for name in inputs}, page)
+                advance(done)
+        ranks.wait()
+
+    def of(self, micro: Micro, inputs: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
+        """Return what the teacher gives for some samples, on the inputs' device.
+
+        Args:
+            micro: the samples.
+            inputs: of the teacher.
+            step: the step; those from the last on are validations.
+        """
+        page = self._page(self._page_name(step)) if self._kept else None
+        known = page.read(micro.rows) if page is not None else None
+        if known is None:
+            return self._compute(micro.rows, inputs, page)
+        self._found += len(micro.rows)
+        device = next(iter(inputs.values())).device
+        return {name: torch.from_numpy(array).to(device) for name, array in known.items()}
+
+    def notes(self) -> tuple[str, ...]:
+        """Say where the outputs came from, over all processes."""
+        gathered = self._course.training.ranks.gathered((self._computed, self._found))
+        computed, found = (sum(part) for part in zip(*gathered, strict=True))
+        text = f"teacher outputs: {computed:,} samples computed, {found:,} read from the cache"
+        if not self._kept:
+            return (f"{text}: it is off, {_size(self._bytes)} would be kept",)
+        return (f"{text} of {_size(self._bytes)}",)
+
+    def _compute(
+        self, rows: Rows, inputs: Mapping[str, Tensor], page: Page | None
+    ) -> dict[str, Tensor]:
+        found = self._teach(inputs)
+        self._computed += len(rows)
+        fits = all(tuple(t.shape[1:]) == self._fields[n].shape for n, t in found.items())
+        if page is not None and fits:
+            arrays: dict[str, Array] = {n: t.cpu().numpy() for n, t in found.items()}
+            page.write(rows, arrays)
+        return found
+
+    def _page_name(self, step: int) -> str:
+        if step >= self._course.steps:
+            return _HELD_OUT
+        return _SHARED if self._shared else f"epoch {step // self._course.order.steps_in_epoch}"
+
+    def _open(self, name: str) -> Page:
+        course, order = self._course, self._course.order
+        key: dict[str, Any] = {
+            "teacher": self._identity,
+            "data": course.training.data.digest,
+            "page": name,
+            "micro": course.micro,
+            "held-out": order.held_out,
+            "seed": order.seed,
+        }
+        if name != _SHARED:  # which rows are computed together, and the transform's numbers
+            key |= {"batch": order.batch, "processes": order.parts, "whole": order.whole}
+        fields = tuple(self._fields.values())
+        return Page(course.training.cache, key, fields, course.training.data.samples)
+
+
+def fields_of(found: Mapping[str, Tensor]) -> tuple[Field, ...]:
+    """Describe what a teacher gave for some samples."""
+    return tuple(
+        Field(name, tuple(t.shape[1:]), np.dtype(str(t.dtype).removeprefix("torch.")).name)
+        for name, t in found.items()
+    )
+
+
+def _size(number: int) -> str:
+    """Write a number of bytes for people."""
+    size, units = float(number), ["B", "kB", "MB", "GB"]
+    while size >= 1000 and len(units) > 1:
+        size, units = size / 1000, units[1:]
+    return f"{size:.3g} {units[0]}"

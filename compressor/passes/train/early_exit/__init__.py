@@ -1,0 +1,1 @@
+"""``early-exit``: easy samples leave the network early."""

@@ -1,0 +1,354 @@
+"""A graph that really stops early: what comes after an exit lies in a branch of ``If``.
+
+At each exit the samples whose head is sure enough keep its answer. The others are gathered, with
+everything that what follows reads of them, and go on in the branch, which is not executed where
+none is left; their answers are then written over the head's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from compressor.errors import SpecError
+from compressor.graph.costs import node_macs
+from compressor.graph.editing import inner_nodes
+from compressor.graph.values import is_op, value_by_name
+from compressor.passes.train.early_exit.batches import Batches, Origin, refused
+from compressor.passes.train.early_exit.heads import BOOL, FLOAT, INT64, HeadWriter
+from compressor.passes.train.early_exit.points import Answer, Confidence, ExitPoint, ancestors
+from compressor.types.tensors import Array
+
+
+@dataclass(frozen=True)
+class CutExit:
+    """An exit as it is written into the graph.
+
+    Attributes:
+        point: where.
+        threshold: the confidence from which samples leave.
+        parameters: of the head, as
+            :func:`compressor.passes.train.early_exit.heads.initial_parameters` names them.
+    """
+
+    point: ExitPoint
+    threshold: float
+    parameters: Mapping[str, Array]
+
+
+@dataclass
+class _Part:
+    """What is executed between two exits.
+
+    Attributes:
+        nodes: in order, those that are done already.
+        rows: numbers of the samples that are left, counted among those of the part before,
+            ``[rows]``; ``None`` in the first part.
+        known: values of earlier parts as they are had here, gathered or computed again.
+    """
+
+    nodes: list[ir.Node] = field(default_factory=list)
+    rows: ir.Value | None = None
+    known: dict[ir.Value, ir.Value] = field(default_factory=dict)
+
+
+def cut(
+    model: ir.Model, exits: Sequence[CutExit], measure: Confidence, batches: Batches, answer: Answer
+) -> ir.Model:
+    """Return a model that lets samples leave early; inputs and outputs are what they were.
+
+    Args:
+        model: not changed.
+        exits: in the order of execution.
+        measure: of confidence.
+        batches: of this very model.
+        answer: of this very model.
+
+    Raises:
+        SpecError: something after an exit reads what is neither each sample's own nor the same
+            for any number of samples.
+    """
+    return _Cut(model, exits, measure, batches, answer).model()
+
+
+def part_macs(model: ir.Model, points: Sequence[ExitPoint], answer: Answer) -> tuple[int, ...]:
+    """Return the multiply-accumulates of each part, with the head that it ends in."""
+    found = []
+    for index, nodes in enumerate(_parts(model, points)):
+        head = points[index].features * answer.classes if index < len(points) else 0
+        found.append(sum(node_macs(node) for node in nodes) + head)
+    return tuple(found)
+
+
+def _parts(model: ir.Model, points: Sequence[ExitPoint]) -> list[list[ir.Node]]:
+    """Divide the nodes: a part has what its exit's value needs and no part before it has."""
+    values = value_by_name(model)
+    ends = [*(values[point.value] for point in points), model.graph.outputs[0]]
+    done: set[ir.Node] = set()
+    parts = []
+    for end in ends:
+        needed = ancestors(end) - done
+        parts.append([node for node in model.graph if node in needed])
+        done |= needed
+    return parts
+
+
+class _Cut:
+    def __init__(
+        self,
+        model: ir.Model,
+        exits: Sequence[CutExit],
+        measure: Confidence,
+        batches: Batches,
+        answer: Answer,
+    ):
+        self._exits = exits
+        self._measure: Confidence = measure
+        self._batches = batches
+        self._model = model.clone()
+        pairs = list(zip(_values(self._model), _values(model), strict=True))
+        self._twins = dict(pairs)
+        self._copies = {original: own for own, original in pairs}
+        self._writer = HeadWriter(self._model, answer)
+        self._editor = self._writer.editor
+        self._activation = answer.activation
+        self._nodes = _parts(self._model, [e.point for e in exits])
+        self._part_of = {node: i for i, nodes in enumerate(self._nodes) for node in nodes}
+        self._parts = [_Part() for _ in self._nodes]
+        self._named = value_by_name(self._model)
+
+    def model(self) -> ir.Model:
+        graph = self._model.graph
+        (output,) = graph.outputs
+        name, shape = output.name, output.shape
+        graph.outputs.clear()
+        graph.remove(list(graph))
+        result = self._filled(0, output)
+        if result is not output:
+            output.name = self._editor.free_name(f"{name}.network")
+            result.name, result.shape, result.type = name, shape, output.type
+        graph.extend(self._parts[0].nodes)
+        graph.outputs.append(result)
+        return self._model
+
+    def _filled(self, index: int, output: ir.Value) -> ir.Value:
+        """Fill a part and, inside it, those behind; return the answers of its samples."""
+        part = self._parts[index]
+        for node in self._nodes[index]:
+            self._move(node, index)
+        if index == len(self._exits):
+            return output
+        option = self._exits[index]
+        answers, stays = self._decide(option, self._named[option.point.value], part)
+        start = f"exit{option.point.number}"
+        rows = self._add(part, "NonZero", [stays], f"{start}.places", INT64)
+        flat = self._constant("exits.last_axis", [-1])
+        rows = self._add(part, "Reshape", [rows, flat], f"{start}.rows", INT64)
+        rows.shape = ir.Shape([ir.SymbolicDim(f"rows{index + 1}")])
+        self._parts[index + 1].rows = rows
+        later = self._filled(index + 1, output)
+        return self._branch(index, answers, later)
+
+    def _decide(self, option: CutExit, value: ir.Value, part: _Part) -> tuple[ir.Value, ir.Value]:
+        """Add a head; return its answers, and which samples do not leave."""
+        number = option.point.number
+        _, nodes = self._writer.head(option.point, value, option.parameters)
+        part.nodes.extend(nodes)
+        logits = answers = nodes[-1].outputs[0]
+        if self._activation is not None:
+            part.nodes.append(self._writer.activation(self._activation, logits, number))
+            answers = part.nodes[-1].outputs[0]
+        nodes = self._writer.confidence(logits, self._measure, number)
+        part.nodes.extend(nodes)
+        threshold = self._editor.constant(
+            f"exit{number}.threshold", np.asarray(option.threshold, np.float32)
+        )
+        # A confidence that is not a number reaches no threshold.
+        sure = self._add(
+            part, "GreaterOrEqual", [nodes[-1].outputs[0], threshold], f"exit{number}.leaves", BOOL
+        )
+        return answers, self._add(part, "Not", [sure], f"exit{number}.stays", BOOL)
+
+    def _branch(self, index: int, answers: ir.Value, later: ir.Value) -> ir.Value:
+        """Add the ``If``: with samples left, the parts behind are executed, and else nothing."""
+        number = self._exits[index].point.number
+        part, inner = self._parts[index], self._parts[index + 1]
+        assert inner.rows is not None
+        places = self._add(
+            inner,
+            "Unsqueeze",
+            [inner.rows, self._constant("exits.columns", [1])],
+            f"exit{number}.written",
+            INT64,
+        )
+        merged = self._add(
+            inner, "ScatterND", [answers, places, later], f"exit{number}.merged", FLOAT
+        )
+        empty = _Part()
+        kept = self._add(empty, "Identity", [answers], f"exit{number}.kept", FLOAT)
+        for value in (merged, kept):
+            value.shape = answers.shape
+        count = self._add(part, "Size", [inner.rows], f"exit{number}.count", INT64)
+        none = self._editor.shared_constant("exits.none", np.asarray(0, np.int64))
+        some = self._add(part, "Greater", [count, none], f"exit{number}.continues", BOOL)
+        name = self._editor.free_name(f"exit{number}.answers")
+        result = ir.Value(name=name, type=ir.TensorType(FLOAT), shape=answers.shape)
+        branches = [
+            ir.AttrGraph("then_branch", self._graph(inner, merged, f"after_exit{number}")),
+            ir.AttrGraph("else_branch", self._graph(empty, kept, f"all_left_at_exit{number}")),
+        ]
+        part.nodes.append(
+            ir.Node("", "If", [some], branches, outputs=[result], name=f"exit{number}")
+        )
+        return result
+
+    def _graph(self, part: _Part, output: ir.Value, name: str) -> ir.Graph:
+        opsets = self._model.graph.opset_imports
+        return ir.Graph([], [output], nodes=part.nodes, opset_imports=opsets, name=name)
+
+    def _move(self, node: ir.Node, index: int) -> None:
+        """Put a node into its part, and let it read what is had there."""
+        if index:
+            for value in node.outputs:
+                self._check_samples(self._twins[value])
+            self._redirect(node, index)
+            for value in node.outputs:
+                self._rename(value, index)
+        self._parts[index].nodes.append(node)
+
+    def _check_samples(self, original: ir.Value) -> None:
+        """Refuse what would be computed from fewer samples than it was."""
+        data = self._batches.origin(original) is Origin.DATA
+        if data and self._batches.fixed(original):
+            raise refused(original)
+
+    def _redirect(self, node: ir.Node, index: int) -> None:
+        for reader in (node, *inner_nodes(node)):
+            for place, value in enumerate(reader.inputs):
+                if value is not None:
+                    reader.replace_input_with(place, self._here(value, index))
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                outputs = attribute.as_graph().outputs
+                for place, value in enumerate(list(outputs)):
+                    if (here := self._here(value, index)) is not value:
+                        outputs[place] = here
+
+    def _rename(self, value: ir.Value, index: int) -> None:
+        """Say by its name that a value is that of some samples only, so of another size."""
+        if value.name:
+            value.name = self._editor.free_name(f"{value.name}.rows{index}")
+        if value.shape is not None:
+            value.shape = self._shape(value, index)
+
+    def _shape(self, value: ir.Value, index: int) -> ir.Shape | None:
+        if value.shape is None:
+            return None
+        left = ir.SymbolicDim(f"rows{index}")
+        batch = self._batches.symbol
+        return ir.Shape(
+            [left if not isinstance(d, int) and d.value == batch else d for d in value.shape]
+        )
+
+    def _here(self, value: ir.Value, index: int) -> ir.Value:
+        """Return what a value is in a part: of this part's samples only."""
+        node = value.producer()
+        made = self._part_of.get(node, index) if node is not None else 0
+        original = self._twins.get(value)
+        if original is None or value.is_initializer() or made >= index:
+            return value  # of this part, constant, or of a subgraph
+        known = self._parts[index].known
+        if value not in known:
+            known[value] = self._crossing(value, original, index)
+        return known[value]
+
+    def _crossing(self, value: ir.Value, original: ir.Value, index: int) -> ir.Value:
+        origin = self._batches.origin(original)
+        node = value.producer()
+        if origin is Origin.CONSTANTS:
+            return value
+        if node is not None and origin is Origin.SHAPES:
+            same = self._batches.same_for_all(original)
+            return value if same else self._again(node, value, index)
+        if node is not None and is_op(node, "DequantizeLinear"):
+            return self._again(node, value, index)  # next to what reads it, where it is fused
+        axis = self._batches.axis(original)
+        if axis is None:
+            raise refused(original)
+        rows = self._parts[index].rows
+        assert rows is not None
+        outer = self._here(value, index - 1)
+        gathered = self._add(
+            self._parts[index],
+            "Gather",
+            [outer, rows],
+            f"{value.name}.left{index}",
+            value.dtype,
+            axis,
+        )
+        gathered.shape = self._shape(original, index)
+        return gathered
+
+    def _again(self, node: ir.Node, value: ir.Value, index: int) -> ir.Value:
+        """Compute a value of an earlier part again, for this part's samples."""
+        part = self._parts[index]
+        original = self._twins[value].producer()
+        if original is not None and self._batches.counts_samples(original):
+            assert part.rows is not None
+            return self._add(part, "Shape", [part.rows], f"{value.name}.left{index}", INT64)
+        if inner_nodes(node) or original is None:
+            raise SpecError(
+                f"node {node.name!r}",
+                f"is {node.op_type}, which an exit would have to do again for fewer samples",
+                "put the exit after another layer",
+            )
+        outputs = [
+            ir.Value(
+                name=self._editor.free_name(f"{v.name}.left{index}") if v.name else v.name,
+                type=v.type,
+                shape=self._shape(v, index),
+            )
+            for v in original.outputs
+        ]
+        inputs = [
+            None if v is None else self._here(self._copies[v], index) for v in original.inputs
+        ]
+        copy = ir.Node(
+            node.domain,
+            node.op_type,
+            inputs,
+            list(node.attributes.values()),
+            outputs=outputs,
+            version=node.version,
+            name=outputs[0].name,
+        )
+        part.nodes.append(copy)
+        for own, new in zip(node.outputs, outputs, strict=True):
+            part.known[own] = new
+        return part.known[value]
+
+    def _constant(self, name: str, values: list[int]) -> ir.Value:
+        return self._editor.shared_constant(name, np.asarray(values, np.int64))
+
+    def _add(
+        self,
+        part: _Part,
+        operator: str,
+        inputs: Sequence[ir.Value],
+        name: str,
+        dtype: ir.DataType | None,
+        axis: int | None = None,
+    ) -> ir.Value:
+        attributes = {} if axis is None else {"axis": axis}
+        node = self._editor.node(operator, list(inputs), name, dtype, attributes)
+        part.nodes.append(node)
+        return node.outputs[0]
+
+
+def _values(model: ir.Model) -> list[ir.Value]:
+    """Return the values of the main graph, in an order that clones share."""
+    nodes = [value for node in model.graph for value in node.outputs]
+    return [*model.graph.inputs, *model.graph.initializers.values(), *nodes]

@@ -1,0 +1,316 @@
+"""Heads of early exits as nodes of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import log, sqrt
+
+import numpy as np
+import onnx_ir as ir
+from torch import Tensor
+
+from compressor.graph.editing import Attributes, Editor
+from compressor.graph.values import value_by_name
+from compressor.models.torch.lowering import NamedModule
+from compressor.passes.train.distill.losses import kl_divergence
+from compressor.passes.train.early_exit.points import Answer, Confidence, ExitPoint
+from compressor.passes.train.job import Objective
+from compressor.passes.train.steps import Micro
+from compressor.types.tensors import Array
+
+_EPSILON = 1e-5
+_STATISTICS = ("mean", "scale")
+FLOAT, INT64, BOOL = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL
+
+
+@dataclass(frozen=True)
+class HeadNames:
+    """Names of what a head adds to a graph.
+
+    Attributes:
+        tensors: its initializers, by the names that :func:`initial_parameters` has for them.
+        features: value ``[batch, features]`` that the linear layer, or its norm, reads.
+        logits: value ``[batch, classes]``.
+    """
+
+    tensors: Mapping[str, str]
+    features: str
+    logits: str
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """What is trained."""
+        return tuple(name for key, name in self.tensors.items() if key not in _STATISTICS)
+
+
+class HeadWriter:
+    """Adds heads to a graph.
+
+    Args:
+        model: changed in place; operators of opset 18 or newer.
+        answer: what the model answers.
+    """
+
+    def __init__(self, model: ir.Model, answer: Answer):
+        self.editor = Editor(model)
+        self._classes = answer.classes
+
+    def head(
+        self, point: ExitPoint, value: ir.Value, parameters: Mapping[str, Array]
+    ) -> tuple[HeadNames, list[ir.Node]]:
+        """Make a head's nodes, in order; the parameters are in the graph then, the nodes not.
+
+        Args:
+            point: the exit.
+            value: what the head reads.
+            parameters: as :func:`initial_parameters` names them; with ``mean`` and ``scale`` of the
+                features, these are standardized first.
+        """
+        start, made = f"exit{point.number}", list[ir.Node]()
+
+        def add(
+            operator: str, inputs: list[ir.Value], name: str, attributes: Attributes | None = None
+        ) -> ir.Value:
+            node = self.editor.node(operator, inputs, f"{start}.{name}", FLOAT, attributes)
+            made.append(node)
+            node.outputs[0].shape = _rows(point.features)
+            return node.outputs[0]
+
+        tensors: dict[str, str] = {}
+
+        def constant(name: str) -> ir.Value:
+            value = self.editor.constant(f"{start}.{name}", parameters[name])
+            tensors[name] = value.name or ""
+            return value
+
+        value = features = self._pooled(point, value, add)
+        if point.head == "norm-linear":
+            sides = [constant("norm.weight"), constant("norm.bias")]
+            attributes: Attributes = {"axis": -1, "epsilon": _EPSILON}
+            value = add("LayerNormalization", [value, *sides], "norm", attributes)
+        elif "mean" in parameters:
+            value = add("Sub", [value, constant("mean")], "centred")
+            value = add("Mul", [value, constant("scale")], "standardized")
+        weight, bias = constant("weight"), constant("bias")
+        logits = add("Gemm", [value, weight, bias], "logits", {"transB": 1})
+        logits.shape = _rows(self._classes)
+        return HeadNames(tensors, features.name or "", logits.name or ""), made
+
+    def _pooled(self, point: ExitPoint, value: ir.Value, add: Callable[..., ir.Value]) -> ir.Value:
+        """Average over places; return ``[batch, features]``."""
+        if point.kernel:
+            attributes = {"kernel_shape": point.kernel, "strides": point.kernel}
+            value = add("AveragePool", [value], "parts", attributes)
+            value.shape = _rows(point.channels, point.grid, point.grid)
+            flat = np.asarray([0, point.features], np.int64)
+            shape = self.editor.constant(f"exit{point.number}.shape", flat)
+            return add("Reshape", [value, shape], "features")
+        if not point.averaged:
+            return value
+        axes = np.asarray(point.averaged, np.int64)
+        places = self.editor.constant(f"exit{point.number}.axes", axes)
+        return add("ReduceMean", [value, places], "features", {"keepdims": 0})
+
+    def activation(self, like: ir.Node, logits: ir.Value, number: int) -> ir.Node:
+        """Make the node that turns a head's logits into what the model gives."""
+        axis = like.attributes.get_int("axis", -1)
+        name = f"exit{number}.output"
+        node = self.editor.node(like.op_type, [logits], name, FLOAT, {"axis": axis})
+        node.outputs[0].shape = logits.shape
+        return node
+
+    def confidence(self, logits: ir.Value, measure: Confidence, number: int) -> list[ir.Node]:
+        """Make the nodes of a confidence, 0 to 1, ``[batch]``: the last one's output.
+
+        It is the largest probability; or by how much that exceeds the second; or one minus the
+        entropy, of which a uniform distribution has 1.
+        """
+        start, made = f"exit{number}", list[ir.Node]()
+
+        def add(operator: str, inputs: list[ir.Value], name: str, **attributes: int) -> ir.Value:
+            node = self.editor.node(operator, inputs, f"{start}.{name}", FLOAT, attributes)
+            made.append(node)
+            node.outputs[0].shape = _rows()
+            return node.outputs[0]
+
+        last = self.editor.shared_constant("exits.last_axis", np.asarray([-1], np.int64))
+        if measure == "entropy":
+            logs = add("LogSoftmax", [logits], "log_probability", axis=-1)
+            each = add("Mul", [add("Exp", [logs], "probability"), logs], "information")
+            total = add("ReduceSum", [each, last], "negative_entropy", keepdims=0)
+            most = np.asarray(log(self._classes), np.float32)
+            one = self.editor.shared_constant("exits.one", np.asarray(1, np.float32))
+            largest = self.editor.shared_constant("exits.most_entropy", most)
+            add("Add", [add("Div", [total, largest], "certainty"), one], "confidence")
+            return made
+        probability = add("Softmax", [logits], "probability", axis=-1)
+        if measure == "probability":
+            add("ReduceMax", [probability, last], "confidence", keepdims=0)
+            return made
+        two = self.editor.shared_constant("exits.two", np.asarray([2], np.int64))
+        values = ir.Value(name=self.editor.free_name(f"{start}.two"), type=ir.TensorType(FLOAT))
+        places = ir.Value(name=self.editor.free_name(f"{start}.which"), type=ir.TensorType(INT64))
+        attributes = {"axis": -1}
+        made.append(ir.node("TopK", [probability, two], attributes, outputs=[values, places]))
+        made[-1].name = values.name
+        signs = self.editor.shared_constant("exits.signs", np.asarray([1, -1], np.float32))
+        signed = add("Mul", [values, signs], "signed")
+        add("ReduceSum", [signed, last], "confidence", keepdims=0)
+        return made
+
+
+def initial_parameters(point: ExitPoint, classes: int, seed: int) -> dict[str, Array]:
+    """Return what a head starts with: a linear layer's usual uniform numbers.
+
+    Args:
+        point: the exit.
+        classes: how many.
+        seed: with the exit's number, of the random numbers.
+
+    Returns:
+        ``weight`` ``[classes, features]``, ``bias`` ``[classes]``, and where there is a layer norm
+        ``norm.weight`` and ``norm.bias`` ``[features]``.
+    """
+    rng = np.random.default_rng((seed, point.number))
+    bound = 1 / sqrt(point.features)
+    found = {
+        "weight": rng.uniform(-bound, bound, (classes, point.features)).astype(np.float32),
+        "bias": np.zeros(classes, np.float32),
+    }
+    if point.head == "norm-linear":
+        found["norm.weight"] = np.ones(point.features, np.float32)
+        found["norm.bias"] = np.zeros(point.features, np.float32)
+    return found
+
+
+def folded(parameters: Mapping[str, Array]) -> dict[str, Array]:
+    """Let a head's linear layer standardize its features itself.
+
+    Args:
+        parameters: with ``mean`` and ``scale`` ``[features]``, or without.
+    """
+    rest = {n: array for n, array in parameters.items() if n not in _STATISTICS}
+    if "mean" in parameters:
+        weight = parameters["weight"].astype(np.float64) * parameters["scale"]
+        rest["weight"] = weight.astype(np.float32)
+        rest["bias"] = (parameters["bias"] - weight @ parameters["mean"]).astype(np.float32)
+    return rest
+
+
+@dataclass(frozen=True)
+class WithHeads:
+    """A graph that gives the answers of all exits beside the model's own.
+
+    Attributes:
+        model: outputs are the model's own, its logits where those are others, and each head's
+            logits.
+        heads: names, exit by exit.
+        teacher: name of the output with the model's logits.
+    """
+
+    model: ir.Model
+    heads: tuple[HeadNames, ...]
+    teacher: str
+
+
+def with_heads(
+    model: ir.Model,
+    points: Sequence[ExitPoint],
+    answer: Answer,
+    parameters: Sequence[Mapping[str, Array]],
+) -> WithHeads:
+    """Add heads to a copy of a graph, which runs as a whole and gives all answers."""
+    copy = model.clone()
+    values = value_by_name(copy)
+    writer = HeadWriter(copy, answer)
+    names = []
+    if answer.activation is not None:
+        copy.graph.outputs.append(values[answer.logits])
+    for point, own in zip(points, parameters, strict=True):
+        head, nodes = writer.head(point, values[point.value], own)
+        copy.graph.extend(nodes)
+        copy.graph.outputs.append(nodes[-1].outputs[0])
+        names.append(head)
+    return WithHeads(copy, tuple(names), answer.logits)
+
+
+def with_confidences(
+    given: WithHeads, measure: Confidence, answer: Answer
+) -> tuple[ir.Model, tuple[str, ...]]:
+    """Let a graph with heads give what exits decide by.
+
+    Returns:
+        A model with further outputs: the confidences, see :func:`confidence_name`, and the
+        answers; and the names of the answers: each exit's, and last the model's own.
+    """
+    copy = given.model.clone()
+    values, outputs = value_by_name(copy), copy.graph.outputs
+    answers = []
+    writer = HeadWriter(copy, answer)
+    for number, head in enumerate(given.heads, start=1):
+        nodes = writer.confidence(values[head.logits], measure, number)
+        nodes[-1].outputs[0].name = confidence_name(number)
+        outputs.append(nodes[-1].outputs[0])
+        answers.append(values[head.logits])
+        if answer.activation is not None:
+            nodes.append(writer.activation(answer.activation, answers[-1], number))
+            answers[-1] = nodes[-1].outputs[0]
+            outputs.append(answers[-1])
+        copy.graph.extend(nodes)
+    return copy, tuple(value.name or "" for value in (*answers, outputs[0]))
+
+
+def confidence_name(number: int) -> str:
+    """Return the name of an exit's confidence among the outputs."""
+    return f"exit{number}.confidence"
+
+
+def _rows(*lengths: int) -> ir.Shape:
+    return ir.Shape([ir.SymbolicDim(None), *lengths])
+
+
+class FrozenTrunk(NamedModule):
+    """A module that runs as in evaluation while its heads are trained: its statistics stay."""
+
+    def train(self, mode: bool = True) -> FrozenTrunk:  # noqa: ARG002
+        """Stay in evaluation mode."""
+        super().train(False)
+        return self
+
+
+@dataclass(frozen=True)
+class SelfDistillation:
+    """What exits learn from: the labels, and the network's own answer.
+
+    L. Zhang et al., Be your own teacher, 2019 (arXiv:1905.08094), section 3.2, without the loss of
+    features. Gradients do not flow into the teacher.
+
+    Attributes:
+        exits: outputs of the heads.
+        teacher: output with the network's own logits.
+        alpha: weight of the labels; the network's answer has the rest.
+        temperature: of both logits.
+        labelled: the loss of each exit against the labels; empty where alpha is 0.
+        network: the loss of the network itself, where it is trained too.
+    """
+
+    exits: Sequence[str]
+    teacher: str
+    alpha: float
+    temperature: float
+    labelled: Mapping[str, Objective]
+    network: Objective | None = None
+
+    def losses(self, outputs: Mapping[str, Tensor], micro: Micro, step: int) -> dict[str, Tensor]:
+        """Return one term for each exit, and one for the network where it is trained."""
+        own = outputs[self.teacher].detach()
+        found = {} if self.network is None else dict(self.network.losses(outputs, micro, step))
+        for number, name in enumerate(self.exits, start=1):
+            soft = kl_divergence(outputs[name], own, self.temperature)
+            term = (1 - self.alpha) * soft
+            if name in self.labelled:
+                hard = self.labelled[name].losses(outputs, micro, step)
+                term = term + self.alpha * sum(hard.values())
+            found[f"exit {number}"] = term
+        return found

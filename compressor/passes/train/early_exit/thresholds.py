@@ -1,0 +1,358 @@
+"""How sure a head must be: thresholds that keep to a wanted agreement with the full network."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import comb, floor, inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compressor.errors import DataError, ModelError
+from compressor.passes.train.early_exit.heads import confidence_name
+from compressor.passes.train.early_exit.points import ExitPoint
+from compressor.types.carrier import Runner
+from compressor.types.data import Samples
+from compressor.types.tensors import Array, Batch
+
+_MOST_DIVISIONS = 1000  # of the samples that may differ among exits
+_BELOW = 1e-4  # of the least confidence that leaves, where everybody does
+
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """When samples leave.
+
+    Attributes:
+        values: of each exit; infinite where nobody leaves.
+        left: how many samples leave at each exit.
+        wrong: how many of those get another answer than the full network's.
+        samples: how many there are.
+        cost: what a sample costs on average.
+    """
+
+    values: tuple[float, ...]
+    left: tuple[int, ...]
+    wrong: tuple[int, ...]
+    samples: int
+    cost: float
+
+    @property
+    def agreement(self) -> float:
+        """Percent of the samples that get the full network's answer."""
+        return 100.0 * (1 - sum(self.wrong) / self.samples)
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Percent of the samples that leave at each exit, and of those that go all the way."""
+        left = (*self.left, self.samples - sum(self.left))
+        return tuple(100.0 * count / self.samples for count in left)
+
+
+def choose_thresholds(
+    confidences: Array, agrees: Flags, agreement: float, costs: Sequence[float]
+) -> Thresholds:
+    """Find the thresholds with which samples cost least, for a wanted agreement.
+
+    A sample leaves at the first exit whose confidence is at least the threshold. Of the samples
+    that may get another answer, each exit is given a part, and takes the lowest threshold that
+    needs no more; all divisions are tried, in coarser steps where that were more than a thousand.
+    Given a division that is the best choice: whoever leaves earlier with the same answer costs
+    less and takes nothing from the exits behind.
+
+    Args:
+        confidences: ``[exits, samples]``.
+        agrees: the head's answer is the full network's, likewise.
+        agreement: wanted percentage of samples with the full network's answer.
+        costs: of the parts of the network: up to and with the first exit, from there to the
+            second, ..., and after the last.
+
+    Raises:
+        ValueError: there are no samples, or the arrays do not fit each other.
+    """
+    exits, samples = confidences.shape
+    if agrees.shape != confidences.shape or len(costs) != exits + 1 or not samples:
+        raise ValueError(f"{agrees.shape} and {len(costs)} costs for {confidences.shape}")
+    budget = floor(samples * (1 - agreement / 100) + 1e-9)
+    search = _Search(confidences.astype(np.float32), ~agrees, _step(exits, budget))
+    best: Thresholds | None = None
+    for values, left, wrong in search.divisions(np.ones(samples, bool), 0, budget):
+        reaching = samples - np.cumsum([0, *left])
+        cost = float(np.dot(reaching, costs)) / samples
+        if best is None or cost < best.cost:
+            best = Thresholds(values, left, wrong, samples, cost)
+    assert best is not None
+    return best
+
+
+_Found = tuple[tuple[float, ...], tuple[int, ...], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class _Search:
+    """A search over thresholds.
+
+    Attributes:
+        sure: confidences ``[exits, samples]``.
+        differs: the head's answer is another, likewise.
+        step: from one tried part of the samples that may differ to the next.
+    """
+
+    sure: NDArray[np.float32]
+    differs: Flags
+    step: int
+
+    def divisions(self, here: Flags, index: int, budget: int) -> Iterator[_Found]:
+        """Yield thresholds, leavers and wrong ones of the exits from ``index`` on.
+
+        Args:
+            here: the samples that reach this exit.
+            index: the exit.
+            budget: how many of them may get another answer.
+        """
+        if index == len(self.sure):
+            yield (), (), ()
+            return
+        rows = np.flatnonzero(here)
+        order = rows[np.argsort(-self.sure[index, rows], kind="stable")]
+        ranked, errors = self.sure[index, order], np.cumsum(self.differs[index, order])
+        last = index == len(self.sure) - 1
+        tried: set[int] = set()
+        for given in [budget] if last else [*range(0, budget, self.step), budget]:
+            count = _leavers(ranked, errors, given)
+            if count in tried:
+                continue
+            tried.add(count)
+            staying = here.copy()
+            staying[order[:count]] = False
+            wrong = int(errors[count - 1]) if count else 0
+            own = _between(ranked, count)
+            for values, left, others in self.divisions(staying, index + 1, budget - wrong):
+                yield (own, *values), (count, *left), (wrong, *others)
+
+
+def _step(exits: int, budget: int) -> int:
+    """Return the least step with which there are not too many divisions."""
+    step = 1
+    while comb(budget // step + exits - 1, exits - 1) > _MOST_DIVISIONS:
+        step += 1
+    return step
+
+
+def _leavers(ranked: NDArray[np.float32], errors: NDArray[np.int64], budget: int) -> int:
+    """Return how many may leave, the surest first; those who are equally sure do so together."""
+    count = int(np.searchsorted(errors, budget, side="right"))
+    while 0 < count < len(ranked) and ranked[count - 1] == ranked[count]:
+        count -= 1
+    return count
+
+
+def _between(ranked: NDArray[np.float32], count: int) -> float:
+    """Return a threshold that the first ``count`` reach: halfway to the next."""
+    if count == 0:
+        return inf
+    if count == len(ranked):
+        return float(np.float32(ranked[-1] * (1 - _BELOW)))
+    middle = np.float32((float(ranked[count - 1]) + float(ranked[count])) / 2)
+    return float(middle if middle > ranked[count] else ranked[count - 1])
+
+
+_TOLERANCE = 1e-4  # of the largest answer; products of other sizes round differently
+_FLAT = 1e-6  # of a feature's mean: what varies less does so by rounding
+_ROUNDS = 5
+_SECONDS = 3.0
+_LEAST = 8  # samples that are timed
+
+
+def feature_statistics(
+    runner: Runner, samples: Samples, features: Sequence[str]
+) -> list[tuple[Array, Array]]:
+    """Return mean and one over the standard deviation of each feature, in one pass over the data.
+
+    A feature that never changes is left as large as it is.
+
+    Args:
+        runner: yields the features ``[batch, features]`` by name.
+        samples: the data.
+        features: their names, head by head.
+
+    Raises:
+        DataError: there are no samples.
+    """
+    count, sums = 0, [np.zeros((2, 1))] * len(features)
+    for batch in samples.batches():
+        found = runner.run(batch)
+        each = [found[name].astype(np.float64) for name in features]
+        own = [np.stack([x.sum(0), np.square(x).sum(0)]) for x in each]
+        sums = [before + more for before, more in zip(sums, own, strict=True)]
+        count += len(next(iter(batch.values())))
+    if not count:
+        raise _no_samples()
+    results = []
+    for total, squares in sums:
+        mean = total / count
+        spread = np.sqrt(np.maximum(squares / count - np.square(mean), 0))
+        scale = 1 / np.where(spread > _FLAT * np.abs(mean) + _FLAT, spread, 1)
+        results.append((mean.astype(np.float32), scale.astype(np.float32)))
+    return results
+
+
+def collect(
+    runner: Runner, samples: Samples, heads: Sequence[str], teacher: str
+) -> tuple[Array, Flags]:
+    """Run all heads on the calibration data, which are never in memory together.
+
+    Args:
+        runner: of the model with heads and confidences.
+        samples: the data.
+        heads: outputs with the heads' logits.
+        teacher: output with the model's.
+
+    Returns:
+        Confidences, and whether the head's answer is the model's; both ``[exits, samples]``.
+
+    Raises:
+        DataError: there are no samples.
+    """
+    sure: list[Array] = []
+    same: list[Flags] = []
+    for batch in samples.batches():
+        found = runner.run(batch)
+        sure.append(np.stack([found[confidence_name(n + 1)] for n in range(len(heads))]))
+        answer = found[teacher].argmax(1)
+        same.append(np.stack([found[name].argmax(1) == answer for name in heads]))
+    if not sure:
+        raise _no_samples()
+    return np.concatenate(sure, axis=1), np.concatenate(same, axis=1)
+
+
+def check_answers(
+    runner: Runner,
+    reference: Batch,
+    batch: Batch,
+    answers: Sequence[str],
+    thresholds: Sequence[float],
+) -> None:
+    """Compare what a model with exits answers with what it should, sample by sample.
+
+    Args:
+        runner: of the model with exits.
+        reference: outputs of the model that gives all answers, for the same batch.
+        batch: the samples.
+        answers: which of them hold the exits' answers and then the model's own.
+        thresholds: of the exits; infinite where nobody leaves.
+
+    Raises:
+        ModelError: they differ: what a sample is answered depends on the others in its batch.
+    """
+    (found,) = runner.run(batch).values()
+    wanted = reference[answers[-1]].copy()
+    open_rows = np.ones(len(wanted), dtype=bool)
+    for number, (name, threshold) in enumerate(zip(answers, thresholds, strict=False), start=1):
+        leaves = open_rows & (reference[confidence_name(number)] >= np.float32(threshold))
+        wanted[leaves] = reference[name][leaves]
+        open_rows &= ~leaves
+    reach = float(np.abs(wanted).max(initial=0.0))
+    wrong = np.flatnonzero(~np.all(np.abs(found - wanted) <= _TOLERANCE * reach, axis=1))
+    if wrong.size:
+        raise ModelError(
+            "early exits",
+            f"change the answer to sample {int(wrong[0])} of {len(wanted)}: what the network gives "
+            "for a sample depends on the others in the batch",
+            "put the exits elsewhere, or leave this pass out",
+        )
+
+
+def mean_latencies(
+    runners: Sequence[Runner], batch: Batch, seconds: float = _SECONDS
+) -> tuple[list[float], int]:
+    """Time models at batch 1, sample after sample in turn.
+
+    Args:
+        runners: the models.
+        batch: samples.
+        seconds: as many samples are used as these suffice for, though at least 8.
+
+    Returns:
+        Mean milliseconds a sample for each model, of each sample's best of five; and how many
+        samples there were.
+    """
+    size = len(next(iter(batch.values())))
+    alone = [{n: a[i : i + 1] for n, a in batch.items()} for i in range(size)]
+    once = 0.0
+    for runner in (*runners, *runners):
+        begin = time.perf_counter()
+        runner.run(alone[0])
+        once += (time.perf_counter() - begin) / 2
+    count = min(size, max(_LEAST, int(seconds / (_ROUNDS * once))))
+    times = np.full((len(runners), count), np.inf)
+    order = list(enumerate(runners))
+    for turn in range(_ROUNDS):
+        for place in range(count):
+            for index, runner in order if (turn + place) % 2 == 0 else reversed(order):
+                begin = time.perf_counter()
+                runner.run(alone[place])
+                times[index, place] = min(times[index, place], time.perf_counter() - begin)
+    return [float(t) * 1e3 for t in times.mean(axis=1)], count
+
+
+def _no_samples() -> DataError:
+    return DataError("calibration data", "have no samples", "give some: thresholds need them")
+
+
+_LOWER = (99.9, 99.5, 99.0, 98.0, 97.0, 95.0, 90.0, 80.0, 50.0)
+
+
+def share_notes(
+    points: Sequence[ExitPoint], found: Thresholds, agreement: float
+) -> tuple[str, ...]:
+    """Say who leaves where, and how many answers are the full network's."""
+    parts, notes = [], []
+    for point, value, share in zip(points, found.values, found.shares, strict=False):
+        if value < inf:
+            parts.append(f"exit {point.number} after {point.after} {share:.1f} %")
+            continue
+        notes.append(
+            f"exit {point.number} after {point.after} is left out: with agreement {agreement:g} it "
+            "would let nobody leave"
+        )
+    notes.append(
+        f"of {found.samples:,} calibration samples leave at {', '.join(parts)}; all the way go "
+        f"{found.shares[-1]:.1f} %"
+    )
+    notes.append(
+        f"{found.agreement:.2f} % of them get the full network's answer, {agreement:g} % are wanted"
+    )
+    return tuple(notes)
+
+
+def macs_note(found: Thresholds, costs: Sequence[float]) -> str:
+    """Say what exits save, and that a sample which goes all the way costs more than before."""
+    reaching = found.samples - np.cumsum([0, *found.left])
+    mean, most = float(np.dot(reaching, costs)) / found.samples, float(sum(costs))
+    return (
+        f"a calibration sample takes {mean / 1e6:.4g} million multiply-accumulates on average and "
+        f"{most / 1e6:.4g} million at most, heads included ({100 * mean / max(most, 1):.0f} %); "
+        "reports count the most"
+    )
+
+
+def nobody_leaves(agreement: float, sure: Array, same: Flags, costs: Sequence[float]) -> ModelError:
+    """Return the error for exits that no sample can leave at, and what would change that."""
+    remedy = "train longer, or put exits after later layers"
+    for lower in (value for value in _LOWER if value < agreement):
+        tried = choose_thresholds(sure, same, lower, costs)
+        if sum(tried.left):
+            leaving = 100 - tried.shares[-1]
+            remedy += f", or set agreement: {lower:g}, with which {leaving:.1f} % would leave"
+            break
+    return ModelError(
+        "pass 'early-exit'",
+        f"lets none of {sure.shape[1]:,} calibration samples leave early with agreement "
+        f"{agreement:g}",
+        remedy,
+    )

@@ -1,0 +1,1 @@
+"""``qat``: quantization-aware training."""

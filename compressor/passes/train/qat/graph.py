@@ -1,0 +1,367 @@
+"""Fake quantization written into the graph that is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from compressor.graph.editing import Editor
+from compressor.graph.layers import layers_with_nodes
+from compressor.graph.values import is_op, value_by_name
+from compressor.models.executor.ops.training import TRAINING_DOMAIN
+from compressor.passes.train.qat.networks import Networks, folding_factor, norm_factor
+from compressor.passes.train.qat.points import ActivationPoint, Points, WeightPoint
+from compressor.types.statistics import ChannelGrid
+from compressor.types.tensors import Array
+
+FROZEN = "batch_norm.frozen"
+"""The initializer that says that batch norms no longer take the statistics of batches."""
+
+
+@dataclass(frozen=True)
+class ScaleNames:
+    """The initializers of one fake quantization.
+
+    Attributes:
+        size: the scale, as a multiple of ``unit``.
+        unit: the scale at the beginning.
+        zero: the zero point at the beginning.
+        offset: what is added to it, in multiples of the range; ``None`` if it stays.
+    """
+
+    size: str
+    unit: str
+    zero: str
+    offset: str | None = None
+
+
+@dataclass(frozen=True)
+class FakeQuantized:
+    """A graph with fake quantization.
+
+    Attributes:
+        graph: the graph; it has operators of a domain of our own.
+        weights: the scales of weights, by the layer's name.
+        activations: those of activations, by the value's name.
+        trained: names of the scales and zero points that are trained.
+    """
+
+    graph: ir.Model
+    weights: Mapping[str, ScaleNames]
+    activations: Mapping[str, ScaleNames]
+    trained: frozenset[str]
+
+
+def fake_quantized(networks: Networks, points: Points, *, learned: bool) -> FakeQuantized:
+    """Return the graph that is trained.
+
+    Args:
+        networks: the model.
+        points: what is quantized.
+        learned: scales and zero points are trained.
+    """
+    writer = _Writer(networks.trained.clone(), learned)
+    writer.freezable_norms(networks.norms)
+    weights = {
+        name: writer.weight(point, networks.factors.get(name))
+        for name, point in points.weights.items()
+    }
+    activations = {name: writer.activation(point) for name, point in points.activations.items()}
+    for name, point in points.weights.items():
+        if point.integer_bias:
+            inputs = None if point.source is None else activations[point.source]
+            writer.bias(point, weights[name], inputs)
+    return FakeQuantized(writer.model, weights, activations, frozenset(writer.trained))
+
+
+class _Writer:
+    def __init__(self, model: ir.Model, learned: bool):
+        self.model = model
+        self.trained: list[str] = []
+        self._editor = Editor(model)
+        self._values = value_by_name(model)
+        self._learned = learned
+        self._nodes = {node.name: node for node in model.graph}
+        self._readers = {layer.name: node for layer, node in layers_with_nodes(model)}
+
+    def freezable_norms(self, norms: Mapping[str, str]) -> None:
+        """Let the batch norms that stay read whether they are frozen."""
+        if not norms:
+            return
+        frozen = self._editor.constant(FROZEN, np.asarray(False))
+        for name in norms.values():
+            node = self._nodes[name]
+            node.domain = TRAINING_DOMAIN
+            node.resize_inputs(6)
+            node.replace_input_with(5, frozen)
+
+    def weight(self, point: WeightPoint, rows: torch.Tensor | None) -> ScaleNames:
+        """Quantize a weight, multiplied with factors of its rows, for all that read it."""
+        layer, scheme = point.layer, point.scheme
+        value = self.model.graph.initializers[layer.weight]
+        readers = tuple(value.uses())
+        first = self._editor.first_reader(value)
+        assert first is not None
+        channels = scheme.granularity == "channel"
+        shape = (layer.rows,) if channels else ()
+        scale = point.scale.reshape(shape).double()
+        if point.norm is not None and point.scales_folded:
+            scale = scale / folding_factor(self._nodes[point.norm], {}).abs()
+        names, inputs = self._scales(
+            layer.weight,
+            scale.numpy(),
+            point.zero_point.reshape(shape).numpy(),
+            movable=False,
+        )
+        factor, added = self._factor(point)
+        measure = self._measure(point, rows, scale)
+        source: ir.Value = value
+        if rows is not None:
+            matrix = rows.float()[:, None].expand(layer.rows, layer.columns)
+            held = self._editor.constant(f"{layer.weight}.rows", layer.stored(matrix).numpy())
+            name = f"{layer.weight}.folded"
+            added.append(self._editor.node("Mul", [value, held], name, ir.DataType.FLOAT))
+            source = added[-1].outputs[0]
+        node = self._node(
+            "FakeQuantize",
+            [source, *inputs, None, factor, measure],
+            layer.weight,
+            {
+                "low": scheme.low,
+                "high": scheme.high,
+                "axis": layer.output_axis if channels else -1,
+            },
+        )
+        first.prepend([*added, node])
+        for reader, index in readers:
+            reader.replace_input_with(index, node.outputs[0])
+        if point.grid is not None:
+            self._pad_with_pixels(first, point.grid, layer.weight)
+        return names
+
+    def _pad_with_pixels(self, node: ir.Node, grid: ChannelGrid, name: str) -> None:
+        """Let a convolution pad with the level next to zero, which is what codes can say."""
+        source, pads = node.inputs[0], tuple(node.attributes.get_ints("pads", ()))
+        if source is None or not any(pads):
+            return
+        step, offset = np.asarray(grid.step), np.asarray(grid.offset)
+        nearest = (offset + step * np.rint(-offset / step)).astype(np.float32)
+        held = self._editor.constant(f"{name}.padding", nearest)
+        made = self._node("PadChannels", [source, held], f"{name}.padded", {"pads": pads})
+        node.prepend(made)
+        node.replace_input_with(0, made.outputs[0])
+        node.attributes["pads"] = ir.AttrInt64s("pads", [0] * len(pads))
+
+    def activation(self, point: ActivationPoint) -> ScaleNames:
+        """Quantize a value for all that read it."""
+        value = self._values[point.value]
+        readers, output = tuple(value.uses()), value.is_graph_output()
+        source = self._before_relu(value, point)
+        names, inputs = self._scales(
+            point.value,
+            np.asarray(point.scale),
+            np.asarray(point.zero_point),
+            movable=point.movable,
+            fixed=point.exact,
+        )
+        node = self._node(
+            "FakeQuantize",
+            [source, *inputs],
+            point.value,
+            {"low": point.low, "high": point.high, "batched": 1},
+        )
+        producer = value.producer()
+        if producer is None:
+            self.model.graph.insert_before(self.model.graph[0], node)
+        else:
+            self.model.graph.insert_after(producer, node)
+        for reader, index in readers:
+            reader.replace_input_with(index, node.outputs[0])
+        if output:
+            value.name = f"{point.value}.float"
+            node.outputs[0].name = point.value
+            for index, found in enumerate(self.model.graph.outputs):
+                if found is value:
+                    self.model.graph.outputs[index] = node.outputs[0]
+        if source is not value and producer is not None:
+            self.model.graph.remove(producer, safe=True)
+        return names
+
+    def bias(self, point: WeightPoint, scale: ScaleNames, inputs: ScaleNames | None) -> None:
+        """Round a layer's bias, or that of the batch norm behind it, as it will be stored.
+
+        Args:
+            point: the layer.
+            scale: of its weight, which has been quantized.
+            inputs: of its input; ``None`` where that is pixels, whose scale is 1.
+        """
+        name = point.layer.weight
+        node = self._readers[point.layer.name]
+        rows = self._shift_of_pixels(point, node)
+        held = node.inputs[2] if len(node.inputs) > 2 else None
+        norm = None if point.norm is None else self._nodes[point.norm]
+        if norm is not None:
+            own, target = norm.inputs[2], norm
+            more: ir.Value | None = self._norm_shift(point, norm, self._sum(name, held, rows))
+        else:
+            own, target, more = held, node, rows
+            if own is None:
+                own = self._editor.constant(f"{name}.no_bias", np.zeros(point.layer.rows, "f4"))
+                node.resize_inputs(3)
+        known = self.model.graph.initializers
+        one = self._editor.shared_constant("one", np.ones((), np.float32))
+        pair = [one, one] if inputs is None else [known[inputs.size], known[inputs.unit]]
+        unit: ir.Value = known[scale.unit]
+        if norm is not None and point.scales_folded:
+            factor = self._folding_factor(norm, name, "size", (0, 1))
+            whole = [unit, factor.outputs[0]]
+            folded = self._editor.node("Mul", whole, f"{name}.scale.folded", ir.DataType.FLOAT)
+            norm.prepend([factor, folded])
+            unit = folded.outputs[0]
+        given = [own, known[scale.size], unit, *pair, more]
+        if norm is not None:
+            given.append(known[FROZEN])
+        made = self._node("RoundBias", given, f"{name}.bias", {})
+        target.prepend(made)
+        target.replace_input_with(2, made.outputs[0])
+
+    def _shift_of_pixels(self, point: WeightPoint, node: ir.Node) -> ir.Value | None:
+        if point.grid is None:
+            return None
+        name = point.layer.weight
+        offsets = np.asarray(point.grid.offset, np.float32)
+        held = self._editor.constant(f"{name}.offsets", offsets)
+        made = self._node("ChannelShift", [node.inputs[1], held], f"{name}.shift", {})
+        node.prepend(made)
+        return made.outputs[0]
+
+    def _norm_shift(self, point: WeightPoint, norm: ir.Node, inner: ir.Value | None) -> ir.Value:
+        gamma, _, mean, variance = norm.inputs[1:5]
+        given = [gamma, mean, variance, *([] if inner is None else [inner])]
+        fields = {"epsilon": norm_factor(norm)[2]}
+        made = self._node("NormShift", given, f"{point.layer.weight}.norm_shift", fields)
+        norm.prepend(made)
+        return made.outputs[0]
+
+    def _sum(self, name: str, first: ir.Value | None, second: ir.Value | None) -> ir.Value | None:
+        if first is None or second is None:
+            return second if first is None else first
+        made = self._editor.node("Add", [first, second], f"{name}.inner", ir.DataType.FLOAT)
+        producer = second.producer()
+        assert producer is not None
+        producer.append(made)
+        return made.outputs[0]
+
+    def _before_relu(self, value: ir.Value, point: ActivationPoint) -> ir.Value:
+        """Return what a ReLU reads that rounding makes superfluous; the value itself otherwise.
+
+        Where zero is the first code, rounding cuts off what is negative, as runtimes' kernels do.
+        """
+        node = value.producer()
+        if not is_op(node, "Relu") or node is None or point.zero_point != point.low:
+            return value
+        source = node.inputs[0]
+        return value if source is None or source.producer() is None else source
+
+    def _factor(self, point: WeightPoint) -> tuple[ir.Value | None, list[ir.Node]]:
+        """Return what the weight is multiplied with when it is stored, and what computes it."""
+        added: list[ir.Node] = []
+        factors: list[ir.Value] = []
+        name, layer = point.layer.weight, point.layer
+        if point.norm is not None:
+            part = "sign" if point.scales_folded else "all"
+            place = (layer.output_axis, len(layer.shape))
+            made = self._folding_factor(self._nodes[point.norm], name, part, place)
+            added.append(made)
+            factors.append(made.outputs[0])
+        if point.grid is not None:
+            form = (1, -1, *[1] * (len(layer.shape) - 2))
+            steps = np.asarray(point.grid.step, np.float32).reshape(form)
+            factors.append(self._editor.constant(f"{name}.steps", steps))
+        if len(factors) == 2:
+            both = self._editor.node("Mul", factors, f"{name}.factor", ir.DataType.FLOAT)
+            added.append(both)
+            factors = [both.outputs[0]]
+        return (factors[0] if factors else None), added
+
+    def _measure(
+        self, point: WeightPoint, rows: torch.Tensor | None, scale: torch.Tensor
+    ) -> ir.Value:
+        """Return the scale at the beginning, as it would be of the weight that is trained."""
+        coarse = torch.ones((), dtype=torch.float64)
+        if point.grid is not None:
+            coarse = coarse * float(np.mean(point.grid.step))
+        factors = rows
+        if point.norm is not None and not point.scales_folded:
+            factors = folding_factor(self._nodes[point.norm], {}).abs()
+        if factors is not None:
+            coarse = coarse * (factors if scale.dim() else factors.mean())
+        measure = (scale / coarse).float().numpy()
+        return self._editor.constant(f"{point.layer.weight}.scale.measure", measure)
+
+    def _folding_factor(
+        self, norm: ir.Node, name: str, part: str, place: tuple[int, int]
+    ) -> ir.Node:
+        """Return what computes a batch norm's factor; ``place`` is its axis, and of how many."""
+        gamma, variance, epsilon = norm_factor(norm)
+        fields: dict[str, int | float | str | Sequence[int]] = {
+            "epsilon": epsilon,
+            "axis": place[0],
+            "rank": place[1],
+            "part": part,
+        }
+        return self._node("FoldingFactor", [gamma, variance], f"{name}.{part}", fields)
+
+    def _scales(
+        self, name: str, scale: Array, zero: Array, *, movable: bool, fixed: bool = False
+    ) -> tuple[ScaleNames, list[ir.Value]]:
+        """Add the initializers of a fake quantization; return them in the operator's order."""
+        learned = self._learned and not fixed
+        size = self._editor.constant(f"{name}.scale.size", np.ones(scale.shape, np.float32))
+        unit = self._editor.constant(f"{name}.scale.unit", scale.astype(np.float32))
+        place = self._editor.constant(f"{name}.zero_point", zero.astype(np.float32))
+        inputs = [size, unit, place]
+        offset = None
+        if learned:
+            self.trained.append(size.name or "")
+        if learned and movable:
+            start = np.zeros(zero.shape, np.float32)
+            offset = self._editor.constant(f"{name}.zero_point.offset", start)
+            self.trained.append(offset.name or "")
+            inputs.append(offset)
+        names = ScaleNames(
+            size.name or "",
+            unit.name or "",
+            place.name or "",
+            None if offset is None else offset.name,
+        )
+        return names, inputs
+
+    def _node(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        name: str,
+        attributes: Mapping[str, int | float | str | Sequence[int]],
+    ) -> ir.Node:
+        output = self._editor.free_name(f"{name}.{op_type}")
+        value = ir.Value(name=output, type=ir.TensorType(ir.DataType.FLOAT))
+        return ir.node(
+            op_type, inputs, attributes, domain=TRAINING_DOMAIN, outputs=[value], name=output
+        )
+
+
+def current_scale(
+    names: ScaleNames, span: tuple[int, int], tensors: Mapping[str, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the scale and the rounded zero point that trained tensors mean, float32."""
+    low, high = span
+    scale = tensors[names.size] * tensors[names.unit]
+    zero = tensors[names.zero]
+    if names.offset is not None:
+        zero = (zero + tensors[names.offset] * (high - low)).round().clamp(low, high)
+    return scale, zero

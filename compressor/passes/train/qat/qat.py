@@ -1,0 +1,373 @@
+"""Options of ``qat`` about what is quantized."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import onnx_ir as ir
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from compressor.models.executor import GraphModule, from_numpy
+from compressor.models.torch.lowering import NamedModule
+from compressor.models.torch.smaller_module import check_executable, trainable_graph
+from compressor.passes.quantize.maths.affine import absmax_parameters, quantize
+from compressor.passes.quantize.static.graph import LeastScale, StaticCodes, write_static_codes
+from compressor.passes.quantize.static.placement import place, profile_for
+from compressor.passes.quantize.static.settings import (
+    ActivationOptions,
+    Bits,
+    StaticSettings,
+    kernel_notes,
+)
+from compressor.passes.train.distill.distilling import (
+    DistilledLoss,
+    Pupil,
+    distilled_loss,
+    matched_outputs,
+    opened_teacher,
+)
+from compressor.passes.train.distill.options import Distillation
+from compressor.passes.train.engine import length, make_order, train
+from compressor.passes.train.finetune import loss_name, make_objective
+from compressor.passes.train.job import Job, Objective, ParameterGroup, Regulator
+from compressor.passes.train.preparing import (
+    PREFIX,
+    freeze,
+    gradual_layers,
+    regulators,
+    training_notes,
+    training_record,
+)
+from compressor.passes.train.qat.graph import FakeQuantized, fake_quantized
+from compressor.passes.train.qat.networks import (
+    Networks,
+    check_factors,
+    make_networks,
+    with_factors,
+)
+from compressor.passes.train.qat.points import Points, chosen_layers, find_points, placeholders
+from compressor.passes.train.qat.writing import NormsFrozen, ScalesInRange, written
+from compressor.passes.train.recipe import Recipe
+from compressor.types.carrier import Capability, Carrier
+from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
+from compressor.types.layers import Layer
+from compressor.types.options import Options
+from compressor.types.passes import LayerOutcome, LayerPlan, LayerRule, Outcome, PassContext, Survey
+from compressor.types.quantized import QuantizedTensor
+from compressor.types.training import Training
+
+WeightBits = Literal[2, 4, 8]
+
+
+class QatWeightOptions(Options):
+    """How weights are quantized."""
+
+    bits: WeightBits = Field(default=8, description="width of a weight")
+    granularity: Literal["channel", "tensor"] = Field(
+        default="channel", description="one scale for each output channel, or one a tensor"
+    )
+    symmetric: bool = Field(default=True, description="zero point 0")
+    range: Literal["min-max", "mse"] = Field(
+        default="mse",
+        description="what scales begin with: the full range, or the one of least squared error",
+    )
+
+
+class QatRule(LayerRule):
+    """Per-layer settings of ``qat``."""
+
+    bits: WeightBits | None = Field(default=None, description="width of these layers' weights")
+    granularity: Literal["channel", "tensor"] | None = Field(
+        default=None, description="granularity of these layers' weights"
+    )
+    activation_bits: Bits | None = Field(
+        default=None,
+        description="width of what these layers read; where others read it, too, the widest counts",
+    )
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A network that is quantized as far as training sees it.
+
+    Attributes:
+        module: what is trained.
+        graph: the part of it that executes the graph.
+        networks: what it was made from.
+        points: what is quantized.
+        quantized: the graph, and the names of its scales.
+        settings: what to quantize, and how.
+        statistics: of the activations.
+    """
+
+    module: NamedModule
+    graph: GraphModule
+    networks: Networks
+    points: Points
+    quantized: FakeQuantized
+    settings: StaticSettings
+    statistics: Mapping[str, Any]
+
+    def written(self, tensors: Mapping[str, Tensor]) -> tuple[ir.Model, tuple[LayerOutcome, ...]]:
+        """Return the graph with integer codes, and what was done to each layer.
+
+        Args:
+            tensors: of the trained module, by its names.
+        """
+        own = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
+        return written(
+            self.networks, self.points, self.quantized, self.settings, own, self.statistics
+        )
+
+
+class Qat(Recipe):
+    """Train weights and ranges while the network computes with what quantization leaves of them.
+
+    The graph is fused, and quantized where `quantize-static` would quantize it, from ranges of the
+    calibration data on. Then weights, scales and zero points are trained, and stored as integers:
+    what comes out is what `quantize-static` writes, but trained.
+    """
+
+    name: ClassVar[str] = "qat"
+    needs: ClassVar[frozenset[Capability]] = frozenset(
+        {Capability.TRAIN, Capability.GRAPH, Capability.RUN}
+    )
+    source: ClassVar[str] = (
+        "Esser et al. 2020, LSQ (arXiv:1902.08153); Bhalgat et al. 2020, LSQ+ (arXiv:2004.09576), "
+        "for zero points; Jacob et al. 2017 (arXiv:1712.05877) section 3"
+    )
+
+    weights: QatWeightOptions = Field(default_factory=QatWeightOptions, description="weights")
+    activations: ActivationOptions = Field(
+        default_factory=ActivationOptions, description="activations"
+    )
+    scales: Literal["learned", "fixed"] = Field(
+        default="learned",
+        description="learned trains scales and zero points with the weights; fixed leaves them as "
+        "calibration found them",
+    )
+    scale_rate: float = Field(
+        default=1.0,
+        gt=0,
+        description="what the learning rate is multiplied with for scales and zero points",
+    )
+    batch_norm: Literal["folded", "live"] = Field(
+        default="folded",
+        description="folded trains the fused graph; live goes on normalizing by batches, and "
+        "quantizes weights as they will be once batch norms are folded",
+    )
+    freeze_batch_norm: float = Field(
+        default=0.5,
+        ge=0,
+        le=1,
+        description="with batch-norm: live, share of the training after which batch norms use "
+        "their running statistics",
+    )
+    distill: Distillation | None = Field(
+        default=None, description="learn from a teacher's outputs, as `distill` does"
+    )
+    layers: tuple[QatRule, ...] = Field(
+        default=(),
+        description="rules for single layers; the first that matches wins; skip: true leaves "
+        "layers in floating point and their weights alone",
+    )
+
+    @model_validator(mode="after")
+    def _freezing_needs_norms(self) -> Qat:
+        if self.batch_norm == "folded" and "freeze_batch_norm" in self.model_fields_set:
+            raise ValueError("freeze-batch-norm is for batch-norm: live")
+        return self
+
+    @property
+    def other_models(self) -> Mapping[str, Mapping[str, Any]]:
+        """The teacher, where it is not the spec's model."""
+        named = {} if self.distill is None else self.distill.named_models
+        return {f"distill.{option}": keys for option, keys in named.items()}
+
+    def check_models(self, carrier: Carrier, others: Mapping[str, Carrier]) -> None:
+        """Compare a teacher's outputs with the model's.
+
+        Raises:
+            SpecError: they do not fit.
+        """
+        wanted = None if self.distill is None else self.distill.outputs
+        for other in others.values():
+            matched_outputs(carrier.outputs, other.outputs, wanted)
+
+    def survey(self, carrier: Carrier, context: PassContext) -> Survey:
+        """Choose the layers; check the loss, the options and the operators."""
+        name: str | None = None
+        if self._labelled:
+            name = loss_name(self.loss, context.metric)
+        if self.distill is not None:
+            matched_outputs(carrier.outputs, carrier.outputs, self.distill.outputs)
+        settings = self._settings(context)
+        settings.check()
+        networks = make_networks(carrier, live=self._live, evaluate=False)
+        check_executable(networks.trained)
+        _, schemes, reasons = chosen_layers(networks, settings)
+        actions = {
+            layer: f"{scheme} x {settings.activation_type(layer)}, trained"
+            for layer, scheme in schemes.items()
+        }
+        inner = carrier.with_graph(networks.trained)
+        if self.prune is not None:
+            for layer in gradual_layers(self, self.prune, inner):
+                action = actions.get(layer, "train")
+                actions[layer] = f"{action}, {100 * self.prune.target:g} % zero"
+        order = [layer.name for layer in inner.layers()]
+        rows = plan_layers(self.name, actions, {n: reasons.get(n, "") for n in order})
+        rules = resolve_rules(self.layers, order)
+        rows = tuple(
+            row
+            if row.touched or skip_reason(rules[row.name])
+            else LayerPlan(row.name, actions.get(row.name, "train"), row.reason)
+            for row in rows
+        )
+        return Survey(
+            rows,
+            notes=(self._loss_note(name), *kernel_notes(context.targets, settings)),
+            replays="for the ranges of activations",
+            trains=True,
+            labels=self._labelled,
+        )
+
+    def apply_training(
+        self,
+        carrier: Carrier,
+        context: PassContext,
+        statistics: Mapping[str, Any],  # noqa: ARG002
+        training: Training,
+    ) -> Outcome:
+        """Calibrate, train, and quantize.
+
+        Raises:
+            CompressorError: see :func:`compressor.passes.train.engine.train`; or there are no
+                calibration data, or a range is not finite.
+        """
+        order = make_order(self, training, carrier.inputs, context.seed)
+        prepared = self.prepared(carrier, context, training)
+        # Copies: training changes the module's own tensors in place.
+        start = {name: tensor.clone() for name, tensor in prepared.module.state_dict().items()}
+        untrained = carrier.with_graph(prepared.written(start)[0])
+        job = self.job(prepared, carrier, context, training)
+        trained = train(job, self, training, order)
+        graph, layers = prepared.written(trained.tensors)
+        notes = training_notes(trained, training.metric)
+        if isinstance(job.objective, DistilledLoss):
+            notes += job.objective.notes()
+        record = training_record(trained)
+        return Outcome(carrier.with_graph(graph), layers, notes, record, untrained)
+
+    def prepared(self, carrier: Carrier, context: PassContext, training: Training) -> Prepared:
+        """Return the network with fake quantization, its ranges calibrated.
+
+        Raises:
+            CompressorError: see :meth:`apply_training`.
+        """
+        settings = self._settings(context)
+        networks = make_networks(carrier, live=self._live)
+        check_factors(networks)
+        placement, schemes, _ = chosen_layers(networks, settings)
+        if not self._live:
+            networks = with_factors(networks, carrier, schemes)
+        requests = settings.requests(networks.folded, placement)
+        statistics = training.collect(
+            carrier.with_graph(networks.folded), training.samples.batches(), requests
+        )
+        points = find_points(networks, settings, statistics, self.weights.range)
+        quantized = fake_quantized(networks, points, learned=self.scales == "learned")
+        layers = networks.layers().values()
+        known = [name for x in layers for name in (x.weight, x.bias) if name is not None]
+        source = carrier.trainable()
+        assert isinstance(source, NamedModule)
+        graph = trainable_graph(quantized.graph, source.module, {*known, *quantized.trained})
+        outputs = tuple(output.name for output in carrier.outputs)
+        module = NamedModule(graph, [i.name for i in carrier.inputs], outputs)
+        freeze(self, carrier.with_graph(networks.trained), module)
+        return Prepared(module, graph, networks, points, quantized, settings, statistics)
+
+    def job(
+        self, prepared: Prepared, carrier: Carrier, context: PassContext, training: Training
+    ) -> Job:
+        """Return what is trained, and for what."""
+        order = make_order(self, training, carrier.inputs, context.seed)
+        steps, module = length(self, order), prepared.module
+        inner = carrier.with_graph(prepared.networks.trained)
+        beside: list[Regulator] = [*regulators(self, inner, module, steps)]
+        beside.append(ScalesInRange(module, prepared.quantized, prepared.points.activations))
+        if self._live:
+            beside.append(NormsFrozen(prepared.graph, round(self.freeze_batch_norm * steps)))
+        scales = frozenset(PREFIX + name for name in prepared.quantized.trained)
+        return Job(
+            name=self.name,
+            module=module,
+            objective=self._objective(module, carrier, context, training),
+            inputs=module.inputs,
+            outputs=module.outputs,
+            regulators=tuple(beside),
+            groups=(ParameterGroup(scales, self.scale_rate),),
+        )
+
+    def preview(
+        self,
+        carrier: Carrier,
+        context: PassContext,
+        statistics: Mapping[str, Any],  # noqa: ARG002
+    ) -> Carrier:
+        """Quantize lazily: no weight is read."""
+        settings = self._settings(context)
+        networks = make_networks(carrier, live=False, evaluate=False)
+        before, schemes, _ = chosen_layers(networks, settings)
+        made_up = placeholders(settings.requests(networks.folded, before))
+        model = networks.folded
+        known = settings.pixel_codes(model, schemes, made_up, {})
+        placement = place(model, settings.profile, schemes)
+        codes = StaticCodes(placement, schemes, settings.codes(placement, known, made_up))
+
+        def make_codes(layer: Layer, least: LeastScale) -> Callable[[], QuantizedTensor]:
+            del least
+            tensor = model.graph.initializers[layer.weight].const_value
+            scheme = schemes[layer.name]
+
+            def make() -> QuantizedTensor:
+                assert tensor is not None
+                matrix = layer.canonical(from_numpy(tensor))
+                return quantize(matrix, *absmax_parameters(matrix, scheme), scheme)
+
+            return make
+
+        write_static_codes(model, settings.profile, codes, make_codes)
+        return carrier.with_graph(model)
+
+    def _objective(
+        self, module: NamedModule, carrier: Carrier, context: PassContext, training: Training
+    ) -> Objective:
+        """Return the loss against the target, or with a teacher's part in it."""
+        if self.distill is None:
+            return make_objective(self, carrier, training, context)
+        teacher = opened_teacher(self.distill, training, "distill.teacher")
+        pupil = Pupil(carrier, module)
+        return distilled_loss(self, self.distill, teacher, pupil, training, context)
+
+    @property
+    def _labelled(self) -> bool:
+        return self.distill is None or self.distill.alpha > 0
+
+    def _loss_note(self, name: str | None) -> str:
+        if self.distill is None:
+            return f"trained with {name} as loss"
+        part = f", {self.distill.alpha:g} {name}" if name else ""
+        return f"{1 - self.distill.alpha:g} of the loss is against a teacher{part}"
+
+    @property
+    def _live(self) -> bool:
+        return self.batch_norm == "live"
+
+    def _settings(self, context: PassContext) -> StaticSettings:
+        return StaticSettings(
+            profile_for(context.targets), self.weights, self.activations, self.layers
+        )
