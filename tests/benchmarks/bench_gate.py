@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from compressor.lab.compare.difference import Difference, Scale, paired_difference
-from compressor.lab.compare.trend import find_steps
+from compressor.lab.compare.statistics import find_steps
 
 PAIRS = 2000
 ALPHA = 0.05

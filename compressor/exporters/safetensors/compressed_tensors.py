@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from compressor.errors import SpecError
-from compressor.exporters.safetensors import packing
+from compressor.models.codec import packing
 from compressor.types.quantized import QuantizedTensor, Scheme
 from compressor.types.tensors import StoredTensor
 

@@ -16,7 +16,6 @@ from typing import IO, Any
 import onnx_ir as ir
 
 from compressor import __version__
-from compressor.exporters.safetensors.storage import Planned, encoded, part_bytes, plan_tensors
 from compressor.files import json_text
 from compressor.graph.as_json import Skeleton, graph_as_json
 from compressor.graph.values import tensor_spec
@@ -31,6 +30,7 @@ from compressor.models.codec import (
     Entry,
 )
 from compressor.models.codec.forms import Part
+from compressor.models.codec.storage import Planned, encoded, part_bytes, plan_tensors
 from compressor.types.tensors import TensorSpec
 
 _ALIGNMENT = 8

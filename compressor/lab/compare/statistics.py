@@ -1,8 +1,9 @@
-"""Paired statistics: bootstrap, McNemar's test, score interval of two shares, sample sizes."""
+"""Statistics of comparisons: bootstrap, McNemar, two shares, sample sizes, steps in a series."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
@@ -166,3 +167,62 @@ def samples_needed(
         return None
     unit: int = 10 ** max(0, math.floor(math.log10(max(exact, 1))) + 1 - _DIGITS)
     return math.ceil(exact / unit) * unit
+
+
+@dataclass(frozen=True)
+class Step:
+    """A change of the level.
+
+    Attributes:
+        index: the first model after it.
+        start: the first model of the level before it.
+        end: one past the last model of the level after it.
+        p: chance of so large a step anywhere in the part that it was found in, without any.
+    """
+
+    index: int
+    start: int
+    end: int
+    p: float
+
+
+def find_steps(results: Array, alpha: float = 0.05) -> list[Step]:
+    """Find where the level changes, in the order of the models.
+
+    Args:
+        results: one value for each model and sample, ``[models, samples]``.
+        alpha: chance of finding a step where there is none.
+    """
+    return _inside(results, 0, len(results), alpha)
+
+
+def _inside(results: Array, start: int, end: int, alpha: float) -> list[Step]:
+    if end - start < 2:
+        return []
+    index, p = _sharpest(results[start:end])
+    if p >= alpha:
+        return []
+    index += start
+    before, after = _inside(results, start, index, alpha), _inside(results, index, end, alpha)
+    first = before[-1].index if before else start
+    last = after[0].index if after else end
+    return [*before, Step(index, first, last, p), *after]
+
+
+def _sharpest(results: Array) -> tuple[int, float]:
+    """Return the likeliest cut, and the chance of so large a step there without any.
+
+    The cut is where the cumulative sum of the models' means strays most from a straight line. As
+    it is the best of so many, its chance counts that many times (Bonferroni).
+    """
+    count = len(results)
+    sums = np.cumsum(results, axis=0)
+    before = np.arange(1, count)
+    means = sums[:-1].mean(axis=1) / before
+    rest = (sums[-1] - sums[:-1]).mean(axis=1) / (count - before)
+    strays = np.abs(means - rest) * np.sqrt(before * (count - before) / count)
+    index = int(strays.argmax()) + 1
+    losses = results[:index].mean(axis=0) - results[index:].mean(axis=0)
+    spread = float(np.sqrt(np.square(losses).sum()))
+    score = abs(float(losses.sum())) / spread if spread > 0 else 0.0
+    return index, min(1.0, 2 * NormalDist().cdf(-score) * (count - 1))

@@ -12,7 +12,8 @@ import compressor
 from compressor.exporters.onnx import OnnxExporter
 from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.models.torch.carrier import TorchCarrier
-from tests.compressor.carriers.smaller_modules import (
+from tests.compressor.exporters.hand_made import CONTEXT
+from tests.compressor.models.smaller_modules import (
     VECTOR,
     Free,
     Rigid,
@@ -21,7 +22,6 @@ from tests.compressor.carriers.smaller_modules import (
     shaken,
     worst,
 )
-from tests.compressor.exporters.hand_made import CONTEXT
 
 
 @pytest.mark.parametrize("kind", [Free, Rigid])

@@ -19,13 +19,13 @@ from compressor.exporters.safetensors.stream_plan import StreamPlan, plan_stream
 from compressor.exporters.safetensors.streaming import write_shards
 from compressor.models.checkpoint.carrier import open_checkpoint
 from compressor.types.tensors import StoredTensor
-from tests.compressor.carriers.checkpoint.llama_files import (
-    write_folder,
-)
 from tests.compressor.exporters.streamed import (
     CHANNEL,
     quantized,
     written,
+)
+from tests.compressor.models.checkpoint.llama_files import (
+    write_folder,
 )
 
 
@@ -126,7 +126,7 @@ source, target = map(Path, sys.argv[1:])
 def anonymous():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(x.split()[1]) * 1024 for x in lines if x.startswith("RssAnon"))
-from compressor.inspection import checkpoint, compressed, onnx_file, run_output  # memory, too
+from compressor.lab.inspect import checkpoint, graph, run_output  # they take memory, too
 carrier = quantized(open_checkpoint(source))
 plan = plan_stream(carrier)
 start, peak, done = anonymous(), [0], threading.Event()

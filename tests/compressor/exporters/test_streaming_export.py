@@ -20,13 +20,6 @@ from compressor.models.checkpoint.carrier import open_checkpoint
 from compressor.models.checkpoint.headers import read_header
 from compressor.types.exporter import ExportContext
 from compressor.types.quantized import Scheme
-from tests.compressor.carriers.checkpoint.llama_files import (
-    COMPANIONS,
-    CONFIG,
-    INDEX,
-    llama_tensors,
-    write_folder,
-)
 from tests.compressor.exporters.streamed import (
     ASYMMETRIC,
     CHANNEL,
@@ -40,6 +33,13 @@ from tests.compressor.exporters.streamed import (
     tensors_of,
     threads,
     written,
+)
+from tests.compressor.models.checkpoint.llama_files import (
+    COMPANIONS,
+    CONFIG,
+    INDEX,
+    llama_tensors,
+    write_folder,
 )
 
 

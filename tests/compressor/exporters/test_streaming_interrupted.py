@@ -20,15 +20,15 @@ from compressor.exporters.safetensors.shard_file import ShardFile, journal_of
 from compressor.exporters.safetensors.stream_plan import plan_stream
 from compressor.exporters.safetensors.streaming import write_shards
 from compressor.models.checkpoint.carrier import open_checkpoint
-from tests.compressor.carriers.checkpoint.llama_files import (
-    llama_tensors,
-    write_folder,
-)
 from tests.compressor.exporters.streamed import (
     CHANNEL,
     quantized,
     threads,
     written,
+)
+from tests.compressor.models.checkpoint.llama_files import (
+    llama_tensors,
+    write_folder,
 )
 
 

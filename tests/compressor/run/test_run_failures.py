@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from compressor.cli.application import application
 from compressor.errors import ExitCode, InputError, SpecError
 from compressor.models.onnx import carrier as onnx_carrier
-from compressor.run import runner
+from compressor.run import execute
 from compressor.run.store import Store
 from tests.compressor.spine_plugins import in_another_process
 from tests.compressor.tiny_project import STORE, Project, onnx_project
@@ -160,7 +160,7 @@ def test_what_is_wrong_with_the_data_shows_before_any_pass(
     on_onnx.spec["metric"] = "tiny_metric:f"
     on_onnx.spec["passes"] = [{"pass": "nudge"}]
     begun: list[str] = []
-    monkeypatch.setattr(runner, "run_passes", lambda _: begun.append("passes"))
+    monkeypatch.setattr(execute, "run_passes", lambda _: begun.append("passes"))
     with pytest.raises(InputError, match=r"metric 'tiny_metric:f': returned shape \[16, 4\] for"):
         on_onnx.run()
     assert begun == []

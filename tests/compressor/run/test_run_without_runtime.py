@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from compressor.errors import SpecError
-from tests.compressor.carriers import wild_models
+from tests.compressor.models import wild_models
 from tests.compressor.tiny_project import Project
 
 

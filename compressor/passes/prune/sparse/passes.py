@@ -11,7 +11,6 @@ from pydantic import Field
 from compressor.errors import SpecError
 from compressor.passes.prune.sparse.layers import Chosen, choose_layers
 from compressor.passes.prune.sparse.patterns import Pattern, n_of_m
-from compressor.passes.prune.sparse.permutation import find_orders, plan_orders
 from compressor.passes.prune.sparse.pruning import (
     Criterion,
     Pruning,
@@ -19,6 +18,7 @@ from compressor.passes.prune.sparse.pruning import (
     pruned_outcome,
     streamed_outcome,
 )
+from compressor.passes.prune.sparse.reordering import find_orders, plan_orders
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers
 from compressor.types.passes import LayerRule, Outcome, Pass, PassContext, Survey

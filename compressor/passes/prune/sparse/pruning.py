@@ -18,7 +18,7 @@ from compressor.passes.prune.sparse.patterns import (
     pattern_mask,
     wanda_scores,
 )
-from compressor.passes.prune.sparse.permutation import Reordered
+from compressor.passes.prune.sparse.reordering import Reordered
 from compressor.passes.prune.sparse.sparsegpt import Curvature, curvature, sparsegpt
 from compressor.passes.quantize.maths.affine import sqnr_db
 from compressor.passes.quantize.maths.floating import check_finite

@@ -361,12 +361,13 @@ class _Pruning:
 
     def _describe(self, after: Carrier) -> None:
         before = self._carrier
+        rebuilt = [isinstance(c, TorchCarrier) and c.executes_graph for c in (before, after)]
         if after.kind != before.kind:
             self._notes.append(
                 "no sizes of the module make it compute what its graph does: the graph takes its "
                 "place, and cannot be trained"
             )
-        elif _executes_graph(after) and not _executes_graph(before):
+        elif rebuilt == [False, True]:
             self._notes.append(
                 "no sizes of the module make it compute what its graph does, such as where its "
                 "forward has sizes written into it: a module that executes the graph takes its "
@@ -394,7 +395,3 @@ class _Pruning:
                 scheme = ", ".join(t for t in (layer.dtype, change.text) if t)
                 outcomes.append(LayerOutcome(layer.name, scheme, details=details))
         return tuple(outcomes)
-
-
-def _executes_graph(carrier: Carrier) -> bool:
-    return isinstance(carrier, TorchCarrier) and carrier.executes_graph

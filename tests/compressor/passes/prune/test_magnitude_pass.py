@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from compressor.errors import ModelError, SpecError
+from compressor.passes.prune.magnitude import cuts as magnitude_cuts
 from compressor.passes.prune.magnitude.magnitude import PruneMagnitude
-from compressor.passes.prune.magnitude.magnitude import cuts as magnitude_cuts
 from compressor.types.carrier import Carrier
 from compressor.types.passes import PassContext
 from tests.compressor.passes.prune.magnitude_models import (

@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 
 from compressor.errors import ModelError
 from compressor.models.checkpoint.carrier import open_checkpoint
+from compressor.passes.prune.magnitude import cuts as magnitude_cuts
 from compressor.passes.prune.magnitude.magnitude import PruneMagnitude
-from compressor.passes.prune.magnitude.magnitude import cuts as magnitude_cuts
 from compressor.progress import Advance
 from compressor.report.run import run_spec
 from compressor.run.execute import RunOptions

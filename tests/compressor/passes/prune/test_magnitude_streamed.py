@@ -19,15 +19,15 @@ from compressor.models.checkpoint import read_ahead as weight_rows
 from compressor.models.checkpoint.carrier import CheckpointCarrier, open_checkpoint
 from compressor.models.checkpoint.changed import ChangedRows
 from compressor.models.checkpoint.reading import FileTensor, RowReader
+from compressor.passes.prune.magnitude import cuts as magnitude_cuts
 from compressor.passes.prune.magnitude.magnitude import PruneMagnitude
-from compressor.passes.prune.magnitude.magnitude import cuts as magnitude_cuts
 from compressor.passes.prune.magnitude.ranking import Criterion, scores
 from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.report.run import run_spec
 from compressor.run.execute import RunOptions
 from compressor.spec.load import load_spec
 from compressor.types.exporter import ExportContext
-from tests.compressor.carriers.checkpoint.llama_files import llama_tensors, write_folder
+from tests.compressor.models.checkpoint.llama_files import llama_tensors, write_folder
 from tests.compressor.passes.prune.magnitude_models import ANY, matrices
 
 BLOCKS: list[dict[str, Any]] = [

@@ -16,7 +16,7 @@ from compressor.models.checkpoint.carrier import CheckpointCarrier
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.sparse.passes import PruneNm
 from compressor.passes.prune.sparse.patterns import n_of_m
-from compressor.passes.prune.sparse.permutation import find_orders, plan_orders
+from compressor.passes.prune.sparse.reordering import find_orders, plan_orders
 from compressor.types.carrier import Carrier
 from compressor.types.tensors import TensorSpec
 from tests.compressor.passes.prune.sparse_models import (

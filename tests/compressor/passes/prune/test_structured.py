@@ -18,7 +18,7 @@ from compressor.models.torch import smaller_module as agreement
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.fuse.fuse import Fuse
 from compressor.types.carrier import Capability
-from tests.compressor.carriers.smaller_modules import VECTOR, Rigid, shaken
+from tests.compressor.models.smaller_modules import VECTOR, Rigid, shaken
 from tests.compressor.passes.prune.random_graphs import random_network
 from tests.compressor.passes.prune.structured_models import (
     CONTEXT,

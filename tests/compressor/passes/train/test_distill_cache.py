@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from compressor.errors import InputError
-from compressor.passes.train.distill.distill import teacher_outputs as teacher_cache
+from compressor.passes.train.distill import teacher_outputs as teacher_cache
 from compressor.passes.train.distill.teacher_outputs import Field, Page
 
 FIELDS = (Field("logits", (3,)), Field("layer", (2, 2)))

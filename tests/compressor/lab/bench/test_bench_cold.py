@@ -1,0 +1,35 @@
+"""Cold starts in processes of their own."""
+
+import numpy as np
+import pytest
+
+from compressor.errors import ArtifactError
+from compressor.run import cold_rounds
+from compressor.run.artifact_file import Artifact, Machinery
+from compressor.run.cold_rounds import cold_starts, summarized
+from tests.compressor.lab.bench.conftest import SaveOnnx
+
+BATCH = {"x": np.zeros((1, 3), np.float32)}
+
+
+def test_what_an_artifact_dies_of_is_said(save: SaveOnnx, monkeypatch: pytest.MonkeyPatch):
+    path = save(operator="Unknown")
+    artifact = Artifact("one", path, "onnx", (path,))
+    with pytest.raises(ArtifactError, match=r"artifact 'one'.* does not load it"):
+        cold_starts([artifact], Machinery(), BATCH, 0.0, lambda _: None)
+    monkeypatch.setattr(cold_rounds.sys, "executable", "/bin/false")
+    with pytest.raises(ArtifactError, match=r"ends the process that starts it, with 1"):
+        cold_starts([artifact], Machinery(), BATCH, 0.0, lambda _: None)
+
+
+def test_medians_and_what_could_not_be_measured():
+    steps = {"import": 2.0, "read_cache": 0.1, "create": 1.0, "first": 0.5, "steady": 0.001}
+    starts = [
+        {"seconds": {**steps, "create": s}, "memory": {"peak": 10 * s, "anonymous": s}}
+        for s in (1, 2, 9)
+    ]
+    found = summarized(starts)
+    assert found["milliseconds"]["create"] == {"median": 2000, "least": 1000, "most": 9000}
+    assert found["milliseconds"]["read_disk"] is None
+    assert found["memory"]["peak"] == {"median": 20, "least": 10, "most": 90}
+    assert summarized([{**starts[0], "memory": None}])["memory"] is None

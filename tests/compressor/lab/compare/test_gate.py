@@ -1,0 +1,146 @@
+"""What the gate decides, and what it says."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compressor.errors import DataError, SpecError
+from compressor.lab.compare.compare import CompareOptions, Comparison, compare_runs
+from compressor.lab.compare.gate import Check, GateLimits, judge
+from tests.compressor.lab.compare.made_runs import made_run, results
+
+STORED = CompareOptions(timing=False)
+
+
+def compared(folder: Path, base: np.ndarray | None, candidate: np.ndarray | None) -> Comparison:
+    one, other = made_run(folder / "base", base), made_run(folder / "candidate", candidate)
+    return compare_runs(one, other, STORED)
+
+
+def only(comparison: Comparison, limits: GateLimits) -> Check:
+    (check,) = judge(comparison, limits).checks
+    return check
+
+
+@pytest.fixture
+def worse(tmp_path: Path) -> Comparison:
+    """18 of 4000 samples lost and 2 won: 0.4 points."""
+    base, candidate = results(2, 4000, start=100), results(18, 4000)
+    return compared(tmp_path, base, candidate)
+
+
+def test_a_real_loss_over_the_limit_fails(worse: Comparison) -> None:
+    check = only(worse, GateLimits(metric_drop=0.3))
+    assert (check.status, check.ok) == ("failed", False)
+    assert check.text == (
+        "worse by 0.40 points, 95 % interval 0.20 to 0.67 (p < 0.001): fails the limit 0.3"
+    )
+
+
+def test_without_a_limit_any_real_loss_fails(worse: Comparison) -> None:
+    check = only(worse, GateLimits())
+    assert not check.ok
+    assert check.text.endswith(": the loss is real")
+
+
+def test_a_loss_proved_to_be_within_the_limit_passes(worse: Comparison) -> None:
+    for strict in (False, True):
+        check = only(worse, GateLimits(metric_drop=1.0, strict=strict))
+        assert (check.status, check.ok) == ("passed", True)
+    assert check.text.endswith(": within the limit 1")
+
+
+def test_within_the_limit_as_measured_is_enough_unless_strict(worse: Comparison) -> None:
+    check = only(worse, GateLimits(metric_drop=0.45))
+    assert (check.status, check.ok) == ("undecided", True)
+    assert "within the limit 0.45 as measured, not proved with 4,000 samples;" in check.text
+    assert check.text.endswith(" would do")
+    assert not only(worse, GateLimits(metric_drop=0.45, strict=True)).ok
+
+
+def test_noise_is_not_distinguishable(tmp_path: Path) -> None:
+    comparison = compared(tmp_path, results(4, 500, start=100), results(6, 500))
+    for limit in (None, 0.3):
+        check = only(comparison, GateLimits(metric_drop=limit))
+        assert (check.status, check.ok) == ("undecided", True)
+        assert check.text == (
+            "worse by 0.40 points, 95 % interval −0.99 to 1.90 (p = 0.27): "
+            "not distinguishable with 500 samples; 7,800 would do"
+        )
+    assert not only(comparison, GateLimits(metric_drop=0.3, strict=True)).ok
+
+
+def test_better_and_equal_models_pass(tmp_path: Path) -> None:
+    better = compared(tmp_path / "1", results(30), results(10))
+    assert only(better, GateLimits()).status == "passed"
+    assert only(better, GateLimits()).text.startswith("better by 2.00 points, 95 % interval 1.")
+    equal = compared(tmp_path / "2", results(10), results(10))
+    assert only(equal, GateLimits()).text == "the same on all 1,000 samples"
+    assert only(equal, GateLimits(metric_drop=1.0, strict=True)).ok
+
+
+def test_lower_may_be_better(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).normal(size=400) / 100
+    base = np.full(400, 1.5) + noise
+    options = {"metric": "perplexity"}
+    one = made_run(tmp_path / "a", base, **options)  # type: ignore[arg-type]
+    other = made_run(tmp_path / "b", base + 0.1, **options)  # type: ignore[arg-type]
+    check = only(compare_runs(one, other, STORED), GateLimits())
+    assert not check.ok
+    assert check.measured == pytest.approx(
+        np.exp(base + 0.1).mean() - np.exp(base).mean(), abs=1e-3
+    )
+    assert only(compare_runs(other, one, STORED), GateLimits()).ok
+
+
+def test_ratios_are_held_against_their_limits(tmp_path: Path) -> None:
+    one = made_run(tmp_path / "a", results(5))
+    ratio = {"value": 0.6, "ci95": [0.59, 0.61]}
+    changes = {"artifacts/0/latency/0/ratio": ratio, "artifacts/0/bytes": 1_100_000}
+    other = made_run(tmp_path / "b", results(5), changes=changes)
+    comparison = compare_runs(one, other, STORED)
+    _, latency, size = judge(comparison, GateLimits(latency_ratio=1.1, size_ratio=1.05)).checks
+    assert latency.status == size.status == "failed"
+    assert latency.text == (
+        "1.20 ×, 95 % interval 1.17 to 1.23 at batch 1, from two runs, each timed beside the "
+        "float model: fails the limit 1.1"
+    )
+    assert size.text == "1.10 MB over 1.00 MB, 1.10 ×: fails the limit 1.05"
+    _, open_, held = judge(comparison, GateLimits(latency_ratio=1.2, size_ratio=1.1)).checks
+    assert (open_.status, open_.ok, held.status) == ("undecided", True, "passed")
+    assert not judge(comparison, GateLimits(latency_ratio=1.2, strict=True)).ok
+
+
+def test_what_was_not_measured_cannot_be_judged(tmp_path: Path) -> None:
+    comparison = compared(tmp_path, None, None)
+    for limits in (GateLimits(), GateLimits(metric_drop=1.0)):
+        with pytest.raises(DataError, match=r"the spec has no data\.evaluation"):
+            judge(comparison, limits)
+    assert judge(comparison, GateLimits(size_ratio=1.0)).ok
+
+
+def test_other_machines_have_no_ratio(tmp_path: Path) -> None:
+    one = made_run(tmp_path / "a", results(5))
+    other = made_run(tmp_path / "b", results(5), changes={"environment/cores": 64})
+    with pytest.raises(DataError, match="timed on different machines"):
+        judge(compare_runs(one, other, STORED), GateLimits(latency_ratio=1.0))
+
+
+def test_strict_needs_a_limit(worse: Comparison) -> None:
+    with pytest.raises(SpecError, match="--max-metric-drop"):
+        judge(worse, GateLimits(strict=True))
+
+
+def test_equal_models_fail_as_often_as_alpha_says() -> None:
+    """The smaller sister of ``bench_gate``: 600 pairs, 2000 samples, 3 percent disagreement."""
+    from compressor.lab.compare.difference import Scale, paired_difference
+
+    rng = np.random.default_rng(0)
+    alarms = 0
+    for _ in range(600):
+        base = rng.random(2000) < 0.9
+        candidate = base ^ (rng.random(2000) < np.where(base, 0.015 / 0.9, 0.015 / 0.1))
+        found = paired_difference(base * 1.0, candidate * 1.0, Scale(100.0))
+        alarms += found.drop > 0 and found.p < 0.05
+    assert 0.03 <= alarms / 600 <= 0.07

@@ -1,0 +1,26 @@
+"""A Llama's folder, whole and to be damaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="package")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.compressor.models.transformers_folders import save
+
+    folder = tmp_path_factory.mktemp("llama")
+    save(folder, "llama")
+    return folder
+
+
+@pytest.fixture
+def llama_copy(llama: Path, tmp_path: Path) -> Path:
+    """A copy of the Llama folder that a test may damage."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for file in llama.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder

@@ -1,0 +1,149 @@
+"""Modules and the graphs they are lowered to compute the same, at other sizes too."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from compressor.errors import ModelError, SpecError
+from compressor.graph.costs import macs, parameters
+from compressor.models.torch.carrier import TorchCarrier
+from compressor.models.torch.lowering import OPSET, example_inputs
+from tests.compressor.models.sample_modules import PLANS, batch_of, lowered, spec
+
+
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        {"batch": 1, "n": 1, "time": 3, "height": 32, "width": 48},
+        {"batch": 4, "n": 7, "time": 11, "height": 65, "width": 33},
+    ],
+)
+def test_module_and_graph_agree(name: str, lengths: dict[str, int]):
+    carrier = lowered(name)
+    batch = batch_of(carrier, lengths)
+    ours = list(carrier.runner().run(batch).values())
+    theirs = carrier.module_outputs(batch)
+    assert len(ours) == len(theirs) == len(carrier.outputs)
+    for have, want in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-5)
+
+
+def test_inputs_outputs_and_opset():
+    block, pair = lowered("block"), lowered("pair")
+    assert block.graph().opset_imports[""] == OPSET
+    assert [str(o) for o in block.outputs] == ["output float32[batch, time, 20]"]
+    assert [v.name for v in pair.graph().graph.inputs] == ["left", "right"]
+    assert [str(o) for o in pair.outputs] == [
+        "output_0 float32[n, 5]",
+        "output_1 float32[n, 5]",
+        "output_2 float32[n]",
+    ]
+    names = [i.name for i in lowered("pair by position").graph().graph.inputs]
+    assert names == ["x", "y"]
+
+
+@pytest.mark.parametrize("name", ["convolutions", "block", "pair", "tokens"])
+def test_weights_keep_their_names_and_are_shared(name: str):
+    carrier = lowered(name)
+    state = carrier.module.state_dict()
+    for layer in carrier.layers():
+        assert torch.equal(carrier.weight(layer), state[layer.weight])
+        assert layer.bias is None or layer.bias in state
+        tensor = carrier.graph().graph.initializers[layer.weight].const_value
+        assert tensor is not None
+        assert tensor.raw.data_ptr() == state[layer.weight].data_ptr()
+
+
+def test_layers_are_those_that_one_would_name():
+    assert [(la.name, la.kind, la.groups) for la in lowered("convolutions").layers()] == [
+        ("stem", "Conv", 1),
+        ("depthwise", "Conv", 8),
+        ("up", "ConvTranspose", 2),
+        ("down.0", "Conv", 1),
+        ("down.1", "Conv", 1),
+        ("down.2", "Conv", 1),
+        ("head", "Gemm", 1),
+    ]
+    block = [(la.name, la.kind, la.transposed) for la in lowered("block").layers()]
+    assert [name for name, _, _ in block[1:]] == ["qkv", "out", "up", "down"]
+    assert block[0][1] == "Gather"  # the tied table belongs to its first reader
+    assert all(kind == "MatMul" for _, kind, _ in block[1:])
+    assert not any(turned for *_, turned in block)  # Linear stores rows as output channels
+
+
+@pytest.mark.parametrize("name", ["convolutions", "block", "pair", "tokens"])
+def test_parameters_and_macs(name: str):
+    carrier = lowered(name)
+    own = sum(p.numel() for p in carrier.module.parameters())
+    masks = sum(b.numel() for n, b in carrier.module.named_buffers() if n == "mask")
+    assert parameters(carrier.graph()) == own + masks
+    # Dynamic axes count as 1: one token, one pixel.
+    wanted = {
+        "block": 16 * 48 + 16 * 16 + 2 * 16 * 64 + 20 * 16 + 4 * (4 + 4),
+        "pair": 4 * 5 + 3 * 5,
+        "tokens": 6 * 5 + 5 * 3,
+    }
+    if name in wanted:
+        assert macs(carrier.graph()) == wanted[name]
+
+
+def test_the_module_is_left_in_evaluation_mode_and_as_it_was():
+    carrier = lowered("convolutions")
+    assert not carrier.module.training
+    assert carrier.module.norm.num_batches_tracked == 0
+
+
+def test_examples_of_every_axis_differ():
+    made = example_inputs(
+        [spec("a", "n", "t", 3), spec("b", "n", 1, "h", "w", dtype="int64"), spec("c", 5)]
+    )
+    lengths = {n: tuple(t.shape) for n, t in made.items()}
+    n, t = lengths["a"][:2]
+    assert lengths["b"][0] == n
+    assert len({1, n, t, *lengths["b"][2:]}) == 5
+    assert min(lengths["b"][2:]) >= 64
+    assert (made["b"].dtype, lengths["c"]) == (torch.int64, (5,))
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.a(x) if x.sum() > 0 else x
+
+
+def test_what_cannot_be_lowered_is_told_and_nothing_else(capfd: pytest.CaptureFixture[str]):
+    carrier = TorchCarrier(Branching(), [spec("x", "n", 4)])
+    with pytest.raises(ModelError) as caught:
+        carrier.graph()
+    message = str(caught.value)
+    assert message.startswith("module Branching: cannot be lowered to a graph (")
+    assert "data-dependent control flow does not export" in message
+    assert "\n" not in message
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_axis_that_the_network_fixes():
+    module = nn.Sequential(nn.Flatten(), nn.Linear(6, 2))
+    with pytest.raises(ModelError, match="an axis that the network fixes needs its number"):
+        TorchCarrier(module, [spec("x", "n", 2, "t")]).graph()
+
+
+def test_too_many_inputs():
+    with pytest.raises(SpecError, match="names 2 inputs, forward of Linear takes 1; its param"):
+        TorchCarrier(nn.Linear(2, 2), [spec("x", "n", 2), spec("y", "n", 2)]).graph()
+
+
+def test_logging_and_warnings_are_as_before():
+    filters, level = list(warnings.filters), logging.root.manager.disable
+    TorchCarrier(nn.Linear(3, 2), [spec("input", "n", 3)]).graph()
+    assert (list(warnings.filters), logging.root.manager.disable) == (filters, level)

@@ -1,0 +1,119 @@
+"""What planning says of passes that train, and of what their options name."""
+
+import shutil
+from typing import Any
+
+import onnx
+import pytest
+
+from compressor.errors import ModelError
+from tests.compressor.run.plan_refusals import line_of, refusal
+from tests.compressor.tiny_project import CHECKPOINT, Project, torch_project
+
+TRAINING = {"npz": "test.npz", "inputs": {"image": "image"}, "target": "label"}
+
+
+def drilled(project: Project, **options: Any) -> Project:
+    project.spec["passes"] = [{"pass": "drill", **options}]
+    project.spec["data"]["training"] = dict(TRAINING)
+    return project
+
+
+def place(project: Project) -> str:
+    """Return ``file:line`` of the only pass."""
+    file, _, line = line_of(project, '"drill"').rpartition(":")
+    return f"{file}:{int(line) - 1}"  # where its mapping starts
+
+
+def test_a_pass_that_trains_is_known(on_onnx: Project):
+    (planned,) = drilled(on_onnx).plan().passes
+    assert planned.trains
+    assert not planned.reads_data
+    assert drilled(on_onnx, replays=True).plan().passes[0].reads_data
+
+
+def test_no_training_data(on_onnx: Project):
+    del drilled(on_onnx).spec["data"]["training"]
+    assert refusal(on_onnx) == (
+        f"{place(on_onnx)}: pass 'drill': trains, and there is no training data; add data.training"
+    )
+
+
+def test_no_target(on_onnx: Project):
+    del drilled(on_onnx).spec["data"]["training"]["target"]
+    assert refusal(on_onnx) == (
+        f"{place(on_onnx)}: pass 'drill': trains on the right answers, and "
+        "data.training names none; add target to data.training"
+    )
+    drilled(on_onnx, labels=False)
+    del on_onnx.spec["data"]["training"]["target"]
+    assert on_onnx.plan().passes[0].trains
+
+
+def test_the_metric_of_a_training_is_the_spec_s(on_onnx: Project):
+    drilled(on_onnx).spec["metric"] = "top5"
+    plan = on_onnx.plan()
+    assert plan.training_metric is plan.metric
+    assert plan.context.metric == "top5"
+    del on_onnx.spec["data"]["evaluation"]
+    plan = on_onnx.plan()
+    assert plan.metric is None
+    assert plan.context.metric == "top5"
+    on_onnx.spec["data"]["training"] = {"npz": "calib.npz"}
+    on_onnx.spec["passes"] = []
+    assert on_onnx.plan().training_metric is None
+
+
+def test_a_function_that_is_not_there(on_onnx: Project):
+    (on_onnx.folder / "tiny_data.py").write_text("def lost(): return 1\n")
+    found = refusal(drilled(on_onnx, loss="tiny_data:loss"))
+    problem = "'tiny_data' has no 'loss'; did you mean 'lost'?"
+    assert found == f"{place(on_onnx)}: pass 'drill': {problem}"
+
+
+@pytest.mark.parametrize(
+    ("teacher", "message"),
+    [
+        ({"onnx": "x.onnx"}, "'FOLDER/x.onnx'"),
+        ({"onnx": "$NOWHERE_TO_BE_SEEN/x.onnx"}, "passes.0.teacher.onnx: uses the environment"),
+        (
+            {"onnx": "tiny.onnx", "inputs": {"pixels": {"shape": [1]}}},
+            "passes.0.teacher.inputs.pixels: is not an input",
+        ),
+        ({"factory": "tiny_net:nothing"}, "passes.0.teacher.factory: 'tiny_net' does not import"),
+        ({"factori": "tiny_net:build"}, "passes.0.teacher.factori: is not a known key"),
+        ({}, "passes.0.teacher: is {}; give onnx, or factory"),
+    ],
+)
+def test_a_teacher_that_cannot_be_opened(on_onnx: Project, teacher: dict[str, Any], message: str):
+    found = refusal(drilled(on_onnx, teacher=teacher))
+    assert message in found
+    assert "FOLDER/spec.yaml:" in found
+
+
+def test_a_bare_checkpoint_teaches_nothing(on_onnx: Project, tmp_path):
+    other = torch_project(tmp_path / "other", ".safetensors")
+    shutil.copy(other.folder / "tiny.safetensors", on_onnx.folder)
+    found = refusal(drilled(on_onnx, teacher={"checkpoint": "tiny.safetensors"}))
+    assert "passes.0.teacher: is of no use: a bare checkpoint has no graph" in found
+
+
+def test_a_teacher_is_compared_with_the_model(on_onnx: Project):
+    teacher = onnx.load(on_onnx.folder / "tiny.onnx")
+    teacher.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 4
+    for array in teacher.graph.initializer:
+        if array.name.startswith("fc"):
+            values = onnx.numpy_helper.to_array(array)[:3]
+            array.CopyFrom(onnx.numpy_helper.from_array(values, array.name))
+    teacher.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 3
+    onnx.save(teacher, on_onnx.folder / "teacher.onnx")
+    found = refusal(drilled(on_onnx, teacher={"onnx": "teacher.onnx"}))
+    assert "teacher: has 3 outputs, not 4" in found
+
+
+def test_a_teacher_s_checkpoint_must_fit_its_factory(on_torch: Project):
+    teacher = {"factory": "tiny_net:build", "config": {"width": 6}, "checkpoint": CHECKPOINT}
+    found = refusal(drilled(on_torch, teacher=teacher), ModelError)
+    lines = on_torch.path.read_text().splitlines()
+    _, line = (n for n, text in enumerate(lines, 1) if CHECKPOINT in text)
+    assert found.startswith(f"FOLDER/spec.yaml:{line}: checkpoint 'FOLDER/tiny.pt': has 'conv1")
