@@ -20,11 +20,12 @@ from compressor.run.histograms import layer_histograms
 from compressor.run.plan import PassPlan
 from compressor.run.store import compute_versions, result_key
 from compressor.run.training import References, begin, end, make_training, training_parts
+from compressor.run.weight_pass import WeightPass
 from compressor.run.workspace import Workspace
 from compressor.types.carrier import Carrier
 from compressor.types.data import share
 from compressor.types.layers import Layer
-from compressor.types.passes import Outcome, Pass, PassContext, Survey
+from compressor.types.passes import GraphPass, Outcome, Pass, PassContext, Survey, TrainPass
 from compressor.types.statistics import Request
 
 _MODEL = "model"
@@ -140,8 +141,8 @@ def _compute(workspace: Workspace, task: _Task) -> None:
     start = time.perf_counter()
     torch.manual_seed(workspace.plan.spec.seed)
     survey = task.declared.survey(task.carrier, workspace.plan.context)
-    if survey.trains:
-        outcome = _trained(workspace, task, survey)
+    if isinstance(task.declared, TrainPass):
+        outcome = _trained(workspace, task, task.declared, survey)
     else:
         outcome = apply_pass(workspace, task.declared, task.carrier, survey)
     seconds = time.perf_counter() - start
@@ -171,7 +172,7 @@ def _recipe(workspace: Workspace, declared: Pass, key: str, carrier: Carrier) ->
     survey = declared.survey(carrier, workspace.plan.context)
     start = time.perf_counter()
     with workspace.progress.stage(declared.name):
-        outcome = declared.apply(carrier, _watched(workspace), {})
+        outcome = _direct(declared).apply(carrier, _watched(workspace), {})
     result = {
         "seconds": time.perf_counter() - start,
         "bytes": model_bytes(outcome.carrier),
@@ -210,20 +211,26 @@ def apply_pass(
         statistics: what it asked for, where that has been collected; not for passes by blocks,
             whose statistics depend on what they did to earlier blocks.
     """
-    context = _watched(workspace)
-    if survey.blockwise:
+    direct, context = _direct(declared), _watched(workspace)
+    if declared.by_block and survey.requests:
         with block_run(workspace, declared.name, carrier, survey.requests) as blocks:
-            return declared.apply_blockwise(carrier, context, blocks)
+            return direct.apply(carrier, replace(context, blocks=blocks), {})
     if statistics is None:
         statistics = calibrate(workspace, declared.name, carrier, survey.requests)
     data = workspace.plan.data.get("calibration")
-    known = data.samples if data is not None and survey.replays else None
-    with workspace.progress.stage(declared.name, known) as advance:
+    total = data.samples if data is not None and declared.replays else None
+    with workspace.progress.stage(declared.name, total) as advance:
         samples = RunSamples(carrier.inputs, data, context.seed, advance)
-        return declared.apply_with_samples(carrier, context, statistics, samples)
+        return direct.apply(carrier, replace(context, samples=samples), statistics)
 
 
-def _trained(workspace: Workspace, task: _Task, survey: Survey) -> Outcome:
+def _direct(declared: Pass) -> GraphPass | WeightPass:
+    """Return a pass that does not train as what it is."""
+    assert isinstance(declared, GraphPass | WeightPass)
+    return declared
+
+
+def _trained(workspace: Workspace, task: _Task, declared: TrainPass, survey: Survey) -> Outcome:
     """Let a pass train, in every process; its state is kept until its result is stored."""
     notes: tuple[str, ...] = ()
     if workspace.first:
@@ -231,7 +238,7 @@ def _trained(workspace: Workspace, task: _Task, survey: Survey) -> Outcome:
         for note in notes:
             workspace.progress.note(note)
     workspace.ranks.wait()
-    declared, carrier = task.declared, task.carrier
+    carrier = task.carrier
     statistics = calibrate(workspace, declared.name, carrier, survey.requests)
     references = References(workspace, task.index)
     folder = workspace.store.training(task.key)

@@ -26,10 +26,10 @@ from compressor.types.layers import Layer
 from compressor.types.matrices import sqnr_db
 from compressor.types.options import Options
 from compressor.types.passes import (
+    GraphPass,
     LayerOutcome,
     LayerRule,
     Outcome,
-    Pass,
     PassContext,
     Survey,
 )
@@ -195,7 +195,7 @@ class DynamicWeights(Options):
     )
 
 
-class QuantizeDynamic(Pass):
+class QuantizeDynamic(GraphPass):
     """Store weights as int8 and quantize activations to uint8 while the model runs.
 
     No calibration data is needed: the range of an activation is that of the tensor at hand. Matrix

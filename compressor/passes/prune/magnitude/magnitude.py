@@ -1,4 +1,4 @@
-"""Which layers ``prune-magnitude`` thins out, by how much, and why it keeps the others."""
+"""``prune-magnitude``: the smallest weights become zero, single ones or whole blocks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from math import log10
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -16,11 +17,13 @@ from pydantic import Field
 from compressor.errors import SpecError
 from compressor.graph.layers import layers_with_nodes
 from compressor.passes.prune.magnitude.cuts import Chosen, Ranked, cut_each, cut_together
-from compressor.passes.prune.magnitude.ranking import Criterion, Cut, Norm, value_of, without
+from compressor.passes.prune.magnitude.ranking import Criterion, Norm, value_of, without
+from compressor.run.weight_pass import Changes, Choice, Treatment, WeightPass, WeightRows
 from compressor.types.carrier import Capability, Carrier, WeightChange
-from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
+from compressor.types.layer_rules import resolve_rules, skip_reason
 from compressor.types.layers import Layer
-from compressor.types.passes import LayerOutcome, LayerRule, Outcome, Pass, PassContext, Survey
+from compressor.types.passes import LayerOutcome, LayerRule, PassContext
+from compressor.types.statistics import Block
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
@@ -140,19 +143,7 @@ _PART = 1 << 22  # elements looked at together
 _Length = Annotated[int, Field(ge=1)]
 
 
-@dataclass(frozen=True)
-class _Zeroed:
-    """What :attr:`WeightChange.compute` is for a layer that loses units."""
-
-    criterion: Criterion
-    cut: Cut
-
-    def __call__(self, matrix: torch.Tensor, row: int) -> torch.Tensor:
-        """Return some rows without the units that go."""
-        return without(matrix, self.criterion, self.cut, row)
-
-
-class PruneMagnitude(Pass):
+class PruneMagnitude(WeightPass):
     """Make the smallest weights zero: single ones, or whole blocks.
 
     Exactly as many units go as the share says, rounded down; those that are zero already go
@@ -166,7 +157,6 @@ class PruneMagnitude(Pass):
     """
 
     name: ClassVar[str] = "prune-magnitude"
-    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.WEIGHTS})
     source: ClassVar[str] = (
         "Han et al. 2015 (arXiv:1506.02626); blocks: Narang et al. 2017 (arXiv:1711.02782)"
     )
@@ -194,59 +184,73 @@ class PruneMagnitude(Pass):
         default=(), description="rules for single layers; the first that matches wins"
     )
 
-    def survey(self, carrier: Carrier, context: PassContext) -> Survey:  # noqa: ARG002
-        """Choose the layers that lose weights; structure is all that is read."""
-        chosen = self._chosen(carrier)
-        actions = {name: self._action(share) for name, share in chosen.sparsity.items()}
-        rows = plan_layers(self.name, actions, chosen.reasons)
-        ranked = self._ranked(carrier, chosen, 0)
-        if self.scope == "global" and not self._number(ranked):
+    def choose(self, carrier: Carrier, context: PassContext) -> Choice:
+        """Return how much each layer is asked to lose.
+
+        Raises:
+            SpecError: an option or a rule does not fit the model, or nothing would be lost.
+        """
+        thinning = self._chosen(carrier)
+        ranked = self._ranked(carrier, thinning, context.seed)
+        if self.scope == "global" and ranked and not self._number(ranked):
             raise SpecError(
                 f"pass {self.name!r}",
                 f"sparsity {self.sparsity:g} of {sum(r.units for r in ranked)} "
                 f"{'weights' if self.block is None else 'blocks'} is none",
                 "raise sparsity, or remove the pass",
             )
-        return Survey(rows)
-
-    def apply(
-        self,
-        carrier: Carrier,
-        context: PassContext,
-        statistics: Mapping[str, Any],  # noqa: ARG002
-    ) -> Outcome:
-        """Rank the units and make the smallest zero; a streamed model's when they are read."""
-        chosen = self._chosen(carrier)
-        ranked = self._ranked(carrier, chosen, context.seed)
-        if self.scope == "global":
-            found = cut_together(carrier, ranked, self._number(ranked), context.progress)
-        else:
-            numbers = [number_of(chosen.sparsity[r.layer.name], r.units) for r in ranked]
-            found = cut_each(carrier, ranked, numbers, context.progress)
-        changes = {
-            item.layer.weight: WeightChange(
-                item.layer, _Zeroed(item.criterion, own.cut), item.criterion.block[0]
-            )
-            for item, own in zip(ranked, found, strict=True)
-            if own.gone
+        treatments = {
+            name: Treatment(kept=reason)
+            if reason
+            else Treatment(self._action(thinning.sparsity[name]), setting=thinning.sparsity[name])
+            for name, reason in thinning.reasons.items()
         }
-        after = carrier.with_changes(changes)
-        outcomes = []
-        for item, own in zip(ranked, found, strict=True):
-            loss = None
-            if Capability.RUN in carrier.offers and item.layer.weight in changes:
-                loss = _sqnr_db(carrier.weight(item.layer), after.weight(item.layer))
-            outcomes.append(self._outcome(item, own, loss))
-        return Outcome(after, tuple(outcomes), self._notes(ranked, found))
+        return Choice(treatments, work=(ranked, context.progress))
 
-    def preview(
+    def change(
+        self,
+        rows: WeightRows,
+        treatment: Treatment,
+        statistics: Mapping[str, Any],  # noqa: ARG002
+    ) -> torch.Tensor:
+        """Return rows without the units that go."""
+        criterion, cut = treatment.setting
+        return without(rows.matrix, criterion, cut, rows.start)
+
+    def change_layers(
         self,
         carrier: Carrier,
-        context: PassContext,  # noqa: ARG002
-        statistics: Mapping[str, Any],  # noqa: ARG002
-    ) -> Carrier:
-        """Return the model as it is: zeros take the same room, and no weight is read."""
-        return carrier
+        choice: Choice,
+        layers: Sequence[Layer],  # noqa: ARG002
+        block: Block,  # noqa: ARG002
+    ) -> Changes:
+        """Rank the units of all layers, and make the smallest zero when weights are read."""
+        ranked, progress = choice.work
+        if self.scope == "global":
+            cuts = cut_together(carrier, ranked, self._number(ranked), progress)
+        else:
+            shares = [choice.treatments[item.layer.name].setting for item in ranked]
+            numbers = [number_of(s, r.units) for s, r in zip(shares, ranked, strict=True)]
+            cuts = cut_each(carrier, ranked, numbers, progress)
+        changes = Changes(notes=self._notes(ranked, cuts))
+        for item, own in zip(ranked, cuts, strict=True):
+            layer, loss = item.layer, None
+            if own.gone:
+                treatment = Treatment(setting=(item.criterion, own.cut))
+                change = WeightChange(
+                    layer, partial(self._rows, layer, treatment), item.criterion.block[0]
+                )
+                changes.weights[layer.weight] = change
+                if Capability.RUN in carrier.offers:
+                    weight = carrier.weight(layer)
+                    loss = _sqnr_db(weight, change.stored(weight))
+            changes.outcomes[layer.name] = self._outcome(item, own, loss)
+        return changes
+
+    def _rows(
+        self, layer: Layer, treatment: Treatment, matrix: torch.Tensor, start: int
+    ) -> torch.Tensor:
+        return self.change(WeightRows(layer, matrix, start), treatment, {})
 
     def _chosen(self, carrier: Carrier) -> Thinning:
         if self.granularity == "block" and self.block is None:

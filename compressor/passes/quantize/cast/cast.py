@@ -25,10 +25,10 @@ from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
 from compressor.types.layers import Layer
 from compressor.types.matrices import sqnr_db
 from compressor.types.passes import (
+    GraphPass,
     LayerOutcome,
     LayerRule,
     Outcome,
-    Pass,
     PassContext,
     Survey,
 )
@@ -58,7 +58,7 @@ class _Decision:
     islands: FloatIslands | None
 
 
-class Cast(Pass):
+class Cast(GraphPass):
     """Compute in half precision, and store weights so.
 
     Operators that lose too much in 16 bits stay in float32: sums over many terms, exponentials,

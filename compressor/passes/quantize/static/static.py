@@ -30,10 +30,10 @@ from compressor.types.layer_rules import plan_layers
 from compressor.types.layers import Layer
 from compressor.types.matrices import sqnr_db
 from compressor.types.passes import (
+    GraphPass,
     LayerOutcome,
     LayerPlan,
     Outcome,
-    Pass,
     PassContext,
     Survey,
 )
@@ -107,7 +107,7 @@ _MOST_COLUMNS = 5000  # a second moment of more columns takes over 100 MB
 _NOTHING_LEFT = "nothing to quantize: all layers that have integer kernels are quantized already"
 
 
-class QuantizeStatic(Pass):
+class QuantizeStatic(GraphPass):
     """Quantize weights and activations to integers with ranges from calibration data.
 
     QuantizeLinear and DequantizeLinear are put where the exports' target fuses them into integer

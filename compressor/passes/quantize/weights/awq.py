@@ -13,13 +13,14 @@ from compressor.errors import SpecError
 from compressor.graph.blocks import partition
 from compressor.passes.quantize.maths.awq import awq
 from compressor.passes.quantize.maths.floating import RangeSearch
-from compressor.passes.quantize.weights.gptq import UNOBSERVED, join_rows, known_codes, observed
+from compressor.passes.quantize.weights.gptq import UNOBSERVED, join_rows, observed
 from compressor.passes.quantize.weights.scale_sources import (
     InputGroup,
     Source,
     input_groups,
     touched,
 )
+from compressor.run.weight_pass import known_codes
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Layer
 from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
@@ -121,9 +122,9 @@ class AwqWork:
     search: RangeSearch
 
     @property
-    def requests(self) -> tuple[Request, ...]:
-        """What calibration has to find."""
-        return tuple(group.request for group in self.groups)
+    def by_layer(self) -> Mapping[str, Request]:
+        """What calibration has to find, by the names of the layers that it is for."""
+        return {layer.name: group.request for group in self.groups for layer in group.layers}
 
     @property
     def remarks(self) -> Mapping[str, str]:

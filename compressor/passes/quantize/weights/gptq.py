@@ -9,10 +9,10 @@ from functools import partial
 import torch
 
 from compressor.errors import DataError, SpecError
-from compressor.graph.layers import moment_request
+from compressor.models.layer_uses import input_moments
 from compressor.passes.quantize.maths.floating import RangeSearch
 from compressor.passes.quantize.maths.gptq import gptq_weights
-from compressor.passes.quantize.weights.layers import nodes_of
+from compressor.run.weight_pass import known_codes
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Layer
 from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
@@ -20,22 +20,6 @@ from compressor.types.statistics import Block, Moments, Request
 
 _ROWS_PER_COLUMN = 16  # input vectors for each of their elements, from which moments are found
 UNOBSERVED = "rounded to nearest: its input is not a value that calibration sees"
-
-
-@dataclass(frozen=True, eq=False)
-class Known:
-    """Codes that have been found already, as :attr:`WeightCodes.compute` wants them."""
-
-    codes: QuantizedTensor
-
-    def __call__(self, matrix: torch.Tensor) -> QuantizedTensor:  # noqa: ARG002
-        """Return them."""
-        return self.codes
-
-
-def known_codes(layer: Layer, codes: QuantizedTensor) -> WeightCodes:
-    """Return a weight's codes that need no computation any more."""
-    return WeightCodes(layer, codes.scheme, Known(codes))
 
 
 def observed(layer: Layer, request: Request, block: Block) -> Moments:
@@ -131,11 +115,6 @@ class GptqWork:
     search: RangeSearch
 
     @property
-    def requests(self) -> tuple[Request, ...]:
-        """What calibration has to find; layers that read the same value share a request."""
-        return tuple({request.key: request for request in self.by_layer.values()}.values())
-
-    @property
     def remarks(self) -> Mapping[str, str]:
         """What is said in the plan about a layer, by its name."""
         return {name: UNOBSERVED for name in self.schemes if name not in self.by_layer}
@@ -188,16 +167,13 @@ class GptqWork:
 
 def plan_gptq(carrier: Carrier, schemes: Mapping[str, Scheme], search: RangeSearch) -> GptqWork:
     """Return what GPTQ would do to the chosen layers of a model with a graph."""
-    nodes = nodes_of(carrier.graph())
-    requests = {
-        name: moment_request(*nodes[name], _ROWS_PER_COLUMN) for name in schemes if name in nodes
-    }
-    known = {
+    groups = {layer.name: layer.groups for layer in carrier.layers()}
+    by_layer = {
         name: request
-        for name, request in requests.items()
-        if request is not None and (nodes[name][0].groups == 1 or _by_rows(schemes[name]))
+        for name, request in input_moments(carrier.graph(), _ROWS_PER_COLUMN).items()
+        if name in schemes and (groups[name] == 1 or _by_rows(schemes[name]))
     }
-    return GptqWork(schemes, known, partial(_canonical, carrier), search)
+    return GptqWork(schemes, by_layer, partial(_canonical, carrier), search)
 
 
 def _canonical(carrier: Carrier, layer: Layer) -> torch.Tensor:

@@ -18,8 +18,8 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.graph.layers import layer_of, layers_with_nodes, moment_request
-from compressor.graph.values import is_op
-from compressor.passes.quantize.weights.layers import nodes_of, vector_length
+from compressor.graph.values import is_op, static_shape
+from compressor.models.layer_uses import nodes_of
 from compressor.types.layers import Layer
 from compressor.types.statistics import Request
 from compressor.types.tensors import Array
@@ -209,7 +209,7 @@ class _Tracer:
             bias = node.inputs[2] if len(node.inputs) > 2 else None
             if bias is None:
                 return layer, None
-            owned = vector_length(bias) == layer.rows and _read_once(bias)
+            owned = _vector_length(bias) == layer.rows and _read_once(bias)
             return (layer, bias.name) if owned else (None, None)
         if not is_op(node, "Add"):
             return None, None
@@ -218,7 +218,7 @@ class _Tracer:
                 continue
             inner = product.producer()
             layer = None if inner is None or len(inner.inputs) > 2 else layer_of(inner)
-            if layer is not None and layer.kind == "MatMul" and vector_length(bias) == layer.rows:
+            if layer is not None and layer.kind == "MatMul" and _vector_length(bias) == layer.rows:
                 return layer, bias.name
         return None, None
 
@@ -307,7 +307,7 @@ def _norm_source(node: ir.Node, shape: tuple[int, ...]) -> Source | None:
     if node.attributes.get_int("axis", -1) not in (-1, len(shape) - 1):
         return None
     own = [v for v in node.inputs[1:3] if v is not None]
-    if not own or not all(vector_length(v) == shape[-1] and _read_once(v) for v in own):
+    if not own or not all(_vector_length(v) == shape[-1] and _read_once(v) for v in own):
         return None
     return Source((), shape[-1], tuple(v.name or "" for v in own))
 
@@ -315,7 +315,7 @@ def _norm_source(node: ir.Node, shape: tuple[int, ...]) -> Source | None:
 def _vector_source(node: ir.Node, shape: tuple[int, ...]) -> Source | None:
     """Return a vector that channels are multiplied with, as the last step of a norm does."""
     for value in node.inputs:
-        length = None if value is None else vector_length(value)
+        length = None if value is None else _vector_length(value)
         if value is not None and length == shape[-1] and length > _FEW and _read_once(value):
             return Source((), length, (value.name or "",))
     return None
@@ -323,3 +323,9 @@ def _vector_source(node: ir.Node, shape: tuple[int, ...]) -> Source | None:
 
 def _read_once(value: ir.Value) -> bool:
     return len(list(value.uses())) == 1 and not value.is_graph_output()
+
+
+def _vector_length(value: ir.Value) -> int | None:
+    """Return the length of an initializer with one axis, or ``None``."""
+    shape = static_shape(value) if value.is_initializer() else None
+    return shape[0] if shape is not None and len(shape) == 1 else None
