@@ -104,5 +104,5 @@ def resolve(reference: str) -> Any:
 
 
 def _third_party(kind: Kind) -> dict[str, Any]:
-    found = {e.name: e for e in entry_points(group=GROUPS[kind])}
-    return {name: entry for name, entry in found.items() if name not in BUILT_IN[kind]}
+    entries = {e.name: e for e in entry_points(group=GROUPS[kind])}
+    return {name: entry for name, entry in entries.items() if name not in BUILT_IN[kind]}

@@ -88,8 +88,8 @@ def run_passes(workspace: Workspace) -> list[Step]:
         try:
             parts = pass_parts(workspace, index, planned)
             upstream, key = key, result_key("pass", key, **parts)
-            known = {"upstream": upstream, "versions": dict(compute_versions()), **parts}
-            task = _Task(index, declared, planned, known, key, carrier)
+            decides = {"upstream": upstream, "versions": dict(compute_versions()), **parts}
+            task = _Task(index, declared, planned, decides, key, carrier)
             step = _step(workspace, task)
         except CompressorError as error:
             raise error.at(plan.spec.where("passes", index)) from error.__cause__
@@ -120,19 +120,19 @@ def _step(workspace: Workspace, task: _Task) -> Step:
     if not workspace.runs:
         return _recipe(workspace, task.declared, task.key, task.carrier)
     key, declared = task.key, task.declared
-    found = workspace.store.read(key)
+    cached = workspace.store.read(key)
     workspace.ranks.wait()  # all have looked before the first writes
-    if found is None:
+    if cached is None:
         _compute(workspace, task)
         workspace.ranks.wait()
     if task.planned.trains and workspace.first:
         end(workspace.store, key)
     source, folder = workspace.plan.model.carrier, workspace.store.folder(key)
     restored = source.restore(folder / _MODEL)
-    stored = found if found is not None else workspace.store.read(key)
+    stored = cached if cached is not None else workspace.store.read(key)
     assert stored is not None
     untrained = source.restore(folder / _UNTRAINED) if stored.get("untrained") else None
-    return Step(declared.name, key, restored, stored, found is not None, untrained)
+    return Step(declared.name, key, restored, stored, cached is not None, untrained)
 
 
 def _compute(workspace: Workspace, task: _Task) -> None:
@@ -183,11 +183,11 @@ def _recipe(workspace: Workspace, declared: Pass, key: str, carrier: Carrier) ->
 
 
 def _weight_notes(outcome: Outcome) -> list[str]:
-    """Say which weight lost most, where no output can be looked at."""
-    known = [(x.weight_sqnr_db, x.name) for x in outcome.layers if x.weight_sqnr_db is not None]
-    if not known:
+    """Return which weight lost most, where no output can be looked at."""
+    measured = [(x.weight_sqnr_db, x.name) for x in outcome.layers if x.weight_sqnr_db is not None]
+    if not measured:
         return []
-    (least, name), (most, _) = min(known), max(known)
+    (least, name), (most, _) = min(measured), max(measured)
     return [
         f"signal to noise of the weights, found on a sample of their rows: {least:.1f} dB "
         f"(layer {name!r}) to {most:.1f} dB"
@@ -272,18 +272,18 @@ def _layers(workspace: Workspace, outcome: Outcome, after: Carrier) -> list[dict
     sizes, old_sizes = layer_bytes(after), layer_bytes(workspace.plan.model.carrier)
     rows: list[dict[str, Any]] = []
     for layer in after.layers():
-        own = done.get(layer.name)
+        done_here = done.get(layer.name)
         rows.append(
             {
                 "name": layer.name,
                 "kind": layer.kind,
                 "shape": list(layer.shape),
-                "scheme": own.scheme if own else str(np.dtype(layer.dtype).name),
+                "scheme": done_here.scheme if done_here else str(np.dtype(layer.dtype).name),
                 # To count the zeros of a streamed model is to read all of it.
                 "sparsity": _sparsity(after, layer) if workspace.runs else None,
-                "sqnr_db": None if own and own.rescaled else signals.get(layer.name),
-                "weight_sqnr_db": own.weight_sqnr_db if own else None,
-                "details": dict(own.details) if own else {},
+                "sqnr_db": None if done_here and done_here.rescaled else signals.get(layer.name),
+                "weight_sqnr_db": done_here.weight_sqnr_db if done_here else None,
+                "details": dict(done_here.details) if done_here else {},
                 "bytes_before": old_sizes.get(layer.name),
                 "bytes": sizes[layer.name],
             }

@@ -178,7 +178,7 @@ def make_plan(spec: Spec) -> Plan:
 
 
 def _check_data_is_of_use(spec: Spec, carrier: Carrier) -> None:
-    """Refuse data for a model that cannot be run on them."""
+    """Raise ``SpecError`` for data of a model that cannot be run."""
     if Capability.RUN in carrier.offers or not spec.data:
         return
     role = next(iter(spec.data))
@@ -191,7 +191,7 @@ def _check_data_is_of_use(spec: Spec, carrier: Carrier) -> None:
 
 
 def _check_judged(spec: Spec) -> None:
-    """Refuse a limit that no artifact can be judged by on this machine."""
+    """Raise ``SpecError`` for a limit that no artifact can be judged by on this machine."""
     reasons = [exporter.cannot_run for exporter in spec.exports]
     if spec.limits.metric_drop is not None and reasons and all(reasons):
         raise SpecError(
@@ -347,16 +347,16 @@ def _rows(before: Carrier, after: Carrier, passes: Sequence[PassPlan]) -> tuple[
     plans = [{layer.name: layer for layer in step.layers} for step in passes]
     rows = []
     for layer in before.layers():
-        own, names = _followed(layer.name, plans)
+        planned, names = _followed(layer.name, plans)
         rows.append(
             LayerRow(
                 name=layer.name,
                 kind=layer.kind,
                 shape=layer.shape,
-                actions=tuple("-" if o is None else o.action for o in own),
+                actions=tuple("-" if o is None else o.action for o in planned),
                 reasons=tuple(
                     f"{step.name}: {o.reason}"
-                    for step, o in zip(passes, own, strict=True)
+                    for step, o in zip(passes, planned, strict=True)
                     if o is not None and o.reason
                 ),
                 bytes_before=sizes_before[layer.name],
@@ -374,14 +374,14 @@ def _followed(
     Of a layer in parts, what is shown is what happens to the part that most happens to.
     """
     names: tuple[str, ...] = (name,)
-    own: list[LayerPlan | None] = []
+    by_pass: list[LayerPlan | None] = []
     for plan in plans:
         here = [plan[n] for n in names if n in plan]
-        own.append(max(here, key=lambda row: row.touched, default=None))
+        by_pass.append(max(here, key=lambda row: row.touched, default=None))
         names = tuple(
             part for n in names for part in ((plan[n].parts if n in plan else ()) or (n,))
         )
-    return own, names
+    return by_pass, names
 
 
 def _peak_memory(carrier: Carrier, data: Mapping[str, Data], passes: Sequence[PassPlan]) -> int:

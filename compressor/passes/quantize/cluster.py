@@ -123,8 +123,8 @@ class Cluster(WeightPass):
         bits, group = self.bits, self.group_rows
         if rule is not None:
             bits = bits if rule.bits is None else rule.bits
-            own = rule.group_rows
-            group = group if own is None else None if own == "tensor" else own
+            rows = rule.group_rows
+            group = group if rows is None else None if rows == "tensor" else rows
         if group is not None and group >= layer.rows:
             group = None
         return Scheme(

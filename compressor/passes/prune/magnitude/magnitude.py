@@ -81,18 +81,20 @@ def choose_layers(
         SpecError: a rule matches no layer, or asks for what its layer cannot have.
     """
     layers = carrier.layers()
-    found = resolve_rules(rules, [layer.name for layer in layers])
+    by_layer = resolve_rules(rules, [layer.name for layer in layers])
     graph = carrier.graph() if Capability.GRAPH in carrier.offers else None
     shared = _read_as_tables(graph)
     wanted: dict[str, float] = {}
     reasons: dict[str, str] = {}
     for layer in layers:
-        rule = found[layer.name]
-        own = sparsity if rule is None or rule.sparsity is None else rule.sparsity
+        rule = by_layer[layer.name]
+        share = sparsity if rule is None or rule.sparsity is None else rule.sparsity
         reason = skip_reason(rule) or _unfit(layer, shared, graph) or _misfit(layer, block)
-        if not reason and each and not number_of(own, _units(layer, block)):
+        if not reason and each and not number_of(share, _units(layer, block)):
             units = _units(layer, block)
-            reason = f"{own:g} of its {units} {'weights' if block == (1, 1) else 'blocks'} is none"
+            reason = (
+                f"{share:g} of its {units} {'weights' if block == (1, 1) else 'blocks'} is none"
+            )
         if reason and rule is not None and rule.sparsity is not None and not rule.skip:
             raise SpecError(
                 f"layer {layer.name!r}",
@@ -101,7 +103,7 @@ def choose_layers(
             )
         reasons[layer.name] = reason
         if not reason:
-            wanted[layer.name] = own
+            wanted[layer.name] = share
     return Thinning(wanted, reasons)
 
 
@@ -110,7 +112,7 @@ def _units(layer: Layer, block: tuple[int, int]) -> int:
 
 
 def _unfit(layer: Layer, shared: frozenset[str], graph: ir.Model | None) -> str:
-    """Say why a layer's weights stay as they are, whatever the options; empty if they need not."""
+    """Return why a layer cannot lose weights, whatever the options; empty if it can."""
     if layer.kind == "Gather":
         return "a table is looked up, not multiplied"
     if layer.weight in shared:
@@ -233,10 +235,10 @@ class PruneMagnitude(WeightPass):
             numbers = [number_of(s, r.units) for s, r in zip(shares, ranked, strict=True)]
             cuts = cut_each(carrier, ranked, numbers, progress)
         changes = Changes(notes=self._notes(ranked, cuts))
-        for item, own in zip(ranked, cuts, strict=True):
+        for item, chosen in zip(ranked, cuts, strict=True):
             layer, loss = item.layer, None
-            if own.gone:
-                treatment = Treatment(setting=(item.criterion, own.cut))
+            if chosen.gone:
+                treatment = Treatment(setting=(item.criterion, chosen.cut))
                 change = WeightChange(
                     layer, partial(self._rows, layer, treatment), item.criterion.block[0]
                 )
@@ -244,7 +246,7 @@ class PruneMagnitude(WeightPass):
                 if Capability.RUN in carrier.offers:
                     weight = carrier.weight(layer)
                     loss = _sqnr_db(weight, change.stored(weight))
-            changes.outcomes[layer.name] = self._outcome(item, own, loss)
+            changes.outcomes[layer.name] = self._outcome(item, chosen, loss)
         return changes
 
     def _rows(
@@ -261,13 +263,13 @@ class PruneMagnitude(WeightPass):
                 "is given, and granularity is weight",
                 "set granularity: block, or leave block out",
             )
-        own = next((rule for rule in self.layers if rule.sparsity is not None), None)
-        if own is not None and (self.scope == "global" or own.skip):
+        sparser = next((rule for rule in self.layers if rule.sparsity is not None), None)
+        if sparser is not None and (self.scope == "global" or sparser.skip):
             raise SpecError(
-                f"layer rule {own.match!r}",
-                f"has sparsity {own.sparsity:g}, and "
-                + ("also skips its layers" if own.skip else "scope is global"),
-                "leave its sparsity out" + ("" if own.skip else ", or set scope: layer"),
+                f"layer rule {sparser.match!r}",
+                f"has sparsity {sparser.sparsity:g}, and "
+                + ("also skips its layers" if sparser.skip else "scope is global"),
+                "leave its sparsity out" + ("" if sparser.skip else ", or set scope: layer"),
             )
         shape = self.block or (1, 1)
         each = self.scope == "layer"
@@ -290,25 +292,25 @@ class PruneMagnitude(WeightPass):
     def _number(self, ranked: Sequence[Ranked]) -> int:
         return number_of(self.sparsity, sum(item.units for item in ranked))
 
-    def _outcome(self, item: Ranked, own: Chosen, loss: float | None) -> LayerOutcome:
-        percent = 100 * own.zero / item.units
+    def _outcome(self, item: Ranked, chosen: Chosen, loss: float | None) -> LayerOutcome:
+        percent = 100 * chosen.zero / item.units
         details: dict[str, Any] = {"zero_percent": round(percent, 4)}
         if self.norm != "random":
-            details["threshold"] = value_of(own.cut.score)
+            details["threshold"] = value_of(chosen.cut.score)
         scheme = f"{item.layer.dtype}, {percent:.1f} % zero"
         return LayerOutcome(item.layer.name, scheme, loss, details)
 
-    def _notes(self, ranked: Sequence[Ranked], found: Sequence[Chosen]) -> tuple[str, ...]:
+    def _notes(self, ranked: Sequence[Ranked], chosen: Sequence[Chosen]) -> tuple[str, ...]:
         height, width = self.block or (1, 1)
-        zero = height * width * sum(own.zero for own in found)
+        zero = height * width * sum(one.zero for one in chosen)
         weights = sum(item.layer.parameters for item in ranked)
         notes = [
             f"{100 * zero / weights:.1f} % of {weights:,} weights in {len(ranked)} layers are zero"
         ]
         empty = [
             item.layer.name
-            for item, own in zip(ranked, found, strict=True)
-            if own.zero == item.units
+            for item, one in zip(ranked, chosen, strict=True)
+            if one.zero == item.units
         ]
         if empty:
             notes.append(

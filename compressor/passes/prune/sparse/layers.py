@@ -19,7 +19,7 @@ def choose_layers(
     carrier: Carrier,
     everywhere: Pattern,
     rules: Sequence[RuleT],
-    own: Callable[[RuleT], Pattern | None],
+    of_rule: Callable[[RuleT], Pattern | None],
 ) -> dict[str, Treatment]:
     """Return the pattern of each layer, or why it is kept, by layer name.
 
@@ -27,7 +27,7 @@ def choose_layers(
         carrier: the model.
         everywhere: the pattern of layers for which no rule gives another.
         rules: for single layers; the first that matches wins.
-        own: returns the pattern that a rule gives; a layer that cannot have it is an error.
+        of_rule: returns the pattern that a rule gives; a layer that cannot have it is an error.
 
     Raises:
         SpecError: a rule matches no layer, or gives one a pattern that does not fit it.
@@ -37,7 +37,7 @@ def choose_layers(
     treatments = {}
     for layer in carrier.layers():
         rule = by_layer[layer.name]
-        ruled = None if rule is None else own(rule)
+        ruled = None if rule is None else of_rule(rule)
         pattern = ruled or everywhere
         reason = skip_reason(rule) or kept.get(layer.name, "")
         if not reason and layer.dtype not in FLOATS:
@@ -63,7 +63,7 @@ def input_channels(layer: Layer) -> int:
 
 
 def misfit(layer: Layer, pattern: Pattern) -> str:
-    """Say why a layer cannot have a pattern; empty if it can."""
+    """Return why a layer cannot have a pattern; empty if it can."""
     channels = input_channels(layer)
     if not pattern.m or channels % pattern.m == 0:
         return ""
@@ -83,4 +83,4 @@ def _unlike_readers(carrier: Carrier) -> dict[str, str]:
         family = "linear" if layer.kind in ("Gemm", "MatMul") else layer.kind
         ways.setdefault(layer.name, set()).add((family, layer.transposed, layer.groups))
     reason = "its weight is shared by layers that read it along different axes"
-    return {name: reason for name, found in ways.items() if len(found) > 1}
+    return {name: reason for name, readers in ways.items() if len(readers) > 1}

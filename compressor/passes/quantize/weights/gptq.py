@@ -89,12 +89,12 @@ def split_rows(whole: QuantizedTensor, rows: Sequence[int]) -> list[QuantizedTen
 
 
 def _by_rows(scheme: Scheme) -> bool:
-    """Tell whether a row's codes depend on its own weights only."""
+    """Return whether a row's codes depend on its own weights only."""
     return scheme.scale_type != "e4m3" and scheme.granularity != "tensor"
 
 
 def _stacks(layer: Layer, scheme: Scheme) -> bool:
-    """Tell whether a layer's rows may be quantized together with another's."""
+    """Return whether a layer's rows may be quantized together with another's."""
     return layer.groups == 1 and _by_rows(scheme)
 
 
@@ -125,7 +125,7 @@ class GptqWork:
         return frozenset()
 
     def check(self) -> None:
-        """Refuse to do nothing.
+        """Check that there is something to do.
 
         Raises:
             SpecError: no layer's input can be observed.
@@ -150,15 +150,15 @@ class GptqWork:
                 alone = 0 if _stacks(layer, scheme) else index + 1
                 key = (self.by_layer[layer.name].key, scheme, alone)
                 together.setdefault(key, []).append(layer)
-        found: dict[str, WeightCodes] = {}
-        for (_, scheme, _), own in together.items():
-            moments = observed(own[0], self.by_layer[own[0].name], block)
-            whole = torch.cat([self.read(layer).to(torch.float32) for layer in own])
+        codes_by_weight: dict[str, WeightCodes] = {}
+        for (_, scheme, _), stacked in together.items():
+            moments = observed(stacked[0], self.by_layer[stacked[0].name], block)
+            whole = torch.cat([self.read(layer).to(torch.float32) for layer in stacked])
             codes = gptq_layer(whole, moments, scheme, self.search)
-            rows = [layer.rows for layer in own]
-            for layer, part in zip(own, split_rows(codes, rows), strict=True):
-                found[layer.weight] = known_codes(layer, part)
-        return found
+            rows = [layer.rows for layer in stacked]
+            for layer, part in zip(stacked, split_rows(codes, rows), strict=True):
+                codes_by_weight[layer.weight] = known_codes(layer, part)
+        return codes_by_weight
 
     def floats(self) -> dict[str, torch.Tensor]:
         """Return the other parameters that have changed since the last call: none."""

@@ -154,15 +154,15 @@ def check_float(
     symmetric: bool | None,
     subject: str,
 ) -> None:
-    """Refuse settings that a format of floats does not have.
+    """Check that a format of floats has these settings.
 
     Raises:
         SpecError: there is one.
     """
-    own = 8 if format == "fp8-e4m3" else 4
-    if bits not in (None, own):
+    width = 8 if format == "fp8-e4m3" else 4
+    if bits not in (None, width):
         raise SpecError(
-            subject, f"bits is {bits}, {format} has {own}", "leave bits out, or set format: int"
+            subject, f"bits is {bits}, {format} has {width}", "leave bits out, or set format: int"
         )
     if symmetric is False:
         raise SpecError(
@@ -227,7 +227,7 @@ def choose_layers(carrier: Carrier, wish: Wish) -> dict[str, Treatment]:
 
 
 def _misfit(layer: Layer, scheme: Scheme, opset: int, *, error: bool) -> str:
-    """Say why a layer cannot have a scheme; empty if it can.
+    """Return why a layer cannot have a scheme; empty if it can.
 
     Raises:
         SpecError: its columns do not divide into groups, and that is to be an error.
@@ -243,7 +243,7 @@ def _misfit(layer: Layer, scheme: Scheme, opset: int, *, error: bool) -> str:
 
 
 def _check_targets(layer: Layer, scheme: Scheme, targets: frozenset[str]) -> None:
-    """Refuse what TensorRT does not take.
+    """Check that TensorRT takes a scheme.
 
     Raises:
         SpecError: as said.

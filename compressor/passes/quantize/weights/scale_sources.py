@@ -84,7 +84,7 @@ def input_groups(
         if request is not None and layer.name in chosen:
             requests[request.key] = request
             grouped.setdefault(request.key, []).append((layer, node))
-    found = []
+    groups = []
     for key, members in grouped.items():
         value = members[0][1].inputs[0]
         assert value is not None
@@ -96,8 +96,8 @@ def input_groups(
             source = None
         if source is None and not reason:
             reason = "nothing before it absorbs factors"
-        found.append(replace(group, source=source, reason=reason))
-    return tuple(found)
+        groups.append(replace(group, source=source, reason=reason))
+    return tuple(groups)
 
 
 def touched(source: Source) -> list[str]:
@@ -116,7 +116,7 @@ def _weight_uses(model: ir.Model) -> Mapping[str, int]:
 def _unmovable(
     value: ir.Value, members: list[tuple[Layer, ir.Node]], uses: Mapping[str, int]
 ) -> str:
-    """Say why the input of some layers cannot be scaled; empty if nothing speaks against it."""
+    """Return why the input of some layers cannot be scaled; empty if it can."""
     readers = {node for _, node in members}
     others = [use.node for use in value.uses() if use.node not in readers]
     if others or value.is_graph_output():
@@ -243,8 +243,10 @@ class _Tracer:
         self, node: ir.Node, value: ir.Value, labels: Array, shape: tuple[int, ...]
     ) -> Array | None:
         if is_op(node, *_RESHAPES):
-            known = [d for d in shape if d != -1]
-            fits = labels.size % max(int(np.prod(known)), 1) == 0 and len(known) >= len(shape) - 1
+            lengths = [d for d in shape if d != -1]
+            fits = (
+                labels.size % max(int(np.prod(lengths)), 1) == 0 and len(lengths) >= len(shape) - 1
+            )
             return labels.reshape(shape) if fits else None
         if is_op(node, "Transpose"):
             perm = node.attributes.get_ints("perm", None)
@@ -306,10 +308,10 @@ def _norm_source(node: ir.Node, shape: tuple[int, ...]) -> Source | None:
     """Return a norm's scale and bias, if they are its own."""
     if node.attributes.get_int("axis", -1) not in (-1, len(shape) - 1):
         return None
-    own = [v for v in node.inputs[1:3] if v is not None]
-    if not own or not all(_vector_length(v) == shape[-1] and _read_once(v) for v in own):
+    vectors = [v for v in node.inputs[1:3] if v is not None]
+    if not vectors or not all(_vector_length(v) == shape[-1] and _read_once(v) for v in vectors):
         return None
-    return Source((), shape[-1], tuple(v.name or "" for v in own))
+    return Source((), shape[-1], tuple(v.name or "" for v in vectors))
 
 
 def _vector_source(node: ir.Node, shape: tuple[int, ...]) -> Source | None:
