@@ -30,10 +30,8 @@ from compressor.passes.train.distill.options import (
     model_keys,
 )
 from compressor.passes.train.distill.students import Pairs, make_student
-from compressor.passes.train.engine import length, make_order, train
-from compressor.passes.train.job import Job
+from compressor.passes.train.engine import make_order, train_model
 from compressor.passes.train.layer_places import check_layer
-from compressor.passes.train.preparing import freeze, outcome, plan_training, regulators
 from compressor.passes.train.recipe import Recipe
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.passes import Outcome, PassContext, Survey
@@ -181,9 +179,7 @@ class Distill(Recipe, Distillation):
         self._check_layers(carrier, "student")
         compared = f"{1 - self.alpha:g} of the loss is {_soft_name(soft, self.temperature)}"
         notes = [compared + (f", {self.alpha:g} {hard}" if hard else "")]
-        return Survey(
-            plan_training(self, carrier), notes=tuple(notes), trains=True, labels=hard is not None
-        )
+        return Survey(self.plan(carrier), notes=tuple(notes), trains=True, labels=hard is not None)
 
     def apply_training(
         self,
@@ -220,22 +216,12 @@ class Distill(Recipe, Distillation):
     ) -> Outcome:
         """Train one model with one teacher."""
         order = make_order(self, training, carrier.inputs, context.seed)
-        steps = length(self, order)
         module = make_student(carrier, self.pairs)
-        freeze(self, carrier, module)
-        outputs = tuple(output.name for output in carrier.outputs)
+        self.freeze(carrier, module)
         pupil = Pupil(carrier, module, self.pairs)
         loss = distilled_loss(self, self, teacher, pupil, training, context)
-        job = Job(
-            name=self.name,
-            module=module,
-            objective=loss,
-            inputs=tuple(i.name for i in carrier.inputs),
-            outputs=outputs,
-            regulators=regulators(self, carrier, module, steps),
-        )
-        trained = train(job, self, training, order)
-        result = outcome(self, carrier, trained, training.metric)
+        trained = train_model(self, carrier, module, loss, training, order)
+        result = self.outcome(carrier, trained, training.metric)
         parts = ", ".join(f"{name} {value:.4g}" for name, value in sorted(trained.terms.items()))
         notes = (*result.notes, f"loss at the last step: {parts}", *loss.notes())
         return replace(result, notes=notes)

@@ -10,12 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from compressor.errors import SpecError, suggestion
-from compressor.passes.train.distill.losses import (
-    attention_difference,
-    attention_map,
-    kl_divergence,
-    mean_square,
-)
 from compressor.passes.train.distill.options import Distillation, Soft, model_keys
 from compressor.passes.train.distill.students import (
     ATTENTION,
@@ -29,10 +23,16 @@ from compressor.passes.train.distill.students import (
 from compressor.passes.train.distill.teacher_outputs import Course, TeacherOutputs, fields_of
 from compressor.passes.train.distill.teachers import Taps, Teacher
 from compressor.passes.train.engine import length, make_order
-from compressor.passes.train.finetune import NOT_COUNTED, task_loss
-from compressor.passes.train.job import Objective
+from compressor.passes.train.finetune import task_loss
+from compressor.passes.train.job import Micro, Objective, as_tensors
+from compressor.passes.train.losses import (
+    NOT_COUNTED,
+    attention_difference,
+    attention_map,
+    kl_divergence,
+    mean_square,
+)
 from compressor.passes.train.recipe import Recipe
-from compressor.passes.train.steps import Micro, as_tensors
 from compressor.types.carrier import Carrier
 from compressor.types.passes import PassContext
 from compressor.types.tensors import TensorSpec
@@ -166,8 +166,7 @@ def distilled_loss(
         SpecError: outputs or layers do not fit together.
         CompressorError: data cannot be read, or the teacher does not run.
     """
-    outputs = tuple(output.name for output in pupil.carrier.outputs)
-    hard = task_loss(recipe, outputs, training, context) if options.alpha > 0 else None
+    hard = task_loss(recipe, pupil.carrier, training, context) if options.alpha > 0 else None
     terms = LossTerms(options, options.soft_loss(recipe.loss, context.metric), hard)
     order = make_order(recipe, training, pupil.carrier.inputs, context.seed)
     micro, steps = recipe.micro_batch or order.batch, length(recipe, order)

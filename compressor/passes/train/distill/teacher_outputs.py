@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from compressor.files import disk_errors, json_sha256, json_text, staging
-from compressor.passes.train.steps import Micro, Order, as_tensors
+from compressor.passes.train.job import Micro, Order, as_tensors
 from compressor.types.tensors import Array
 from compressor.types.training import Rows, Training
 

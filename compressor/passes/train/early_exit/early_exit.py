@@ -46,16 +46,9 @@ from compressor.passes.train.early_exit.thresholds import (
     nobody_leaves,
     share_notes,
 )
-from compressor.passes.train.engine import Trained, length, make_order, train
+from compressor.passes.train.engine import length, make_order, train
 from compressor.passes.train.finetune import CROSS_ENTROPY, TaskLoss, loss_name
-from compressor.passes.train.job import Job
-from compressor.passes.train.preparing import (
-    PREFIX,
-    freeze,
-    regulators,
-    training_notes,
-    training_record,
-)
+from compressor.passes.train.job import PREFIX, Job, Trained
 from compressor.passes.train.recipe import Recipe
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
@@ -193,8 +186,8 @@ class EarlyExit(Recipe):
         trained, carrier, given = self._trained(carrier, context, training, given)
         network = _without_heads(given.model)
         places = replace(places, graph=network, batches=Batches(network))
-        cut = self._cut(carrier, places, given, training, training_notes(trained, None))
-        return replace(cut, training=training_record(trained))
+        cut = self._cut(carrier, places, given, training, trained.notes(None))
+        return replace(cut, training=trained.record())
 
     def preview(
         self,
@@ -248,8 +241,8 @@ class EarlyExit(Recipe):
             if Capability.TRAIN not in executing.offers:
                 raise SpecError("train", "is all, and the graph cannot be trained", "set heads")
             module = executing.trainable()
-            freeze(self, executing, module)
-            watched = regulators(self, executing, module, length(self, order))
+            self.freeze(executing, module)
+            watched = self.regulators(executing, module, length(self, order))
         else:
             module, watched = _heads_only(given, names, inputs, outputs), ()
         job = Job(

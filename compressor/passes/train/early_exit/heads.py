@@ -13,10 +13,9 @@ from torch import Tensor
 from compressor.graph.editing import Attributes, Editor
 from compressor.graph.values import value_by_name
 from compressor.models.torch.lowering import NamedModule
-from compressor.passes.train.distill.losses import kl_divergence
 from compressor.passes.train.early_exit.points import Answer, Confidence, ExitPoint
-from compressor.passes.train.job import Objective
-from compressor.passes.train.steps import Micro
+from compressor.passes.train.job import Micro, Objective
+from compressor.passes.train.losses import kl_divergence
 from compressor.types.tensors import Array
 
 _EPSILON = 1e-5

@@ -31,16 +31,8 @@ from compressor.passes.train.distill.distilling import (
 )
 from compressor.passes.train.distill.options import Distillation
 from compressor.passes.train.engine import length, make_order, train
-from compressor.passes.train.finetune import loss_name, make_objective
-from compressor.passes.train.job import Job, Objective, ParameterGroup, Regulator
-from compressor.passes.train.preparing import (
-    PREFIX,
-    freeze,
-    gradual_layers,
-    regulators,
-    training_notes,
-    training_record,
-)
+from compressor.passes.train.finetune import loss_name, task_loss
+from compressor.passes.train.job import PREFIX, Job, Objective, ParameterGroup, Regulator
 from compressor.passes.train.qat.graph import FakeQuantized, fake_quantized
 from compressor.passes.train.qat.networks import (
     Networks,
@@ -214,10 +206,8 @@ class Qat(Recipe):
             for layer, scheme in schemes.items()
         }
         inner = carrier.with_graph(networks.trained)
-        if self.prune is not None:
-            for layer in gradual_layers(self, self.prune, inner):
-                action = actions.get(layer, "train")
-                actions[layer] = f"{action}, {100 * self.prune.target:g} % zero"
+        for layer in self.pruned_layers(inner):
+            actions[layer] = actions.get(layer, "train") + self.pruned_note
         order = [layer.name for layer in inner.layers()]
         rows = plan_layers(self.name, actions, {n: reasons.get(n, "") for n in order})
         rules = resolve_rules(self.layers, order)
@@ -256,11 +246,10 @@ class Qat(Recipe):
         job = self.job(prepared, carrier, context, training)
         trained = train(job, self, training, order)
         graph, layers = prepared.written(trained.tensors)
-        notes = training_notes(trained, training.metric)
+        notes = trained.notes(training.metric)
         if isinstance(job.objective, DistilledLoss):
             notes += job.objective.notes()
-        record = training_record(trained)
-        return Outcome(carrier.with_graph(graph), layers, notes, record, untrained)
+        return Outcome(carrier.with_graph(graph), layers, notes, trained.record(), untrained)
 
     def prepared(self, carrier: Carrier, context: PassContext, training: Training) -> Prepared:
         """Return the network with fake quantization, its ranges calibrated.
@@ -287,7 +276,7 @@ class Qat(Recipe):
         graph = trainable_graph(quantized.graph, source.module, {*known, *quantized.trained})
         outputs = tuple(output.name for output in carrier.outputs)
         module = NamedModule(graph, [i.name for i in carrier.inputs], outputs)
-        freeze(self, carrier.with_graph(networks.trained), module)
+        self.freeze(carrier.with_graph(networks.trained), module)
         return Prepared(module, graph, networks, points, quantized, settings, statistics)
 
     def job(
@@ -297,7 +286,7 @@ class Qat(Recipe):
         order = make_order(self, training, carrier.inputs, context.seed)
         steps, module = length(self, order), prepared.module
         inner = carrier.with_graph(prepared.networks.trained)
-        beside: list[Regulator] = [*regulators(self, inner, module, steps)]
+        beside: list[Regulator] = [*self.regulators(inner, module, steps)]
         beside.append(ScalesInRange(module, prepared.quantized, prepared.points.activations))
         if self._live:
             beside.append(NormsFrozen(prepared.graph, round(self.freeze_batch_norm * steps)))
@@ -348,7 +337,7 @@ class Qat(Recipe):
     ) -> Objective:
         """Return the loss against the target, or with a teacher's part in it."""
         if self.distill is None:
-            return make_objective(self, carrier, training, context)
+            return task_loss(self, carrier, training, context)
         teacher = opened_teacher(self.distill, training, "distill.teacher")
         pupil = Pupil(carrier, module)
         return distilled_loss(self, self.distill, teacher, pupil, training, context)

@@ -15,7 +15,7 @@ from compressor.passes.quantize.maths.affine import code_dtype, quantize, sqnr_d
 from compressor.passes.quantize.static.graph import LeastScale, StaticCodes, write_static_codes
 from compressor.passes.quantize.static.placement import place
 from compressor.passes.quantize.static.settings import StaticSettings
-from compressor.passes.train.preparing import PREFIX
+from compressor.passes.train.job import PREFIX, Regulator
 from compressor.passes.train.qat.graph import FROZEN, FakeQuantized, ScaleNames, current_scale
 from compressor.passes.train.qat.networks import Networks, folding_factor, refolded
 from compressor.passes.train.qat.points import ActivationPoint, Points, WeightPoint
@@ -123,7 +123,7 @@ _MOST_CHANGE = 0.01  # share by which a scale may change in a step
 _FARTHEST = 64.0  # times smaller or larger than at the beginning: positive, and far from overflow
 
 
-class ScalesInRange:
+class ScalesInRange(Regulator):
     """Keeps scales positive and from jumping, and zero points among the codes.
 
     A scale's gradient is a sum with many signs, and where a channel's weights are small, or codes
@@ -167,15 +167,8 @@ class ScalesInRange:
         for offset, lowest, highest in self._offsets:
             offset.clamp_(lowest, highest)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing: there is no state."""
-        return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take nothing."""
-
-
-class NormsFrozen:
+class NormsFrozen(Regulator):
     """Lets batch norms use their running statistics from a step on.
 
     R. Krishnamoorthi, Quantizing deep convolutional networks for efficient inference, 2018
@@ -193,13 +186,3 @@ class NormsFrozen:
     def before(self, step: int) -> None:
         """Say whether this step's norms are frozen."""
         self._graph.get_buffer(FROZEN).fill_(step >= self._first)
-
-    def after(self, step: int) -> None:
-        """Do nothing."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing: the step says it all."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take nothing."""
