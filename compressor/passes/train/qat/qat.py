@@ -23,13 +23,13 @@ from compressor.passes.quantize.static.settings import (
     kernel_notes,
 )
 from compressor.passes.train.distill.distilling import (
+    Distillation,
     DistilledLoss,
     Pupil,
     distilled_loss,
     matched_outputs,
     opened_teacher,
 )
-from compressor.passes.train.distill.options import Distillation
 from compressor.passes.train.engine import length, make_order, train
 from compressor.passes.train.finetune import loss_name, task_loss
 from compressor.passes.train.job import PREFIX, Job, Objective, ParameterGroup, Regulator

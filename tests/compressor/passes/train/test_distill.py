@@ -10,8 +10,7 @@ import torch
 
 from compressor.passes.prune.structured.structured import PruneStructured
 from compressor.passes.train.distill.distill import Distill
-from compressor.passes.train.distill.distilling import DistilledLoss, LossTerms, Pupil
-from compressor.passes.train.distill.options import Distillation
+from compressor.passes.train.distill.distilling import Distillation, DistilledLoss, LossTerms, Pupil
 from compressor.passes.train.distill.teacher_outputs import TeacherOutputs
 from compressor.passes.train.distill.teachers import Taps, Teacher
 from compressor.passes.train.job import Micro

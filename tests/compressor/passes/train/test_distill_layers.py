@@ -9,10 +9,16 @@ import pytest
 import torch
 
 from compressor.passes.train.distill.distill import Distill
-from compressor.passes.train.distill.options import LayerPair
-from compressor.passes.train.distill.students import Pairs, Student, fit_widths, make_student
+from compressor.passes.train.distill.taps import (
+    LayerPair,
+    Pairs,
+    Student,
+    fit_widths,
+    has_layer_values,
+    layer_values,
+    make_student,
+)
 from compressor.passes.train.job import Trained
-from compressor.passes.train.layer_places import has_layer_values, layer_values
 from compressor.types.carrier import Carrier
 from tests.compressor.passes.train.distill_models import (
     Killed,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from compressor.passes.train.distill.losses import Projection, width_axis
+from compressor.passes.train.distill.taps import Projection, width_axis
 from compressor.passes.train.losses import (
     attention_difference,
     attention_map,
