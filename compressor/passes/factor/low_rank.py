@@ -11,6 +11,7 @@ import torch
 from pydantic import Field, model_validator
 
 from compressor.errors import DataError, SpecError, listed
+from compressor.graph.layers import moment_request
 from compressor.models.executor.dtypes import TORCH_DTYPES
 from compressor.models.sizes import model_macs, model_parameters
 from compressor.passes.factor.budget import Budget, SizeTarget
@@ -25,12 +26,10 @@ from compressor.passes.factor.factored_graph import (
     factor_names,
     factored,
 )
-from compressor.passes.quantize.maths.affine import sqnr_db
-from compressor.passes.quantize.maths.floating import check_finite
-from compressor.passes.quantize.weights.gptq import moment_request
 from compressor.progress import Progress
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers
+from compressor.types.matrices import check_finite, sqnr_db
 from compressor.types.passes import LayerOutcome, Outcome, Pass, PassContext, Survey
 from compressor.types.statistics import Blocks, Moments, Request
 

@@ -12,14 +12,14 @@ from pydantic import Field
 
 from compressor.errors import DataError, SpecError
 from compressor.graph.codes import obstacle
-from compressor.passes.quantize.maths.affine import sqnr_db
-from compressor.passes.quantize.maths.floating import check_finite
+from compressor.graph.layers import moment_request
 from compressor.passes.quantize.maths.kmeans import clustered
-from compressor.passes.quantize.weights.gptq import known_codes, moment_request
+from compressor.passes.quantize.weights.gptq import known_codes
 from compressor.passes.quantize.weights.layers import COMPRESSED_TENSORS, kept_tables, nodes_of
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
 from compressor.types.layers import Layer
+from compressor.types.matrices import check_finite, sqnr_db
 from compressor.types.passes import (
     LayerOutcome,
     LayerRule,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from compressor.errors import DataError, SpecError
+from compressor.graph.layers import moment_request
 from compressor.passes.prune.sparse.layers import input_channels, positions
 from compressor.passes.prune.sparse.patterns import (
     Pattern,
@@ -20,12 +21,10 @@ from compressor.passes.prune.sparse.patterns import (
 )
 from compressor.passes.prune.sparse.reordering import Reordered
 from compressor.passes.prune.sparse.sparsegpt import Curvature, curvature, sparsegpt
-from compressor.passes.quantize.maths.affine import sqnr_db
-from compressor.passes.quantize.maths.floating import check_finite
-from compressor.passes.quantize.weights.gptq import moment_request
 from compressor.passes.quantize.weights.layers import nodes_of
 from compressor.types.carrier import Carrier, WeightChange
 from compressor.types.layers import Layer
+from compressor.types.matrices import check_finite, sqnr_db
 from compressor.types.passes import LayerOutcome, Outcome
 from compressor.types.statistics import Blocks, Moments, Request
 

@@ -20,10 +20,10 @@ from compressor.passes.quantize.cast.half import store_narrow, to_half
 from compressor.passes.quantize.cast.islands import FloatIslands
 from compressor.passes.quantize.cast.precision import extreme
 from compressor.passes.quantize.cast.widen import to_single
-from compressor.passes.quantize.maths.affine import sqnr_db
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
 from compressor.types.layers import Layer
+from compressor.types.matrices import sqnr_db
 from compressor.types.passes import (
     LayerOutcome,
     LayerRule,

@@ -1,64 +1,22 @@
-"""Ask for the second moment of what a layer multiplies its weights with."""
+"""GPTQ on the layers of a model, with the moments of their inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
-import onnx_ir as ir
 import torch
 
 from compressor.errors import DataError, SpecError
+from compressor.graph.layers import moment_request
 from compressor.passes.quantize.maths.floating import RangeSearch
 from compressor.passes.quantize.maths.gptq import gptq_weights
-from compressor.passes.quantize.static.placement import activation_input
 from compressor.passes.quantize.weights.layers import nodes_of
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Layer
 from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
 from compressor.types.statistics import Block, Moments, Request
-
-
-def moment_request(
-    layer: Layer, node: ir.Node, rows_per_column: int | None = None
-) -> Request | None:
-    """Return the request, or ``None`` where there is no such statistic.
-
-    Args:
-        layer: a layer of the main graph.
-        node: the node that reads its weight.
-        rows_per_column: vectors for each of their elements after which observation stops;
-            ``None`` leaves it to the observer.
-    """
-    value = activation_input(node)
-    if value is None or not value.name or node.attributes.get_int("transA", 0) != 0:
-        return None
-    options: dict[str, Any] | None = {}
-    if layer.kind not in ("Gemm", "MatMul"):
-        options = _window(layer, node)
-    if options is None:
-        return None
-    if rows_per_column is not None:
-        options["rows_per_column"] = rows_per_column
-    return Request(value.name, "second-moment", options)
-
-
-def _window(layer: Layer, node: ir.Node) -> dict[str, Any] | None:
-    """Describe a 2-D convolution's patches; ``None`` for others."""
-    if layer.kind != "Conv" or len(layer.shape) != 4:
-        return None
-    if node.attributes.get_string("auto_pad", "NOTSET") != "NOTSET":
-        return None
-    return {
-        "kernel": tuple(layer.shape[2:]),
-        "strides": tuple(node.attributes.get_ints("strides", (1, 1))),
-        "pads": tuple(node.attributes.get_ints("pads", (0, 0, 0, 0))),
-        "dilations": tuple(node.attributes.get_ints("dilations", (1, 1))),
-        "groups": layer.groups,
-    }
-
 
 _ROWS_PER_COLUMN = 16  # input vectors for each of their elements, from which moments are found
 UNOBSERVED = "rounded to nearest: its input is not a value that calibration sees"

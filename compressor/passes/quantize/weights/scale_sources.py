@@ -17,9 +17,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from compressor.graph.layers import layer_of, layers_with_nodes
+from compressor.graph.layers import layer_of, layers_with_nodes, moment_request
 from compressor.graph.values import is_op
-from compressor.passes.quantize.weights.gptq import moment_request
 from compressor.passes.quantize.weights.layers import nodes_of, vector_length
 from compressor.types.layers import Layer
 from compressor.types.statistics import Request

@@ -12,10 +12,8 @@ from pydantic import Field
 
 from compressor.errors import SpecError
 from compressor.models.checkpoint.read_ahead import all_rows, read_rows
-from compressor.passes.quantize.maths.affine import sqnr_db
 from compressor.passes.quantize.maths.floating import (
     RangeSearch,
-    check_finite,
     nvfp4_tensor_scale,
     round_to_nearest,
 )
@@ -36,6 +34,7 @@ from compressor.passes.quantize.weights.layers import (
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers
 from compressor.types.layers import Layer
+from compressor.types.matrices import check_finite, sqnr_db
 from compressor.types.passes import LayerOutcome, Outcome, Pass, PassContext, Survey
 from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
 from compressor.types.statistics import Blocks

@@ -13,9 +13,9 @@ from compressor.graph.layers import graph_layers
 from compressor.graph.values import is_op
 from compressor.models.executor import from_numpy
 from compressor.models.executor.ops.training import LEAST_FACTOR
+from compressor.passes.fuse.absorb import find_target
 from compressor.passes.fuse.draft import Draft
 from compressor.passes.fuse.fuse import Fuse
-from compressor.passes.fuse.target import find_target
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Layer
 
@@ -184,7 +184,7 @@ def _norms(draft: Draft) -> dict[str, str]:
         if not is_op(node, "BatchNormalization") or node.inputs[0] is None:
             continue
         target = find_target(node.inputs[0], node, 1, draft)
-        if target is None or not target.weight_is_own:
+        if target is None or target.obstacle:
             continue
         if target.layer.kind == "ConvTranspose" and target.layer.groups > 1:
             raise SpecError(

@@ -11,14 +11,11 @@ from torch import Tensor
 
 from compressor import catalog
 from compressor.errors import SpecError
-from compressor.graph.layers import graph_layers, layers_with_nodes
 from compressor.graph.values import value_by_name
 from compressor.models.executor import from_numpy
 from compressor.passes.quantize.maths.affine import absmax_parameters, mse_parameters
-from compressor.passes.quantize.static.graph import input_sources, own_bias
-from compressor.passes.quantize.static.placement import Placement, place
-from compressor.passes.quantize.static.qdq import ActivationCode
-from compressor.passes.quantize.static.settings import StaticSettings
+from compressor.passes.quantize.static.settings import ActivationCode, StaticSettings
+from compressor.passes.quantize.static.writing import input_sources, own_bias
 from compressor.passes.train.qat.networks import Networks
 from compressor.types.layers import Layer
 from compressor.types.quantized import Scheme
@@ -115,23 +112,6 @@ class Points:
     reasons: Mapping[str, str]
 
 
-def chosen_layers(
-    networks: Networks, settings: StaticSettings
-) -> tuple[Placement, dict[str, Scheme], dict[str, str]]:
-    """Return what ``quantize-static`` would quantize in the fused graph, and why not the rest.
-
-    Raises:
-        SpecError: a rule matches no layer.
-    """
-    layers = graph_layers(networks.folded)
-    schemes, reasons = settings.schemes(layers, networks.folded)
-    placement = place(networks.folded, settings.profile, schemes)
-    placed = {layer.name for layer, _ in placement.layers}
-    for name in schemes.keys() - placed:
-        reasons[name] = "it reads no float value of the main graph"
-    return placement, {n: s for n, s in schemes.items() if n in placed}, reasons
-
-
 def find_points(
     networks: Networks,
     settings: StaticSettings,
@@ -143,23 +123,21 @@ def find_points(
     Args:
         networks: with their weights.
         settings: what to quantize, and how.
-        statistics: the answers to ``settings.requests`` about the fused graph.
+        statistics: the answers to the requests of the decision about the fused graph.
         span: how weights' scales are found.
 
     Raises:
         SpecError: batch norms are to stay, and a value of the fused graph exists without them not.
     """
-    _, schemes, reasons = chosen_layers(networks, settings)
-    grids = settings.pixel_grids(networks.folded, schemes, statistics)
-    changed = networks.folded.clone()
-    known = settings.pixel_codes(changed, schemes, statistics, {})
-    placement = place(changed, settings.profile, schemes)
-    codes = settings.codes(placement, known, statistics)
+    changed = settings.decide(networks.folded.clone())
+    schemes, grids = changed.schemes, changed.pixel_grids(statistics)
+    changed, known = changed.with_pixels(statistics, {})
+    placement, codes = changed.placement, changed.codes(known, statistics)
     present = value_by_name(networks.trained)
     activations = {}
     for name in placement.values:
         if name in present:
-            scheme = settings.activation_scheme(settings.value_bits(name, placement))
+            scheme = settings.activation_scheme(changed.value_bits(name))
             activations[name] = _activation(name, codes[name], scheme, exact=name in known)
         elif name not in known:
             raise SpecError(
@@ -168,16 +146,16 @@ def find_points(
                 "set batch-norm: folded",
             )
     find = mse_parameters if span == "mse" else absmax_parameters
-    trained, sources = networks.layers(), input_sources(changed, placement)
-    nodes = {layer.name: node for layer, node in layers_with_nodes(changed)}
+    trained, sources = networks.layers(), input_sources(changed.model, placement)
     weights: dict[str, WeightPoint] = {}
     for layer, value in placement.layers:
         if layer.name in weights:
             continue
-        tensor = changed.graph.initializers[layer.weight].const_value
+        tensor = changed.model.graph.initializers[layer.weight].const_value
         assert tensor is not None
         matrix = layer.canonical(from_numpy(tensor)).to(torch.float32)
         scale, zero = find(matrix, schemes[layer.name])
+        bias = own_bias(changed.nodes[layer.name]) if settings.profile.integer_bias else None
         weights[layer.name] = WeightPoint(
             layer=trained[layer.name],
             scheme=schemes[layer.name],
@@ -186,9 +164,9 @@ def find_points(
             grid=grids.get(layer.name),
             norm=networks.norms.get(layer.name),
             source=None if layer.name in grids else sources[value].name,
-            integer_bias=settings.profile.integer_bias and own_bias(nodes[layer.name]) is not None,
+            integer_bias=bias is not None,
         )
-    return Points(weights, activations, reasons)
+    return Points(weights, activations, changed.reasons)
 
 
 def _activation(name: str, code: ActivationCode, scheme: Scheme, *, exact: bool) -> ActivationPoint:

@@ -14,14 +14,10 @@ from compressor.models.executor import GraphModule, from_numpy
 from compressor.models.torch.lowering import NamedModule
 from compressor.models.torch.smaller_module import check_executable, trainable_graph
 from compressor.passes.quantize.maths.affine import absmax_parameters, quantize
-from compressor.passes.quantize.static.graph import LeastScale, StaticCodes, write_static_codes
-from compressor.passes.quantize.static.placement import place, profile_for
-from compressor.passes.quantize.static.settings import (
-    ActivationOptions,
-    Bits,
-    StaticSettings,
-    kernel_notes,
-)
+from compressor.passes.quantize.static.options import ActivationOptions, Bits
+from compressor.passes.quantize.static.placement import profile_for
+from compressor.passes.quantize.static.settings import StaticSettings, kernel_notes
+from compressor.passes.quantize.static.writing import LeastScale, write_static_codes
 from compressor.passes.train.distill.distilling import (
     Distillation,
     DistilledLoss,
@@ -40,7 +36,7 @@ from compressor.passes.train.qat.networks import (
     make_networks,
     with_factors,
 )
-from compressor.passes.train.qat.points import Points, chosen_layers, find_points, placeholders
+from compressor.passes.train.qat.points import Points, find_points, placeholders
 from compressor.passes.train.qat.writing import NormsFrozen, ScalesInRange, written
 from compressor.passes.train.recipe import Recipe
 from compressor.types.carrier import Capability, Carrier
@@ -200,16 +196,16 @@ class Qat(Recipe):
         settings.check()
         networks = make_networks(carrier, live=self._live, evaluate=False)
         check_executable(networks.trained)
-        _, schemes, reasons = chosen_layers(networks, settings)
+        decision = settings.decide(networks.folded)
         actions = {
             layer: f"{scheme} x {settings.activation_type(layer)}, trained"
-            for layer, scheme in schemes.items()
+            for layer, scheme in decision.schemes.items()
         }
         inner = carrier.with_graph(networks.trained)
         for layer in self.pruned_layers(inner):
             actions[layer] = actions.get(layer, "train") + self.pruned_note
         order = [layer.name for layer in inner.layers()]
-        rows = plan_layers(self.name, actions, {n: reasons.get(n, "") for n in order})
+        rows = plan_layers(self.name, actions, {n: decision.reasons.get(n, "") for n in order})
         rules = resolve_rules(self.layers, order)
         rows = tuple(
             row
@@ -260,10 +256,10 @@ class Qat(Recipe):
         settings = self._settings(context)
         networks = make_networks(carrier, live=self._live)
         check_factors(networks)
-        placement, schemes, _ = chosen_layers(networks, settings)
+        decision = settings.decide(networks.folded)
         if not self._live:
-            networks = with_factors(networks, carrier, schemes)
-        requests = settings.requests(networks.folded, placement)
+            networks = with_factors(networks, carrier, decision.schemes)
+        requests = decision.requests()
         statistics = training.collect(
             carrier.with_graph(networks.folded), training.samples.batches(), requests
         )
@@ -310,12 +306,9 @@ class Qat(Recipe):
         """Quantize lazily: no weight is read."""
         settings = self._settings(context)
         networks = make_networks(carrier, live=False, evaluate=False)
-        before, schemes, _ = chosen_layers(networks, settings)
-        made_up = placeholders(settings.requests(networks.folded, before))
-        model = networks.folded
-        known = settings.pixel_codes(model, schemes, made_up, {})
-        placement = place(model, settings.profile, schemes)
-        codes = StaticCodes(placement, schemes, settings.codes(placement, known, made_up))
+        decision = settings.decide(networks.folded)
+        model, schemes = decision.model, decision.schemes
+        made_up = placeholders(decision.requests())
 
         def make_codes(layer: Layer, least: LeastScale) -> Callable[[], QuantizedTensor]:
             del least
@@ -329,7 +322,8 @@ class Qat(Recipe):
 
             return make
 
-        write_static_codes(model, settings.profile, codes, make_codes)
+        decision, known = decision.with_pixels(made_up, {})
+        write_static_codes(decision, decision.codes(known, made_up), make_codes)
         return carrier.with_graph(model)
 
     def _objective(

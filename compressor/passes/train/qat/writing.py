@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
-from compressor.graph.layers import graph_layers
 from compressor.models.executor import GraphModule, from_numpy
-from compressor.passes.quantize.maths.affine import code_dtype, quantize, sqnr_db
-from compressor.passes.quantize.static.graph import LeastScale, StaticCodes, write_static_codes
-from compressor.passes.quantize.static.placement import place
+from compressor.passes.quantize.maths.affine import code_dtype, quantize
 from compressor.passes.quantize.static.settings import StaticSettings
+from compressor.passes.quantize.static.writing import LeastScale, write_static_codes
 from compressor.passes.train.job import PREFIX, Regulator
 from compressor.passes.train.qat.graph import FROZEN, FakeQuantized, ScaleNames, current_scale
 from compressor.passes.train.qat.networks import Networks, folding_factor, refolded
 from compressor.passes.train.qat.points import ActivationPoint, Points, WeightPoint
 from compressor.types.layers import Layer
+from compressor.types.matrices import sqnr_db
 from compressor.types.passes import LayerOutcome
 from compressor.types.quantized import QuantizedTensor
 
@@ -43,9 +43,10 @@ def written(
         statistics: as they were when training began.
     """
     model = refolded(networks, tensors)
+    decision = settings.decide(model)
     codes: dict[str, QuantizedTensor] = {}
     outcomes = []
-    for layer in graph_layers(model):
+    for layer in decision.layers:
         point = points.weights.get(layer.name)
         if point is None:
             outcomes.append(LayerOutcome(layer.name, layer.dtype, details={"trained": True}))
@@ -57,19 +58,17 @@ def written(
         outcomes.append(LayerOutcome(layer.name, str(after.scheme), loss, {"trained": True}))
         _set_values(model, layer, point, after)
     schemes = {name: point.scheme for name, point in points.weights.items()}
-    known = settings.pixel_codes(model, schemes, statistics, {})
+    decision, known = replace(decision, schemes=schemes).with_pixels(statistics, {})
     for name, names in quantized.activations.items():
         own = points.activations[name]
         scale, zero = current_scale(names, (own.low, own.high), tensors)
         if name not in known:
             known[name] = settings.code(float(scale), int(zero), own.bits)
-    placement = place(model, settings.profile, schemes)
-    static = StaticCodes(placement, schemes, known)
 
     def make_codes(layer: Layer, least: LeastScale) -> Callable[[], QuantizedTensor]:
         return lambda: _fitting(codes[layer.name], least)
 
-    write_static_codes(model, settings.profile, static, make_codes)
+    write_static_codes(decision, known, make_codes)
     return model, tuple(outcomes)
 
 
