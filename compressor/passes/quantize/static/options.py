@@ -14,12 +14,13 @@ from compressor.types.options import Options
 from compressor.types.passes import LayerRule
 
 Bits = Literal[4, 8]
+WeightBits = Literal[2, 4, 8]
 
 
-class WeightOptions(Options):
-    """How weights are quantized."""
+class WeightSettings(Options):
+    """How weights are quantized, whether they are rounded or trained."""
 
-    bits: Bits = Field(default=8, description="width of a weight")
+    bits: WeightBits = Field(default=8, description="width of a weight")
     granularity: Literal["channel", "tensor"] = Field(
         default="channel", description="one scale for each output channel, or one a tensor"
     )
@@ -27,6 +28,12 @@ class WeightOptions(Options):
     range: Literal["min-max", "mse"] = Field(
         default="min-max", description="full range, or the one of least squared error"
     )
+
+
+class WeightOptions(WeightSettings):
+    """How weights are quantized."""
+
+    bits: Bits = Field(default=8, description="width of a weight")
     rounding: Literal["gptq", "nearest"] = Field(
         default="gptq",
         description="gptq compensates each weight's rounding error in the weights that follow, so "
@@ -137,10 +144,10 @@ class ActivationOptions(Options):
         return options if self.percentile is None else {**options, "percentile": self.percentile}
 
 
-class StaticRule(LayerRule):
-    """Per-layer settings of ``quantize-static``."""
+class QuantizeRule(LayerRule):
+    """How single layers are quantized."""
 
-    bits: Bits | None = Field(default=None, description="width of these layers' weights")
+    bits: WeightBits | None = Field(default=None, description="width of these layers' weights")
     granularity: Literal["channel", "tensor"] | None = Field(
         default=None, description="granularity of these layers' weights"
     )
@@ -148,3 +155,9 @@ class StaticRule(LayerRule):
         default=None,
         description="width of what these layers read; where others read it, too, the widest counts",
     )
+
+
+class StaticRule(QuantizeRule):
+    """Per-layer settings of ``quantize-static``."""
+
+    bits: Bits | None = Field(default=None, description="width of these layers' weights")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import onnx_ir as ir
 
@@ -13,7 +13,11 @@ from compressor.errors import SpecError
 from compressor.graph.layers import layer_of, layers_with_nodes
 from compressor.graph.values import INTEGER_CODES, constant_of
 from compressor.passes.quantize.maths.affine import activation_parameters
-from compressor.passes.quantize.static.options import ActivationOptions
+from compressor.passes.quantize.static.options import (
+    ActivationOptions,
+    QuantizeRule,
+    WeightSettings,
+)
 from compressor.passes.quantize.static.pixels import (
     PixelInput,
     common_code,
@@ -25,7 +29,6 @@ from compressor.passes.quantize.static.pixels import (
 from compressor.passes.quantize.static.placement import Placement, Profile, float_input, place
 from compressor.types.layer_rules import resolve_rules, rule_of, skip_reason
 from compressor.types.layers import Layer
-from compressor.types.passes import LayerRule
 from compressor.types.quantized import Scheme
 from compressor.types.statistics import ChannelGrid, Moments, Request
 
@@ -35,25 +38,6 @@ ALREADY = "it is quantized already"
 _COMPUTED = "its weight is computed or has other readers"
 _BYTE = 8
 _NARROW_FROM = 3  # bits: of two, the fourth code is worth more than products that cannot overflow
-
-
-class WeightSettings(Protocol):
-    """How weights are quantized, as far as a scheme says it."""
-
-    @property
-    def bits(self) -> int:
-        """Width of a weight."""
-        ...
-
-    @property
-    def granularity(self) -> Literal["channel", "tensor"]:
-        """What has a scale of its own."""
-        ...
-
-    @property
-    def symmetric(self) -> bool:
-        """The zero point is 0."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -83,14 +67,13 @@ class StaticSettings:
         profile: the target's rules.
         weights: of all layers.
         activations: likewise.
-        rules: for single layers; those that have ``bits`` and ``granularity`` change weights',
-            those that have ``activation_bits`` what they read.
+        rules: for single layers.
     """
 
     profile: Profile
     weights: WeightSettings
     activations: ActivationOptions
-    rules: Sequence[LayerRule]
+    rules: Sequence[QuantizeRule]
 
     @property
     def symmetric(self) -> bool:
@@ -113,8 +96,8 @@ class StaticSettings:
 
     def input_bits(self, layer: str) -> int:
         """Return the width of what a layer reads, by its rule or that of all."""
-        bits: int | None = getattr(rule_of(self.rules, layer), "activation_bits", None)
-        return bits or self.activations.bits
+        rule = rule_of(self.rules, layer)
+        return (rule and rule.activation_bits) or self.activations.bits
 
     def code(self, scale: float, zero: int, bits: int) -> ActivationCode:
         """Return how a value is quantized with a scale and a zero point."""
@@ -179,10 +162,10 @@ class StaticSettings:
             if reason:
                 reasons[layer.name] = reason
                 continue
-            granularity = getattr(rule, "granularity", None) or self.weights.granularity
+            granularity = (rule and rule.granularity) or self.weights.granularity
             if layer.kind == "ConvTranspose" and layer.groups > 1:
                 granularity = "tensor"
-            bits = getattr(rule, "bits", None) or self.weights.bits
+            bits = (rule and rule.bits) or self.weights.bits
             schemes[layer.name] = Scheme(
                 bits=bits,
                 symmetric=self.weights.symmetric,

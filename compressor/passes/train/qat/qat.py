@@ -1,20 +1,21 @@
-"""Options of ``qat`` about what is quantized."""
+"""``qat``: training with fake quantization, stored as ``quantize-static`` stores it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import onnx_ir as ir
 from pydantic import Field, model_validator
-from torch import Tensor
 
-from compressor.models.executor import GraphModule, from_numpy
+from compressor.models.executor import from_numpy
 from compressor.models.torch.lowering import NamedModule
 from compressor.models.torch.smaller_module import check_executable, trainable_graph
 from compressor.passes.quantize.maths.affine import absmax_parameters, quantize
-from compressor.passes.quantize.static.options import ActivationOptions, Bits
+from compressor.passes.quantize.static.options import (
+    ActivationOptions,
+    QuantizeRule,
+    WeightSettings,
+)
 from compressor.passes.quantize.static.placement import profile_for
 from compressor.passes.quantize.static.settings import StaticSettings, kernel_notes
 from compressor.passes.quantize.static.writing import LeastScale, write_static_codes
@@ -28,95 +29,44 @@ from compressor.passes.train.distill.distilling import (
 )
 from compressor.passes.train.engine import length, make_order, train
 from compressor.passes.train.finetune import loss_name, task_loss
-from compressor.passes.train.job import PREFIX, Job, Objective, ParameterGroup, Regulator
-from compressor.passes.train.qat.graph import FakeQuantized, fake_quantized
+from compressor.passes.train.job import PREFIX, Job, Objective, ParameterGroup
+from compressor.passes.train.qat.graph import fake_quantized
 from compressor.passes.train.qat.networks import (
-    Networks,
     check_factors,
+    find_points,
     make_networks,
+    placeholders,
     with_factors,
 )
-from compressor.passes.train.qat.points import Points, find_points, placeholders
-from compressor.passes.train.qat.writing import NormsFrozen, ScalesInRange, written
+from compressor.passes.train.qat.writing import NormsFrozen, Prepared, ScalesInRange
 from compressor.passes.train.recipe import Recipe
 from compressor.types.carrier import Capability, Carrier
-from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
+from compressor.types.layer_rules import plan_layers
 from compressor.types.layers import Layer
-from compressor.types.options import Options
-from compressor.types.passes import LayerOutcome, LayerPlan, LayerRule, Outcome, PassContext, Survey
+from compressor.types.passes import LayerPlan, Outcome, PassContext, Survey
 from compressor.types.quantized import QuantizedTensor
 from compressor.types.training import Training
 
-WeightBits = Literal[2, 4, 8]
 
-
-class QatWeightOptions(Options):
+class QatWeightOptions(WeightSettings):
     """How weights are quantized."""
 
-    bits: WeightBits = Field(default=8, description="width of a weight")
-    granularity: Literal["channel", "tensor"] = Field(
-        default="channel", description="one scale for each output channel, or one a tensor"
-    )
-    symmetric: bool = Field(default=True, description="zero point 0")
     range: Literal["min-max", "mse"] = Field(
         default="mse",
-        description="what scales begin with: the full range, or the one of least squared error",
+        description="what scales start from: the full range, or the one of least squared error",
     )
 
 
-class QatRule(LayerRule):
+class QatRule(QuantizeRule):
     """Per-layer settings of ``qat``."""
-
-    bits: WeightBits | None = Field(default=None, description="width of these layers' weights")
-    granularity: Literal["channel", "tensor"] | None = Field(
-        default=None, description="granularity of these layers' weights"
-    )
-    activation_bits: Bits | None = Field(
-        default=None,
-        description="width of what these layers read; where others read it, too, the widest counts",
-    )
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A network that is quantized as far as training sees it.
-
-    Attributes:
-        module: what is trained.
-        graph: the part of it that executes the graph.
-        networks: what it was made from.
-        points: what is quantized.
-        quantized: the graph, and the names of its scales.
-        settings: what to quantize, and how.
-        statistics: of the activations.
-    """
-
-    module: NamedModule
-    graph: GraphModule
-    networks: Networks
-    points: Points
-    quantized: FakeQuantized
-    settings: StaticSettings
-    statistics: Mapping[str, Any]
-
-    def written(self, tensors: Mapping[str, Tensor]) -> tuple[ir.Model, tuple[LayerOutcome, ...]]:
-        """Return the graph with integer codes, and what was done to each layer.
-
-        Args:
-            tensors: of the trained module, by its names.
-        """
-        own = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
-        return written(
-            self.networks, self.points, self.quantized, self.settings, own, self.statistics
-        )
 
 
 class Qat(Recipe):
-    """Train weights and ranges while the network computes with what quantization leaves of them.
+    """Train weights and ranges while the network computes with quantized values.
 
-    The graph is fused, and quantized where `quantize-static` would quantize it, from ranges of the
-    calibration data on. Then weights, scales and zero points are trained, and stored as integers:
-    what comes out is what `quantize-static` writes, but trained.
+    The graph is fused, and quantized where `quantize-static` would quantize it, with the ranges of
+    the calibration data. Then weights, scales and zero points are trained and stored as integers:
+    the result has the form that `quantize-static` writes, with trained values.
     """
 
     name: ClassVar[str] = "qat"
@@ -144,7 +94,7 @@ class Qat(Recipe):
     )
     batch_norm: Literal["folded", "live"] = Field(
         default="folded",
-        description="folded trains the fused graph; live goes on normalizing by batches, and "
+        description="folded trains the fused graph; live keeps normalizing by batches, and "
         "quantizes weights as they will be once batch norms are folded",
     )
     freeze_batch_norm: float = Field(
@@ -171,7 +121,7 @@ class Qat(Recipe):
 
     @property
     def other_models(self) -> Mapping[str, Mapping[str, Any]]:
-        """The teacher, where it is not the spec's model."""
+        """The teacher, if it is not the spec's model."""
         named = {} if self.distill is None else self.distill.named_models
         return {f"distill.{option}": keys for option, keys in named.items()}
 
@@ -181,15 +131,13 @@ class Qat(Recipe):
         Raises:
             SpecError: they do not fit.
         """
-        wanted = None if self.distill is None else self.distill.outputs
+        compared = None if self.distill is None else self.distill.outputs
         for other in others.values():
-            matched_outputs(carrier.outputs, other.outputs, wanted)
+            matched_outputs(carrier.outputs, other.outputs, compared)
 
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Choose the layers; check the loss, the options and the operators."""
-        name: str | None = None
-        if self._labelled:
-            name = loss_name(self.loss, context.metric)
+        name = loss_name(self.loss, context.metric) if self._labelled else None
         if self.distill is not None:
             matched_outputs(carrier.outputs, carrier.outputs, self.distill.outputs)
         settings = self._settings(context)
@@ -204,12 +152,11 @@ class Qat(Recipe):
         inner = carrier.with_graph(networks.trained)
         for layer in self.pruned_layers(inner):
             actions[layer] = actions.get(layer, "train") + self.pruned_note
-        order = [layer.name for layer in inner.layers()]
-        rows = plan_layers(self.name, actions, {n: decision.reasons.get(n, "") for n in order})
-        rules = resolve_rules(self.layers, order)
+        skipped = self.skip_reasons(inner)
+        rows = plan_layers(self.name, actions, {n: decision.reasons.get(n, "") for n in skipped})
         rows = tuple(
             row
-            if row.touched or skip_reason(rules[row.name])
+            if row.touched or skipped[row.name]
             else LayerPlan(row.name, actions.get(row.name, "train"), row.reason)
             for row in rows
         )
@@ -266,10 +213,10 @@ class Qat(Recipe):
         points = find_points(networks, settings, statistics, self.weights.range)
         quantized = fake_quantized(networks, points, learned=self.scales == "learned")
         layers = networks.layers().values()
-        known = [name for x in layers for name in (x.weight, x.bias) if name is not None]
+        tensors = [name for x in layers for name in (x.weight, x.bias) if name is not None]
         source = carrier.trainable()
         assert isinstance(source, NamedModule)
-        graph = trainable_graph(quantized.graph, source.module, {*known, *quantized.trained})
+        graph = trainable_graph(quantized.graph, source.module, {*tensors, *quantized.trained})
         outputs = tuple(output.name for output in carrier.outputs)
         module = NamedModule(graph, [i.name for i in carrier.inputs], outputs)
         self.freeze(carrier.with_graph(networks.trained), module)
@@ -278,14 +225,16 @@ class Qat(Recipe):
     def job(
         self, prepared: Prepared, carrier: Carrier, context: PassContext, training: Training
     ) -> Job:
-        """Return what is trained, and for what."""
+        """Return what is trained, and with which loss."""
         order = make_order(self, training, carrier.inputs, context.seed)
         steps, module = length(self, order), prepared.module
         inner = carrier.with_graph(prepared.networks.trained)
-        beside: list[Regulator] = [*self.regulators(inner, module, steps)]
-        beside.append(ScalesInRange(module, prepared.quantized, prepared.points.activations))
+        regulators = [
+            *self.regulators(inner, module, steps),
+            ScalesInRange(module, prepared.quantized, prepared.points.activations),
+        ]
         if self._live:
-            beside.append(NormsFrozen(prepared.graph, round(self.freeze_batch_norm * steps)))
+            regulators.append(NormsFrozen(prepared.graph, round(self.freeze_batch_norm * steps)))
         scales = frozenset(PREFIX + name for name in prepared.quantized.trained)
         return Job(
             name=self.name,
@@ -293,7 +242,7 @@ class Qat(Recipe):
             objective=self._objective(module, carrier, context, training),
             inputs=module.inputs,
             outputs=module.outputs,
-            regulators=tuple(beside),
+            regulators=regulators,
             groups=(ParameterGroup(scales, self.scale_rate),),
         )
 
@@ -329,7 +278,7 @@ class Qat(Recipe):
     def _objective(
         self, module: NamedModule, carrier: Carrier, context: PassContext, training: Training
     ) -> Objective:
-        """Return the loss against the target, or with a teacher's part in it."""
+        """Return the loss against the target, the teacher, or both."""
         if self.distill is None:
             return task_loss(self, carrier, training, context)
         teacher = opened_teacher(self.distill, training, "distill.teacher")
