@@ -203,7 +203,7 @@ class Regulator:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take what :meth:`state_dict` returned."""
+        """Load what :meth:`state_dict` returned."""
 
 
 @dataclass(frozen=True)

@@ -328,7 +328,7 @@ def _probe(carrier: Carrier, course: Course) -> dict[str, Tensor]:
 
 
 def matched_outputs(
-    ours: Sequence[TensorSpec], theirs: Sequence[TensorSpec], wanted: Sequence[str] | None
+    ours: Sequence[TensorSpec], theirs: Sequence[TensorSpec], names: Sequence[str] | None
 ) -> dict[str, str]:
     """Return the teacher's output for each of the student's that is compared.
 
@@ -337,17 +337,17 @@ def matched_outputs(
     Args:
         ours: the student's outputs.
         theirs: the teacher's.
-        wanted: names of the student's that are compared; all that are floats if ``None``.
+        names: of the student's outputs that are compared; all that are floats if ``None``.
 
     Raises:
         SpecError: there is no such output, the teacher has another number of them, or known
             shapes differ.
     """
-    names = [spec.name for spec in ours]
-    for name in wanted or ():
-        if name not in names:
-            raise SpecError("outputs", f"names {name!r}", suggestion(name, names))
-    compared = [s for s in ours if (s.name in wanted if wanted else s.dtype.startswith("float"))]
+    available = [spec.name for spec in ours]
+    for name in names or ():
+        if name not in available:
+            raise SpecError("outputs", f"names {name!r}", suggestion(name, available))
+    compared = [s for s in ours if (s.name in names if names else s.dtype.startswith("float"))]
     by_name = {spec.name: spec for spec in theirs}
     if not all(spec.name in by_name for spec in compared):
         if len(theirs) != len(ours):

@@ -180,11 +180,11 @@ class EarlyExit(Recipe):
                 "add data.calibration",
             )
         places = self._places(carrier)
-        given = self._with_heads(carrier, places, context.seed, training)
-        trained, carrier, given = self._trained(carrier, context, training, given)
-        network = _without_heads(given.model)
+        headed = self._with_heads(carrier, places, context.seed, training)
+        trained, carrier, headed = self._trained(carrier, context, training, headed)
+        network = _without_heads(headed.model)
         places = replace(places, graph=network, batches=Batches(network))
-        cut = self._cut(carrier, places, given, training, trained.notes(None))
+        cut = self._cut(carrier, places, headed, training, trained.notes(None))
         return replace(cut, training=trained.record())
 
     def preview(
@@ -226,28 +226,28 @@ class EarlyExit(Recipe):
         return with_heads(places.graph, places.points, places.answer, starts)
 
     def _trained(
-        self, carrier: Carrier, context: PassContext, training: Training, given: WithHeads
+        self, carrier: Carrier, context: PassContext, training: Training, headed: WithHeads
     ) -> tuple[Trained, Carrier, WithHeads]:
         """Train; return the model with trained weights, and its graph with the heads."""
-        names = [name for head in given.heads for name in head.parameters]
+        names = [name for head in headed.heads for name in head.parameters]
         inputs = tuple(i.name for i in carrier.inputs)
-        outputs = tuple(v.name or "" for v in given.model.graph.outputs)
+        outputs = tuple(v.name or "" for v in headed.model.graph.outputs)
         order = make_order(self, training, carrier.inputs, context.seed)
         executing = carrier
         if self.train == "all":
-            executing = carrier.with_trainable_graph(given.model, names)
+            executing = carrier.with_trainable_graph(headed.model, names)
             if Capability.TRAIN not in executing.offers:
                 raise SpecError("train", "is all, and the graph cannot be trained", "set heads")
             module = executing.trainable()
             self.freeze(executing, module)
             watched = self.regulators(executing, module, length(self, order))
         else:
-            graph = trainable_graph(given.model, nn.Module(), names)
+            graph = trainable_graph(headed.model, nn.Module(), names)
             module, watched = FrozenTrunk(graph, inputs, outputs), ()
         job = Job(
             name=self.name,
             module=module,
-            objective=self._objective(given, training),
+            objective=self._objective(headed, training),
             inputs=inputs,
             outputs=outputs[:1],
             regulators=watched,
@@ -258,35 +258,35 @@ class EarlyExit(Recipe):
         if self.train == "all":
             names_of = executing.tensors().keys()
             after = executing.with_weights({n: t for n, t in tensors.items() if n in names_of})
-            return trained, after, replace(given, model=after.graph().clone())
-        return trained, carrier, replace(given, model=_with_tensors(given.model, names, tensors))
+            return trained, after, replace(headed, model=after.graph().clone())
+        return trained, carrier, replace(headed, model=_with_tensors(headed.model, names, tensors))
 
-    def _objective(self, given: WithHeads, training: Training) -> SelfDistillation:
-        exits = [head.logits for head in given.heads]
+    def _objective(self, headed: WithHeads, training: Training) -> SelfDistillation:
+        exits = [head.logits for head in headed.heads]
         name = self._loss()
         labelled = {n: TaskLoss(name, (n,), training) for n in exits} if self.alpha > 0 else {}
-        network = TaskLoss(name, (given.teacher,), training) if self.train == "all" else None
+        network = TaskLoss(name, (headed.teacher,), training) if self.train == "all" else None
         return SelfDistillation(
-            exits, given.teacher, self.alpha, self.temperature, labelled, network
+            exits, headed.teacher, self.alpha, self.temperature, labelled, network
         )
 
     def _cut(
         self,
         carrier: Carrier,
         places: _Places,
-        given: WithHeads,
+        headed: WithHeads,
         training: Training,
         notes: Sequence[str],
     ) -> Outcome:
         """Choose thresholds and cut the graph; compare it with the model before."""
-        flat, answers = with_confidences(given, self.confidence, places.answer)
-        runner, heads = carrier.with_graph(flat).runner(), [head.logits for head in given.heads]
-        sure, same = collect(runner, training.samples, heads, given.teacher)
+        flat, answers = with_confidences(headed, self.confidence, places.answer)
+        runner, heads = carrier.with_graph(flat).runner(), [head.logits for head in headed.heads]
+        sure, same = collect(runner, training.samples, heads, headed.teacher)
         costs = part_macs(places.graph, places.points, places.answer)
         chosen = choose_thresholds(sure, same, self.agreement, costs)
         if not sum(chosen.left):
             raise nobody_leaves(self.agreement, sure, same, costs)
-        parameters = [_parameters(given.model, head) for head in given.heads]
+        parameters = [_parameters(headed.model, head) for head in headed.heads]
         after = carrier.with_graph(places.written(chosen.values, parameters, self.confidence))
         probe = training.samples.probe(_PROBED)
         check_answers(after.runner(), runner.run(probe), probe, answers, chosen.values)

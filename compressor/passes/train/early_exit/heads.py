@@ -231,7 +231,7 @@ def with_heads(
 
 
 def with_confidences(
-    given: WithHeads, measure: Confidence, answer: Answer
+    headed: WithHeads, measure: Confidence, answer: Answer
 ) -> tuple[ir.Model, tuple[str, ...]]:
     """Add to a graph with heads the outputs that exits decide by.
 
@@ -239,11 +239,11 @@ def with_confidences(
         A model with the confidences, see :func:`confidence_name`, and the answers as further
         outputs; and the names of the answers: each exit's, and last the model's own.
     """
-    copy = given.model.clone()
+    copy = headed.model.clone()
     values, outputs = value_by_name(copy), copy.graph.outputs
     answers = []
     writer = HeadWriter(copy, answer)
-    for number, head in enumerate(given.heads, start=1):
+    for number, head in enumerate(headed.heads, start=1):
         nodes = writer.confidence(values[head.logits], measure, number)
         nodes[-1].outputs[0].name = confidence_name(number)
         outputs.append(nodes[-1].outputs[0])

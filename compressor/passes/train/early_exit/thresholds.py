@@ -248,7 +248,7 @@ def check_answers(
     Raises:
         ModelError: they differ: the answer to a sample depends on the others in its batch.
     """
-    (given,) = runner.run(batch).values()
+    (answered,) = runner.run(batch).values()
     expected = reference[answers[-1]].copy()
     open_rows = np.ones(len(expected), dtype=bool)
     for number, (name, threshold) in enumerate(zip(answers, thresholds, strict=False), start=1):
@@ -256,7 +256,7 @@ def check_answers(
         expected[leaves] = reference[name][leaves]
         open_rows &= ~leaves
     reach = float(np.abs(expected).max(initial=0.0))
-    wrong = np.flatnonzero(~np.all(np.abs(given - expected) <= _TOLERANCE * reach, axis=1))
+    wrong = np.flatnonzero(~np.all(np.abs(answered - expected) <= _TOLERANCE * reach, axis=1))
     if wrong.size:
         raise ModelError(
             "early exits",

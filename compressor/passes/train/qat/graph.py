@@ -131,8 +131,8 @@ class _Writer:
             source = added[-1].outputs[0]
         axis = layer.output_axis if channels else -1
         fields = {"low": scheme.low, "high": scheme.high, "axis": axis}
-        given = [source, *inputs, None, factor, measure]
-        node = self._node("FakeQuantize", given, layer.weight, fields)
+        operands = [source, *inputs, None, factor, measure]
+        node = self._node("FakeQuantize", operands, layer.weight, fields)
         first.prepend([*added, node])
         for reader, index in readers:
             reader.replace_input_with(index, node.outputs[0])
@@ -221,10 +221,10 @@ class _Writer:
             folded = self._editor.node("Mul", factors, f"{name}.scale.folded", ir.DataType.FLOAT)
             norm.prepend([factor, folded])
             unit = folded.outputs[0]
-        given = [bias, initializers[scale.size], unit, *pair, more]
+        operands = [bias, initializers[scale.size], unit, *pair, more]
         if norm is not None:
-            given.append(initializers[FROZEN])
-        made = self._node("RoundBias", given, f"{name}.bias", {})
+            operands.append(initializers[FROZEN])
+        made = self._node("RoundBias", operands, f"{name}.bias", {})
         target.prepend(made)
         target.replace_input_with(2, made.outputs[0])
 
@@ -240,9 +240,9 @@ class _Writer:
 
     def _norm_shift(self, point: WeightPoint, norm: ir.Node, inner: ir.Value | None) -> ir.Value:
         gamma, _, mean, variance = norm.inputs[1:5]
-        given = [gamma, mean, variance, *([] if inner is None else [inner])]
+        operands = [gamma, mean, variance, *([] if inner is None else [inner])]
         fields = {"epsilon": norm_factor(norm)[2]}
-        made = self._node("NormShift", given, f"{point.layer.weight}.norm_shift", fields)
+        made = self._node("NormShift", operands, f"{point.layer.weight}.norm_shift", fields)
         norm.prepend(made)
         return made.outputs[0]
 

@@ -310,8 +310,8 @@ def find_points(
     """
     changed = settings.decide(networks.folded.clone())
     schemes, grids = changed.schemes, changed.pixel_grids(statistics)
-    changed, known = changed.with_pixels(statistics, {})
-    placement, codes = changed.placement, changed.codes(known, statistics)
+    changed, pixels = changed.with_pixels(statistics, {})
+    placement, codes = changed.placement, changed.codes(pixels, statistics)
     present = value_by_name(networks.trained)
     activations = {}
     for name in placement.values:
@@ -320,9 +320,9 @@ def find_points(
             if scheme.bits == _BYTE and scheme.signed:
                 scheme = replace(scheme, narrow=False)  # bytes saturate at -128, not before
             activations[name] = ActivationPoint(
-                name, code.scale, code.zero_point, scheme, exact=name in known
+                name, code.scale, code.zero_point, scheme, exact=name in pixels
             )
-        elif name not in known:
+        elif name not in pixels:
             raise SpecError(
                 f"activation {name!r}",
                 "exists only once batch norms are folded",

@@ -271,8 +271,8 @@ class Qat(Recipe):
 
             return make
 
-        decision, known = decision.with_pixels(made_up, {})
-        write_static_codes(decision, decision.codes(known, made_up), make_codes)
+        decision, pixels = decision.with_pixels(made_up, {})
+        write_static_codes(decision, decision.codes(pixels, made_up), make_codes)
         return carrier.with_graph(model)
 
     def _objective(

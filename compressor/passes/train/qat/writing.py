@@ -79,17 +79,17 @@ class Prepared:
             outcomes.append(LayerOutcome(layer.name, str(after.scheme), loss, {"trained": True}))
             _set_values(model, layer, point, after)
         schemes = {name: point.scheme for name, point in self.points.weights.items()}
-        decision, known = replace(decision, schemes=schemes).with_pixels(self.statistics, {})
+        decision, values = replace(decision, schemes=schemes).with_pixels(self.statistics, {})
         for name, names in self.quantized.activations.items():
             activation = self.points.activations[name]
             scale, zero = current_scale(names, activation.scheme, trained)
-            if name not in known:
-                known[name] = self.settings.code(float(scale), int(zero), activation.scheme.bits)
+            if name not in values:
+                values[name] = self.settings.code(float(scale), int(zero), activation.scheme.bits)
 
         def make_codes(layer: Layer, least: LeastScale) -> Callable[[], QuantizedTensor]:
             return lambda: _fitting(codes[layer.name], least)
 
-        write_static_codes(decision, known, make_codes)
+        write_static_codes(decision, values, make_codes)
         return model, tuple(outcomes)
 
     def _weight_scale(
