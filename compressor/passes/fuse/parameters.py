@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import count, islice
+from collections.abc import Callable
+from functools import cache
+from itertools import count, islice, takewhile
 from math import prod
 
 import numpy as np
@@ -39,15 +41,15 @@ def fold_parameters(draft: Draft) -> None:
 
 
 def _foldable(node: ir.Node, draft: Draft) -> bool:
-    """Tell whether a node only depends on constants, one of them a parameter."""
+    """Whether a node depends on constants only, one of them a parameter."""
     if not is_op(node, *_VIEWS, *_MATHS) or node.graph is None:
         return False
-    given = [value for value in node.inputs if value is not None]
-    if any(constant_of(value) is None or value.is_graph_input() for value in given):
+    inputs = [value for value in node.inputs if value is not None]
+    if any(constant_of(value) is None or value.is_graph_input() for value in inputs):
         return False
-    if not any(value in draft.parameters for value in given):
+    if not any(value in draft.parameters for value in inputs):
         return False
-    if is_op(node, "Cast") and any(lookups_of(given[0])):  # codes are as small as it gets
+    if is_op(node, "Cast") and any(lookups_of(inputs[0])):  # codes are as small as it gets
         return False
     return all(
         value.dtype is not None and static_shape(value) is not None and not value.is_graph_output()
@@ -56,7 +58,7 @@ def _foldable(node: ir.Node, draft: Draft) -> bool:
 
 
 def _affordable(node: ir.Node, draft: Draft) -> bool:
-    """Tell whether the results are not larger than the parameters that become superfluous."""
+    """Whether the results are no larger than the parameters that become superfluous."""
     size = sum(_bytes(value) for value in node.outputs)
     for value in dict.fromkeys(node.inputs):
         if value is None or value not in draft.parameters:
@@ -79,19 +81,19 @@ def _bytes(value: ir.Value) -> int:
 
 
 def _fold(node: ir.Node, draft: Draft) -> None:
-    arrays = [None if v is None else constant_of(v) for v in node.inputs]
+    tensors = [constant_of(value) for value in node.inputs]
     parameters = [v for v in node.inputs if v is not None and v in draft.parameters]
     names = _names(node, parameters, draft)
     for value in parameters:
         if sole_reader(value) is node and isinstance(value.graph, ir.Graph):
             value.graph.initializers.pop(value.name or "")
-    evaluation = _Evaluation(node, arrays)
+    results = _evaluation(node, tensors)
     for index, (output, name) in enumerate(zip(node.outputs, names, strict=True)):
         shape, dtype = static_shape(output), output.dtype
         if shape is None or dtype is None:
             continue
         tensor = draft.promise(
-            lambda index=index: evaluation.output(index),  # type: ignore[misc]
+            lambda index=index: results()[index],  # type: ignore[misc]
             dtype,
             shape,
             name,
@@ -114,7 +116,8 @@ def _names(node: ir.Node, parameters: list[ir.Value], draft: Draft) -> list[str]
         taken = draft.model.graph.initializers
         free = (f"{names[0]}.{i}" for i in count() if f"{names[0]}.{i}" not in taken)
         return list(islice(free, len(node.outputs)))
-    prefix = _common([name.split(".")[:-1] for name in names])
+    levels = zip(*(name.split(".")[:-1] for name in names), strict=False)
+    prefix = [level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels)]
     if not prefix:
         return [value.name or names[0] for value in node.outputs]
     # torch keeps the parts of a parametrized weight at layer.parametrizations.weight.original0
@@ -123,44 +126,26 @@ def _names(node: ir.Node, parameters: list[ir.Value], draft: Draft) -> list[str]
     return [".".join([*prefix, "weight"])]
 
 
-def _common(paths: list[list[str]]) -> list[str]:
-    """Return the parts that all paths begin with."""
-    parts: list[str] = []
-    for level in zip(*paths, strict=False):
-        if len(set(level)) > 1:
-            break
-        parts.append(level[0])
-    return parts
+def _evaluation(
+    node: ir.Node, tensors: list[ir.TensorProtocol | None]
+) -> Callable[[], list[Array]]:
+    """Return a function that computes one node's results, once, when they are first asked for."""
+    inputs = [
+        None if tensor is None else ir.Value(name=f"i{index}", type=ir.TensorType(tensor.dtype))
+        for index, tensor in enumerate(tensors)
+    ]
+    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+    copy = ir.node(node.op_type, inputs, attributes, num_outputs=len(node.outputs))
+    for index, (made, output) in enumerate(zip(copy.outputs, node.outputs, strict=True)):
+        made.name, made.type = f"o{index}", output.type
+    opsets = {"": node_graph(node).opset_imports.get("", 21)}
+    present = [value for value in inputs if value is not None]
+    graph = ir.Graph(present, copy.outputs, nodes=[copy], opset_imports=opsets, name="expression")
+    model = ir.serde.serialize_model(ir.Model(graph, ir_version=10))
 
+    @cache
+    def results() -> list[Array]:
+        feeds = {f"i{i}": np.asarray(t.numpy()) for i, t in enumerate(tensors) if t is not None}
+        return [np.asarray(r) for r in ReferenceEvaluator(model).run(None, feeds)]
 
-class _Evaluation:
-    """One node's results, computed when they are first asked for."""
-
-    def __init__(self, node: ir.Node, tensors: list[ir.TensorProtocol | None]) -> None:
-        inputs = [
-            None if tensor is None else ir.Value(name=f"i{index}", type=ir.TensorType(tensor.dtype))
-            for index, tensor in enumerate(tensors)
-        ]
-        copy = ir.node(
-            node.op_type,
-            inputs,
-            {name: attribute.value for name, attribute in node.attributes.items()},
-            num_outputs=len(node.outputs),
-        )
-        for index, (made, output) in enumerate(zip(copy.outputs, node.outputs, strict=True)):
-            made.name, made.type = f"o{index}", output.type
-        version = node_graph(node).opset_imports.get("", 21)
-        given = [value for value in inputs if value is not None]
-        graph = ir.Graph(
-            given, copy.outputs, nodes=[copy], opset_imports={"": version}, name="expression"
-        )
-        self._model = ir.serde.serialize_model(ir.Model(graph, ir_version=10))
-        self._tensors = {f"i{i}": t for i, t in enumerate(tensors) if t is not None}
-        self._results: list[Array] | None = None
-
-    def output(self, index: int) -> Array:
-        if self._results is None:
-            feeds = {name: np.asarray(t.numpy()) for name, t in self._tensors.items()}
-            results = ReferenceEvaluator(self._model).run(None, feeds)
-            self._results = [np.asarray(r) for r in results]
-        return self._results[index]
+    return results

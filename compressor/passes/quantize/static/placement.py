@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from compressor.graph.layers import activation_input, layer_of
+from compressor.graph.layers import activation_input
 from compressor.graph.values import constant_array, constant_of, is_op
 from compressor.types.layers import Layer
 
@@ -135,25 +135,23 @@ class Placement:
 
 
 class _Placer:
-    def __init__(self, model: ir.Model, profile: Profile, chosen: Collection[str]):
+    def __init__(self, model: ir.Model, profile: Profile):
         self.graph = model.graph
         self.profile = profile
-        self.chosen = set(chosen)
         self.wanted: set[ir.Value] = set()
         self.integer: dict[ir.Node, None] = {}
         self.layers: list[tuple[Layer, str]] = []
         self.readers: dict[str, list[str]] = {}
 
-    def run(self) -> Placement:
-        for node in self.graph:
-            layer = layer_of(node)
-            if layer is not None and layer.name in self.chosen:
+    def run(self, chosen: Collection[str], readers: Mapping[ir.Node, Layer]) -> Placement:
+        for node, layer in readers.items():
+            if layer.name in chosen and node.graph is self.graph:
                 self._want_layer(node, layer)
         joins = [n for n in self.graph if is_op(n, *self.profile.joins)]
         changed = True
         while changed:
-            found = [self._want_join(n) for n in joins if n not in self.integer]
-            changed = any(found)
+            joined = [self._want_join(n) for n in joins if n not in self.integer]
+            changed = any(joined)
         carried = self._carried()
         order = [*self.graph.inputs, *(v for n in self.graph for v in n.outputs)]
         return Placement(
@@ -166,8 +164,8 @@ class _Placer:
         )
 
     def _want_layer(self, node: ir.Node, layer: Layer) -> None:
-        value = activation_input(node)
-        if value is None or not _is_float(value):
+        value = float_input(node)
+        if value is None:
             return
         root = self._root(value)
         self._want(root)
@@ -198,7 +196,7 @@ class _Placer:
             self.wanted.add(value)
 
     def _can_emit(self, value: ir.Value) -> bool:
-        """Tell whether an integer kernel could write the value, or does."""
+        """Whether an integer kernel could write the value, or does."""
         if quantized_source(value) is not None:
             return True
         node = value.producer()
@@ -236,17 +234,19 @@ class _Placer:
 
     def _carried(self) -> dict[ir.Node, None]:
         """Nodes between a quantized value and an integer node that only move elements."""
-        found: dict[ir.Node, None] = {}
+        carried: dict[ir.Node, None] = {}
         for reader in self.integer:
             for value in reader.inputs:
                 node = None if value is None else value.producer()
                 while node is not None and self._moves(node) and node.inputs[0] is not None:
-                    found[node] = None
+                    carried[node] = None
                     node = node.inputs[0].producer()
-        return found
+        return carried
 
 
-def place(model: ir.Model, profile: Profile, chosen: Collection[str]) -> Placement:
+def place(
+    model: ir.Model, profile: Profile, chosen: Collection[str], readers: Mapping[ir.Node, Layer]
+) -> Placement:
     """Choose the values to quantize.
 
     Layers' inputs are quantized, and outputs where the integer kernel needs it. Joins (residual
@@ -257,8 +257,9 @@ def place(model: ir.Model, profile: Profile, chosen: Collection[str]) -> Placeme
         model: the graph; subgraphs stay in floating point.
         profile: the target's rules.
         chosen: names of the layers to make integer.
+        readers: the layer that each node multiplies with, in the order of execution.
     """
-    return _Placer(model, profile, chosen).run()
+    return _Placer(model, profile).run(chosen, readers)
 
 
 def quantized_source(value: ir.Value) -> ir.Node | None:
@@ -269,6 +270,12 @@ def quantized_source(value: ir.Value) -> ir.Node | None:
     scale = constant_array(node.inputs[1])
     single = scale is not None and scale.size == 1 and constant_of(node.inputs[0]) is None
     return node if single else None
+
+
+def float_input(node: ir.Node) -> ir.Value | None:
+    """Return the float activation that a layer's node reads first, if it does."""
+    value = activation_input(node)
+    return value if value is not None and _is_float(value) else None
 
 
 def _gate(value: ir.Value) -> str | None:
