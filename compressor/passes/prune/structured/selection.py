@@ -8,8 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from compressor.errors import SpecError
-from compressor.passes.prune.criteria import Scores
-from compressor.passes.prune.selection import Queue, Ranking, Tensors, by_loss, by_score, by_share
+from compressor.passes.prune.criteria import (
+    Queue,
+    Ranking,
+    Scores,
+    Tensors,
+    by_loss,
+    by_score,
+    by_share,
+)
 from compressor.passes.prune.structured.groups import Choice, Minimum, Prunable, Scope, Target
 from compressor.passes.prune.structured.scores import SHARES, Sensitivity
 from compressor.types.channels import Flags
@@ -50,7 +57,7 @@ class Selector:
         return self.choice.channels.macs(removed)
 
     def check(self) -> None:
-        """Tell early what no choice of units can reach.
+        """Check what no choice of units can reach, before any is scored.
 
         Raises:
             SpecError: the target is out of reach, would remove nothing, or counts what the model
@@ -148,8 +155,8 @@ class Selector:
 
     def cut(self, ranking: Ranking) -> Flags:
         """Remove as little of a ranking as the target allows."""
-        wanted = self.target.value * self.cost(self.nothing)
-        return ranking.removed(ranking.cut(self.cost, wanted))
+        most = self.target.value * self.cost(self.nothing)
+        return ranking.removed(ranking.cut(self.cost, most))
 
     def planned(self) -> Flags:
         """Return units whose removal gives about the sizes of the result, without any weights.

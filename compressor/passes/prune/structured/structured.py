@@ -14,8 +14,7 @@ from compressor.graph.channels.analysis import analyse, map_channels
 from compressor.graph.channels.slicing import remove_channels
 from compressor.models.sizes import model_macs, model_parameters
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.passes.prune.criteria import Scores, normalized
-from compressor.passes.prune.selection import Queue, Ranking
+from compressor.passes.prune.criteria import Queue, Ranking, Scores, normalized
 from compressor.passes.prune.structured.groups import (
     Criterion,
     Limits,
@@ -120,12 +119,12 @@ class PruneStructured(Pass):
 
     @property
     def _replays(self) -> str:
-        wanted = {
+        purposes = {
             "to score by taylor": self.criterion == "taylor",
             "to measure sensitivity": self.sensitivity or self.scope == "sensitivity",
             "to re-estimate batch-norm statistics": self.re_estimate,
         }
-        return " and ".join(text for text, true in wanted.items() if true)
+        return " and ".join(purpose for purpose, needed in purposes.items() if needed)
 
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Find the channels that can go; exact counts where the target is a ratio."""
@@ -191,8 +190,8 @@ class PruneStructured(Pass):
             SpecError: a latency cannot be reached.
             ModelError: the smaller model is not the same function as the masked one.
         """
-        known = samples if Capability.RUN in carrier.offers else None
-        return _Pruning(self, carrier, context, statistics, known).outcome()
+        runs = Capability.RUN in carrier.offers
+        return _Pruning(self, carrier, context, statistics, samples if runs else None).outcome()
 
     def preview(
         self,
@@ -201,9 +200,10 @@ class PruneStructured(Pass):
         statistics: Mapping[str, Any],  # noqa: ARG002
     ) -> Carrier:
         """Remove as many channels, though not the same: no weight is looked at."""
-        found = analyse(carrier.graph())
-        planned = self.selector(carrier, found.channels).planned()
-        smaller, kept = remove_channels(carrier.graph(), found, planned)
+        graph = carrier.graph()
+        analysis = analyse(graph)
+        planned = self.selector(carrier, analysis.channels).planned()
+        smaller, kept = remove_channels(graph, analysis, planned)
         return carrier.with_channels(smaller, kept, planned=True)
 
     def _check(self, graph: ir.Model) -> None:
@@ -249,8 +249,8 @@ class _Pruning:
         self._seed = context.seed
         self._statistics = statistics
         self._samples = samples
-        self._found = analyse(self._graph)
-        self._channels = self._found.channels
+        self._analysis = analyse(self._graph)
+        self._channels = self._analysis.channels
         self._selector = options.selector(carrier, self._channels)
         self._notes: list[str] = []
 
@@ -259,7 +259,7 @@ class _Pruning:
         queues = self._selector.queues(self._scores())
         sensitivities = self._sensitivities(queues)
         removed = self._removed(queues, sensitivities)
-        smaller, kept = remove_channels(self._graph, self._found, removed)
+        smaller, kept = remove_channels(self._graph, self._analysis, removed)
         after = self._carrier.with_channels(smaller, kept)
         self._describe(after)
         self._prove(removed, smaller)
@@ -284,7 +284,7 @@ class _Pruning:
             case "random":
                 return random_scores(channels, groups, self._seed)
         assert self._samples is not None
-        members = [m for own in weighed_members(self._graph, groups) for m in own]
+        members = [m for weighed in weighed_members(self._graph, groups) for m in weighed]
         scores = taylor_scores(
             self._graph,
             channels,
@@ -329,16 +329,16 @@ class _Pruning:
             return float(times.ratio("smaller", "whole")["value"])
 
         target = self._options.target.value
-        found = search_latency(ranking, self._channels.macs, measured, target)
+        timed = search_latency(ranking, self._channels.macs, measured, target)
         samples = len(next(iter(batch.values())))
         self._notes.append(
             f"latency at batch {samples}, measured beside the model before pruning: "
-            f"{found.ratio:.2f} of its time; the target is {target:g}"
+            f"{timed.ratio:.2f} of its time; the target is {target:g}"
         )
-        return ranking.removed(found.length)
+        return ranking.removed(timed.length)
 
     def _sliced(self, flags: Flags) -> Runner:
-        smaller, _ = remove_channels(self._graph, self._found, flags)
+        smaller, _ = remove_channels(self._graph, self._analysis, flags)
         return self._carrier.with_graph(smaller).runner()
 
     def _prove(self, removed: Flags, smaller: ir.Model) -> None:

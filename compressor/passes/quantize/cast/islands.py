@@ -161,8 +161,8 @@ class FloatIslands:
                 continue
             for node in self._float_readers(value):
                 layer = layer_of(node)
-                own = layer is not None and layer.weight == value.name
-                self._keep(node, f"{'its weight' if own else 'a constant'} {problem}")
+                weighs = layer is not None and layer.weight == value.name
+                self._keep(node, f"{'its weight' if weighs else 'a constant'} {problem}")
                 if layer is None and "above" in problem:
                     large.append(node)
         passed = set(large)

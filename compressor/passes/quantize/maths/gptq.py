@@ -95,13 +95,13 @@ def gptq_weights(
     _check(matrix, moment)
     nearest = round_to_nearest(matrix, scheme)
     moment = moment.to(torch.float32)
-    found = _order_and_factor(moment, damping)
-    if found is None:
+    inverse = _order_and_factor(moment, damping)
+    if inverse is None:
         return nearest
     start = nearest
     if search == "mse":
-        start = round_to_nearest(matrix, scheme, search, nearest.tensor_scale, _costs(*found))
-    start = _from_nearest(matrix, moment, start, found)
+        start = round_to_nearest(matrix, scheme, search, nearest.tensor_scale, _costs(*inverse))
+    start = _from_nearest(matrix, moment, start, inverse)
     damped = moment.clone()
     damped.diagonal().add_(damping * _mean_power(moment))
     refined = descend(matrix, damped, start, sweeps)
@@ -133,12 +133,12 @@ def _from_nearest(
     matrix: Tensor,
     moment: Tensor,
     nearest: QuantizedTensor,
-    found: tuple[Tensor, Tensor] | None,
+    inverse: tuple[Tensor, Tensor] | None,
 ) -> QuantizedTensor:
     """Round with compensation, with the scales of ``nearest``; its rows where they are better."""
-    if found is None:
+    if inverse is None:
         return nearest
-    order, factor = found
+    order, factor = inverse
     codes = torch.empty_like(nearest.codes)
     scale = nearest.scale
     if nearest.tensor_scale is not None:
@@ -257,8 +257,8 @@ def _compensated(
                     code.copy_(nearest_values(code, scheme))
                     error.copy_(code)
                 torch.addcmul(weight, error, step, value=-1, out=error).mul_(pivots[column])
-                own = column - small
-                left[column + 1 : stop].addcmul_(shares[own, own + 1 :], error, value=-1)
+                index = column - small
+                left[column + 1 : stop].addcmul_(shares[index, index + 1 :], error, value=-1)
             if stop < end:
                 done = errors[small - start : stop - start]
                 left[stop:end].addmm_(factor[small:stop, stop:end].T, done, alpha=-1)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from compressor.errors import SpecError
-from compressor.passes.prune.selection import Queue, Ranking, allowed_counts, by_score, by_share
+from compressor.passes.prune.criteria import Queue, Ranking, allowed_counts, by_score, by_share
 from compressor.passes.prune.structured.scores import SHARES, ranking_note, relative_error, scan
 from compressor.passes.prune.structured.selection import search_latency
 from compressor.types.channels import Flags
