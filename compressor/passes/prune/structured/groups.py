@@ -85,21 +85,6 @@ class StructuredRule(LayerRule):
     )
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What bounds the removal in each group.
-
-    Attributes:
-        criterion: how units are ranked; some need what not every group has.
-        minimum: least number or share of units that stay.
-        round_to: positions on output axes come in multiples of it.
-    """
-
-    criterion: Criterion
-    minimum: Minimum
-    round_to: int
-
-
 @dataclass(frozen=True, eq=False)
 class Prunable:
     """A group of which something can go.
@@ -145,7 +130,9 @@ def choose(
     channels: ChannelMap,
     layers: Sequence[Layer],
     rules: Sequence[StructuredRule],
-    limits: Limits,
+    criterion: Criterion,
+    minimum: Minimum,
+    round_to: int,
 ) -> Choice:
     """Find what may be removed.
 
@@ -153,7 +140,9 @@ def choose(
         channels: the model's.
         layers: the model's.
         rules: for single layers; one that protects a layer protects all channels that it writes.
-        limits: for all.
+        criterion: how units are ranked; some need what not every group has.
+        minimum: least number or share of units that stay in each group.
+        round_to: positions on output axes come in multiples of it.
 
     Raises:
         SpecError: a rule matches no layer.
@@ -171,14 +160,12 @@ def choose(
     for index, group in enumerate(channels.groups):
         group_rules = by_group.get(index, [])
         skipped = next((skip_reason(rule) for rule in group_rules if rule.skip), "")
-        step = unit_step(channels, group, limits.round_to)
-        counts = allowed_counts(len(group.units), step, limits.minimum)
-        reason = group.frozen or skipped or _unranked(channels, group, limits.criterion)
+        step = unit_step(channels, group, round_to)
+        counts = allowed_counts(len(group.units), step, minimum)
+        reason = group.frozen or skipped or _unranked(channels, group, criterion)
         if not reason and len(counts) == 1:
             size = len(group.units)
-            limit = (
-                f"round-to {limits.round_to}" if size <= step > 1 else f"minimum {limits.minimum}"
-            )
+            limit = f"round-to {round_to}" if size <= step > 1 else f"minimum {minimum}"
             reason = f"{limit} leaves its {size} channels whole"
         if reason:
             reasons[index] = reason

@@ -349,8 +349,3 @@ class _Insertion:
         node = self.editor.node(op_type, inputs, name, self.dtype)
         self.before.graph.insert_before(self.before, node)  # type: ignore[union-attr]  # it is in one
         return node.outputs[0]
-
-
-def has_batch_norms(model: ir.Model) -> bool:
-    """Whether there is anything to estimate."""
-    return any(True for _ in batch_norms(model))

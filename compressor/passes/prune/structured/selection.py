@@ -42,12 +42,12 @@ class Selector:
 
     @property
     def prunable(self) -> tuple[Prunable, ...]:
-        """The groups of which something may go."""
+        """The groups that may lose units."""
         return self.choice.prunable
 
     @property
     def nothing(self) -> Flags:
-        """Flags of which none is set."""
+        """Flags of all units, none set."""
         return np.zeros(self.choice.channels.count, dtype=bool)
 
     def cost(self, removed: Flags) -> float:
@@ -180,49 +180,39 @@ _MOST_STEPS = 6
 _CLOSE = 0.02  # of the float model's time; timings repeat no better than that
 
 
-@dataclass(frozen=True)
-class Timed:
-    """A candidate that was measured.
-
-    Attributes:
-        length: how much of the order is removed.
-        ratio: its time over the whole model's.
-    """
-
-    length: int
-    ratio: float
-
-
 def search_latency(
     ranking: Ranking,
     macs: Callable[[Flags], float],
     measured: Callable[[Flags], float],
     target: float,
-) -> Timed:
-    """Return the mildest measured candidate whose latency ratio is at most ``target``.
+) -> tuple[int, float]:
+    """Find the mildest measured candidate whose latency ratio is at most ``target``.
 
-    Bisects over multiply-accumulates, of which time is roughly a function, and starts at the
+    Bisects over multiply-accumulates, since time roughly follows them, and starts at the
     target itself. At most seven models are measured.
 
     Args:
         ranking: the order in which units go.
         macs: of the model without some units.
         measured: its time over the whole model's; noisy.
-        target: the ratio that is wanted.
+        target: the ratio to reach.
+
+    Returns:
+        How much of the order is removed, and the measured ratio.
 
     Raises:
         SpecError: even with the whole order gone, the model is slower than that.
     """
     whole, least = macs(ranking.removed(0)), macs(ranking.removed(len(ranking)))
     low, high = least / whole, 1.0  # shares of MACs: of the last too small, and too large
-    best: Timed | None = None
+    best: tuple[int, float] | None = None
     share = max(target, low)
     for _ in range(_MOST_STEPS):
         length = ranking.cut(macs, share * whole)
         ratio = measured(ranking.removed(length))
         if ratio <= target:
-            if best is None or length < best.length:
-                best = Timed(length, ratio)
+            if best is None or length < best[0]:
+                best = length, ratio
             low = share
             if ratio > target - _CLOSE:
                 break
@@ -235,7 +225,7 @@ def search_latency(
         return best
     ratio = measured(ranking.removed(len(ranking)))
     if ratio <= target:
-        return Timed(len(ranking), ratio)
+        return len(ranking), ratio
     raise SpecError(
         "target.latency",
         f"is {target:g}, and {ratio:.2f} was measured with every removable unit but the minimum "

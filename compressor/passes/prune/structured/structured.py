@@ -17,7 +17,6 @@ from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.criteria import Queue, Ranking, Scores, normalized
 from compressor.passes.prune.structured.groups import (
     Criterion,
-    Limits,
     Minimum,
     Scope,
     StructuredRule,
@@ -29,7 +28,7 @@ from compressor.passes.prune.structured.groups import (
 )
 from compressor.passes.prune.structured.masking import (
     MaskedModel,
-    has_batch_norms,
+    batch_norms,
     prove,
     re_estimated,
 )
@@ -213,7 +212,7 @@ class PruneStructured(Pass):
                 f"is {self.scope}, and a ratio is taken of each group by itself",
                 "leave it out, or give target macs, parameters or latency",
             )
-        if self.re_estimate and not has_batch_norms(graph):
+        if self.re_estimate and next(batch_norms(graph), None) is None:
             raise SpecError(
                 "re-estimate",
                 "is true, and the model has no batch normalization",
@@ -226,8 +225,8 @@ class PruneStructured(Pass):
         Raises:
             SpecError: a rule matches no layer.
         """
-        limits = Limits(self.criterion, self.minimum, self.round_to)
-        choice = choose(channels, carrier.layers(), self.layers, limits)
+        layers, limits = carrier.layers(), (self.criterion, self.minimum, self.round_to)
+        choice = choose(channels, layers, self.layers, *limits)
         tensors = tensors_of(carrier.graph(), channels)
         return Selector(choice, self.target, tensors, self.minimum)
 
@@ -329,13 +328,13 @@ class _Pruning:
             return float(times.ratio("smaller", "whole")["value"])
 
         target = self._options.target.value
-        timed = search_latency(ranking, self._channels.macs, measured, target)
+        length, ratio = search_latency(ranking, self._channels.macs, measured, target)
         samples = len(next(iter(batch.values())))
         self._notes.append(
             f"latency at batch {samples}, measured beside the model before pruning: "
-            f"{timed.ratio:.2f} of its time; the target is {target:g}"
+            f"{ratio:.2f} of its time; the target is {target:g}"
         )
-        return ranking.removed(timed.length)
+        return ranking.removed(length)
 
     def _sliced(self, flags: Flags) -> Runner:
         smaller, _ = remove_channels(self._graph, self._analysis, flags)
