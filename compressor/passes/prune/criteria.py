@@ -103,7 +103,7 @@ def cubic_sparsity(step: int, begin: int, end: int, final: float, initial: float
     or not to prune, 2017 (arXiv:1710.01878), section 3.
 
     Args:
-        step: the step, of which there may be some before ``begin`` and after ``end``.
+        step: the step; it may lie before ``begin`` or after ``end``.
         begin: the last step with the initial share.
         end: the first step with the final share.
         final: share of zeros at the end, 0 to 1.
@@ -284,7 +284,7 @@ def by_loss(queue: Queue, shares: Sequence[float], losses: Sequence[float]) -> Q
 
 @dataclass(frozen=True, eq=False)
 class Tensors:
-    """Sizes of a model's parameters, as far as units lie on them.
+    """Sizes of a model's parameters, and how they depend on its units.
 
     Attributes:
         fixed: weights on which no unit lies.

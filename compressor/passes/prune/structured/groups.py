@@ -87,12 +87,12 @@ class StructuredRule(LayerRule):
 
 @dataclass(frozen=True, eq=False)
 class Prunable:
-    """A group of which something can go.
+    """A group that can lose units.
 
     Attributes:
         group: the group.
         remaining: how many of its units may remain, ascending; the last is all of them.
-        ratio: the share that is to go by a layer's own rule.
+        ratio: the share that a layer's rule removes; ``None`` without one.
     """
 
     group: ChannelGroup

@@ -105,7 +105,7 @@ def _zeroed_axes(channels: ChannelMap, biases: Collection[str]) -> dict[str, dic
 
 @dataclass(frozen=True)
 class Proof:
-    """What was shown of the removed units.
+    """What was proved about the removed units.
 
     Attributes:
         proved: how many of them, by comparing the sliced with the zeroed model.

@@ -35,7 +35,7 @@ _WEIGHED = ("output", "input", "norm-scale")
 
 
 def weighed_members(model: ir.Model, groups: Sequence[ChannelGroup]) -> list[list[Member]]:
-    """Return for each group what its units' size is measured on.
+    """Return for each group the members on which its units' size is measured.
 
     Weights of the layers that write and read a channel, and the scales of its normalizations.
     Biases and shifts are no part of how strongly a channel depends on its input.
@@ -191,7 +191,7 @@ def scan(
     """Zero the least important units of each group alone and compare the outputs.
 
     H. Li et al., Pruning filters for efficient ConvNets, 2017 (arXiv:1608.08710), section 3.2,
-    find by the same experiment which layers to prune less; there with accuracy.
+    find by the same experiment, but measuring accuracy, which layers to prune less.
 
     Args:
         masked: outputs of the model with units zeroed, always on the same batch.

@@ -121,17 +121,17 @@ class _Rewrite:
             _leave(self._editor, value, result, _SUFFIX[have])
 
 
-def _origin(value: ir.Value, wanted: ir.DataType) -> ir.Value:
+def _origin(value: ir.Value, target: ir.DataType) -> ir.Value:
     """Return what a value was cast from, if that can be cast to a narrow type as well."""
     before = value.producer()
-    if wanted == _FLOAT or before is None or not is_op(before, "Cast"):
+    if target == _FLOAT or before is None or not is_op(before, "Cast"):
         return value
     source = before.inputs[0]
     return value if source is None or source.dtype is None else source
 
 
 def to_single(model: ir.Model, *, keep_io: bool) -> None:
-    """Compute in float32 what is computed in float16 or bfloat16, subgraphs included, in place.
+    """Compute in float32 instead of float16 or bfloat16, subgraphs included, in place.
 
     Values keep their names. Every half is a float32 number, so weights lose nothing; results
     differ from before by what half precision rounded away.
@@ -173,7 +173,7 @@ def _widen_attributes(node: ir.Node) -> None:
 
 
 def _keep_input(editor: Editor, value: ir.Value, dtype: ir.DataType) -> None:
-    """Take an input in its own type."""
+    """Keep an input's type, behind a cast to float32."""
     value.type = ir.TensorType(dtype)
     uses = tuple(value.uses())
     if not uses:
@@ -186,7 +186,7 @@ def _keep_input(editor: Editor, value: ir.Value, dtype: ir.DataType) -> None:
 
 
 def _keep_output(editor: Editor, value: ir.Value, dtype: ir.DataType) -> None:
-    """Give an output in its own type and under its own name."""
+    """Keep an output's type and name, by a cast from float32."""
     node = value.producer()
     if node is None:
         return

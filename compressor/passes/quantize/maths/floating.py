@@ -33,7 +33,7 @@ _LEAST_EXPONENT, _GREATEST_EXPONENT = -126, 127  # of e8m0 that are normal float
 _E2M1_EXPONENT = 2  # of the largest power of two among the values of e2m1
 
 # What the search for the best range tries beside the scale of the greatest magnitude: steps of
-# the scale's own type, as many as reach half and twice as far or about so.
+# the scale's own type, from about half to about twice that scale.
 _E8M0_STEPS = (-1, 1)
 _E4M3_STEPS = tuple(step for step in range(-8, 9) if step)
 _FINE_FACTORS = tuple(2.0 ** (step / 16) for step in range(-4, 17) if step)

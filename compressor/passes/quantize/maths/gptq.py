@@ -1,10 +1,10 @@
-"""GPTQ: rounding in which later columns make up for the error of earlier ones.
+"""GPTQ: rounding in which later columns compensate the errors of earlier ones.
 
 E. Frantar et al., GPTQ: Accurate Post-Training Quantization for Generative Pre-trained
 Transformers, 2022 (arXiv:2210.17323), sections 3.3 and 4. The objective is the squared error of
 the layer's output, ``tr(E M Eᵀ)`` for the weights' error ``E`` and the second moment ``M`` of the
 layer's inputs; any positive multiple of ``M`` gives the same codes. A weight that is exactly zero
-has been pruned, and stays zero: what it should make up for is passed on to the columns after it.
+has been pruned, and stays zero; the columns after it compensate in its place.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def gptq_weights(
 ) -> QuantizedTensor:
     """Quantize a weight, its scales included, so that the layer's output changes least.
 
-    Ranges are found first (by ``mse``: each column counts by how much an error in it costs once
-    the others have made up for what they can), then codes as in :func:`gptq`, and then both are
+    Ranges are found first (by ``mse``: each column counts by what an error in it costs once
+    the others have compensated what they can), then codes as in :func:`gptq`, and then both are
     refined by coordinate descent on the output error
     (:mod:`compressor.passes.quantize.maths.descent`). A row for which nearest rounding does better
     keeps that, so the result is never worse.

@@ -53,7 +53,7 @@ class _Sorted:
 def codebook(
     values: Tensor, size: int, importance: Tensor | None = None, *, zero: bool = False
 ) -> Tensor:
-    """Find the numbers of which the nearest stands for each value with the least squared error.
+    """Find the numbers to which values are rounded with the least squared error.
 
     Lloyd's algorithm, as in Han et al. 2016 (arXiv:1510.00149, section 3), from the best division
     of a histogram, which dynamic programming finds: of 256 numbers for Gaussian values it
@@ -168,7 +168,7 @@ def _with_zero(centroids: Tensor) -> Tensor:
 
 
 def _lloyd(data: _Sorted, start: Tensor, *, pinned: bool) -> Tensor:
-    """Move centroids to the means of what is nearest to them until they stay."""
+    """Move centroids to the means of the values nearest to them until they stay."""
     centroids = start
     least = _DONE * float(data.values[-1] - data.values[0])
     for _ in range(_ROUNDS):
