@@ -342,8 +342,8 @@ def set_bias(target: Target, affine: Callable[[], Affine], draft: Draft) -> ir.V
     if dtype is None:
         raise TypeError(f"the type of {layer.weight!r} is unknown")
     shape = (layer.rows,)
-    own = old is not None and old in draft.parameters and sole_reader(old) is not None
-    if own and old is not None and old.name:
+    reused = old is not None and old in draft.parameters and sole_reader(old) is not None
+    if reused and old is not None and old.name:
         old.const_value = draft.promise(mapped, dtype, shape, old.name)
         old.shape = ir.Shape(shape)
         value = old

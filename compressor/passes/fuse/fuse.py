@@ -15,7 +15,6 @@ from compressor.graph.values import all_nodes, is_op
 from compressor.passes.fuse import simplify
 from compressor.passes.fuse.absorb import fold_affine, fold_batch_norm
 from compressor.passes.fuse.draft import Draft, Rule
-from compressor.passes.fuse.parameters import fold_parameters
 from compressor.passes.fuse.patterns import (
     drop_neutral,
     gelu,
@@ -166,7 +165,7 @@ class Fuse(GraphPass):
                 with draft.hidden_parameters(), draft.doubted_outputs():
                     self._simplify(draft)
                 if self.constants:
-                    fold_parameters(draft)
+                    simplify.fold_parameters(draft)
                 self._absorb(draft)
                 simplify.tidy(draft, names)
         except (ir_passes.PassError, RuntimeError) as error:

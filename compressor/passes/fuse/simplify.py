@@ -1,71 +1,27 @@
-"""The libraries' simplifications, and tidying up after all rules."""
+"""Compute constants ahead, with the libraries' passes and for parameters; and tidy up."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
+from itertools import count, islice, takewhile
+from math import prod
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
 from onnx_ir.passes import common
 from onnxscript.optimizer import fold_constants
 from onnxscript.rewriter import RewritePass
 from onnxscript.rewriter.rules import common as rules
 
-from compressor.graph.values import all_nodes, is_op
-from compressor.passes.fuse.draft import Draft
-
-
-def tidy(draft: Draft, known_names: frozenset[str]) -> None:
-    """Make constants initializers, remove dead code and metadata, name what has no name.
-
-    Args:
-        draft: changed in place.
-        known_names: names of nodes that the original graph had.
-    """
-    model = draft.model
-    common.RemoveUnusedNodesPass()(model)
-    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    _share_constants(draft)
-    common.RemoveUnusedNodesPass()(model)
-    common.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
-    common.RemoveUnusedOpsetsPass()(model)
-    _clear_metadata(model)
-    for node in all_nodes(model.graph):
-        if node.name not in known_names:
-            node.name = f"node_{node.outputs[0].name}" if node.outputs else None
-    common.OutputFixPass()(model)
-    common.NameFixPass()(model)
-
-
-def _share_constants(draft: Draft) -> None:
-    """Keep one of several equal constants; parameters that happen to be equal stay apart."""
-    kept: dict[tuple[object, ...], ir.Value] = {}
-    initializers = draft.model.graph.initializers
-    for value in list(initializers.values()):
-        tensor = value.const_value
-        outside = value.is_graph_input() or value.is_graph_output()
-        if tensor is None or outside or value in draft.parameters or tensor.dtype.is_string():
-            continue
-        key = (tensor.dtype, tuple(tensor.shape.numpy()), tensor.tobytes())
-        first = kept.setdefault(key, value)
-        if first is not value:
-            value.replace_all_uses_with(first)
-            initializers.pop(value.name or "")
-
-
-def _clear_metadata(model: ir.Model) -> None:
-    common.ClearMetadataAndDocStringPass()(model)
-    for part in (model.graph, *model.graph.subgraphs()):
-        part.metadata_props.clear()
-        part.doc_string = None
-        written = (value for node in part for value in node.outputs)
-        for value in (*part.inputs, *part.initializers.values(), *written):
-            value.metadata_props.clear()
-            value.doc_string = None
-
+from compressor.graph.layers import layer_name, lookups_of
+from compressor.graph.values import all_nodes, constant_of, is_op, static_shape
+from compressor.passes.fuse.draft import Draft, node_graph, sole_reader
+from compressor.types.tensors import Array
 
 _FOLD_LIMIT = 1 << 16
 """Elements of a constant that may be computed ahead; larger ones would bloat the file."""
@@ -152,3 +108,187 @@ def quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+_VIEWS = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+_MATHS = (
+    "Abs", "Add", "Concat", "Div", "Exp", "Gather", "Log", "Mul", "Neg", "Pow", "Reciprocal",
+    "ReduceL2", "ReduceMax", "ReduceMean", "ReduceSum", "ReduceSumSquare", "Sigmoid", "Slice",
+    "Softplus", "Split", "Sqrt", "Sub", "Tanh",
+)  # fmt: skip
+
+_SMALL = 4096
+"""Bytes that a result may be larger than what it makes superfluous."""
+
+
+def fold_parameters(draft: Draft) -> None:
+    """Replace expressions of parameters by their values.
+
+    A parameter that is only viewed differently keeps its name. Nothing is folded that would make
+    the model larger: the transposed weight of an embedding that is also read as it is stays a
+    Transpose, which runtimes fold when they load it.
+    """
+    for node in list(all_nodes(draft.model.graph)):
+        if _foldable(node, draft) and _affordable(node, draft):
+            _fold(node, draft)
+            draft.counts["fold_parameters"] += 1
+
+
+def _foldable(node: ir.Node, draft: Draft) -> bool:
+    """Whether a node depends on constants only, one of them a parameter."""
+    if not is_op(node, *_VIEWS, *_MATHS) or node.graph is None:
+        return False
+    inputs = [value for value in node.inputs if value is not None]
+    if any(constant_of(value) is None or value.is_graph_input() for value in inputs):
+        return False
+    if not any(value in draft.parameters for value in inputs):
+        return False
+    if is_op(node, "Cast") and any(lookups_of(inputs[0])):  # codes are as small as it gets
+        return False
+    return all(
+        value.dtype is not None and static_shape(value) is not None and not value.is_graph_output()
+        for value in node.outputs
+    )
+
+
+def _affordable(node: ir.Node, draft: Draft) -> bool:
+    """Whether the results are no larger than the parameters that become superfluous."""
+    size = sum(_bytes(value) for value in node.outputs)
+    for value in dict.fromkeys(node.inputs):
+        if value is None or value not in draft.parameters:
+            continue
+        readers = {use.node: None for use in value.uses()}
+        made = sum(_bytes(output) for reader in readers for output in reader.outputs)
+        alone = all(_foldable(reader, draft) for reader in readers)
+        if alone and not value.is_graph_output() and made <= _bytes(value):
+            return True
+        if len(readers) == 1 and not value.is_graph_output():
+            size -= _bytes(value)
+    return size <= _SMALL
+
+
+def _bytes(value: ir.Value) -> int:
+    shape = static_shape(value)
+    if shape is None or value.dtype is None:
+        return 0
+    return (prod(shape) * value.dtype.bitwidth + 7) // 8
+
+
+def _fold(node: ir.Node, draft: Draft) -> None:
+    tensors = [constant_of(value) for value in node.inputs]
+    parameters = [v for v in node.inputs if v is not None and v in draft.parameters]
+    names = _names(node, parameters, draft)
+    for value in parameters:
+        if sole_reader(value) is node and isinstance(value.graph, ir.Graph):
+            value.graph.initializers.pop(value.name or "")
+    results = _evaluation(node, tensors)
+    for index, (output, name) in enumerate(zip(node.outputs, names, strict=True)):
+        shape, dtype = static_shape(output), output.dtype
+        if shape is None or dtype is None:
+            continue
+        tensor = draft.promise(
+            lambda index=index: results()[index],  # type: ignore[misc]
+            dtype,
+            shape,
+            name,
+        )
+        source = parameters[0]
+        made = draft.initializer(tensor, name)
+        if is_op(node, "Transpose") and name == source.name and len(shape) == 2:
+            draft.did(layer_name(name), "store the weight transposed")
+        draft.parameters.add(made)
+        output.replace_all_uses_with(made)
+    node_graph(node).remove(node, safe=True)
+
+
+def _names(node: ir.Node, parameters: list[ir.Value], draft: Draft) -> list[str]:
+    """Name the results after the parameters they come from."""
+    names = [value.name or "" for value in parameters]
+    if len(names) == 1:
+        if is_op(node, *_VIEWS) and sole_reader(parameters[0]) is node:
+            return names
+        taken = draft.model.graph.initializers
+        free = (f"{names[0]}.{i}" for i in count() if f"{names[0]}.{i}" not in taken)
+        return list(islice(free, len(node.outputs)))
+    levels = zip(*(name.split(".")[:-1] for name in names), strict=False)
+    prefix = [level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels)]
+    if not prefix:
+        return [value.name or names[0] for value in node.outputs]
+    # torch keeps the parts of a parametrized weight at layer.parametrizations.weight.original0
+    if len(prefix) > 2 and prefix[-2] == "parametrizations":
+        return [".".join([*prefix[:-2], prefix[-1]])]
+    return [".".join([*prefix, "weight"])]
+
+
+def _evaluation(
+    node: ir.Node, tensors: list[ir.TensorProtocol | None]
+) -> Callable[[], list[Array]]:
+    """Return a function that computes one node's results, once, when they are first asked for."""
+    inputs = [
+        None if tensor is None else ir.Value(name=f"i{index}", type=ir.TensorType(tensor.dtype))
+        for index, tensor in enumerate(tensors)
+    ]
+    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+    copy = ir.node(node.op_type, inputs, attributes, num_outputs=len(node.outputs))
+    for index, (made, output) in enumerate(zip(copy.outputs, node.outputs, strict=True)):
+        made.name, made.type = f"o{index}", output.type
+    opsets = {"": node_graph(node).opset_imports.get("", 21)}
+    present = [value for value in inputs if value is not None]
+    graph = ir.Graph(present, copy.outputs, nodes=[copy], opset_imports=opsets, name="expression")
+    model = ir.serde.serialize_model(ir.Model(graph, ir_version=10))
+
+    @cache
+    def results() -> list[Array]:
+        feeds = {f"i{i}": np.asarray(t.numpy()) for i, t in enumerate(tensors) if t is not None}
+        return [np.asarray(r) for r in ReferenceEvaluator(model).run(None, feeds)]
+
+    return results
+
+
+def tidy(draft: Draft, known_names: frozenset[str]) -> None:
+    """Make constants initializers, remove dead code and metadata, name what has no name.
+
+    Args:
+        draft: changed in place.
+        known_names: names of nodes that the original graph had.
+    """
+    model = draft.model
+    common.RemoveUnusedNodesPass()(model)
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    _share_constants(draft)
+    common.RemoveUnusedNodesPass()(model)
+    common.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
+    common.RemoveUnusedOpsetsPass()(model)
+    _clear_metadata(model)
+    for node in all_nodes(model.graph):
+        if node.name not in known_names:
+            node.name = f"node_{node.outputs[0].name}" if node.outputs else None
+    common.OutputFixPass()(model)
+    common.NameFixPass()(model)
+
+
+def _share_constants(draft: Draft) -> None:
+    """Keep one of several equal constants; parameters that happen to be equal stay apart."""
+    kept: dict[tuple[object, ...], ir.Value] = {}
+    initializers = draft.model.graph.initializers
+    for value in list(initializers.values()):
+        tensor = value.const_value
+        outside = value.is_graph_input() or value.is_graph_output()
+        if tensor is None or outside or value in draft.parameters or tensor.dtype.is_string():
+            continue
+        key = (tensor.dtype, tuple(tensor.shape.numpy()), tensor.tobytes())
+        first = kept.setdefault(key, value)
+        if first is not value:
+            value.replace_all_uses_with(first)
+            initializers.pop(value.name or "")
+
+
+def _clear_metadata(model: ir.Model) -> None:
+    common.ClearMetadataAndDocStringPass()(model)
+    for part in (model.graph, *model.graph.subgraphs()):
+        part.metadata_props.clear()
+        part.doc_string = None
+        written = (value for node in part for value in node.outputs)
+        for value in (*part.inputs, *part.initializers.values(), *written):
+            value.metadata_props.clear()
+            value.doc_string = None

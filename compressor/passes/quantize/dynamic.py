@@ -39,7 +39,7 @@ _CONVOLUTION_ATTRIBUTES = ("auto_pad", "dilations", "group", "kernel_shape", "pa
 
 
 def unfit(layer: Layer, node: ir.Node, *, convolutions: bool) -> str:
-    """Say why a node that multiplies with a weight cannot be integer; empty if it can."""
+    """Return why a node that multiplies with a weight cannot be integer; empty if it can."""
     if layer.kind == "ConvTranspose":
         return "ONNX has no integer ConvTranspose"
     if layer.kind == "Conv" and not convolutions:
@@ -93,7 +93,7 @@ class DynamicWriter:
         """Replace a ``MatMul``, ``Gemm`` or ``Conv``; its output keeps its name.
 
         Args:
-            node: as :func:`unfit` finds nothing to say about.
+            node: one that :func:`unfit` has no reason against.
             layer: the layer as this node reads it.
             codes: its weight.
         """
@@ -167,14 +167,12 @@ class DynamicWriter:
 
 
 def _convolution(node: ir.Node) -> Attributes:
-    given = {
-        name: node.attributes[name] for name in _CONVOLUTION_ATTRIBUTES if name in node.attributes
-    }
-    return {name: attribute.value for name, attribute in given.items()}
+    attributes = node.attributes
+    return {n: attributes[n].value for n in _CONVOLUTION_ATTRIBUTES if n in attributes}
 
 
 def _is_direct(weight: ir.Value | None) -> bool:
-    """Tell whether a weight comes from its initializer through transposes alone."""
+    """Whether a weight comes from its initializer through transposes alone."""
     while weight is not None and not weight.is_initializer():
         node = weight.producer()
         if node is None or node.op_type not in ("Transpose", "Identity"):
@@ -227,9 +225,8 @@ class QuantizeDynamic(GraphPass):
                 "use quantize-static or quantize-weights, or export to onnx with target ort-cpu",
             )
         reasons = self._kept(carrier)
-        chosen = str(self._scheme) + " dynamic"
-        rows = plan_layers(self.name, dict.fromkeys(reasons, chosen), reasons)
-        return Survey(rows)
+        action = f"{self._scheme} dynamic"
+        return Survey(plan_layers(self.name, dict.fromkeys(reasons, action), reasons))
 
     def apply(
         self,
@@ -242,8 +239,8 @@ class QuantizeDynamic(GraphPass):
         outcomes = []
         for codes in weights:
             before = codes.layer.canonical(carrier.weight(codes.layer))
-            found = sqnr_db(before, codes.quantized().dequantize())
-            outcomes.append(LayerOutcome(codes.layer.name, f"{codes.scheme} dynamic", found))
+            loss = sqnr_db(before, codes.quantized().dequantize())
+            outcomes.append(LayerOutcome(codes.layer.name, f"{codes.scheme} dynamic", loss))
         return Outcome(carrier.with_graph(graph), tuple(outcomes))
 
     def preview(
@@ -304,9 +301,9 @@ class QuantizeDynamic(GraphPass):
             weight = model.graph.initializers[layer.weight]
             compute: Callable[[], QuantizedTensor] = partial(_rounded, carrier, layer, self._scheme)
             codes = store_codes(editor, layer, self._scheme, compute)
-            for own, node in readers[layer.weight]:
-                if own.kind != "Gather":
-                    writer.replace(node, own, codes)
+            for reader, node in readers[layer.weight]:
+                if reader.kind != "Gather":
+                    writer.replace(node, reader, codes)
             read_through(editor, weight, codes)
             stored.append(codes)
         common.RemoveUnusedNodesPass()(model)

@@ -65,15 +65,15 @@ class FloatIslands:
         self._keep_enclosed()
 
     def is_float(self, value: ir.Value | None) -> bool:
-        """Tell whether a value is a float32 tensor of the main graph."""
+        """Whether a value is a float32 tensor of the main graph."""
         return value is not None and self.types.get(value) == ir.DataType.FLOAT
 
     def is_half(self, node: ir.Node) -> bool:
-        """Tell whether a node of the main graph is to compute in the narrow type."""
+        """Whether a node of the main graph is to compute in the narrow type."""
         return self.computes(node) and node not in self.reasons and not is_transparent(node)
 
     def computes(self, node: ir.Node) -> bool:
-        """Tell whether a node reads or writes float32 tensors."""
+        """Whether a node reads or writes float32 tensors."""
         return any(self.is_float(v) for v in (*node.inputs, *node.outputs))
 
     def half_outputs(self, node: ir.Node) -> list[ir.Value]:
@@ -122,7 +122,7 @@ class FloatIslands:
         return ""
 
     def _serves_codes(self, node: ir.Node) -> bool:
-        """Tell whether a runtime fuses the node with quantization around it."""
+        """Whether a runtime fuses the node with quantization around it."""
         producers = [v.producer() for v in node.inputs if v is not None]
         if any(is_op(p, "DequantizeLinear") for p in producers):
             return True
@@ -139,13 +139,13 @@ class FloatIslands:
         constants = set(self.model.graph.initializers.values())
         places: set[ir.Value] = set()
         for node in self.model.graph:
-            given = [v for v in node.inputs if v is not None]
-            if all(v in constants for v in given):
+            inputs = [v for v in node.inputs if v is not None]
+            if all(v in constants for v in inputs):
                 constants.update(node.outputs)
                 continue
             if not any(self.is_float(v) for v in node.outputs) or layer_of(node) is not None:
                 continue
-            if all(v in constants or v in places for v in given if self._is_real(v)):
+            if all(v in constants or v in places for v in inputs if self._is_real(v)):
                 places.update(node.outputs)
                 self._keep(node, PLACE)
 
@@ -161,8 +161,8 @@ class FloatIslands:
                 continue
             for node in self._float_readers(value):
                 layer = layer_of(node)
-                own = layer is not None and layer.weight == value.name
-                self._keep(node, f"{'its weight' if own else 'a constant'} {problem}")
+                weighs = layer is not None and layer.weight == value.name
+                self._keep(node, f"{'its weight' if weighs else 'a constant'} {problem}")
                 if layer is None and "above" in problem:
                     large.append(node)
         passed = set(large)
@@ -178,15 +178,15 @@ class FloatIslands:
 
     def _float_readers(self, value: ir.Value) -> list[ir.Node]:
         """Nodes of the main graph that compute with a value, transposes of it included."""
-        found: list[ir.Node] = []
+        readers: list[ir.Node] = []
         for use in value.uses():
             node = use.node
             if node.graph is not self.model.graph or is_transparent(node):
                 continue
-            found.append(node)
+            readers.append(node)
             if value.is_initializer() and is_op(node, "Transpose", "Identity", "Reshape"):
-                found.extend(self._float_readers(node.outputs[0]))
-        return found
+                readers.extend(self._float_readers(node.outputs[0]))
+        return readers
 
     def _keep_enclosed(self) -> None:
         """Keep groups of cheap operators that have only float32 around them."""
@@ -237,7 +237,7 @@ class FloatIslands:
 
 
 def is_transparent(node: ir.Node) -> bool:
-    """Tell whether a node takes any type and gives none that depends on it."""
+    """Whether a node takes any type and gives none that depends on it."""
     if is_op(node, "Cast"):
         return node.attributes.get_int("to", 0) != ir.DataType.FLOAT.value
     return is_op(node, "Shape", "Size")
@@ -249,18 +249,18 @@ def value_types(model: ir.Model) -> dict[ir.Value, ir.DataType]:
     for value in inferred.graph.initializers.values():
         value.const_value = None  # inference would read small ones, and so compute lazy ones
     common.ShapeInferencePass(check_type=False, strict_mode=False)(inferred)
-    found: dict[ir.Value, ir.DataType] = {}
+    types: dict[ir.Value, ir.DataType] = {}
     for value in (*model.graph.inputs, *model.graph.initializers.values()):
         if value.dtype is not None and _is_tensor(value):
-            found[value] = value.dtype
+            types[value] = value.dtype
     for node, twin in zip(model.graph, inferred.graph, strict=True):
-        entry = next((found[v] for v in node.inputs if v in found), None)
+        entry = next((types[v] for v in node.inputs if v in types), None)
         for value, other in zip(node.outputs, twin.outputs, strict=True):
             # Operators outside the standard have no inference; most keep their first input's type.
             kind = value.dtype or other.dtype or entry
             if kind is not None and _is_tensor(value) and _is_tensor(other):
-                found[value] = kind
-    return found
+                types[value] = kind
+    return types
 
 
 def _is_tensor(value: ir.Value) -> bool:

@@ -114,13 +114,13 @@ INTEGER_PRODUCTS = ("MatMulInteger", "ConvInteger", "DynamicQuantizeLinear")
 
 
 def admits(dtype: str, op_type: str, opset: int, positions: Sequence[int]) -> bool:
-    """Tell whether an operator of the default domain takes an element type at these inputs."""
+    """Whether an operator of the default domain takes an element type at these inputs."""
     schema = _schema(op_type, opset)
     if schema is None:
         return False
     kinds = {c.type_param_str: set(c.allowed_type_strs) for c in schema.type_constraints}
-    wanted = (_formal(schema.inputs, position).type_str for position in positions)
-    return all(f"tensor({dtype})" in kinds.get(kind, {kind}) for kind in wanted)
+    types = (_formal(schema.inputs, position).type_str for position in positions)
+    return all(f"tensor({dtype})" in kinds.get(kind, {kind}) for kind in types)
 
 
 def bound_outputs(op_type: str, opset: int, positions: Sequence[int], count: int) -> list[int]:
@@ -133,7 +133,7 @@ def bound_outputs(op_type: str, opset: int, positions: Sequence[int], count: int
 
 
 def extreme(array: Array) -> str:
-    """Say what float16 cannot hold of a constant; empty if nothing matters.
+    """Return what float16 cannot hold of a constant; empty if nothing matters.
 
     Values that vanish matter only in a constant of one element, such as an epsilon.
     """

@@ -61,8 +61,8 @@ def pixel_inputs(model: ir.Model, readers: Mapping[ir.Node, Layer]) -> tuple[Pix
         layer = readers[node]
         explicit = node.attributes.get_string("auto_pad", "NOTSET") == "NOTSET"
         plain = layer.groups == 1 and layer.dtype == "float32" and value.dtype == ir.DataType.FLOAT
-        own = all(v is None or _is_read_once(v) for v in node.inputs[1:])
-        if own and explicit and plain and node.graph is model.graph:
+        unshared = all(v is None or _is_read_once(v) for v in node.inputs[1:])
+        if unshared and explicit and plain and node.graph is model.graph:
             pads = node.attributes.get_ints("pads", [0] * 2 * (len(layer.shape) - 2))
             pixels.append(PixelInput(value.name or "", layer, node, tuple(pads)))
     return tuple(pixels)

@@ -1,4 +1,4 @@
-"""Where a runtime fuses Q/DQ into integer kernels, one small table a target."""
+"""Where a runtime fuses Q/DQ into integer kernels: one small table for each target."""
 
 from __future__ import annotations
 
@@ -120,7 +120,6 @@ class Placement:
     Attributes:
         values: names of the values to quantize, in the order of execution.
         layers: the layers that become integer, with the value each reads.
-        integer: names of all nodes that read dequantized values.
         carried: names of the nodes that work on codes.
         gates: for values that only matter where another value is positive, that value.
         readers: for values to quantize, the names of the layers that read their codes.
@@ -128,7 +127,6 @@ class Placement:
 
     values: tuple[str, ...]
     layers: tuple[tuple[Layer, str], ...]
-    integer: frozenset[str]
     carried: frozenset[str]
     gates: Mapping[str, str]
     readers: Mapping[str, tuple[str, ...]]
@@ -139,26 +137,24 @@ class _Placer:
         self.graph = model.graph
         self.profile = profile
         self.wanted: set[ir.Value] = set()
-        self.integer: dict[ir.Node, None] = {}
+        self.integer: set[ir.Node] = set()
         self.layers: list[tuple[Layer, str]] = []
         self.readers: dict[str, list[str]] = {}
 
-    def run(self, chosen: Collection[str], readers: Mapping[ir.Node, Layer]) -> Placement:
+    def run(self, names: Collection[str], readers: Mapping[ir.Node, Layer]) -> Placement:
         for node, layer in readers.items():
-            if layer.name in chosen and node.graph is self.graph:
+            if layer.name in names and node.graph is self.graph:
                 self._want_layer(node, layer)
         joins = [n for n in self.graph if is_op(n, *self.profile.joins)]
         changed = True
         while changed:
             joined = [self._want_join(n) for n in joins if n not in self.integer]
             changed = any(joined)
-        carried = self._carried()
         order = [*self.graph.inputs, *(v for n in self.graph for v in n.outputs)]
         return Placement(
             values=tuple(v.name or "" for v in order if v in self.wanted),
             layers=tuple(self.layers),
-            integer=frozenset(n.name or "" for n in self.integer),
-            carried=frozenset(n.name or "" for n in carried),
+            carried=frozenset(n.name or "" for n in self._carried()),
             gates={v.name or "": g for v in self.wanted if (g := _gate(v)) is not None},
             readers={name: tuple(layers) for name, layers in self.readers.items()},
         )
@@ -170,13 +166,13 @@ class _Placer:
         root = self._root(value)
         self._want(root)
         self.readers.setdefault(root.name or "", []).append(layer.name)
-        self.integer[node] = None
+        self.integer.add(node)
         self.layers.append((layer, value.name or ""))
         if node.op_type in self.profile.output_needed:
             self.wanted.add(self._absorbing(node))
 
     def _want_join(self, node: ir.Node) -> bool:
-        """Make a join integer where what it writes is wanted and what it reads can be had."""
+        """Make a join integer where its output is to be quantized and its inputs can be."""
         inputs = [v for v in node.inputs if v is not None]
         if any(constant_of(v) is not None or not _is_float(v) for v in inputs):
             return False
@@ -187,7 +183,7 @@ class _Placer:
             return False
         for root in roots:
             self._want(root)
-        self.integer[node] = None
+        self.integer.add(node)
         return True
 
     def _want(self, value: ir.Value) -> None:
@@ -205,7 +201,7 @@ class _Placer:
         return node is not None and (node in self.integer or is_op(node, *self.profile.joins))
 
     def _absorbing(self, node: ir.Node) -> ir.Value:
-        """The value that a node writes, after the activation that its kernel takes in."""
+        """Return what a node writes, after the activation that its kernel takes in."""
         value = node.outputs[0]
         uses = list(value.uses())
         if value.is_graph_output() or len(uses) != 1:
@@ -232,20 +228,20 @@ class _Placer:
         zero = fill is None or (filled is not None and not np.any(filled))
         return mode != "constant" or zero
 
-    def _carried(self) -> dict[ir.Node, None]:
-        """Nodes between a quantized value and an integer node that only move elements."""
-        carried: dict[ir.Node, None] = {}
+    def _carried(self) -> set[ir.Node]:
+        """Return the nodes between quantized values and integer nodes: they only move elements."""
+        carried: set[ir.Node] = set()
         for reader in self.integer:
             for value in reader.inputs:
                 node = None if value is None else value.producer()
                 while node is not None and self._moves(node) and node.inputs[0] is not None:
-                    carried[node] = None
+                    carried.add(node)
                     node = node.inputs[0].producer()
         return carried
 
 
 def place(
-    model: ir.Model, profile: Profile, chosen: Collection[str], readers: Mapping[ir.Node, Layer]
+    model: ir.Model, profile: Profile, names: Collection[str], readers: Mapping[ir.Node, Layer]
 ) -> Placement:
     """Choose the values to quantize.
 
@@ -256,10 +252,10 @@ def place(
     Args:
         model: the graph; subgraphs stay in floating point.
         profile: the target's rules.
-        chosen: names of the layers to make integer.
+        names: the layers to make integer.
         readers: the layer that each node multiplies with, in the order of execution.
     """
-    return _Placer(model, profile).run(chosen, readers)
+    return _Placer(model, profile).run(names, readers)
 
 
 def quantized_source(value: ir.Value) -> ir.Node | None:

@@ -229,10 +229,10 @@ class Decision:
         return Request(value, activations.observer_name, options, gate)
 
     def codes(
-        self, known: Mapping[str, ActivationCode], statistics: Mapping[str, Any]
+        self, pixels: Mapping[str, ActivationCode], statistics: Mapping[str, Any]
     ) -> dict[str, ActivationCode]:
-        """Return how each placed value is quantized: as in ``known``, or by its range."""
-        codes, symmetric = dict(known), self.settings.symmetric
+        """Return how each placed value is quantized: as in ``pixels``, or by its range."""
+        codes, symmetric = dict(pixels), self.settings.symmetric
         for name in self.placement.values:
             if name not in codes:
                 span, bits = statistics[self.range_request(name).key], self.value_bits(name)

@@ -134,8 +134,8 @@ class QuantizeStatic(GraphPass):
             tensor = model.graph.initializers[layer.weight].const_value
             assert tensor is not None
             matrix = floats[layer.name] = partial(_matrix, layer, tensor)
-            own, scheme = moments.get(layer.name), schemes[layer.name]
-            return cache(lambda: self._rounded(matrix(), scheme, own, least))
+            inputs, scheme = moments.get(layer.name), schemes[layer.name]
+            return cache(lambda: self._rounded(matrix(), scheme, inputs, least))
 
         makers = write_static_codes(decision, decision.codes(pixels, statistics), make_codes)
         return decision, {name: (matrix, makers[name]) for name, matrix in floats.items()}

@@ -217,7 +217,7 @@ def _read_codes(
     uses: Sequence[tuple[ir.Node, int]],
     carried: frozenset[str],
 ) -> None:
-    """Let the readers of a float value read its codes."""
+    """Make the readers of a float value read its codes."""
     moves = [node for node, index in uses if index == 0 and node.name in carried]
     plain = [(node, index) for node, index in uses if index != 0 or node.name not in carried]
     if plain:
@@ -254,7 +254,7 @@ def _dequantized(
 def _replace_output(
     graph: ir.Graph, value: ir.Value, codes: ir.Value, parameters: tuple[ir.Value, ir.Value]
 ) -> None:
-    """Let a graph output be the dequantized codes, under its own name."""
+    """Make the dequantized codes a graph output, under its own name."""
     name = (value.name or "").removesuffix("_codes")
     if value is not codes:
         value.name = f"{name}_float"
