@@ -66,10 +66,10 @@ def obstacle(layer: Layer, scheme: Scheme, opset: int) -> str | None:
     problem = _no_form(scheme)
     if problem is not None:
         return problem
-    if scheme.granularity != "tensor" and layer.kind == "ConvTranspose" and layer.groups > 1:
+    if scheme.granularity != "tensor" and layer.is_transposed_convolution and layer.groups > 1:
         return "its output channels lie along two axes, ConvTranspose has groups"
     if scheme.granularity == "group":
-        if layer.kind == "ConvTranspose" or any(d != 1 for d in layer.shape[2:]):
+        if layer.is_transposed_convolution or any(d != 1 for d in layer.shape[2:]):
             return "blocks of a convolution's kernel are not a form that ONNX has"
         if not scheme.group or layer.columns % scheme.group:
             return f"{layer.columns} columns do not divide into groups of {scheme.group}"

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
 
+from compressor.graph.operators import operator
 from compressor.graph.values import all_nodes, constant_of, is_op, static_shape
-from compressor.types.layers import Layer, LayerKind
+from compressor.types.layers import Layer
 from compressor.types.statistics import Request
 
-_KINDS: Mapping[str, tuple[LayerKind, int]] = {
-    "Conv": ("Conv", 1),
-    "ConvInteger": ("Conv", 1),
-    "ConvTranspose": ("ConvTranspose", 1),
-    "Gemm": ("Gemm", 1),
-    "MatMul": ("MatMul", 1),
-    "MatMulInteger": ("MatMul", 1),
-    "Gather": ("Gather", 0),
-}
-"""Operators that read a weight: the kind of layer, and which input the weight is."""
 _VIEWS = {"DequantizeLinear", "QuantizeLinear", "Cast", "Identity"}
 _ARITHMETIC = ("Reshape", "Mul", "Sub")
 _WEIGHTS = {
@@ -145,19 +136,20 @@ def layer_name(weight: str) -> str:
 
 def layer_of(node: ir.Node) -> Layer | None:
     """Describe a node as a layer, or return ``None`` if no constant weight is multiplied there."""
-    kind, index = _KINDS.get(node.op_type, (None, 0))
-    if kind is None or node.domain not in ("", "ai.onnx") or len(node.inputs) <= index:
+    row = operator(node)
+    kind, index = row.layer, row.weight
+    if kind is None or len(node.inputs) <= index:
         return None
     source, swapped = weight_source(node.inputs[index])
     if source is None or source.name is None or source.dtype is None:
         return None
     shape = static_shape(source)
-    if shape is None or len(shape) < 2 or (kind == "MatMul" and len(shape) != 2):
+    if shape is None or len(shape) < 2 or (row.is_matmul and len(shape) != 2):
         return None
-    if node.op_type == "Gather" and (len(shape) != 2 or not source.dtype.is_floating_point()):
+    if row.is_table and (len(shape) != 2 or not source.dtype.is_floating_point()):
         return None
-    integer = node.op_type.endswith("Integer")  # its third input is a zero point
-    bias = node.inputs[2] if len(node.inputs) > 2 and not integer else None
+    # The third input of an integer product is a zero point.
+    bias = node.inputs[2] if len(node.inputs) > 2 and not row.integer else None
     bias_source, _ = weight_source(bias)
     return Layer(
         name=layer_name(source.name),
@@ -171,14 +163,15 @@ def layer_of(node: ir.Node) -> Layer | None:
         inputs=tuple(
             v.name or "" for i, v in enumerate(node.inputs) if v is not None and i != index
         ),
-        output=(_rescaled(node.outputs[0]) if integer else node.outputs[0]).name or "",
+        output=(_rescaled(node.outputs[0]) if row.integer else node.outputs[0]).name or "",
     )
 
 
 def _is_transposed(node: ir.Node, swapped: bool) -> bool:
-    if node.op_type in ("MatMul", "MatMulInteger"):
+    row = operator(node)
+    if row.is_matmul:
         return not swapped
-    if node.op_type == "Gemm":
+    if row.is_product and not row.is_convolution:
         return (node.attributes.get_int("transB", 0) == 0) != swapped
     return False
 
@@ -322,9 +315,6 @@ def _stored_behind(value: ir.Value | None) -> Iterator[str]:
             yield from _stored_behind(part)
 
 
-_PASSED_ON = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten")
-
-
 def index_limits(model: ir.Model) -> dict[str, int]:
     """Return for each input that picks rows of a table how many rows there are.
 
@@ -348,7 +338,7 @@ def _origin(value: ir.Value | None) -> ir.Value | None:
     """Go back over nodes that leave the elements as they are."""
     while value is not None:
         node = value.producer()
-        if node is None or not is_op(node, *_PASSED_ON):
+        if node is None or operator(node).moves not in ("same", "type", "shape"):
             break
         value = node.inputs[0]
     return value
