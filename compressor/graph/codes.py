@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from compressor.graph.code_forms import FLOATS, CodeForm, doubled_e2m1, halved_powers
 from compressor.graph.editing import Attributes, Editor
+from compressor.graph.operators import operator
 from compressor.graph.values import is_op
 from compressor.types.layers import Layer
 from compressor.types.quantized import QuantizedTensor, Scheme
@@ -273,7 +274,7 @@ class Once:
 
 
 def _looks_up_rows(node: ir.Node, codes: Codes) -> bool:
-    if not is_op(node, "Gather") or node.attributes.get_int("axis", 0) != 0:
+    if not operator(node).is_table or node.attributes.get_int("axis", 0) != 0:
         return False
     scheme, layer = codes.scheme, codes.layer
     rows = layer.output_axis == 0 and (scheme.symmetric or scheme.granularity == "group")

@@ -8,12 +8,11 @@ from typing import Any
 
 import onnx_ir as ir
 
-from compressor.graph.operators import operator
+from compressor.graph.operators import operator, operator_named
 from compressor.graph.values import all_nodes, constant_of, is_op, static_shape
 from compressor.types.layers import Layer
 from compressor.types.statistics import Request
 
-_VIEWS = {"DequantizeLinear", "QuantizeLinear", "Cast", "Identity"}
 _ARITHMETIC = ("Reshape", "Mul", "Sub")
 _WEIGHTS = {
     ir.DataType.FLOAT,
@@ -56,14 +55,15 @@ def weight_source(value: ir.Value | None) -> tuple[ir.Value | None, bool]:
         node = value.producer()
         if node is None or not node.inputs:
             return None, swapped
-        if node.op_type == "Transpose":
+        row = operator_named(node.op_type)
+        if row.moves == "order":
             perm = node.attributes.get_ints("perm", None)
             if perm is not None and list(perm) != [1, 0]:
                 return None, swapped
             swapped = not swapped
         elif node.op_type in _ARITHMETIC:
             return _written_out(node), swapped
-        elif node.op_type not in _VIEWS:
+        elif row.family != "quantization" and row.moves not in ("same", "type"):
             return looked_up(node), swapped
         value = node.inputs[0]
     return value, swapped
@@ -111,7 +111,7 @@ def lookup(node: ir.Node) -> Lookup | None:
     That is how numbers are stored for which an opset has no element type, and clustered weights:
     see :class:`compressor.graph.code_forms.CodeForm` and :mod:`compressor.graph.codebooks`.
     """
-    if not is_op(node, "Gather") or len(node.inputs) != 2:
+    if not operator(node).is_table or len(node.inputs) != 2:
         return None
     table, index = node.inputs
     if table is None or index is None or not table.is_initializer():
@@ -324,7 +324,7 @@ def index_limits(model: ir.Model) -> dict[str, int]:
     inputs = {value.name for value in model.graph.inputs if value.name}
     limits: dict[str, int] = {}
     for node in all_nodes(model.graph):
-        if not is_op(node, "Gather") or node.attributes.get_int("axis", 0) != 0:
+        if not operator(node).is_table or node.attributes.get_int("axis", 0) != 0:
             continue
         table, indices = node.inputs[0], _origin(node.inputs[1])
         shape = None if table is None else static_shape(table)

@@ -1,20 +1,15 @@
 """One row for each ONNX operator: all that passes, costs and exporters need to know of it.
 
-To support a new activation everywhere, add its row here, and a line to the executor. Code asks the
-row of a node::
-
-    operator(node).activation
-    operator(node).moves in ("same", "shape")
-
-and never keeps a list of names of its own. The mathematics of an operator stay where they are used:
-the channel rule, the executor's kernel.
+To support a new activation everywhere, add its row here and a line to the executor. Code asks the
+row of a node, as in ``operator(node).activation``, and keeps no list of names of its own. Only the
+mathematics of an operator stay where they are used: the channel rule, the executor's kernel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from compressor.types.layers import LayerKind
 
@@ -105,8 +100,8 @@ class Operator:
         running_statistics: its inputs from the fourth on are no trained parameters.
         follows: it belongs to the layer before it, as every activation does.
         probabilities: it turns logits into (log) probabilities.
-        passes_factor: a positive factor of its input is one of its output; scales are looked for
-            behind it.
+        passes_factor: a positive factor of its input is one of its output, and it may lie between a
+            scale and the layer that takes it over; what moves values whole does so anyway.
         float16: why it stays in float32.
         bounded: its output is moderate whatever it reads.
         unscaled: its results must be scaled before float16 can hold them.
@@ -186,9 +181,7 @@ class Operator:
 OTHER = Operator("")
 """The row of every operator that has none."""
 
-_LAYER: Mapping[Target, Kernel] = {
-    "ort-cpu": "layer", "ort-cuda": "layer", "openvino": "layer", "tensorrt": "layer",
-}  # fmt: skip
+_LAYER: Mapping[Target, Kernel] = dict.fromkeys(get_args(Target), "layer")
 _JOIN: Mapping[Target, Kernel] = {"ort-cpu": "join", "openvino": "join", "tensorrt": "join"}
 _CARRIER: Mapping[Target, Kernel] = {"ort-cpu": "carrier", "openvino": "carrier"}
 _MS = "com.microsoft"
@@ -246,24 +239,21 @@ _ROWS = (
     Operator("Reciprocal", "unary", zeros="lost", undefined_at_zero=0, folds=True, float16="range"),
     Operator("Exp", "unary", zeros="lost", folds=True, follows=True, float16="range"),
     Operator("Log", "unary", zeros="lost", undefined_at_zero=0, folds=True, float16="range"),
-    Operator("Sin", "unary", float16="angle"),
+    Operator("Asin", "unary"), Operator("Asinh", "unary"), Operator("Atan", "unary"),
+    Operator("Atanh", "unary"), Operator("Acosh", "unary"), Operator("Shrink", "unary"),
+    Operator("Ceil", "unary"), Operator("Floor", "unary"), Operator("Round", "unary"),
+    Operator("Acos", "unary", zeros="lost"), Operator("BitwiseNot", "unary", zeros="lost"),
+    Operator("Sin", "unary", float16="angle"), Operator("Tan", "unary", float16="angle"),
     Operator("Cos", "unary", zeros="lost", float16="angle"),
-    Operator("Tan", "unary", float16="angle"), Operator("Asin", "unary"),
-    Operator("Acos", "unary", zeros="lost"), Operator("Atan", "unary"),
-    Operator("Sinh", "unary", float16="range"),
-    Operator("Cosh", "unary", zeros="lost", float16="range"), Operator("Asinh", "unary"),
-    Operator("Acosh", "unary"), Operator("Atanh", "unary"), Operator("Ceil", "unary"),
-    Operator("Floor", "unary"), Operator("Round", "unary"),
+    Operator("Cosh", "unary", zeros="lost", float16="range"),
+    Operator("Sinh", "unary", float16="range"), Operator("Not", "unary", zeros="lost"),
     Operator("Sign", "unary", float16="cheap", bounded=True),
-    Operator("Not", "unary", zeros="lost"),
     Operator("IsNaN", "unary", zeros="lost", float16="cheap"),
     Operator("IsInf", "unary", zeros="lost", float16="cheap"),
-    Operator("Cast", "unary", moves="type", passes_factor=True, follows=True, float16="cheap"),
+    Operator("Cast", "unary", moves="type", follows=True, float16="cheap"),
     Operator("CastLike", "cast-like", float16="typed"),
-    Operator("Identity", "unary", moves="same", free=True, passes_factor=True, follows=True,
-             float16="cheap"),
+    Operator("Identity", "unary", moves="same", free=True, follows=True, float16="cheap"),
     Operator("Dropout", "unary", passes_factor=True, follows=True, float16="cheap", random=True),
-    Operator("Shrink", "unary"), Operator("BitwiseNot", "unary", zeros="lost"),
     # functions of several elements
     Operator("Add", "arithmetic", zeros="all", folds=True, follows=True, float16="cheap",
              kernels=_JOIN, int8_form=True),
@@ -335,16 +325,17 @@ _ROWS = (
     Operator("Transpose", moves="order", float16="cheap", kernels=_CARRIER, int8_form=True),
     Operator("Concat", "concat", zeros="parts", folds=True, float16="cheap",
              kernels={"ort-cpu": "join", "openvino": "join"}, int8_form=True),
-    Operator("Split", folds=True, float16="cheap", int8_form=True),
-    Operator("Slice", moves="some", folds=True, float16="cheap", kernels=_CARRIER, int8_form=True),
+    Operator("Split", folds=True, passes_factor=True, float16="cheap", int8_form=True),
+    Operator("Slice", moves="some", folds=True, passes_factor=True, float16="cheap",
+             kernels=_CARRIER, int8_form=True),
     Operator("GatherElements", float16="cheap"), Operator("GatherND", float16="cheap"),
     Operator("Compress", float16="cheap"), Operator("ScatterElements", float16="cheap"),
     Operator("ScatterND", float16="cheap"),
     Operator("Pad", zeros="bounds", moves="padded", float16="cheap", kernels=_CARRIER,
              int8_form=True),
-    Operator("Expand", zeros="repeated", float16="cheap"), Operator("Tile", float16="cheap"),
-    Operator("Trilu", float16="cheap"), Operator("DepthToSpace", float16="cheap"),
-    Operator("SpaceToDepth", float16="cheap"),
+    Operator("Expand", zeros="repeated", passes_factor=True, float16="cheap"),
+    Operator("Tile", float16="cheap"), Operator("Trilu", float16="cheap"),
+    Operator("DepthToSpace", float16="cheap"), Operator("SpaceToDepth", float16="cheap"),
     # quantization
     Operator("QuantizeLinear", "quantization", zeros="lost", follows=True, float16="codes"),
     Operator("DequantizeLinear", "quantization", codes=Codes(0, 1, 2, axis=1), zeros="lost",
@@ -378,7 +369,6 @@ _ROWS = (
 # fmt: on
 
 OPERATORS: Mapping[str, Operator] = {row.name: row for row in _ROWS}
-"""By name; no two domains share one here."""
 
 
 def operator(node: ir.Node | None) -> Operator:

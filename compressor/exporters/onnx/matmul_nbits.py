@@ -284,7 +284,7 @@ def _is_plain(node: ir.Node, layer: Layer, weight: WeightOnly) -> bool:
         return False
     value = node.inputs[1]
     while value is not None and (view := value.producer()) is not weight.dequantize:
-        if view is None or is_op(view, "Cast"):
+        if view is None or operator(view).moves == "type":
             return False
         value = view.inputs[0]
     row = operator(node)

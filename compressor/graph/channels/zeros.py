@@ -132,7 +132,7 @@ class Zeros:
 
     def _blank(self, node: ir.Node) -> bool:
         """Return whether a node repeats zero."""
-        if is_op(node, "Expand"):
+        if len(node.inputs) > 1:  # what Expand repeats; ConstantOfShape has an attribute
             known = self._flow.lengths.constant(node.inputs[0])
             return known is not None and not known.any()
         value = node.attributes.get("value")
