@@ -169,13 +169,13 @@ def choose(
 
 def obstacle(model: ir.Model, layer: Layer, node: ir.Node) -> str:
     """Say why a layer cannot become two smaller ones; empty if it can."""
-    if layer.kind == "Gather":
+    if layer.is_table:
         return "a table is looked up, not multiplied"
     if layer.dtype not in _FLOATS:
         return f"its weight is {layer.dtype}"
     if node.graph is not model.graph or layer.weight not in model.graph.initializers:
         return "it lies in a subgraph"
-    if layer.kind == "ConvTranspose":
+    if layer.is_transposed_convolution:
         return "a transposed convolution is not factored"
     if layer.groups > 1:
         return f"a convolution of {layer.groups} groups is not factored"

@@ -11,6 +11,7 @@ import onnx_ir as ir
 import torch
 
 from compressor.errors import ModelError
+from compressor.graph.operators import operator
 from compressor.graph.values import constant_of, is_op, static_shape
 from compressor.passes.fuse.draft import Draft, bypass, replace
 from compressor.passes.fuse.target import (
@@ -64,7 +65,7 @@ def fold_affine(node: ir.Node, draft: Draft) -> bool:
 
 
 def _batch_norm_step(node: ir.Node) -> Step | None:
-    if not is_op(node, "BatchNormalization") or len(node.inputs) != 5:
+    if not operator(node).running_statistics or len(node.inputs) != 5:
         return None
     if node.attributes.get_int("training_mode", 0) or any(v.uses() for v in node.outputs[1:]):
         return None
@@ -96,7 +97,7 @@ def _batch_norm_name(node: ir.Node) -> str:
 
 
 def _arithmetic_step(node: ir.Node) -> Step | None:
-    if not is_op(node, "Add", "Sub", "Mul", "Div") or len(node.inputs) != 2:
+    if operator(node).family != "arithmetic" or len(node.inputs) != 2:
         return None
     first, second = node.inputs
     if is_op(node, "Add", "Mul") and constant_of(first) is not None:
@@ -131,7 +132,7 @@ def _fold(step: Step, draft: Draft) -> bool:
     if target is None or not _length_fits(step, target):
         return False
     layer = target.layer
-    bare = target.node.op_type == "MatMul" and target.bias_node is None
+    bare = layer.bias_is_separate and target.bias_node is None
     if bare and step.shifts and (not step.scales or target.passed):
         return False  # the term is the layer's bias already, or would need a place to go
     if step.scales and not target.weight_is_own:

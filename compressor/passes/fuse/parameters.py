@@ -10,16 +10,10 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from compressor.graph.layers import layer_name, lookups_of
-from compressor.graph.values import all_nodes, constant_of, is_op, static_shape
+from compressor.graph.operators import operator
+from compressor.graph.values import all_nodes, constant_of, static_shape
 from compressor.passes.fuse.draft import Draft, node_graph, sole_reader
 from compressor.types.tensors import Array
-
-_VIEWS = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
-_MATHS = (
-    "Abs", "Add", "Concat", "Div", "Exp", "Gather", "Log", "Mul", "Neg", "Pow", "Reciprocal",
-    "ReduceL2", "ReduceMax", "ReduceMean", "ReduceSum", "ReduceSumSquare", "Sigmoid", "Slice",
-    "Softplus", "Split", "Sqrt", "Sub", "Tanh",
-)  # fmt: skip
 
 _SMALL = 4096
 """Bytes that a result may be larger than what it makes superfluous."""
@@ -40,19 +34,26 @@ def fold_parameters(draft: Draft) -> None:
 
 def _foldable(node: ir.Node, draft: Draft) -> bool:
     """Tell whether a node only depends on constants, one of them a parameter."""
-    if not is_op(node, *_VIEWS, *_MATHS) or node.graph is None:
+    if not (_is_view(node) or operator(node).folds) or node.graph is None:
         return False
     given = [value for value in node.inputs if value is not None]
     if any(constant_of(value) is None or value.is_graph_input() for value in given):
         return False
     if not any(value in draft.parameters for value in given):
         return False
-    if is_op(node, "Cast") and any(lookups_of(given[0])):  # codes are as small as it gets
+    if operator(node).moves == "type" and any(
+        lookups_of(given[0])
+    ):  # codes are as small as it gets
         return False
     return all(
         value.dtype is not None and static_shape(value) is not None and not value.is_graph_output()
         for value in node.outputs
     )
+
+
+def _is_view(node: ir.Node) -> bool:
+    """Whether a node only gives a parameter another type, shape or order."""
+    return operator(node).moves in ("same", "type", "shape", "order")
 
 
 def _affordable(node: ir.Node, draft: Draft) -> bool:
@@ -98,7 +99,7 @@ def _fold(node: ir.Node, draft: Draft) -> None:
         )
         source = parameters[0]
         made = draft.initializer(tensor, name)
-        if is_op(node, "Transpose") and name == source.name and len(shape) == 2:
+        if operator(node).moves == "order" and name == source.name and len(shape) == 2:
             draft.did(layer_name(name), "store the weight transposed")
         draft.parameters.add(made)
         output.replace_all_uses_with(made)
@@ -109,7 +110,7 @@ def _names(node: ir.Node, parameters: list[ir.Value], draft: Draft) -> list[str]
     """Name the results after the parameters they come from."""
     names = [value.name or "" for value in parameters]
     if len(names) == 1:
-        if is_op(node, *_VIEWS) and sole_reader(parameters[0]) is node:
+        if _is_view(node) and sole_reader(parameters[0]) is node:
             return names
         taken = draft.model.graph.initializers
         free = (f"{names[0]}.{i}" for i in count() if f"{names[0]}.{i}" not in taken)

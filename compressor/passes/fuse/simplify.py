@@ -14,6 +14,7 @@ from onnxscript.optimizer import fold_constants
 from onnxscript.rewriter import RewritePass
 from onnxscript.rewriter.rules import common as rules
 
+from compressor.graph.operators import operator
 from compressor.graph.values import all_nodes, constant_of, is_op, static_shape
 from compressor.passes.fuse.draft import (
     Draft,
@@ -185,8 +186,6 @@ def _values(graph: ir.Graph) -> Iterator[ir.Value]:
 _FOLD_LIMIT = 1 << 16
 """Elements of a constant that may be computed ahead; larger ones would bloat the file."""
 
-_RANDOM = ("Bernoulli", "Dropout", "Multinomial")
-
 
 def inline_functions(model: ir.Model) -> None:
     """Put the bodies of model-local functions in place of their calls, where opsets agree."""
@@ -207,7 +206,7 @@ def fold(model: ir.Model) -> tuple[bool, Mapping[ir.Value, Any]]:
     """
 
     def wanted(node: ir.Node) -> bool | None:
-        return False if is_op(node, *_RANDOM) else None
+        return False if operator(node).random else None
 
     result = fold_constants(
         model,
@@ -252,7 +251,7 @@ def remove_unused(model: ir.Model) -> bool:
 
 def share_expressions(model: ir.Model) -> bool:
     """Compute equal expressions once."""
-    if any(is_op(node, *_RANDOM) for node in all_nodes(model.graph)):
+    if any(operator(node).random for node in all_nodes(model.graph)):
         return False
     return common.CommonSubexpressionEliminationPass()(model).modified
 

@@ -10,6 +10,7 @@ import onnx_ir as ir
 import torch
 
 from compressor.graph.layers import layer_of
+from compressor.graph.operators import operator
 from compressor.graph.values import constant_of, is_op, static_shape
 from compressor.passes.fuse.draft import Draft, input_of, rank, sole_reader
 from compressor.types.layers import Layer
@@ -63,9 +64,6 @@ def batch_norm(
         raise ValueError(f"variance + epsilon is {float(spread[channel]):g} in channel {channel}")
     scale = gamma / torch.sqrt(spread)
     return Affine(scale, beta - mean * scale)
-
-
-_KINDS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
 @dataclass(frozen=True)
@@ -144,7 +142,7 @@ def find_target(value: ir.Value, reader: ir.Node, axis: int | None, draft: Draft
         if sole_reader(value) is not reader:
             _explain(node, draft)
             return None
-        if is_op(node, "Transpose") and bias_node is None:
+        if operator(node).moves == "order" and bias_node is None:
             perm = node.attributes.get_ints("perm", None)
             if perm is None:
                 return None
@@ -155,8 +153,8 @@ def find_target(value: ir.Value, reader: ir.Node, axis: int | None, draft: Draft
         else:
             break
         reader, value = node, _data(node)
-    layer = layer_of(node) if is_op(node, *_KINDS) else None
-    if layer is None or (bias_node is not None and layer.kind != "MatMul"):
+    layer = layer_of(node) if operator(node).is_product else None
+    if layer is None or (bias_node is not None and not layer.bias_is_separate):
         return None
     if axis not in (None, _channel_axis(node)) or not _bias_fits(node, layer):
         return None
@@ -203,7 +201,7 @@ def _attach(target: Target, old: ir.Value | None, value: ir.Value) -> None:
         target.node.attributes.pop("beta")
     if target.bias_node is not None:
         node.replace_input_with(node.inputs.index(old), value)
-    elif node.op_type != "MatMul":
+    elif not target.layer.bias_is_separate:
         if len(node.inputs) < 3:
             node.resize_inputs(3)
         node.replace_input_with(2, value)
@@ -218,7 +216,7 @@ def _is_bias(node: ir.Node) -> bool:
     if len(constants) != 1 or len(others) != 1 or others[0] is None:
         return False
     shape = None if constants[0] is None else static_shape(constants[0])
-    return is_op(others[0].producer(), "MatMul") and shape is not None and len(shape) == 1
+    return operator(others[0].producer()).bias_is_separate and shape is not None and len(shape) == 1
 
 
 def _data(node: ir.Node) -> ir.Value:
@@ -226,7 +224,7 @@ def _data(node: ir.Node) -> ir.Value:
 
 
 def _channel_axis(node: ir.Node) -> int | None:
-    if node.op_type == "MatMul":
+    if operator(node).bias_is_separate:
         count = rank(node.outputs[0])
         return None if count is None else count - 1
     return 1
@@ -244,6 +242,6 @@ def _bias_fits(node: ir.Node, layer: Layer) -> bool:
 
 
 def _explain(node: ir.Node, draft: Draft) -> None:
-    layer = layer_of(node) if is_op(node, *_KINDS) else None
+    layer = layer_of(node) if operator(node).is_product else None
     if layer is not None:
         draft.kept(layer.name, "its output has other readers, so what follows stays apart")
