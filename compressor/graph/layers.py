@@ -231,7 +231,7 @@ def moment_request(
     if value is None or not value.name or node.attributes.get_int("transA", 0) != 0:
         return None
     options: dict[str, Any] | None = {}
-    if layer.kind not in ("Gemm", "MatMul"):
+    if not layer.is_linear:
         options = _window(layer, node)
     if options is None:
         return None
@@ -242,7 +242,7 @@ def moment_request(
 
 def _window(layer: Layer, node: ir.Node) -> dict[str, Any] | None:
     """Describe a 2-D convolution's patches; ``None`` for others."""
-    if layer.kind != "Conv" or len(layer.shape) != 4:
+    if layer.is_transposed_convolution or len(layer.shape) != 4:
         return None
     if node.attributes.get_string("auto_pad", "NOTSET") != "NOTSET":
         return None

@@ -19,7 +19,7 @@ import torch
 
 from compressor.graph.editing import Editor
 from compressor.graph.layers import layers_with_nodes
-from compressor.graph.values import is_op
+from compressor.graph.operators import operator
 from compressor.types.layers import Layer
 from compressor.types.statistics import ChannelGrid, Moments
 from compressor.types.tensors import Array
@@ -51,7 +51,8 @@ def pixel_inputs(model: ir.Model) -> tuple[PixelInput, ...]:
     for value in model.graph.inputs:
         uses = list(value.uses())
         node = uses[0].node if len(uses) == 1 else None
-        if node is None or not is_op(node, "Conv") or node not in by_node:
+        row = operator(node)
+        if node is None or not row.is_convolution or row.transposed_weight or node not in by_node:
             continue
         layer = by_node[node]
         weight, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None

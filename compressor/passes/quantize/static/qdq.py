@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from compressor.graph.operators import operator
 from compressor.graph.values import value_by_name
 from compressor.passes.quantize.static.placement import Placement
 from compressor.types.tensors import Array
@@ -96,7 +97,8 @@ def _read_codes(
     for node in moves:
         readers = list(node.outputs[0].uses())
         node.replace_input_with(0, codes)
-        if node.op_type == "Pad" and node.attributes.get_string("mode", "constant") == "constant":
+        mode = node.attributes.get_string("mode", "constant")
+        if operator(node).moves == "padded" and mode == "constant":
             if len(node.inputs) < 3:
                 node.resize_inputs(3)
             node.replace_input_with(2, parameters[1])

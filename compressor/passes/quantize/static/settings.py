@@ -202,7 +202,7 @@ class StaticSettings:
                 reasons[layer.name] = reason
                 continue
             granularity = getattr(rule, "granularity", None) or self.weights.granularity
-            if layer.kind == "ConvTranspose" and layer.groups > 1:
+            if layer.is_transposed_convolution and layer.groups > 1:
                 granularity = "tensor"
             bits = getattr(rule, "bits", None) or self.weights.bits
             schemes[layer.name] = Scheme(
@@ -340,11 +340,9 @@ def _kept(layer: Layer, node: ir.Node, profile: Profile) -> str:
     if is_quantized(layer):
         return ALREADY
     if node.op_type not in profile.layers:
-        table = node.op_type == "Gather"
-        return profile.kept.get(
-            node.op_type, "a table is looked up, not multiplied" if table else "no integer kernel"
-        )
-    if node.op_type == "Gemm":
+        other = "a table is looked up, not multiplied" if layer.is_table else "no integer kernel"
+        return profile.kept.get(node.op_type, other)
+    if layer.is_linear:
         plain = (
             node.attributes.get_float("alpha", 1.0) == 1.0
             and node.attributes.get_float("beta", 1.0) == 1.0
