@@ -133,7 +133,7 @@ def _with_bias(layer: Layer, values: Mapping[str, ir.Value]) -> str:
     """Return the layer's output; of a product whose bias is added after it, the sum."""
     value = values[layer.output]
     uses = list(value.uses())
-    if layer.kind != "MatMul" or len(uses) != 1 or value.is_graph_output():
+    if not layer.bias_is_separate or len(uses) != 1 or value.is_graph_output():
         return layer.output
     node = uses[0].node
     added = [v for v in node.inputs if v is not None and v.is_initializer()]

@@ -164,8 +164,8 @@ def attention_axis(pair: LayerPair, carrier: Carrier, ours: Tensor, theirs: Tens
             f"names {pair.student!r}, whose output {list(mine)} has no positions",
             "name a layer before the pooling, or use features",
         )
-    kinds = {layer.name: layer.kind for layer in carrier.layers()}
-    convolution = kinds.get(pair.student, "") in ("Conv", "ConvTranspose")
+    convolutions = {layer.name for layer in carrier.layers() if layer.is_convolution}
+    convolution = pair.student in convolutions
     axis = width_axis(len(mine), convolution=convolution)
     if mine[:axis] + mine[axis + 1 :] != wanted[:axis] + wanted[axis + 1 :]:
         raise _other_shape(pair, mine, wanted)

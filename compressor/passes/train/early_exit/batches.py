@@ -11,7 +11,8 @@ import onnx_ir as ir
 from compressor.errors import SpecError
 from compressor.graph.channels.lengths import Lengths
 from compressor.graph.editing import inner_nodes
-from compressor.graph.values import is_op, tensor_spec
+from compressor.graph.operators import operator
+from compressor.graph.values import tensor_spec
 from compressor.models.torch.lowering import example_inputs
 
 _FEW, _MORE = 3, 5  # batches that are tried: what differs between the two follows from the batch
@@ -97,7 +98,7 @@ class Batches:
         """Tell whether a node gives the number of samples, and nothing else, as ``[1]``."""
         few, more = (tried.constant(node.outputs[0]) for tried in self._tries)
         found = [None if x is None else (x.shape, x.tolist()) for x in (few, more)]
-        return is_op(node, "Shape") and found == [((1,), [_FEW]), ((1,), [_MORE])]
+        return operator(node).family == "shape" and found == [((1,), [_FEW]), ((1,), [_MORE])]
 
 
 def refused(value: ir.Value) -> SpecError:
@@ -138,7 +139,7 @@ def _origins(model: ir.Model) -> dict[ir.Value, Origin]:
     found = dict.fromkeys((v for v in model.graph.inputs if not v.is_initializer()), Origin.DATA)
     for node in model.graph:
         origin = max((found.get(v, Origin.CONSTANTS) for v in reads(node)), default=Origin(0))
-        if is_op(node, "Shape", "Size"):
+        if operator(node).family == "shape":
             origin = min(origin, Origin.SHAPES)
         found.update(dict.fromkeys(node.outputs, origin))
     return found

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from compressor.errors import SpecError, suggestion
 from compressor.graph.layers import layers_with_nodes
-from compressor.graph.values import is_op
+from compressor.graph.operators import operator
 from compressor.passes.train.early_exit.batches import Batches, reads
 from compressor.types.layers import Layer
 from compressor.types.options import Options
@@ -39,16 +39,6 @@ class Exit(Options):
         description="pictures are averaged over a grid of so many by so many parts, or the most "
         "below that their height and width divide into; 1 is the mean over all places",
     )
-
-
-_FOLLOWING = (
-    *("BatchNormalization", "InstanceNormalization", "GroupNormalization", "LayerNormalization"),
-    *("RMSNormalization", "Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Neg", "Exp", "Erf", "Cast"),
-    *("Relu", "LeakyRelu", "PRelu", "ThresholdedRelu", "Elu", "Selu", "Celu", "Gelu", "Mish"),
-    *("Sigmoid", "HardSigmoid", "HardSwish", "Swish", "Tanh", "Softplus", "Softsign", "Clip"),
-    *("Min", "Max", "Identity", "Dropout", "QuantizeLinear", "DequantizeLinear"),
-)
-"""Operators without products that belong to the layer which they follow."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +113,7 @@ def find_answer(model: ir.Model, batches: Batches) -> Answer:
         )
     node = output.producer()
     last = node is not None and node.attributes.get_int("axis", -1) in (-1, 1)
-    if node is not None and last and is_op(node, "Softmax", "LogSoftmax") and node.inputs[0]:
+    if node is not None and last and operator(node).probabilities and node.inputs[0]:
         return Answer(node.inputs[0].name or "", shape[1], node)
     return Answer(output.name or "", shape[1], None)
 
@@ -202,7 +192,7 @@ def _point(model: ir.Model, number: int, option: Exit, batches: Batches) -> Exit
             f"is {option.after!r}, whose output is {value.dtype}; heads read float32",
             "put early-exit before cast",
         )
-    channels = 1 if layer.kind in ("Conv", "ConvTranspose") else len(shape) - 1
+    channels = 1 if layer.is_convolution else len(shape) - 1
     averaged = tuple(i for i in range(1, len(shape)) if i != channels)
     grid = _grid(value, averaged, option.grid)
     kernel = tuple(shape[i] // grid for i in averaged) if grid > 1 else ()
@@ -234,7 +224,8 @@ def _settled(model: ir.Model, node: ir.Node) -> ir.Value:
     for other in list(model.graph)[order[node] + 1 :]:
         if live.isdisjoint(reads(other)):
             continue
-        if not is_op(other, *_FOLLOWING):
+        row = operator(other)
+        if not (row.activation or row.follows):
             break
         live.update(other.outputs[:1])
         live = {v for v in live if v in outputs or _last_reader(v, order) > order[other]}

@@ -10,7 +10,7 @@ import torch
 
 from compressor.errors import SpecError
 from compressor.graph.layers import graph_layers
-from compressor.graph.values import is_op
+from compressor.graph.operators import operator
 from compressor.models.executor import from_numpy
 from compressor.models.executor.ops.training import LEAST_FACTOR
 from compressor.passes.fuse.draft import Draft
@@ -181,12 +181,12 @@ def norm_factor(node: ir.Node) -> tuple[ir.Value, ir.Value, float]:
 def _norms(draft: Draft) -> dict[str, str]:
     found: dict[str, str] = {}
     for node in draft.model.graph:
-        if not is_op(node, "BatchNormalization") or node.inputs[0] is None:
+        if not operator(node).running_statistics or node.inputs[0] is None:
             continue
         target = find_target(node.inputs[0], node, 1, draft)
         if target is None or not target.weight_is_own:
             continue
-        if target.layer.kind == "ConvTranspose" and target.layer.groups > 1:
+        if target.layer.is_transposed_convolution and target.layer.groups > 1:
             raise SpecError(
                 f"layer {target.layer.name!r}",
                 "is a transposed convolution with groups, whose batch norm cannot stay",
