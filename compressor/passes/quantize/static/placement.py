@@ -20,7 +20,7 @@ _LAYERS = ("layer", "layer-to-codes", "layer-with-zero")
 class Profile:
     """What a runtime does with quantized tensors.
 
-    The table of operators says which of them have integer kernels, and on what terms.
+    Which operators have integer kernels, and on what terms, is in the table of operators.
 
     Attributes:
         target: the runtime's column in the table.
