@@ -117,12 +117,12 @@ def _flowing(
 def _multiplies(node: ir.Node) -> bool:
     """Tell whether a node, or one inside it, is a layer that is not a table."""
     layers = (layer_of(inner) for inner in (node, *inner_nodes(node)))
-    return any(layer is not None and layer.kind != "Gather" for layer in layers)
+    return any(layer is not None and not layer.is_table for layer in layers)
 
 
 def _is_table(node: ir.Node) -> bool:
     layer = layer_of(node)
-    return layer is not None and layer.kind == "Gather"
+    return layer is not None and layer.is_table
 
 
 def _cuts(flowing: Sequence[ir.Node], sources: frozenset[ir.Value]) -> list[tuple[int, str]]:

@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from compressor.graph.code_forms import FLOATS, CodeForm, doubled_e2m1, halved_powers
 from compressor.graph.editing import Attributes, Editor
+from compressor.graph.operators import operator
 from compressor.graph.values import is_op
 from compressor.types.layers import Layer
 from compressor.types.quantized import QuantizedTensor, Scheme
@@ -66,10 +67,10 @@ def obstacle(layer: Layer, scheme: Scheme, opset: int) -> str | None:
     problem = _no_form(scheme)
     if problem is not None:
         return problem
-    if scheme.granularity != "tensor" and layer.kind == "ConvTranspose" and layer.groups > 1:
+    if scheme.granularity != "tensor" and layer.is_transposed_convolution and layer.groups > 1:
         return "its output channels lie along two axes, ConvTranspose has groups"
     if scheme.granularity == "group":
-        if layer.kind == "ConvTranspose" or any(d != 1 for d in layer.shape[2:]):
+        if layer.is_transposed_convolution or any(d != 1 for d in layer.shape[2:]):
             return "blocks of a convolution's kernel are not a form that ONNX has"
         if not scheme.group or layer.columns % scheme.group:
             return f"{layer.columns} columns do not divide into groups of {scheme.group}"
@@ -273,7 +274,7 @@ class Once:
 
 
 def _looks_up_rows(node: ir.Node, codes: Codes) -> bool:
-    if not is_op(node, "Gather") or node.attributes.get_int("axis", 0) != 0:
+    if not operator(node).is_table or node.attributes.get_int("axis", 0) != 0:
         return False
     scheme, layer = codes.scheme, codes.layer
     rows = layer.output_axis == 0 and (scheme.symmetric or scheme.granularity == "group")

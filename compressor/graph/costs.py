@@ -10,9 +10,8 @@ from math import prod
 import onnx_ir as ir
 
 from compressor.graph.layers import layer_of, looked_up, side_tensors, weight_source
+from compressor.graph.operators import operator, operator_named
 from compressor.graph.values import INTEGER_CODES, all_nodes, dims, is_op, static_shape
-
-_PRODUCTS = ("Conv", "ConvInteger", "ConvTranspose", "Gemm", "MatMul", "MatMulInteger")
 
 
 def initializer_bytes(model: ir.Model) -> int:
@@ -47,15 +46,16 @@ def node_macs(node: ir.Node) -> int:
 
     Dynamic axes count as 1. Convolutions and matrix products are counted, as is usual.
     """
-    if node.op_type == "MatMulNBits":
+    row = operator_named(node.op_type)
+    if row.packed:
         given = None if node.inputs[0] is None else dims(node.inputs[0])
         return 0 if given is None else prod(given) * node.attributes.get_int("N", 0)
-    if node.op_type not in _PRODUCTS or not node.outputs:
+    if not row.multiplies or not node.outputs:
         return 0
     output = dims(node.outputs[0])
     if output is None:
         return 0
-    if node.op_type == "ConvTranspose":
+    if row.transposed_weight:
         source, _ = weight_source(node.inputs[1])
         entry = None if node.inputs[0] is None else dims(node.inputs[0])
         weight = None if source is None else static_shape(source)
@@ -63,7 +63,7 @@ def node_macs(node: ir.Node) -> int:
     layer = layer_of(node)
     if layer is not None:
         return prod(output) * layer.columns
-    if node.op_type == "Conv":  # of a weight that the graph computes
+    if row.is_convolution:  # of a weight that the graph computes
         weight = None if node.inputs[1] is None else dims(node.inputs[1])
         return 0 if weight is None else prod(output) * prod(weight[1:])
     first = None if node.inputs[0] is None else dims(node.inputs[0])
@@ -89,7 +89,11 @@ def _packed(model: ir.Model) -> dict[str, int]:
     """Return how many weights an initializer holds whose elements hold several each."""
     found: dict[str, int] = {}
     for node in all_nodes(model.graph):
-        if node.op_type == "MatMulNBits" and len(node.inputs) > 1 and node.inputs[1] is not None:
+        if (
+            operator_named(node.op_type).packed
+            and len(node.inputs) > 1
+            and node.inputs[1] is not None
+        ):
             count = node.attributes.get_int("N", 0) * node.attributes.get_int("K", 0)
             found[node.inputs[1].name or ""] = count
             continue
@@ -102,7 +106,7 @@ def _packed(model: ir.Model) -> dict[str, int]:
 
 
 def _running_statistics(model: ir.Model) -> set[str]:
-    norms = (n for n in all_nodes(model.graph) if is_op(n, "BatchNormalization"))
+    norms = (n for n in all_nodes(model.graph) if operator(n).running_statistics)
     return {v.name for node in norms for v in node.inputs[3:] if v is not None and v.name}
 
 
@@ -115,13 +119,6 @@ def _quantization_parameters(model: ir.Model) -> set[str]:
         elif looked_up(node) is not None and node.inputs[0] is not None:
             names.add(node.inputs[0].name or "")
     return names
-
-
-_VIEWS = ("Constant", "Flatten", "Identity", "Reshape", "Shape", "Size", "Squeeze", "Unsqueeze")
-_ROUNDING = ("QuantizeLinear", "DequantizeLinear")
-_LAYER_PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-_FUSED = ("BatchNormalization", "Clip", "LeakyRelu", "Relu")
-"""What a runtime computes while it writes a product."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +151,7 @@ def node_traffic(node: ir.Node) -> Traffic | None:
     Args:
         node: of a graph without dynamic axes; those that remain count as 1.
     """
-    if is_op(node, *_VIEWS) or _is_fused(node):
+    if operator(node).free or _is_fused(node):
         return Traffic()
     weights = [0, 0.0]
     entering: list[ir.Value] = []
@@ -191,17 +188,18 @@ def _is_fused(node: ir.Node) -> bool:
         return not node.outputs[0].is_graph_output()
     maker = node.inputs[0].producer()
     alone = len(tuple(node.inputs[0].uses())) == 1
-    return is_op(node, *_FUSED) and alone and is_op(maker, *_LAYER_PRODUCTS, *_FUSED)
+    before = operator(maker)
+    return operator(node).fused and alone and (before.is_product or before.fused)
 
 
 def _read(node: ir.Node, source: ir.Value) -> tuple[int, float]:
     """Return how many elements of an initializer a node reads, and their bytes."""
     assert source.const_value is not None
     size, stored = prod(static_shape(source) or ()), float(source.const_value.nbytes)
-    if is_op(node, "Gather") and layer_of(node) is not None:
+    if operator(node).is_table and layer_of(node) is not None:
         rows = prod(dims(node.outputs[0]) or ())  # the table is not read as a whole
         return rows, rows * stored / max(size, 1)
-    if node.op_type == "MatMulNBits":
+    if operator_named(node.op_type).packed:
         size = node.attributes.get_int("N", 0) * node.attributes.get_int("K", 0)
         return (size if source is node.inputs[1] else 0), stored
     return size, stored + sum(_side_bytes(node, source))
@@ -227,7 +225,9 @@ def _stored(value: ir.Value) -> ir.Value:
 def _written(value: ir.Value) -> ir.Value:
     """Return the form in which an activation that a node writes is stored."""
     uses = tuple(value.uses())
-    while len(uses) == 1 and is_op(uses[0].node, *_FUSED, "QuantizeLinear"):
+    while len(uses) == 1 and (
+        operator(uses[0].node).fused or is_op(uses[0].node, "QuantizeLinear")
+    ):
         value = uses[0].node.outputs[0]
         uses = tuple(value.uses())
     return value

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
+from compressor.graph.operators import operator_named
 from compressor.graph.values import INTEGER_CODES, all_nodes, constant_array, is_op
 from compressor.types.tensors import Array
 
@@ -183,9 +184,10 @@ def _parameters(model: ir.Model) -> frozenset[str]:
 
 
 def _folds(node: ir.Node, parameters: frozenset[str]) -> bool:
-    if node.op_type in ("Shape", "Size"):
+    family = operator_named(node.op_type).family
+    if family == "shape":
         return True
-    if node.op_type == "CastLike":
+    if family == "cast-like":
         return node.inputs[0] is not None and node.inputs[0].name not in parameters
     return not any(v is not None and v.name in parameters for v in node.inputs)
 
@@ -193,7 +195,7 @@ def _folds(node: ir.Node, parameters: frozenset[str]) -> bool:
 def _drop_zero_biases(model: ir.Model, parameters: frozenset[str]) -> None:
     """Remove the zero bias that lowering gives to a convolution without one."""
     for node in all_nodes(model.graph):
-        if node.op_type not in ("Conv", "ConvTranspose") or len(node.inputs) < 3:
+        if not operator_named(node.op_type).is_convolution or len(node.inputs) < 3:
             continue
         bias = node.inputs[2]
         if bias is None or bias.name in parameters:

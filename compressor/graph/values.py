@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import onnx_ir as ir
 
+from compressor.graph.operators import operator
 from compressor.types.tensors import Array, TensorSpec
 
 _DEFAULT_DOMAINS = ("", "ai.onnx")
@@ -22,10 +23,6 @@ INTEGER_CODES = frozenset(
 )
 """Element types that hold the codes of quantized weights, floats excluded."""
 
-_MOVERS = frozenset(
-    {"Flatten", "Identity", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
-)
-
 
 def all_nodes(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
     """Yield every node in the order of execution, those of subgraphs included."""
@@ -39,7 +36,8 @@ def is_op(node: ir.Node | None, *op_types: str) -> bool:
 
 def moved(node: ir.Node) -> ir.Value | None:
     """Return the input whose elements a node's output holds and no others, if there is one."""
-    return node.inputs[0] if is_op(node, *_MOVERS) else None
+    moves = operator(node).moves
+    return node.inputs[0] if moves in ("same", "shape", "order", "some") else None
 
 
 def maker_behind(

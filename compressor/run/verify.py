@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from compressor.errors import ArtifactError
-from compressor.graph.values import all_nodes, is_op
+from compressor.graph.operators import operator
+from compressor.graph.values import all_nodes
 from compressor.run.artifacts import Artifact
 from compressor.run.evaluate import Evaluation, check_finite, ratio_db
 from compressor.run.memory import artifact_memory
@@ -252,7 +253,7 @@ def _latency(workspace: Workspace, artifact: Artifact, final: Carrier) -> list[d
 def _timed_inputs(workspace: Workspace, final: Carrier, count: int) -> list[Batch]:
     """Return one batch; single samples, where the time may depend on what is in them."""
     data = workspace.evaluation
-    branches = any(is_op(node, "If", "Loop") for node in all_nodes(final.graph().graph))
+    branches = any(operator(node).branches for node in all_nodes(final.graph().graph))
     if count > 1 or data is None or not branches:
         return [workspace.sample(count)]
     names = [i.name for i in workspace.plan.model.carrier.inputs]

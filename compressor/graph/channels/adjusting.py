@@ -12,6 +12,7 @@ from compressor.graph.channels.flow import Flow
 from compressor.graph.channels.lengths import written
 from compressor.graph.channels.picking import gather_places, pad_widths, slice_places
 from compressor.graph.editing import Attributes, Editor
+from compressor.graph.operators import operator
 from compressor.graph.values import constant_array, is_op
 from compressor.types.channels import Flags
 from compressor.types.tensors import Array
@@ -194,15 +195,18 @@ class Adjuster:
         touched = any(self._mask(v) for v in (*node.inputs, *node.outputs))
         if not touched or node.domain not in ("", "ai.onnx"):
             return
+        row = operator(node)
+        if row.family == "shape":
+            self._given.restore(node, self._mask(node.inputs[0]))
+        elif row.is_convolution:
+            self._count(node, "group", self._mask(node.inputs[1]).get(0))
+        elif row.moves == "padded":
+            self._pad(node)
         match node.op_type:
             case "Constant":
                 self._constant(node)
-            case "Shape" | "Size":
-                self._given.restore(node, self._mask(node.inputs[0]))
             case "Reshape" | "Expand" | "ConstantOfShape" | "Tile":
                 self._shape(node)
-            case "Conv" | "ConvTranspose":
-                self._count(node, "group", self._mask(node.inputs[1]).get(0))
             case "GroupNormalization":
                 self._count(node, "num_groups", self._mask(node.inputs[0]).get(1))
             case "Split":
@@ -211,8 +215,6 @@ class Adjuster:
                 self._slice(node)
             case "Gather":
                 self._gather(node)
-            case "Pad":
-                self._pad(node)
             case "Resize":
                 self._resize(node)
             case "Squeeze":

@@ -8,11 +8,10 @@ import onnx_ir as ir
 
 from compressor.graph.channels.flow import UNKNOWN, Flow
 from compressor.graph.channels.labels import Family, along, depends_on, reshaped
+from compressor.graph.operators import operator
 from compressor.graph.values import is_op
 from compressor.types.channels import Role, Units
 
-SUMS = ("ReduceSum", "ReduceL1", "ReduceL2", "ReduceSumSquare")
-"""Reductions that are the same without what is zero."""
 _STATISTICS: tuple[Role, ...] = ("norm-scale", "norm-shift", "norm-mean", "norm-variance")
 
 
@@ -111,7 +110,7 @@ def reduction(flow: Flow, node: ir.Node) -> None:
     reduced = [axis % len(before) for axis in axes] or list(range(len(before)))
     if node.op_type in ("ArgMax", "ArgMin"):
         flow.freeze(_over(found, reduced), node, "counts channels")
-    elif node.op_type in SUMS:
+    elif operator(node).adds:
         flow.sum_over(found, reduced)
     else:
         flow.mix_over(found, reduced, node)

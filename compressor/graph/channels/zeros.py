@@ -13,28 +13,13 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.graph.channels.flow import Flow
-from compressor.graph.channels.normalizing import SUMS
 from compressor.graph.channels.products import terms
+from compressor.graph.operators import operator, operator_named
 from compressor.graph.values import is_op
 from compressor.types.channels import Units
 
 Axes = Mapping[str, tuple[Units | None, ...]]
 Place = tuple[str, int]
-
-_AWAY = {
-    *("Sigmoid", "HardSigmoid", "Softplus", "Exp", "Cos", "Acos", "Cosh", "Reciprocal", "Log"),
-    *("Not", "IsNaN", "IsInf", "Softmax", "LogSoftmax", "Hardmax", "BitwiseNot"),
-    *("ReduceLogSum", "ReduceLogSumExp", "ArgMax", "ArgMin"),
-    *("QuantizeLinear", "DequantizeLinear", "GroupNormalization"),
-}
-"""Make something else of zero, or may."""
-_ADDED = ("Add", "Sub", "Min", "Max", "Sum", "Mean", "BitwiseOr", "BitwiseXor", "Or", "Xor")
-_FIRST = ("Div", "Mod", "PRelu", "Pow")
-_COMPARED = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
-_NORMS = (
-    *("BatchNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization"),
-    "SimplifiedLayerNormalization",
-)
 
 
 class Zeros:
@@ -93,31 +78,33 @@ class Zeros:
         """Return whether an output is zero along an axis, as the node's inputs are."""
         rank = len(self._flow.shape(node.outputs[0]) or ())
         inputs = [v for v in node.inputs if v is not None]
-        if node.op_type in _AWAY or node.op_type in _COMPARED or not inputs:
-            return is_op(node, "ConstantOfShape") and self._blank(node)
-        if node.op_type in _ADDED:
-            return all(self._holds(v, axis, units, rank) for v in inputs)
-        if node.op_type in ("Mul", "And", "BitwiseAnd"):
-            return any(self._holds(v, axis, units, rank) for v in inputs)
-        if node.op_type in _FIRST:
-            return self._holds(inputs[0], axis, units, rank)
-        match node.op_type:
-            case "Where":
+        if not inputs:
+            return False
+        match operator_named(node.op_type).zeros:
+            case "lost":
+                return False
+            case "all":
+                return all(self._holds(v, axis, units, rank) for v in inputs)
+            case "any":
+                return any(self._holds(v, axis, units, rank) for v in inputs)
+            case "first":
+                return self._holds(inputs[0], axis, units, rank)
+            case "branches":
                 return all(self._holds(v, axis, units, rank) for v in inputs[1:])
-            case "Concat":
+            case "parts":
                 return all(self._part(v, units) for v in inputs)
-            case "Clip" | "Pad":
+            case "bounds":
                 return self._among(inputs[0], units) and self._numbers(node)
-            case "Expand" | "ConstantOfShape":
+            case "repeated":
                 return self._among(inputs[0], units) or self._blank(node)
-            case "Conv" | "ConvTranspose" | "Gemm":
+            case "biased":
                 bias = node.inputs[2] if len(node.inputs) > 2 else None
                 factors = any(self._among(v, units) for v in node.inputs[:2])
                 return factors and (bias is None or self._among(bias, units))
-            case "MatMul" | "Einsum":
+            case "factors":
                 return any(self._among(v, units) for v in inputs)
-        if node.op_type in _NORMS:
-            return all(self._among(v, units) for v in inputs[1:3]) and len(inputs) > 1
+            case "affine":
+                return all(self._among(v, units) for v in inputs[1:3]) and len(inputs) > 1
         return self._among(inputs[0], units)
 
     def _part(self, value: ir.Value, units: Units) -> bool:
@@ -131,7 +118,7 @@ class Zeros:
     def _numbers(self, node: ir.Node) -> bool:
         """Return whether zero stays zero between the bounds of a ``Clip``, or beside a ``Pad``."""
         given = [None if v is None else self._flow.lengths.constant(v) for v in node.inputs[1:]]
-        if is_op(node, "Pad"):
+        if operator(node).moves == "padded":
             filled = given[1] if len(given) > 1 else None
             absent = len(node.inputs) < 3 or node.inputs[2] is None
             return absent or (filled is not None and not filled.any())
@@ -145,7 +132,7 @@ class Zeros:
 
     def _blank(self, node: ir.Node) -> bool:
         """Return whether a node repeats zero."""
-        if is_op(node, "Expand"):
+        if len(node.inputs) > 1:  # what Expand repeats; ConstantOfShape has an attribute
             known = self._flow.lengths.constant(node.inputs[0])
             return known is not None and not known.any()
         value = node.attributes.get("value")
@@ -154,13 +141,13 @@ class Zeros:
     def _compare(self, node: ir.Node) -> None:
         """Note what a node adds up, or divides by, where that differs from a removal."""
         units: list[Units] = []
-        if node.op_type in SUMS:
+        row = operator_named(node.op_type)
+        if row.adds:
             units = list(self._gone(node.inputs[0], node.outputs[0]))
-        elif node.op_type in ("Reciprocal", "Log", "ReduceLogSum", "Pow"):
-            units = list(self._zeros_of(node.inputs[0])) if self._undefined(node) else []
-        elif node.op_type in ("Div", "Mod"):
-            units = list(self._zeros_of(node.inputs[1]))
-        elif is_op(node, "MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"):
+        elif row.undefined_at_zero is not None:
+            places = self._zeros_of(node.inputs[row.undefined_at_zero])
+            units = list(places) if self._undefined(node) else []
+        elif operator(node).family == "product":
             units = list(self._factors(node))
         found = [line[line >= 0] for line in units]
         if any(len(line) for line in found):
@@ -194,15 +181,14 @@ class Zeros:
             return
         first, second = node.inputs[0], node.inputs[1]
         places: list[tuple[ir.Value | None, int]]
-        if is_op(node, "MatMul"):
-            places = [(first, -1), (second, -2)]
-        elif is_op(node, "Gemm"):
+        row = operator(node)
+        if not row.is_convolution:  # MatMul has no such attributes
             left, right = (node.attributes.get_int(name, 0) for name in ("transA", "transB"))
             places = [(first, -2 if left else -1), (second, -1 if right else -2)]
         else:
             if node.attributes.get_int("group", 1) > 1:
                 return  # what a group reads goes with what it writes
-            places = [(first, 1), (second, 1 if is_op(node, "Conv") else 0)]
+            places = [(first, 1), (second, 0 if row.transposed_weight else 1)]
         if not any(self._zero(value, axis) for value, axis in places):
             for value, axis in places:
                 units = self._units(value, axis)

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from compressor.errors import ModelError
 from compressor.files import scratch
+from compressor.graph.operators import operator
 from compressor.graph.values import all_nodes, is_op, value_by_name
 from compressor.models.executor import GraphModule
 from compressor.models.torch.matching import TorchRunner
@@ -238,9 +239,6 @@ def _first_line(error: Exception) -> str:
     return re.sub(_PREFIX, "", line)[:300]
 
 
-_READS_CODES = ("Cast", "CastLike", "DequantizeLinear", "Identity")
-
-
 def runner_of(model: ir.Model, taps: Sequence[str]) -> Runner:
     """Start what runs a graph: ONNX Runtime, or PyTorch for what that has no kernels for.
 
@@ -260,11 +258,17 @@ def runner_of(model: ir.Model, taps: Sequence[str]) -> Runner:
     return TorchRunner(GraphModule(model).eval(), "the graph")
 
 
+def _reads_codes(node: ir.Node) -> bool:
+    row = operator(node)
+    same = row.moves in ("same", "type") or row.family == "cast-like"
+    return same or is_op(node, "DequantizeLinear")
+
+
 def computes_in_bfloat16(model: ir.Model) -> bool:
     """Tell whether an operator works on bfloat16, beside those that only read a stored weight."""
     return any(
         value is not None and value.dtype == ir.DataType.BFLOAT16
         for node in all_nodes(model.graph)
-        if not is_op(node, *_READS_CODES)
+        if not _reads_codes(node)
         for value in (*node.inputs, *node.outputs)  # a file may say types of its weights alone
     )

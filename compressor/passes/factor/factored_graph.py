@@ -15,7 +15,7 @@ from compressor.errors import SpecError
 from compressor.graph.costs import node_macs
 from compressor.graph.editing import Editor
 from compressor.graph.layers import layers_with_nodes
-from compressor.graph.values import is_op
+from compressor.graph.operators import operator
 from compressor.types.carrier import Carrier
 from compressor.types.layer_rules import resolve_rules, skip_reason
 from compressor.types.layers import Layer
@@ -134,13 +134,13 @@ def choose(
 
 def obstacle(model: ir.Model, layer: Layer, node: ir.Node) -> str:
     """Return why a layer cannot become two smaller ones; empty if it can."""
-    if layer.kind == "Gather":
+    if layer.is_table:
         return "a table is looked up, not multiplied"
     if layer.dtype not in _FLOATS:
         return f"its weight is {layer.dtype}"
     if node.graph is not model.graph or layer.weight not in model.graph.initializers:
         return "it lies in a subgraph"
-    if layer.kind == "ConvTranspose":
+    if layer.is_transposed_convolution:
         return "a transposed convolution is not factored"
     if layer.groups > 1:
         return f"a convolution of {layer.groups} groups is not factored"
@@ -226,7 +226,7 @@ def sole_path(node: ir.Node, index: int = 1) -> list[ir.Node] | None:
         if value.is_initializer():
             return path[::-1]
         maker = value.producer()
-        if maker is None or not is_op(maker, *_VIEWS):
+        if maker is None or operator(maker).moves not in ("same", "order"):
             return None
         path.append(maker)
         value = maker.inputs[0]
@@ -262,7 +262,7 @@ def factored(model: ir.Model, factors: Sequence[Factors]) -> tuple[ir.Model, tup
 def _split(editor: Editor, node: ir.Node, factors: Factors) -> tuple[str, str]:
     layer, views = factors.layer, sole_path(node)
     assert views is not None, "the layer has a weight of its own"
-    swapped = sum(view.op_type == "Transpose" for view in views) % 2 == 1
+    swapped = sum(operator(view).moves == "order" for view in views) % 2 == 1
     weight, old = node.inputs[1], editor.model.graph.initializers[layer.weight]
     assert weight is not None
     down_name, up_name = factor_names(layer.name, editor.model.graph.initializers)
@@ -280,14 +280,14 @@ def _split(editor: Editor, node: ir.Node, factors: Factors) -> tuple[str, str]:
         first, second = (_turned(editor, node, value) for value in (down, up))
     output = node.outputs[0]
     attributes = {name: a.value for name, a in node.attributes.items()}
-    if node.op_type == "Gemm":
+    if layer.is_linear:
         attributes = {k: v for k, v in attributes.items() if k in ("transA", "transB")}
         node.attributes.pop("transA", None)
-    elif node.op_type == "Conv":
+    elif layer.is_convolution:
         node.attributes.clear()
         node.attributes["kernel_shape"] = ir.AttrInt64s("kernel_shape", [1] * len(layer.shape[2:]))
     narrow = editor.node(node.op_type, [node.inputs[0], first], down_name, output.dtype, attributes)
-    narrow.outputs[0].shape = _between(output, 1 if layer.kind == "Conv" else -1, factors.rank)
+    narrow.outputs[0].shape = _between(output, 1 if layer.is_convolution else -1, factors.rank)
     node.prepend([narrow])
     node.replace_input_with(0, narrow.outputs[0])
     node.replace_input_with(1, second)
@@ -299,7 +299,7 @@ def _split(editor: Editor, node: ir.Node, factors: Factors) -> tuple[str, str]:
 
 def _stored(layer: Layer, matrix: Tensor, narrow: bool) -> Tensor:
     """Return a factor in the form in which the layer's weight is stored."""
-    if layer.kind == "Conv":
+    if layer.is_convolution:
         form = (*matrix.shape, *[1] * len(layer.shape[2:])) if narrow else (-1, *layer.shape[1:])
         return matrix.reshape(form)
     return matrix.T if layer.transposed else matrix

@@ -12,6 +12,7 @@ import torch
 
 from compressor.errors import ModelError
 from compressor.graph.layers import layer_of
+from compressor.graph.operators import operator
 from compressor.graph.values import constant_of, is_op, static_shape
 from compressor.passes.fuse.draft import Draft, bypass, input_of, rank, replace, sole_reader
 from compressor.types.layers import Layer
@@ -109,7 +110,7 @@ def fold_affine(node: ir.Node, draft: Draft) -> bool:
 
 
 def _batch_norm_step(node: ir.Node) -> Step | None:
-    if not is_op(node, "BatchNormalization") or len(node.inputs) != 5:
+    if not operator(node).running_statistics or len(node.inputs) != 5:
         return None
     if node.attributes.get_int("training_mode", 0) or any(v.uses() for v in node.outputs[1:]):
         return None
@@ -141,7 +142,7 @@ def _batch_norm_name(node: ir.Node) -> str:
 
 
 def _arithmetic_step(node: ir.Node) -> Step | None:
-    if not is_op(node, "Add", "Sub", "Mul", "Div") or len(node.inputs) != 2:
+    if operator(node).family != "arithmetic" or len(node.inputs) != 2:
         return None
     first, second = node.inputs
     if is_op(node, "Add", "Mul") and constant_of(first) is not None:
@@ -176,7 +177,7 @@ def _fold(step: Step, draft: Draft) -> bool:
     if target is None or not _length_fits(step, target):
         return False
     layer = target.layer
-    bare = target.node.op_type == "MatMul" and target.bias_node is None
+    bare = layer.bias_is_separate and target.bias_node is None
     if bare and step.shifts and (not step.scales or target.passed):
         return False  # the term is the layer's bias already, or would need a place to go
     if step.scales and target.obstacle:
@@ -221,9 +222,6 @@ def _scale_weight(step: Step, target: Target, draft: Draft) -> None:
 
 def _wide(tensor: ir.TensorProtocol) -> torch.Tensor:
     return torch.from_numpy(np.array(tensor.numpy(), dtype=np.float64))
-
-
-_KINDS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
 @dataclass(frozen=True)
@@ -300,7 +298,7 @@ def find_target(value: ir.Value, reader: ir.Node, axis: int | None, draft: Draft
                 why = "its output has other readers, so what follows stays apart"
                 draft.kept(layer.name, why)
             return None
-        if is_op(node, "Transpose") and bias_node is None:
+        if operator(node).moves == "order" and bias_node is None:
             perm = node.attributes.get_ints("perm", None)
             if perm is None:
                 return None
@@ -313,11 +311,11 @@ def find_target(value: ir.Value, reader: ir.Node, axis: int | None, draft: Draft
         reader = node
         value = next(v for v in node.inputs if v is not None and constant_of(v) is None)
     layer = _layer(node)
-    if layer is None or (bias_node is not None and layer.kind != "MatMul"):
+    if layer is None or (bias_node is not None and not layer.bias_is_separate):
         return None
     count = rank(node.outputs[0])
     last = None if count is None else count - 1
-    if axis not in (None, last if layer.kind == "MatMul" else 1) or not _bias_fits(node, layer):
+    if axis not in (None, last if layer.bias_is_separate else 1) or not _bias_fits(node, layer):
         return None
     return Target(layer, node, bias_node, tuple(passed))
 
@@ -361,7 +359,7 @@ def _attach(target: Target, old: ir.Value | None, value: ir.Value) -> None:
         target.node.attributes.pop("beta")
     if target.bias_node is not None:
         node.replace_input_with(node.inputs.index(old), value)
-    elif node.op_type != "MatMul":
+    elif not target.layer.bias_is_separate:
         if len(node.inputs) < 3:
             node.resize_inputs(3)
         node.replace_input_with(2, value)
@@ -376,7 +374,7 @@ def _is_bias(node: ir.Node) -> bool:
     if len(constants) != 1 or len(others) != 1 or others[0] is None:
         return False
     shape = None if constants[0] is None else static_shape(constants[0])
-    return is_op(others[0].producer(), "MatMul") and shape is not None and len(shape) == 1
+    return operator(others[0].producer()).bias_is_separate and shape is not None and len(shape) == 1
 
 
 def _bias_fits(node: ir.Node, layer: Layer) -> bool:
@@ -391,4 +389,4 @@ def _bias_fits(node: ir.Node, layer: Layer) -> bool:
 
 
 def _layer(node: ir.Node) -> Layer | None:
-    return layer_of(node) if is_op(node, *_KINDS) else None
+    return layer_of(node) if operator(node).is_product else None

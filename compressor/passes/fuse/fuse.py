@@ -11,7 +11,8 @@ from pydantic import Field
 
 from compressor.errors import ModelError
 from compressor.graph.layers import graph_layers
-from compressor.graph.values import all_nodes, is_op
+from compressor.graph.operators import operator
+from compressor.graph.values import all_nodes
 from compressor.passes.fuse import simplify
 from compressor.passes.fuse.absorb import fold_affine, fold_batch_norm
 from compressor.passes.fuse.draft import Draft, Rule
@@ -217,7 +218,7 @@ def _notes(carrier: Carrier, draft: Draft) -> tuple[str, ...]:
         notes = [_NOTHING]
     else:
         notes = [f"{before} operators became {after}"]
-    left = sum(is_op(n, "BatchNormalization") for n in all_nodes(draft.model.graph))
+    left = sum(operator(n).running_statistics for n in all_nodes(draft.model.graph))
     if left:
         many = "batch-norm stays" if left == 1 else "batch-norms stay"
         notes.append(f"{left} {many}: before it is no layer that could take it over")

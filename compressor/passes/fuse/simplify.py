@@ -19,14 +19,13 @@ from onnxscript.rewriter import RewritePass
 from onnxscript.rewriter.rules import common as rules
 
 from compressor.graph.layers import layer_name, lookups_of
-from compressor.graph.values import all_nodes, constant_of, is_op, static_shape
+from compressor.graph.operators import operator
+from compressor.graph.values import all_nodes, constant_of, static_shape
 from compressor.passes.fuse.draft import Draft, node_graph, sole_reader
 from compressor.types.tensors import Array
 
 _FOLD_LIMIT = 1 << 16
 """Elements of a constant that may be computed ahead; larger ones would bloat the file."""
-
-_RANDOM = ("Bernoulli", "Dropout", "Multinomial")
 
 
 def inline_functions(model: ir.Model) -> None:
@@ -52,7 +51,7 @@ def fold(model: ir.Model) -> tuple[bool, Mapping[ir.Value, Any]]:
         onnx_shape_inference=True,
         input_size_limit=_FOLD_LIMIT,
         output_size_limit=_FOLD_LIMIT,
-        should_fold=lambda node: False if is_op(node, *_RANDOM) else None,
+        should_fold=lambda node: False if operator(node).random else None,
     )
     return bool(result), result.symbolic_value_map
 
@@ -90,7 +89,7 @@ def remove_unused(model: ir.Model) -> bool:
 
 def share_expressions(model: ir.Model) -> bool:
     """Compute equal expressions once; return whether there were any."""
-    if any(is_op(node, *_RANDOM) for node in all_nodes(model.graph)):
+    if any(operator(node).random for node in all_nodes(model.graph)):
         return False
     return common.CommonSubexpressionEliminationPass()(model).modified
 
@@ -110,13 +109,6 @@ def quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-_VIEWS = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
-_MATHS = (
-    "Abs", "Add", "Concat", "Div", "Exp", "Gather", "Log", "Mul", "Neg", "Pow", "Reciprocal",
-    "ReduceL2", "ReduceMax", "ReduceMean", "ReduceSum", "ReduceSumSquare", "Sigmoid", "Slice",
-    "Softplus", "Split", "Sqrt", "Sub", "Tanh",
-)  # fmt: skip
-
 _SMALL = 4096
 """Bytes that a result may be larger than what it makes superfluous."""
 
@@ -134,16 +126,22 @@ def fold_parameters(draft: Draft) -> None:
             draft.counts["fold_parameters"] += 1
 
 
+def _is_view(node: ir.Node) -> bool:
+    """Whether a node only gives a parameter another type, shape or order."""
+    return operator(node).moves in ("same", "type", "shape", "order")
+
+
 def _foldable(node: ir.Node, draft: Draft) -> bool:
     """Whether a node depends on constants only, one of them a parameter."""
-    if not is_op(node, *_VIEWS, *_MATHS) or node.graph is None:
+    if not (_is_view(node) or operator(node).folds) or node.graph is None:
         return False
     inputs = [value for value in node.inputs if value is not None]
     if any(constant_of(value) is None or value.is_graph_input() for value in inputs):
         return False
     if not any(value in draft.parameters for value in inputs):
         return False
-    if is_op(node, "Cast") and any(lookups_of(inputs[0])):  # codes are as small as it gets
+    # Codes are as small as it gets.
+    if operator(node).moves == "type" and any(lookups_of(inputs[0])):
         return False
     return all(
         value.dtype is not None and static_shape(value) is not None and not value.is_graph_output()
@@ -194,7 +192,7 @@ def _fold(node: ir.Node, draft: Draft) -> None:
         )
         source = parameters[0]
         made = draft.initializer(tensor, name)
-        if is_op(node, "Transpose") and name == source.name and len(shape) == 2:
+        if operator(node).moves == "order" and name == source.name and len(shape) == 2:
             draft.did(layer_name(name), "store the weight transposed")
         draft.parameters.add(made)
         output.replace_all_uses_with(made)
@@ -205,7 +203,7 @@ def _names(node: ir.Node, parameters: list[ir.Value], draft: Draft) -> list[str]
     """Name the results after the parameters they come from."""
     names = [value.name or "" for value in parameters]
     if len(names) == 1:
-        if is_op(node, *_VIEWS) and sole_reader(parameters[0]) is node:
+        if _is_view(node) and sole_reader(parameters[0]) is node:
             return names
         taken = draft.model.graph.initializers
         free = (f"{names[0]}.{i}" for i in count() if f"{names[0]}.{i}" not in taken)

@@ -19,6 +19,7 @@ from compressor.errors import SpecError
 from compressor.graph.codes import Codes, obstacle, read_through, store_codes
 from compressor.graph.editing import Attributes, Editor
 from compressor.graph.layers import layers_with_nodes
+from compressor.graph.operators import operator_named
 from compressor.passes.quantize.maths.affine import absmax_parameters, quantize
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
@@ -40,11 +41,11 @@ _CONVOLUTION_ATTRIBUTES = ("auto_pad", "dilations", "group", "kernel_shape", "pa
 
 def unfit(layer: Layer, node: ir.Node, *, convolutions: bool) -> str:
     """Return why a node that multiplies with a weight cannot be integer; empty if it can."""
-    if layer.kind == "ConvTranspose":
+    if layer.is_transposed_convolution:
         return "ONNX has no integer ConvTranspose"
-    if layer.kind == "Conv" and not convolutions:
+    if layer.is_convolution and not convolutions:
         return "a convolution, and the option convolutions is off"
-    if layer.kind == "Gemm":
+    if layer.is_linear:
         attributes = node.attributes
         plain = attributes.get_float("alpha", 1.0) == 1.0 == attributes.get_float("beta", 1.0)
         if not plain or attributes.get_int("transA", 0) != 0:
@@ -103,7 +104,7 @@ class DynamicWriter:
         activation, scale, zero = self._activation(graph, node, source)
         chain = _Chain(self._editor, output.name or "")
         weight, weight_scale = self._weight(chain, layer, codes)
-        convolution = layer.kind == "Conv"
+        convolution = layer.is_convolution
         integers = chain.add(
             "ConvInteger" if convolution else "MatMulInteger",
             [activation, weight, zero],
@@ -126,7 +127,7 @@ class DynamicWriter:
 
     def _weight(self, chain: _Chain, layer: Layer, codes: Codes) -> tuple[ir.Value, ir.Value]:
         """Return the codes and their scale in the form that the integer operator wants."""
-        if layer.kind == "Conv":
+        if layer.is_convolution:
             if codes.scheme.granularity == "tensor":
                 return codes.codes, codes.scale
             form = [codes.scale, self._channels(layer)]
@@ -175,7 +176,7 @@ def _is_direct(weight: ir.Value | None) -> bool:
     """Whether a weight comes from its initializer through transposes alone."""
     while weight is not None and not weight.is_initializer():
         node = weight.producer()
-        if node is None or node.op_type not in ("Transpose", "Identity"):
+        if node is None or operator_named(node.op_type).moves not in ("same", "order"):
             return False
         weight = node.inputs[0]
     return weight is not None
@@ -277,7 +278,7 @@ class QuantizeDynamic(GraphPass):
         problem = obstacle(layer, self._scheme, model.opset_imports.get("", 0))
         if problem:
             return problem
-        multiplied = [(other, node) for other, node in readers if other.kind != "Gather"]
+        multiplied = [(other, node) for other, node in readers if not other.is_table]
         if not multiplied:
             return "a table is looked up, not multiplied"
         for other, node in multiplied:
@@ -302,7 +303,7 @@ class QuantizeDynamic(GraphPass):
             compute: Callable[[], QuantizedTensor] = partial(_rounded, carrier, layer, self._scheme)
             codes = store_codes(editor, layer, self._scheme, compute)
             for reader, node in readers[layer.weight]:
-                if reader.kind != "Gather":
+                if not reader.is_table:
                     writer.replace(node, reader, codes)
             read_through(editor, weight, codes)
             stored.append(codes)

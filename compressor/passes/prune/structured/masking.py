@@ -12,7 +12,7 @@ import torch
 
 from compressor.errors import DataError, ModelError
 from compressor.graph.editing import Editor
-from compressor.graph.values import is_op
+from compressor.graph.operators import operator
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.channels import ChannelGroup, ChannelMap, Flags
 from compressor.types.tensors import Array, Batch
@@ -255,7 +255,7 @@ class PooledMoments:
 def batch_norms(model: ir.Model) -> Iterator[ir.Node]:
     """Yield the batch normalizations of the main graph whose statistics are parameters."""
     for node in model.graph:
-        if is_op(node, "BatchNormalization") and len(node.outputs) == 1:
+        if operator(node).running_statistics and len(node.outputs) == 1:
             value, mean, variance = node.inputs[0], node.inputs[3], node.inputs[4]
             shaped = value is not None and value.shape is not None
             held = all(v is not None and v.is_initializer() for v in (mean, variance))

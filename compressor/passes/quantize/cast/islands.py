@@ -10,17 +10,15 @@ import onnx_ir.passes.common as common
 
 from compressor.graph.editing import inner_nodes
 from compressor.graph.layers import layer_of
+from compressor.graph.operators import operator, operator_named
 from compressor.graph.values import constant_of, is_op
 from compressor.passes.quantize.cast.precision import (
-    BOUNDED,
     CODES,
-    FOLLOWERS,
-    INTEGER_PRODUCTS,
-    ISLANDS,
     PLACE,
     admits,
     bound_outputs,
     extreme,
+    float32_reason,
 )
 
 
@@ -102,7 +100,7 @@ class FloatIslands:
             return ""
         # The bias of a product without one of its own belongs to it.
         product = next((v.producer() for v in node.inputs if v is not None and v.producer()), None)
-        owner = layer_of(product) if is_op(product, "MatMul") and product is not None else None
+        owner = layer_of(product) if operator(product).bias_is_separate and product else None
         alone = any(v is not None and v.is_initializer() for v in node.inputs)
         return skipped.get(owner.weight, "") if owner is not None and alone else ""
 
@@ -111,10 +109,9 @@ class FloatIslands:
             return "holds a subgraph"
         if node.domain not in ("", "ai.onnx"):
             return f"is an operator of {node.domain}"
-        if node.op_type in ISLANDS:
-            return ISLANDS[node.op_type]
-        if self._serves_codes(node):
-            return CODES
+        reason = float32_reason(node.op_type)
+        if reason or self._serves_codes(node):
+            return reason or CODES
         positions = self._float_positions(node)
         name = self.narrow.name.lower()
         if not is_transparent(node) and not admits(name, node.op_type, self._opset, positions):
@@ -132,7 +129,7 @@ class FloatIslands:
             return False
         scaled = [p for p in producers if p is not None and is_op(p, "Cast", "Mul")]
         before = [v.producer() for p in scaled for v in p.inputs if v is not None]
-        return any(is_op(p, *INTEGER_PRODUCTS) for p in (*producers, *before))
+        return any(operator(p).unscaled for p in (*producers, *before))
 
     def _keep_places(self) -> None:
         """Keep what is computed from integers alone: positions, angles, masks."""
@@ -167,7 +164,8 @@ class FloatIslands:
                     large.append(node)
         passed = set(large)
         for node in large:
-            if node.op_type in BOUNDED or node.op_type not in FOLLOWERS:
+            row = operator_named(node.op_type)
+            if row.bounded or row.float16 != "cheap":
                 continue
             readers = (reader for value in node.outputs for reader in self._float_readers(value))
             for reader in readers:
@@ -184,7 +182,8 @@ class FloatIslands:
             if node.graph is not self.model.graph or is_transparent(node):
                 continue
             readers.append(node)
-            if value.is_initializer() and is_op(node, "Transpose", "Identity", "Reshape"):
+            views = operator(node).moves in ("same", "order") or is_op(node, "Reshape")
+            if value.is_initializer() and views:
                 readers.extend(self._float_readers(node.outputs[0]))
         return readers
 
@@ -211,8 +210,9 @@ class FloatIslands:
                     self._keep(member, "lies between float32 operators")
 
     def _follows(self, node: ir.Node) -> bool:
-        layer = node.op_type == "Gather" and layer_of(node) is not None
-        return node.op_type in FOLLOWERS and self.is_half(node) and not layer
+        row = operator_named(node.op_type)
+        layer = row.is_table and layer_of(node) is not None
+        return row.float16 == "cheap" and self.is_half(node) and not layer
 
     def _around(self, node: ir.Node) -> Iterator[ir.Node | None]:
         """Yield what a node exchanges float32 tensors with; ``None`` is float32 for certain."""
@@ -240,7 +240,7 @@ def is_transparent(node: ir.Node) -> bool:
     """Whether a node takes any type and gives none that depends on it."""
     if is_op(node, "Cast"):
         return node.attributes.get_int("to", 0) != ir.DataType.FLOAT.value
-    return is_op(node, "Shape", "Size")
+    return operator(node).family == "shape"
 
 
 def value_types(model: ir.Model) -> dict[ir.Value, ir.DataType]:

@@ -18,7 +18,6 @@ import onnx_ir as ir
 import torch
 
 from compressor.graph.editing import Editor
-from compressor.graph.values import is_op
 from compressor.types.layers import Layer
 from compressor.types.statistics import ChannelGrid, Moments
 from compressor.types.tensors import Array
@@ -56,9 +55,11 @@ def pixel_inputs(model: ir.Model, readers: Mapping[ir.Node, Layer]) -> tuple[Pix
     for value in model.graph.inputs:
         uses = list(value.uses())
         node = uses[0].node if len(uses) == 1 else None
-        if node is None or not is_op(node, "Conv") or node not in readers:
+        if node is None or node not in readers:
             continue
         layer = readers[node]
+        if not layer.is_convolution or layer.is_transposed_convolution:
+            continue
         explicit = node.attributes.get_string("auto_pad", "NOTSET") == "NOTSET"
         plain = layer.groups == 1 and layer.dtype == "float32" and value.dtype == ir.DataType.FLOAT
         unshared = all(v is None or _is_read_once(v) for v in node.inputs[1:])

@@ -163,7 +163,7 @@ class StaticSettings:
                 reasons[layer.name] = reason
                 continue
             granularity = (rule and rule.granularity) or self.weights.granularity
-            if layer.kind == "ConvTranspose" and layer.groups > 1:
+            if layer.is_transposed_convolution and layer.groups > 1:
                 granularity = "tensor"
             bits = (rule and rule.bits) or self.weights.bits
             schemes[layer.name] = Scheme(
@@ -322,11 +322,9 @@ def _kept(layer: Layer, node: ir.Node, profile: Profile) -> str:
     if layer.dtype in _CODE_TYPES:
         return ALREADY
     if node.op_type not in profile.layers:
-        table = node.op_type == "Gather"
-        return profile.kept.get(
-            node.op_type, "a table is looked up, not multiplied" if table else "no integer kernel"
-        )
-    if node.op_type == "Gemm":
+        other = "a table is looked up, not multiplied" if layer.is_table else "no integer kernel"
+        return profile.kept.get(node.op_type, other)
+    if layer.is_linear:
         plain = (
             node.attributes.get_float("alpha", 1.0) == 1.0
             and node.attributes.get_float("beta", 1.0) == 1.0

@@ -11,6 +11,7 @@ import onnx_ir as ir
 import torch
 
 from compressor.graph.codes import attach_codes, write_out_zero_point
+from compressor.graph.operators import operator
 from compressor.graph.values import constant_array, value_by_name
 from compressor.passes.quantize.static.placement import Placement, quantized_source
 from compressor.passes.quantize.static.settings import ActivationCode, Decision
@@ -227,7 +228,8 @@ def _read_codes(
     for node in moves:
         readers = list(node.outputs[0].uses())
         node.replace_input_with(0, codes)
-        if node.op_type == "Pad" and node.attributes.get_string("mode", "constant") == "constant":
+        mode = node.attributes.get_string("mode", "constant")
+        if operator(node).moves == "padded" and mode == "constant":
             if len(node.inputs) < 3:
                 node.resize_inputs(3)
             node.replace_input_with(2, parameters[1])

@@ -130,7 +130,7 @@ def _with_bias(layer: Layer, values: Mapping[str, ir.Value]) -> str:
     """Return the layer's output; for a product whose bias is added after it, the sum."""
     value = values[layer.output]
     uses = list(value.uses())
-    if layer.kind != "MatMul" or len(uses) != 1 or value.is_graph_output():
+    if not layer.bias_is_separate or len(uses) != 1 or value.is_graph_output():
         return layer.output
     node = uses[0].node
     added = [v for v in node.inputs if v is not None and v.is_initializer()]
@@ -297,8 +297,8 @@ def attention_axis(pair: LayerPair, carrier: Carrier, ours: Tensor, theirs: Tens
             f"names {pair.student!r}, whose output {list(mine)} has no positions",
             "name a layer before the pooling, or use features",
         )
-    kinds = {layer.name: layer.kind for layer in carrier.layers()}
-    convolution = kinds.get(pair.student, "") in ("Conv", "ConvTranspose")
+    convolutions = {layer.name for layer in carrier.layers() if layer.is_convolution}
+    convolution = pair.student in convolutions
     axis = width_axis(len(mine), convolution=convolution)
     if mine[:axis] + mine[axis + 1 :] != goal[:axis] + goal[axis + 1 :]:
         raise _other_shape(pair, mine, goal)

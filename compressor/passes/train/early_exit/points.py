@@ -15,7 +15,8 @@ from compressor.errors import SpecError, suggestion
 from compressor.graph.channels.lengths import Lengths
 from compressor.graph.editing import inner_nodes
 from compressor.graph.layers import layers_with_nodes
-from compressor.graph.values import is_op, tensor_spec
+from compressor.graph.operators import operator
+from compressor.graph.values import tensor_spec
 from compressor.models.torch.lowering import example_inputs
 from compressor.types.layers import Layer
 from compressor.types.options import Options
@@ -43,16 +44,6 @@ class Exit(Options):
         description="images are averaged in a grid of this many by this many parts, or the most "
         "below that their height and width divide into; 1 is the mean over all positions",
     )
-
-
-_FOLLOWING = (
-    *("BatchNormalization", "InstanceNormalization", "GroupNormalization", "LayerNormalization"),
-    *("RMSNormalization", "Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Neg", "Exp", "Erf", "Cast"),
-    *("Relu", "LeakyRelu", "PRelu", "ThresholdedRelu", "Elu", "Selu", "Celu", "Gelu", "Mish"),
-    *("Sigmoid", "HardSigmoid", "HardSwish", "Swish", "Tanh", "Softplus", "Softsign", "Clip"),
-    *("Min", "Max", "Identity", "Dropout", "QuantizeLinear", "DequantizeLinear"),
-)
-"""Operators without products that belong to the layer which they follow."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +118,7 @@ def find_answer(model: ir.Model, batches: Batches) -> Answer:
         )
     node = output.producer()
     last = node is not None and node.attributes.get_int("axis", -1) in (-1, 1)
-    if node is not None and last and is_op(node, "Softmax", "LogSoftmax") and node.inputs[0]:
+    if node is not None and last and operator(node).probabilities and node.inputs[0]:
         return Answer(node.inputs[0].name or "", shape[1], node)
     return Answer(output.name or "", shape[1], None)
 
@@ -206,7 +197,7 @@ def _point(model: ir.Model, number: int, option: Exit, batches: Batches) -> Exit
             f"is {option.after!r}, whose output is {value.dtype}; heads read float32",
             "put early-exit before cast",
         )
-    channels = 1 if layer.kind in ("Conv", "ConvTranspose") else len(shape) - 1
+    channels = 1 if layer.is_convolution else len(shape) - 1
     averaged = tuple(i for i in range(1, len(shape)) if i != channels)
     grid = _grid(value, averaged, option.grid)
     kernel = tuple(shape[i] // grid for i in averaged) if grid > 1 else ()
@@ -238,7 +229,8 @@ def _settled(model: ir.Model, node: ir.Node) -> ir.Value:
     for other in list(model.graph)[order[node] + 1 :]:
         if live.isdisjoint(reads(other)):
             continue
-        if not is_op(other, *_FOLLOWING):
+        row = operator(other)
+        if not (row.activation or row.follows):
             break
         live.update(other.outputs[:1])
         live = {v for v in live if v in outputs or _last_reader(v, order) > order[other]}
@@ -339,7 +331,7 @@ class Batches:
         """Return whether a node computes the number of samples, and nothing else, as ``[1]``."""
         few, more = (tried.constant(node.outputs[0]) for tried in self._tries)
         found = [None if x is None else (x.shape, x.tolist()) for x in (few, more)]
-        return is_op(node, "Shape") and found == [((1,), [_FEW]), ((1,), [_MORE])]
+        return operator(node).family == "shape" and found == [((1,), [_FEW]), ((1,), [_MORE])]
 
 
 def refused(value: ir.Value) -> SpecError:
@@ -380,7 +372,7 @@ def _origins(model: ir.Model) -> dict[ir.Value, Origin]:
     origins = dict.fromkeys((v for v in model.graph.inputs if not v.is_initializer()), Origin.DATA)
     for node in model.graph:
         origin = max((origins.get(v, Origin.CONSTANTS) for v in reads(node)), default=Origin(0))
-        if is_op(node, "Shape", "Size"):
+        if operator(node).family == "shape":
             origin = min(origin, Origin.SHAPES)
         origins.update(dict.fromkeys(node.outputs, origin))
     return origins

@@ -11,7 +11,8 @@ import torch
 
 from compressor.graph.editing import Editor
 from compressor.graph.layers import layers_with_nodes
-from compressor.graph.values import is_op, value_by_name
+from compressor.graph.operators import operator
+from compressor.graph.values import value_by_name
 from compressor.models.executor.ops.training import TRAINING_DOMAIN
 from compressor.passes.train.qat.networks import (
     ActivationPoint,
@@ -261,7 +262,7 @@ class _Writer:
         If zero is the first code, rounding cuts off negative values, as runtimes' kernels do.
         """
         node = value.producer()
-        if not is_op(node, "Relu") or node is None or point.zero_point != point.scheme.low:
+        if not operator(node).rectifies or node is None or point.zero_point != point.scheme.low:
             return value
         source = node.inputs[0]
         return value if source is None or source.producer() is None else source

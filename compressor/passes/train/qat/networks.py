@@ -13,7 +13,8 @@ from torch import Tensor
 from compressor import catalog
 from compressor.errors import SpecError
 from compressor.graph.layers import graph_layers
-from compressor.graph.values import is_op, value_by_name
+from compressor.graph.operators import operator
+from compressor.graph.values import value_by_name
 from compressor.models.executor import from_numpy
 from compressor.models.executor.ops.training import LEAST_FACTOR
 from compressor.passes.fuse.absorb import find_target
@@ -188,12 +189,12 @@ def _norms(draft: Draft) -> dict[str, str]:
     """Return the batch norms that can be folded later, by the layer before them."""
     norms: dict[str, str] = {}
     for node in draft.model.graph:
-        if not is_op(node, "BatchNormalization") or node.inputs[0] is None:
+        if not operator(node).running_statistics or node.inputs[0] is None:
             continue
         target = find_target(node.inputs[0], node, 1, draft)
         if target is None or target.obstacle:
             continue
-        if target.layer.kind == "ConvTranspose" and target.layer.groups > 1:
+        if target.layer.is_transposed_convolution and target.layer.groups > 1:
             raise SpecError(
                 f"layer {target.layer.name!r}",
                 "is a transposed convolution with groups, whose batch norm cannot stay",
