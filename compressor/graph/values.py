@@ -116,3 +116,16 @@ def value_by_name(model: ir.Model) -> dict[str, ir.Value]:
     for node in all_nodes(model.graph):
         found.update({v.name: v for v in node.outputs if v.name})
     return found
+
+
+def constant_attribute(node: ir.Node) -> ir.TensorProtocol | None:
+    """Return the numbers that a ``Constant`` node holds, or ``None`` if it holds something else."""
+    (attribute,) = node.attributes.values()
+    match attribute.type:
+        case ir.AttributeType.TENSOR:
+            return attribute.as_tensor()
+        case ir.AttributeType.INT | ir.AttributeType.INTS:
+            return ir.tensor(np.asarray(attribute.value, dtype=np.int64))
+        case ir.AttributeType.FLOAT | ir.AttributeType.FLOATS:
+            return ir.tensor(np.asarray(attribute.value, dtype=np.float32))
+    return None

@@ -9,10 +9,9 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.graph.channels.flow import Flow
-from compressor.graph.channels.lengths import written
 from compressor.graph.channels.picking import gather_places, pad_widths, slice_places
 from compressor.graph.editing import Attributes, Editor
-from compressor.graph.values import constant_array, is_op
+from compressor.graph.values import constant_array, constant_attribute, is_op
 from compressor.types.channels import Flags
 from compressor.types.tensors import Array
 
@@ -226,7 +225,7 @@ class Adjuster:
 
     def _constant(self, node: ir.Node) -> None:
         """Cut a parameter that is written into a node."""
-        tensor = written(node)
+        tensor = constant_attribute(node)
         assert tensor is not None
         array = tensor.numpy()
         for axis, stays in self._mask(node.outputs[0]).items():

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from compressor.graph.channels.flow import Flow, Note, named
 from compressor.graph.channels.labels import Family, along, compressed, depends_on
-from compressor.graph.channels.lengths import Lengths
 from compressor.graph.channels.rules import rule_of, settings_of
 from compressor.graph.channels.zeros import Zeros
 from compressor.graph.costs import node_macs
 from compressor.graph.editing import inner_nodes
+from compressor.graph.plain import Lengths
 from compressor.graph.values import all_nodes
 from compressor.types.channels import (
     Activation,

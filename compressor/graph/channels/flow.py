@@ -16,8 +16,8 @@ from compressor.graph.channels.labels import (
     placed,
     spread,
 )
-from compressor.graph.channels.lengths import Lengths, Shape
 from compressor.graph.layers import layer_name
+from compressor.graph.plain import Lengths, Shape
 from compressor.graph.values import is_op
 from compressor.types.channels import Role, Units
 

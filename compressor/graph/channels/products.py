@@ -15,8 +15,8 @@ from compressor.graph.channels.labels import (
     overlap,
     placed,
 )
-from compressor.graph.channels.lengths import Shape
 from compressor.graph.layers import weight_source
+from compressor.graph.plain import Shape
 from compressor.types.channels import Role, Units
 
 

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from compressor.errors import ModelError
 from compressor.graph.channels.adjusting import Adjuster
 from compressor.graph.channels.analysis import Analysis, analyse
-from compressor.graph.editing import infer_shapes
+from compressor.graph.plain import infer_shapes
 from compressor.graph.values import is_op
 from compressor.types.channels import ChannelGroup, ChannelMap, Flags, Units, kept
 

@@ -14,11 +14,10 @@ import torch
 from onnx_ir import tensor_adapters
 
 from compressor.errors import ModelError, SpecError
-from compressor.graph.channels.lengths import note_static_lengths
 from compressor.graph.codebooks import attach_codebook
 from compressor.graph.codes import attach_codes
-from compressor.graph.editing import clean, infer_shapes
 from compressor.graph.layers import graph_layers
+from compressor.graph.plain import make_plain
 from compressor.graph.values import tensor_spec
 from compressor.models.executor.convert import from_numpy
 from compressor.models.executor.dtypes import TORCH_DTYPES
@@ -244,9 +243,7 @@ def open_onnx(path: Path, opset: int) -> OnnxCarrier:
     if runs and not old:
         check_loads(model, subject)
     model = upgraded(model, opset, subject)
-    clean(model)
-    infer_shapes(model)
-    note_static_lengths(model)
+    make_plain(model)
     if runs and old:
         check_loads(model, subject)
     return OnnxCarrier(model)

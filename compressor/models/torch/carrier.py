@@ -13,9 +13,8 @@ import onnx_ir as ir
 import torch
 
 from compressor.errors import ModelError, SpecError
-from compressor.graph.channels.lengths import note_static_lengths
-from compressor.graph.editing import clean, infer_shapes
 from compressor.graph.layers import graph_layers
+from compressor.graph.plain import make_plain
 from compressor.models.checkpoint.weight_files import read_weights
 from compressor.models.onnx.carrier import OnnxCarrier, graph_with_codes, restore_graph
 from compressor.models.onnx.ort_runner import runner_of
@@ -106,9 +105,7 @@ class TorchCarrier:
         if self._lowered is not None:
             return self._lowered
         graph = lower(self.module, self.inputs)
-        clean(graph)
-        infer_shapes(graph)
-        note_static_lengths(graph)
+        make_plain(graph)
         attach_weights(graph, self.module)
         return graph
 

@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.errors import SpecError
-from compressor.graph.channels.lengths import Lengths
 from compressor.graph.editing import inner_nodes
+from compressor.graph.plain import Lengths
 from compressor.graph.values import is_op, tensor_spec
 from compressor.models.torch.lowering import example_inputs
 
