@@ -1,4 +1,4 @@
-"""Put clustered weights into an ONNX IR graph in place of the float ones, and find them again.
+"""Store clustered weights in an ONNX IR graph, and codes narrower than their element type.
 
 A weight ``fc.weight`` becomes codes of the same name, and ``fc.weight_codebook`` with the numbers
 that they stand for. ``Cast`` and ``Gather`` look them up, which runtimes fold when they load the
@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
 import torch
 
 from compressor.graph.code_forms import FLOATS, CodeForm, onnx_tensor
-from compressor.graph.codes import Once, checked_opset
+from compressor.graph.codes import BITS, Once, checked_opset
 from compressor.graph.editing import Attributes, Editor
 from compressor.graph.layers import codebook_lookup
-from compressor.graph.values import constant_array, static_shape
+from compressor.graph.values import INTEGER_CODES, all_nodes, constant_array, is_op, static_shape
 from compressor.types.layers import Layer
 from compressor.types.quantized import QuantizedTensor, Scheme
 from compressor.types.tensors import Array
@@ -147,3 +148,71 @@ def _offsets(layer: Layer, scheme: Scheme) -> Array:
     shape = [1] * len(layer.shape)
     shape[layer.output_axis] = layer.rows
     return first.reshape(shape)
+
+
+def code_widths(model: ir.Model) -> dict[ir.Value, int]:
+    """Return the bits of the codes, and of their zero points, that are stored in a wider type.
+
+    The nodes that read them say so: ``DequantizeLinear`` by a note of the pass that made it, and
+    places in a codebook by the length of that. No code is read.
+    """
+    widths: dict[ir.Value, int] = {}
+    for node in all_nodes(model.graph):
+        if is_op(node, "DequantizeLinear") and BITS in node.metadata_props:
+            for value in (node.inputs[0], *node.inputs[2:]):
+                if value is not None and value.is_initializer():
+                    widths[value] = int(node.metadata_props[BITS])
+    for value in model.graph.initializers.values():
+        book = codebook_of(value) if value.dtype in INTEGER_CODES else None
+        if book is not None:
+            widths[value] = book.bits
+    return {
+        value: bits
+        for value, bits in widths.items()
+        if value.dtype in INTEGER_CODES and bits < value.dtype.bitwidth
+    }
+
+
+_PAIRS = {ir.DataType.INT4: ir.DataType.INT2, ir.DataType.UINT4: ir.DataType.UINT2}
+
+
+_BITS = 2
+
+
+def narrow(model: ir.Model) -> None:
+    """Store 2-bit codes, which opset 21 has to hold in four bits, in two; in place.
+
+    So those of one bit are, too. The result is for readers that do not mind the opset. No code is
+    evaluated.
+    """
+    for codes in model.graph.initializers.values():
+        book = codebook_of(codes) if codes.dtype in _PAIRS else None
+        if book is not None and book.bits <= _BITS:
+            _narrow(codes)
+    for node in all_nodes(model.graph):
+        if not is_op(node, "DequantizeLinear") or _bits(node) != _BITS:
+            continue
+        for value in (node.inputs[0], *node.inputs[2:]):
+            if value is not None:
+                _narrow(value)
+
+
+def _narrow(value: ir.Value) -> None:
+    if value.dtype in _PAIRS and value.const_value is not None:
+        dtype, tensor = _PAIRS[value.dtype], value.const_value
+        lazy = partial(_converted, tensor, dtype)
+        value.const_value = ir.LazyTensor(lazy, dtype, _shape(tensor), name=value.name)
+        value.type = ir.TensorType(dtype)  # copies of a graph share the type of a value
+
+
+def _bits(node: ir.Node) -> int:
+    return int(node.metadata_props.get(BITS, 0))
+
+
+def _converted(tensor: ir.TensorProtocol, dtype: ir.DataType) -> ir.TensorProtocol:
+    values = np.asarray(tensor.numpy()).astype(np.int8).astype(dtype.numpy())
+    return ir.Tensor(values, dtype=dtype)
+
+
+def _shape(tensor: ir.TensorProtocol) -> ir.Shape:
+    return ir.Shape([int(d) for d in tensor.shape.numpy()])

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from compressor.types.tensors import Array, TensorSpec
 
-_DEFAULT_DOMAINS = ("", "ai.onnx")
+DEFAULT_DOMAINS = ("", "ai.onnx")
 INTEGER_CODES = frozenset(
     {
         ir.DataType.INT8,
@@ -34,7 +34,7 @@ def all_nodes(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
 
 def is_op(node: ir.Node | None, *op_types: str) -> bool:
     """Tell whether the node is one of these operators of the default domain."""
-    return node is not None and node.domain in _DEFAULT_DOMAINS and node.op_type in op_types
+    return node is not None and node.domain in DEFAULT_DOMAINS and node.op_type in op_types
 
 
 def moved(node: ir.Node) -> ir.Value | None:
