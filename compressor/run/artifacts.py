@@ -1,4 +1,4 @@
-"""Artifacts from the store to the output folder, and the manifest of every input and output."""
+"""Artifacts in the store and the output folder, their per-sample results, and the manifest."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from compressor.errors import CompressorError
 from compressor.files import copy, file_sha256, json_sha256, link_or_copy, publish, staging
-from compressor.models.sizes import model_bytes
+from compressor.graph.costs import model_bytes
+from compressor.run.evaluate import Evaluation
 from compressor.run.store import compute_versions, result_key
-from compressor.run.workspace import Workspace
+from compressor.run.workspace import Workspace, metric_code
 from compressor.types.carrier import Carrier
 from compressor.types.exporter import ExportContext, Exporter
+from compressor.types.tensors import Array
 
 _FILES = "files"
 
@@ -45,6 +49,14 @@ class Artifact:
     def digest(self) -> str:
         """Hash of all files."""
         return json_sha256([[f["name"], f["sha256"]] for f in self.files])
+
+    @property
+    def key(self) -> str:
+        """Key of the artifact as its runtime executes it."""
+        exporter = self.exporter
+        return result_key(
+            "artifact", self.digest, format=exporter.format, run_by=dict(exporter.run_by)
+        )
 
 
 def write_artifacts(workspace: Workspace, key: str, carrier: Carrier) -> list[Artifact]:
@@ -196,3 +208,80 @@ def _name(path: Path, start: Path) -> str:
     """Name a file relative to ``start``; one that lies elsewhere by its name alone."""
     inside = path.is_relative_to(start)
     return path.relative_to(start).as_posix() if inside else path.name
+
+
+def artifact_evaluation(workspace: Workspace, artifact: Artifact) -> Evaluation | None:
+    """Return the results of an artifact that can be run; ``None`` without evaluation data."""
+    return workspace.evaluated(
+        artifact.key, lambda: artifact.exporter.open(artifact.path), artifact.path.name
+    )
+
+
+SAMPLES = "samples.npz"
+"""One array for the float model and one for each artifact: the metric's value for each sample."""
+
+
+FLOAT = "float"
+"""The float model's name in that file."""
+
+
+_NO_EFFECT = ("output", "limits")
+
+
+def identity(workspace: Workspace) -> dict[str, Any]:
+    """Return what two runs must share for their results to be pairs, as in ``report.json``."""
+    plan = workspace.plan
+    data, metric = workspace.evaluation, plan.metric
+    decides = {k: v for k, v in plan.spec.resolved.items() if k not in _NO_EFFECT}
+    return {
+        "model": workspace.source_key,
+        "data": None if data is None else data.digest,
+        "metric_code": None if metric is None else metric_code(metric),
+        "spec": json_sha256(decides),
+    }
+
+
+def per_sample_entry(workspace: Workspace) -> dict[str, Any] | None:
+    """Say where the results of single samples are, and what makes the metric of them."""
+    metric = workspace.plan.metric
+    if metric is None or workspace.baseline_evaluation is None:
+        return None
+    factor = 100.0 if metric.unit == "%" else 1.0
+    return {"file": SAMPLES, "factor": factor, "exponential": metric.exponential}
+
+
+def write_samples(
+    workspace: Workspace,
+    artifacts: Sequence[Artifact],
+    entries: Sequence[Mapping[str, Any]],
+    output: Path,
+) -> list[Path]:
+    """Write the results of the float model and of every artifact that has a metric.
+
+    Args:
+        workspace: the run.
+        artifacts: what was exported.
+        entries: what the report says of them, in the same order.
+        output: the folder that the file goes into.
+
+    Returns:
+        The file; nothing where no metric was measured.
+    """
+    baseline = workspace.baseline_evaluation
+    if baseline is None:
+        return []
+    arrays = {FLOAT: _packed(baseline.per_sample)}
+    for artifact, entry in zip(artifacts, entries, strict=True):
+        evaluation = artifact_evaluation(workspace, artifact) if entry["metric"] else None
+        if evaluation is not None:
+            arrays[artifact.path.name] = _packed(evaluation.per_sample)
+    with staging(output) as folder:
+        # An uncompressed archive has no time of day in it, and no version of a compressor.
+        np.savez(folder / SAMPLES, **arrays)  # type: ignore[arg-type]  # names are no options
+        publish(folder / SAMPLES, output / SAMPLES)
+    return [output / SAMPLES]
+
+
+def _packed(values: Array) -> Array:
+    """Store right and wrong in a byte, anything else as it is."""
+    return values.astype(np.bool_) if np.isin(values, (0.0, 1.0)).all() else values

@@ -23,10 +23,9 @@ from typing import Any, Literal
 import numpy as np
 
 from compressor.errors import ModelError
-from compressor.graph.costs import macs
-from compressor.graph.isolated import Cut, cut_at, isolated, main_values, with_offsets
+from compressor.graph.blocks import Cut, cut_at, isolated, main_values, with_offsets
+from compressor.graph.costs import layer_bytes, macs
 from compressor.models.onnx.ort_runner import runner_of
-from compressor.models.sizes import layer_bytes
 from compressor.run.evaluate import ratio_db
 from compressor.run.pipeline import Step
 from compressor.run.store import result_key

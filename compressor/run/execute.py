@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from compressor.progress import Silent
-from compressor.run.artifacts import Artifact, write_artifacts
+from compressor.run.artifacts import Artifact, identity, per_sample_entry, write_artifacts
 from compressor.run.attribution import attribution
 from compressor.run.evaluate import Evaluation
-from compressor.run.memory import float_memory
-from compressor.run.per_sample import identity, per_sample_entry
 from compressor.run.pipeline import Step, run_passes, weakest_layer
 from compressor.run.plan import make_plan
 from compressor.run.store import STORE, Store, result_key
-from compressor.run.verify import baseline_latency, judge, verify
+from compressor.run.verify import baseline_latency, float_memory, judge, verify
 from compressor.run.workspace import Workspace, environment
 from compressor.spec.load import Spec
 from compressor.types.carrier import Carrier

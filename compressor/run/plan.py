@@ -9,19 +9,18 @@ from math import prod
 
 from compressor.calibration.collect import make_observer
 from compressor.errors import CompressorError, SpecError
-from compressor.graph.layers import index_limits
-from compressor.graph.values import dims, value_by_name
-from compressor.models.sizes import (
+from compressor.graph.costs import (
     cannot_run,
     layer_bytes,
     model_bytes,
     model_macs,
     model_parameters,
 )
+from compressor.graph.layers import index_limits
+from compressor.graph.values import dims, value_by_name
 from compressor.run.data import Data, check_data, open_data
 from compressor.run.metrics import Metric, resolve_metric
-from compressor.run.model import OpenedModel, open_model
-from compressor.run.other_model import open_other_model, option_path
+from compressor.run.model import OpenedModel, open_model, open_other_model, option_path
 from compressor.spec.load import Spec
 from compressor.spec.user_code import importable, load_symbol
 from compressor.types.carrier import Capability, Carrier

@@ -18,8 +18,7 @@ from compressor.errors import CompressorError
 from compressor.files import disk_errors, json_text, remove_stale_staging, write_text
 from compressor.run.data import Data
 from compressor.run.evaluate import RunSamples
-from compressor.run.model import OpenedModel
-from compressor.run.other_model import open_other_model, option_path
+from compressor.run.model import OpenedModel, open_other_model, option_path
 from compressor.run.store import Store
 from compressor.run.workspace import Workspace, metric_code
 from compressor.spec.user_code import code_digest, importable, load_symbol

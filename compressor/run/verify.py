@@ -6,12 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from compressor.errors import ArtifactError
+from compressor.files import scratch
 from compressor.graph.values import all_nodes, is_op
-from compressor.run.artifacts import Artifact
-from compressor.run.evaluate import Evaluation, check_finite, ratio_db
-from compressor.run.memory import artifact_memory
+from compressor.run.artifact_file import ONNX, Machinery
+from compressor.run.artifact_file import Artifact as ArtifactFile
+from compressor.run.artifacts import Artifact, artifact_evaluation
+from compressor.run.cold_rounds import cold_starts
+from compressor.run.evaluate import check_finite, ratio_db
 from compressor.run.store import result_key
 from compressor.run.timing import measure
 from compressor.run.workspace import Workspace, machine
@@ -38,7 +42,7 @@ def verify(workspace: Workspace, artifact: Artifact, final: Carrier) -> dict[str
     reason = artifact.exporter.cannot_run if workspace.runs else workspace.cannot_run
     if reason:
         return _weighed(workspace, artifact, final, reason)
-    measured = _measured(workspace, artifact, final, _key(artifact))
+    measured = _measured(workspace, artifact, final, artifact.key)
     evaluation = artifact_evaluation(workspace, artifact)
     baseline = workspace.baseline_evaluation
     metric = workspace.plan.metric
@@ -65,20 +69,6 @@ def verify(workspace: Workspace, artifact: Artifact, final: Carrier) -> dict[str
         "latency": measured["latency"],
         "checks": [*measured["checks"], _size_check(artifact)],
     }
-
-
-def artifact_evaluation(workspace: Workspace, artifact: Artifact) -> Evaluation | None:
-    """Return the results of an artifact that can be run; ``None`` without evaluation data."""
-    return workspace.evaluated(
-        _key(artifact), lambda: artifact.exporter.open(artifact.path), artifact.path.name
-    )
-
-
-def _key(artifact: Artifact) -> str:
-    exporter = artifact.exporter
-    return result_key(
-        "artifact", artifact.digest, format=exporter.format, run_by=dict(exporter.run_by)
-    )
 
 
 def _facts(workspace: Workspace, artifact: Artifact) -> dict[str, Any]:
@@ -315,3 +305,70 @@ def judge(limits: LimitKeys, artifacts: Sequence[Mapping[str, Any]]) -> list[dic
 
 def _entry(name: str, path: str, limit: float, measured: float, ok: bool) -> dict[str, Any]:
     return {"name": name, "artifact": path, "limit": limit, "measured": measured, "ok": ok}
+
+
+_NOT_ASKED = "not measured: compress run --memory does that, in a process for each model"
+_NO_PEAK = "the system does not tell a process's peak"
+_SECONDS = 10.0  # after which no further start begins, once there were three
+
+
+def artifact_memory(workspace: Workspace, artifact: Artifact, reason: str = "") -> dict[str, Any]:
+    """Return the entries of ``report.json`` on the peak memory of an artifact.
+
+    Args:
+        workspace: of the run.
+        artifact: what is opened and run, in processes of its own.
+        reason: why it cannot be run here, if it cannot.
+    """
+    if reason or not workspace.memory:
+        return _no_memory(reason or _NOT_ASKED)
+    folder, exporter = artifact.path.parent, artifact.exporter
+    options = exporter.model_dump(mode="json")
+    files = tuple(folder / str(file["name"]) for file in artifact.files)
+    model = ArtifactFile(artifact.path.name, artifact.path, exporter.format, files, options)
+    key = result_key("artifact", artifact.digest, run_by=dict(exporter.run_by))
+    return _measured_memory(workspace, key, model)
+
+
+def float_memory(workspace: Workspace) -> dict[str, Any]:
+    """Return the same entries for the float model, which is opened as an ONNX file."""
+    if not workspace.runs or not workspace.memory:
+        return _no_memory(_NOT_ASKED if workspace.runs else workspace.cannot_run)
+    with scratch("float-") as folder:
+        path = folder / "float.onnx"
+        ir.save(workspace.plan.model.carrier.graph(), path, external_data="float.onnx.data")
+        model = ArtifactFile("float", path, ONNX, tuple(sorted(folder.iterdir())))
+        return _measured_memory(workspace, workspace.source_key, model)
+
+
+def _measured_memory(workspace: Workspace, model_key: str, model: ArtifactFile) -> dict[str, Any]:
+    """Start a model several times, unless the store has the result of that."""
+    key = result_key("memory", model_key, machine=machine())
+    stored: dict[str, Any] | None = workspace.store.read(key)
+    if stored is not None:
+        return stored
+    with workspace.progress.stage(f"memory of {model.name}") as advance:
+        try:
+            (start,) = cold_starts([model], Machinery(), workspace.sample(1), _SECONDS, advance)
+        except ArtifactError as error:  # the run's own process has opened it, and goes on
+            return _no_memory(f"in a process of its own it {error.problem}")
+    if start["memory"] is None:
+        entry = _no_memory(_NO_PEAK)
+    else:
+        peak = start["memory"]["peak"]
+        entry = {
+            "peak_memory_bytes": round(peak["median"]),
+            "peak_memory_range": [round(peak["least"]), round(peak["most"])],
+            "peak_memory_bytes_reason": None,
+        }
+    with workspace.store.write(key) as (_, result):
+        result.update(entry)
+    return entry
+
+
+def _no_memory(reason: str) -> dict[str, Any]:
+    return {
+        "peak_memory_bytes": None,
+        "peak_memory_range": None,
+        "peak_memory_bytes_reason": reason,
+    }

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from compressor.models.sizes import cannot_run
+from compressor.graph.costs import cannot_run
 from compressor.progress import Progress
 from compressor.run.data import Data
 from compressor.run.evaluate import Evaluation, evaluate

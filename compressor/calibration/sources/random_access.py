@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compressor.calibration.sources.arrays import mapped_rows
-from compressor.calibration.sources.regroup import length
-from compressor.calibration.sources.user_functions import TransformedSource
+from compressor.calibration.sources.user_functions import TransformedSource, length
 from compressor.errors import DataError
 from compressor.files import staging, sync
 from compressor.progress import Advance, nobody_watches

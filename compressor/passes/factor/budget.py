@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compressor.errors import SpecError
-from compressor.models.sizes import model_macs, model_parameters
+from compressor.graph.costs import model_macs, model_parameters
 from compressor.passes.factor.choice import Candidate, Choice, SizeTarget
 from compressor.types.carrier import Carrier
 

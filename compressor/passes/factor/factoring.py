@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from compressor.errors import DataError, ModelError, SpecError
+from compressor.graph.costs import model_macs, model_parameters
 from compressor.models.executor.dtypes import TORCH_DTYPES
-from compressor.models.sizes import model_macs, model_parameters
 from compressor.passes.factor.budget import Budget
 from compressor.passes.factor.choice import Candidate, Choice
 from compressor.passes.factor.decomposition import Decomposition, decompose, rank_for, shares

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from compressor.graph.isolated import cut_at, isolated, main_values, with_offsets
+from compressor.graph.blocks import cut_at, isolated, main_values, with_offsets
 from compressor.graph.layers import graph_layers
 from compressor.graph.plain import infer_shapes
 from compressor.models.onnx.ort_runner import graph_runner
