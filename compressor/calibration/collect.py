@@ -54,11 +54,11 @@ class Agreement(Generic[KeyT]):
         if not self._talks:
             self.done = all(o.share(after[key]) >= 1 for key, o in self._observers.items())
             return dict(after)
-        told = self._round(before, after, working=True)
+        shares = self._round(before, after, working=True)
         states = {}
         for key in self._observers:
-            held = sum(first for first, _ in (own[key] for own in told))
-            gained = sum(own[key][1] - own[key][0] for own in told[: self._ranks.rank])
+            held = sum(first for first, _ in (entry[key] for entry in shares))
+            gained = sum(entry[key][1] - entry[key][0] for entry in shares[: self._ranks.rank])
             states[key] = after[key] if held + gained < 1 else before[key]
         return states
 
@@ -75,10 +75,10 @@ class Agreement(Generic[KeyT]):
         self, before: Mapping[KeyT, Any], after: Mapping[KeyT, Any], *, working: bool
     ) -> list[dict[KeyT, tuple[float, float]]]:
         """Return each process's shares before and after its batch."""
-        own = {k: (o.share(before[k]), o.share(after[k])) for k, o in self._observers.items()}
-        told = self._ranks.gathered((working, own))
-        self._somebody_works = any(works for works, _ in told)
-        shares = [entry for _, entry in told]
+        mine = {k: (o.share(before[k]), o.share(after[k])) for k, o in self._observers.items()}
+        gathered = self._ranks.gathered((working, mine))
+        self._somebody_works = any(works for works, _ in gathered)
+        shares = [entry for _, entry in gathered]
         self.done = all(sum(entry[k][1] for entry in shares) >= 1 for k in self._observers)
         return shares
 
@@ -200,7 +200,7 @@ def _merged(
 ) -> dict[_Key, Any]:
     """Return one state an observer, of all processes' states in their order."""
     return {
-        key: reduce(observer.merge, (own[key] for own in states))
+        key: reduce(observer.merge, (process_states[key] for process_states in states))
         for key, observer in observers.items()
     }
 

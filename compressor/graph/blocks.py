@@ -105,7 +105,7 @@ def _flowing(
 ) -> list[ir.Node]:
     """Return the nodes that depend on a layer or on ``sources``; the others are preamble."""
     carried = set(sources)
-    found = []
+    flowing = []
     for node in nodes:
         if (
             _multiplies(node)
@@ -113,8 +113,8 @@ def _flowing(
             or not carried.isdisjoint(_reads(node))
         ):
             carried.update(node.outputs)
-            found.append(node)
-    return found
+            flowing.append(node)
+    return flowing
 
 
 def _multiplies(node: ir.Node) -> bool:
@@ -149,7 +149,7 @@ def _cuts(flowing: Sequence[ir.Node], sources: frozenset[ir.Value]) -> list[tupl
 
 def _block(nodes: Sequence[ir.Node], entry: str | None, exit: str | None) -> GraphBlock:
     """Describe some nodes together with the preamble that they need."""
-    own = set(nodes)
+    inside = set(nodes)
     inputs: dict[str, None] = {}
     weights: dict[str, None] = {}
     seen: set[ir.Value] = set()
@@ -165,7 +165,7 @@ def _block(nodes: Sequence[ir.Node], entry: str | None, exit: str | None) -> Gra
                 weights.setdefault(value.name)
             elif value.is_graph_input():
                 inputs.setdefault(value.name)
-            elif (producer := value.producer()) is not None and producer not in own:
+            elif (producer := value.producer()) is not None and producer not in inside:
                 pending.extend(reversed(list(_reads(producer))))
 
     for node in nodes:
@@ -260,40 +260,40 @@ class Isolated:
     shared: Mapping[str, str]
 
 
-def isolated(model: ir.Model, layers: Sequence[Layer], known: Collection[str]) -> Isolated:
+def isolated(model: ir.Model, layers: Sequence[Layer], computed: Collection[str]) -> Isolated:
     """Return a copy in which layers read new inputs of the graph in place of computed values.
 
     What lies between such a value and its layer, such as the quantization of the activation,
-    stays. A layer is left out where the value that it reads is not ``known``, or its output is
+    stays. A layer is left out where the value that it reads is not ``computed``, or its output is
     not.
 
     Args:
         model: not changed; weights are shared.
         layers: those that are wanted.
-        known: names of the values that can be given, as another graph of the same model computes
+        computed: names of the values that can be given, as another graph of the same model computes
             them.
     """
     values = main_values(model)
     sources: dict[str, None] = {}
     shared: dict[str, str] = {}
-    chosen: list[Layer] = []
+    cut_out: list[Layer] = []
     for layer in layers:
         read = values.get(layer.inputs[0]) if layer.inputs else None
-        source = _source(read, known)
+        source = _source(read, computed)
         if (
             read is None
             or source is None
-            or layer.output not in known
+            or layer.output not in computed
             or layer.output not in values
         ):
             continue
-        chosen.append(layer)
+        cut_out.append(layer)
         name = source.name or ""
         sources.setdefault(name)
         if read is not source and _readers(read) > 1:
             shared[name] = read.name or ""
-    outputs = [*(layer.output for layer in chosen), *shared.values()]
-    return Isolated(cut_at(model, list(sources), outputs), tuple(chosen), shared)
+    outputs = [*(layer.output for layer in cut_out), *shared.values()]
+    return Isolated(cut_at(model, list(sources), outputs), tuple(cut_out), shared)
 
 
 def cut_at(model: ir.Model, names: Sequence[str], outputs: Sequence[str]) -> Cut:
@@ -371,12 +371,12 @@ def _readers(value: ir.Value) -> int:
     return sum(len(tuple(other.outputs[0].uses())) for other in again)
 
 
-def _source(value: ir.Value | None, known: Collection[str]) -> ir.Value | None:
+def _source(value: ir.Value | None, computed: Collection[str]) -> ir.Value | None:
     """Follow what a layer reads back to a value that is known; through no other layer."""
     for _ in range(_MOST_STEPS):
         if value is None or value.is_initializer():
             return None
-        if value.name in known:
+        if value.name in computed:
             return value
         node = value.producer()
         if node is None or not node.inputs or layer_of(node) is not None:

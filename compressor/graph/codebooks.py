@@ -65,12 +65,12 @@ class Codebook:
         numbers = constant_array(self.table)
         assert numbers is not None
         books = numbers.astype(np.float32).reshape(self.count, self.size)
-        found = np.where((books == 0).any(1), (books == 0).argmax(1), -1).astype(np.int16)
+        by_book = np.where((books == 0).any(1), (books == 0).argmax(1), -1).astype(np.int16)
         if self.offsets is None:
-            return found.reshape(())
+            return by_book.reshape(())
         starts = constant_array(self.offsets)
         assert starts is not None
-        codes: Array = found[starts // self.size]
+        codes: Array = by_book[starts // self.size]
         return codes
 
     @property
@@ -89,8 +89,8 @@ class Codebook:
 
 def codebook_of(codes: ir.Value) -> Codebook | None:
     """Return what an initializer's elements are places in, or ``None``."""
-    found = codebook_lookup(codes)
-    return None if found is None else Codebook(found.table, found.offsets)
+    table_lookup = codebook_lookup(codes)
+    return None if table_lookup is None else Codebook(table_lookup.table, table_lookup.offsets)
 
 
 def attach_codebook(

@@ -297,20 +297,20 @@ def _look_up_codes(editor: Editor, gather: ir.Node, codes: Codes) -> None:
         added.append(node)
         return node.outputs[0]
 
-    found = add("Gather", [codes.codes, indices], "_codes")
+    rows = add("Gather", [codes.codes, indices], "_codes")
     if granularity == "channel":
         last = editor.constant(f"{name}_axis", np.array([-1], np.int64))
         scale = add("Unsqueeze", [add("Gather", [codes.scale, indices], "_scale"), last], "_column")
-        floats = add("Cast", [found], "_float", to=ir.DataType.FLOAT)
+        floats = add("Cast", [rows], "_float", to=ir.DataType.FLOAT)
         add("Mul", [floats, scale], "_dequantized")
     elif granularity == "tensor":
-        add("DequantizeLinear", [found, codes.scale, *([zero] if zero else [])], "_dequantized")
+        add("DequantizeLinear", [rows, codes.scale, *([zero] if zero else [])], "_dequantized")
     else:
         sides: list[ir.Value | None] = [add("Gather", [codes.scale, indices], "_scale")]
         if zero is not None:
             sides.append(add("Gather", [zero, indices], "_zero_point"))
         block = codes.scheme.group or 1
-        add("DequantizeLinear", [found, *sides], "_dequantized", axis=-1, block_size=block)
+        add("DequantizeLinear", [rows, *sides], "_dequantized", axis=-1, block_size=block)
     assert gather.graph is not None
     ir.convenience.replace_nodes_and_values(
         gather.graph, gather, [gather], added, gather.outputs, added[-1].outputs

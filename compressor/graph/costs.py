@@ -49,8 +49,8 @@ def node_macs(node: ir.Node) -> int:
     Dynamic axes count as 1. Convolutions and matrix products are counted, as is usual.
     """
     if node.op_type == "MatMulNBits":
-        given = None if node.inputs[0] is None else dims(node.inputs[0])
-        return 0 if given is None else prod(given) * node.attributes.get_int("N", 0)
+        read = None if node.inputs[0] is None else dims(node.inputs[0])
+        return 0 if read is None else prod(read) * node.attributes.get_int("N", 0)
     if node.op_type not in _PRODUCTS or not node.outputs:
         return 0
     output = dims(node.outputs[0])
@@ -88,18 +88,18 @@ def _is_codes(value: ir.Value) -> bool:
 
 def _packed(model: ir.Model) -> dict[str, int]:
     """Return how many weights an initializer holds whose elements hold several each."""
-    found: dict[str, int] = {}
+    packed: dict[str, int] = {}
     for node in all_nodes(model.graph):
         if node.op_type == "MatMulNBits" and len(node.inputs) > 1 and node.inputs[1] is not None:
             count = node.attributes.get_int("N", 0) * node.attributes.get_int("K", 0)
-            found[node.inputs[1].name or ""] = count
+            packed[node.inputs[1].name or ""] = count
             continue
         codes = looked_up(node)
         table = node.inputs[0] if codes is not None else None
         if codes is not None and table is not None:
             each = prod((static_shape(table) or ())[1:])
-            found[codes.name or ""] = prod(static_shape(codes) or ()) * each
-    return found
+            packed[codes.name or ""] = prod(static_shape(codes) or ()) * each
+    return packed
 
 
 def _running_statistics(model: ir.Model) -> set[str]:
@@ -108,8 +108,10 @@ def _running_statistics(model: ir.Model) -> set[str]:
 
 
 def _quantization_parameters(model: ir.Model) -> set[str]:
-    known = model.graph.initializers
-    names = {f"{name}{end}" for name in known for end in ("_scale", "_zero_point")} & set(known)
+    initializers = model.graph.initializers
+    names = {f"{name}{end}" for name in initializers for end in ("_scale", "_zero_point")} & set(
+        initializers
+    )
     for node in all_nodes(model.graph):
         if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
             names.update(v.name for v in node.inputs[1:] if v is not None and v.name)

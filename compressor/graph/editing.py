@@ -33,11 +33,11 @@ class Editor:
                     self._names.update(inner.initializers)
                     self._names.update(v.name for v in inner.inputs if v.name)
 
-    def free_name(self, wanted: str) -> str:
-        """Return ``wanted``, with a number behind it if another value has that name."""
-        name, number = wanted, 1
+    def free_name(self, base: str) -> str:
+        """Return ``base``, with a number behind it if another value has that name."""
+        name, number = base, 1
         while name in self._names:
-            name, number = f"{wanted}_{number}", number + 1
+            name, number = f"{base}_{number}", number + 1
         self._names.add(name)
         return name
 
@@ -58,13 +58,13 @@ class Editor:
             dtype: type of the output, if it is known.
             attributes: by name; element types are given as ``ir.DataType``.
         """
-        given = {
+        fields = {
             name: value.value if isinstance(value, ir.DataType) else value
             for name, value in (attributes or {}).items()
         }
         name = self.free_name(output)
         value = ir.Value(name=name, type=None if dtype is None else ir.TensorType(dtype))
-        return ir.node(op_type, inputs, given, outputs=[value], name=name)
+        return ir.node(op_type, inputs, fields, outputs=[value], name=name)
 
     def initializer(self, name: str, tensor: ir.TensorProtocol) -> ir.Value:
         """Add an initializer to the main graph; its value is not computed."""
@@ -85,11 +85,11 @@ class Editor:
 
     def shared_constant(self, name: str, array: Array) -> ir.Value:
         """Return the initializer of this name if it holds just that, or add one."""
-        known = self.model.graph.initializers.get(name)
-        if known is not None and known.const_value is not None:
-            held = known.const_value.numpy()
+        existing = self.model.graph.initializers.get(name)
+        if existing is not None and existing.const_value is not None:
+            held = existing.const_value.numpy()
             if held.dtype == array.dtype and np.array_equal(held, array):
-                return known
+                return existing
         return self.constant(name, array)
 
     def release(self, value: ir.Value) -> None:
@@ -111,11 +111,11 @@ class Editor:
 
 def inner_nodes(node: ir.Node) -> Sequence[ir.Node]:
     """Return the nodes of a node's subgraphs, of theirs as well."""
-    found: list[ir.Node] = []
+    nodes: list[ir.Node] = []
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
-            found.extend(all_nodes(attribute.as_graph()))
+            nodes.extend(all_nodes(attribute.as_graph()))
         elif attribute.type == ir.AttributeType.GRAPHS:
             for graph in attribute.as_graphs():
-                found.extend(all_nodes(graph))
-    return found
+                nodes.extend(all_nodes(graph))
+    return nodes

@@ -108,8 +108,8 @@ def _is_constant(value: ir.Value) -> bool:
 
 def looked_up(node: ir.Node) -> ir.Value | None:
     """Return the codes of a :func:`lookup`, or ``None``."""
-    found = lookup(node)
-    return None if found is None else found.codes
+    codes_lookup = lookup(node)
+    return None if codes_lookup is None else codes_lookup.codes
 
 
 def lookup(node: ir.Node) -> Lookup | None:
@@ -132,8 +132,8 @@ def lookup(node: ir.Node) -> Lookup | None:
     if cast is None or not is_op(cast, "Cast") or len(static_shape(table) or ()) not in (1, 2):
         return None
     codes = cast.inputs[0]
-    known = codes is not None and codes.is_initializer() and codes.dtype in _PLACES
-    return Lookup(codes, table, offsets) if codes is not None and known else None
+    stored = codes is not None and codes.is_initializer() and codes.dtype in _PLACES
+    return Lookup(codes, table, offsets) if codes is not None and stored else None
 
 
 def layer_name(weight: str) -> str:
@@ -218,11 +218,11 @@ def side_tensors(value: ir.Value) -> list[str]:
     """
     book = codebook_lookup(value)
     parts = [] if book is None else [book.table, book.offsets]
-    found = [part.name or "" for part in parts if part is not None]
+    names = [part.name or "" for part in parts if part is not None]
     for node in _dequantizers(value):
         for side in node.inputs[1:]:
-            found += _stored_behind(side)
-    return found
+            names += _stored_behind(side)
+    return names
 
 
 def _dequantizers(value: ir.Value) -> Iterator[ir.Node]:
@@ -247,9 +247,9 @@ def lookups_of(value: ir.Value) -> Iterator[Lookup]:
     indices = [u.node.outputs[0] for u in value.uses() if is_op(u.node, "Cast")]
     indices += [u.node.outputs[0] for i in indices for u in i.uses() if is_op(u.node, "Add")]
     for use in (use for index in indices for use in index.uses()):
-        found = lookup(use.node)
-        if found is not None and found.codes is value:
-            yield found
+        candidate = lookup(use.node)
+        if candidate is not None and candidate.codes is value:
+            yield candidate
 
 
 def _stored_behind(value: ir.Value | None) -> Iterator[str]:

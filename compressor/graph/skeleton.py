@@ -227,10 +227,10 @@ def _drop_defaults(graph: onnx.GraphProto, have: int, opset: int) -> None:
                 _drop_defaults(attribute.g, have, opset)
         if not (_has(node, opset) and _has(node, have)):
             continue
-        known = defs.get_schema(node.op_type, opset, "").attributes
-        own = defs.get_schema(node.op_type, have, "").attributes
+        kept = defs.get_schema(node.op_type, opset, "").attributes
+        present = defs.get_schema(node.op_type, have, "").attributes
         useless = [
-            a for a in node.attribute if a.name not in known and _is_default(a, own.get(a.name))
+            a for a in node.attribute if a.name not in kept and _is_default(a, present.get(a.name))
         ]
         for attribute in useless:
             node.attribute.remove(attribute)
@@ -254,6 +254,6 @@ def _restore_types(model: ir.Model, converted: ir.Model) -> None:
     """
     before = value_by_name(model)
     for name, value in value_by_name(converted).items():
-        known = before.get(name)
-        if known is not None and known.type is not None and value.const_value is None:
-            value.type, value.shape = known.type, known.shape
+        original = before.get(name)
+        if original is not None and original.type is not None and value.const_value is None:
+            value.type, value.shape = original.type, original.shape

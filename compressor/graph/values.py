@@ -111,11 +111,11 @@ def tensor_spec(value: ir.Value) -> TensorSpec:
 
 def value_by_name(model: ir.Model) -> dict[str, ir.Value]:
     """Return all named values: inputs, initializers, and what nodes write."""
-    found: dict[str, ir.Value] = {v.name: v for v in model.graph.inputs if v.name}
-    found.update(model.graph.initializers)
+    values: dict[str, ir.Value] = {v.name: v for v in model.graph.inputs if v.name}
+    values.update(model.graph.initializers)
     for node in all_nodes(model.graph):
-        found.update({v.name: v for v in node.outputs if v.name})
-    return found
+        values.update({v.name: v for v in node.outputs if v.name})
+    return values
 
 
 def constant_attribute(node: ir.Node) -> ir.TensorProtocol | None:

@@ -72,7 +72,7 @@ def write_artifacts(workspace: Workspace, key: str, carrier: Carrier) -> list[Ar
     for index, (exporter, planned) in enumerate(
         zip(spec.exports, workspace.plan.exports, strict=True)
     ):
-        own = result_key(
+        artifact_key = result_key(
             "export",
             key,
             format=exporter.format,
@@ -83,7 +83,7 @@ def write_artifacts(workspace: Workspace, key: str, carrier: Carrier) -> list[Ar
             tools=dict(exporter.tools),
         )
         try:
-            folder, files = _written(workspace, own, exporter, carrier, context)
+            folder, files = _written(workspace, artifact_key, exporter, carrier, context)
         except CompressorError as error:
             raise error.at(spec.where("exports", index)) from error.__cause__
         made.append(Artifact(exporter, folder / str(files[0]["name"]), files, planned.bytes))
@@ -100,17 +100,17 @@ def _written(
 ) -> tuple[Path, Sequence[Mapping[str, Any]]]:
     """Return the folder in the store that holds the artifact's files, and the files."""
     folder = workspace.store.folder(key) / _FILES
-    found = workspace.store.read(key)
-    whole = found is not None and all(_intact(folder, f) for f in found["files"])
-    if all(workspace.ranks.gathered(whole)) and found is not None:
-        return folder, found["files"]
+    stored_result = workspace.store.read(key)
+    whole = stored_result is not None and all(_intact(folder, f) for f in stored_result["files"])
+    if all(workspace.ranks.gathered(whole)) and stored_result is not None:
+        return folder, stored_result["files"]
     workspace.load()
     if workspace.first:
         _write(workspace, key, exporter, carrier, context)
     elif exporter.resumes:
-        own = workspace.store.partial(key) / _FILES
-        own.mkdir(parents=True, exist_ok=True)
-        exporter.write(carrier, own, context)
+        partial = workspace.store.partial(key) / _FILES
+        partial.mkdir(parents=True, exist_ok=True)
+        exporter.write(carrier, partial, context)
     workspace.ranks.wait()
     stored = workspace.store.read(key)
     assert stored is not None
@@ -127,18 +127,18 @@ def _write(
         workspace.store.write(key, resumable=exporter.resumes) as (staged, result),
     ):
         (staged / _FILES).mkdir(exist_ok=True)
-        known: dict[str, str] = {}
-        own = replace(context, advance=advance, hashed=known.__setitem__)
-        paths = exporter.write(carrier, staged / _FILES, own)
-        result["files"] = [_described(p, staged / _FILES, known) for p in paths]
+        hashes: dict[str, str] = {}
+        reporting = replace(context, advance=advance, hashed=hashes.__setitem__)
+        paths = exporter.write(carrier, staged / _FILES, reporting)
+        result["files"] = [_described(p, staged / _FILES, hashes) for p in paths]
 
 
-def _described(path: Path, folder: Path, known: Mapping[str, str]) -> dict[str, Any]:
+def _described(path: Path, folder: Path, hashes: Mapping[str, str]) -> dict[str, Any]:
     name = path.relative_to(folder).as_posix()
     return {
         "name": name,
         "bytes": path.stat().st_size,
-        "sha256": known.get(name) or file_sha256(path),
+        "sha256": hashes.get(name) or file_sha256(path),
     }
 
 

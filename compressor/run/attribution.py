@@ -108,19 +108,19 @@ def attribution(workspace: Workspace, index: int, steps: Sequence[Step]) -> dict
     earlier = workspace.plan.model.carrier if before is None else before.carrier
     sizes = [layer_bytes(earlier), layer_bytes(step.carrier)]
     layers = [row for row in step.result["layers"] if row["name"] in set(touched)]
-    basis, found = _noise(workspace, index, steps, layers)
-    shared = sum(noise.counted for noise in found.values.values())
-    whole = shared + sum(noise.counted for noise in found.layers.values())
+    basis, noises = _noise(workspace, index, steps, layers)
+    shared = sum(noise.counted for noise in noises.values.values())
+    whole = shared + sum(noise.counted for noise in noises.layers.values())
     return {
         "basis": basis,
-        "reason": found.reason or None,
+        "reason": noises.reason or None,
         "shared_inputs": 100.0 * shared / whole if whole > 0 else None,
         "layers": [
             {
                 "name": row["name"],
                 "scheme": row["scheme"],
                 "bytes_to_skip": sizes[0].get(row["name"], 0) - sizes[1].get(row["name"], 0),
-                **_facts(found.layers.get(row["name"], Noise()), whole),
+                **_facts(noises.layers.get(row["name"], Noise()), whole),
             }
             for row in layers
         ],
@@ -135,47 +135,49 @@ def _noise(
 ) -> tuple[Basis, Found]:
     """Return the noise that the pass adds to each layer, and what it is measured at."""
     if not workspace.runs:
-        known = {str(row["name"]): row["weight_sqnr_db"] for row in layers}
-        ratios = {n: None if db is None else 10 ** (-float(db) / 10) for n, db in known.items()}
+        weight_sqnr = {str(row["name"]): row["weight_sqnr_db"] for row in layers}
+        ratios = {
+            n: None if db is None else 10 ** (-float(db) / 10) for n, db in weight_sqnr.items()
+        }
         return "weights", Found({n: Noise(ratio, ratio) for n, ratio in ratios.items()}, {})
     trained = [i for i in range(index) if workspace.plan.passes[i].trains]
     reference = steps[trained[-1]] if trained else None
-    found = _stored_noise(workspace, steps[index], reference)
+    noises = _stored_noise(workspace, steps[index], reference)
     if index and steps[index - 1] is not reference:
-        found = found.less(_stored_noise(workspace, steps[index - 1], reference))
+        noises = noises.less(_stored_noise(workspace, steps[index - 1], reference))
     touched = {row["name"] for row in layers}
-    own = {name: noise for name, noise in found.layers.items() if name in touched}
-    if all(n.reached is not None for n in (*own.values(), *found.values.values())):
-        return "outputs", replace(found, layers=own)
-    left = {name: replace(noise, reached=None) for name, noise in own.items()}
-    return "layers", Found(left, {}, found.reason)
+    touched_noise = {name: noise for name, noise in noises.layers.items() if name in touched}
+    if all(n.reached is not None for n in (*touched_noise.values(), *noises.values.values())):
+        return "outputs", replace(noises, layers=touched_noise)
+    left = {name: replace(noise, reached=None) for name, noise in touched_noise.items()}
+    return "layers", Found(left, {}, noises.reason)
 
 
 def _stored_noise(workspace: Workspace, step: Step, reference: Step | None) -> Found:
     """Return the noise of a model beside another one; beside the float model, where none is."""
-    own = result_key(
+    key = result_key(
         "attribution",
         step.key,
         baseline=workspace.source_key if reference is None else reference.key,
         data={role: data.digest for role, data in workspace.plan.data.items()},
         version=_VERSION,
     )
-    known = workspace.store.read(own)
-    if known is None:
+    stored = workspace.store.read(key)
+    if stored is None:
         with workspace.progress.stage("attribute noise to layers"):
             try:
                 exact = workspace.baseline if reference is None else reference.carrier
-                found = measured_noise(step.carrier, exact, workspace.sample(_SAMPLES))
+                noises = measured_noise(step.carrier, exact, workspace.sample(_SAMPLES))
             except ModelError as error:  # a run does not fail for want of an explanation
-                found = Found({}, {}, str(error))
-        with workspace.store.write(own) as (_, result):
-            result.update(asdict(found))
-        return found
-    layers, values = known["layers"], known["values"]
+                noises = Found({}, {}, str(error))
+        with workspace.store.write(key) as (_, result):
+            result.update(asdict(noises))
+        return noises
+    layers, values = stored["layers"], stored["values"]
     return Found(
         {name: Noise(**noise) for name, noise in layers.items()},
         {name: Noise(**noise) for name, noise in values.items()},
-        str(known["reason"]),
+        str(stored["reason"]),
     )
 
 
@@ -195,10 +197,10 @@ def measured_noise(carrier: Carrier, baseline: Carrier, batch: Batch) -> Found:
     alone = isolated(carrier.graph(), same, main_values(baseline.graph()))
     if not alone.layers:
         return Found({}, {})
-    given = {i.name for i in baseline.inputs}
+    input_names = {i.name for i in baseline.inputs}
     outputs = [layer.output for layer in alone.layers]
     taps = dict.fromkeys([*alone.cut.inputs, *outputs])
-    exact = {**batch, **baseline.runner([t for t in taps if t not in given]).run(batch)}
+    exact = {**batch, **baseline.runner([t for t in taps if t not in input_names]).run(batch)}
     have = _run(alone.cut, exact)
     rounded = {name: have[form] for name, form in alone.shared.items()}
     # What the float layers make of the rounded values that others read as well.
@@ -211,7 +213,7 @@ def measured_noise(carrier: Carrier, baseline: Carrier, batch: Batch) -> Found:
     inputs = [
         _Error(name, name, have[form] - exact[name])
         for name, form in alone.shared.items()
-        if name not in given and _comparable(exact[name], have[form])
+        if name not in input_names and _comparable(exact[name], have[form])
     ]
     few = _affordable(baseline, batch, len(errors) + len(inputs))
     reached = {} if few is None else _reached(baseline, few, [*errors, *inputs])
@@ -276,13 +278,13 @@ def _reached(
     errors = [error for error in errors if error.value in offsets]
     none: Batch = {offsets[e.value]: np.zeros(1, e.values.dtype) for e in errors}
     exact = list(runner.run({**batch, **none}).values())
-    found: dict[_Error, float | None] = {}
+    reached: dict[_Error, float | None] = {}
     for error in errors:
         # An axis of another length than the batch's is not cut: all samples were there then.
         part = error.values[:size]
         noisy = runner.run({**batch, **none, offsets[error.value]: part})
-        found[error] = _ratio(exact, list(noisy.values()))
-    return found
+        reached[error] = _ratio(exact, list(noisy.values()))
+    return reached
 
 
 def _comparable(want: Array, have: Array) -> bool:
@@ -298,12 +300,12 @@ def _ratio(want: Sequence[Array], have: Sequence[Array]) -> float | None:
 
 
 def _facts(noise: Noise, whole: float) -> dict[str, float | None]:
-    known = noise.own is not None and whole > 0
-    share = noise.counted / whole if known else 0.0
+    is_known = noise.own is not None and whole > 0
+    share = noise.counted / whole if is_known else 0.0
     return {
         "own_sqnr_db": None if noise.whole is None else ratio_db(1.0, noise.whole),
         "output_sqnr_db": None if noise.reached is None else ratio_db(1.0, noise.reached),
-        "noise_share": 100.0 * share if known else None,
+        "noise_share": 100.0 * share if is_known else None,
         # Of all the noise nothing would be left: no number says how much that is.
-        "predicted_gain_db": -10.0 * math.log10(1.0 - share) if known and share < 1 else None,
+        "predicted_gain_db": -10.0 * math.log10(1.0 - share) if is_known and share < 1 else None,
     }

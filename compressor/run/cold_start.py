@@ -165,10 +165,10 @@ def main(job: str) -> int:
 
     try:
         with quiet_libraries():
-            found = cold_start(json.loads(Path(job).read_text(encoding="utf-8")))
+            document = cold_start(json.loads(Path(job).read_text(encoding="utf-8")))
     except CompressorError as error:
-        found = {"error": [error.subject, error.problem, error.remedy]}
-    sys.stdout.write(json.dumps(found))
+        document = {"error": [error.subject, error.problem, error.remedy]}
+    sys.stdout.write(json.dumps(document))
     return 0
 
 

@@ -71,18 +71,18 @@ def evaluate(
     for batch in data.batches():
         size = len(next(iter(batch.values())))
         outputs = candidate.run(batch)
-        wanted = outputs if candidate is reference else reference.run(batch)
+        expected = outputs if candidate is reference else reference.run(batch)
         check_finite(outputs, seen)
-        target = wanted if metric.against_float or data.target is None else batch[data.target]
+        target = expected if metric.against_float or data.target is None else batch[data.target]
         if metric.against_float:
-            target = dict(zip(outputs, wanted.values(), strict=True))
+            target = dict(zip(outputs, expected.values(), strict=True))
         values.append(metric.per_sample(outputs, target, size))
-        for ours, theirs in zip(outputs.values(), wanted.values(), strict=True):
+        for ours, theirs in zip(outputs.values(), expected.values(), strict=True):
             difference = ours.astype(np.float64) - theirs
             signal += float(np.square(theirs, dtype=np.float64).sum())
             error += float(np.square(difference).sum())
             worst = max(worst, float(np.abs(difference).max(initial=0.0)))
-        first, other = next(iter(outputs.values())), next(iter(wanted.values()))
+        first, other = next(iter(outputs.values())), next(iter(expected.values()))
         equal = first.argmax(axis=-1) == other.argmax(axis=-1)
         same, decisions = same + int(equal.sum()), decisions + equal.size
         seen += size
@@ -184,15 +184,15 @@ class RunSamples:
     def probe(self, count: int) -> Batch:
         """Return the first samples, repeated where the model's batch is fixed and they are few."""
         fixed = self.inputs[0].shape[0]
-        wanted = fixed if isinstance(fixed, int) else count
+        size = fixed if isinstance(fixed, int) else count
         if self.data is None:
-            return made_up_batch(self.inputs, wanted, self.seed)
-        batch = self.data.first(wanted)
+            return made_up_batch(self.inputs, size, self.seed)
+        batch = self.data.first(size)
         names = [i.name for i in self.inputs]
         if not isinstance(fixed, int):
             return {n: batch[n] for n in names}
-        repeat = -(-wanted // len(batch[names[0]]))
-        return {n: np.concatenate([batch[n]] * repeat)[:wanted] for n in names}
+        repeat = -(-size // len(batch[names[0]]))
+        return {n: np.concatenate([batch[n]] * repeat)[:size] for n in names}
 
     def batches(self) -> Iterator[Batch]:
         """Yield the calibration data; none where there are none."""

@@ -138,12 +138,12 @@ def _untrained(
     if step.untrained is None or metric is None or before is None or after is None:
         return None
     key = result_key("untrained", step.key)
-    found = workspace.evaluated(key, step.untrained.runner, f"{step.name} without training")
-    assert found is not None
-    lost = metric.drop(before.metric, found.metric)
+    evaluation = workspace.evaluated(key, step.untrained.runner, f"{step.name} without training")
+    assert evaluation is not None
+    lost = metric.drop(before.metric, evaluation.metric)
     left = metric.drop(before.metric, after.metric)
     return {
-        "metric": found.metric,
+        "metric": evaluation.metric,
         "metric_drop": lost,
         "won_back": 100 * (lost - left) / lost if lost > 0 else None,
         "won_back_reason": None if lost > 0 else "nothing was lost without training",

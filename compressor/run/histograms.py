@@ -160,8 +160,8 @@ def _places(carrier: Carrier) -> dict[str, _Place]:
 def _worst(layers: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return names of layers whose weight lost something, the least output SQNR first."""
     coarser = [row for row in layers if row["weight_sqnr_db"] is not None]
-    known = [row for row in coarser if row["sqnr_db"] is not None]
-    return [str(row["name"]) for row in sorted(known, key=lambda row: float(row["sqnr_db"]))]
+    measured = [row for row in coarser if row["sqnr_db"] is not None]
+    return [str(row["name"]) for row in sorted(measured, key=lambda row: float(row["sqnr_db"]))]
 
 
 def _values(
@@ -185,10 +185,10 @@ def _values(
         else:
             taps[name] = value.name
     computed = {v.name for node in carrier.graph().graph for v in node.outputs}
-    wanted = [n for n in dict.fromkeys([*inputs.values(), *taps.values()]) if n in computed]
-    found = {**batch, **(carrier.runner(wanted).run(batch) if wanted else {})}
-    weights.update({name: found[tap] for name, tap in taps.items()})
-    read = {name: found[value] for name, value in inputs.items() if value in found}
+    tapped = [n for n in dict.fromkeys([*inputs.values(), *taps.values()]) if n in computed]
+    values = {**batch, **(carrier.runner(tapped).run(batch) if tapped else {})}
+    weights.update({name: values[tap] for name, tap in taps.items()})
+    read = {name: values[value] for name, value in inputs.items() if value in values}
     return (
         {name: v for name, v in read.items() if _countable(v)},
         {name: v for name, v in weights.items() if _countable(v)},

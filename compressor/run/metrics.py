@@ -115,11 +115,11 @@ def _in_top(outputs: Batch, target: Array, k: int) -> Array:
     truth = np.asarray(target).reshape(logits.shape[:-1])
     if truth.min() < 0 or truth.max() >= classes:
         raise ValueError(f"labels {truth.min()} to {truth.max()} for {classes} classes")
-    own = np.take_along_axis(logits, truth[..., None], axis=-1)
-    better = (logits > own).sum(axis=-1)
+    true_logits = np.take_along_axis(logits, truth[..., None], axis=-1)
+    better = (logits > true_logits).sum(axis=-1)
     # A tie counts for the class with the smaller index, as argmax does.
     index = np.arange(classes)
-    ties = ((logits == own) & (index < truth[..., None])).sum(axis=-1)
+    ties = ((logits == true_logits) & (index < truth[..., None])).sum(axis=-1)
     hit = (better + ties < k).astype(np.float64)
     return np.asarray(hit.reshape(hit.shape[0], -1).mean(axis=1))
 
@@ -148,28 +148,29 @@ def _log_loss(outputs: Batch, target: Array) -> Array:
         raise ValueError(f"labels {labels.min()} to {labels.max()} for {classes} classes")
     # Sample by sample: float64 copies of a whole batch's logits would take much memory.
     return np.array(
-        [_mean_loss(row, own) for row, own in zip(logits, truth, strict=True)], np.float64
+        [_mean_loss(row, row_labels) for row, row_labels in zip(logits, truth, strict=True)],
+        np.float64,
     )
 
 
 def _mean_loss(logits: Array, labels: Array) -> float:
     """Return the mean loss over the labels that count; logits ``[..., classes]``."""
     counted = labels != _NOT_COUNTED
-    chosen = logits[counted].astype(np.float64)
-    shifted = chosen - chosen.max(axis=-1, keepdims=True)
+    rows = logits[counted].astype(np.float64)
+    shifted = rows - rows.max(axis=-1, keepdims=True)
     log_z = np.log(np.exp(shifted).sum(axis=-1))
-    own = np.take_along_axis(shifted, labels[counted][:, None], axis=-1)[:, 0]
-    return float((log_z - own).mean())
+    true_logits = np.take_along_axis(shifted, labels[counted][:, None], axis=-1)[:, 0]
+    return float((log_z - true_logits).mean())
 
 
 def _pairs(outputs: Batch, target: Any) -> Sequence[tuple[Array, Array]]:
-    wanted = target if isinstance(target, dict) else {next(iter(outputs)): target}
+    targets = target if isinstance(target, dict) else {next(iter(outputs)): target}
     return [
         (
             outputs[name].astype(np.float64).reshape(len(outputs[name]), -1),
-            np.asarray(wanted[name]).astype(np.float64).reshape(len(outputs[name]), -1),
+            np.asarray(targets[name]).astype(np.float64).reshape(len(outputs[name]), -1),
         )
-        for name in wanted
+        for name in targets
     ]
 
 

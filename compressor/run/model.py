@@ -81,7 +81,7 @@ class OpenedModel:
             ModelError: their outputs differ.
         """
         if isinstance(self.carrier, TorchCarrier):
-            wanted = self.carrier.module_outputs(batch)
+            expected = self.carrier.module_outputs(batch)
             subject = f"module {type(self.carrier.module).__name__}"
             remedy = (
                 "its forward depends on something that export froze: random numbers, "
@@ -89,12 +89,12 @@ class OpenedModel:
             )
         elif isinstance(self.carrier, OnnxCarrier):
             subject = f"model {str(self.files[0])!r}"
-            wanted = list(OrtRunner(self.files[0], subject).run(batch).values())
+            expected = list(OrtRunner(self.files[0], subject).run(batch).values())
             remedy = "report it with the file; until then, export it again with opset 21"
         else:
             return
-        found = self.carrier.runner().run(batch)
-        for (name, ours), theirs in zip(found.items(), wanted, strict=True):
+        outputs = self.carrier.runner().run(batch)
+        for (name, ours), theirs in zip(outputs.items(), expected, strict=True):
             error = float(np.square(ours.astype(np.float64) - theirs).sum())
             signal = float(np.square(theirs.astype(np.float64)).sum())
             if error > signal * 10 ** (-_LOWERING_SQNR_DB / 10):
@@ -141,14 +141,14 @@ def _open_onnx(spec: Spec, path: Path) -> OpenedModel:
         raise error.at(spec.where("model", "onnx")) from error.__cause__
     files = (path, *external_files(path))
     declared = {s.name: s for s in spec.inputs}
-    for own in carrier.inputs:
-        want = declared.pop(own.name, None)
-        if want is not None and not _agrees(want, own):
+    for actual in carrier.inputs:
+        want = declared.pop(actual.name, None)
+        if want is not None and not _agrees(want, actual):
             raise SpecError(
-                f"model.inputs.{own.name}",
-                f"says {want}, the ONNX file has {own}",
+                f"model.inputs.{actual.name}",
+                f"says {want}, the ONNX file has {actual}",
                 "leave model.inputs out: the file knows its inputs",
-                where=spec.where("model", "inputs", own.name),
+                where=spec.where("model", "inputs", actual.name),
             )
     if declared:
         name = next(iter(declared))
@@ -166,12 +166,12 @@ def _open_onnx(spec: Spec, path: Path) -> OpenedModel:
     )
 
 
-def _agrees(declared: TensorSpec, own: TensorSpec) -> bool:
+def _agrees(declared: TensorSpec, actual: TensorSpec) -> bool:
     """Tell whether what a spec says of an input can be so; axes' names do not matter."""
-    lengths = zip(declared.shape, own.shape, strict=False)
+    lengths = zip(declared.shape, actual.shape, strict=False)
     return (
-        declared.dtype == own.dtype
-        and len(declared.shape) == len(own.shape)
+        declared.dtype == actual.dtype
+        and len(declared.shape) == len(actual.shape)
         and all(a == b for a, b in lengths if isinstance(a, int) and isinstance(b, int))
     )
 
@@ -267,15 +267,15 @@ def open_other_model(
             cannot be run.
         ModelError: a file is unusable.
     """
-    own = validate(ModelKeys, dict(keys), spec.document, path)
-    if own.factory is not None and not own.inputs:
-        own = own.model_copy(update={"inputs": {i.name: _input_keys(i) for i in inputs}})
+    declared = validate(ModelKeys, dict(keys), spec.document, path)
+    if declared.factory is not None and not declared.inputs:
+        declared = declared.model_copy(update={"inputs": {i.name: _input_keys(i) for i in inputs}})
     named = replace(
         spec,
         document=_as_model(spec.document, path),
-        model=own,
-        checkpoint=_file(spec, own.checkpoint, (*path, "checkpoint")),
-        onnx=_file(spec, own.onnx, (*path, "onnx")),
+        model=declared,
+        checkpoint=_file(spec, declared.checkpoint, (*path, "checkpoint")),
+        onnx=_file(spec, declared.onnx, (*path, "onnx")),
     )
     with errors_at(path):
         opened = open_model(named)

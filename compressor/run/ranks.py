@@ -58,12 +58,12 @@ def ranks() -> Iterator[Ranks]:
     Raises:
         SpecError: the environment is that of ``torchrun`` only in part, or nobody answers.
     """
-    found = [name for name in _VARIABLES if name in os.environ]
-    if "WORLD_SIZE" not in found or int(os.environ["WORLD_SIZE"]) == 1:
+    present = [name for name in _VARIABLES if name in os.environ]
+    if "WORLD_SIZE" not in present or int(os.environ["WORLD_SIZE"]) == 1:
         yield ALONE
         return
-    if len(found) < len(_VARIABLES):
-        missing = next(name for name in _VARIABLES if name not in found)
+    if len(present) < len(_VARIABLES):
+        missing = next(name for name in _VARIABLES if name not in present)
         raise SpecError(
             f"environment variable {missing}",
             "is not set, though WORLD_SIZE is",

@@ -123,7 +123,7 @@ class Latencies:
         that the base takes for it.
         """
         pairs = zip(self.seconds[name], self.seconds[base], strict=True)
-        logs = [np.log(_ratios(_grouped(own), _grouped(other))) for own, other in pairs]
+        logs = [np.log(_ratios(_grouped(times), _grouped(other))) for times, other in pairs]
         low, high = median_interval(logs, _LEVEL)
         value = float(np.exp(np.median(np.concatenate(logs))))
         return {"value": value, "ci95": [float(np.exp(low)), float(np.exp(high))]}
@@ -136,11 +136,11 @@ class Latencies:
                 timed alone, of its own time.
         """
         base, *others = self.seconds
-        found = [self.ratio(name, base) for name in others]
+        ratios = [self.ratio(name, base) for name in others]
         if not others:
-            own = self.summary(base)
-            found = [{"value": own["mean"], "ci95": own["ci95"]}]
-        return all(f["ci95"][1] - f["ci95"][0] <= 2 * precision * f["value"] for f in found)
+            summary = self.summary(base)
+            ratios = [{"value": summary["mean"], "ci95": summary["ci95"]}]
+        return all(f["ci95"][1] - f["ci95"][0] <= 2 * precision * f["value"] for f in ratios)
 
 
 def already_open(runners: Mapping[str, Runner]) -> dict[str, Opener]:
@@ -179,7 +179,7 @@ def measure(
         inputs = inputs[: _affordable(models, inputs[0], budget)]
     size = len(next(iter(inputs[0].values())))
     blocks: dict[str, list[Array]] = {name: [] for name in models}
-    found = Latencies(size, blocks)
+    latencies = Latencies(size, blocks)
     for count in range(1, _MOST_OPENINGS + 1):
         runners = {name: models[name]() for name in next(openings)}
         block = _timed(runners, inputs, rounds, budget / _MOST_OPENINGS)
@@ -189,9 +189,9 @@ def measure(
             blocks[name].append(times)
         if count >= _LEAST_OPENINGS and time.perf_counter() - start > budget:
             break
-        if count >= _OPENINGS_TO_STOP and found.precise(precision):
+        if count >= _OPENINGS_TO_STOP and latencies.precise(precision):
             break
-    return found
+    return latencies
 
 
 def _timed(
@@ -246,9 +246,9 @@ def _seconds(runner: Runner, batch: Batch) -> float:
 
 def _orders(names: Iterable[str], rng: np.random.Generator) -> Iterator[list[str]]:
     """Yield random orders, each followed by its reverse, so that no place is had more often."""
-    known = list(names)
+    ordered = list(names)
     while True:
-        order = [known[i] for i in rng.permutation(len(known))]
+        order = [ordered[i] for i in rng.permutation(len(ordered))]
         yield order
         yield order[::-1]
 
@@ -267,5 +267,5 @@ def _grouped(times: Array) -> Array:
 def _ratios(times: Array, base: Array) -> Array:
     """Return a ratio for each value of ``[values, rounds, inputs]``."""
     weights = np.median(base, axis=1)
-    found: Array = (np.median(times / base, axis=1) * weights).sum(1) / weights.sum(1)
-    return found
+    ratios: Array = (np.median(times / base, axis=1) * weights).sum(1) / weights.sum(1)
+    return ratios

@@ -119,14 +119,14 @@ def open_training_data(workspace: Workspace) -> RunTrainingData:
 
     try:
         if workspace.first:  # which makes the copy; the others find it
-            found = opened()
+            training_data = opened()
             ranks.wait()
         else:
             ranks.wait()
-            found = opened()
+            training_data = opened()
     except CompressorError as error:
         raise error.at(data.where) from error.__cause__
-    return found
+    return training_data
 
 
 @dataclass(frozen=True)
@@ -168,15 +168,15 @@ class References:
 
     def parts(self) -> dict[str, Any]:
         """Return what a result depends on beside the options themselves, for its key."""
-        found: dict[str, Any] = {}
+        parts: dict[str, Any] = {}
         if self.declared.code:
-            found["code"] = {r: code_digest(self.symbol(r, "code")) for r in self.declared.code}
+            parts["code"] = {r: code_digest(self.symbol(r, "code")) for r in self.declared.code}
         if self.declared.other_models:
-            found["models"] = {
+            parts["models"] = {
                 option: self._opened(keys, option).digest()
                 for option, keys in self.declared.other_models.items()
             }
-        return found
+        return parts
 
     def _opened(self, keys: Mapping[str, Any], option: str) -> OpenedModel:
         plan = self.workspace.plan
@@ -311,10 +311,10 @@ def end(store: Store, key: str) -> None:
     shutil.rmtree(store.training(key), ignore_errors=True)
 
 
-def differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
     """Say in which parts two keys differ, each such as ``epochs 3, here 5``."""
-    before, now = dict(_leaves(saved)), dict(_leaves(own))
-    found = []
+    before, now = dict(_leaves(saved)), dict(_leaves(current))
+    texts = []
     for name in sorted(before.keys() | now.keys(), key=_rank):
         if before.get(name) == now.get(name):
             continue
@@ -322,8 +322,8 @@ def differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
         if opaque is None and _within(name, "models"):
             opaque = f"another model as {name.removeprefix('models.')}"
         shown = (_value(before.get(name)), _value(now.get(name)))
-        found.append(opaque or f"{_label(name)} {shown[0]}, here {shown[1]}")
-    return list(dict.fromkeys(found))
+        texts.append(opaque or f"{_label(name)} {shown[0]}, here {shown[1]}")
+    return list(dict.fromkeys(texts))
 
 
 def _read(folder: Path) -> dict[str, Any] | None:
@@ -334,9 +334,9 @@ def _read(folder: Path) -> dict[str, Any] | None:
     return parts if isinstance(parts, dict) else None
 
 
-def _told(found: list[str]) -> str:
-    rest = len(found) - _SHOWN
-    return "; ".join(found[:_SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
+def _told(texts: list[str]) -> str:
+    rest = len(texts) - _SHOWN
+    return "; ".join(texts[:_SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
 
 
 def _leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -87,11 +87,11 @@ def _size_check(artifact: Artifact) -> dict[str, Any]:
     """Compare the bytes of an artifact with what the plan predicted: they may not be many more."""
     exporter, most = artifact.exporter, artifact.predicted
     within = exporter.predicts_within
-    said = f"at most {most:,}" if exporter.bound else f"{most:,}"
+    predicted = f"at most {most:,}" if exporter.bound else f"{most:,}"
     return {
         "name": "takes the bytes that the plan predicted",
         "ok": within is None or artifact.bytes <= (1 + within) * most + _SLACK_BYTES,
-        "detail": f"{artifact.bytes:,}; predicted {said}",
+        "detail": f"{artifact.bytes:,}; predicted {predicted}",
     }
 
 
@@ -142,7 +142,7 @@ def baseline_latency(artifacts: Sequence[Mapping[str, Any]]) -> list[dict[str, A
 
 def _measured(workspace: Workspace, artifact: Artifact, final: Carrier, key: str) -> dict[str, Any]:
     """Check and time an artifact, or take that from the store."""
-    own = result_key(
+    stored_key = result_key(
         "measure",
         key,
         baseline=workspace.source_key,
@@ -150,9 +150,9 @@ def _measured(workspace: Workspace, artifact: Artifact, final: Carrier, key: str
         machine=machine(),
         data=None if workspace.evaluation is None else workspace.evaluation.digest,
     )
-    found: dict[str, Any] | None = workspace.store.read(own)
-    if found is not None:
-        return found
+    earlier: dict[str, Any] | None = workspace.store.read(stored_key)
+    if earlier is not None:
+        return earlier
     with workspace.progress.stage(f"time {artifact.path.name}"):
         runner = artifact.exporter.open(artifact.path)
         result = {
@@ -160,7 +160,7 @@ def _measured(workspace: Workspace, artifact: Artifact, final: Carrier, key: str
             **_fidelity(workspace, artifact, runner, final),
             "latency": _latency(workspace, artifact, final),
         }
-    with workspace.store.write(own) as (_, stored):
+    with workspace.store.write(stored_key) as (_, stored):
         stored.update(result)
     return result
 

@@ -127,7 +127,7 @@ class Workspace:
         data, metric = self.evaluation, self.plan.metric
         if data is None or metric is None:
             return None
-        own = result_key(
+        evaluation_key = result_key(
             "evaluate",
             key,
             baseline=self.source_key,
@@ -135,16 +135,16 @@ class Workspace:
             metric=metric.name,
             code=metric_code(metric),
         )
-        found = self.store.read(own)
-        if found is None:
+        earlier = self.store.read(evaluation_key)
+        if earlier is None:
             with self.progress.stage(f"evaluate {label}", data.samples) as advance:
                 done = evaluate(make_runner(), self.baseline_runner, data, metric, advance)
-            with self.store.write(own) as (folder, result):
+            with self.store.write(evaluation_key) as (folder, result):
                 np.save(folder / _PER_SAMPLE, done.per_sample)
                 result.update(done.as_json())
             return done
-        per_sample = np.load(self.store.folder(own) / _PER_SAMPLE)
-        return Evaluation(per_sample=per_sample, **found)
+        per_sample = np.load(self.store.folder(evaluation_key) / _PER_SAMPLE)
+        return Evaluation(per_sample=per_sample, **earlier)
 
     @cached_property
     def baseline_evaluation(self) -> Evaluation | None:

@@ -40,26 +40,26 @@ class NpySource(IndexedFileSource):
         return {name: _checked_header(path) for name, path in self._paths().items()}
 
     @contextmanager
-    def open_rows(self, chosen: Mapping[str, str]) -> Iterator[dict[str, Rows]]:
+    def open_rows(self, arrays: Mapping[str, str]) -> Iterator[dict[str, Rows]]:
         """Open the files."""
         paths = self._paths()
         with ExitStack() as stack:
             rows: dict[str, Rows] = {}
-            for name, stored in chosen.items():
+            for name, stored in arrays.items():
                 stream = stack.enter_context(paths[stored].open("rb"))
                 rows[name] = StreamRows(stream, read_header(stream))
             yield rows
 
-    def open_at(self, chosen: Mapping[str, str]) -> dict[str, ReadAt]:
+    def open_at(self, arrays: Mapping[str, str]) -> dict[str, ReadAt]:
         """Map the files into memory."""
         paths = self._paths()
-        return {name: mapped_rows(paths[stored]) for name, stored in chosen.items()}
+        return {name: mapped_rows(paths[stored]) for name, stored in arrays.items()}
 
     def files(self) -> list[tuple[str, Path]]:
         """Return the file, or those of the folder that the fields name."""
         paths = self._paths()
-        wanted = set(self.fields.values()) & set(paths) or set(paths)
-        return [(name if self.path.is_dir() else "", paths[name]) for name in sorted(wanted)]
+        names = set(self.fields.values()) & set(paths) or set(paths)
+        return [(name if self.path.is_dir() else "", paths[name]) for name in sorted(names)]
 
     def _paths(self) -> dict[str, Path]:
         if self.path.is_dir():
@@ -115,12 +115,12 @@ class NpzSource(FileSource):
         return headers
 
     @contextmanager
-    def open_rows(self, chosen: Mapping[str, str]) -> Iterator[dict[str, Rows]]:
+    def open_rows(self, arrays: Mapping[str, str]) -> Iterator[dict[str, Rows]]:
         """Open the members."""
         with ExitStack() as stack:
             archive = stack.enter_context(zipfile.ZipFile(self.path))
             rows: dict[str, Rows] = {}
-            for name, stored in chosen.items():
+            for name, stored in arrays.items():
                 stream = stack.enter_context(archive.open(stored + _SUFFIX))
                 rows[name] = StreamRows(stream, read_header(stream))
             yield rows
@@ -172,15 +172,15 @@ class SafetensorsSource(IndexedFileSource):
             return {name: _header(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118
 
     @contextmanager
-    def open_rows(self, chosen: Mapping[str, str]) -> Iterator[dict[str, Rows]]:
+    def open_rows(self, arrays: Mapping[str, str]) -> Iterator[dict[str, Rows]]:
         """Map the file."""
         with safe_open(self.path, framework="numpy") as file:
-            yield {name: _SliceRows(file.get_slice(stored)) for name, stored in chosen.items()}
+            yield {name: _SliceRows(file.get_slice(stored)) for name, stored in arrays.items()}
 
-    def open_at(self, chosen: Mapping[str, str]) -> dict[str, ReadAt]:
+    def open_at(self, arrays: Mapping[str, str]) -> dict[str, ReadAt]:
         """Map the file."""
         file: Any = safe_open(self.path, framework="numpy")
-        return {name: _rows_at(file.get_slice(stored)) for name, stored in chosen.items()}
+        return {name: _rows_at(file.get_slice(stored)) for name, stored in arrays.items()}
 
     def files(self) -> list[tuple[str, Path]]:
         """Return the file."""

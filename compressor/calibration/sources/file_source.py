@@ -73,16 +73,16 @@ def choose(
 
 
 def describe(
-    subject: str, chosen: Mapping[str, str], headers: Mapping[str, Header], most: int | None
+    subject: str, arrays: Mapping[str, str], headers: Mapping[str, Header], most: int | None
 ) -> SourceInfo:
     """Return the description of the chosen arrays, of which at most ``most`` samples are used.
 
     Raises:
         DataError: an array is not numeric, is a scalar or empty, or lengths differ.
     """
-    for stored in chosen.values():
+    for stored in arrays.values():
         _check(subject, stored, headers[stored])
-    lengths = {stored: headers[stored].shape[0] for stored in chosen.values()}
+    lengths = {stored: headers[stored].shape[0] for stored in arrays.values()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{stored!r} {length}" for stored, length in lengths.items())
         raise DataError(
@@ -93,7 +93,7 @@ def describe(
     available = next(iter(lengths.values()))
     specs = tuple(
         TensorSpec(name, ("batch", *headers[stored].shape[1:]), native(headers[stored].dtype).name)
-        for name, stored in chosen.items()
+        for name, stored in arrays.items()
     )
     return SourceInfo(available if most is None else min(most, available), specs)
 
@@ -231,7 +231,7 @@ class FileSource(Options, ABC):
         """Return the headers of all arrays there are, by stored name."""
 
     @abstractmethod
-    def open_rows(self, chosen: Mapping[str, str]) -> AbstractContextManager[dict[str, Rows]]:
+    def open_rows(self, arrays: Mapping[str, str]) -> AbstractContextManager[dict[str, Rows]]:
         """Open the chosen arrays, model names to stored names; return rows by model name."""
 
     @abstractmethod
@@ -251,12 +251,12 @@ class FileSource(Options, ABC):
         """Yield batches of up to ``size`` samples, at most ``limit``; raises as ``info`` does."""
         if size < 1:
             raise ValueError(f"batches of {size} samples")
-        chosen, info = self._choose()
+        arrays, info = self._choose()
         left = info.samples or 0
         left = left if limit is None else min(left, limit)
         with ExitStack() as stack:
             with self._guard():
-                readers = stack.enter_context(self.open_rows(chosen))
+                readers = stack.enter_context(self.open_rows(arrays))
             while left > 0:
                 count = min(size, left)
                 with self._guard():
@@ -278,8 +278,8 @@ class FileSource(Options, ABC):
     def _choose(self) -> tuple[dict[str, str], SourceInfo]:
         with self._guard():
             headers = self.headers()
-        chosen = choose(self.subject, self.fields, headers)
-        return chosen, describe(self.subject, chosen, headers, self.samples)
+        arrays = choose(self.subject, self.fields, headers)
+        return arrays, describe(self.subject, arrays, headers, self.samples)
 
     @contextmanager
     def _guard(self) -> Iterator[None]:
@@ -300,7 +300,7 @@ class IndexedFileSource(FileSource):
     """Files in which any sample can be found without reading those before it."""
 
     @abstractmethod
-    def open_at(self, chosen: Mapping[str, str]) -> dict[str, ReadAt]:
+    def open_at(self, arrays: Mapping[str, str]) -> dict[str, ReadAt]:
         """Open the chosen arrays, model names to stored names; return readers by model name."""
 
     def take(self, rows: NDArray[np.int64]) -> Batch:
@@ -320,6 +320,6 @@ class IndexedFileSource(FileSource):
 
     @cached_property
     def _readers(self) -> dict[str, ReadAt]:
-        chosen, _ = self._choose()
+        arrays, _ = self._choose()
         with self._guard():
-            return self.open_at(chosen)
+            return self.open_at(arrays)

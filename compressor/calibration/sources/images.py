@@ -95,8 +95,8 @@ class ImageFolderSource(IndexedFileSource):
             )
         items = [_Item(path, 0) for path in loose]
         for label, folder in enumerate(folders):
-            found = (path for path in folder.rglob("*") if _is_image(path))
-            items += [_Item(path, label) for path in sorted(found)]
+            images = (path for path in folder.rglob("*") if _is_image(path))
+            items += [_Item(path, label) for path in sorted(images)]
         if self.samples is not None and self.samples < len(items):
             items = [items[i * len(items) // self.samples] for i in range(self.samples)]
         return items, bool(folders)

@@ -161,9 +161,9 @@ class TokenSource(Options, ABC):
             SpecError: a file does not exist, or the package ``tokenizers`` is not installed.
             DataError: a file is unusable, or the text is shorter than one sample.
         """
-        chosen = self._chosen()
-        headers = {name: Header((1, self.length), np.dtype(np.int64)) for name in chosen.values()}
-        fields = describe(self.subject, chosen, headers, None).fields
+        arrays = self._chosen()
+        headers = {name: Header((1, self.length), np.dtype(np.int64)) for name in arrays.values()}
+        fields = describe(self.subject, arrays, headers, None).fields
         return SourceInfo(self.count, fields)
 
     def batches(self, size: int, limit: int | None = None) -> Iterator[Batch]:
@@ -172,17 +172,17 @@ class TokenSource(Options, ABC):
             raise ValueError(f"batches of {size} samples")
         limits = [most for most in (self.samples, limit) if most is not None]
         left = min(limits, default=None)
-        chosen = self._chosen()
+        arrays = self._chosen()
         if left is not None and left <= 0:
             return
         rows: list[Array] = []
         for window in self._windows(left):
             rows.append(window)
             if len(rows) == size:
-                yield _batch(rows, chosen)
+                yield _batch(rows, arrays)
                 rows = []
         if rows:
-            yield _batch(rows, chosen)
+            yield _batch(rows, arrays)
 
     def digest(self) -> str:
         """Return a SHA-256 of the options, the tokenizer and the text; places have no part."""
@@ -205,12 +205,12 @@ class TokenSource(Options, ABC):
             raise SpecError(self.subject, "does not exist", "correct the path")
         if not self.path.is_dir():
             return [self.path]
-        found = sorted(path for path in self.path.glob(f"*{self.suffix}") if path.is_file())
-        if not found:
+        files = sorted(path for path in self.path.glob(f"*{self.suffix}") if path.is_file())
+        if not files:
             raise DataError(
                 self.subject, f"holds no {self.suffix} file", f"name a {self.kind} itself"
             )
-        return found
+        return files
 
     @cached_property
     def count(self) -> int | None:
@@ -275,14 +275,14 @@ class TokenSource(Options, ABC):
             ) from error
 
 
-def _batch(rows: list[Array], chosen: dict[str, str]) -> Batch:
+def _batch(rows: list[Array], names: dict[str, str]) -> Batch:
     windows = np.stack(rows)
     arrays = {
         _IDS: windows[:, :-1],
         _LABELS: windows[:, 1:],
         _MASK: np.ones((len(windows), windows.shape[1] - 1), np.int64),
     }
-    return {name: np.array(arrays[stored], order="C") for name, stored in chosen.items()}
+    return {name: np.array(arrays[stored], order="C") for name, stored in names.items()}
 
 
 class TextSource(TokenSource):

@@ -140,8 +140,8 @@ class FactorySource:
             used = batch if most is None else cut(batch, 0, most)
             for name, array in used.items():
                 start = f"{name} {array.dtype.str} {array.shape[1:]} ".encode()
-                own = hashes.setdefault(name, hashlib.sha256(start))
-                own.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+                digest = hashes.setdefault(name, hashlib.sha256(start))
+                digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
             most = None if most is None else most - length(used)
             if most == 0:
                 break
@@ -161,12 +161,12 @@ class FactorySource:
                     f"made {objects[0]!r} of Python objects",
                     "give bool, numbers or fixed-length text",
                 )
-            own = {name: (array.shape[1:], array.dtype.name) for name, array in batch.items()}
-            form = form or own
-            if own != form:
+            this_form = {name: (array.shape[1:], array.dtype.name) for name, array in batch.items()}
+            form = form or this_form
+            if this_form != form:
                 raise DataError(
                     self.subject,
-                    f"made batches that differ: {_tell(form)}, then {_tell(own)}",
+                    f"made batches that differ: {_tell(form)}, then {_tell(this_form)}",
                     "give all batches the same names, dtypes and shapes but for the first axis",
                 )
             yield batch

@@ -41,20 +41,20 @@ class ShapeInputs:
 
     def set(self, node: ir.Node, at: int, name: str, entries: Mapping[int, int]) -> None:
         """Set some entries of an input that is a vector of integers."""
-        given = node.inputs[at]
-        assert given is not None
-        held = constant_array(given)
+        vector = node.inputs[at]
+        assert vector is not None
+        held = constant_array(vector)
         if held is not None:
             changed = np.array(held)
             for index, number in entries.items():
                 changed[index] = number
             node.replace_input_with(at, self.constant(node, name, changed))
             return
-        length = self.length(given)
-        dtype = np.dtype(np.int64) if given.dtype is None else given.dtype.numpy()
-        own = np.asarray([entries.get(i, 0) for i in range(length)], dtype=dtype)
-        chosen = self.constant(node, f"{name}_set", np.isin(np.arange(length), list(entries)))
-        self.insert(node, at, "Where", [chosen, self.constant(node, name, own), given])
+        length = self.length(vector)
+        dtype = np.dtype(np.int64) if vector.dtype is None else vector.dtype.numpy()
+        numbers = np.asarray([entries.get(i, 0) for i in range(length)], dtype=dtype)
+        replaced = self.constant(node, f"{name}_set", np.isin(np.arange(length), list(entries)))
+        self.insert(node, at, "Where", [replaced, self.constant(node, name, numbers), vector])
 
     def length(self, vector: ir.Value) -> int:
         """Return of how many entries a vector is."""
@@ -69,24 +69,24 @@ class ShapeInputs:
             lost: which positions remain, by entry.
             copied: values that do not stand for a length.
         """
-        given = node.inputs[at]
-        assert given is not None
-        known = self._flow.lengths.constant(self._as_it_was(given))
+        vector = node.inputs[at]
+        assert vector is not None
+        constant = self._flow.lengths.constant(self._as_it_was(vector))
         scaled = {
             entry: stays
             for entry, stays in lost.items()
-            if known is None or int(known.reshape(-1)[entry]) not in copied
+            if constant is None or int(constant.reshape(-1)[entry]) not in copied
         }
-        held = constant_array(given)
+        held = constant_array(vector)
         if held is not None:
-            own = {e: int(held[e]) * int(s.sum()) // len(s) for e, s in scaled.items()}
-            self.set(node, at, "lengths", own)
+            shorter = {e: int(held[e]) * int(s.sum()) // len(s) for e, s in scaled.items()}
+            self.set(node, at, "lengths", shorter)
         elif scaled:
-            length = self.length(given)
+            length = self.length(vector)
             above, below = _ratio(scaled, length)
-            self.insert(node, at, "Mul", [given, self.constant(node, "kept", above)])
-            own_input = node.inputs[at]
-            self.insert(node, at, "Div", [own_input, self.constant(node, "of", below)])
+            self.insert(node, at, "Mul", [vector, self.constant(node, "kept", above)])
+            multiplied = node.inputs[at]
+            self.insert(node, at, "Div", [multiplied, self.constant(node, "of", below)])
 
     def restore(self, node: ir.Node, lost: Lost) -> None:
         """Let ``Shape`` or ``Size`` say what it said before the axes became shorter."""
@@ -152,9 +152,9 @@ class ShapeInputs:
             inputs: of the new node; one of them is what was read before.
             attributes: of the new node.
         """
-        given = node.inputs[at]
+        before = node.inputs[at]
         name = f"{node.outputs[0].name}_{op_type.lower()}"
-        dtype = None if given is None else given.dtype
+        dtype = None if before is None else before.dtype
         made = self._editor.node(op_type, inputs, name, dtype, attributes)
         self._graph.insert_before(node, made)
         node.replace_input_with(at, made.outputs[0])
@@ -236,9 +236,9 @@ class Adjuster:
     def _shape(self, node: ir.Node) -> None:
         """Set the lengths that a node gives to axes that lose positions."""
         at = 0 if node.op_type == "ConstantOfShape" else 1
-        output, given = node.outputs[0], node.inputs[at]
+        output, lengths = node.outputs[0], node.inputs[at]
         lost = self._mask(output)
-        if not lost or given is None:
+        if not lost or lengths is None:
             return
         if node.op_type == "Reshape":
             self._given.scale(node, at, lost, frozenset((_FOLLOWS, _COPIED)))
@@ -248,7 +248,7 @@ class Adjuster:
             first = self._rank(output) - len(source)
             lost = {a: s for a, s in lost.items() if a < first or source[a - first] == 1}
         copied = frozenset((_KEPT,) if node.op_type == "Expand" else ())
-        behind = self._rank(output) - self._given.length(given)
+        behind = self._rank(output) - self._given.length(lengths)
         lost = {axis - behind: stays for axis, stays in lost.items() if axis >= behind}
         self._given.scale(node, at, lost, copied)
 
@@ -321,10 +321,10 @@ class Adjuster:
         if stays is None or places is None:
             return
         index = (np.cumsum(stays) - 1)[places]
-        for own in range(index.ndim):
-            remaining = self._mask(node.outputs[0]).get(axis + own)
+        for index_axis in range(index.ndim):
+            remaining = self._mask(node.outputs[0]).get(axis + index_axis)
             if remaining is not None:
-                index = np.compress(remaining, index, own)
+                index = np.compress(remaining, index, index_axis)
         index = np.asarray(index, dtype=np.int64)
         node.replace_input_with(1, self._given.constant(node, "indices", index))
 

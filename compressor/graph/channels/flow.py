@@ -98,8 +98,8 @@ class Flow:
         self.observed: list[tuple[ir.Value, int]] = []
         self.repeats: set[int] = set()
         self._now: ir.Node | None = None
-        given = {value.name for value in model.graph.inputs}
-        self._constants = set(model.graph.initializers) - given
+        inputs = {value.name for value in model.graph.inputs}
+        self._constants = set(model.graph.initializers) - inputs
 
     # ------------------------------------------------------------------ what is known
 
@@ -124,16 +124,16 @@ class Flow:
         """Return a value's families; those of a constant's axes are made when first asked."""
         if value is None or not value.name:
             return []
-        known = self.families.get(value.name)
-        if known is None and (value.is_initializer() or is_op(value.producer(), "Constant")):
+        families = self.families.get(value.name)
+        if families is None and (value.is_initializer() or is_op(value.producer(), "Constant")):
             shape = self.shape(value) or ()
-            known = [
+            families = [
                 placed(self.unions.fresh((length,)), axis, len(shape))
                 for axis, length in enumerate(shape)
                 if length > 1
             ]
-            self.families[value.name] = known
-        return known or []
+            self.families[value.name] = families
+        return families or []
 
     def on_axis(self, value: ir.Value | None, axis: int) -> Family | None:
         """Return the family that depends on an axis of a value."""
@@ -158,8 +158,8 @@ class Flow:
         if alone.any():
             lonely = np.maximum(first, second)[alone]
             self._freeze(lonely, node, "meets channels that nothing computes")
-        found: Family = np.where(first >= 0, first, second)
-        return found
+        unified: Family = np.where(first >= 0, first, second)
+        return unified
 
     def couple(self, family: Family, axis: int) -> Family:
         """Say that channels along an axis are one; return the family without the axis.
@@ -172,8 +172,8 @@ class Flow:
             alone = np.broadcast_to(lonely, family.shape) & (family >= 0)
             self._freeze(family[alone], self._now, "puts them beside values without channels")
             first = np.where(lonely, -1, first)
-        known = np.broadcast_to(first, family.shape) >= 0
-        self.unions.join(family[known], np.broadcast_to(first, family.shape)[known])
+        beside = np.broadcast_to(first, family.shape) >= 0
+        self.unions.join(family[beside], np.broadcast_to(first, family.shape)[beside])
         return first
 
     def couple_others(self, family: Family, axis: int) -> Family:
@@ -232,8 +232,8 @@ class Flow:
 
     def count(self, node: ir.Node, *axes: tuple[ir.Value | None, int]) -> None:
         """Say that a node multiplies, in proportion to the lengths of axes of values."""
-        known = tuple((value, axis) for value, axis in axes if value is not None)
-        self.counted.append(Counted(node, known))
+        factors = tuple((value, axis) for value, axis in axes if value is not None)
+        self.counted.append(Counted(node, factors))
 
     def observe(self, value: ir.Value, axis: int) -> None:
         """Say that a value holds what a layer or its activation function computes."""
@@ -252,41 +252,43 @@ class Flow:
         rank = len(shape)
         meetings = []
         for value in inputs:
-            given = self.shape(value) or ()
-            lengths = (1,) * (rank - len(given)) + given
+            value_shape = self.shape(value) or ()
+            lengths = (1,) * (rank - len(value_shape)) + value_shape
             families = [spread(f, rank) for f in self.labels(value)]
             meetings.append(Meeting(value.name or "", lengths, families))
         return self.meet(node, meetings)
 
     def meet(self, node: ir.Node, meetings: Sequence[Meeting]) -> list[Family]:
         """Combine the channels of values of one rank that meet element by element."""
-        found: list[Family] = []
+        merged: list[Family] = []
         for meeting in meetings:
             for family in meeting.families:
-                own: Family | None = family
-                for other in [f for f in found if own is not None and overlap(f, own)]:
-                    own, stays = self._meet(own, other, node)
+                current: Family | None = family
+                for other in [f for f in merged if current is not None and overlap(f, current)]:
+                    current, stays = self._meet(current, other, node)
                     if not stays:
-                        found = [f for f in found if f is not other]
-                if own is not None:
-                    found.append(own)
+                        merged = [f for f in merged if f is not other]
+                if current is not None:
+                    merged.append(current)
         for meeting in meetings:
-            for family in found:
+            for family in merged:
                 axes = [i for i, n in enumerate(family.shape) if n > 1 and meeting.lengths[i] > 1]
-                if axes and not any(overlap(family, own) for own in meeting.families):
+                if axes and not any(overlap(family, current) for current in meeting.families):
                     reason = f"meets {meeting.name!r}, which has no channels"
                     self.fix(family, axes, node, reason)
-        return found
+        return merged
 
-    def _meet(self, own: Family | None, other: Family, node: ir.Node) -> tuple[Family | None, bool]:
-        """Let two families meet; return what becomes of the first, and whether the other stays.
+    def _meet(
+        self, current: Family | None, other: Family, node: ir.Node
+    ) -> tuple[Family | None, bool]:
+        """Combine two families that meet; return the result, and whether the other one stays.
 
         What is the same for all heads, such as a scale for each of a head's features, meets only
         the inner axes of a joint family: heads can go, and single features cannot.
         """
-        if own is None:
+        if current is None:
             return None, True
-        for inner, joint in ((own, other), (other, own)):
+        for inner, joint in ((current, other), (other, current)):
             axes = [i for i, n in enumerate(inner.shape) if n > 1]
             first = next(i for i, n in enumerate(joint.shape) if n > 1)
             if first not in axes and self._outside(joint, axes):
@@ -294,8 +296,8 @@ class Flow:
                     if joint.shape[axis] > 1:
                         self.couple(joint, axis)
                 self.freeze([inner], node, "holds the same for every head or group")
-                return (None, True) if inner is own else (own, False)
-        return self.unify(other, own, node), False
+                return (None, True) if inner is current else (current, False)
+        return self.unify(other, current, node), False
 
     def fix(self, family: Family, axes: Sequence[int], node: ir.Node, reason: str) -> None:
         """Say that nothing can go from some axes: then from others, or nothing can."""

@@ -159,16 +159,16 @@ def overlap(first: Family, second: Family) -> bool:
 
 def joined(parts: Sequence[Family | None], lengths: Sequence[int], axis: int) -> Family | None:
     """Put families behind each other along an axis; ``None`` stands for no channels."""
-    known = [part for part in parts if part is not None]
-    if not known:
+    present = [part for part in parts if part is not None]
+    if not present:
         return None
-    shape = list(np.broadcast_shapes(*(_without(part.shape, axis) for part in known)))
+    shape = list(np.broadcast_shapes(*(_without(part.shape, axis) for part in present)))
     pieces = []
     for part, length in zip(parts, lengths, strict=True):
-        own = [*shape]
-        own[axis] = length
-        empty = np.full(own, -1, dtype=np.int64)
-        pieces.append(empty if part is None else np.broadcast_to(part, own))
+        piece_shape = [*shape]
+        piece_shape[axis] = length
+        empty = np.full(piece_shape, -1, dtype=np.int64)
+        pieces.append(empty if part is None else np.broadcast_to(part, piece_shape))
     return np.concatenate(pieces, axis)
 
 

@@ -43,15 +43,15 @@ def transposed_convolution(flow: Flow, node: ir.Node) -> None:
     groups, weight, shape = _kernel(flow, node)
     if not shape:
         return
-    read, own = _read(flow, node), _axis(flow, weight, 0, shape[0])
+    read, inputs = _read(flow, node), _axis(flow, weight, 0, shape[0])
     if groups == 1:
-        _meet(flow, node, read, own)
+        _meet(flow, node, read, inputs)
         written = _axis(flow, weight, 1, shape[1])
         _role(flow, weight, 0, "input")
         _role(flow, weight, 1, "output")
     else:
-        _group_wise(flow, node, read, own.reshape(groups, -1))
-        written = own.reshape(groups, -1)[:, :1].repeat(shape[1], 1).reshape(-1)
+        _group_wise(flow, node, read, inputs.reshape(groups, -1))
+        written = inputs.reshape(groups, -1)[:, :1].repeat(shape[1], 1).reshape(-1)
         _role(flow, weight, 0, "output")
     _keep_kernel(flow, node, weight, 2 if groups == 1 else 1)
     _write(flow, node, weight, written, sourced=groups < shape[0] or groups == 1)
@@ -73,13 +73,13 @@ def _kernel(flow: Flow, node: ir.Node) -> tuple[int, ir.Value | None, Shape]:
 
 def _read(flow: Flow, node: ir.Node) -> Units | None:
     """Return the channels that a convolution reads; what lies on its other axes is frozen."""
-    found = None
+    channels = None
     for family in flow.labels(node.inputs[0]):
         if depends_on(family, 1) and family.size == family.shape[1]:
-            found = along(family, 1)
+            channels = along(family, 1)
         elif any(depends_on(family, axis) for axis in range(1, family.ndim)):
             flow.freeze([family], node, "slides over them")
-    return found
+    return channels
 
 
 def _keep_kernel(flow: Flow, node: ir.Node, weight: ir.Value | None, first: int) -> None:
@@ -89,12 +89,12 @@ def _keep_kernel(flow: Flow, node: ir.Node, weight: ir.Value | None, first: int)
             flow.freeze([family], node, "slides over them")
 
 
-def _meet(flow: Flow, node: ir.Node, read: Units | None, own: Units) -> None:
+def _meet(flow: Flow, node: ir.Node, read: Units | None, weight_channels: Units) -> None:
     """Unify what is read with the weight's axis for it."""
     if read is not None:
-        flow.unify(read, own, node)
+        flow.unify(read, weight_channels, node)
     else:
-        flow.freeze([own], node, "reads channels that nothing computes")
+        flow.freeze([weight_channels], node, "reads channels that nothing computes")
 
 
 def _group_wise(flow: Flow, node: ir.Node, read: Units | None, written: Units) -> None:
@@ -103,9 +103,9 @@ def _group_wise(flow: Flow, node: ir.Node, read: Units | None, written: Units) -
     if read is None:
         flow.freeze([written], node, "reads channels that nothing computes")
         return
-    own = read.reshape(len(written), -1)
-    flow.couple(own, 1)
-    flow.unify(own[:, :1], written[:, :1], node)
+    grouped = read.reshape(len(written), -1)
+    flow.couple(grouped, 1)
+    flow.unify(grouped[:, :1], written[:, :1], node)
 
 
 def _write(
@@ -123,11 +123,11 @@ def _write(
         origin, _ = weight_source(weight)
         flow.source(node, origin, written)
     # Channels of several initializer axes are of their own; a single one has none to remove.
-    own = [placed(written, 1, rank)] if len(written) > 1 else []
+    families = [placed(written, 1, rank)] if len(written) > 1 else []
     batches = [
         f for f in flow.labels(node.inputs[0]) if f.ndim == rank and f.size == f.shape[0] > 1
     ]
-    flow.put(output, [*own, *batches])
+    flow.put(output, [*families, *batches])
     flow.observe(output, 1)
 
 
@@ -185,15 +185,15 @@ def _product(flow: Flow, node: ir.Node, left: list[Family], right: list[Family])
     output = node.outputs[0]
     summed = _summed(flow, node, left, [_swapped(f) for f in right])
     # What is left of [..., M, K] is [..., M, 1]; a head that is summed over leaves its batch axis.
-    found = [f[..., :1] for f in left]
-    other = [f[..., :1, :] for f in right]
-    merged: list[Family] = [f for f in found if f.size > 1]
-    for family in (f for f in other if f.size > 1):
-        own = family
-        for known in [f for f in merged if overlap(f, own)]:
-            own = flow.unify(known, own, node)
-            merged = [f for f in merged if f is not known]
-        merged.append(own)
+    rows = [f[..., :1] for f in left]
+    columns = [f[..., :1, :] for f in right]
+    merged: list[Family] = [f for f in rows if f.size > 1]
+    for family in (f for f in columns if f.size > 1):
+        current = family
+        for earlier in [f for f in merged if overlap(f, current)]:
+            current = flow.unify(earlier, current, node)
+            merged = [f for f in merged if f is not earlier]
+        merged.append(current)
     _check_batches(flow, node, merged)
     flow.put(output, merged)
     rank = len(flow.shape(output) or ())
@@ -271,13 +271,13 @@ def _check_batches(flow: Flow, node: ir.Node, merged: list[Family]) -> None:
         shape = flow.shape(value) or ()
         lengths = (1,) * (rank - len(shape)) + shape
         for family in merged:
-            own = [f.reshape((1,) * (rank - f.ndim) + f.shape) for f in flow.labels(value)]
+            families = [f.reshape((1,) * (rank - f.ndim) + f.shape) for f in flow.labels(value)]
             fixed = [
                 i
                 for i in range(rank - 2)
                 if depends_on(family, i)
                 and lengths[i] > 1
-                and not any(depends_on(f, i) for f in own)
+                and not any(depends_on(f, i) for f in families)
             ]
             if fixed:
                 name = "" if value is None else value.name
@@ -295,28 +295,28 @@ def einsum(flow: Flow, node: ir.Node) -> None:
     if parsed is None:
         flow.freeze_node(node, "has an equation that is not understood")
         return
-    given, result = parsed
-    letters = [*result, *sorted(set("".join(given)) - set(result))]
+    input_terms, result = parsed
+    letters = [*result, *sorted(set("".join(input_terms)) - set(result))]
     meetings = [
         Meeting(
             value.name or "",
             tuple(_length(shape, term, letter) for letter in letters),
             [_spread(family, term, letters) for family in flow.labels(value)],
         )
-        for value, shape, term in zip(inputs, shapes, given, strict=True)
+        for value, shape, term in zip(inputs, shapes, input_terms, strict=True)
     ]
-    found = flow.meet(node, meetings)
+    families = flow.meet(node, meetings)
     summed = list(range(len(result), len(letters)))
-    flow.sum_over(found, summed)
+    flow.sum_over(families, summed)
     left = []
-    for family in found:
+    for family in families:
         rest = family
         for axis in summed:
             rest = rest.take([0], axis)
         if rest.size > 1:
             left.append(rest.reshape(rest.shape[: len(result)]))
     flow.put(node.outputs[0], left)
-    _note_layers(flow, node, given, result)
+    _note_layers(flow, node, input_terms, result)
 
 
 def terms(equation: str, ranks: list[int]) -> tuple[list[str], str] | None:
@@ -326,8 +326,8 @@ def terms(equation: str, ranks: list[int]) -> tuple[list[str], str] | None:
         equation: as ONNX has it.
         ranks: of the inputs.
     """
-    given, arrow, result = equation.replace(" ", "").partition("->")
-    named = given.split(",")
+    inputs, arrow, result = equation.replace(" ", "").partition("->")
+    named = inputs.split(",")
     free = [c for c in string.ascii_letters if c not in equation]
     lengths = [
         rank - len(t.replace("...", ""))
@@ -357,17 +357,17 @@ def _length(shape: tuple[int, ...], term: str, letter: str) -> int:
 def _spread(family: Family, term: str, letters: list[str]) -> Family:
     """Give a family an axis for each letter."""
     order = [term.index(letter) for letter in letters if letter in term]
-    own = np.transpose(family, order)
-    return own.reshape([_length(family.shape, term, letter) for letter in letters])
+    ordered = np.transpose(family, order)
+    return ordered.reshape([_length(family.shape, term, letter) for letter in letters])
 
 
-def _note_layers(flow: Flow, node: ir.Node, given: list[str], result: str) -> None:
+def _note_layers(flow: Flow, node: ir.Node, input_terms: list[str], result: str) -> None:
     """Say which letters a weight alone brings in: those are what a layer computes."""
     output = node.outputs[0]
     if flow.is_constant(output):
         return
-    for index, (value, term) in enumerate(zip(node.inputs, given, strict=True)):
-        others = "".join(t for i, t in enumerate(given) if i != index)
+    for index, (value, term) in enumerate(zip(node.inputs, input_terms, strict=True)):
+        others = "".join(t for i, t in enumerate(input_terms) if i != index)
         if value is None or not flow.is_constant(value) or all(c in result for c in term):
             continue
         origin, _ = weight_source(value)

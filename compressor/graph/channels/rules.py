@@ -47,9 +47,9 @@ BINARY = (
 
 def unary(flow: Flow, node: ir.Node) -> None:
     """Keep the channels of the first input; all others are single numbers."""
-    found = flow.labels(node.inputs[0])
+    families = flow.labels(node.inputs[0])
     for output in node.outputs:
-        flow.put(output, found)
+        flow.put(output, families)
     _observe(flow, node)
 
 

@@ -39,18 +39,18 @@ def remove_channels(
         ValueError: a unit that cannot be removed is, or the map is of another graph.
         ModelError: nothing would be left of a value.
     """
-    known = channels if isinstance(channels, ChannelMap) else channels.channels
-    if len(removed) != known.count or bool((removed & ~known.removable).any()):
+    channel_map = channels if isinstance(channels, ChannelMap) else channels.channels
+    if len(removed) != channel_map.count or bool((removed & ~channel_map.removable).any()):
         raise ValueError("units are removed that cannot be, or the map is of another graph")
-    found = analyse(model) if isinstance(channels, ChannelMap) else channels
-    if found.channels.count != known.count or found.flow.model is not model:
+    analysis = analyse(model) if isinstance(channels, ChannelMap) else channels
+    if analysis.channels.count != channel_map.count or analysis.flow.model is not model:
         raise ValueError("the map is of another graph")
     smaller = model.clone()
-    positions = kept_positions(known.parameters, removed)
+    positions = kept_positions(channel_map.parameters, removed)
     for name, axes in positions.items():
         _shrink(smaller.graph.initializers[name], axes)
-    masks = _masks(found, removed)
-    adjuster = Adjuster(smaller, found.flow, masks)
+    masks = _masks(analysis, removed)
+    adjuster = Adjuster(smaller, analysis.flow, masks)
     unread = {v.name for v in smaller.graph.initializers.values() if not v.uses()}
     for node in list(smaller.graph):
         adjuster.adjust(node)
@@ -71,21 +71,21 @@ def kept_positions(
         parameters: units along the axes of parameters.
         removed: the units that go.
     """
-    found: dict[str, dict[int, Units]] = {}
+    positions: dict[str, dict[int, Units]] = {}
     for name, axes in parameters.items():
         for axis, units in enumerate(axes):
             if units is None:
                 continue
             stays = kept(units, removed)
             if not stays.all():
-                found.setdefault(name, {})[axis] = np.flatnonzero(stays)
-    return found
+                positions.setdefault(name, {})[axis] = np.flatnonzero(stays)
+    return positions
 
 
-def _masks(found: Analysis, removed: Flags) -> dict[str, dict[int, Flags]]:
+def _masks(analysis: Analysis, removed: Flags) -> dict[str, dict[int, Flags]]:
     """Return which positions remain of every value's axes that lose some."""
     masks: dict[str, dict[int, Flags]] = {}
-    for name, axes in found.axes.items():
+    for name, axes in analysis.axes.items():
         for axis, units in enumerate(axes):
             if units is None:
                 continue
@@ -124,11 +124,11 @@ def _forget_shapes(model: ir.Model, masks: Mapping[str, Mapping[int, Flags]]) ->
     """Correct the shapes of values that have become smaller."""
     for node in model.graph:
         for value in node.outputs:
-            own = masks.get(value.name or "")
-            if own is None or value.shape is None:
+            value_masks = masks.get(value.name or "")
+            if value_masks is None or value.shape is None:
                 continue
             dims = list(value.shape)
-            for axis, stays in own.items():
+            for axis, stays in value_masks.items():
                 whole = isinstance(dims[axis], int)
                 dims[axis] = int(stays.sum()) if whole else ir.SymbolicDim(None)
             value.shape = ir.Shape(dims)
@@ -166,25 +166,25 @@ class Ordering:
         return ""
 
 
-def ordering(found: Analysis) -> Ordering:
+def ordering(analysis: Analysis) -> Ordering:
     """Look up every axis on which channels lie."""
     lines: dict[int, list[Units]] = {}
-    for axes in found.axes.values():
+    for axes in analysis.axes.values():
         for axis in axes:
             if axis is not None:
                 for unit in _on(axis):
                     lines.setdefault(unit, []).append(axis)
     inline = {
         unit
-        for node in found.flow.model.graph
+        for node in analysis.flow.model.graph
         if is_op(node, "Constant")
-        for axis in found.axes.get(node.outputs[0].name or "", ())
+        for axis in analysis.axes.get(node.outputs[0].name or "", ())
         if axis is not None
         for unit in _on(axis)
     }
-    return Ordering(lines, found.placed, frozenset(inline))
+    return Ordering(lines, analysis.placed, frozenset(inline))
 
 
 def _on(axis: Units) -> list[int]:
-    found: list[int] = np.unique(axis[axis >= 0]).tolist()
-    return found
+    units: list[int] = np.unique(axis[axis >= 0]).tolist()
+    return units

@@ -21,14 +21,14 @@ from compressor.graph.channels.labels import (
 def reshape(flow: Flow, node: ir.Node) -> None:
     """``Reshape``, ``Flatten``, ``Squeeze`` and ``Unsqueeze``."""
     before, after = flow.shape(node.inputs[0]), flow.shape(node.outputs[0])
-    found = flow.labels(node.inputs[0])
-    if found and (before is None or after is None):
+    families = flow.labels(node.inputs[0])
+    if families and (before is None or after is None):
         flow.freeze_node(node, UNKNOWN)
         return
     if before is not None and after is not None:
-        found = sorted(found, key=lambda family: _precedence(flow, family))
-        found = _apart(flow, node, [reshaped(f, before, after) for f in found])
-    flow.put(node.outputs[0], found)
+        families = sorted(families, key=lambda family: _precedence(flow, family))
+        families = _apart(flow, node, [reshaped(f, before, after) for f in families])
+    flow.put(node.outputs[0], families)
 
 
 def _precedence(flow: Flow, family: Family) -> tuple[bool, int]:
@@ -40,10 +40,10 @@ def _precedence(flow: Flow, family: Family) -> tuple[bool, int]:
     return int(family.flat[0]) in flow.repeats, first
 
 
-def _apart(flow: Flow, node: ir.Node, found: Sequence[Family]) -> list[Family]:
+def _apart(flow: Flow, node: ir.Node, families: Sequence[Family]) -> list[Family]:
     """Keep the first of families that have come to lie on one axis; the others cannot go."""
     left: list[Family] = []
-    for family in found:
+    for family in families:
         if any(overlap(family, other) for other in left):
             flow.freeze([family], node, "merges their axis with that of other channels")
         else:
@@ -53,25 +53,25 @@ def _apart(flow: Flow, node: ir.Node, found: Sequence[Family]) -> list[Family]:
 
 def transpose(flow: Flow, node: ir.Node) -> None:
     """``Transpose``: the axes in another order."""
-    found = flow.labels(node.inputs[0])
+    families = flow.labels(node.inputs[0])
     shape = flow.shape(node.inputs[0]) or ()
     order = node.attributes.get_ints("perm", None) or list(reversed(range(len(shape))))
-    flow.put(node.outputs[0], [np.transpose(f, order) for f in found])
+    flow.put(node.outputs[0], [np.transpose(f, order) for f in families])
 
 
 def expand(flow: Flow, node: ir.Node) -> None:
     """``Expand``: repeats what has length 1, as often as there are channels where it ends up."""
     source, output = node.inputs[0], node.outputs[0]
     before, after = flow.shape(source), flow.shape(output)
-    found = flow.labels(source)
+    families = flow.labels(source)
     if before is None or after is None:
         flow.freeze_node(node, UNKNOWN)
         return
     rank = len(after)
-    found = [f.reshape((1,) * (rank - f.ndim) + f.shape) for f in found]
+    families = [f.reshape((1,) * (rank - f.ndim) + f.shape) for f in families]
     lengths = (1,) * (rank - len(before)) + before
-    found += _anything(flow, after, [i for i in range(rank) if lengths[i] == 1])
-    flow.put(output, found)
+    families += _anything(flow, after, [i for i in range(rank) if lengths[i] == 1])
+    flow.put(output, families)
 
 
 def constant_of_shape(flow: Flow, node: ir.Node) -> None:
@@ -83,18 +83,18 @@ def constant_of_shape(flow: Flow, node: ir.Node) -> None:
 
 def _anything(flow: Flow, shape: tuple[int, ...], axes: Sequence[int]) -> list[Family]:
     """Return channels of their own along axes on which a value is the same everywhere."""
-    found = []
+    families = []
     for axis in axes:
         if shape[axis] > 1:
-            own = flow.unions.fresh((shape[axis],))
-            flow.repeats.update(own.tolist())
-            found.append(placed(own, axis, len(shape)))
-    return found
+            repeated = flow.unions.fresh((shape[axis],))
+            flow.repeats.update(repeated.tolist())
+            families.append(placed(repeated, axis, len(shape)))
+    return families
 
 
 def tile(flow: Flow, node: ir.Node) -> None:
     """``Tile``: repeats whole axes; those of length 1 as often as there are channels."""
-    found = flow.labels(node.inputs[0])
+    families = flow.labels(node.inputs[0])
     before, after = flow.shape(node.inputs[0]), flow.shape(node.outputs[0])
     repeats = flow.lengths.integers(node.inputs[1])
     if before is None or after is None or repeats is None:
@@ -102,12 +102,12 @@ def tile(flow: Flow, node: ir.Node) -> None:
         return
     moved = [axis for axis, count in enumerate(repeats) if count is None]
     flow.freeze(
-        [f for f in found if any(depends_on(f, axis) for axis in moved)],
+        [f for f in families if any(depends_on(f, axis) for axis in moved)],
         node,
         "repeats them, it is not known how often",
     )
     left = []
-    for family in found:
+    for family in families:
         counts = [n // m if depends_on(family, i) else 1 for i, (n, m) in _pairs(after, before)]
         left.append(np.tile(family, counts))
     left += _anything(flow, after, [i for i, (_, n) in _pairs(after, before) if n == 1])

@@ -76,14 +76,16 @@ class Zeros:
     def _holds(self, value: ir.Value | None, axis: int, units: Units, rank: int) -> bool:
         """Return whether a value is zero for the same units, after it is broadcast to a rank."""
         own_rank = len(self._flow.shape(value) or ())
-        own = self._units(value, axis - rank) if axis - rank >= -own_rank else None
-        same = own is not None and np.array_equal(own[units >= 0], units[units >= 0])
+        value_units = self._units(value, axis - rank) if axis - rank >= -own_rank else None
+        same = value_units is not None and np.array_equal(
+            value_units[units >= 0], units[units >= 0]
+        )
         return same and self._zero(value, axis - rank)
 
-    def _among(self, value: ir.Value | None, wanted: Units) -> bool:
+    def _among(self, value: ir.Value | None, sought: Units) -> bool:
         """Return whether a value is zero for units, along whatever axis."""
         own = self._axes.get((value.name or "") if value is not None else "", ())
-        numbers = wanted[wanted >= 0]
+        numbers = sought[sought >= 0]
         return any(
             units is not None and self._zero(value, axis) and bool(np.isin(numbers, units).all())
             for axis, units in enumerate(own)
@@ -130,14 +132,16 @@ class Zeros:
 
     def _numbers(self, node: ir.Node) -> bool:
         """Return whether zero stays zero between the bounds of a ``Clip``, or beside a ``Pad``."""
-        given = [None if v is None else self._flow.lengths.constant(v) for v in node.inputs[1:]]
+        bounds = [None if v is None else self._flow.lengths.constant(v) for v in node.inputs[1:]]
         if is_op(node, "Pad"):
-            filled = given[1] if len(given) > 1 else None
+            filled = bounds[1] if len(bounds) > 1 else None
             absent = len(node.inputs) < 3 or node.inputs[2] is None
             return absent or (filled is not None and not filled.any())
-        low, high = [*given, None, None][:2]
-        known = all(g is not None or v is None for g, v in zip(given, node.inputs[1:], strict=True))
-        return known and not any(
+        low, high = [*bounds, None, None][:2]
+        all_constant = all(
+            g is not None or v is None for g, v in zip(bounds, node.inputs[1:], strict=True)
+        )
+        return all_constant and not any(
             bool((sign * bound > 0).any())
             for sign, bound in ((1, low), (-1, high))
             if bound is not None
@@ -146,8 +150,8 @@ class Zeros:
     def _blank(self, node: ir.Node) -> bool:
         """Return whether a node repeats zero."""
         if is_op(node, "Expand"):
-            known = self._flow.lengths.constant(node.inputs[0])
-            return known is not None and not known.any()
+            constant = self._flow.lengths.constant(node.inputs[0])
+            return constant is not None and not constant.any()
         value = node.attributes.get("value")
         return value is None or not value.as_tensor().numpy().any()
 
@@ -162,9 +166,9 @@ class Zeros:
             units = list(self._zeros_of(node.inputs[1]))
         elif is_op(node, "MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"):
             units = list(self._factors(node))
-        found = [line[line >= 0] for line in units]
-        if any(len(line) for line in found):
-            self.sums.append((node, np.unique(np.concatenate(found))))
+        lines = [line[line >= 0] for line in units]
+        if any(len(line) for line in lines):
+            self.sums.append((node, np.unique(np.concatenate(lines))))
 
     def _undefined(self, node: ir.Node) -> bool:
         if not is_op(node, "Pow"):
@@ -213,11 +217,11 @@ class Zeros:
         inputs = [v for v in node.inputs if v is not None]
         ranks = [len(self._flow.shape(v) or ()) for v in inputs]
         parsed = terms(node.attributes.get_string("equation", ""), ranks)
-        given, result = parsed or ([], "")
-        for letter in sorted(set("".join(given)) - set(result)):
+        terms_in, result = parsed or ([], "")
+        for letter in sorted(set("".join(terms_in)) - set(result)):
             places = [
-                (v, t.index(letter)) for v, t in zip(inputs, given, strict=True) if letter in t
+                (v, t.index(letter)) for v, t in zip(inputs, terms_in, strict=True) if letter in t
             ]
             if not any(self._zero(value, axis) for value, axis in places):
-                known = (self._units(value, axis) for value, axis in places)
-                yield from (units for units in known if units is not None)
+                lines = (self._units(value, axis) for value, axis in places)
+                yield from (units for units in lines if units is not None)

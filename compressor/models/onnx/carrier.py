@@ -62,9 +62,13 @@ class OnnxCarrier:
         offered = frozenset({Capability.WEIGHTS, Capability.RUN, Capability.GRAPH})
         return offered - {Capability.RUN} if foreign_operators(self._graph) else offered
 
-    def layers(self) -> tuple[Layer, ...]:
-        """The layers in the order of execution."""
+    @cached_property
+    def _layers(self) -> tuple[Layer, ...]:
         return graph_layers(self._graph)
+
+    def layers(self) -> tuple[Layer, ...]:
+        """The layers in the order of execution; the graph is walked once."""
+        return self._layers
 
     def weight(self, layer: Layer) -> torch.Tensor:
         """The layer's weight in its stored shape."""
@@ -144,8 +148,7 @@ class OnnxCarrier:
         Raises:
             ModelError: a tensor holds such values.
         """
-        layers = graph_layers(self._graph)
-        weights = {layer.weight for layer in layers} | {layer.bias for layer in layers}
+        weights = {name for layer in self._layers for name in (layer.weight, layer.bias)}
         for name, value in self._graph.graph.initializers.items():
             tensor = value.const_value
             if tensor is None or not tensor.dtype.is_floating_point():

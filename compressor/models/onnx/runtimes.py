@@ -140,7 +140,7 @@ class OpenVinoRunner:
         """
         feed = {name: array for name, array in batch.items() if name in self._inputs}
         try:
-            found = self._request.infer(feed)
+            results = self._request.infer(feed)
         except RuntimeError as error:
             raise ModelError(
                 self._subject,
@@ -148,7 +148,7 @@ class OpenVinoRunner:
                 "check the inputs' shapes and dtypes in the spec",
             ) from error
         # The request's own buffers are written again by the next run.
-        return {name: np.array(found[name]) for name in self._outputs}
+        return {name: np.array(results[name]) for name in self._outputs}
 
     @property
     def threads(self) -> int:
@@ -157,12 +157,12 @@ class OpenVinoRunner:
 
     def precisions(self) -> Counter[tuple[str, str]]:
         """Count the layers that were compiled, by their kind and the type they compute in."""
-        found: Counter[tuple[str, str]] = Counter()
+        counts: Counter[tuple[str, str]] = Counter()
         for op in self._model.get_runtime_model().get_ops():
             facts = op.get_rt_info()
             if "layerType" in facts and "runtimePrecision" in facts:
-                found[facts["layerType"].astype(str), facts["runtimePrecision"].astype(str)] += 1
-        return found
+                counts[facts["layerType"].astype(str), facts["runtimePrecision"].astype(str)] += 1
+        return counts
 
 
 def _reason(error: Exception) -> str:

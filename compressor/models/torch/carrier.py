@@ -131,9 +131,13 @@ class TorchCarrier:
         """
         load_into(self.module, read_weights(checkpoint), str(checkpoint))
 
-    def layers(self) -> tuple[Layer, ...]:
-        """The layers in the order of execution."""
+    @cached_property
+    def _layers(self) -> tuple[Layer, ...]:
         return graph_layers(self._graph)
+
+    def layers(self) -> tuple[Layer, ...]:
+        """The layers in the order of execution; the graph is walked once."""
+        return self._layers
 
     def weight(self, layer: Layer) -> torch.Tensor:
         """The layer's weight in its stored shape; its codes, where it has been quantized."""
@@ -147,7 +151,7 @@ class TorchCarrier:
 
     def tensors(self) -> dict[str, StoredTensor]:
         """The module's parameters and persistent buffers; a shared one under its first name."""
-        found: dict[str, StoredTensor] = {}
+        tensors: dict[str, StoredTensor] = {}
         seen = set()
         for name, tensor in self.module.state_dict().items():
             place = (tensor.data_ptr(), tensor.shape, tensor.stride())
@@ -156,8 +160,8 @@ class TorchCarrier:
             seen.add(place)
             read = partial(_itself, tensor)
             shape, codes = tuple(tensor.shape), self._codes.get(name)
-            found[name] = StoredTensor(name, shape, tensor.dtype, read, codes)
-        return found
+            tensors[name] = StoredTensor(name, shape, tensor.dtype, read, codes)
+        return tensors
 
     def with_weights(self, changes: Mapping[str, torch.Tensor]) -> TorchCarrier:
         """Return a carrier with some parameters replaced.
@@ -281,8 +285,8 @@ class TorchCarrier:
     ) -> TorchCarrier:
         """Return a carrier of a module that executes a graph; both hold the same tensors."""
         attach_weights(graph, module)
-        known = self._altered.parameters.union(parameters) & graph.graph.initializers.keys()
-        altered = Alterations(executes_graph=True, parameters=frozenset(known))
+        trained = self._altered.parameters.union(parameters) & graph.graph.initializers.keys()
+        altered = Alterations(executes_graph=True, parameters=frozenset(trained))
         return TorchCarrier(module, self.inputs, graph, None, self.folder, altered)
 
     def _planned(self, graph: ir.Model, kept: Mapping[str, Mapping[int, Units]]) -> TorchCarrier:
@@ -328,18 +332,18 @@ class TorchCarrier:
         """Return the carrier saved there: of the same module, or of a graph made from it."""
         if not holds_module(directory):
             return restore_graph(directory)
-        found = restore_module(directory, self.module)
-        graph = found.graph
+        restored = restore_module(directory, self.module)
+        graph = restored.graph
         if graph is None:
             graph = self._float_graph.clone()
-            attach_weights(graph, found.module)
+            attach_weights(graph, restored.module)
         return TorchCarrier(
-            found.module,
+            restored.module,
             self.inputs,
             graph,
             load_codes(directory),
             self.folder,
-            found.alterations,
+            restored.alterations,
         )
 
 

@@ -178,12 +178,12 @@ class NamedModule(nn.Module):
         Raises:
             ModelError: it returns another number of tensors than its graph.
         """
-        found = call(self.module, {name: tensors[name] for name in self.inputs})
-        if len(found) != len(self.outputs):
+        results = call(self.module, {name: tensors[name] for name in self.inputs})
+        if len(results) != len(self.outputs):
             raise ModelError(
                 f"module {type(self.module).__name__}",
-                f"returns {len(found)} tensors in training and {len(self.outputs)} in evaluation "
+                f"returns {len(results)} tensors in training and {len(self.outputs)} in evaluation "
                 f"({', '.join(self.outputs)})",
                 "let its forward return the same in both",
             )
-        return dict(zip(self.outputs, found, strict=True))
+        return dict(zip(self.outputs, results, strict=True))

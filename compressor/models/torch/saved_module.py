@@ -196,11 +196,11 @@ def save_codes(
     tensors: dict[str, torch.Tensor] = {}
     described = {}
     for name, entry in codes.items():
-        found = entry.compute(entry.layer.canonical(weight(entry.layer)))
-        tensors |= {f"{name}:{part}": getattr(found, part).contiguous() for part in _PARTS}
-        others = {part: getattr(found, part) for part in _OPTIONAL}
+        quantized = entry.compute(entry.layer.canonical(weight(entry.layer)))
+        tensors |= {f"{name}:{part}": getattr(quantized, part).contiguous() for part in _PARTS}
+        others = {part: getattr(quantized, part) for part in _OPTIONAL}
         tensors |= {f"{name}:{k}": v.contiguous() for k, v in others.items() if v is not None}
-        described[name] = {"layer": asdict(entry.layer), "scheme": asdict(found.scheme)}
+        described[name] = {"layer": asdict(entry.layer), "scheme": asdict(quantized.scheme)}
     with system_errors():
         save_file(tensors, directory / _CODES, {"codes": json.dumps(described)})
 
@@ -210,7 +210,7 @@ def load_codes(directory: Path) -> dict[str, WeightCodes]:
     path = directory / _CODES
     if not path.is_file():
         return {}
-    found = {}
+    loaded = {}
     with safe_open(path, framework="pt") as file:
         described = json.loads(file.metadata()["codes"])
         names = set(file.keys())
@@ -222,8 +222,8 @@ def load_codes(directory: Path) -> dict[str, WeightCodes]:
                 if f"{name}:{part}" in names
             }
             stored = QuantizedTensor(**parts, scheme=Scheme(**entry["scheme"]))
-            found[name] = known_codes(_layer(entry["layer"]), stored)
-    return found
+            loaded[name] = known_codes(_layer(entry["layer"]), stored)
+    return loaded
 
 
 def known_codes(layer: Layer, stored: QuantizedTensor) -> WeightCodes:

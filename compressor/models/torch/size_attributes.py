@@ -75,9 +75,9 @@ def readings(module: nn.Module, masks: Masks) -> Iterator[Attributes]:
     choices: list[_Choice] = []
     parents = _parents(module)
     for path, part in module.named_modules():
-        known = _known(part, masks)
-        if known is not None:
-            certain[path] = known
+        plain = _known(part, masks)
+        if plain is not None:
+            certain[path] = plain
             continue
         choices += _choices(path, part, parents.get(path), masks)
     orders: dict[tuple[str, str], list[Kind]] = {}
@@ -87,10 +87,10 @@ def readings(module: nn.Module, masks: Masks) -> Iterator[Attributes]:
     for key, order in orders.items():
         orders[key] = sorted([*order, _KEEP], key=lambda kind: _rank(key[1], kind[0]))
     seen: list[Attributes] = []
-    for chosen in _combinations(choices, orders):
+    for preferences in _combinations(choices, orders):
         attributes = {path: dict(values) for path, values in certain.items()}
         for choice in choices:
-            value = _value(choice, chosen[choice.key])
+            value = _value(choice, preferences[choice.key])
             if value != choice.value:
                 attributes.setdefault(choice.path, {})[choice.name] = value
         attributes = {path: values for path, values in attributes.items() if values}

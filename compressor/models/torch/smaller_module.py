@@ -63,22 +63,22 @@ class Agreement:
     def holds(self, module: torch.nn.Module) -> bool:
         """Tell whether the module's outputs are the graph's, within 1e-4 of the largest value."""
         try:
-            found = run_module(module, self._inputs, self._batch)
+            outputs = run_module(module, self._inputs, self._batch)
         except Exception:  # noqa: BLE001  # the user's forward, with sizes it may not be made for
             return False
-        return len(found) == len(self._wanted) and all(map(close, found, self._wanted))
+        return len(outputs) == len(self._wanted) and all(map(close, outputs, self._wanted))
 
 
-def close(found: Array, wanted: Array) -> bool:
+def close(output: Array, reference: Array) -> bool:
     """Tell whether an output is within 1e-4 of another's largest value."""
-    if found.shape != wanted.shape:
+    if output.shape != reference.shape:
         return False
-    finite = np.isfinite(wanted)
-    if not np.array_equal(finite, np.isfinite(found)):
+    finite = np.isfinite(reference)
+    if not np.array_equal(finite, np.isfinite(output)):
         return False
-    wide = wanted[finite].astype(np.float64)
+    wide = reference[finite].astype(np.float64)
     reach = float(np.abs(wide).max(initial=0.0))
-    return bool(np.all(np.abs(found[finite] - wide) <= _TOLERANCE * reach))
+    return bool(np.all(np.abs(output[finite] - wide) <= _TOLERANCE * reach))
 
 
 _MOST_READINGS = 64
@@ -143,15 +143,15 @@ def _shorter(
     shorten: Callable[[Tensor, int, Units], Tensor],
 ) -> dict[str, Tensor]:
     held = held_tensors(module)
-    found: dict[int, Tensor] = {}
+    shorter: dict[int, Tensor] = {}
     for name in held.keys() & kept.keys():
         tensor = held[name].detach()
         for axis, positions in kept[name].items():
             if len(positions) < tensor.shape[axis]:
                 tensor = shorten(tensor, axis, positions)
         if tensor.shape != held[name].shape:
-            found[id(held[name])] = tensor
-    return {name: found[id(tensor)] for name, tensor in held.items() if id(tensor) in found}
+            shorter[id(held[name])] = tensor
+    return {name: shorter[id(tensor)] for name, tensor in held.items() if id(tensor) in shorter}
 
 
 def fitting_attributes(

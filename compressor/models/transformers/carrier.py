@@ -44,8 +44,8 @@ class MappedCarrier(TorchCarrier):
 
 def auto_class_name(factory: str) -> str | None:
     """Return the class that ``transformers.NAME`` or ``transformers:NAME`` means, else ``None``."""
-    found = _REFERENCE.fullmatch(factory)
-    return found[1] if found else None
+    match = _REFERENCE.fullmatch(factory)
+    return match[1] if match else None
 
 
 def library_version() -> str:
@@ -109,11 +109,11 @@ def _changes(config: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, 
         raise SpecError("model.config.dtype", f"is {dtype!r}", f"give one of {', '.join(names)}")
     for key in changes:
         if key not in stored or key in _FIXED:
-            known = [k for k in stored if k not in _FIXED]
+            changeable = [k for k in stored if k not in _FIXED]
             raise SpecError(
                 f"model.config.{key}",
                 f"is no entry of {CONFIG} that can be changed",
-                suggestion(key, dict.fromkeys([*known, "dtype"])),
+                suggestion(key, dict.fromkeys([*changeable, "dtype"])),
             )
     return changes
 
@@ -125,15 +125,15 @@ def _filled(
     subject = f"checkpoint {str(directory)!r}"
     usual = _usual_dtype(weights, subject)
     try:
-        wanted = getattr(torch, dtype) if dtype else usual
-        module, found = loaded(type(network), network.config, weights, wanted)
+        target_dtype = getattr(torch, dtype) if dtype else usual
+        module, loading = loaded(type(network), network.config, weights, target_dtype)
     except Exception as error:  # as in network_of
         raise ModelError(
             subject,
             f"does not load into {type(network).__name__} ({reason_of(error)})",
             "check that config.json belongs to the weights",
         ) from error
-    check_fit(type(network).__name__, found, subject)
+    check_fit(type(network).__name__, loading, subject)
     filled: torch.nn.Module = module.requires_grad_(False).eval()
     codes = [name for name, tensor in weights.items() if not tensor.is_floating_point()]
     floats = {name for name, tensor in filled.state_dict().items() if tensor.is_floating_point()}

@@ -85,8 +85,8 @@ def smaller_config(
         SpecError: no configuration describes the network.
     """
     stored = read_config(directory)
-    wanted = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-    search = _Search(type(network), stored, wanted, _stated(network, stored))
+    shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    search = _Search(type(network), stored, shapes, _stated(network, stored))
     ends = []
     for values in search.ends():
         ends.append(values)
@@ -115,16 +115,16 @@ def _same_function(
     network: torch.nn.Module, values: Mapping[str, Any], inputs: Sequence[TensorSpec]
 ) -> bool:
     batch = random_batch(inputs)
-    found = run_module(described_network(network, values), inputs, batch)
-    wanted = run_module(network, inputs, batch)
-    return len(found) == len(wanted) and all(map(close, found, wanted))
+    described = run_module(described_network(network, values), inputs, batch)
+    actual = run_module(network, inputs, batch)
+    return len(described) == len(actual) and all(map(close, described, actual))
 
 
 def _stated(network: torch.nn.Module, stored: Mapping[str, Any]) -> dict[str, Any]:
     """Add to a configuration the sizes of heads, which would follow from others otherwise."""
     whole: Mapping[str, Any] = network.config.to_dict()  # type: ignore[operator, union-attr]
-    own = {k: v for k, v in whole.items() if _HEAD_SIZE.search(k) and type(v) is int}
-    return {**own, **stored}
+    head_sizes = {k: v for k, v in whole.items() if _HEAD_SIZE.search(k) and type(v) is int}
+    return {**head_sizes, **stored}
 
 
 @dataclass
@@ -180,10 +180,10 @@ class _Search:
 
     def wrong(self, values: _Values) -> list[str]:
         """Return the tensors whose shape is another; all, where the class takes no such values."""
-        found = self._shapes(values)
-        if found is None:
+        shapes = self._shapes(values)
+        if shapes is None:
             return sorted(self.wanted)
-        return sorted(n for n in {**self.wanted, **found} if self.wanted.get(n) != found.get(n))
+        return sorted(n for n in {**self.wanted, **shapes} if self.wanted.get(n) != shapes.get(n))
 
     def _shapes(self, values: _Values) -> _Shapes | None:
         key = tuple(values.items())
@@ -206,25 +206,26 @@ class _Search:
     def trouble(self, values: _Values) -> str:
         """Say what stands against a configuration."""
         name = self.wrong(values)[0]
-        own = self.wanted.get(name, ())
+        actual = self.wanted.get(name, ())
         for other, shape in self.wanted.items():
-            if shape != own and _numberless(other) == _numberless(name):
-                return f"{name!r} is {list(own)} and {other!r} {list(shape)}"
+            if shape != actual and _numberless(other) == _numberless(name):
+                return f"{name!r} is {list(actual)} and {other!r} {list(shape)}"
         built = self._shapes(values)
-        told = ", ".join(f"{_text(k)}: {v}" for k, v in values.items())
+        tried = ", ".join(f"{_text(k)}: {v}" for k, v in values.items())
         if built is None:
-            return f"{self.network.__name__} does not take {told}"
-        found = built.get(name)
-        nearest = f", and {list(found)} by the nearest ({told})" if found is not None else ""
-        return f"{name!r} is {list(own)}{nearest}"
+            return f"{self.network.__name__} does not take {tried}"
+        shape_built = built.get(name)
+        if shape_built is None:
+            return f"{name!r} is {list(actual)}"
+        return f"{name!r} is {list(actual)}, and {list(shape_built)} by the nearest ({tried})"
 
 
 def _sizes(values: Any, key: _Key) -> Iterator[tuple[_Key, int | None]]:
     """Yield the numbers of a configuration that may be sizes, with the way to each."""
     name = next((str(k) for k in reversed(key) if isinstance(k, str)), "")
     if isinstance(values, Mapping):
-        for own, value in values.items():
-            yield from _sizes(value, (*key, own))
+        for entry, value in values.items():
+            yield from _sizes(value, (*key, entry))
     elif isinstance(values, list):
         for index, value in enumerate(values):
             yield from _sizes(value, (*key, index))
@@ -250,9 +251,9 @@ def _meanings(
         if not often:
             return [None]
         # What another size no longer gives may be what has stayed as it was.
-        own = [after for _, after in often][:_MOST_VALUES]
+        changed = [after for _, after in often][:_MOST_VALUES]
         same = [after for before, after in every if before == after][:_MOST_VALUES]
-        return list(dict.fromkeys([None, *own, *same]))
+        return list(dict.fromkeys([None, *changed, *same]))
     whole: list[int | None] = [after for before, after in often if before == value]
     parts: list[int | None] = [
         value * after // before

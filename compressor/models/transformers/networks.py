@@ -81,8 +81,8 @@ def network_of(auto: Any, values: dict[str, Any], directory: Path) -> Any:
     subject = f"config {str(directory / CONFIG)!r}"
     kind = values["model_type"]
     package = library()
-    known = package.CONFIG_MAPPING
-    if kind not in known:
+    configurations = package.CONFIG_MAPPING
+    if kind not in configurations:
         if values.get("auto_map"):
             raise ModelError(
                 subject,
@@ -92,7 +92,7 @@ def network_of(auto: Any, values: dict[str, Any], directory: Path) -> Any:
         raise ModelError(
             subject,
             f"has model_type {kind!r}, which transformers {package.__version__} does not know",
-            f"install a newer one, or correct it: {suggestion(kind, known.keys())}",
+            f"install a newer one, or correct it: {suggestion(kind, configurations.keys())}",
         )
     try:
         with _silent(), torch.device("meta"):
@@ -144,8 +144,8 @@ def described_network(network: torch.nn.Module, values: Mapping[str, Any]) -> to
     config = _configuration(values)
     weights = network.state_dict()
     dtype = next(network.parameters()).dtype
-    module, found = loaded(type(network), config, weights, dtype)
-    check_fit(type(network).__name__, found, "the smaller network")
+    module, loading = loaded(type(network), config, weights, dtype)
+    check_fit(type(network).__name__, loading, "the smaller network")
     filled: torch.nn.Module = module.eval()
     return filled
 
@@ -184,7 +184,7 @@ def loaded(
     """Return a network of a class with weights, and what the library says of them."""
     with _silent():
         # Without a path it looks for no other files; names of older versions are translated.
-        module, found = network.from_pretrained(
+        module, loading = network.from_pretrained(
             None,
             config=config,
             state_dict=dict(weights),
@@ -194,25 +194,25 @@ def loaded(
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
-    return module, found
+    return module, loading
 
 
-def check_fit(network: str, found: Mapping[str, Any], subject: str) -> None:
+def check_fit(network: str, loading: Mapping[str, Any], subject: str) -> None:
     """Raise ``ModelError`` where names or shapes of the weights are not the network's."""
-    for name, have, want in sorted(found["mismatched_keys"]):
+    for name, have, want in sorted(loading["mismatched_keys"]):
         raise ModelError(
             subject,
             f"has {name!r} with shape {list(have)}, {network} as config.json describes it wants "
             f"{list(want)}",
             "use the config.json that belongs to the weights",
         )
-    missing, unexpected = sorted(found["missing_keys"]), sorted(found["unexpected_keys"])
+    missing, unexpected = sorted(loading["missing_keys"]), sorted(loading["unexpected_keys"])
     problems = []
     if missing:
         problems.append(f"lacks {listed(missing)} of {network}")
     if unexpected:
         problems.append(f"has {listed(unexpected)}, which {network} does not")
-    problems += [str(message) for message in found.get("error_msgs") or ()][:1]
+    problems += [str(message) for message in loading.get("error_msgs") or ()][:1]
     if not problems:
         return
     pairs = [(name, close_names(name, unexpected, 1)) for name in missing[:3]]
