@@ -43,8 +43,8 @@ def add_vectors(state: Moments | None, values: Tensor) -> Moments | None:
 def add_patches(state: Moments | None, values: Tensor, window: Window) -> Moments | None:
     """Add the patches of feature maps ``[batch, channels, height, width]``.
 
-    About 64 patches a sample are taken, on an even grid: neighbouring patches say almost the
-    same.
+    About 64 patches of each sample are taken, on an even grid, since neighbouring patches are
+    almost the same.
     """
     return merge_moments(state, _moments(patch_vectors(values, window)))
 
@@ -67,7 +67,7 @@ def patch_vectors(values: Tensor, window: Window) -> Tensor:
 
 
 def merge_moments(first: Moments | None, second: Moments | None) -> Moments | None:
-    """Return the moments of both streams; ``None`` is those of nothing."""
+    """Return the moments of both streams; ``None`` stands for an empty stream."""
     if first is None or second is None:
         return second if first is None else first
     return Moments(
@@ -113,7 +113,7 @@ def add_levels(state: Levels, values: Tensor) -> Levels:
         return Levels(scattered=True)
     levels = []
     for channel in values.transpose(0, 1).reshape(values.shape[1], -1):
-        if torch.unique(channel[: 4 * _MOST]).numel() > _MOST:  # cheap, and says it of most data
+        if torch.unique(channel[: 4 * _MOST]).numel() > _MOST:  # cheap, and decides most cases
             return Levels(scattered=True)
         levels.append(torch.unique(channel))
     return merge_levels(state, Levels(tuple(levels)))

@@ -42,8 +42,8 @@ class GraphBlock:
 def partition(model: ir.Model) -> tuple[GraphBlock, ...]:
     """Cut a graph into blocks, each with at least one layer that multiplies.
 
-    Outputs of the model are no reason to keep a value: blocks serve to see what flows into layers.
-    A graph without a place to cut is one block.
+    Model outputs do not keep values alive, since blocks only show what flows into layers. A graph
+    that cannot be cut is one block.
 
     Args:
         model: sorted topologically, as ONNX wants it.
@@ -53,7 +53,7 @@ def partition(model: ir.Model) -> tuple[GraphBlock, ...]:
     flowing = _flowing(nodes, sources, tables=True)
     cuts = _cuts(flowing, sources)
     if not cuts:
-        # A table of position biases, or a float mask, that all blocks read: let it be preamble.
+        # All blocks read a table of position biases or a float mask: treat it as preamble.
         flowing = _flowing(nodes, frozenset(), tables=False)
         cuts = _cuts(flowing, frozenset())
     blocks: list[GraphBlock] = []
@@ -118,7 +118,7 @@ def _flowing(
 
 
 def _multiplies(node: ir.Node) -> bool:
-    """Tell whether a node, or one inside it, is a layer that is not a table."""
+    """Whether a node, or one inside it, is a layer that multiplies."""
     layers = (layer_of(inner) for inner in (node, *inner_nodes(node)))
     return any(layer is not None and layer.kind != "Gather" for layer in layers)
 
@@ -246,13 +246,13 @@ class Cut:
 
 @dataclass(frozen=True)
 class Isolated:
-    """A graph of layers that stand alone.
+    """A graph of layers that are independent of each other.
 
     Attributes:
         cut: its outputs are those of the layers.
-        layers: the layers that could be cut out, in the order of execution.
-        shared: by the name of a value, its dequantized form where several nodes read that; it is
-            an output as well.
+        layers: the layers that were cut out, in the order of execution.
+        shared: the dequantized form of each value whose form several nodes read, by the value's
+            name; it is an output, too.
     """
 
     cut: Cut
@@ -263,15 +263,13 @@ class Isolated:
 def isolated(model: ir.Model, layers: Sequence[Layer], computed: Collection[str]) -> Isolated:
     """Return a copy in which layers read new inputs of the graph in place of computed values.
 
-    What lies between such a value and its layer, such as the quantization of the activation,
-    stays. A layer is left out where the value that it reads is not ``computed``, or its output is
-    not.
+    Nodes between such a value and its layer stay, such as the quantization of the activation. A
+    layer is left out if the value that it reads or its output is not among ``computed``.
 
     Args:
         model: not changed; weights are shared.
-        layers: those that are wanted.
-        computed: names of the values that can be given, as another graph of the same model computes
-            them.
+        layers: the layers to cut out.
+        computed: names of the values that another graph of the same model computes.
     """
     values = main_values(model)
     sources: dict[str, None] = {}
@@ -302,7 +300,7 @@ def cut_at(model: ir.Model, names: Sequence[str], outputs: Sequence[str]) -> Cut
     Args:
         model: not changed; weights are shared.
         names: values of the main graph.
-        outputs: names of the values that it is to yield, as its nodes compute them.
+        outputs: names of the values that it returns, as its nodes compute them.
     """
     copy = model.clone()
     values, editor = main_values(copy), Editor(copy)
@@ -329,7 +327,7 @@ def with_offsets(model: ir.Model, names: Collection[str]) -> tuple[ir.Model, dic
 
     Args:
         model: not changed; weights are shared.
-        names: values that nodes of the main graph compute; one of unknown type gets no offset.
+        names: values that nodes of the main graph compute; values of unknown type get no offset.
 
     Returns:
         The copy, and the name of each value's offset.
@@ -357,7 +355,7 @@ def with_offsets(model: ir.Model, names: Collection[str]) -> tuple[ir.Model, dic
 
 
 def main_values(model: ir.Model) -> dict[str, ir.Value]:
-    """Return by name what the main graph is given and computes; no branch's values."""
+    """Return the main graph's inputs and computed values by name, without those of branches."""
     values = [*model.graph.inputs, *(v for node in model.graph for v in node.outputs)]
     return {v.name: v for v in values if v.name and not v.is_initializer()}
 
@@ -372,7 +370,7 @@ def _readers(value: ir.Value) -> int:
 
 
 def _source(value: ir.Value | None, computed: Collection[str]) -> ir.Value | None:
-    """Follow what a layer reads back to a value that is known; through no other layer."""
+    """Follow a layer's input back to a computed value, without crossing another layer."""
     for _ in range(_MOST_STEPS):
         if value is None or value.is_initializer():
             return None

@@ -1,9 +1,9 @@
 """Store clustered weights in an ONNX IR graph, and codes narrower than their element type.
 
 A weight ``fc.weight`` becomes codes of the same name, and ``fc.weight_codebook`` with the numbers
-that they stand for. ``Cast`` and ``Gather`` look them up, which runtimes fold when they load the
+that they stand for. ``Cast`` and ``Gather`` look them up; runtimes fold both when they load the
 model. Where groups of rows have codebooks of their own, these follow each other in one table, and
-``fc.weight_offset`` says for each row where its own begins.
+``fc.weight_offset`` is the start of each row's codebook.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Codebook:
 
     Attributes:
         table: the initializer of the numbers, those of all codebooks one after the other.
-        offsets: the initializer that says where each row's codebook begins; ``None`` where there
-            is one for all.
+        offsets: the initializer with the start of each row's codebook; ``None`` where all rows
+            share one.
     """
 
     table: ir.Value
@@ -41,17 +41,17 @@ class Codebook:
 
     @property
     def count(self) -> int:
-        """Codebooks."""
+        """The number of codebooks."""
         return 1 + self._last // self.size
 
     @property
     def size(self) -> int:
-        """Numbers in each codebook."""
+        """The numbers in each codebook."""
         return self._numbers - self._last if self.offsets is not None else self._numbers
 
     @property
     def bits(self) -> int:
-        """Bits that a code takes."""
+        """The bits of a code."""
         return max(1, (self.size - 1).bit_length())
 
     def __str__(self) -> str:
@@ -61,7 +61,7 @@ class Codebook:
         return f"cluster{self.bits}/rows {rows}"
 
     def zero_codes(self) -> Array:
-        """Return the code of zero, or -1 where there is none, as it broadcasts to the codes."""
+        """Return the code of zero (-1 if there is none), in a shape that fits the codes."""
         numbers = constant_array(self.table)
         assert numbers is not None
         books = numbers.astype(np.float32).reshape(self.count, self.size)
@@ -88,7 +88,7 @@ class Codebook:
 
 
 def codebook_of(codes: ir.Value) -> Codebook | None:
-    """Return what an initializer's elements are places in, or ``None``."""
+    """Return the codebook that an initializer's elements are indices into, or ``None``."""
     table_lookup = codebook_lookup(codes)
     return None if table_lookup is None else Codebook(table_lookup.table, table_lookup.offsets)
 
@@ -96,7 +96,7 @@ def codebook_of(codes: ir.Value) -> Codebook | None:
 def attach_codebook(
     model: ir.Model, layer: Layer, scheme: Scheme, compute: Callable[[], QuantizedTensor]
 ) -> None:
-    """Store a weight as codes and a codebook; everything that read it reads what they stand for.
+    """Store a weight as codes and a codebook; its readers read the values looked up instead.
 
     The arguments are those of :func:`compressor.graph.codes.attach_codes`, for a scheme whose
     element is ``codebook``.
@@ -153,8 +153,8 @@ def _offsets(layer: Layer, scheme: Scheme) -> Array:
 def code_widths(model: ir.Model) -> dict[ir.Value, int]:
     """Return the bits of the codes, and of their zero points, that are stored in a wider type.
 
-    The nodes that read them say so: ``DequantizeLinear`` by a note of the pass that made it, and
-    places in a codebook by the length of that. No code is read.
+    ``DequantizeLinear`` has metadata for it from the pass that made it; codebooks have a length. No
+    code is read.
     """
     widths: dict[ir.Value, int] = {}
     for node in all_nodes(model.graph):
@@ -180,10 +180,9 @@ _BITS = 2
 
 
 def narrow(model: ir.Model) -> None:
-    """Store 2-bit codes, which opset 21 has to hold in four bits, in two; in place.
+    """Store codes of at most two bits, which opset 21 holds in four, in two-bit types; in place.
 
-    So those of one bit are, too. The result is for readers that do not mind the opset. No code is
-    evaluated.
+    The result is for readers that ignore the opset. No code is evaluated.
     """
     for codes in model.graph.initializers.values():
         book = codebook_of(codes) if codes.dtype in _PAIRS else None

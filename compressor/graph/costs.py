@@ -77,9 +77,9 @@ def macs(model: ir.Model) -> int:
 
 
 def _is_codes(value: ir.Value) -> bool:
-    """Tell codes of a parameter from other integers.
+    """Whether integers are the codes of a parameter.
 
-    They are dequantized, or they are a byte at most and a matrix at least.
+    Codes are dequantized, or at most a byte wide and at least a matrix.
     """
     dequantized = any(is_op(u.node, "DequantizeLinear") and u.idx == 0 for u in value.uses())
     narrow = value.dtype in INTEGER_CODES and value.shape is not None and len(value.shape) >= 2
@@ -87,7 +87,7 @@ def _is_codes(value: ir.Value) -> bool:
 
 
 def _packed(model: ir.Model) -> dict[str, int]:
-    """Return how many weights an initializer holds whose elements hold several each."""
+    """Return the number of weights in each initializer whose elements pack several weights."""
     packed: dict[str, int] = {}
     for node in all_nodes(model.graph):
         if node.op_type == "MatMulNBits" and len(node.inputs) > 1 and node.inputs[1] is not None:
@@ -124,7 +124,7 @@ _VIEWS = ("Constant", "Flatten", "Identity", "Reshape", "Shape", "Size", "Squeez
 _ROUNDING = ("QuantizeLinear", "DequantizeLinear")
 _LAYER_PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _FUSED = ("BatchNormalization", "Clip", "LeakyRelu", "Relu")
-"""What a runtime computes while it writes a product."""
+"""Operators that a runtime fuses into the product before them."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Traffic:
         weight_bytes: bytes of them, with their scales.
         activations: elements of activations that are read and written.
         activation_bytes: bytes of them.
-        integer: the activation that a layer reads is stored as integers.
+        integer: the activation that the node reads is stored as integers.
     """
 
     weights: int = 0
@@ -152,10 +152,10 @@ class Traffic:
 
 
 def node_traffic(node: ir.Node) -> Traffic | None:
-    """Count what one node moves; ``None`` where a shape is not known.
+    """Return the memory traffic of one node; ``None`` where a shape is unknown.
 
     Args:
-        node: of a graph without dynamic axes; those that remain count as 1.
+        node: a node whose graph has no dynamic axes; any that remain count as 1.
     """
     if is_op(node, *_VIEWS) or _is_fused(node):
         return Traffic()
@@ -185,7 +185,7 @@ def node_traffic(node: ir.Node) -> Traffic | None:
 
 
 def _is_fused(node: ir.Node) -> bool:
-    """Tell whether a node is a part of what comes before or after it."""
+    """Whether a runtime computes a node together with its producer or its reader."""
     if not node.inputs or node.inputs[0] is None:
         return False
     if is_op(node, "QuantizeLinear"):
@@ -283,7 +283,7 @@ def _parameters(layer: Layer) -> list[str]:
 
 
 def cannot_run(carrier: Carrier) -> str:
-    """Say why there is nothing to run; only for models that offer no ``run``."""
+    """Return why a model that does not offer ``run`` cannot be run."""
     if Capability.GRAPH not in carrier.offers:
         return "a bare checkpoint has no graph and cannot be run"
     return "it has operators that ONNX Runtime does not know and cannot be run"

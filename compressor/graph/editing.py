@@ -15,7 +15,7 @@ Attributes: TypeAlias = Mapping[str, int | float | str | Sequence[int] | ir.Data
 
 
 class Editor:
-    """Makes nodes and initializers of one model.
+    """Adds nodes and initializers to one model.
 
     Args:
         model: changed in place.
@@ -49,13 +49,13 @@ class Editor:
         dtype: ir.DataType | None,
         attributes: Attributes | None = None,
     ) -> ir.Node:
-        """Make a node with one output; it is not in the graph yet.
+        """Return a new node with one output; it is not in the graph yet.
 
         Args:
             op_type: an operator of the default domain.
-            inputs: what it reads.
-            output: the name of its output, if that is free.
-            dtype: type of the output, if it is known.
+            inputs: the values that it reads.
+            output: the name of its output; a number is added if it is taken.
+            dtype: type of the output, if known.
             attributes: by name; element types are given as ``ir.DataType``.
         """
         fields = {
@@ -80,11 +80,11 @@ class Editor:
         return value
 
     def constant(self, name: str, array: Array) -> ir.Value:
-        """Add an initializer that is known already."""
+        """Add an initializer with these values."""
         return self.initializer(name, ir.tensor(np.ascontiguousarray(array)))
 
     def shared_constant(self, name: str, array: Array) -> ir.Value:
-        """Return the initializer of this name if it holds just that, or add one."""
+        """Return the initializer of this name if it has these values; otherwise add one."""
         existing = self.model.graph.initializers.get(name)
         if existing is not None and existing.const_value is not None:
             held = existing.const_value.numpy()
@@ -93,7 +93,7 @@ class Editor:
         return self.constant(name, array)
 
     def release(self, value: ir.Value) -> None:
-        """Take an initializer out of the main graph; its name is free for another."""
+        """Remove an initializer from the main graph and free its name."""
         name = value.name or ""
         del self.model.graph.initializers[name]
         self._names.discard(name)
@@ -110,7 +110,7 @@ class Editor:
 
 
 def inner_nodes(node: ir.Node) -> Sequence[ir.Node]:
-    """Return the nodes of a node's subgraphs, of theirs as well."""
+    """Return the nodes in a node's subgraphs, nested ones included."""
     nodes: list[ir.Node] = []
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:

@@ -33,14 +33,13 @@ _PLACES = {ir.DataType.UINT2, ir.DataType.UINT4, ir.DataType.UINT8}
 
 @dataclass(frozen=True)
 class Lookup:
-    """Codes whose meaning a ``Gather`` finds in a table.
+    """Codes whose meaning a ``Gather`` looks up in a table.
 
     Attributes:
         codes: the initializer of the codes.
-        table: that of what they stand for; where it has two axes, a code stands for several
-            numbers.
-        offsets: that of what is added to the codes, where parts of the weight have parts of the
-            table of their own.
+        table: the initializer of the values; with two axes, a code stands for several numbers.
+        offsets: the initializer added to the codes, where parts of the weight use different parts
+            of the table.
     """
 
     codes: ir.Value
@@ -51,8 +50,8 @@ class Lookup:
 def weight_source(value: ir.Value | None) -> tuple[ir.Value | None, bool]:
     """Follow a weight back to its initializer.
 
-    Quantization (also where it is written out as arithmetic), casts, transposes and the table that
-    codes are looked up in are seen through.
+    Quantization (written out as arithmetic, too), casts, transposes and lookups of codes in a table
+    are seen through.
 
     Returns:
         The initializer (``None`` if the value is computed from an input) and whether its last
@@ -79,7 +78,7 @@ def weight_source(value: ir.Value | None) -> tuple[ir.Value | None, bool]:
 def _written_out(node: ir.Node) -> ir.Value | None:
     """Return the codes that are dequantized by arithmetic on constants, or ``None``.
 
-    ``Cast``, ``Sub`` and ``Mul``, and ``Reshape`` for groups, in place of ``DequantizeLinear``.
+    That is ``Cast``, ``Sub``, ``Mul``, and ``Reshape`` for groups in place of ``DequantizeLinear``.
     """
     value: ir.Value | None = node.outputs[0]
     while value is not None and not value.is_initializer():
@@ -97,7 +96,7 @@ def _written_out(node: ir.Node) -> ir.Value | None:
 
 
 def _is_constant(value: ir.Value) -> bool:
-    """Tell whether a value is computed from initializers by what dequantizes a scale."""
+    """Whether a value is computed from initializers alone, as the scales of codes are."""
     if value.is_initializer():
         return True
     maker = value.producer()
@@ -113,9 +112,9 @@ def looked_up(node: ir.Node) -> ir.Value | None:
 
 
 def lookup(node: ir.Node) -> Lookup | None:
-    """Tell whether a node finds in a table what codes mean.
+    """Return how a ``Gather`` looks up the meaning of codes, or ``None`` for any other node.
 
-    That is how numbers are stored for which an opset has no element type, and clustered weights:
+    Clustered weights and numbers without an element type in the opset are stored like that:
     see :class:`compressor.graph.code_forms.CodeForm` and :mod:`compressor.graph.codebooks`.
     """
     if not is_op(node, "Gather") or len(node.inputs) != 2:
@@ -294,7 +293,7 @@ def index_limits(model: ir.Model) -> dict[str, int]:
 
 
 def _origin(value: ir.Value | None) -> ir.Value | None:
-    """Go back over nodes that leave the elements as they are."""
+    """Follow a value back through nodes that keep its elements."""
     while value is not None:
         node = value.producer()
         if node is None or not is_op(node, *_PASSED_ON):

@@ -28,7 +28,7 @@ _SMALL = 16  # elements: longer constants become initializers, so that they are 
 
 @dataclass(frozen=True)
 class Skeleton:
-    """A model in a canonical form, its weights apart.
+    """A model in a canonical form, separated from its weights.
 
     Attributes:
         proto: the model; its initializers, sorted by name, have a name, a type and a shape but no
@@ -43,15 +43,14 @@ class Skeleton:
 
 
 def skeleton(model: ir.Model, *, narrowed: bool = False) -> Skeleton:
-    """Take a model apart; it is not changed.
+    """Separate a model from its weights; the model is not changed.
 
     Args:
         model: the model.
         narrowed: store codes in the narrowest element type, even if the opset lacks it.
 
-    All initializers belong to the main graph. Notes, names of producers, and the shapes that
-    inference finds again are left out; those of operators outside the ONNX standard are kept,
-    because no inference finds them.
+    All initializers belong to the main graph. Metadata, producer names and inferable shapes are
+    left out; the shapes of operators outside the ONNX standard are kept, as nothing infers them.
 
     Raises:
         ModelError: an initializer has no value.
@@ -88,11 +87,11 @@ def graph_as_json(proto: onnx.ModelProto) -> dict[str, Any]:
 
 
 def graph_from_json(document: Mapping[str, Any], subject: str) -> ir.Model:
-    """Read what :func:`graph_as_json` wrote; the initializers have no data.
+    """Return the graph that :func:`graph_as_json` wrote; its initializers have no data.
 
     Args:
         document: the JSON value.
-        subject: what it is, for messages.
+        subject: what messages call it.
 
     Raises:
         ModelError: it is not an ONNX model.
@@ -130,7 +129,7 @@ def _check_inside(graph: onnx.GraphProto) -> None:
 
 
 def _detach(graph: ir.Graph) -> dict[str, ir.TensorProtocol]:
-    """Replace the values of all initializers with empty ones of the same type and shape."""
+    """Replace all initializers by empty ones of the same type and shape; return the old values."""
     tensors: dict[str, ir.TensorProtocol] = {}
     for name in sorted(graph.initializers):
         value = graph.initializers[name]
@@ -148,7 +147,7 @@ def _detach(graph: ir.Graph) -> dict[str, ir.TensorProtocol]:
 
 
 def _tidy(graph: onnx.GraphProto) -> None:
-    """Sort what has no order, and drop what says nothing new, in subgraphs too."""
+    """Sort unordered fields and drop redundant ones, in subgraphs too."""
     kept = {
         name for node in graph.node if node.domain not in DEFAULT_DOMAINS for name in node.output
     }
@@ -174,10 +173,10 @@ _READ_BY_CONVERTER = 1024  # bytes: axes and shapes, whose values some conversio
 
 
 def converted(model: ir.Model, opset: int) -> ir.Model:
-    """Return the graph in another opset, older or newer; the given one is not changed.
+    """Return a copy of the graph in another opset, older or newer.
 
-    The converter copies what it is given, and takes no message of 2 GB. So weights go in as
-    inputs without a value and are attached again.
+    The converter copies its input and takes no message of 2 GB. So weights are passed as inputs
+    without a value and attached again afterwards.
 
     Raises:
         RuntimeError: an operator cannot be converted.
@@ -202,7 +201,7 @@ def converted(model: ir.Model, opset: int) -> ir.Model:
 
 
 def _give_as_inputs(graph: onnx.GraphProto, tensors: dict[str, ir.TensorProtocol]) -> None:
-    """Turn empty initializers into inputs, and fill in those whose values a conversion reads."""
+    """Turn empty initializers into inputs, except those whose values a conversion reads."""
     filled = []
     for empty in graph.initializer:
         tensor = tensors[empty.name]
@@ -220,7 +219,7 @@ def _give_as_inputs(graph: onnx.GraphProto, tensors: dict[str, ir.TensorProtocol
 
 
 def _drop_defaults(graph: onnx.GraphProto, have: int, opset: int) -> None:
-    """Remove attributes that the target opset does not know and that say the default anyway."""
+    """Remove attributes that the target opset lacks if they only state the default."""
     for node in graph.node:
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH:
@@ -248,9 +247,9 @@ def _is_default(attribute: onnx.AttributeProto, formal: defs.OpSchema.Attribute 
 
 
 def _restore_types(model: ir.Model, converted: ir.Model) -> None:
-    """Give inputs, outputs and intermediate values their types and shapes again.
+    """Restore the types and shapes of inputs, outputs and intermediate values.
 
-    The converter renames dynamic axes and loses what its own inference does not find.
+    The converter renames dynamic axes and loses shapes that its own inference does not find.
     """
     before = value_by_name(model)
     for name, value in value_by_name(converted).items():

@@ -1,4 +1,4 @@
-"""Small questions about ONNX IR values and nodes."""
+"""Helpers that read ONNX IR values and nodes."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def all_nodes(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
 
 
 def is_op(node: ir.Node | None, *op_types: str) -> bool:
-    """Tell whether the node is one of these operators of the default domain."""
+    """Whether a node is one of these operators of the default domain."""
     return node is not None and node.domain in DEFAULT_DOMAINS and node.op_type in op_types
 
 
 def moved(node: ir.Node) -> ir.Value | None:
-    """Return the input whose elements a node's output holds and no others, if there is one."""
+    """Return the input whose elements a node merely rearranges or selects, if there is one."""
     return node.inputs[0] if is_op(node, *_MOVERS) else None
 
 
@@ -51,11 +51,11 @@ def maker_behind(
 
     Args:
         value: where to begin.
-        op_types: the operators that are looked for.
-        through: returns the input with which to go on behind another node; ``None`` ends it.
+        op_types: the operators to find.
+        through: returns the input to continue with at any other node, or ``None`` to stop.
 
     Returns:
-        The node; ``None`` where something else makes the value.
+        The node, or ``None`` if something else produces the value.
     """
     while value is not None:
         node = value.producer()

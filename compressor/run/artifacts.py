@@ -29,7 +29,7 @@ class Artifact:
     """One exported artifact.
 
     Attributes:
-        exporter: what wrote it and can open it.
+        exporter: the exporter that wrote it and can open it.
         path: the main file, in the store.
         files: name, bytes and sha256 of every file, the main one first.
         predicted: the bytes that the plan predicted.
@@ -60,7 +60,7 @@ class Artifact:
 
 
 def write_artifacts(workspace: Workspace, key: str, carrier: Carrier) -> list[Artifact]:
-    """Export the model with this key, except where an earlier run did.
+    """Export the model with this key, unless an earlier run did.
 
     Raises:
         CompressorError: an exporter fails; nothing of its artifact is left behind.
@@ -91,7 +91,7 @@ def write_artifacts(workspace: Workspace, key: str, carrier: Carrier) -> list[Ar
 
 
 def _what_decides(resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out of a spec what does not change the artifacts' content."""
+    """Return the entries of a spec that affect the artifacts' content."""
     return {k: v for k, v in resolved.items() if k not in ("output", "limits", "exports")}
 
 
@@ -143,7 +143,7 @@ def _described(path: Path, folder: Path, hashes: Mapping[str, str]) -> dict[str,
 
 
 def publish_artifacts(artifacts: Sequence[Artifact], output: Path) -> None:
-    """Put verified artifacts into the output folder, where they are not there already.
+    """Copy verified artifacts into the output folder unless they are there already.
 
     The main file of each comes last, since it refers to the others.
 
@@ -170,7 +170,7 @@ def _intact(folder: Path, file: Mapping[str, Any]) -> bool:
 def manifest(
     workspace: Workspace, artifacts: Sequence[Mapping[str, Any]], reports: Sequence[Path]
 ) -> dict[str, Any]:
-    """Describe a run so that it can be repeated and its files be recognised."""
+    """Return a description of a run by which it can be repeated and its files recognised."""
     plan = workspace.plan
     spec = plan.spec
     named = _named if workspace.identify_by_headers else _file
@@ -205,7 +205,7 @@ def _named(path: Path, start: Path) -> dict[str, Any]:
 
 
 def _name(path: Path, start: Path) -> str:
-    """Name a file relative to ``start``; one that lies elsewhere by its name alone."""
+    """Return a file's path relative to ``start``, or only its name if it is elsewhere."""
     inside = path.is_relative_to(start)
     return path.relative_to(start).as_posix() if inside else path.name
 
@@ -229,7 +229,7 @@ _NO_EFFECT = ("output", "limits")
 
 
 def identity(workspace: Workspace) -> dict[str, Any]:
-    """Return what two runs must share for their results to be pairs, as in ``report.json``."""
+    """Return what two runs must share so that their results can be paired, for ``report.json``."""
     plan = workspace.plan
     data, metric = workspace.evaluation, plan.metric
     decides = {k: v for k, v in plan.spec.resolved.items() if k not in _NO_EFFECT}
@@ -242,7 +242,7 @@ def identity(workspace: Workspace) -> dict[str, Any]:
 
 
 def per_sample_entry(workspace: Workspace) -> dict[str, Any] | None:
-    """Say where the results of single samples are, and what makes the metric of them."""
+    """Return the report's entry on the file of per-sample results and how they make the metric."""
     metric = workspace.plan.metric
     if metric is None or workspace.baseline_evaluation is None:
         return None
@@ -260,12 +260,12 @@ def write_samples(
 
     Args:
         workspace: the run.
-        artifacts: what was exported.
-        entries: what the report says of them, in the same order.
-        output: the folder that the file goes into.
+        artifacts: the exported artifacts.
+        entries: their entries in the report, in the same order.
+        output: the folder for the file.
 
     Returns:
-        The file; nothing where no metric was measured.
+        The file, or nothing if no metric was measured.
     """
     baseline = workspace.baseline_evaluation
     if baseline is None:
@@ -276,12 +276,12 @@ def write_samples(
         if evaluation is not None:
             arrays[artifact.path.name] = _packed(evaluation.per_sample)
     with staging(output) as folder:
-        # An uncompressed archive has no time of day in it, and no version of a compressor.
+        # An uncompressed archive holds no time of day and no version of a compressor.
         np.savez(folder / SAMPLES, **arrays)  # type: ignore[arg-type]  # names are no options
         publish(folder / SAMPLES, output / SAMPLES)
     return [output / SAMPLES]
 
 
 def _packed(values: Array) -> Array:
-    """Store right and wrong in a byte, anything else as it is."""
+    """Return right and wrong as booleans, other values unchanged."""
     return values.astype(np.bool_) if np.isin(values, (0.0, 1.0)).all() else values

@@ -1,15 +1,14 @@
-"""Which layers a pass made how noisy, and how many bytes each of them saves.
+"""How much noise a pass added to each layer, and how many bytes each layer saves.
 
-Every layer is run alone on what it reads in the float model, so that the noise of the layers
-before it does not count. Then the float model is run with the error of that one layer added to
-what it writes, which tells how much of it reaches the model's output. That takes one run of a few
-samples for each layer.
+Every layer is run alone on its float input, so that noise of earlier layers does not count. Then
+the float model is run with that one layer's error added to its output, which shows how much of it
+reaches the model's output. That takes one run of a few samples for each layer.
 
-What several nodes read stays quantized when one of them is left out. So the noise of such a value
-is not counted with any layer, but by itself.
+A value that several nodes read stays quantized when one of them is left out. So its noise is not
+attributed to any layer, but counted separately.
 
-Training makes layers different on purpose. So what a pass adds after a training is compared with
-the trained model in place of the float one.
+Training changes layers on purpose. So passes after a training are compared with the trained model
+instead of the float one.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ class Noise:
     """Noise-to-signal ratios of powers; ``None`` where one is not known.
 
     Attributes:
-        whole: of a layer's output (of its weight, where the model cannot be run).
-        own: the same without the noise of a value that others read as well.
-        reached: of the model's output, if nothing but ``own`` is added.
+        whole: of a layer's output (of its weight if the model cannot be run).
+        own: the same without the noise of a value that others read, too.
+        reached: of the model's output, if only ``own`` is added.
     """
 
     whole: float | None = None
@@ -56,11 +55,11 @@ class Noise:
 
     @property
     def counted(self) -> float:
-        """What layers are compared by."""
+        """The ratio by which layers are compared."""
         return (self.own if self.reached is None else self.reached) or 0.0
 
     def less(self, other: Noise) -> Noise:
-        """Return what remains of this noise without that which was there before."""
+        """Return this noise minus the noise that was there before."""
         pairs = zip(astuple(self), astuple(other), strict=True)
         return Noise(*(_less(mine, theirs) for mine, theirs in pairs))
 
@@ -69,7 +68,7 @@ class Noise:
 class Found:
     """The noise of a model's layers, by name, and of values that several nodes read.
 
-    ``reason`` says why nothing is known, where the runtime refused the model in parts.
+    ``reason`` is why nothing is known, if the runtime refused parts of the model.
     """
 
     layers: Mapping[str, Noise]
@@ -77,7 +76,7 @@ class Found:
     reason: str = ""
 
     def less(self, other: Found) -> Found:
-        """Return what remains of this noise without that which was there before."""
+        """Return this noise minus the noise that was there before."""
         return Found(
             {n: noise.less(other.layers.get(n, Noise())) for n, noise in self.layers.items()},
             {n: noise.less(other.values.get(n, Noise())) for n, noise in self.values.items()},
@@ -90,10 +89,9 @@ def _less(noise: float | None, other: float | None) -> float | None:
 
 
 def attribution(workspace: Workspace, index: int, steps: Sequence[Step]) -> dict[str, Any] | None:
-    """Return what ``report.json`` says of the layers that a pass changed.
+    """Return the entry of ``report.json`` on the layers that a pass changed.
 
-    ``None`` for a pass without rules for single layers, where none can be left out, and for one
-    that trains.
+    ``None`` for a pass that trains, or has no rules to leave single layers out.
 
     Args:
         workspace: the run.
@@ -133,7 +131,7 @@ def _noise(
     steps: Sequence[Step],
     layers: Sequence[Mapping[str, Any]],
 ) -> tuple[Basis, Found]:
-    """Return the noise that the pass adds to each layer, and what it is measured at."""
+    """Return the noise that the pass adds to each layer, and where it is measured."""
     if not workspace.runs:
         weight_sqnr = {str(row["name"]): row["weight_sqnr_db"] for row in layers}
         ratios = {
@@ -154,7 +152,7 @@ def _noise(
 
 
 def _stored_noise(workspace: Workspace, step: Step, reference: Step | None) -> Found:
-    """Return the noise of a model beside another one; beside the float model, where none is."""
+    """Return a model's noise relative to a reference, the float model by default."""
     key = result_key(
         "attribution",
         step.key,
@@ -168,7 +166,7 @@ def _stored_noise(workspace: Workspace, step: Step, reference: Step | None) -> F
             try:
                 exact = workspace.baseline if reference is None else reference.carrier
                 noises = measured_noise(step.carrier, exact, workspace.sample(_SAMPLES))
-            except ModelError as error:  # a run does not fail for want of an explanation
+            except ModelError as error:  # a missing explanation does not fail a run
                 noises = Found({}, {}, str(error))
         with workspace.store.write(key) as (_, result):
             result.update(asdict(noises))
@@ -182,15 +180,15 @@ def _stored_noise(workspace: Workspace, step: Step, reference: Step | None) -> F
 
 
 def measured_noise(carrier: Carrier, baseline: Carrier, batch: Batch) -> Found:
-    """Return each layer's noise when it reads what it reads in the float model.
+    """Return each layer's noise on its float input.
 
-    How much of it reaches the output is left open where that would take long. Layers that the two
-    models do not share in the same shape do not appear.
+    How much of it reaches the output is omitted if that would take long. Layers that do not have
+    the same shape in both models are omitted.
 
     Args:
         carrier: the compressed model.
         baseline: the float model.
-        batch: what the float model is run on.
+        batch: input of the float model.
     """
     shapes = {layer.name: layer.shape for layer in baseline.layers()}
     same = [layer for layer in carrier.layers() if shapes.get(layer.name) == layer.shape]
@@ -203,7 +201,7 @@ def measured_noise(carrier: Carrier, baseline: Carrier, batch: Batch) -> Found:
     exact = {**batch, **baseline.runner([t for t in taps if t not in input_names]).run(batch)}
     have = _run(alone.cut, exact)
     rounded = {name: have[form] for name, form in alone.shared.items()}
-    # What the float layers make of the rounded values that others read as well.
+    # The float layers' outputs for the rounded values that others read, too.
     want = _run(cut_at(baseline.graph(), list(alone.cut.inputs), outputs), {**exact, **rounded})
     errors = [
         _Error(layer.name, layer.output, have[layer.output] - want[layer.output])
@@ -230,7 +228,7 @@ def measured_noise(carrier: Carrier, baseline: Carrier, batch: Batch) -> Found:
 
 @dataclass(frozen=True, eq=False)
 class _Error:
-    """What is added to a value of the float model.
+    """An error to add to a value of the float model.
 
     Attributes:
         name: the layer, or the value itself.
@@ -244,7 +242,7 @@ class _Error:
 
 
 def _run(cut: Cut, exact: Batch) -> Batch:
-    """Run a cut graph on values of the float model, in the types that it reads."""
+    """Run a cut graph on values of the float model, cast to its input types."""
     dtypes = {v.name: v.dtype for v in cut.model.graph.inputs}
     feed = dict(exact)
     for value, entry in cut.inputs.items():
@@ -254,7 +252,7 @@ def _run(cut: Cut, exact: Batch) -> Batch:
 
 
 def _affordable(baseline: Carrier, batch: Batch, layers: int) -> Batch | None:
-    """Return as many samples as may be run once for each layer, or ``None`` for none."""
+    """Return as many samples as can be run once for each layer; ``None`` if not even one."""
     first = baseline.inputs[0]
     counted = prod(d if isinstance(d, int) else 1 for d in first.shape)
     work = macs(baseline.graph()) * batch[first.name].size / max(counted, 1) * layers
@@ -270,7 +268,7 @@ def _affordable(baseline: Carrier, batch: Batch, layers: int) -> Batch | None:
 def _reached(
     baseline: Carrier, batch: Batch, errors: Sequence[_Error]
 ) -> dict[_Error, float | None]:
-    """Return the noise of the model's output with one error at a time."""
+    """Return the noise of the model's output for one error at a time."""
     values = list(dict.fromkeys(error.value for error in errors))
     model, offsets = with_offsets(baseline.graph(), values)
     runner = runner_of(model, ())
@@ -280,7 +278,7 @@ def _reached(
     exact = list(runner.run({**batch, **none}).values())
     reached: dict[_Error, float | None] = {}
     for error in errors:
-        # An axis of another length than the batch's is not cut: all samples were there then.
+        # A first axis that is not the batch is not cut: no samples were dropped then.
         part = error.values[:size]
         noisy = runner.run({**batch, **none, offsets[error.value]: part})
         reached[error] = _ratio(exact, list(noisy.values()))
@@ -306,6 +304,6 @@ def _facts(noise: Noise, whole: float) -> dict[str, float | None]:
         "own_sqnr_db": None if noise.whole is None else ratio_db(1.0, noise.whole),
         "output_sqnr_db": None if noise.reached is None else ratio_db(1.0, noise.reached),
         "noise_share": 100.0 * share if is_known else None,
-        # Of all the noise nothing would be left: no number says how much that is.
+        # With a share of 1 no noise would be left, which is no finite gain.
         "predicted_gain_db": -10.0 * math.log10(1.0 - share) if is_known and share < 1 else None,
     }

@@ -33,11 +33,11 @@ def cold_starts(
     """Start each artifact several times, in turn, and return the medians in their order.
 
     Args:
-        artifacts: what is started.
-        machinery: what computes.
-        batch: what each is run on.
+        artifacts: the artifacts to start.
+        machinery: the provider and threads.
+        batch: the input of each run.
         budget: seconds after which no round begins, once there were three.
-        advance: takes the number of starts that are done.
+        advance: called with the number of starts so far.
 
     Raises:
         ArtifactError: a process dies, or its artifact cannot be opened.

@@ -25,7 +25,7 @@ class Data:
     Attributes:
         role: ``calibration``, ``evaluation`` or ``training``.
         source: where batches come from, transform included.
-        target: name of the array with the right answers, if there is one.
+        target: name of the array with the labels, if there is one.
         batch: samples in a batch.
         code: hash of the user's code that makes or transforms batches.
         where: place in the spec.
@@ -54,7 +54,7 @@ class Data:
 
     @cached_property
     def samples(self) -> int | None:
-        """How many samples there are, where that is known before reading them."""
+        """The number of samples, if known before reading them."""
         return self.source.info().samples
 
     @cached_property
@@ -113,11 +113,11 @@ def check_data(
     Args:
         data: what is checked.
         inputs: the model's.
-        limits: for inputs that pick rows of a table, how many rows it has.
+        limits: the number of rows of the table that an input indexes, by input.
 
     Raises:
         DataError: there is no sample, an input is missing, shape or dtype differ, or the sample
-            picks a row that its table does not have.
+            indexes a row that its table does not have.
         SpecError: the model's batch is fixed, and the data come in other batches.
     """
     try:
@@ -148,13 +148,13 @@ def _check_indices(data: Data, sample: Batch, limits: Mapping[str, int]) -> None
 
 
 def _fixed_batch(inputs: Sequence[TensorSpec]) -> int | None:
-    """Return the only batch that the model takes, or ``None`` if it takes any."""
+    """Return the model's fixed batch size, or ``None`` if it takes any."""
     first = inputs[0].shape[0] if inputs and inputs[0].shape else None
     return first if isinstance(first, int) else None
 
 
 def _check_fixed(data: Data, fixed: int, samples: int | None) -> None:
-    """Refuse batches, the last one too, that are not of the model's only size."""
+    """Refuse batches, including the last, that differ from the model's fixed batch."""
     if data.batch != fixed:
         raise SpecError(
             f"data.{data.role}.batch",

@@ -1,4 +1,4 @@
-"""Evaluate a model on data, and the samples that a run hands to passes."""
+"""Evaluate a model on data, and hand samples of a run's data to passes."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _sqnr(layer: Layer, want: Array, have: Array) -> float | None:
 
 
 def check_finite(outputs: Batch, seen: int) -> None:
-    """Raise ``DataError`` naming the first sample, counted from ``seen``, whose output is not."""
+    """Raise ``DataError`` for the first sample, counted from ``seen``, with a non-finite output."""
     for name, array in outputs.items():
         if array.dtype.kind != "f" or np.isfinite(array).all():
             continue
@@ -167,8 +167,8 @@ class RunSamples:
     Attributes:
         inputs: the model's.
         data: the calibration data, if there are any.
-        seed: of the batch that is made up where there are none.
-        advance: called with how many samples of a pass over the data are done.
+        seed: seed of the made-up batch if there are none.
+        advance: called with the number of samples yielded so far.
     """
 
     inputs: Sequence[TensorSpec]
@@ -182,7 +182,7 @@ class RunSamples:
         return self.data is None
 
     def probe(self, count: int) -> Batch:
-        """Return the first samples, repeated where the model's batch is fixed and they are few."""
+        """Return the first samples, repeated if there are fewer than the model's fixed batch."""
         fixed = self.inputs[0].shape[0]
         size = fixed if isinstance(fixed, int) else count
         if self.data is None:
@@ -195,7 +195,7 @@ class RunSamples:
         return {n: np.concatenate([batch[n]] * repeat)[:size] for n in names}
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the calibration data; none where there are none."""
+        """Yield the calibration data, if there are any."""
         done = 0
         for batch in () if self.data is None else self.data.batches():
             yield batch
@@ -207,8 +207,8 @@ def made_up_batch(inputs: Sequence[TensorSpec], count: int, seed: int) -> Batch:
     """Return random inputs: floats of a standard normal distribution, integers 0 and 1.
 
     Args:
-        inputs: the model's; dynamic axes get the lengths that lowering uses, the batch ``count``.
-        count: samples, where the model takes any number.
+        inputs: the model's inputs; dynamic axes get the lengths that lowering uses.
+        count: number of samples, unless the model's batch is fixed.
         seed: of the random numbers.
     """
     batch_axis = inputs[0].shape[0] if inputs and inputs[0].shape else None

@@ -135,7 +135,7 @@ def _top5(outputs: Batch, target: Array) -> Array:
 def _log_loss(outputs: Batch, target: Array) -> Array:
     """Return each sample's mean negative log-likelihood, in nats a label.
 
-    Labels of -100 mark positions that do not count, as is the custom for padding.
+    Labels of -100 mark positions that do not count, as is usual for padding.
     """
     logits = _only(outputs)
     truth = np.asarray(target).reshape(logits.shape[:-1])
@@ -202,7 +202,7 @@ _WITHOUT_LABELS = ("mse", "cosine")
 def resolve_metric(
     keys: str | MetricKeys | None, has_target: bool, folder: Path, where: str
 ) -> Metric:
-    """Find the metric of a spec; without one: accuracy where there are labels, else cosine.
+    """Return the metric of a spec, by default accuracy if there are labels, else cosine.
 
     Raises:
         SpecError: it is unknown, does not import, or needs labels that are not there.

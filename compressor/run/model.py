@@ -44,13 +44,13 @@ class OpenedModel:
     """The float model of a spec.
 
     Attributes:
-        carrier: the model; its weights mean nothing before :meth:`load`.
-        files: what was read, for the manifest.
+        carrier: the model; its weights are invalid before :meth:`load`.
+        files: the files that were read, for the manifest.
         digest: returns the key of the model's content; reads the files.
-        quick_digest: the same without reading the files' content, from sizes, times and headers;
-            where that is possible.
         checkpoint: where the weights come from, if not from the factory or the ONNX file.
         where: place in the spec of the file that holds the weights.
+        quick_digest: the same as ``digest`` from sizes, times and headers of the files, where that
+            is possible.
     """
 
     carrier: Carrier
@@ -61,7 +61,7 @@ class OpenedModel:
     quick_digest: Callable[[], str] | None = None
 
     def load(self) -> None:
-        """Read the weights, and look at every one of them.
+        """Read the weights and check every one of them.
 
         Raises:
             ModelError: they are unusable.
@@ -75,7 +75,7 @@ class OpenedModel:
             raise error.at(self.where) from error.__cause__
 
     def check_lowering(self, batch: Batch) -> None:
-        """Compare the graph that passes work on with the module or file that it came from.
+        """Check that the graph gives the outputs of the module or file that it came from.
 
         Raises:
             ModelError: their outputs differ.
@@ -167,7 +167,7 @@ def _open_onnx(spec: Spec, path: Path) -> OpenedModel:
 
 
 def _agrees(declared: TensorSpec, actual: TensorSpec) -> bool:
-    """Tell whether what a spec says of an input can be so; axes' names do not matter."""
+    """Whether a spec's description of an input fits the file's; names of axes do not matter."""
     lengths = zip(declared.shape, actual.shape, strict=False)
     return (
         declared.dtype == actual.dtype
@@ -254,13 +254,13 @@ _MODEL = "model"
 def open_other_model(
     spec: Spec, keys: Mapping[str, Any], path: KeyPath, inputs: Sequence[TensorSpec]
 ) -> OpenedModel:
-    """Open the structure of a model that stands elsewhere in a spec than under ``model``.
+    """Open the structure of a model that a spec names elsewhere than under ``model``.
 
     Args:
-        spec: relative paths and the user's code are found from its folder.
+        spec: its folder is the base of relative paths and of the user's code.
         keys: as under ``model``.
-        path: where they stand, such as ``("passes", 1, "teacher")``.
-        inputs: what a factory's module takes if the keys do not say.
+        path: the place of the keys, such as ``("passes", 1, "teacher")``.
+        inputs: the inputs of a factory's module, if the keys do not name them.
 
     Raises:
         SpecError: a key is wrong, a path is missing, the factory does not work, or the model
@@ -297,7 +297,7 @@ def option_path(index: int, option: str) -> KeyPath:
 
 @contextmanager
 def errors_at(path: KeyPath) -> Iterator[None]:
-    """Let errors that speak of ``model.checkpoint`` speak of the same key at another place."""
+    """Make errors about ``model.checkpoint`` name the same key at another path of the spec."""
     try:
         yield
     except SpecErrors:
@@ -325,7 +325,7 @@ def _input_keys(spec: TensorSpec) -> InputKeys:
 
 
 def _as_model(document: Document, path: KeyPath) -> Document:
-    """Return the document as if what stands at a path stood under ``model``."""
+    """Return the document as if the keys at a path were under ``model``."""
     lines = {
         (_MODEL, *place[len(path) :]): line
         for place, line in document.lines.items()

@@ -1,4 +1,4 @@
-"""What a run hands to a pass that trains, and trainings that were begun and not ended."""
+"""Everything that a run hands to a training pass, and the state of unfinished trainings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from compressor.types.statistics import Request
 from compressor.types.tensors import Batch
 from compressor.types.training import Rows, Training
 
-_LIBRARY = "accelerate"  # it computes, though only where something is trained
+_LIBRARY = "accelerate"  # used only for training
 
 
 class _Access(Protocol):
@@ -50,12 +50,12 @@ class _Access(Protocol):
 class RunTrainingData:
     """The run's training data; see :class:`compressor.types.training.TrainingData`.
 
-    It can be sent to other processes, which then import the user's code themselves.
+    It can be pickled for other processes, which then import the user's code themselves.
 
     Attributes:
         data: as the spec names them.
         access: the same samples by number.
-        folder: the spec's, where the user's code lies.
+        folder: the spec's folder, which holds the user's code.
     """
 
     data: Data
@@ -63,12 +63,12 @@ class RunTrainingData:
     folder: Path
 
     def __reduce__(self) -> tuple[Callable[..., RunTrainingData], tuple[Path, bytes]]:
-        """Let the user's code be found where it is unpickled."""
+        """Make the user's code importable where it is unpickled."""
         return _unpickled, (self.folder, pickle.dumps((self.data, self.access)))
 
     @property
     def samples(self) -> int:
-        """How many there are."""
+        """The number of samples."""
         return self.access.samples
 
     @property
@@ -105,7 +105,7 @@ def _unpickled(folder: Path, content: bytes) -> RunTrainingData:
 
 
 def open_training_data(workspace: Workspace) -> RunTrainingData:
-    """Open the spec's training data by number; what is a stream is copied to the store first.
+    """Open the spec's training data by sample number; streams are copied to the store first.
 
     Raises:
         CompressorError: they cannot be read, or the disk is full.
@@ -118,7 +118,7 @@ def open_training_data(workspace: Workspace) -> RunTrainingData:
             return RunTrainingData(data, access, workspace.plan.spec.folder)
 
     try:
-        if workspace.first:  # which makes the copy; the others find it
+        if workspace.first:  # makes the copy that the others find
             training_data = opened()
             ranks.wait()
         else:
@@ -131,7 +131,7 @@ def open_training_data(workspace: Workspace) -> RunTrainingData:
 
 @dataclass(frozen=True)
 class References:
-    """What the options of one of the run's passes name: functions of the user's, and models.
+    """The user's functions and the models that the options of a pass name.
 
     Attributes:
         workspace: the run.
@@ -167,7 +167,7 @@ class References:
         return opened.carrier
 
     def parts(self) -> dict[str, Any]:
-        """Return what a result depends on beside the options themselves, for its key."""
+        """Return the parts of a result's key besides the options themselves."""
         parts: dict[str, Any] = {}
         if self.declared.code:
             parts["code"] = {r: code_digest(self.symbol(r, "code")) for r in self.declared.code}
@@ -185,7 +185,7 @@ class References:
 
 
 def training_parts(workspace: Workspace) -> dict[str, Any]:
-    """Return what the result of a training depends on beside model and options, for its key."""
+    """Return the parts of a training's key besides model and options."""
     data, metric = workspace.plan.data["training"], workspace.plan.training_metric
     return {
         "training": {"data": data.digest, "batch": data.batch},
@@ -205,13 +205,13 @@ def training_parts(workspace: Workspace) -> dict[str, Any]:
 def make_training(
     workspace: Workspace, references: References, folder: Path, carrier: Carrier
 ) -> Training:
-    """Return what a pass trains with.
+    """Return the means of training for a pass.
 
     Args:
         workspace: the run.
-        references: what the pass's options name.
-        folder: for the state; it exists.
-        carrier: what is trained.
+        references: the functions and models that the pass's options name.
+        folder: an existing folder for the state.
+        carrier: the model to train.
 
     Raises:
         CompressorError: the training data cannot be read, or the disk is full.
@@ -251,8 +251,8 @@ def _version(name: str) -> str | None:
 
 
 _PARTS = "training.json"
-_SHOWN = 3  # differences that a note tells
-# What a key holds as a hash, and so cannot be shown.
+_SHOWN = 3  # differences in a note
+# Parts of a key that are hashes and cannot be shown.
 _OPAQUE = {
     "upstream": "another model to start from",
     "data": "other calibration data",
@@ -273,13 +273,13 @@ _PREFIXES = {
 
 
 def begin(store: Store, key: str, parts: Mapping[str, Any], base: Path) -> tuple[str, ...]:
-    """Make the folder of a training, or find it again; say which states of others are not used.
+    """Create the folder of a training, or find it again; return notes on unused states of others.
 
     Args:
-        store: has the folders.
-        key: of the training's result.
-        parts: what the key was made from; ``name`` is the pass's.
-        base: the folder that paths in notes start from.
+        store: holds the folders.
+        key: the key of the training's result.
+        parts: the parts of the key; ``name`` is the pass's.
+        base: the folder that paths in notes are relative to.
 
     Raises:
         CompressorError: the disk is full, or the folder cannot be written.
@@ -296,7 +296,7 @@ def begin(store: Store, key: str, parts: Mapping[str, Any], base: Path) -> tuple
         if saved is None or saved.get("name") != parts["name"]:
             continue
         if not any(path.name != _PARTS for path in other.iterdir()):
-            shutil.rmtree(other, ignore_errors=True)  # it came to no state
+            shutil.rmtree(other, ignore_errors=True)  # it never saved a state
             continue
         place = Path(os.path.relpath(other, base)).as_posix()
         notes.append(
@@ -312,7 +312,7 @@ def end(store: Store, key: str) -> None:
 
 
 def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Say in which parts two keys differ, each such as ``epochs 3, here 5``."""
+    """Return the parts in which two keys differ, each such as ``epochs 3, here 5``."""
     before, now = dict(_leaves(saved)), dict(_leaves(current))
     texts = []
     for name in sorted(before.keys() | now.keys(), key=_rank):

@@ -26,7 +26,7 @@ from compressor.types.tensors import Batch
 _FAITHFUL_DB = 40.0
 _MARGIN_DB = 6.0
 _ROUNDING_DB = 0.5  # by which one way of rounding may be further from the float model
-_SLACK_BYTES = 4096  # names and headers, which small models consist of
+_SLACK_BYTES = 4096  # names and headers, which dominate small models
 _CHECK_SAMPLES = 64
 _TIMED_SAMPLES = 64
 BASELINE = "float"
@@ -84,7 +84,7 @@ def _facts(workspace: Workspace, artifact: Artifact) -> dict[str, Any]:
 
 
 def _size_check(artifact: Artifact) -> dict[str, Any]:
-    """Compare the bytes of an artifact with what the plan predicted: they may not be many more."""
+    """Check that an artifact does not take many more bytes than the plan predicted."""
     exporter, most = artifact.exporter, artifact.predicted
     within = exporter.predicts_within
     predicted = f"at most {most:,}" if exporter.bound else f"{most:,}"
@@ -108,7 +108,7 @@ def _no_metric(reason: str) -> dict[str, Any]:
 def _weighed(
     workspace: Workspace, artifact: Artifact, final: Carrier, reason: str
 ) -> dict[str, Any]:
-    """Describe an artifact that cannot be run, or whose model cannot: what it holds is checked."""
+    """Describe an artifact that cannot be run; its content is checked instead."""
     with workspace.progress.stage(f"check {artifact.path.name}"):
         compared = artifact.exporter.check_written(final, artifact.path)
     return {
@@ -131,9 +131,9 @@ def _weighed(
 
 
 def baseline_latency(artifacts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the float model's latencies, as they were timed beside the artifact that is judged.
+    """Return the float model's latencies, timed beside the artifact that is judged.
 
-    Empty where nothing was timed.
+    Empty if nothing was timed.
     """
     timed = [a for a in artifacts if a["latency"]]
     judged = [a for a in timed if a["deployed"]] or timed
@@ -141,7 +141,7 @@ def baseline_latency(artifacts: Sequence[Mapping[str, Any]]) -> list[dict[str, A
 
 
 def _measured(workspace: Workspace, artifact: Artifact, final: Carrier, key: str) -> dict[str, Any]:
-    """Check and time an artifact, or take that from the store."""
+    """Check and time an artifact, unless the store has the result."""
     stored_key = result_key(
         "measure",
         key,
@@ -171,7 +171,7 @@ def _fidelity(
     """Compare the artifact with the model it was exported from, on one batch.
 
     Raises:
-        ArtifactError: its outputs have other shapes, so that nothing of it can be measured.
+        ArtifactError: its outputs have other shapes, so that nothing can be measured.
         DataError: they are NaN or infinite.
     """
     batch = workspace.sample(_CHECK_SAMPLES)
@@ -194,8 +194,8 @@ def _fidelity(
     detail = f"{shown}; at least {needed:.1f} dB"
     beside_float = _sqnr(baseline, outputs)
     if not faithful and compressed is not None and beside_float is not None:
-        # Runtimes round codes that lie between two in other directions. Through many layers that
-        # becomes noise as strong as that of rounding, but not more of it: an error would be added.
+        # Runtimes round ties differently. Over many layers that becomes noise as strong as that of
+        # rounding, but does not add to it, as an error would.
         faithful = min(written or 0.0, beside_float) >= compressed - _ROUNDING_DB
         detail += f", or {compressed - _ROUNDING_DB:.1f} dB beside the float model too: "
         detail += f"{beside_float:.1f} dB"
@@ -240,7 +240,7 @@ def _latency(workspace: Workspace, artifact: Artifact, final: Carrier) -> list[d
 
 
 def _timed_inputs(workspace: Workspace, final: Carrier, count: int) -> list[Batch]:
-    """Return one batch; single samples, where the time may depend on what is in them."""
+    """Return one batch, or single samples if the time may depend on their content."""
     data = workspace.evaluation
     branches = any(is_op(node, "If", "Loop") for node in all_nodes(final.graph().graph))
     if count > 1 or data is None or not branches:
@@ -270,12 +270,11 @@ def _sqnr(reference: list[Any], other: list[Any]) -> float | None:
 
 
 def judge(limits: LimitKeys, artifacts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return one entry for each limit and artifact: limit, measured, and whether it holds.
+    """Return an entry for each limit and artifact: limit, measurement, and whether it holds.
 
-    A latency limit fails only where the whole 95 % interval of the measured ratio lies above it,
-    so that noise alone does not fail a run. It applies to what is deployed, not to storage
-    formats. A limit on what was not measured, for which the artifact gives the reason, has no
-    entry: it neither holds nor fails.
+    A latency limit fails only if the whole 95 % interval of the measured ratio lies above it, so
+    that noise alone does not fail a run. It applies to deployed artifacts, not to storage formats.
+    A limit on something that was not measured has no entry: it neither holds nor fails.
     """
     entries: list[dict[str, Any]] = []
     for artifact in artifacts:

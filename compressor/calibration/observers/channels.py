@@ -26,9 +26,9 @@ from compressor.types.statistics import ChannelGrid, Moments, Observer
 class SecondMoment(Observer[Moments | None, Moments | None]):
     """``Σ x xᵀ`` over a layer's inputs ``x``: vectors, or with a kernel the patches it sees.
 
-    Observation stops once there are so many vectors a column; what follows would sharpen the
-    moment and cost more than the rest of calibration. The sum of the vectors comes with it.
-    Planning gets ``None``.
+    Observation stops after a number of vectors for each column; more would sharpen the moment
+    slightly and cost more than the rest of calibration. The result includes the sum of the
+    vectors. Planning gets ``None``.
     """
 
     name: ClassVar[str] = "second-moment"
@@ -82,8 +82,8 @@ Squares = torch.Tensor | None
 class ColumnNorm(Observer[Squares, Squares]):
     """l2 norm of each element of a layer's inputs: of vectors, or with a kernel of patches.
 
-    That is the root of the diagonal of ``second-moment``, in memory that grows with the columns
-    and not with their square. The result is float32 ``[groups, columns]``; planning gets ``None``.
+    This is the root of the diagonal of ``second-moment``, in memory that grows with the columns and
+    not with their square. The result is float32 ``[groups, columns]``; planning gets ``None``.
     """
 
     name: ClassVar[str] = "column-norm"
@@ -125,10 +125,10 @@ class ColumnNorm(Observer[Squares, Squares]):
 
 
 class ChannelGridObserver(Observer[Levels, ChannelGrid | None]):
-    """Tell whether each channel has at most 256 evenly spaced values, as 8-bit images do.
+    """The grid of channels with at most 256 evenly spaced values each, as 8-bit images have.
 
-    Normalizing pixels by a mean and deviation of each channel keeps them on a grid of their
-    channel's own. The result is that grid, or ``None``.
+    Normalizing pixels by the mean and deviation of each channel keeps them on a grid, one for each
+    channel. The result is that grid, or ``None`` if there is none.
     """
 
     name: ClassVar[str] = "channel-grid"
@@ -170,9 +170,9 @@ class MagnitudeSums:
 class ChannelMagnitude(Observer[MagnitudeSums, torch.Tensor | None]):
     """The mean of absolute values at each position of an axis.
 
-    H. Hu et al., Network trimming, 2016 (arXiv:1607.03250), section 2, prune what is inactive on
-    real data. They count zeros; the mean also ranks where an activation function gives none.
-    Planning gets ``None``.
+    H. Hu et al., Network trimming, 2016 (arXiv:1607.03250), section 2, prune channels that are
+    inactive on real data. They count zeros; the mean also ranks channels of activation functions
+    that never return zero. Planning gets ``None``.
     """
 
     name: ClassVar[str] = "channel-magnitude"

@@ -311,12 +311,11 @@ class PeakSums:
 class ExtremeValue(RangeObserver[PeakSums]):
     """The range that a multiple of the calibration's samples is expected to stay within.
 
-    The greatest value of a few samples is exceeded by the samples to come, and where large values
-    carry the answer, as in detectors, clipping them costs more than coarser steps do. The
-    distribution of the samples' greatest values says how far the next ones reach (extreme value
-    theory: the Gumbel distribution). Choose it where calibration data are few or of another mix
-    than the data to come. A sample is a row of the first axis, or a batch where
-    only some elements of a value count.
+    Later samples exceed the greatest value of a few samples, and where large values carry the
+    answer, as in detectors, clipping them costs more than coarser steps. The distribution of the
+    samples' greatest values predicts how far later ones reach (extreme value theory: the Gumbel
+    distribution). Choose it where calibration data are few or not representative. A sample is a
+    row of the first axis, or a batch if only some elements of a value count.
 
     Coles, An Introduction to Statistical Modeling of Extreme Values, 2001, sections 3.1 and 3.3.
     """

@@ -69,7 +69,7 @@ class NpySource(IndexedFileSource):
 
 
 def mapped_rows(path: Path) -> ReadAt:
-    """Return what reads rows of an npy file, of which only these come into memory.
+    """Return a function that reads rows of an npy file; only these come into memory.
 
     Raises:
         OSError: there is no such file.

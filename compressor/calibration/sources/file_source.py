@@ -29,7 +29,7 @@ from compressor.types.tensors import Array, Batch, TensorSpec
 
 @dataclass(frozen=True)
 class Header:
-    """What is known of an array before it is read.
+    """An array's description before it is read.
 
     Attributes:
         shape: its axes, samples first.
@@ -53,7 +53,7 @@ class Header:
 def choose(
     subject: str, fields: Mapping[str, str], headers: Mapping[str, Header]
 ) -> dict[str, str]:
-    """Return ``fields``, model names to stored names, or all arrays under their own names.
+    """Return ``fields`` (model names to stored names), or all arrays under their stored names.
 
     Raises:
         DataError: an array is missing, or there are none at all.
@@ -142,10 +142,10 @@ class Rows(Protocol):
 
 
 class StreamRows:
-    """Rows from a stream that stands behind an npy header.
+    """Rows from a stream positioned after an npy header.
 
-    Only the rows asked for are in memory. An array in Fortran order is the exception: its rows
-    lie scattered over the whole of it, so it is read at once.
+    Only the requested rows are in memory, except for an array in Fortran order: its rows are
+    scattered, so it is read at once.
     """
 
     def __init__(self, stream: IO[bytes], header: Header):
@@ -176,7 +176,7 @@ class StreamRows:
 
 
 def read_header(stream: IO[bytes]) -> Header:
-    """Read an npy header; the stream then stands at the data.
+    """Read an npy header, which leaves the stream at the data.
 
     Raises:
         ValueError: the stream does not start with an npy header of version 1 or 2 (version 3 is
@@ -265,7 +265,7 @@ class FileSource(Options, ABC):
                 left -= count
 
     def digest(self) -> str:
-        """Return a SHA-256 of the options and the files' content; their place has no part."""
+        """Return a SHA-256 of the options and the files' content, whatever their location."""
         settings = self.model_dump(mode="json", exclude={"path"})
         whole = hashlib.sha256(json.dumps([self.kind, settings], sort_keys=True).encode())
         with self._guard():
@@ -283,7 +283,7 @@ class FileSource(Options, ABC):
 
     @contextmanager
     def _guard(self) -> Iterator[None]:
-        """Turn what goes wrong when reading into errors that name the file."""
+        """Turn errors of reading into errors that name the file."""
         if not self.path.exists():
             raise SpecError(self.subject, "does not exist", "correct the path")
         try:
@@ -306,14 +306,14 @@ class IndexedFileSource(FileSource):
     def take(self, rows: NDArray[np.int64]) -> Batch:
         """Return samples by number; raises as ``info`` does.
 
-        The files are looked at once and are expected to stay as they are.
+        The files are examined once and must not change.
         """
         readers = self._readers
         with self._guard():
             return {name: read_at(rows) for name, read_at in readers.items()}
 
     def __getstate__(self) -> dict[Any, Any]:
-        """Leave out of a pickle what is open."""
+        """Leave open files out of a pickle."""
         state = super().__getstate__()
         kept = {name: value for name, value in state["__dict__"].items() if name != _READERS}
         return {**state, "__dict__": kept}

@@ -42,7 +42,7 @@ class ImageFolderSource(IndexedFileSource):
     )
 
     def headers(self) -> dict[str, Header]:
-        """Return what the folder gives, from the names of its files."""
+        """Return the headers of images and labels, from the names of the files."""
         items, labelled = self._items()
         if not items:
             raise DataError(
@@ -55,13 +55,13 @@ class ImageFolderSource(IndexedFileSource):
 
     @contextmanager
     def open_rows(self, chosen: Mapping[str, str]) -> Iterator[dict[str, Rows]]:
-        """List the images; each is opened when its turn comes."""
+        """List the images; each is opened when its row is read."""
         items, _ = self._items()
         arrays = self._arrays(items)
         yield {name: _InOrder(arrays[stored]) for name, stored in chosen.items()}
 
     def open_at(self, chosen: Mapping[str, str]) -> dict[str, ReadAt]:
-        """List the images; each is decoded when it is asked for."""
+        """List the images; each is decoded when it is requested."""
         items, _ = self._items()
         arrays = self._arrays(items)
         return {name: arrays[stored] for name, stored in chosen.items()}

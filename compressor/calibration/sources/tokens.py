@@ -185,7 +185,7 @@ class TokenSource(Options, ABC):
             yield _batch(rows, arrays)
 
     def digest(self) -> str:
-        """Return a SHA-256 of the options, the tokenizer and the text; places have no part."""
+        """Return a SHA-256 of the options, the tokenizer and the text, whatever their location."""
         settings = self.model_dump(mode="json", exclude={"path", "tokenizer"})
         whole = hashlib.sha256(json.dumps([self.kind, settings], sort_keys=True).encode())
         with self._guard():
@@ -214,7 +214,7 @@ class TokenSource(Options, ABC):
 
     @cached_property
     def count(self) -> int | None:
-        """How many samples there are; ``None`` where counting would take long."""
+        """The number of samples; ``None`` if counting would take long."""
         with self._guard():
             size = sum(path.stat().st_size for path in self.files())
         if size > _COUNTED and self.samples is None:
@@ -264,7 +264,7 @@ class TokenSource(Options, ABC):
 
     @contextmanager
     def _guard(self) -> Iterator[None]:
-        """Turn what goes wrong when reading into errors that name the source."""
+        """Turn errors of reading into errors that name the source."""
         try:
             yield
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Batches from functions of the user's, and batches passed through them."""
+"""Sources from the user's functions: factories of batches, and transforms."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def call(subject: str, function: Callable[..., ResultT], *arguments: Any) -> Res
 
 
 def iterate(subject: str, function: Callable[[], Any]) -> Iterator[Any]:
-    """Yield what the iterable that the function returns yields; raises as ``call`` does."""
+    """Yield the items of the iterable that the function returns; raises as ``call`` does."""
     iterator = call(subject, iter, call(subject, function))
     while (item := call(subject, next, iterator, _END)) is not _END:
         yield item
@@ -90,13 +90,13 @@ _Form = dict[str, tuple[tuple[int, ...], str]]
 
 @dataclass(frozen=True)
 class FactorySource:
-    """Batches that a function makes, the same ones at each call, in batches of any size.
+    """Batches of any size from a function that yields the same samples at each call.
 
     Attributes:
         make: returns an iterable of batches, arrays by name with the samples as first axis.
         name: how errors name the function, such as ``pkg.mod:fn``.
-        fields: names in the model to names in its batches; all if there are none.
-        samples: use at most so many samples.
+        fields: names in the model to names in its batches; all arrays if empty.
+        samples: use at most this many samples.
     """
 
     make: Callable[[], Iterable[Batch]]
@@ -129,7 +129,7 @@ class FactorySource:
         return regroup(self._made(), size, min(limits, default=None))
 
     def digest(self) -> str:
-        """Return a SHA-256 of the samples themselves, however they are batched; made once."""
+        """Return a SHA-256 of the samples, independent of batching; computed once."""
         return self._digest
 
     @cached_property
@@ -148,7 +148,7 @@ class FactorySource:
         return hashlib.sha256(b"".join(h.digest() for _, h in sorted(hashes.items()))).hexdigest()
 
     def _made(self) -> Iterator[Batch]:
-        """Yield the batches with the fields' names, empty ones left out, checked to be alike."""
+        """Yield the batches under the fields' names, without empty ones; all must be alike."""
         form: _Form = {}
         for value in iterate(self.subject, self.make):
             batch = self._renamed(check_batch(self.subject, value))
@@ -190,10 +190,10 @@ def _tell(form: _Form) -> str:
 
 @dataclass(frozen=True)
 class TransformedSource:
-    """A source followed by ``transform``, which is ``fn(batch)`` or ``fn(batch, rng)``.
+    """A source followed by a transform, ``fn(batch)`` or ``fn(batch, rng)``.
 
-    A parameter named ``rng`` receives a generator seeded with ``seed`` and the batch's index,
-    so the same batch size gives the same batches at each call.
+    A parameter named ``rng`` receives a generator seeded with ``seed`` and the batch's index, so
+    the same batch size gives the same batches at each call.
 
     Attributes:
         source: where batches come from.
@@ -231,7 +231,7 @@ class TransformedSource:
         return wants_rng(self.transform)
 
     def transformed(self, batch: Batch, seed: Sequence[int]) -> Batch:
-        """Return a batch after the transform, whose generator, if it takes one, has this seed.
+        """Return the transformed batch; ``seed`` is for the transform's generator, if it takes one.
 
         Raises:
             DataError: the transform raised, or returned something else than a batch.
@@ -242,7 +242,7 @@ class TransformedSource:
     def digest(self) -> str:
         """Return a SHA-256 of the source's digest, the seed, and the file that has the function.
 
-        What that file imports has no part: change the seed, or run afresh, after editing it.
+        Files that it imports are not included: change the seed, or run afresh, after editing them.
         """
         parts = [self.source.digest().encode(), self.name.encode(), str(self.seed).encode()]
         code = _source_file(self.transform)
@@ -272,8 +272,8 @@ def _source_file(function: Callable[..., object]) -> Path | None:
 def regroup(batches: Iterable[Batch], size: int, limit: int | None = None) -> Iterator[Batch]:
     """Yield the same samples in batches of ``size``, the last perhaps smaller.
 
-    At most ``limit`` samples, and no batch beyond those is asked for. All batches have the same
-    names, dtypes and shapes but for the first axis.
+    At most ``limit`` samples are used, and no batch beyond them is requested. All batches have the
+    same names, dtypes and shapes except for the first axis.
     """
     if size < 1:
         raise ValueError(f"batches of {size} samples")

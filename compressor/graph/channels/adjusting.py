@@ -1,4 +1,4 @@
-"""Make constants, attributes and shape inputs of operators fit values that have become smaller."""
+"""Adapt constants, attributes and shape inputs of operators to smaller values."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Lost = Mapping[int, Flags]
 
 
 class ShapeInputs:
-    """Changes what nodes are told about lengths.
+    """Adapts the lengths that nodes are given.
 
-    ``Shape`` goes on saying what it said before, so that whatever is computed from it stays the
-    same, such as the divisor of a mean; only where a length is used as one it is corrected.
+    ``Shape`` keeps returning the old lengths, so that what is computed from them stays the same,
+    such as the divisor of a mean; a length is corrected only where it is used as a shape.
 
     Args:
         smaller: changed in place.
-        flow: what is known of the graph as it was.
+        flow: the analysis of the original graph.
     """
 
     def __init__(self, smaller: ir.Model, flow: Flow):
@@ -61,13 +61,13 @@ class ShapeInputs:
         return (self._flow.shape(self._as_it_was(vector)) or (0,))[0]
 
     def scale(self, node: ir.Node, at: int, lost: Lost, copied: frozenset[int]) -> None:
-        """Make lengths that a node is given shorter.
+        """Shorten the lengths that a node is given.
 
         Args:
             node: reads them.
             at: which input they are.
             lost: which positions remain, by entry.
-            copied: values that do not stand for a length.
+            copied: numbers that do not stand for a length.
         """
         vector = node.inputs[at]
         assert vector is not None
@@ -89,7 +89,7 @@ class ShapeInputs:
             self.insert(node, at, "Div", [multiplied, self.constant(node, "of", below)])
 
     def restore(self, node: ir.Node, lost: Lost) -> None:
-        """Let ``Shape`` or ``Size`` say what it said before the axes became shorter."""
+        """Make the readers of ``Shape`` or ``Size`` see the original lengths."""
         output = node.outputs[0]
         if is_op(node, "Size"):
             one = np.ones((), dtype=np.int64)
@@ -127,7 +127,7 @@ class ShapeInputs:
         return self._before.get(value.name or "", value)
 
     def _reads(self, reader: ir.Node, entries: Lost) -> bool:
-        """Return whether a reader of a shape may look at some entries."""
+        """Whether a reader of a shape may look at some entries."""
         places: Array | None = None
         if is_op(reader, "Gather"):
             places = gather_places(self._flow, reader)
@@ -143,7 +143,7 @@ class ShapeInputs:
         inputs: Sequence[ir.Value | None],
         attributes: Attributes | None = None,
     ) -> None:
-        """Put a node before another, in the place of one of its inputs.
+        """Insert a node in front of one input of another.
 
         Args:
             node: what reads the new node.
@@ -161,7 +161,7 @@ class ShapeInputs:
 
 
 def _ratio(lost: Lost, length: int) -> tuple[Array, Array]:
-    """Return by how much to multiply and divide each entry."""
+    """Return the factor and the divisor of each entry."""
     above, below = np.ones(length, dtype=np.int64), np.ones(length, dtype=np.int64)
     for entry, stays in lost.items():
         common = gcd(int(stays.sum()), len(stays))
@@ -178,7 +178,7 @@ class Adjuster:
 
     Args:
         smaller: the copy of a graph, changed in place; the parameters are small already.
-        flow: what is known of the graph as it was.
+        flow: the analysis of the original graph.
         masks: which positions remain, by value and axis; of axes that lose some.
     """
 
@@ -189,7 +189,7 @@ class Adjuster:
         self._given = ShapeInputs(smaller, flow)
 
     def adjust(self, node: ir.Node) -> None:
-        """Make a node's constants and attributes fit."""
+        """Adapt a node's constants and attributes."""
         touched = any(self._mask(v) for v in (*node.inputs, *node.outputs))
         if not touched or node.domain not in ("", "ai.onnx"):
             return
@@ -224,7 +224,7 @@ class Adjuster:
         return len(self._flow.shape(value) or ())
 
     def _constant(self, node: ir.Node) -> None:
-        """Cut a parameter that is written into a node."""
+        """Cut a parameter inside a node."""
         tensor = constant_attribute(node)
         assert tensor is not None
         array = tensor.numpy()
@@ -253,7 +253,7 @@ class Adjuster:
         self._given.scale(node, at, lost, copied)
 
     def _count(self, node: ir.Node, name: str, stays: Flags | None) -> None:
-        """Set how many groups a node divides its channels into."""
+        """Set the number of groups into which a node divides its channels."""
         groups = node.attributes.get_int(name, 1)
         if groups > 1 and stays is not None:
             left = int(stays.reshape(groups, -1)[:, 0].sum())
@@ -275,7 +275,7 @@ class Adjuster:
         node.attributes.pop("num_outputs", None)
 
     def _slice(self, node: ir.Node) -> None:
-        """Pick what remains of what was picked; other axes are left alone."""
+        """Select what remains of the selected positions; other axes are left alone."""
         lost = self._mask(node.inputs[0])
         places = slice_places(self._flow, node) or {}
         for index, (axis, where) in enumerate(places.items()):
@@ -305,7 +305,7 @@ class Adjuster:
                 node.replace_input_with(4, self._given.constant(node, "steps", steps))
 
     def _take_before(self, node: ir.Node, axis: int, line: Array) -> None:
-        """Pick channels at uneven distances, which a ``Slice`` cannot."""
+        """Select channels at uneven distances, which a ``Slice`` cannot do."""
         self._given.insert(
             node,
             0,
@@ -348,7 +348,7 @@ class Adjuster:
             self._given.set(node, 3, "sizes", entries)
 
     def _squeeze(self, node: ir.Node) -> None:
-        """Say which axes of length 1 are meant, before others get that length."""
+        """Name the squeezed axes of length 1 before other axes get that length."""
         if len(node.inputs) > 1 and node.inputs[1] is not None:
             return
         before = self._flow.shape(node.inputs[0]) or ()

@@ -1,4 +1,4 @@
-"""Find out which channels of a graph can only be removed together.
+"""Find the channels of a graph that can only be removed together.
 
 Every axis of every value is followed through the graph; where two channels meet in an operator
 that needs both, they become one. G. Fang et al., DepGraph: Towards Any Structural Pruning, 2023,
@@ -36,14 +36,14 @@ from compressor.types.channels import (
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """Channels of a graph, with what the slicer needs to know.
+    """Channels of a graph, with the details that the slicer needs.
 
     Attributes:
         channels: the map that passes see.
         axes: for each value, the units along each of its axes; ``None`` for an axis without any.
-        placed: by unit, an operator to which it matters where on its axis the unit lies, though
-            not that others go.
-        flow: what the rules noted.
+        placed: by unit, an operator to which the unit's position on its axis matters, though not
+            the removal of others.
+        flow: what the rules recorded.
     """
 
     channels: ChannelMap
@@ -53,7 +53,7 @@ class Analysis:
 
 
 def map_channels(model: ir.Model) -> ChannelMap:
-    """Find all channels of a graph; reads its structure and small constants only.
+    """Return all channels of a graph, from its structure and small constants alone.
 
     Args:
         model: the graph, sorted topologically; not changed.
@@ -62,7 +62,7 @@ def map_channels(model: ir.Model) -> ChannelMap:
 
 
 def analyse(model: ir.Model) -> Analysis:
-    """Find all channels of a graph, and where they lie in each of its values."""
+    """Return all channels of a graph and their positions in each of its values."""
     flow = _flowed(model)
     families = _settled(flow)
     _keep_last(flow, families)
@@ -92,7 +92,7 @@ def analyse(model: ir.Model) -> Analysis:
 
 
 def _flowed(model: ir.Model) -> Flow:
-    """Let the rules say what they know, node by node."""
+    """Apply the rules of all operators, node by node."""
     flow = Flow(model, Lengths(model))
     for node in model.graph:
         flow.enter(node)
@@ -113,7 +113,7 @@ def _flowed(model: ir.Model) -> Flow:
 
 
 def _captured(node: ir.Node) -> list[ir.Value]:
-    """Return what the subgraphs of a node read from outside."""
+    """Return the outer values that a node's subgraphs read."""
     inner = inner_nodes(node)
     graphs = {n.graph for n in inner}
     read = [(value, n.graph) for n in inner for value in n.inputs]
@@ -126,10 +126,10 @@ def _captured(node: ir.Node) -> list[ir.Value]:
 
 
 def _settled(flow: Flow) -> dict[str, list[Family]]:
-    """Let each unit of a joint family take whole rows along one axis.
+    """Make each unit of a joint family whole rows along one axis.
 
-    A tensor stays a tensor only if whole rows go. Of the axes on which channels differ, the first
-    remains; what lies on the others goes together: a head with all its features.
+    A tensor stays a tensor only if whole rows are removed. Of the axes on which channels differ,
+    the first remains; along the others channels are united: a head with all its features.
     """
     makers = {v.name or "": node for node in flow.model.graph for v in node.outputs}
     while True:
@@ -139,17 +139,17 @@ def _settled(flow: Flow) -> dict[str, list[Family]]:
         }
         if not _settle_some(flow, families, makers):
             return families
-        # A row that has a place without a channel has none afterwards.
+        # A row with a position that has no channel has none afterwards.
         flow.families = families
 
 
 def _settle_some(
     flow: Flow, families: Mapping[str, list[Family]], makers: Mapping[str, ir.Node]
 ) -> bool:
-    """Let joint families take whole rows; return whether there were any.
+    """Make joint families whole rows; return whether there were any.
 
-    Each family of a group of channels must see what became of those before it: heads that are
-    transposed stay heads. So of channels that meet, only the first family is treated.
+    Each family of a group must see the result for those before it: heads that are transposed stay
+    heads. So of families that share channels, only the first is treated.
     """
     touched = np.zeros(flow.unions.count, dtype=bool)
     settled = False
@@ -168,7 +168,7 @@ def _settle_some(
 
 
 def _keep_last(flow: Flow, families: Mapping[str, Sequence[Family]]) -> None:
-    """Freeze channels without which nothing would be left of a value."""
+    """Freeze the only channel of a value."""
     frozen: set[int] = set()
     for name, value_families in families.items():
         for family in value_families:
@@ -180,7 +180,7 @@ def _keep_last(flow: Flow, families: Mapping[str, Sequence[Family]]) -> None:
 
 
 def _units(flow: Flow, roots: Units) -> Units:
-    """Number the channels that layers compute; -1 for all others."""
+    """Return the numbers of the channels that layers compute, -1 for all others."""
     units = np.full(flow.unions.count, -1, dtype=np.int64)
     computed = [roots[source.channels] for source in flow.sources]
     if not computed:
@@ -223,9 +223,9 @@ def _groups(
     frozen: Mapping[int, Note],
     mixed: Mapping[int, Note],
 ) -> tuple[ChannelGroup, ...]:
-    """Put units together that lie on the same axes of all values and share what is said of them.
+    """Group units that lie on the same axes of all values and share their notes.
 
-    Nothing is then left of a value only if nothing is left of a group.
+    A value then loses all its channels only if a group does.
     """
     count = int(units.max(initial=-1)) + 1
     marks = _marks(axes, count)
@@ -272,9 +272,9 @@ def _members(
 
 
 def _marks(axes: Mapping[str, tuple[Units | None, ...]], count: int) -> NDArray[np.uint64]:
-    """Return a number for each unit that units on the same axes share, and no others.
+    """Return a number for each unit that only units on the same axes share.
 
-    It is the sum of a random number for each axis: as likely to mislead as 64 bits are to agree.
+    It is the sum of a random 64-bit number for each axis, so collisions are improbable.
     """
     rng = np.random.default_rng(0)
     marks = np.zeros(count, dtype=np.uint64)
@@ -317,7 +317,7 @@ def _activations(flow: Flow, axes: Mapping[str, tuple[Units | None, ...]]) -> It
 
 
 def _moving(flow: Flow, value: ir.Value, axis: int) -> bool:
-    """Return whether an axis changes with a dynamic length, as of heads merged with the batch."""
+    """Whether an axis changes with a dynamic length, as of heads merged with the batch."""
     noted = value.shape is not None and isinstance(value.shape[axis], int)
     moving = () if noted else flow.lengths.moving(value)
     return not noted and (axis >= len(moving) or moving[axis])

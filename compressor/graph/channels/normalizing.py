@@ -12,7 +12,7 @@ from compressor.graph.values import is_op
 from compressor.types.channels import Role, Units
 
 SUMS = ("ReduceSum", "ReduceL1", "ReduceL2", "ReduceSumSquare")
-"""Reductions that are the same without what is zero."""
+"""Reductions that zeros do not change."""
 _STATISTICS: tuple[Role, ...] = ("norm-scale", "norm-shift", "norm-mean", "norm-variance")
 
 
@@ -36,7 +36,7 @@ def per_channel(flow: Flow, node: ir.Node) -> None:
 
 
 def group_norm(flow: Flow, node: ir.Node) -> None:
-    """``GroupNormalization``: whole groups stay or go, or any channels of a single one."""
+    """``GroupNormalization``: whole groups are removed, or any channels of a single group."""
     channels = _channels(flow, node)
     groups = node.attributes.get_int("num_groups", 1)
     if channels is not None and groups == 1:
@@ -59,7 +59,7 @@ def group_norm(flow: Flow, node: ir.Node) -> None:
 
 
 def layer_norm(flow: Flow, node: ir.Node) -> None:
-    """``LayerNormalization`` and its relatives: over the last axes, all channels at once."""
+    """``LayerNormalization`` and its relatives: combine all channels of the last axes."""
     source = node.inputs[0]
     shape = flow.shape(source)
     if source is None or shape is None:
@@ -74,7 +74,7 @@ def layer_norm(flow: Flow, node: ir.Node) -> None:
         for axis in range(rank):
             flow.role(value, axis, role)
     flow.put(node.outputs[0], families)
-    for output in node.outputs[1:]:  # a mean and a deviation for each of what is normalized
+    for output in node.outputs[1:]:  # the means and deviations
         flow.put(output, [f for f in families if not _over([f], range(first, len(shape)))])
 
 
@@ -94,7 +94,7 @@ def softmax(flow: Flow, node: ir.Node) -> None:
 
 
 def reduction(flow: Flow, node: ir.Node) -> None:
-    """Reduce along axes; those of one axis alone are gone then."""
+    """Reduce along axes; channels of those axes alone disappear."""
     source = node.inputs[0]
     families = flow.labels(source)
     before, after = flow.shape(source), flow.shape(node.outputs[0])
@@ -129,7 +129,7 @@ def reduction(flow: Flow, node: ir.Node) -> None:
 
 
 def cumulative(flow: Flow, node: ir.Node) -> None:
-    """``CumSum``: the order of what lies along its axis matters."""
+    """``CumSum``: the order of channels along its axis matters."""
     families = flow.labels(node.inputs[0])
     axes = _known(flow, node.inputs[1])
     shape = flow.shape(node.inputs[0])
@@ -165,7 +165,7 @@ def _over(families: Sequence[Family], axes: Sequence[int] | range) -> list[Famil
 def _channels(flow: Flow, node: ir.Node) -> Units | None:
     """Return the channels along the first input's second axis.
 
-    Where they depend on other axes too, those go as a whole.
+    Channels that depend on other axes, too, are united along those.
     """
     family = flow.on_axis(node.inputs[0], 1)
     return None if family is None else along(flow.couple_others(family, 1), 1)

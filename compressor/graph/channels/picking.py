@@ -1,4 +1,4 @@
-"""Channels through operators that pick some elements, or put values behind each other."""
+"""Channels through operators that select elements or concatenate values."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from compressor.graph.channels.labels import (
 from compressor.types.tensors import Array
 
 Places: TypeAlias = dict[int, Array | None]
-"""The positions that are picked, by axis; ``None`` where they follow from a dynamic length."""
+"""The selected positions by axis; ``None`` where they depend on a dynamic length."""
 
 _STEPPED = 4  # starts, ends, axes and steps of a Slice
 
 
 def concat(flow: Flow, node: ir.Node) -> None:
-    """``Concat``: behind each other along one axis; along the others, the channels are one."""
+    """``Concat``: joined along one axis; along the others, the channels are united."""
     inputs = [v for v in node.inputs if v is not None]
     shapes = [flow.shape(v) for v in inputs]
     shape = flow.shape(node.outputs[0])
@@ -50,7 +50,7 @@ def concat(flow: Flow, node: ir.Node) -> None:
 
 
 def _beside(parts: Sequence[Family | None], rest: list[Family]) -> Family | None:
-    """Take a family out of ``rest`` that lies on an axis of another part."""
+    """Remove and return a family of ``rest`` that lies on an axis of another part."""
     for index, family in enumerate(rest):
         if any(part is not None and overlap(part, family) for part in parts):
             return rest.pop(index)
@@ -58,7 +58,7 @@ def _beside(parts: Sequence[Family | None], rest: list[Family]) -> Family | None
 
 
 def _side_by_side(flow: Flow, node: ir.Node, rest: Sequence[Sequence[Family]]) -> list[Family]:
-    """Unify what lies on the axes along which nothing is put behind each other."""
+    """Unite the families on the axes along which nothing is concatenated."""
     merged_families: list[Family] = []
     for families in rest:
         for family in families:
@@ -138,7 +138,7 @@ def slice_places(flow: Flow, node: ir.Node) -> Places | None:
 
 
 def gather(flow: Flow, node: ir.Node) -> None:
-    """``Gather``: constant places are picked; computed ones look something up in a table."""
+    """``Gather``: constant indices select channels; computed ones look up rows of a table."""
     data, index = node.inputs[0], node.inputs[1]
     families = flow.labels(data)
     shape, picked = flow.shape(data), flow.shape(index)
@@ -172,7 +172,7 @@ def gather(flow: Flow, node: ir.Node) -> None:
 
 
 def gather_places(flow: Flow, node: ir.Node) -> Array | None:
-    """Return the places that a ``Gather`` picks; ``None`` where they are computed."""
+    """Return the indices of a ``Gather``; ``None`` where they are computed."""
     places = flow.lengths.integers(node.inputs[1])
     index, shape = flow.shape(node.inputs[1]), flow.shape(node.inputs[0])
     if places is None or index is None or not shape or any(place is None for place in places):
@@ -183,7 +183,7 @@ def gather_places(flow: Flow, node: ir.Node) -> Array | None:
 
 
 def gather_nd(flow: Flow, node: ir.Node) -> None:
-    """``GatherND``: looks up along the first axes; what lies on the others stays together."""
+    """``GatherND``: looks up along the first axes; channels on the others are kept."""
     data, index = node.inputs[0], node.inputs[1]
     families = flow.labels(data)
     picked = flow.shape(index)
@@ -202,7 +202,7 @@ def gather_nd(flow: Flow, node: ir.Node) -> None:
 
 
 def pad(flow: Flow, node: ir.Node) -> None:
-    """``Pad``: constants beside the channels are channels that can go as well."""
+    """``Pad``: the added constants are channels that can be removed, too."""
     families = flow.labels(node.inputs[0])
     shape = flow.shape(node.inputs[0])
     if not families:
@@ -232,7 +232,7 @@ def pad(flow: Flow, node: ir.Node) -> None:
 
 
 def pad_widths(flow: Flow, node: ir.Node) -> dict[int, tuple[int | None, int | None]] | None:
-    """Return how many elements a ``Pad`` puts before and behind, by axis."""
+    """Return how many elements a ``Pad`` adds before and after, by axis."""
     shape = flow.shape(node.inputs[0])
     widths = flow.lengths.integers(node.inputs[1]) if len(node.inputs) > 1 else None
     if shape is None or widths is None:
@@ -250,7 +250,7 @@ def pad_widths(flow: Flow, node: ir.Node) -> dict[int, tuple[int | None, int | N
 def _picked(
     flow: Flow, node: ir.Node, families: Sequence[Family], axis: int, places: Array
 ) -> list[Family]:
-    """Take positions along an axis."""
+    """Return families reduced to some positions along an axis."""
     left = []
     for family in families:
         whole = len(places) == family.shape[axis] and bool((places == np.arange(len(places))).all())
@@ -263,17 +263,17 @@ def _picked(
 
 
 def _compared(flow: Flow, node: ir.Node, taken: Family, family: Family) -> Family:
-    """Freeze what is picked where it is a single channel: its axis has no length to lose."""
+    """Freeze a single picked channel, since its axis cannot become shorter."""
     if taken.size == 1 and family.size > 1:
         flow.freeze([taken], node, "picks a single one of them")
     return taken
 
 
 def _couple_others(flow: Flow, family: Family, axis: int) -> Family:
-    """Keep positions that are picked: where channels depend on other axes too, those are theirs.
+    """Unite channels along a picked axis if they depend on other axes, too; return the family.
 
-    Heads divided into queries, keys and values, for instance: a place among the three is picked,
-    and a head goes from all three.
+    For heads divided into queries, keys and values, for instance, one of the three is picked, and
+    a head is removed from all three.
     """
     if family.size > family.shape[axis]:
         flow.couple(family, axis)

@@ -1,4 +1,4 @@
-"""Channels through convolutions, matrix products and ``Einsum``: here they begin and end."""
+"""Channels through convolutions, matrix products and ``Einsum``, where they begin and end."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _kernel(flow: Flow, node: ir.Node) -> tuple[int, ir.Value | None, Shape]:
 
 
 def _read(flow: Flow, node: ir.Node) -> Units | None:
-    """Return the channels that a convolution reads; what lies on its other axes is frozen."""
+    """Return the channels that a convolution reads; those on its other axes are frozen."""
     channels = None
     for family in flow.labels(node.inputs[0]):
         if depends_on(family, 1) and family.size == family.shape[1]:
@@ -83,14 +83,14 @@ def _read(flow: Flow, node: ir.Node) -> Units | None:
 
 
 def _keep_kernel(flow: Flow, node: ir.Node, weight: ir.Value | None, first: int) -> None:
-    """Keep the other axes of a weight, which a second reader of it may cut."""
+    """Freeze the other axes of a weight, which a second reader might cut."""
     for family in flow.labels(weight):
         if any(depends_on(family, axis) for axis in range(first, family.ndim)):
             flow.freeze([family], node, "slides over them")
 
 
 def _meet(flow: Flow, node: ir.Node, read: Units | None, weight_channels: Units) -> None:
-    """Unify what is read with the weight's axis for it."""
+    """Unite the channels that are read with the weight's input axis."""
     if read is not None:
         flow.unify(read, weight_channels, node)
     else:
@@ -98,7 +98,7 @@ def _meet(flow: Flow, node: ir.Node, read: Units | None, weight_channels: Units)
 
 
 def _group_wise(flow: Flow, node: ir.Node, read: Units | None, written: Units) -> None:
-    """Let the channels that a group reads and writes stay or go together."""
+    """Unite the channels that a group reads and writes."""
     flow.couple(written, 1)
     if read is None:
         flow.freeze([written], node, "reads channels that nothing computes")
@@ -132,7 +132,7 @@ def _write(
 
 
 def _axis(flow: Flow, value: ir.Value | None, axis: int, length: int) -> Units:
-    """Return the channels along an axis of a weight, in whatever way it comes about."""
+    """Return the channels along an axis of a weight, however the weight is stored."""
     family = flow.on_axis(value, axis)
     if family is not None and next(i for i, n in enumerate(family.shape) if n > 1) == axis:
         family = flow.couple_others(family, axis)  # a weight that is stored as one long line
@@ -229,9 +229,9 @@ def _swapped(family: Family) -> Family:
 
 
 def _summed(flow: Flow, node: ir.Node, left: list[Family], right: list[Family]) -> bool:
-    """Unify the channels that are summed over, the last axis of both; tell whether there are any.
+    """Unite the channels that are summed over, the last axis of both; return whether there are any.
 
-    Where they also depend on the batch, as those of a head do, a whole batch element stays or goes.
+    Where they also depend on the batch, as in heads, a whole batch element stays or goes.
     """
     read = [_alone(flow, f, node) for f in left if depends_on(f, -1)]
     held = [_alone(flow, f, node) for f in right if depends_on(f, -1)]
@@ -248,7 +248,7 @@ def _summed(flow: Flow, node: ir.Node, left: list[Family], right: list[Family]) 
 
 
 def _sum(flow: Flow, node: ir.Node, mine: Family, theirs: Family) -> None:
-    """Unify what two factors sum over; what is the same for all heads stays whole."""
+    """Unite what two factors sum over; values shared by all heads stay whole."""
     heads = [family.size > family.shape[-1] for family in (mine, theirs)]
     if heads[0] == heads[1]:
         flow.unify(mine, theirs, node)
@@ -257,7 +257,7 @@ def _sum(flow: Flow, node: ir.Node, mine: Family, theirs: Family) -> None:
 
 
 def _alone(flow: Flow, family: Family, node: ir.Node) -> Family:
-    """Return channels that are summed over without the axis that they form a matrix with."""
+    """Return summed channels without the axis with which they form a matrix."""
     if depends_on(family, -2):
         flow.freeze([family], node, "sums over channels that lie on both axes of a matrix")
         return family[..., :1, :]
@@ -323,7 +323,7 @@ def terms(equation: str, ranks: list[int]) -> tuple[list[str], str] | None:
     """Return the letters of each input and of the output, ellipses written out.
 
     Args:
-        equation: as ONNX has it.
+        equation: the attribute of the node.
         ranks: of the inputs.
     """
     inputs, arrow, result = equation.replace(" ", "").partition("->")
@@ -355,14 +355,14 @@ def _length(shape: tuple[int, ...], term: str, letter: str) -> int:
 
 
 def _spread(family: Family, term: str, letters: list[str]) -> Family:
-    """Give a family an axis for each letter."""
+    """Return a family with an axis for each letter."""
     order = [term.index(letter) for letter in letters if letter in term]
     ordered = np.transpose(family, order)
     return ordered.reshape([_length(family.shape, term, letter) for letter in letters])
 
 
 def _note_layers(flow: Flow, node: ir.Node, input_terms: list[str], result: str) -> None:
-    """Say which letters a weight alone brings in: those are what a layer computes."""
+    """Record the letters that only a weight has: they are channels that a layer computes."""
     output = node.outputs[0]
     if flow.is_constant(output):
         return

@@ -46,7 +46,7 @@ BINARY = (
 
 
 def unary(flow: Flow, node: ir.Node) -> None:
-    """Keep the channels of the first input; all others are single numbers."""
+    """Keep the channels of the first input; the other inputs are single numbers."""
     families = flow.labels(node.inputs[0])
     for output in node.outputs:
         flow.put(output, families)
@@ -54,13 +54,13 @@ def unary(flow: Flow, node: ir.Node) -> None:
 
 
 def quantized(flow: Flow, node: ir.Node) -> None:
-    """``QuantizeLinear`` and its like: what they hold stays whole."""
+    """``QuantizeLinear`` and the like: their channels cannot be removed."""
     flow.put(node.outputs[0], flow.labels(node.inputs[0]))
     flow.freeze_values(node.inputs, node, "holds quantized numbers")
 
 
 def binary(flow: Flow, node: ir.Node) -> None:
-    """Unify the channels of all inputs where they meet."""
+    """Unite the channels of all inputs where they meet."""
     output = node.outputs[0]
     shape = flow.shape(output)
     inputs = [v for v in node.inputs if v is not None]
@@ -147,10 +147,10 @@ _ALL = (
 
 
 def rule_of(node: ir.Node) -> Rule | None:
-    """Return the rule for a node; ``None`` where it is not understood."""
+    """Return the rule for a node, or ``None`` if there is none."""
     return RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
 
 
 def settings_of(node: ir.Node) -> Sequence[ir.Value | None]:
-    """Return the inputs that a node's rule does not look at: bounds, indices, numbers."""
+    """Return the inputs that a node's rule ignores: bounds, indices, numbers."""
     return () if node.op_type in _ALL else node.inputs[1:]

@@ -1,4 +1,4 @@
-"""A graph without some of its channels, and which channels may change places."""
+"""Remove channels from a graph, and find out which channels may be reordered."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ Kept: TypeAlias = Mapping[str, Mapping[int, Units]]
 def remove_channels(
     model: ir.Model, channels: ChannelMap | Analysis, removed: Flags
 ) -> tuple[ir.Model, Kept]:
-    """Return a copy of a graph without some units; no parameter is read before the copy's is.
+    """Return a copy of a graph without some units; parameters are read only when the copy's are.
 
     Args:
         model: the graph; it is not changed, and weights that stay whole are shared.
-        channels: what :func:`compressor.graph.channels.analysis.map_channels` found in it, or
-            ``analyse``, of which the map is a part that has to be completed again.
+        channels: the result of ``analyse``, or of
+            :func:`compressor.graph.channels.analysis.map_channels`, which takes another analysis.
         removed: one flag for each unit.
 
     Returns:
-        The smaller graph, and which positions remain of its parameters' axes.
+        The smaller graph, and the positions that remain on its parameters' axes.
 
     Raises:
         ValueError: a unit that cannot be removed is, or the map is of another graph.
@@ -83,7 +83,7 @@ def kept_positions(
 
 
 def _masks(analysis: Analysis, removed: Flags) -> dict[str, dict[int, Flags]]:
-    """Return which positions remain of every value's axes that lose some."""
+    """Return a mask of the remaining positions for each value's axes that lose some."""
     masks: dict[str, dict[int, Flags]] = {}
     for name, axes in analysis.axes.items():
         for axis, units in enumerate(axes):
@@ -136,12 +136,12 @@ def _forget_shapes(model: ir.Model, masks: Mapping[str, Mapping[int, Flags]]) ->
 
 @dataclass(frozen=True, eq=False)
 class Ordering:
-    """In which orders a graph's channels lie.
+    """The orders in which a graph's channels lie.
 
     Attributes:
         lines: by unit, every axis of every value on which it lies.
-        placed: by unit, an operator that looks at its place.
-        inline: units that lie on tensors which are written into nodes, and so are no parameters.
+        placed: by unit, an operator to which its position matters.
+        inline: units on constants inside nodes, which are no parameters.
     """
 
     lines: Mapping[int, list[Units]]
@@ -149,7 +149,7 @@ class Ordering:
     inline: frozenset[int]
 
     def obstacle(self, group: ChannelGroup) -> str:
-        """Say why a group's channels cannot change places among each other; empty if they can."""
+        """Return why the channels of a group cannot be reordered; empty if they can."""
         if group.frozen:
             return group.frozen
         units = group.units.tolist()
@@ -167,7 +167,7 @@ class Ordering:
 
 
 def ordering(analysis: Analysis) -> Ordering:
-    """Look up every axis on which channels lie."""
+    """Return the orders in which channels lie on all axes."""
     lines: dict[int, list[Units]] = {}
     for axes in analysis.axes.values():
         for axis in axes:

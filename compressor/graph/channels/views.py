@@ -32,16 +32,16 @@ def reshape(flow: Flow, node: ir.Node) -> None:
 
 
 def _precedence(flow: Flow, family: Family) -> tuple[bool, int]:
-    """Rank families that may come to lie on one axis: heads before their features.
+    """Rank families that may come to share an axis: heads before their features.
 
-    What is repeated comes last, since it may be of any length.
+    Repeated values come last, since they may have any length.
     """
     first = next((axis for axis in range(family.ndim) if depends_on(family, axis)), 0)
     return int(family.flat[0]) in flow.repeats, first
 
 
 def _apart(flow: Flow, node: ir.Node, families: Sequence[Family]) -> list[Family]:
-    """Keep the first of families that have come to lie on one axis; the others cannot go."""
+    """Keep the first of the families that share an axis now; the others cannot be removed."""
     left: list[Family] = []
     for family in families:
         if any(overlap(family, other) for other in left):
@@ -60,7 +60,7 @@ def transpose(flow: Flow, node: ir.Node) -> None:
 
 
 def expand(flow: Flow, node: ir.Node) -> None:
-    """``Expand``: repeats what has length 1, as often as there are channels where it ends up."""
+    """``Expand``: repeats axes of length 1 as often as there are channels in the result."""
     source, output = node.inputs[0], node.outputs[0]
     before, after = flow.shape(source), flow.shape(output)
     families = flow.labels(source)
@@ -75,14 +75,14 @@ def expand(flow: Flow, node: ir.Node) -> None:
 
 
 def constant_of_shape(flow: Flow, node: ir.Node) -> None:
-    """``ConstantOfShape``: as many as there are channels where it ends up."""
+    """``ConstantOfShape``: one constant for each channel of the result."""
     after = flow.shape(node.outputs[0])
     axes = range(len(after or ()))
     flow.put(node.outputs[0], [] if after is None else _anything(flow, after, list(axes)))
 
 
 def _anything(flow: Flow, shape: tuple[int, ...], axes: Sequence[int]) -> list[Family]:
-    """Return channels of their own along axes on which a value is the same everywhere."""
+    """Return new channels along axes on which a value is constant."""
     families = []
     for axis in axes:
         if shape[axis] > 1:
@@ -93,7 +93,7 @@ def _anything(flow: Flow, shape: tuple[int, ...], axes: Sequence[int]) -> list[F
 
 
 def tile(flow: Flow, node: ir.Node) -> None:
-    """``Tile``: repeats whole axes; those of length 1 as often as there are channels."""
+    """``Tile``: repeats whole axes; an axis of length 1 as often as there are channels."""
     families = flow.labels(node.inputs[0])
     before, after = flow.shape(node.inputs[0]), flow.shape(node.outputs[0])
     repeats = flow.lengths.integers(node.inputs[1])
@@ -119,7 +119,7 @@ def _pairs(first: Sequence[int], second: Sequence[int]) -> Iterable[tuple[int, t
 
 
 def depth_to_space(flow: Flow, node: ir.Node) -> None:
-    """``DepthToSpace``: the channels that become one pixel's block stay or go together."""
+    """``DepthToSpace``: the channels that become one block of pixels are united."""
     size = node.attributes.get_int("blocksize", 1)
     crd = node.attributes.get_string("mode", "DCR") == "CRD"
     left: list[Family] = []
@@ -133,7 +133,7 @@ def depth_to_space(flow: Flow, node: ir.Node) -> None:
 
 
 def _across(flow: Flow, node: ir.Node, family: Family, left: list[Family]) -> bool:
-    """Return whether a family lies on the second axis alone; one on the first alone stays."""
+    """Whether a family lies on the second axis only; one on the first axis only is kept."""
     axes = [axis for axis in range(family.ndim) if depends_on(family, axis)]
     if axes == [0]:
         left.append(family)
@@ -143,7 +143,7 @@ def _across(flow: Flow, node: ir.Node, family: Family, left: list[Family]) -> bo
 
 
 def space_to_depth(flow: Flow, node: ir.Node) -> None:
-    """``SpaceToDepth``: every channel becomes several, one for each pixel of a block."""
+    """``SpaceToDepth``: each channel becomes several, one for each pixel of a block."""
     size = node.attributes.get_int("blocksize", 1)
     left: list[Family] = []
     for family in flow.labels(node.inputs[0]):
@@ -154,7 +154,7 @@ def space_to_depth(flow: Flow, node: ir.Node) -> None:
 
 
 def spatial(flow: Flow, node: ir.Node) -> None:
-    """Pooling, resizing and sampling: each channel by itself; other axes are moved."""
+    """Pooling, resizing and sampling: channels stay separate; channels on other axes are frozen."""
     before, after = flow.shape(node.inputs[0]), flow.shape(node.outputs[0])
     left = []
     for family in flow.labels(node.inputs[0]):
@@ -170,11 +170,11 @@ def spatial(flow: Flow, node: ir.Node) -> None:
 
 
 def constant(flow: Flow, node: ir.Node) -> None:
-    """``Constant``: a parameter that is written into a node."""
+    """``Constant``: a parameter inside a node."""
     flow.labels(node.outputs[0])
 
 
 def nothing(flow: Flow, node: ir.Node) -> None:
-    """Operators whose results hold no channels, and that do not mind how many there are."""
+    """Operators whose results hold no channels and do not depend on their number."""
     for output in node.outputs:
         flow.put(output, [])

@@ -27,7 +27,7 @@ _AWAY = {
     *("ReduceLogSum", "ReduceLogSumExp", "ArgMax", "ArgMin"),
     *("QuantizeLinear", "DequantizeLinear", "GroupNormalization"),
 }
-"""Make something else of zero, or may."""
+"""Operators that may map zero to another number."""
 _ADDED = ("Add", "Sub", "Min", "Max", "Sum", "Mean", "BitwiseOr", "BitwiseXor", "Or", "Xor")
 _FIRST = ("Div", "Mod", "PRelu", "Pow")
 _COMPARED = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
@@ -41,12 +41,13 @@ class Zeros:
     """Follow zeros through a graph.
 
     Args:
-        flow: what the rules noted; its nodes are gone through in order.
+        flow: what the rules recorded, in the order of nodes.
         axes: units along the axes of each value.
 
     Attributes:
-        places: values and their axes that are zero where their units' parameters are.
-        sums: by node, units that it adds up, or divides by, so that their removal differs.
+        places: axes of values that are zero wherever the parameters of their units are zero.
+        sums: units that a node sums over or divides by, so that removing them is not the same as
+            setting their parameters to zero.
     """
 
     def __init__(self, flow: Flow, axes: Axes):

@@ -55,10 +55,10 @@ class TorchCarrier:
     Args:
         module: the network.
         inputs: its inputs' names, shapes and dtypes.
-        lowered: the module's float graph, where it is known already.
-        codes: what is stored in place of some of the module's weights, by their names.
+        lowered: the module's float graph, if known already.
+        codes: the codes stored in place of some of the module's weights, by their names.
         folder: the Hugging Face directory that it came from.
-        altered: what of the module is no longer as factory and checkpoint made it.
+        altered: how the module differs from what factory and checkpoint made.
     """
 
     kind = "torch"
@@ -88,9 +88,8 @@ class TorchCarrier:
     def executes_graph(self) -> bool:
         """The module was replaced by one that executes the graph.
 
-        That is done where channels were removed, or layers replaced by others. It is trained like
-        any other, but its forward is no longer the factory's: it returns a dictionary of the
-        outputs by name.
+        This happens where channels were removed or layers replaced. The module is trained like any
+        other, but its forward is not the factory's: it returns a dictionary of outputs by name.
         """
         return self._altered.executes_graph
 
@@ -111,7 +110,7 @@ class TorchCarrier:
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        """The model's outputs; asks for the graph."""
+        """The model's outputs, from its graph."""
         return OnnxCarrier(self._graph).outputs
 
     @cached_property
@@ -124,7 +123,7 @@ class TorchCarrier:
         return altered_config(self.module, self.folder, self._altered, self.inputs)
 
     def load(self, checkpoint: Path) -> None:
-        """Fill the module, and so the lowered graph, with a checkpoint's weights.
+        """Load a checkpoint's weights into the module, and so into the lowered graph.
 
         Raises:
             ModelError: the checkpoint is unusable or does not fit the module.
@@ -182,7 +181,7 @@ class TorchCarrier:
         return TorchCarrier(module, self.inputs, graph, self._codes, self.folder, altered)
 
     def with_changes(self, changes: Mapping[str, WeightChange]) -> TorchCarrier:
-        """Return a carrier with some float weights changed; they are computed at once.
+        """Return a carrier with some float weights changed; the changes are computed now.
 
         Raises:
             KeyError: the module has no float parameter of a name.
@@ -225,11 +224,10 @@ class TorchCarrier:
     ) -> TorchCarrier | OnnxCarrier:
         """Return a carrier of a smaller module, or of one that executes the smaller graph.
 
-        The sizes that the module has as attributes are adapted; of several ways to read them, the
-        first is taken whose outputs on a small batch are the graph's. Where there is none, such
-        as with sizes written into ``forward``, a module that executes the graph takes its place,
-        and where that cannot be made, the graph alone. What is only planned is taken for a module
-        that can be adapted, wherever the graph could take its place otherwise.
+        The module's size attributes are adapted; of several readings, the first is taken whose
+        outputs on a small batch are the graph's. If there is none, as with sizes hard-coded in
+        ``forward``, a module that executes the graph replaces it, and if that cannot be made, the
+        graph alone. Plans assume a module that can be adapted if the graph could be executed.
 
         Raises:
             SpecError: weights are stored as codes.
@@ -290,7 +288,7 @@ class TorchCarrier:
         return TorchCarrier(module, self.inputs, graph, None, self.folder, altered)
 
     def _planned(self, graph: ir.Model, kept: Mapping[str, Mapping[int, Units]]) -> TorchCarrier:
-        """Return a carrier of a module whose tensors have the right sizes, and nothing else."""
+        """Return a carrier of a module whose tensors have the right sizes but no values."""
         tensors = shortened(self.module, kept)
         module = with_tensors(self.module, tensors)
         attach_smaller(graph, module)
@@ -315,15 +313,15 @@ class TorchCarrier:
         return NamedModule(deepcopy(self.module), inputs, outputs)
 
     def runner(self, taps: Sequence[str] = ()) -> Runner:
-        """Start what runs the lowered module; ``taps`` are yielded as further outputs."""
+        """Start a runtime for the lowered module that also returns the values ``taps``."""
         return runner_of(self._graph, taps)
 
     def module_outputs(self, batch: Batch) -> list[Array]:
-        """Run the module itself; its output tensors in the order of the graph's outputs."""
+        """Run the module itself; return its output tensors in the order of the graph's outputs."""
         return run_module(self.module, self.inputs, batch)
 
     def save(self, directory: Path) -> None:
-        """Write the tensors that passes have changed, what sizes became, and the codes."""
+        """Write the tensors that passes have changed, the new sizes, and the codes."""
         graph = self._float_graph if self._altered.channels_removed else None
         save_module(AlteredModule(self.module, self._altered, graph), directory)
         save_codes(self._codes, self._float_weight, directory)

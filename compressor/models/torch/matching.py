@@ -71,12 +71,12 @@ def load_into(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], path
 def check_finite(
     tensors: Mapping[str, torch.Tensor], path: str, may_be_infinite: Collection[str] = ()
 ) -> None:
-    """Raise ``ModelError`` naming the first tensor that holds NaN or infinity.
+    """Raise ``ModelError`` for the first tensor that holds NaN or infinity.
 
     Args:
         tensors: what is checked.
         path: where they come from, for the message.
-        may_be_infinite: names of tensors, such as masks, in which only NaN is wrong.
+        may_be_infinite: names of tensors, such as masks, that may hold infinity.
     """
     for name, tensor in tensors.items():
         if not tensor.is_floating_point():
@@ -100,7 +100,7 @@ class TorchRunner:
 
     Args:
         module: such as ``compressor.load`` returns.
-        how: what made it, for reports.
+        how: where it comes from, for reports.
     """
 
     def __init__(self, module: torch.nn.Module, how: str = "compressor.load"):

@@ -1,4 +1,4 @@
-"""What passes have made of a module, and how that is kept between the passes of a run."""
+"""How a module differs from the factory's, and how it is stored between the passes of a run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
 
 @contextmanager
 def system_errors() -> Iterator[None]:
-    """Raise what the system said, where safetensors repeats it as text.
+    """Raise the system's error where safetensors only repeats it as text.
 
     Raises:
         OSError: with the number of the system's error.
@@ -50,17 +50,17 @@ _SIZES = "sizes.json"
 
 @dataclass(frozen=True)
 class Alterations:
-    """What of a module is no longer as factory and checkpoint made it.
+    """How a module differs from what factory and checkpoint made.
 
     Attributes:
-        tensors: names of the parameters and buffers that are other ones.
-        attributes: the sizes that are other ones since channels were removed; ``None`` if none
-            ever were.
-        executes_graph: the module executes its graph: no sizes made the factory's network do what
-            the graph without the removed channels does, or layers were replaced by others.
-        parameters: names of tensors that are trained, though the factory's module has none of
-            that name; of a module that executes its graph.
-        planned: the tensors have the right sizes and nothing else; the module cannot be run.
+        tensors: names of the parameters and buffers that changed.
+        attributes: the sizes that changed when channels were removed; ``None`` if none ever
+            were.
+        executes_graph: the module executes its graph, because no sizes made the factory's network
+            compute the same as the smaller graph, or because layers were replaced by others.
+        parameters: names of trained tensors that the factory's module does not have; only if the
+            module executes its graph.
+        planned: the tensors have the right sizes but no values; the module cannot be run.
     """
 
     tensors: frozenset[str] = frozenset()
@@ -70,7 +70,7 @@ class Alterations:
     planned: bool = False
 
     def adding(self, tensors: Iterable[str], attributes: Attributes | None = None) -> Alterations:
-        """Return these and later ones."""
+        """Return these alterations and later ones together."""
         changed, merged = self.tensors.union(tensors), self.attributes
         if attributes is not None:
             before = self.attributes or {}
@@ -82,17 +82,17 @@ class Alterations:
 
     @property
     def channels_removed(self) -> bool:
-        """The module's tensors have not the shapes that the factory gives them."""
+        """The module's tensors no longer have the factory's shapes."""
         return self.executes_graph or self.attributes is not None
 
 
 @dataclass(frozen=True)
 class AlteredModule:
-    """A module with the float graph that it was lowered to, where that is known.
+    """A module with the float graph that it was lowered to, if known.
 
     Attributes:
         module: the network.
-        alterations: what distinguishes it from the factory's.
+        alterations: how it differs from the factory's.
         graph: its initializers refer to the module's parameters.
     """
 
@@ -102,7 +102,7 @@ class AlteredModule:
 
 
 def save_module(altered: AlteredModule, directory: Path) -> None:
-    """Write what differs from the factory's module; once channels are gone, the graph too."""
+    """Write how a module differs from the factory's, and its graph if channels were removed."""
     alterations = altered.alterations
     if alterations.channels_removed:
         assert altered.graph is not None
@@ -126,7 +126,7 @@ def save_module(altered: AlteredModule, directory: Path) -> None:
 
 
 def holds_module(directory: Path) -> bool:
-    """Tell whether a module was saved there, and not a graph alone."""
+    """Whether a module was saved there, and not just a graph."""
     return any((directory / name).exists() for name in (_STATE, _SIZES))
 
 
@@ -166,7 +166,7 @@ def restore_module(directory: Path, base: nn.Module) -> AlteredModule:
 
 
 def _without_weights(graph: ir.Model, module: nn.Module) -> ir.Model:
-    """Return a graph in which the module's tensors hold no values: they are stored elsewhere."""
+    """Return a graph without the values of the module's tensors, which are stored elsewhere."""
     graph = graph.clone()
     held = held_tensors(module)
     for name, value in graph.graph.initializers.items():
@@ -227,7 +227,7 @@ def load_codes(directory: Path) -> dict[str, WeightCodes]:
 
 
 def known_codes(layer: Layer, stored: QuantizedTensor) -> WeightCodes:
-    """Return codes that need not be found any more."""
+    """Return codes that are computed already."""
 
     def compute(_: torch.Tensor) -> QuantizedTensor:
         return stored
