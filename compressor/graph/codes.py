@@ -194,9 +194,9 @@ def _dequantized(editor: Editor, codes: Codes) -> list[ir.Node]:
     added: list[ir.Node] = []
     elements, scale = codes.codes, codes.scale
     if form.looked_up:
-        elements = _found(editor, added, codes.codes, (_E2M1, doubled_e2m1()))
+        elements = _looked_up(editor, added, codes.codes, (_E2M1, doubled_e2m1()))
     if form.scale_type == ir.DataType.UINT8:
-        scale = _found(editor, added, codes.scale, (_E8M0, halved_powers()))
+        scale = _looked_up(editor, added, codes.scale, (_E8M0, halved_powers()))
     elif codes.half_scale is not None:
         parts = [codes.scale, codes.half_scale]
         node = editor.node("DequantizeLinear", parts, f"{name}_scale_float", ir.DataType.FLOAT)
@@ -217,7 +217,7 @@ _E2M1 = "e2m1_doubled"
 _E8M0 = "e8m0_halved"
 
 
-def _found(
+def _looked_up(
     editor: Editor, added: list[ir.Node], places: ir.Value, table: tuple[str, Array]
 ) -> ir.Value:
     """Look up codes in a table that all weights share."""

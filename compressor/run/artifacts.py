@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from compressor.errors import CompressorError
+from compressor.errors import located
 from compressor.files import copy, file_sha256, json_sha256, link_or_copy, publish, staging
 from compressor.graph.costs import model_bytes
 from compressor.run.evaluate import Evaluation
@@ -82,10 +82,8 @@ def write_artifacts(workspace: Workspace, key: str, carrier: Carrier) -> list[Ar
             spec=context.spec_digest,
             tools=dict(exporter.tools),
         )
-        try:
+        with located(spec.where("exports", index)):
             folder, files = _written(workspace, artifact_key, exporter, carrier, context)
-        except CompressorError as error:
-            raise error.at(spec.where("exports", index)) from error.__cause__
         made.append(Artifact(exporter, folder / str(files[0]["name"]), files, planned.bytes))
     return made
 

@@ -25,7 +25,7 @@ from compressor.errors import ModelError
 from compressor.graph.blocks import Cut, cut_at, isolated, main_values, with_offsets
 from compressor.graph.costs import layer_bytes, macs
 from compressor.models.onnx.ort_runner import runner_of
-from compressor.run.evaluate import ratio_db
+from compressor.run.evaluate import ratio_db, signal_and_error
 from compressor.run.pipeline import Step
 from compressor.run.store import result_key
 from compressor.run.workspace import Workspace
@@ -65,7 +65,7 @@ class Noise:
 
 
 @dataclass(frozen=True)
-class Found:
+class ModelNoise:
     """The noise of a model's layers, by name, and of values that several nodes read.
 
     ``reason`` is why nothing is known, if the runtime refused parts of the model.
@@ -75,9 +75,9 @@ class Found:
     values: Mapping[str, Noise]
     reason: str = ""
 
-    def less(self, other: Found) -> Found:
+    def less(self, other: ModelNoise) -> ModelNoise:
         """Return this noise minus the noise that was there before."""
-        return Found(
+        return ModelNoise(
             {n: noise.less(other.layers.get(n, Noise())) for n, noise in self.layers.items()},
             {n: noise.less(other.values.get(n, Noise())) for n, noise in self.values.items()},
             self.reason or other.reason,
@@ -130,14 +130,14 @@ def _noise(
     index: int,
     steps: Sequence[Step],
     layers: Sequence[Mapping[str, Any]],
-) -> tuple[Basis, Found]:
+) -> tuple[Basis, ModelNoise]:
     """Return the noise that the pass adds to each layer, and where it is measured."""
     if not workspace.runs:
         weight_sqnr = {str(row["name"]): row["weight_sqnr_db"] for row in layers}
         ratios = {
             n: None if db is None else 10 ** (-float(db) / 10) for n, db in weight_sqnr.items()
         }
-        return "weights", Found({n: Noise(ratio, ratio) for n, ratio in ratios.items()}, {})
+        return "weights", ModelNoise({n: Noise(ratio, ratio) for n, ratio in ratios.items()}, {})
     trained = [i for i in range(index) if workspace.plan.passes[i].trains]
     reference = steps[trained[-1]] if trained else None
     noises = _stored_noise(workspace, steps[index], reference)
@@ -148,10 +148,10 @@ def _noise(
     if all(n.reached is not None for n in (*touched_noise.values(), *noises.values.values())):
         return "outputs", replace(noises, layers=touched_noise)
     left = {name: replace(noise, reached=None) for name, noise in touched_noise.items()}
-    return "layers", Found(left, {}, noises.reason)
+    return "layers", ModelNoise(left, {}, noises.reason)
 
 
-def _stored_noise(workspace: Workspace, step: Step, reference: Step | None) -> Found:
+def _stored_noise(workspace: Workspace, step: Step, reference: Step | None) -> ModelNoise:
     """Return a model's noise relative to a reference, the float model by default."""
     key = result_key(
         "attribution",
@@ -167,19 +167,19 @@ def _stored_noise(workspace: Workspace, step: Step, reference: Step | None) -> F
                 exact = workspace.baseline if reference is None else reference.carrier
                 noises = measured_noise(step.carrier, exact, workspace.sample(_SAMPLES))
             except ModelError as error:  # a missing explanation does not fail a run
-                noises = Found({}, {}, str(error))
+                noises = ModelNoise({}, {}, str(error))
         with workspace.store.write(key) as (_, result):
             result.update(asdict(noises))
         return noises
     layers, values = stored["layers"], stored["values"]
-    return Found(
+    return ModelNoise(
         {name: Noise(**noise) for name, noise in layers.items()},
         {name: Noise(**noise) for name, noise in values.items()},
         str(stored["reason"]),
     )
 
 
-def measured_noise(carrier: Carrier, baseline: Carrier, batch: Batch) -> Found:
+def measured_noise(carrier: Carrier, baseline: Carrier, batch: Batch) -> ModelNoise:
     """Return each layer's noise on its float input.
 
     How much of it reaches the output is omitted if that would take long. Layers that do not have
@@ -194,7 +194,7 @@ def measured_noise(carrier: Carrier, baseline: Carrier, batch: Batch) -> Found:
     same = [layer for layer in carrier.layers() if shapes.get(layer.name) == layer.shape]
     alone = isolated(carrier.graph(), same, main_values(baseline.graph()))
     if not alone.layers:
-        return Found({}, {})
+        return ModelNoise({}, {})
     input_names = {i.name for i in baseline.inputs}
     outputs = [layer.output for layer in alone.layers]
     taps = dict.fromkeys([*alone.cut.inputs, *outputs])
@@ -223,7 +223,7 @@ def measured_noise(carrier: Carrier, baseline: Carrier, batch: Batch) -> Found:
         )
         for e in errors
     }
-    return Found(layers, {e.name: Noise(reached=reached.get(e)) for e in inputs})
+    return ModelNoise(layers, {e.name: Noise(reached=reached.get(e)) for e in inputs})
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,10 +290,7 @@ def _comparable(want: Array, have: Array) -> bool:
 
 
 def _ratio(want: Sequence[Array], have: Sequence[Array]) -> float | None:
-    signal = sum(float(np.square(w, dtype=np.float64).sum()) for w in want)
-    error = sum(
-        float(np.square(w.astype(np.float64) - h).sum()) for w, h in zip(want, have, strict=True)
-    )
+    signal, error = signal_and_error(want, have)
     return error / signal if signal > 0 and math.isfinite(error) else None
 
 

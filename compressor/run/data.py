@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import cast
 
 from compressor.calibration.sources.user_functions import FactorySource, TransformedSource
-from compressor.errors import CompressorError, DataError, SpecError, suggestion
+from compressor.errors import DataError, SpecError, located, suggestion
 from compressor.files import json_sha256
 from compressor.spec.load import FACTORY, DataEntry, Spec
 from compressor.spec.user_code import code_digest, importable, load_symbol
@@ -76,10 +76,8 @@ def open_data(spec: Spec, inputs: Sequence[TensorSpec]) -> dict[str, Data]:
     """
     opened = {}
     for role, entry in spec.data.items():
-        try:
+        with located(entry.where):
             opened[role] = _open(spec, entry, _fixed_batch(inputs))
-        except CompressorError as error:
-            raise error.at(entry.where) from error.__cause__
     return opened
 
 
@@ -120,7 +118,7 @@ def check_data(
             indexes a row that its table does not have.
         SpecError: the model's batch is fixed, and the data come in other batches.
     """
-    try:
+    with located(data.where):
         info = data.source.info()
         if info.samples == 0:
             raise DataError(f"{data.role} data", "has no samples", "check the source")
@@ -130,8 +128,6 @@ def check_data(
         fixed = _fixed_batch(inputs)
         if fixed is not None:
             _check_fixed(data, fixed, info.samples)
-    except CompressorError as error:
-        raise error.at(data.where) from error.__cause__
 
 
 def _check_indices(data: Data, sample: Batch, limits: Mapping[str, int]) -> None:

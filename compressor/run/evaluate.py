@@ -11,6 +11,7 @@ import numpy as np
 
 from compressor.errors import DataError, ModelError
 from compressor.models.torch.lowering import example_inputs
+from compressor.progress import nobody_watches
 from compressor.run.data import Data
 from compressor.run.metrics import Metric
 from compressor.types.carrier import Carrier, Runner
@@ -55,7 +56,7 @@ def evaluate(
     reference: Runner,
     data: Data,
     metric: Metric,
-    progress: Callable[[int], None] = lambda _: None,
+    progress: Callable[[int], None] = nobody_watches,
 ) -> Evaluation:
     """Evaluate ``candidate`` and compare its outputs with those of ``reference``.
 
@@ -99,6 +100,14 @@ def evaluate(
     )
 
 
+def signal_and_error(reference: Sequence[Array], other: Sequence[Array]) -> tuple[float, float]:
+    """Return the sums of squares of arrays, and of their differences from other arrays."""
+    signal = sum(float(np.square(r, dtype=np.float64).sum()) for r in reference)
+    pairs = zip(reference, other, strict=True)
+    error = sum(float(np.square(o.astype(np.float64) - r).sum()) for r, o in pairs)
+    return signal, error
+
+
 def ratio_db(signal: float, error: float) -> float | None:
     """Return ``10 log10(signal / error)``; ``None`` where there is no error or no signal."""
     if error <= 0.0 or signal <= 0.0:
@@ -138,9 +147,7 @@ def _sqnr(layer: Layer, want: Array, have: Array) -> float | None:
             "gives NaN or infinity after this pass",
             "its range is too narrow: leave this layer out with a rule under layers",
         )
-    reference = want.astype(np.float64)
-    difference = reference - have
-    return ratio_db(float(np.square(reference).sum()), float(np.square(difference).sum()))
+    return ratio_db(*signal_and_error([want], [have]))
 
 
 def check_finite(outputs: Batch, seen: int) -> None:
@@ -154,10 +161,6 @@ def check_finite(outputs: Batch, seen: int) -> None:
             f"is NaN or infinite for sample {seen + int(np.flatnonzero(rows)[0])}",
             "look at that sample, and at passes that narrow the range (cast to fp16)",
         )
-
-
-def _nothing(done: int) -> None:
-    """Tell nobody."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +177,7 @@ class RunSamples:
     inputs: Sequence[TensorSpec]
     data: Data | None
     seed: int
-    advance: Callable[[int], None] = _nothing
+    advance: Callable[[int], None] = nobody_watches
 
     @property
     def made_up(self) -> bool:

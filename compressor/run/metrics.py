@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from compressor.errors import DataError, SpecError, suggestion
+from compressor.errors import DataError, SpecError, located, suggestion
 from compressor.spec.keys import MetricKeys
 from compressor.spec.user_code import importable, load_symbol
 from compressor.types.tensors import Array, Batch
@@ -229,11 +229,8 @@ def resolve_metric(
 def _custom(keys: str | MetricKeys, folder: Path, where: str) -> Metric:
     reference = keys if isinstance(keys, str) else keys.function
     higher = True if isinstance(keys, str) else keys.higher_is_better
-    try:
-        with importable([folder]):
-            function = load_symbol(reference, "metric")
-    except SpecError as error:
-        raise error.at(where) from error.__cause__
+    with located(where), importable([folder]):
+        function = load_symbol(reference, "metric")
 
     def call(outputs: Batch, target: Any) -> Array:
         only = _only(outputs) if len(outputs) == 1 else outputs

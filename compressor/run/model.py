@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from compressor.errors import CompressorError, ModelError, SpecError
+from compressor.errors import CompressorError, ModelError, SpecError, located
 from compressor.files import file_sha256
 from compressor.graph.costs import cannot_run
 from compressor.models.checkpoint.carrier import open_checkpoint
@@ -27,6 +26,7 @@ from compressor.models.transformers.carrier import (
     open_pretrained,
 )
 from compressor.models.transformers.networks import CONFIG
+from compressor.run.evaluate import signal_and_error
 from compressor.run.store import result_key
 from compressor.spec.keys import InputKeys, ModelKeys
 from compressor.spec.load import Spec, resolve_path
@@ -66,13 +66,11 @@ class OpenedModel:
         Raises:
             ModelError: they are unusable.
         """
-        try:
+        with located(self.where):
             if isinstance(self.carrier, OnnxCarrier):
                 self.carrier.check_finite(f"model {str(self.files[0])!r}")
             if isinstance(self.carrier, TorchCarrier) and self.checkpoint is not None:
                 self.carrier.load(self.checkpoint)
-        except CompressorError as error:
-            raise error.at(self.where) from error.__cause__
 
     def check_lowering(self, batch: Batch) -> None:
         """Check that the graph gives the outputs of the module or file that it came from.
@@ -95,8 +93,7 @@ class OpenedModel:
             return
         outputs = self.carrier.runner().run(batch)
         for (name, ours), theirs in zip(outputs.items(), expected, strict=True):
-            error = float(np.square(ours.astype(np.float64) - theirs).sum())
-            signal = float(np.square(theirs.astype(np.float64)).sum())
+            signal, error = signal_and_error([theirs], [ours])
             if error > signal * 10 ** (-_LOWERING_SQNR_DB / 10):
                 raise ModelError(
                     subject, f"the graph made of it gives other values for output {name!r}", remedy
@@ -120,10 +117,8 @@ def open_model(spec: Spec) -> OpenedModel:
 def _open_checkpoint(spec: Spec) -> OpenedModel:
     assert spec.checkpoint is not None
     where = spec.where("model", "checkpoint")
-    try:
+    with located(where):
         carrier = open_checkpoint(spec.checkpoint)
-    except CompressorError as error:
-        raise error.at(where) from error.__cause__
     return OpenedModel(
         carrier,
         carrier.files,
@@ -135,10 +130,8 @@ def _open_checkpoint(spec: Spec) -> OpenedModel:
 
 
 def _open_onnx(spec: Spec, path: Path) -> OpenedModel:
-    try:
+    with located(spec.where("model", "onnx")):
         carrier = open_onnx(path, OPSET)
-    except CompressorError as error:
-        raise error.at(spec.where("model", "onnx")) from error.__cause__
     files = (path, *external_files(path))
     declared = {s.name: s for s in spec.inputs}
     for actual in carrier.inputs:
@@ -185,21 +178,16 @@ def _open_torch(spec: Spec, factory: str) -> OpenedModel:
         except CompressorError as error:
             key = error.subject if error.subject.startswith("model.") else "model.checkpoint"
             raise error.at(spec.where(*key.split("."))) from error.__cause__
-    try:
-        with importable([spec.folder]):
-            function = load_symbol(factory, "model.factory")
-            torch.manual_seed(spec.seed)
-            carrier = open_module(function, spec.model.config, spec.inputs, "model.factory")
-    except SpecError as error:
-        raise error.at(where) from error.__cause__
+    with located(where), importable([spec.folder]):
+        function = load_symbol(factory, "model.factory")
+        torch.manual_seed(spec.seed)
+        carrier = open_module(function, spec.model.config, spec.inputs, "model.factory")
     files: tuple[Path, ...] = ()
     where = spec.where("model", "checkpoint")
     if spec.checkpoint is not None:
-        try:
+        with located(where):
             files = weight_file_paths(spec.checkpoint)
             check_checkpoint(carrier, spec.checkpoint)
-        except CompressorError as error:
-            raise error.at(where) from error.__cause__
 
     def digest() -> str:
         weights = None if spec.checkpoint is None else weights_digest(spec.checkpoint)

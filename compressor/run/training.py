@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from compressor.calibration.collect import collect_statistics
 from compressor.calibration.sources.random_access import RandomAccess
-from compressor.errors import CompressorError
+from compressor.errors import located
 from compressor.files import disk_errors, json_text, remove_stale_staging, write_text
 from compressor.run.data import Data
 from compressor.run.evaluate import RunSamples
@@ -34,18 +34,6 @@ from compressor.types.training import Rows, Training
 _LIBRARY = "accelerate"  # used only for training
 
 
-class _Access(Protocol):
-    """Samples by number; see ``compressor.calibration.sources.random_access``."""
-
-    @property
-    def samples(self) -> int: ...
-
-    @property
-    def random(self) -> bool: ...
-
-    def batch(self, rows: Rows, seed: Sequence[int]) -> Batch: ...
-
-
 @dataclass(frozen=True)
 class RunTrainingData:
     """The run's training data; see :class:`compressor.types.training.TrainingData`.
@@ -59,7 +47,7 @@ class RunTrainingData:
     """
 
     data: Data
-    access: _Access
+    access: RandomAccess
     folder: Path
 
     def __reduce__(self) -> tuple[Callable[..., RunTrainingData], tuple[Path, bytes]]:
@@ -92,10 +80,8 @@ class RunTrainingData:
         Raises:
             DataError: the source cannot be read, or the transform fails.
         """
-        try:
+        with located(self.data.where):
             return self.access.batch(rows, seed)
-        except CompressorError as error:
-            raise error.at(self.data.where) from error.__cause__
 
 
 def _unpickled(folder: Path, content: bytes) -> RunTrainingData:
@@ -117,15 +103,12 @@ def open_training_data(workspace: Workspace) -> RunTrainingData:
             access = RandomAccess(data.source, workspace.store.cache, advance)
             return RunTrainingData(data, access, workspace.plan.spec.folder)
 
-    try:
-        if workspace.first:  # makes the copy that the others find
-            training_data = opened()
+    with located(data.where):
+        if not workspace.first:  # the first makes the copy that the others find
             ranks.wait()
-        else:
+        training_data = opened()
+        if workspace.first:
             ranks.wait()
-            training_data = opened()
-    except CompressorError as error:
-        raise error.at(data.where) from error.__cause__
     return training_data
 
 
@@ -301,7 +284,7 @@ def begin(store: Store, key: str, parts: Mapping[str, Any], base: Path) -> tuple
         place = Path(os.path.relpath(other, base)).as_posix()
         notes.append(
             f"a saved state of {parts['name']} at {place} belongs to another spec "
-            f"({_told(differences(saved, parts))}): it is not used; --fresh removes it"
+            f"({_summary(differences(saved, parts))}): it is not used; --fresh removes it"
         )
     return tuple(notes)
 
@@ -334,7 +317,7 @@ def _read(folder: Path) -> dict[str, Any] | None:
     return parts if isinstance(parts, dict) else None
 
 
-def _told(texts: list[str]) -> str:
+def _summary(texts: list[str]) -> str:
     rest = len(texts) - _SHOWN
     return "; ".join(texts[:_SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
 

@@ -15,7 +15,7 @@ from compressor.run.artifact_file import ONNX, Machinery
 from compressor.run.artifact_file import Artifact as ArtifactFile
 from compressor.run.artifacts import Artifact, artifact_evaluation
 from compressor.run.cold_rounds import cold_starts
-from compressor.run.evaluate import check_finite, ratio_db
+from compressor.run.evaluate import check_finite, ratio_db, signal_and_error
 from compressor.run.store import result_key
 from compressor.run.timing import measure
 from compressor.run.workspace import Workspace, machine
@@ -186,13 +186,13 @@ def _fidelity(
             f"gives outputs of shape {have}, the model it was exported from {want}",
             "report it, with the spec; leave out this export until then",
         )
-    written = _sqnr(source, outputs)
-    compressed = _sqnr(baseline, source)
+    written = ratio_db(*signal_and_error(source, outputs))
+    compressed = ratio_db(*signal_and_error(baseline, source))
     needed = _FAITHFUL_DB if compressed is None else min(_FAITHFUL_DB, compressed + _MARGIN_DB)
     shown = "equal" if written is None else f"{written:.1f} dB"
     faithful = written is None or written >= needed
     detail = f"{shown}; at least {needed:.1f} dB"
-    beside_float = _sqnr(baseline, outputs)
+    beside_float = ratio_db(*signal_and_error(baseline, outputs))
     if not faithful and compressed is not None and beside_float is not None:
         # Runtimes round ties differently. Over many layers that becomes noise as strong as that of
         # rounding, but does not add to it, as an error would.
@@ -258,15 +258,6 @@ def _batches(workspace: Workspace) -> list[int]:
         return [fixed]
     data = workspace.evaluation
     return [1] if data is None or data.batch == 1 else [1, data.batch]
-
-
-def _sqnr(reference: list[Any], other: list[Any]) -> float | None:
-    signal = sum(float(np.square(r, dtype=np.float64).sum()) for r in reference)
-    error = sum(
-        float(np.square(o.astype(np.float64) - r).sum())
-        for r, o in zip(reference, other, strict=True)
-    )
-    return ratio_db(signal, error)
 
 
 def judge(limits: LimitKeys, artifacts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import torch
 from pydantic import Field
@@ -22,8 +22,33 @@ from compressor.calibration.moments import (
 )
 from compressor.types.statistics import ChannelGrid, Moments, Observer
 
+StateT = TypeVar("StateT")
 
-class SecondMoment(Observer[Moments | None, Moments | None]):
+
+class InputObserver(Observer[StateT, StateT]):
+    """An observer of a layer's inputs: of vectors, or with a kernel of patches."""
+
+    kernel: tuple[int, int] | None = Field(default=None, description="kernel of a 2-D convolution")
+    strides: tuple[int, int] = Field(default=(1, 1), description="its strides")
+    pads: tuple[int, int, int, int] = Field(default=(0, 0, 0, 0), description="its pads")
+    dilations: tuple[int, int] = Field(default=(1, 1), description="its dilations")
+    groups: int = Field(default=1, ge=1, description="its channel groups")
+
+    @property
+    def window(self) -> Window | None:
+        """The patches that a convolution sees; ``None`` for vectors."""
+        if self.kernel is None:
+            return None
+        return Window(self.kernel, self.strides, self.pads, self.dilations, self.groups)
+
+    def result(self, state: StateT) -> StateT:
+        """Return the state; raises ``ValueError`` if nothing was observed."""
+        if state is None:
+            raise ValueError("nothing was observed")
+        return state
+
+
+class SecondMoment(InputObserver[Moments | None]):
     """``Σ x xᵀ`` over a layer's inputs ``x``: vectors, or with a kernel the patches it sees.
 
     Observation stops after a number of vectors for each column; more would sharpen the moment
@@ -32,12 +57,6 @@ class SecondMoment(Observer[Moments | None, Moments | None]):
     """
 
     name: ClassVar[str] = "second-moment"
-
-    kernel: tuple[int, int] | None = Field(default=None, description="kernel of a 2-D convolution")
-    strides: tuple[int, int] = Field(default=(1, 1), description="its strides")
-    pads: tuple[int, int, int, int] = Field(default=(0, 0, 0, 0), description="its pads")
-    dilations: tuple[int, int] = Field(default=(1, 1), description="its dilations")
-    groups: int = Field(default=1, ge=1, description="its channel groups")
     rows_per_column: int = Field(
         default=8, ge=1, description="vectors for each of their elements after which to stop"
     )
@@ -50,10 +69,9 @@ class SecondMoment(Observer[Moments | None, Moments | None]):
         """Return the state after also seeing ``values``."""
         if self.share(state) >= 1:
             return state
-        if self.kernel is None:
+        if self.window is None:
             return add_vectors(state, values)
-        window = Window(self.kernel, self.strides, self.pads, self.dilations, self.groups)
-        return add_patches(state, values, window)
+        return add_patches(state, values, self.window)
 
     def share(self, state: Moments | None) -> float:
         """Return vectors over wanted vectors."""
@@ -65,12 +83,6 @@ class SecondMoment(Observer[Moments | None, Moments | None]):
         """Return the moment of both streams."""
         return merge_moments(first, second)
 
-    def result(self, state: Moments | None) -> Moments | None:
-        """Return the moments; raises ``ValueError`` if nothing was observed."""
-        if state is None:
-            raise ValueError("nothing was observed")
-        return state
-
     def placeholder(self) -> Moments | None:
         """Return ``None``: a plan needs no moment."""
         return None
@@ -79,7 +91,7 @@ class SecondMoment(Observer[Moments | None, Moments | None]):
 Squares = torch.Tensor | None
 
 
-class ColumnNorm(Observer[Squares, Squares]):
+class ColumnNorm(InputObserver[Squares]):
     """l2 norm of each element of a layer's inputs: of vectors, or with a kernel of patches.
 
     This is the root of the diagonal of ``second-moment``, in memory that grows with the columns and
@@ -88,23 +100,16 @@ class ColumnNorm(Observer[Squares, Squares]):
 
     name: ClassVar[str] = "column-norm"
 
-    kernel: tuple[int, int] | None = Field(default=None, description="kernel of a 2-D convolution")
-    strides: tuple[int, int] = Field(default=(1, 1), description="its strides")
-    pads: tuple[int, int, int, int] = Field(default=(0, 0, 0, 0), description="its pads")
-    dilations: tuple[int, int] = Field(default=(1, 1), description="its dilations")
-    groups: int = Field(default=1, ge=1, description="its channel groups")
-
     def start(self) -> Squares:
         """Return the sums of nothing."""
         return None
 
     def update(self, state: Squares, values: torch.Tensor) -> Squares:
         """Return the sums of squares with those of ``values`` added."""
-        if self.kernel is None:
+        if self.window is None:
             vectors = values.reshape(-1, values.shape[-1]).T[None]
         else:
-            window = Window(self.kernel, self.strides, self.pads, self.dilations, self.groups)
-            vectors = patch_vectors(values, window)
+            vectors = patch_vectors(values, self.window)
         return self.merge(state, vectors.to(torch.float64).square().sum(2))
 
     def merge(self, first: Squares, second: Squares) -> Squares:

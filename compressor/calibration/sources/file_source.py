@@ -141,6 +141,23 @@ class Rows(Protocol):
         ...
 
 
+class InOrder:
+    """Rows in order from a function that returns those from a start to a stop.
+
+    Args:
+        read: takes start and stop.
+    """
+
+    def __init__(self, read: Callable[[int, int], Array]):
+        self._read = read
+        self._position = 0
+
+    def take(self, count: int) -> Array:
+        """Return the next rows."""
+        start, self._position = self._position, self._position + count
+        return self._read(start, self._position)
+
+
 class StreamRows:
     """Rows from a stream positioned after an npy header.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,7 +14,13 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from pydantic import Field, PositiveInt
 
-from compressor.calibration.sources.file_source import Header, IndexedFileSource, ReadAt, Rows
+from compressor.calibration.sources.file_source import (
+    Header,
+    IndexedFileSource,
+    InOrder,
+    ReadAt,
+    Rows,
+)
 from compressor.errors import DataError
 from compressor.types.tensors import Array
 
@@ -54,17 +61,15 @@ class ImageFolderSource(IndexedFileSource):
         return headers
 
     @contextmanager
-    def open_rows(self, chosen: Mapping[str, str]) -> Iterator[dict[str, Rows]]:
+    def open_rows(self, arrays: Mapping[str, str]) -> Iterator[dict[str, Rows]]:
         """List the images; each is opened when its row is read."""
-        items, _ = self._items()
-        arrays = self._arrays(items)
-        yield {name: _InOrder(arrays[stored]) for name, stored in chosen.items()}
+        readers = self.open_at(arrays)
+        yield {name: InOrder(partial(_rows, read_at)) for name, read_at in readers.items()}
 
-    def open_at(self, chosen: Mapping[str, str]) -> dict[str, ReadAt]:
+    def open_at(self, arrays: Mapping[str, str]) -> dict[str, ReadAt]:
         """List the images; each is decoded when it is requested."""
-        items, _ = self._items()
-        arrays = self._arrays(items)
-        return {name: arrays[stored] for name, stored in chosen.items()}
+        readers = self._arrays(self._items()[0])
+        return {name: readers[stored] for name, stored in arrays.items()}
 
     def files(self) -> list[tuple[str, Path]]:
         """Return the images."""
@@ -102,14 +107,8 @@ class ImageFolderSource(IndexedFileSource):
         return items, bool(folders)
 
 
-class _InOrder:
-    def __init__(self, read_at: ReadAt):
-        self._read_at = read_at
-        self._position = 0
-
-    def take(self, count: int) -> Array:
-        start, self._position = self._position, self._position + count
-        return self._read_at(np.arange(start, self._position))
+def _rows(read_at: ReadAt, start: int, stop: int) -> Array:
+    return read_at(np.arange(start, stop))
 
 
 def _is_image(path: Path) -> bool:

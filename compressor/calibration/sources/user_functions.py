@@ -166,7 +166,7 @@ class FactorySource:
             if this_form != form:
                 raise DataError(
                     self.subject,
-                    f"made batches that differ: {_tell(form)}, then {_tell(this_form)}",
+                    f"made batches that differ: {_form_text(form)}, then {_form_text(this_form)}",
                     "give all batches the same names, dtypes and shapes but for the first axis",
                 )
             yield batch
@@ -184,7 +184,7 @@ class FactorySource:
         return {name: batch[stored] for name, stored in self.fields.items()}
 
 
-def _tell(form: _Form) -> str:
+def _form_text(form: _Form) -> str:
     return ", ".join(f"{name} {dtype}{list(shape)}" for name, (shape, dtype) in form.items())
 
 

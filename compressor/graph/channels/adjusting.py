@@ -186,7 +186,7 @@ class Adjuster:
         self._graph = smaller.graph
         self._flow = flow
         self._masks = masks
-        self._given = ShapeInputs(smaller, flow)
+        self._lengths = ShapeInputs(smaller, flow)
 
     def adjust(self, node: ir.Node) -> None:
         """Adapt a node's constants and attributes."""
@@ -197,7 +197,7 @@ class Adjuster:
             case "Constant":
                 self._constant(node)
             case "Shape" | "Size":
-                self._given.restore(node, self._mask(node.inputs[0]))
+                self._lengths.restore(node, self._mask(node.inputs[0]))
             case "Reshape" | "Expand" | "ConstantOfShape" | "Tile":
                 self._shape(node)
             case "Conv" | "ConvTranspose":
@@ -241,16 +241,16 @@ class Adjuster:
         if not lost or lengths is None:
             return
         if node.op_type == "Reshape":
-            self._given.scale(node, at, lost, frozenset((_FOLLOWS, _COPIED)))
+            self._lengths.scale(node, at, lost, frozenset((_FOLLOWS, _COPIED)))
             return
         if node.op_type == "Tile":
             source = self._flow.shape(node.inputs[0]) or ()
             first = self._rank(output) - len(source)
             lost = {a: s for a, s in lost.items() if a < first or source[a - first] == 1}
         copied = frozenset((_KEPT,) if node.op_type == "Expand" else ())
-        behind = self._rank(output) - self._given.length(lengths)
+        behind = self._rank(output) - self._lengths.length(lengths)
         lost = {axis - behind: stays for axis, stays in lost.items() if axis >= behind}
-        self._given.scale(node, at, lost, copied)
+        self._lengths.scale(node, at, lost, copied)
 
     def _count(self, node: ir.Node, name: str, stays: Flags | None) -> None:
         """Set the number of groups into which a node divides its channels."""
@@ -270,7 +270,7 @@ class Adjuster:
             lengths.append(int(stays[start : start + length].sum()))
             start += length
         node.resize_inputs(2)
-        sizes = self._given.constant(node, "split", np.asarray(lengths, dtype=np.int64))
+        sizes = self._lengths.constant(node, "split", np.asarray(lengths, dtype=np.int64))
         node.replace_input_with(1, sizes)
         node.attributes.pop("num_outputs", None)
 
@@ -289,28 +289,28 @@ class Adjuster:
                 line, distances = np.arange(len(line)), np.asarray([1])
             step, left = int(distances[0]), int(stays.sum())
             end = int(line[-1]) + (1 if step > 0 else -1)
-            self._given.set(node, 1, "starts", {index: int(line[0])})
-            self._given.set(node, 2, "ends", {index: end if end >= 0 else -left - 1})
+            self._lengths.set(node, 1, "starts", {index: int(line[0])})
+            self._lengths.set(node, 2, "ends", {index: end if end >= 0 else -left - 1})
             if len(node.inputs) > 4 and node.inputs[4] is not None:
-                self._given.set(node, 4, "steps", {index: step})
+                self._lengths.set(node, 4, "steps", {index: step})
             elif step != 1:
                 count = len(places)
                 if len(node.inputs) < 4 or node.inputs[3] is None:
                     node.resize_inputs(4)
                     axes = np.asarray(list(places), dtype=np.int64)
-                    node.replace_input_with(3, self._given.constant(node, "axes", axes))
+                    node.replace_input_with(3, self._lengths.constant(node, "axes", axes))
                 steps = np.ones(count, dtype=np.int64)
                 steps[index] = step
                 node.resize_inputs(5)
-                node.replace_input_with(4, self._given.constant(node, "steps", steps))
+                node.replace_input_with(4, self._lengths.constant(node, "steps", steps))
 
     def _take_before(self, node: ir.Node, axis: int, line: Array) -> None:
         """Select channels at uneven distances, which a ``Slice`` cannot do."""
-        self._given.insert(
+        self._lengths.insert(
             node,
             0,
             "Gather",
-            [node.inputs[0], self._given.constant(node, "places", line.astype(np.int64))],
+            [node.inputs[0], self._lengths.constant(node, "places", line.astype(np.int64))],
             {"axis": axis},
         )
 
@@ -326,7 +326,7 @@ class Adjuster:
             if remaining is not None:
                 index = np.compress(remaining, index, index_axis)
         index = np.asarray(index, dtype=np.int64)
-        node.replace_input_with(1, self._given.constant(node, "indices", index))
+        node.replace_input_with(1, self._lengths.constant(node, "indices", index))
 
     def _pad(self, node: ir.Node) -> None:
         widths = pad_widths(self._flow, node) or {}
@@ -338,14 +338,14 @@ class Adjuster:
                 entries[index] = int(stays[:left].sum())
                 entries[index + len(widths)] = int(stays[len(stays) - right :].sum())
         if entries:
-            self._given.set(node, 1, "pads", entries)
+            self._lengths.set(node, 1, "pads", entries)
 
     def _resize(self, node: ir.Node) -> None:
         """Set the channels of a ``Resize`` that is given the lengths of all axes."""
         sizes = node.inputs[3] if len(node.inputs) > 3 else None
         if sizes is not None and node.attributes.get("axes") is None:
             entries = {a: int(s.sum()) for a, s in self._mask(node.outputs[0]).items()}
-            self._given.set(node, 3, "sizes", entries)
+            self._lengths.set(node, 3, "sizes", entries)
 
     def _squeeze(self, node: ir.Node) -> None:
         """Name the squeezed axes of length 1 before other axes get that length."""
@@ -354,5 +354,5 @@ class Adjuster:
         before = self._flow.shape(node.inputs[0]) or ()
         axes = [axis for axis, length in enumerate(before) if length == 1]
         node.resize_inputs(2)
-        axes_input = self._given.constant(node, "axes", np.asarray(axes, dtype=np.int64))
+        axes_input = self._lengths.constant(node, "axes", np.asarray(axes, dtype=np.int64))
         node.replace_input_with(1, axes_input)

@@ -131,7 +131,7 @@ def reduction(flow: Flow, node: ir.Node) -> None:
 def cumulative(flow: Flow, node: ir.Node) -> None:
     """``CumSum``: the order of channels along its axis matters."""
     families = flow.labels(node.inputs[0])
-    axes = _known(flow, node.inputs[1])
+    axes = _constant_integers(flow, node.inputs[1])
     shape = flow.shape(node.inputs[0])
     if families and (axes is None or shape is None):
         flow.freeze_node(node, "adds up along an axis that is not known")
@@ -148,11 +148,11 @@ def _axes(flow: Flow, node: ir.Node) -> Sequence[int] | None:
     if axes is not None:
         return list(axes)
     if len(node.inputs) > 1 and node.inputs[1] is not None:
-        return _known(flow, node.inputs[1])
+        return _constant_integers(flow, node.inputs[1])
     return []
 
 
-def _known(flow: Flow, value: ir.Value | None) -> list[int] | None:
+def _constant_integers(flow: Flow, value: ir.Value | None) -> list[int] | None:
     integers = flow.lengths.integers(value)
     constants = [n for n in integers or [] if n is not None]
     return constants if integers is not None and len(constants) == len(integers) else None

@@ -66,13 +66,17 @@ class Zeros:
                     if units is not None and self._stays(node, axis, units):
                         self.places.add((name, axis))
 
+    def _lines(self, value: ir.Value | None) -> tuple[Units | None, ...]:
+        """Return the units along the axes of a value."""
+        return self._axes.get((value.name or "") if value is not None else "", ())
+
     def _units(self, value: ir.Value | None, axis: int) -> Units | None:
-        own = self._axes.get((value.name or "") if value is not None else "", ())
-        return own[axis] if -len(own) <= axis < len(own) else None
+        lines = self._lines(value)
+        return lines[axis] if -len(lines) <= axis < len(lines) else None
 
     def _zero(self, value: ir.Value | None, axis: int) -> bool:
-        own = self._axes.get((value.name or "") if value is not None else "", ())
-        return value is not None and (value.name or "", axis % max(len(own), 1)) in self.places
+        lines = self._lines(value)
+        return value is not None and (value.name or "", axis % max(len(lines), 1)) in self.places
 
     def _holds(self, value: ir.Value | None, axis: int, units: Units, rank: int) -> bool:
         """Return whether a value is zero for the same units, after it is broadcast to a rank."""
@@ -85,11 +89,11 @@ class Zeros:
 
     def _among(self, value: ir.Value | None, sought: Units) -> bool:
         """Return whether a value is zero for units, along whatever axis."""
-        own = self._axes.get((value.name or "") if value is not None else "", ())
+        lines = self._lines(value)
         numbers = sought[sought >= 0]
         return any(
             units is not None and self._zero(value, axis) and bool(np.isin(numbers, units).all())
-            for axis, units in enumerate(own)
+            for axis, units in enumerate(lines)
         )
 
     def _stays(self, node: ir.Node, axis: int, units: Units) -> bool:
@@ -125,10 +129,10 @@ class Zeros:
 
     def _part(self, value: ir.Value, units: Units) -> bool:
         """Return whether one part of several is zero wherever it has units of the whole."""
-        own = self._axes.get(value.name or "", ())
+        lines = self._lines(value)
         return all(
             line is None or not np.isin(line[line >= 0], units).any() or self._zero(value, axis)
-            for axis, line in enumerate(own)
+            for axis, line in enumerate(lines)
         )
 
     def _numbers(self, node: ir.Node) -> bool:
@@ -178,8 +182,8 @@ class Zeros:
         return power is None or bool((power <= 0).any())
 
     def _zeros_of(self, value: ir.Value | None) -> Iterable[Units]:
-        own = self._axes.get((value.name or "") if value is not None else "", ())
-        for axis, units in enumerate(own):
+        lines = self._lines(value)
+        for axis, units in enumerate(lines):
             if units is not None and self._zero(value, axis):
                 yield units
 
@@ -187,8 +191,8 @@ class Zeros:
         """Yield units that are added up in a reduction though they are not zero."""
         left = [u for u in self._axes.get(output.name or "", ()) if u is not None]
         remaining = np.concatenate(left) if left else np.empty(0, dtype=np.int64)
-        own = self._axes.get((source.name or "") if source is not None else "", ())
-        for axis, units in enumerate(own):
+        lines = self._lines(source)
+        for axis, units in enumerate(lines):
             if units is not None and not self._zero(source, axis):
                 yield units[~np.isin(units, remaining)]
 

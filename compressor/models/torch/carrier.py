@@ -22,7 +22,6 @@ from compressor.models.torch.lowering import NamedModule, attach_weights, lower
 from compressor.models.torch.matching import check_names, load_into
 from compressor.models.torch.saved_module import (
     Alterations,
-    AlteredModule,
     holds_module,
     load_codes,
     restore_module,
@@ -323,26 +322,19 @@ class TorchCarrier:
     def save(self, directory: Path) -> None:
         """Write the tensors that passes have changed, the new sizes, and the codes."""
         graph = self._float_graph if self._altered.channels_removed else None
-        save_module(AlteredModule(self.module, self._altered, graph), directory)
+        save_module(self.module, self._altered, graph, directory)
         save_codes(self._codes, self._float_weight, directory)
 
     def restore(self, directory: Path) -> Carrier:
         """Return the carrier saved there: of the same module, or of a graph made from it."""
         if not holds_module(directory):
             return restore_graph(directory)
-        restored = restore_module(directory, self.module)
-        graph = restored.graph
+        module, altered, graph = restore_module(directory, self.module)
         if graph is None:
             graph = self._float_graph.clone()
-            attach_weights(graph, restored.module)
-        return TorchCarrier(
-            restored.module,
-            self.inputs,
-            graph,
-            load_codes(directory),
-            self.folder,
-            restored.alterations,
-        )
+            attach_weights(graph, module)
+        codes = load_codes(directory)
+        return TorchCarrier(module, self.inputs, graph, codes, self.folder, altered)
 
 
 def _itself(tensor: torch.Tensor) -> torch.Tensor:

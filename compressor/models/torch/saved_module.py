@@ -86,26 +86,12 @@ class Alterations:
         return self.executes_graph or self.attributes is not None
 
 
-@dataclass(frozen=True)
-class AlteredModule:
-    """A module with the float graph that it was lowered to, if known.
-
-    Attributes:
-        module: the network.
-        alterations: how it differs from the factory's.
-        graph: its initializers refer to the module's parameters.
-    """
-
-    module: nn.Module
-    alterations: Alterations
-    graph: ir.Model | None = None
-
-
-def save_module(altered: AlteredModule, directory: Path) -> None:
+def save_module(
+    module: nn.Module, alterations: Alterations, graph: ir.Model | None, directory: Path
+) -> None:
     """Write how a module differs from the factory's, and its graph if channels were removed."""
-    alterations = altered.alterations
     if alterations.channels_removed:
-        assert altered.graph is not None
+        assert graph is not None
         document = {
             "attributes": alterations.attributes or {},
             "executes_graph": alterations.executes_graph,
@@ -113,12 +99,11 @@ def save_module(altered: AlteredModule, directory: Path) -> None:
         }
         text = json.dumps(document, indent=1, sort_keys=True)
         (directory / _SIZES).write_text(text, encoding="utf-8")
-        stored = altered.graph
         if not alterations.executes_graph:
-            stored = _without_weights(stored, altered.module)
-        OnnxCarrier(stored).save(directory)
+            graph = _without_weights(graph, module)
+        OnnxCarrier(graph).save(directory)
     if not alterations.executes_graph:
-        held = held_tensors(altered.module)
+        held = held_tensors(module)
         names = sorted(alterations.tensors)
         tensors = {name: held[name].detach().contiguous().clone() for name in names}
         with system_errors():
@@ -130,8 +115,10 @@ def holds_module(directory: Path) -> bool:
     return any((directory / name).exists() for name in (_STATE, _SIZES))
 
 
-def restore_module(directory: Path, base: nn.Module) -> AlteredModule:
-    """Return the module that was saved there.
+def restore_module(
+    directory: Path, base: nn.Module
+) -> tuple[nn.Module, Alterations, ir.Model | None]:
+    """Return the module that was saved there, its alterations, and its graph if that was saved.
 
     It shares the tensors that did not change with ``base``, whose weights may be loaded later.
 
@@ -142,14 +129,14 @@ def restore_module(directory: Path, base: nn.Module) -> AlteredModule:
     sizes = directory / _SIZES
     if not sizes.exists():
         tensors = load_file(directory / _STATE)
-        return AlteredModule(with_tensors(base, tensors), Alterations(frozenset(tensors)))
+        return with_tensors(base, tensors), Alterations(frozenset(tensors)), None
     document = json.loads(sizes.read_text(encoding="utf-8"))
     graph = restore_graph(directory).graph()
     if document["executes_graph"]:
         parameters = frozenset(document["parameters"])
         module: nn.Module = trainable_graph(graph, base, parameters)
         attach_weights(graph, module)
-        return AlteredModule(module, Alterations(executes_graph=True, parameters=parameters), graph)
+        return module, Alterations(executes_graph=True, parameters=parameters), graph
     tensors = load_file(directory / _STATE)
     module = with_tensors(base, tensors)
     parts = dict(base.named_modules())
@@ -162,7 +149,7 @@ def restore_module(directory: Path, base: nn.Module) -> AlteredModule:
     }
     set_attributes(module, attributes)
     attach_weights(graph, module)
-    return AlteredModule(module, Alterations(frozenset(tensors), attributes), graph)
+    return module, Alterations(frozenset(tensors), attributes), graph
 
 
 def _without_weights(graph: ir.Model, module: nn.Module) -> ir.Model:

@@ -75,7 +75,7 @@ def readings(module: nn.Module, masks: Masks) -> Iterator[Attributes]:
     choices: list[_Choice] = []
     parents = _parents(module)
     for path, part in module.named_modules():
-        plain = _known(part, masks)
+        plain = _certain_values(part, masks)
         if plain is not None:
             certain[path] = plain
             continue
@@ -186,15 +186,15 @@ def _choices(
 
 def _in_sight(part: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a module and of its children, and of the children of containers."""
-    yield from _own(part, prefix)
+    yield from _own_tensors(part, prefix)
     for name, child in part.named_children():
         if isinstance(child, _CONTAINERS):
             yield from _in_sight(child, f"{prefix}{name}.")
         else:
-            yield from _own(child, f"{prefix}{name}.")
+            yield from _own_tensors(child, f"{prefix}{name}.")
 
 
-def _own(part: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
+def _own_tensors(part: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in [
         *part.named_parameters(recurse=False, remove_duplicate=False),
         *part.named_buffers(recurse=False, remove_duplicate=False),
@@ -240,7 +240,7 @@ def _options(value: Value, mask: Flags) -> Iterator[tuple[str, Value]]:
         yield "last", int(mask[-value:].sum())
 
 
-def _known(part: nn.Module, masks: Masks) -> dict[str, Value] | None:
+def _certain_values(part: nn.Module, masks: Masks) -> dict[str, Value] | None:
     """Return changed attributes of a PyTorch or ``transformers`` layer; ``None`` for other modules.
 
     A layer without tensors counts as another module, since only its surroundings show its sizes.

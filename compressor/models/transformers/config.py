@@ -135,14 +135,14 @@ class _Search:
     Attributes:
         network: the class.
         stored: the original configuration.
-        wanted: the target shapes.
+        target: the target shapes.
         stated: the configuration with the sizes that it omits.
         built: the shapes by the values that were tried; ``None`` where the class rejects them.
     """
 
     network: type[torch.nn.Module]
     stored: Mapping[str, Any]
-    wanted: _Shapes
+    target: _Shapes
     stated: Mapping[str, Any]
     built: dict[tuple[tuple[_Key, int | None], ...], _Shapes | None] = field(default_factory=dict)
 
@@ -152,7 +152,7 @@ class _Search:
         lengths = Counter(
             pair
             for name, shape in before.items()
-            for pair in zip(shape, self.wanted.get(name, ()), strict=False)
+            for pair in zip(shape, self.target.get(name, ()), strict=False)
         )
         choices = {key: _meanings(key, value, lengths) for key, value in _sizes(self.stated, ())}
         choices = {key: values for key, values in choices.items() if len(values) > 1}
@@ -182,8 +182,8 @@ class _Search:
         """Return the tensors with a wrong shape: all of them if the class rejects the values."""
         shapes = self._shapes(values)
         if shapes is None:
-            return sorted(self.wanted)
-        return sorted(n for n in {**self.wanted, **shapes} if self.wanted.get(n) != shapes.get(n))
+            return sorted(self.target)
+        return sorted(n for n in {**self.target, **shapes} if self.target.get(n) != shapes.get(n))
 
     def _shapes(self, values: _Values) -> _Shapes | None:
         key = tuple(values.items())
@@ -206,8 +206,8 @@ class _Search:
     def trouble(self, values: _Values) -> str:
         """Return why a configuration does not describe the network."""
         name = self.wrong(values)[0]
-        actual = self.wanted.get(name, ())
-        for other, shape in self.wanted.items():
+        actual = self.target.get(name, ())
+        for other, shape in self.target.items():
             if shape != actual and _numberless(other) == _numberless(name):
                 return f"{name!r} is {list(actual)} and {other!r} {list(shape)}"
         built = self._shapes(values)
