@@ -110,6 +110,11 @@ def collect_statistics(
         progress: called after each batch with the number of samples so far.
         ranks: the processes that share the data.
 
+    Example:
+        >>> request = Request("conv1_out", "min-max")
+        >>> collect_statistics(carrier, batches, [request])[request.key]
+        Range(low=0.0, high=6.1)
+
     Raises:
         DataError: see :func:`collect`.
     """

@@ -49,7 +49,8 @@ def partition(model: ir.Model) -> tuple[GraphBlock, ...]:
         model: sorted topologically, as ONNX wants it.
     """
     nodes = list(model.graph)
-    sources = _float_inputs(model)
+    inputs = model.graph.inputs
+    sources = frozenset(v for v in inputs if v.dtype is not None and v.dtype.is_floating_point())
     flowing = _flowing(nodes, sources, tables=True)
     cuts = _cuts(flowing, sources)
     if not cuts:
@@ -92,12 +93,6 @@ def _reads(node: ir.Node) -> Iterator[ir.Value]:
     """Yield what a node reads, and what its subgraphs read."""
     for reader in (node, *inner_nodes(node)):
         yield from (value for value in reader.inputs if value is not None)
-
-
-def _float_inputs(model: ir.Model) -> frozenset[ir.Value]:
-    return frozenset(
-        v for v in model.graph.inputs if v.dtype is not None and v.dtype.is_floating_point()
-    )
 
 
 def _flowing(

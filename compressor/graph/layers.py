@@ -107,8 +107,8 @@ def _is_constant(value: ir.Value) -> bool:
 
 def looked_up(node: ir.Node) -> ir.Value | None:
     """Return the codes of a :func:`lookup`, or ``None``."""
-    codes_lookup = lookup(node)
-    return None if codes_lookup is None else codes_lookup.codes
+    table_lookup = lookup(node)
+    return None if table_lookup is None else table_lookup.codes
 
 
 def lookup(node: ir.Node) -> Lookup | None:
@@ -203,7 +203,12 @@ def layers_with_nodes(model: ir.Model) -> Iterator[tuple[Layer, ir.Node]]:
 
 
 def graph_layers(model: ir.Model) -> tuple[Layer, ...]:
-    """Return the layers, each weight once (a shared weight belongs to its first reader)."""
+    """Return the layers, each weight once (a shared weight belongs to its first reader).
+
+    Example:
+        >>> [layer.name for layer in graph_layers(ir.load("model.onnx"))]
+        ['conv1', 'fc']
+    """
     seen: dict[str, Layer] = {}
     for layer, _ in layers_with_nodes(model):
         seen.setdefault(layer.weight, layer)

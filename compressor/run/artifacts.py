@@ -66,8 +66,8 @@ def write_artifacts(workspace: Workspace, key: str, carrier: Carrier) -> list[Ar
         CompressorError: an exporter fails; nothing of its artifact is left behind.
     """
     spec = workspace.plan.spec
-    digest = json_sha256(_what_decides(spec.resolved))
-    context = ExportContext(spec.name, digest, workspace.ranks, folder=spec.folder)
+    decides = {k: v for k, v in spec.resolved.items() if k not in ("output", "limits", "exports")}
+    context = ExportContext(spec.name, json_sha256(decides), workspace.ranks, folder=spec.folder)
     made = []
     for index, (exporter, planned) in enumerate(
         zip(spec.exports, workspace.plan.exports, strict=True)
@@ -86,11 +86,6 @@ def write_artifacts(workspace: Workspace, key: str, carrier: Carrier) -> list[Ar
             folder, files = _written(workspace, artifact_key, exporter, carrier, context)
         made.append(Artifact(exporter, folder / str(files[0]["name"]), files, planned.bytes))
     return made
-
-
-def _what_decides(resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of a spec that affect the artifacts' content."""
-    return {k: v for k, v in resolved.items() if k not in ("output", "limits", "exports")}
 
 
 def _written(

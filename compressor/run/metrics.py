@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,14 +125,6 @@ def _in_top(outputs: Batch, target: Array, k: int) -> Array:
     return np.asarray(hit.reshape(hit.shape[0], -1).mean(axis=1))
 
 
-def _accuracy(outputs: Batch, target: Array) -> Array:
-    return _in_top(outputs, target, 1)
-
-
-def _top5(outputs: Batch, target: Array) -> Array:
-    return _in_top(outputs, target, 5)
-
-
 def _log_loss(outputs: Batch, target: Array) -> Array:
     """Return each sample's mean negative log-likelihood, in nats a label.
 
@@ -190,8 +183,8 @@ def _cosine(outputs: Batch, target: Any) -> Array:
 
 
 BUILT_IN: Mapping[str, Metric] = {
-    "accuracy": Metric("accuracy", _accuracy, unit="%"),
-    "top5": Metric("top5", _top5, unit="%"),
+    "accuracy": Metric("accuracy", partial(_in_top, k=1), unit="%"),
+    "top5": Metric("top5", partial(_in_top, k=5), unit="%"),
     "mse": Metric("mse", _mse, higher_is_better=False),
     "cosine": Metric("cosine", _cosine),
     "perplexity": Metric("perplexity", _log_loss, higher_is_better=False, exponential=True),

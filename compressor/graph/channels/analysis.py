@@ -55,6 +55,11 @@ class Analysis:
 def map_channels(model: ir.Model) -> ChannelMap:
     """Return all channels of a graph, from its structure and small constants alone.
 
+    Example:
+        >>> channels = map_channels(carrier.graph())
+        >>> [group.name for group in channels.groups if not group.frozen]
+        ['conv1', 'layer1.0.conv1']
+
     Args:
         model: the graph, sorted topologically; not changed.
     """

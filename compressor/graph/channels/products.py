@@ -183,7 +183,7 @@ def _product(flow: Flow, node: ir.Node, left: list[Family], right: list[Family])
     """Multiply ``[..., M, K]`` and ``[..., K, N]``."""
     first, second = node.inputs[0], node.inputs[1]
     output = node.outputs[0]
-    summed = _summed(flow, node, left, [_swapped(f) for f in right])
+    summed = _summed(flow, node, left, [np.swapaxes(f, -1, -2) for f in right])
     # What is left of [..., M, K] is [..., M, 1]; a head that is summed over leaves its batch axis.
     rows = [f[..., :1] for f in left]
     columns = [f[..., :1, :] for f in right]
@@ -222,10 +222,6 @@ def _product_roles(flow: Flow, node: ir.Node, value: ir.Value | None, written: i
     axis = rank - 1 if (written == -1) != bool(turned) else rank - 2
     _role(flow, value, axis, "output")
     _role(flow, value, 2 * rank - 3 - axis, "input")
-
-
-def _swapped(family: Family) -> Family:
-    return np.swapaxes(family, -1, -2)
 
 
 def _summed(flow: Flow, node: ir.Node, left: list[Family], right: list[Family]) -> bool:

@@ -235,7 +235,12 @@ def restore_graph(directory: Path) -> OnnxCarrier:
 
 
 def open_onnx(path: Path, opset: int) -> OnnxCarrier:
-    """Read an ONNX file, check it, and bring it to ``opset`` where it is older.
+    """Read an ONNX file, check it, and convert it to ``opset`` if it is older.
+
+    Example:
+        >>> carrier = open_onnx(Path("model.onnx"), opset=21)
+        >>> carrier.layers()[0].name
+        'conv1'
 
     Raises:
         SpecError: the path is missing or a folder.

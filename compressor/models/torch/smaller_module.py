@@ -113,7 +113,8 @@ def with_tensors(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
         raise KeyError(f"no parameter {unknown[0]!r}")
     memo = {id(tensor): tensor for tensor in held.values()}
     for name, tensor in tensors.items():
-        memo[id(held[name])] = _like(held[name], tensor)
+        old = held[name]
+        memo[id(old)] = _parameter(tensor, old) if isinstance(old, nn.Parameter) else tensor
     return deepcopy(module, memo)
 
 
@@ -276,10 +277,6 @@ def trainable_graph(
         else:
             tensors[name] = tensor
     return GraphModule(graph, tensors, parameters)
-
-
-def _like(old: Tensor, new: Tensor) -> Tensor:
-    return _parameter(new, old) if isinstance(old, nn.Parameter) else new
 
 
 def _parameter(tensor: Tensor, like: Tensor) -> nn.Parameter:
