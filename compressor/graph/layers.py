@@ -25,14 +25,13 @@ _PLACES = {ir.DataType.UINT2, ir.DataType.UINT4, ir.DataType.UINT8}
 
 @dataclass(frozen=True)
 class Lookup:
-    """Codes whose meaning a ``Gather`` finds in a table.
+    """Codes whose meaning a ``Gather`` looks up in a table.
 
     Attributes:
         codes: the initializer of the codes.
-        table: that of what they stand for; where it has two axes, a code stands for several
-            numbers.
-        offsets: that of what is added to the codes, where parts of the weight have parts of the
-            table of their own.
+        table: the initializer of the values; with two axes, a code stands for several numbers.
+        offsets: the initializer added to the codes, where parts of the weight use different parts
+            of the table.
     """
 
     codes: ir.Value
@@ -43,8 +42,8 @@ class Lookup:
 def weight_source(value: ir.Value | None) -> tuple[ir.Value | None, bool]:
     """Follow a weight back to its initializer.
 
-    Quantization (also where it is written out as arithmetic), casts, transposes and the table that
-    codes are looked up in are seen through.
+    Quantization (written out as arithmetic, too), casts, transposes and lookups of codes in a table
+    are seen through.
 
     Returns:
         The initializer (``None`` if the value is computed from an input) and whether its last
@@ -72,7 +71,7 @@ def weight_source(value: ir.Value | None) -> tuple[ir.Value | None, bool]:
 def _written_out(node: ir.Node) -> ir.Value | None:
     """Return the codes that are dequantized by arithmetic on constants, or ``None``.
 
-    ``Cast``, ``Sub`` and ``Mul``, and ``Reshape`` for groups, in place of ``DequantizeLinear``.
+    That is ``Cast``, ``Sub``, ``Mul``, and ``Reshape`` for groups in place of ``DequantizeLinear``.
     """
     value: ir.Value | None = node.outputs[0]
     while value is not None and not value.is_initializer():
@@ -90,7 +89,7 @@ def _written_out(node: ir.Node) -> ir.Value | None:
 
 
 def _is_constant(value: ir.Value) -> bool:
-    """Tell whether a value is computed from initializers by what dequantizes a scale."""
+    """Whether a value is computed from initializers alone, as the scales of codes are."""
     if value.is_initializer():
         return True
     maker = value.producer()
@@ -101,14 +100,14 @@ def _is_constant(value: ir.Value) -> bool:
 
 def looked_up(node: ir.Node) -> ir.Value | None:
     """Return the codes of a :func:`lookup`, or ``None``."""
-    found = lookup(node)
-    return None if found is None else found.codes
+    table_lookup = lookup(node)
+    return None if table_lookup is None else table_lookup.codes
 
 
 def lookup(node: ir.Node) -> Lookup | None:
-    """Tell whether a node finds in a table what codes mean.
+    """Return how a ``Gather`` looks up the meaning of codes, or ``None`` for any other node.
 
-    That is how numbers are stored for which an opset has no element type, and clustered weights:
+    Clustered weights and numbers without an element type in the opset are stored like that:
     see :class:`compressor.graph.code_forms.CodeForm` and :mod:`compressor.graph.codebooks`.
     """
     if not operator(node).is_table or len(node.inputs) != 2:
@@ -125,8 +124,8 @@ def lookup(node: ir.Node) -> Lookup | None:
     if cast is None or not is_op(cast, "Cast") or len(static_shape(table) or ()) not in (1, 2):
         return None
     codes = cast.inputs[0]
-    known = codes is not None and codes.is_initializer() and codes.dtype in _PLACES
-    return Lookup(codes, table, offsets) if codes is not None and known else None
+    stored = codes is not None and codes.is_initializer() and codes.dtype in _PLACES
+    return Lookup(codes, table, offsets) if codes is not None and stored else None
 
 
 def layer_name(weight: str) -> str:
@@ -199,7 +198,12 @@ def layers_with_nodes(model: ir.Model) -> Iterator[tuple[Layer, ir.Node]]:
 
 
 def graph_layers(model: ir.Model) -> tuple[Layer, ...]:
-    """Return the layers, each weight once (a shared weight belongs to its first reader)."""
+    """Return the layers, each weight once (a shared weight belongs to its first reader).
+
+    Example:
+        >>> [layer.name for layer in graph_layers(ir.load("model.onnx"))]
+        ['conv1', 'fc']
+    """
     seen: dict[str, Layer] = {}
     for layer, _ in layers_with_nodes(model):
         seen.setdefault(layer.weight, layer)
@@ -262,11 +266,11 @@ def side_tensors(value: ir.Value) -> list[str]:
     """
     book = codebook_lookup(value)
     parts = [] if book is None else [book.table, book.offsets]
-    found = [part.name or "" for part in parts if part is not None]
+    names = [part.name or "" for part in parts if part is not None]
     for node in _dequantizers(value):
         for side in node.inputs[1:]:
-            found += _stored_behind(side)
-    return found
+            names += _stored_behind(side)
+    return names
 
 
 def _dequantizers(value: ir.Value) -> Iterator[ir.Node]:
@@ -291,9 +295,9 @@ def lookups_of(value: ir.Value) -> Iterator[Lookup]:
     indices = [u.node.outputs[0] for u in value.uses() if is_op(u.node, "Cast")]
     indices += [u.node.outputs[0] for i in indices for u in i.uses() if is_op(u.node, "Add")]
     for use in (use for index in indices for use in index.uses()):
-        found = lookup(use.node)
-        if found is not None and found.codes is value:
-            yield found
+        candidate = lookup(use.node)
+        if candidate is not None and candidate.codes is value:
+            yield candidate
 
 
 def _stored_behind(value: ir.Value | None) -> Iterator[str]:
@@ -335,7 +339,7 @@ def index_limits(model: ir.Model) -> dict[str, int]:
 
 
 def _origin(value: ir.Value | None) -> ir.Value | None:
-    """Go back over nodes that leave the elements as they are."""
+    """Follow a value back through nodes that keep its elements."""
     while value is not None:
         node = value.producer()
         if node is None or operator(node).moves not in ("same", "type", "shape"):

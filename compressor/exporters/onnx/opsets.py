@@ -11,7 +11,7 @@ from onnx import TensorProto, defs, helper
 from compressor.errors import SpecError
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.operators import operator_named
-from compressor.graph.opset_conversion import converted
+from compressor.graph.skeleton import converted
 from compressor.graph.values import all_nodes
 
 

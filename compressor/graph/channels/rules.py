@@ -15,21 +15,21 @@ from compressor.graph.values import is_op
 
 
 def unary(flow: Flow, node: ir.Node) -> None:
-    """Keep the channels of the first input; all others are single numbers."""
-    found = flow.labels(node.inputs[0])
+    """Keep the channels of the first input; the other inputs are single numbers."""
+    families = flow.labels(node.inputs[0])
     for output in node.outputs:
-        flow.put(output, found)
+        flow.put(output, families)
     _observe(flow, node)
 
 
 def quantized(flow: Flow, node: ir.Node) -> None:
-    """``QuantizeLinear`` and its like: what they hold stays whole."""
+    """``QuantizeLinear`` and the like: their channels cannot be removed."""
     flow.put(node.outputs[0], flow.labels(node.inputs[0]))
     flow.freeze_values(node.inputs, node, "holds quantized numbers")
 
 
 def binary(flow: Flow, node: ir.Node) -> None:
-    """Unify the channels of all inputs where they meet."""
+    """Unite the channels of all inputs where they meet."""
     output = node.outputs[0]
     shape = flow.shape(output)
     inputs = [v for v in node.inputs if v is not None]

@@ -26,12 +26,13 @@ class Zeros:
     """Follow zeros through a graph.
 
     Args:
-        flow: what the rules noted; its nodes are gone through in order.
+        flow: what the rules recorded, in the order of nodes.
         axes: units along the axes of each value.
 
     Attributes:
-        places: values and their axes that are zero where their units' parameters are.
-        sums: by node, units that it adds up, or divides by, so that their removal differs.
+        places: axes of values that are zero wherever the parameters of their units are zero.
+        sums: units that a node sums over or divides by, so that removing them is not the same as
+            setting their parameters to zero.
     """
 
     def __init__(self, flow: Flow, axes: Axes):
@@ -50,28 +51,34 @@ class Zeros:
                     if units is not None and self._stays(node, axis, units):
                         self.places.add((name, axis))
 
+    def _lines(self, value: ir.Value | None) -> tuple[Units | None, ...]:
+        """Return the units along the axes of a value."""
+        return self._axes.get((value.name or "") if value is not None else "", ())
+
     def _units(self, value: ir.Value | None, axis: int) -> Units | None:
-        own = self._axes.get((value.name or "") if value is not None else "", ())
-        return own[axis] if -len(own) <= axis < len(own) else None
+        lines = self._lines(value)
+        return lines[axis] if -len(lines) <= axis < len(lines) else None
 
     def _zero(self, value: ir.Value | None, axis: int) -> bool:
-        own = self._axes.get((value.name or "") if value is not None else "", ())
-        return value is not None and (value.name or "", axis % max(len(own), 1)) in self.places
+        lines = self._lines(value)
+        return value is not None and (value.name or "", axis % max(len(lines), 1)) in self.places
 
     def _holds(self, value: ir.Value | None, axis: int, units: Units, rank: int) -> bool:
         """Return whether a value is zero for the same units, after it is broadcast to a rank."""
         own_rank = len(self._flow.shape(value) or ())
-        own = self._units(value, axis - rank) if axis - rank >= -own_rank else None
-        same = own is not None and np.array_equal(own[units >= 0], units[units >= 0])
+        value_units = self._units(value, axis - rank) if axis - rank >= -own_rank else None
+        same = value_units is not None and np.array_equal(
+            value_units[units >= 0], units[units >= 0]
+        )
         return same and self._zero(value, axis - rank)
 
-    def _among(self, value: ir.Value | None, wanted: Units) -> bool:
+    def _among(self, value: ir.Value | None, sought: Units) -> bool:
         """Return whether a value is zero for units, along whatever axis."""
-        own = self._axes.get((value.name or "") if value is not None else "", ())
-        numbers = wanted[wanted >= 0]
+        lines = self._lines(value)
+        numbers = sought[sought >= 0]
         return any(
             units is not None and self._zero(value, axis) and bool(np.isin(numbers, units).all())
-            for axis, units in enumerate(own)
+            for axis, units in enumerate(lines)
         )
 
     def _stays(self, node: ir.Node, axis: int, units: Units) -> bool:
@@ -109,22 +116,24 @@ class Zeros:
 
     def _part(self, value: ir.Value, units: Units) -> bool:
         """Return whether one part of several is zero wherever it has units of the whole."""
-        own = self._axes.get(value.name or "", ())
+        lines = self._lines(value)
         return all(
             line is None or not np.isin(line[line >= 0], units).any() or self._zero(value, axis)
-            for axis, line in enumerate(own)
+            for axis, line in enumerate(lines)
         )
 
     def _numbers(self, node: ir.Node) -> bool:
         """Return whether zero stays zero between the bounds of a ``Clip``, or beside a ``Pad``."""
-        given = [None if v is None else self._flow.lengths.constant(v) for v in node.inputs[1:]]
+        bounds = [None if v is None else self._flow.lengths.constant(v) for v in node.inputs[1:]]
         if operator(node).moves == "padded":
-            filled = given[1] if len(given) > 1 else None
+            filled = bounds[1] if len(bounds) > 1 else None
             absent = len(node.inputs) < 3 or node.inputs[2] is None
             return absent or (filled is not None and not filled.any())
-        low, high = [*given, None, None][:2]
-        known = all(g is not None or v is None for g, v in zip(given, node.inputs[1:], strict=True))
-        return known and not any(
+        low, high = [*bounds, None, None][:2]
+        all_constant = all(
+            g is not None or v is None for g, v in zip(bounds, node.inputs[1:], strict=True)
+        )
+        return all_constant and not any(
             bool((sign * bound > 0).any())
             for sign, bound in ((1, low), (-1, high))
             if bound is not None
@@ -133,8 +142,8 @@ class Zeros:
     def _blank(self, node: ir.Node) -> bool:
         """Return whether a node repeats zero."""
         if len(node.inputs) > 1:  # what Expand repeats; ConstantOfShape has an attribute
-            known = self._flow.lengths.constant(node.inputs[0])
-            return known is not None and not known.any()
+            constant = self._flow.lengths.constant(node.inputs[0])
+            return constant is not None and not constant.any()
         value = node.attributes.get("value")
         return value is None or not value.as_tensor().numpy().any()
 
@@ -149,9 +158,9 @@ class Zeros:
             units = list(places) if self._undefined(node) else []
         elif operator(node).family == "product":
             units = list(self._factors(node))
-        found = [line[line >= 0] for line in units]
-        if any(len(line) for line in found):
-            self.sums.append((node, np.unique(np.concatenate(found))))
+        lines = [line[line >= 0] for line in units]
+        if any(len(line) for line in lines):
+            self.sums.append((node, np.unique(np.concatenate(lines))))
 
     def _undefined(self, node: ir.Node) -> bool:
         if not is_op(node, "Pow"):
@@ -160,8 +169,8 @@ class Zeros:
         return power is None or bool((power <= 0).any())
 
     def _zeros_of(self, value: ir.Value | None) -> Iterable[Units]:
-        own = self._axes.get((value.name or "") if value is not None else "", ())
-        for axis, units in enumerate(own):
+        lines = self._lines(value)
+        for axis, units in enumerate(lines):
             if units is not None and self._zero(value, axis):
                 yield units
 
@@ -169,8 +178,8 @@ class Zeros:
         """Yield units that are added up in a reduction though they are not zero."""
         left = [u for u in self._axes.get(output.name or "", ()) if u is not None]
         remaining = np.concatenate(left) if left else np.empty(0, dtype=np.int64)
-        own = self._axes.get((source.name or "") if source is not None else "", ())
-        for axis, units in enumerate(own):
+        lines = self._lines(source)
+        for axis, units in enumerate(lines):
             if units is not None and not self._zero(source, axis):
                 yield units[~np.isin(units, remaining)]
 
@@ -199,11 +208,11 @@ class Zeros:
         inputs = [v for v in node.inputs if v is not None]
         ranks = [len(self._flow.shape(v) or ()) for v in inputs]
         parsed = terms(node.attributes.get_string("equation", ""), ranks)
-        given, result = parsed or ([], "")
-        for letter in sorted(set("".join(given)) - set(result)):
+        terms_in, result = parsed or ([], "")
+        for letter in sorted(set("".join(terms_in)) - set(result)):
             places = [
-                (v, t.index(letter)) for v, t in zip(inputs, given, strict=True) if letter in t
+                (v, t.index(letter)) for v, t in zip(inputs, terms_in, strict=True) if letter in t
             ]
             if not any(self._zero(value, axis) for value, axis in places):
-                known = (self._units(value, axis) for value, axis in places)
-                yield from (units for units in known if units is not None)
+                lines = (self._units(value, axis) for value, axis in places)
+                yield from (units for units in lines if units is not None)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from compressor.errors import SpecError
-from compressor.models.sizes import model_macs, model_parameters
+from compressor.graph.costs import model_macs, model_parameters
 from compressor.passes.factor.factored_graph import Candidate, Choice
 from compressor.types.carrier import Carrier
 from compressor.types.options import Options

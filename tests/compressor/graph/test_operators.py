@@ -10,7 +10,6 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 import pytest
-from compressor.passes.train.early_exit.batches import Batches
 
 from compressor.exporters.tensorrt.placement import quantized_layers
 from compressor.graph import operators
@@ -19,7 +18,7 @@ from compressor.graph.costs import Traffic, node_traffic
 from compressor.graph.operators import OPERATORS, OTHER, Operator, names, operator, operator_named
 from compressor.passes.quantize.cast.islands import FloatIslands
 from compressor.passes.quantize.static.placement import PROFILES
-from compressor.passes.train.early_exit.points import Exit, find_answer, find_points
+from compressor.passes.train.early_exit.points import Batches, Exit, find_answer, find_points
 from tests.compressor.graph.channels.channel_graphs import graph, image_net
 
 ROOT = Path(__file__).parents[3] / "compressor"

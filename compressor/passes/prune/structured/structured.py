@@ -12,7 +12,7 @@ from pydantic import Field
 from compressor.errors import SpecError
 from compressor.graph.channels.analysis import analyse, map_channels
 from compressor.graph.channels.slicing import remove_channels
-from compressor.models.sizes import model_macs, model_parameters
+from compressor.graph.costs import model_macs, model_parameters
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.criteria import Queue, Ranking, Scores, normalized
 from compressor.passes.prune.structured.groups import (

@@ -15,7 +15,7 @@ from pydantic import Field
 from compressor.errors import SpecError
 from compressor.graph.editing import Editor
 from compressor.graph.layers import layers_with_nodes
-from compressor.graph.opset_conversion import converted
+from compressor.graph.skeleton import converted
 from compressor.passes.quantize.cast.islands import FloatIslands
 from compressor.passes.quantize.cast.precision import extreme
 from compressor.passes.quantize.cast.rewrite import store_narrow, to_half, to_single
