@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from compressor.errors import SpecError
-from compressor.models.codec import packing
+from compressor.models.codec import bit_stream
 from compressor.types.quantized import QuantizedTensor, Scheme
 from compressor.types.tensors import StoredTensor
 
@@ -73,7 +73,7 @@ class Entry:
 
 def row_multiple(scheme: Scheme) -> int:
     """Return at multiples of how many rows blocks may start: zero points are packed along rows."""
-    return packing.whole_words(scheme.bits) if _packs_zero_points(scheme) else 1
+    return bit_stream.whole_words(scheme.bits) if _packs_zero_points(scheme) else 1
 
 
 def stored_entries(tensor: StoredTensor) -> tuple[Entry, ...]:
@@ -107,7 +107,7 @@ def stored_entries(tensor: StoredTensor) -> tuple[Entry, ...]:
         codes = Entry(packed, torch.uint8, (rows, columns // 2), columns * scheme.bits)
         whole = Entry(f"{base}.weight_global_scale", torch.float32, (1,))
         return (codes, scale, whole) if scheme.scale_type == "e4m3" else (codes, scale)
-    words = packing.packed_columns(columns, scheme.bits)
+    words = bit_stream.packed_columns(columns, scheme.bits)
     codes = Entry(packed, torch.int32, (rows, words), words * 4 * _BYTE)
     shape = Entry(f"{base}.weight_shape", torch.int64, (_MATRIX,))
     if scheme.symmetric:
@@ -115,7 +115,7 @@ def stored_entries(tensor: StoredTensor) -> tuple[Entry, ...]:
     zero_point = f"{base}.weight_zero_point"
     if scheme.granularity == "tensor":
         return codes, scale, shape, Entry(zero_point, torch.int8, (1,))
-    packed_rows = packing.packed_columns(rows, scheme.bits)
+    packed_rows = bit_stream.packed_columns(rows, scheme.bits)
     zeros = Entry(zero_point, torch.int32, (packed_rows, groups), groups * scheme.bits)
     return codes, scale, shape, zeros
 
@@ -142,9 +142,9 @@ def stored_tensors(tensor: StoredTensor, codes: QuantizedTensor) -> dict[str, to
             case "weight":
                 value = codes.codes
             case "weight_packed" if scheme.element == "e2m1":
-                value = packing.pack_nibbles(codes.codes)
+                value = bit_stream.pack_nibbles(codes.codes)
             case "weight_packed":
-                value = packing.pack_words(codes.codes, scheme.bits)
+                value = bit_stream.pack_words(codes.codes, scheme.bits)
             case "weight_scale":
                 value = _stored_scale(codes)
             case "weight_global_scale":
@@ -222,7 +222,7 @@ def _problem(tensor: StoredTensor, scheme: Scheme) -> str:
         return "" if fits else f"its scheme is {scheme}"
     biased = scheme.symmetric and not scheme.signed
     floats = scheme.scale_type in ("float32", "float16", "bfloat16")
-    if scheme.bits not in packing.BITS or biased or not floats:
+    if scheme.bits not in bit_stream.BITS or biased or not floats:
         return f"its scheme is {scheme} with scales of {scheme.scale_type}"
     return ""
 
@@ -247,7 +247,7 @@ def _tensor_scale(tensor: StoredTensor, codes: QuantizedTensor) -> torch.Tensor:
 def _stored_zero_point(codes: QuantizedTensor) -> torch.Tensor:
     scheme, zero_point = codes.scheme, codes.zero_point
     if scheme.granularity != "tensor":
-        return packing.pack_words_down(zero_point, scheme.bits)
+        return bit_stream.pack_words_down(zero_point, scheme.bits)
     # One that is not packed is signed, as codes are once they are unpacked.
     offset = 0 if scheme.signed else 1 << (scheme.bits - 1)
     return zero_point.to(torch.int16).reshape(1) - offset

@@ -13,12 +13,13 @@ from pydantic import Field
 
 from compressor.errors import ArtifactError, InputError, ModelError, SpecError
 from compressor.exporters.safetensors.finishing import check_written, finish
-from compressor.exporters.safetensors.graph_files import GraphPlan, plan_graph, write_graph
 from compressor.exporters.safetensors.stream_plan import StreamPlan, plan_stream
 from compressor.exporters.safetensors.streaming import write_shards
 from compressor.exporters.safetensors.transformers_runner import TransformersRunner
 from compressor.graph.as_json import skeleton
-from compressor.models.codec import DESCRIPTION, check, load
+from compressor.models.codec.description import DESCRIPTION
+from compressor.models.codec.load import check, load
+from compressor.models.codec.weights import GraphPlan, plan_graph, write_graph
 from compressor.models.executor import GraphModule
 from compressor.models.executor.dtypes import TORCH_DTYPES
 from compressor.models.torch.matching import TorchRunner

@@ -12,7 +12,7 @@ from compressor.exporters.safetensors.blocks import block_tensors, pieces
 from compressor.exporters.safetensors.shard_file import WrittenFile, journal_of, noted
 from compressor.exporters.safetensors.stream_plan import PlannedShard, StreamPlan
 from compressor.files import disk_errors, file_sha256, publish, remove_stale_staging, staging
-from compressor.models.checkpoint.headers import read_header
+from compressor.models.codec.headers import read_header
 from compressor.types.tensors import StoredTensor
 
 _SAMPLED = 8  # quantized tensors that are computed again, and kept ones that are compared

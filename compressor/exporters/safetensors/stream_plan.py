@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import SpecError
-from compressor.exporters.safetensors import graph_files
 from compressor.exporters.safetensors.compressed_tensors import (
     Entry,
     quantization_config,
@@ -19,8 +18,15 @@ from compressor.exporters.safetensors.compressed_tensors import (
 )
 from compressor.files import json_sha256, json_text
 from compressor.models.checkpoint.carrier import CheckpointCarrier
-from compressor.models.checkpoint.folder import CONFIG, INDEX, SINGLE, companions
-from compressor.models.checkpoint.headers import STORED_AS
+from compressor.models.checkpoint.folder import CONFIG, companions
+from compressor.models.codec.headers import (
+    INDEX,
+    STORED_AS,
+    WEIGHTS,
+    Described,
+    Layout,
+    layout,
+)
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.types.carrier import Carrier
 from compressor.types.data import ALONE, Ranks
@@ -45,7 +51,7 @@ class PlannedShard:
     """
 
     name: str
-    layout: graph_files.Layout
+    layout: Layout
     entries: Mapping[str, Entry]
     sources: tuple[StoredTensor, ...]
 
@@ -175,7 +181,7 @@ def _groups(
         names = []
     held = [(index, members) for index, members in enumerate(found) if members]
     if len(held) == 1:
-        return {SINGLE: held[0][1]}
+        return {WEIGHTS: held[0][1]}
     if len(set(names)) == len(found):
         return {names[index]: members for index, members in held}
     count = len(held)
@@ -202,10 +208,10 @@ def _filled(tensors: Iterable[StoredTensor], limit: int) -> list[list[StoredTens
 def _planned(name: str, sources: Sequence[StoredTensor]) -> PlannedShard:
     entries = {entry.name: entry for tensor in sources for entry in entries_of(tensor)}
     described = [
-        graph_files.Described(e.name, STORED_AS[e.dtype], e.shape, 8 * e.dtype.itemsize, e.nbytes)
+        Described(e.name, STORED_AS[e.dtype], e.shape, 8 * e.dtype.itemsize, e.nbytes)
         for e in entries.values()
     ]
-    return PlannedShard(name, graph_files.layout(described, _METADATA), entries, tuple(sources))
+    return PlannedShard(name, layout(described, _METADATA), entries, tuple(sources))
 
 
 def entries_of(tensor: StoredTensor) -> tuple[Entry, ...]:

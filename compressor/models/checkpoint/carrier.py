@@ -17,8 +17,8 @@ from compressor.files import json_sha256
 from compressor.models.checkpoint.changed import FLOAT8, Float8Tensor, block_of, changed, scale_of
 from compressor.models.checkpoint.config import check_config, layer_of
 from compressor.models.checkpoint.folder import CONFIG, Checkpoint, read_checkpoint
-from compressor.models.checkpoint.headers import DTYPES, TensorHeader
 from compressor.models.checkpoint.reading import FileTensor, MappedFile
+from compressor.models.codec.headers import DTYPES, TensorHeader
 from compressor.models.executor.dtypes import natural_type
 from compressor.types.carrier import Capability, WeightChange
 from compressor.types.channels import Units

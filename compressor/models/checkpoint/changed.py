@@ -10,8 +10,8 @@ from math import lcm
 import torch
 
 from compressor.errors import ModelError
-from compressor.models.checkpoint.headers import TensorHeader
 from compressor.models.checkpoint.reading import FileTensor, RowReader, Span
+from compressor.models.codec.headers import TensorHeader
 from compressor.types.carrier import WeightChange
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import ModelError, listed
+from compressor.files import read_json
 from compressor.graph.layers import layer_name
-from compressor.models.checkpoint.headers import read_json
 from compressor.types.layers import Layer, LayerKind
 
 # Model types whose decoder layers have Llama's names and shapes; "" stands for a config that does

@@ -11,10 +11,15 @@ from typing import Any
 
 from compressor.errors import ModelError, SpecError
 from compressor.models.checkpoint.config import read_config
-from compressor.models.checkpoint.headers import ShardHeader, TensorHeader, read_header, read_json
+from compressor.models.codec.headers import (
+    INDEX,
+    WEIGHTS,
+    ShardHeader,
+    TensorHeader,
+    read_header,
+    read_index,
+)
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 CONFIG = "config.json"
 
 # Text, vocabularies and templates, and a model's own code, which is copied and never run.
@@ -38,7 +43,7 @@ def shard_paths(folder: Path) -> tuple[tuple[Path, ...], Mapping[str, str] | Non
     if index.is_file():
         mapping = read_index(index)
         return tuple(folder / name for name in sorted(set(mapping.values()))), mapping
-    single = folder / SINGLE
+    single = folder / WEIGHTS
     if single.is_file() and (folder / CONFIG).is_file():
         return (single,), None
     files = tuple(sorted(folder.glob("*.safetensors")))
@@ -49,30 +54,6 @@ def shard_paths(folder: Path) -> tuple[tuple[Path, ...], Mapping[str, str] | Non
             "name the weight file itself",
         )
     return files, None
-
-
-def read_index(index: Path) -> dict[str, str]:
-    """Read an index and check that all shards are there.
-
-    Raises:
-        ModelError: it is malformed, or names a file that is missing or lies elsewhere.
-    """
-    subject = f"index {str(index)!r}"
-    content = read_json(index, subject, "is not a safetensors index")
-    mapping = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(mapping, dict):
-        raise ModelError(subject, "is not a safetensors index", "write it again")
-    shards = {name: str(shard) for name, shard in mapping.items()}
-    for shard in sorted(set(shards.values())):
-        if Path(shard).is_absolute() or ".." in Path(shard).parts:
-            raise ModelError(
-                subject,
-                f"names a shard outside its folder, {shard!r}",
-                "keep shards beside the index",
-            )
-        if not (index.parent / shard).is_file():
-            raise ModelError(subject, f"names a missing shard {shard!r}", "fetch it")
-    return shards
 
 
 def companions(folder: Path) -> tuple[Path, ...]:

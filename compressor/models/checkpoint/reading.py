@@ -17,7 +17,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from compressor.errors import ModelError
-from compressor.models.checkpoint.headers import DTYPES, TensorHeader
+from compressor.models.codec.headers import DTYPES, TensorHeader
 
 _ALIGNED = 4096  # what the ends of a direct read are multiples of, in the file and in memory
 _REQUEST = 1 << 20  # bytes asked for at once: larger requests were not faster

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from compressor.errors import ModelError, SpecError
 from compressor.files import file_sha256
 from compressor.models.checkpoint.folder import read_shards, shard_paths
-from compressor.models.checkpoint.headers import (
+from compressor.models.codec.headers import (
     DTYPES,
     PAIRS,
     POINTER,

@@ -17,7 +17,7 @@ from compressor.exporters.safetensors.finishing import finish
 from compressor.exporters.safetensors.stream_plan import plan_stream
 from compressor.exporters.safetensors.streaming import write_shards
 from compressor.models.checkpoint.carrier import open_checkpoint
-from compressor.models.checkpoint.headers import read_header
+from compressor.models.codec.headers import read_header
 from compressor.types.exporter import ExportContext
 from compressor.types.quantized import Scheme
 from tests.compressor.exporters.streamed import (
