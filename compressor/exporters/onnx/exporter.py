@@ -12,18 +12,20 @@ from pydantic import Field
 
 from compressor.errors import ArtifactError, ModelError, SpecError
 from compressor.exporters.onnx import opsets
-from compressor.exporters.onnx.forms import in_form_for
-from compressor.exporters.onnx.layout import (
+from compressor.exporters.onnx.file import (
     INLINE_LIMIT,
     PROTOBUF_LIMIT,
     Layout,
+    check_file,
+    check_message,
+    check_tensors,
+    described,
     lay_out,
     write_layout,
 )
+from compressor.exporters.onnx.forms import in_form_for
 from compressor.exporters.onnx.matmul_nbits import Compute
-from compressor.exporters.onnx.opsets import Owners
-from compressor.exporters.onnx.targets import TARGETS, first_breach
-from compressor.exporters.onnx.verify import check_file, check_message, check_tensors, described
+from compressor.exporters.onnx.targets import TARGETS, Owners, first_breach
 from compressor.graph.as_json import Skeleton, skeleton
 from compressor.graph.blocks import sink_initializers
 from compressor.models.onnx.file import PRODUCER, TARGET
@@ -78,7 +80,7 @@ class OnnxExporter(Exporter):
 
     @property
     def not_judged(self) -> str:
-        """What is meant for another runtime than this machine has proves nothing about it."""
+        """Why latency is not judged: the target's runtime is not on this machine."""
         reason = why_elsewhere(self.target)
         return f"{reason}, timed in ONNX Runtime on the CPU" if reason else ""
 
@@ -88,7 +90,7 @@ class OnnxExporter(Exporter):
         return versions_of(self.target)
 
     def check(self, carrier: Carrier) -> None:
-        """Raise where the opset or the target does not take what the model holds.
+        """Check that the opset and the target take what the model holds.
 
         Raises:
             SpecError: naming the layer or node, and what to change.
@@ -137,8 +139,7 @@ class OnnxExporter(Exporter):
         """Write the model and check what was written.
 
         Raises:
-            ArtifactError: the written file is refused by onnx's checker, or is not what it has
-                to be.
+            ArtifactError: onnx's checker refuses the file, or it is not what was to be written.
         """
         model = carrier.graph()
         breach = first_breach(model, TARGETS[self.target], evaluate=True)
@@ -191,7 +192,7 @@ class OnnxExporter(Exporter):
         return lay_out(parts, external)
 
     def _label(self, parts: Skeleton, context: ExportContext) -> None:
-        """Say where the file is from; nothing that differs from run to run."""
+        """Note where the file is from; nothing that differs from run to run."""
         proto = parts.proto
         proto.ir_version = opsets.ir_version(self.opset)
         proto.producer_name = PRODUCER

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 from onnx_ir import DataType
 
-from compressor.exporters.onnx.opsets import Owners
+from compressor.graph.layers import layers_with_nodes
 from compressor.graph.values import all_nodes, constant_of, is_op
 
 _INT8 = frozenset({DataType.INT8, DataType.UINT8})
@@ -25,7 +25,7 @@ class Target:
     """The rules of one runtime.
 
     Attributes:
-        title: how messages call it.
+        title: its name in messages.
         activations: element types that activations may be quantized to.
         weights: element types of quantized weights.
         scales: element types of scales.
@@ -100,36 +100,28 @@ class Breach:
 
 
 def first_breach(model: ir.Model, target: Target, *, evaluate: bool) -> tuple[Breach, int] | None:
-    """Find the first thing a target does not accept.
+    """Return the first thing that a target does not accept.
 
     Args:
         model: the graph.
         target: the rules.
-        evaluate: compute zero points that are not yet known; otherwise they are taken for good.
+        evaluate: compute zero points that are not yet known; otherwise they are assumed valid.
 
     Returns:
-        It, and how many more nodes break the same rule; ``None`` where all is well.
+        The breach, and how many more nodes break the same rule; ``None`` where there is none.
     """
     first: Breach | None = None
     others = 0
     for node in all_nodes(model.graph):
-        for breach in _breaches(node, target, evaluate):
-            if first is None:
-                first = breach
-            elif breach.remedy == first.remedy:
-                others += 1
-            break
+        problem = next(filter(None, (rule(node, target) for rule in _RULES)), None)
+        problem = problem or _zero_point(node, target, evaluate)
+        if problem is None:
+            continue
+        if first is None:
+            first = Breach(node, *problem)
+        elif problem[1] == first.remedy:
+            others += 1
     return None if first is None else (first, others)
-
-
-def _breaches(node: ir.Node, target: Target, evaluate: bool) -> Iterator[Breach]:
-    for rule in _RULES:
-        problem = rule(node, target)
-        if problem is not None:
-            yield Breach(node, *problem)
-    problem = _zero_point(node, target, evaluate)
-    if problem is not None:
-        yield Breach(node, *problem)
 
 
 def _integer_operator(node: ir.Node, target: Target) -> tuple[str, str] | None:
@@ -236,13 +228,12 @@ def _zero_point(node: ir.Node, target: Target, evaluate: bool) -> tuple[str, str
 
 
 def _symmetric(kind: str) -> str:
-    place = "quantize-static"
     other = ", or symmetric: true in quantize-weights" if kind == "weights" else ""
-    return f"set {kind}.symmetric: true in {place}{other}"
+    return f"set {kind}.symmetric: true in quantize-static{other}"
 
 
 def _is_dynamic(node: ir.Node) -> bool:
-    """Tell whether the scale is computed from the values as the model runs."""
+    """Whether the scale is computed from the values as the model runs."""
     scale = node.inputs[1]
     return scale is not None and is_op(scale.producer(), "DynamicQuantizeLinear")
 
@@ -254,10 +245,10 @@ def _quantized_type(node: ir.Node) -> DataType | None:
         if value is None:
             return None
         producer = value.producer()
-        known = _value_type(value)
-        if known is None and producer is not None and is_op(producer, "QuantizeLinear"):
+        dtype = _value_type(value)
+        if dtype is None and producer is not None and is_op(producer, "QuantizeLinear"):
             return _quantized_type(producer)
-        return known
+        return dtype
     if len(node.inputs) > 2 and node.inputs[2] is not None:
         return _value_type(node.inputs[2])
     return DataType(node.attributes.get_int("output_dtype", 0) or int(DataType.UINT8))
@@ -278,3 +269,52 @@ def _names(dtypes: frozenset[DataType]) -> str:
 
 _Rule = Callable[[ir.Node, Target], "tuple[str, str] | None"]
 _RULES: tuple[_Rule, ...] = (_integer_operator, _folded, _stored_type, _scale_type, _float_type)
+
+
+_WRAPPING = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "Cast", "Transpose")
+
+
+class Owners:
+    """Names a node's layer: the node computes the layer, or prepares its inputs.
+
+    Args:
+        model: the graph.
+    """
+
+    def __init__(self, model: ir.Model):
+        self._layers: dict[ir.Node, str] = {}
+        for layer, node in layers_with_nodes(model):
+            self._layers.setdefault(node, layer.name)
+            for value in node.inputs:
+                self._claim(value, layer.name)
+
+    def subject(self, node: ir.Node) -> str:
+        """Return ``layer 'fc'``; for a node of no layer its constant, or its name and operator."""
+        layer = self._layers.get(node)
+        if layer is not None:
+            return f"layer {layer!r}"
+        first = node.inputs[0] if node.inputs else None
+        if node.op_type in _WRAPPING and first is not None and first.is_initializer():
+            return f"tensor {first.name!r}"
+        return f"node {node.name!r} ({node.op_type})" if node.name else f"a {node.op_type} node"
+
+    def _claim(self, value: ir.Value | None, layer: str) -> None:
+        """Assign to a layer the nodes that wrap its inputs, or compute its weight."""
+        node = None if value is None else value.producer()
+        if node is None or node in self._layers:
+            return
+        if node.op_type not in _WRAPPING and not _is_constant(node):
+            return
+        self._layers[node] = layer
+        for inner in node.inputs:
+            self._claim(inner, layer)
+
+
+def _is_constant(node: ir.Node) -> bool:
+    """Whether a node computes something from initializers alone."""
+    return all(
+        value is None
+        or value.is_initializer()
+        or ((maker := value.producer()) is not None and _is_constant(maker))
+        for value in node.inputs
+    )

@@ -1,9 +1,9 @@
 """Builds one engine, as a process of its own that imports nothing but TensorRT.
 
-TensorRT's logger is one for all of a process, an abort in native code ends a process, and where
-shapes are dynamic, TensorRT-RTX names internal values in an order that comes from memory addresses.
-So a build has its own process, with a fixed environment and without randomized addresses, where the
-system allows that: the same request then gives the same bytes.
+A process has a single TensorRT logger, an abort in native code ends the process, and where shapes
+are dynamic, TensorRT-RTX names internal values in the order of memory addresses. So a build has its
+own process, with a fixed environment and, where the system allows it, without randomized addresses:
+the same request then gives the same bytes.
 
 It reads ``request.json`` in its working folder and writes ``answer.json``, and with it
 ``model.engine``. :mod:`compressor.exporters.tensorrt.building` is the other side.
@@ -43,9 +43,9 @@ def answered(package: ModuleType, request: dict[str, Any]) -> dict[str, Any]:
     """Build what a request asks for.
 
     Returns:
-        ``layers``, the report of a built engine's layers; or ``refused``, a node with ``node``,
-        ``operator``, ``known`` and ``reason``; or ``unknown``, an option that this version does
-        not have; or ``failed``, a reason.
+        ``layers``, the report of a built engine's layers; or ``refused``, with ``node``,
+        ``operator``, ``known`` and ``reason``; or ``unknown``, an option that this version lacks;
+        or ``failed``, a reason; or ``stale``, for a timing cache that does not fit.
     """
     heard = messages(package)
     builder = package.Builder(heard)
@@ -114,7 +114,7 @@ def _refused(parser: Any, heard: Any) -> dict[str, Any]:
 def _configure(
     package: ModuleType, builder: Any, config: Any, request: dict[str, Any]
 ) -> dict[str, Any]:
-    """Set all that a request asks for; return what is wrong with it, if anything is."""
+    """Set all options of a request; return what is wrong with it, if anything is."""
     capabilities = request["capabilities"]
     if capabilities:
         config.num_compute_capabilities = len(capabilities)
@@ -130,8 +130,8 @@ def _configure(
             return {"unknown": level}
         config.hardware_compatibility_level = getattr(package.HardwareCompatibilityLevel, level)
     if request["timing_cache"]:
-        known = Path(CACHE).read_bytes() if Path(CACHE).is_file() else b""
-        if not config.set_timing_cache(config.create_timing_cache(known), False):
+        content = Path(CACHE).read_bytes() if Path(CACHE).is_file() else b""
+        if not config.set_timing_cache(config.create_timing_cache(content), False):
             return {"stale": True}
     if request["profiles"]:
         profile = builder.create_optimization_profile()
@@ -147,8 +147,8 @@ def _inspected(package: ModuleType, heard: Any, plan: Any) -> str:
     if engine is None:
         return ""
     inspector = engine.create_engine_inspector()
-    found: str = inspector.get_engine_information(package.LayerInformationFormat.ONELINE)
-    return found
+    report: str = inspector.get_engine_information(package.LayerInformationFormat.ONELINE)
+    return report
 
 
 if __name__ == "__main__":

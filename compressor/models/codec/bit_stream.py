@@ -39,6 +39,9 @@ def pack_bits(codes: Tensor, bits: int, biased: bool = False) -> Tensor:
     Returns:
         uint8 ``[stream_bytes(codes.numel(), bits)]``; bits after the last code are 0 (of biased
         codes, those of code 0).
+
+    >>> pack_bits(torch.tensor([1, 2, 3], dtype=torch.uint8), 4)
+    tensor([33,  3], dtype=torch.uint8)
     """
     flat = codes.contiguous().view(torch.uint8).view(-1)
     count = flat.numel()
@@ -47,9 +50,9 @@ def pack_bits(codes: Tensor, bits: int, biased: bool = False) -> Tensor:
         flat = torch.nn.functional.pad(flat, (0, rest))
     stream = torch.empty(flat.numel() * bits // _BYTE, dtype=torch.uint8)
     if bits in _WORD_OF_A_BYTE:
-        _draw_bytes(flat, bits, biased, stream)
+        _pack_in_bytes(flat, bits, biased, stream)
     else:
-        _draw_eights(flat, bits, biased, stream.view(-1, bits))
+        _pack_in_eights(flat, bits, biased, stream.view(-1, bits))
     return stream[: stream_bytes(count, bits)] if rest else stream
 
 
@@ -67,14 +70,14 @@ def unpack_bits(stream: Tensor, bits: int, count: int, signed: bool = False) -> 
     """
     flat = stream.contiguous().view(-1)[: stream_bytes(count, bits)]
     if bits in _WORD_OF_A_BYTE:
-        codes = _spread_bytes(flat, bits, signed)
+        codes = _unpack_bytes(flat, bits, signed)
     else:
-        codes = _spread_eights(flat, bits, signed)
+        codes = _unpack_eights(flat, bits, signed)
     return (codes.view(torch.int8) if signed else codes)[:count]
 
 
-def _draw_bytes(flat: Tensor, bits: int, biased: bool, stream: Tensor) -> None:
-    """Make each byte of the stream of the codes that fill it, for widths that divide a byte."""
+def _pack_in_bytes(flat: Tensor, bits: int, biased: bool, stream: Tensor) -> None:
+    """Fill each byte of the stream with its codes, for widths that divide a byte."""
     words = flat.view(_WORD_OF_A_BYTE[bits])
     mask = _repeated((1 << bits) - 1, _BYTE, words.itemsize)
     flip = _repeated(1 << (bits - 1), bits, words.itemsize) if biased else 0
@@ -94,8 +97,8 @@ def _draw_bytes(flat: Tensor, bits: int, biased: bool, stream: Tensor) -> None:
             target ^= flip
 
 
-def _draw_eights(flat: Tensor, bits: int, biased: bool, stream: Tensor) -> None:
-    """Draw eight codes together in an integer of 64 bits; the stream is ``[eights, bits]``."""
+def _pack_in_eights(flat: Tensor, bits: int, biased: bool, stream: Tensor) -> None:
+    """Pack eight codes at a time in a 64-bit integer; the stream is ``[eights, bits]``."""
     eights = flat.view(torch.int64)
     flip = _repeated(1 << (bits - 1), bits, _BYTE) if biased else 0
     step = _CHUNK // _BYTE
@@ -113,8 +116,8 @@ def _draw_eights(flat: Tensor, bits: int, biased: bool, stream: Tensor) -> None:
         stream[start : start + step] = lanes.view(torch.uint8).view(-1, _BYTE)[:, :bits]
 
 
-def _spread_bytes(flat: Tensor, bits: int, signed: bool) -> Tensor:
-    """Give each code of a byte a byte of its own, for widths that divide a byte."""
+def _unpack_bytes(flat: Tensor, bits: int, signed: bool) -> Tensor:
+    """Return a byte for each code, for widths that divide a byte."""
     if bits == _BYTE:
         return flat.clone()
     dtype = _WORD_OF_A_BYTE[bits]
@@ -144,8 +147,8 @@ def _spread_bytes(flat: Tensor, bits: int, signed: bool) -> Tensor:
     return codes
 
 
-def _spread_eights(flat: Tensor, bits: int, signed: bool) -> Tensor:
-    """Spread groups of ``bits`` bytes, which hold eight codes, in integers of 64 bits."""
+def _unpack_eights(flat: Tensor, bits: int, signed: bool) -> Tensor:
+    """Return a byte for each code; ``bits`` bytes hold eight codes, spread in a 64-bit integer."""
     rest = -flat.numel() % bits
     if rest:
         flat = torch.nn.functional.pad(flat, (0, rest))
@@ -171,7 +174,7 @@ def _spread_eights(flat: Tensor, bits: int, signed: bool) -> Tensor:
 
 
 def _pair_masks(bits: int, lane: int) -> tuple[int, int, int]:
-    """Return where the codes of pairs of lanes lie: the first's, the second's apart and drawn."""
+    """Return masks of pairs of lanes: the first's codes, the second's, and those moved beside it."""
     codes, pairs = (1 << lane * bits) - 1, _BYTE // (2 * lane)
     places = (0, lane * _BYTE, lane * bits)
     first, apart, drawn = (_repeated(codes << p, 2 * lane * _BYTE, pairs) for p in places)
@@ -203,7 +206,7 @@ def packed_columns(columns: int, bits: int) -> int:
 
 
 def whole_words(bits: int) -> int:
-    """Return the least number of codes that fills words of 32 bits without a rest."""
+    """Return the least number of codes that fills whole words of 32 bits."""
     return _WORD // gcd(_WORD, bits)
 
 
@@ -227,27 +230,6 @@ def pack_words(codes: Tensor, bits: int) -> Tensor:
     stream = pack_bits(codes, bits, biased=codes.dtype == torch.int8)
     padded = (columns + rest) * bits // _WORD
     return stream.view(torch.int32).view(rows, padded)[:, :words].contiguous()
-
-
-def unpack_words(words: Tensor, bits: int, columns: int, dtype: torch.dtype) -> Tensor:
-    """Invert :func:`pack_words`.
-
-    Args:
-        words: int32 ``[rows, packed_columns(columns, bits)]``.
-        bits: width of a code, one of :data:`BITS`.
-        columns: codes in a row.
-        dtype: ``torch.int8`` or ``torch.uint8``, as the codes were.
-    """
-    rows = words.shape[0]
-    missing = -words.shape[1] % (bits // gcd(_WORD, bits))
-    if missing:
-        words = torch.nn.functional.pad(words, (0, missing))
-    padded = words.shape[1] * _WORD // bits
-    codes = unpack_bits(words.contiguous().view(torch.uint8), bits, rows * padded)
-    codes = codes.view(rows, padded)[:, :columns]
-    if dtype == torch.int8:
-        codes = codes.view(torch.int8) - (1 << (bits - 1))  # wraps around, as signed bytes do
-    return codes.contiguous()
 
 
 def pack_words_down(codes: Tensor, bits: int) -> Tensor:
@@ -275,9 +257,3 @@ def pack_nibbles(codes: Tensor) -> Tensor:
     if columns % 2:
         raise ValueError(f"{columns} columns do not make pairs")
     return pack_bits(codes, 4).view(rows, columns // 2)
-
-
-def unpack_nibbles(packed: Tensor) -> Tensor:
-    """Invert :func:`pack_nibbles`: uint8 ``[rows, columns / 2]`` to ``[rows, columns]``."""
-    count = 2 * packed.numel()
-    return unpack_bits(packed, 4, count).view(packed.shape[0], 2 * packed.shape[1])
