@@ -40,16 +40,17 @@ _WORTH = 0.995  # of the bytes: what the slower decoder has to save in large fil
 _WAITING = 2  # chunks beyond those in work
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
+_UNFRAMED: dict[str, Any] = {
+    "format": zstandard.FORMAT_ZSTD1_MAGICLESS,
+    "write_content_size": False,
+    "write_checksum": False,
+    "write_dict_id": False,
+}
 
 
 @dataclass(frozen=True)
 class Coded:
-    """A coded chunk.
-
-    Attributes:
-        lengths: bytes of each of its streams, as they are stored.
-        data: the streams, one after the other.
-    """
+    """A coded chunk: its streams one after the other, and the stored bytes of each."""
 
     lengths: tuple[int, ...]
     data: bytes
@@ -136,14 +137,6 @@ def compressed(plain: bytes, level: int, *, small: bool = False) -> bytes:
     quality = _BEST_QUALITY if small else _QUALITY
     slow = bytes([_BROTLI]) + brotli.compress(plain, quality=quality, lgwin=_WINDOW)
     return slow if len(slow) < (1 if small else _WORTH) * len(fast) else fast
-
-
-_UNFRAMED: dict[str, Any] = {
-    "format": zstandard.FORMAT_ZSTD1_MAGICLESS,
-    "write_content_size": False,
-    "write_checksum": False,
-    "write_dict_id": False,
-}
 
 
 def _zstandard(level: int) -> zstandard.ZstdCompressor:

@@ -43,6 +43,7 @@ _SMALL = 4 << 20  # bytes of a file of which every byte counts, and not how long
 _TINY = 4096  # bytes of a tensor that is never coded alone
 _GROUP = 1 << 16  # bytes of a group, and of a tensor that may be in one
 _LIKELY = 2  # forms to which the slow coder is put, besides the plainest
+NAME = "model.archive"
 
 
 class _Source(NamedTuple):
@@ -190,9 +191,6 @@ def _chunks(path: Path, section: Section) -> Iterator[Array]:
         for place in range(0, section.nbytes, CHUNK):
             data = bytearray(file.read(min(CHUNK, section.nbytes - place)))
             yield np.frombuffer(data, np.uint8)
-
-
-NAME = "model.archive"
 
 
 class ArchiveExporter(Exporter):

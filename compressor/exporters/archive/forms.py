@@ -27,6 +27,7 @@ _BYTE = 8
 _FAR = 255  # a gap that goes on
 _TURNED = {2: np.uint16, 4: np.uint32, 8: np.uint64}
 _SHARED = {1: 1, 2: 2, 3: 4, 4: 4}  # width in which symbols share bytes; wider ones do not
+_WAYS: tuple[Sparse, ...] = ("", "mask", "gaps")
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,6 @@ def _narrow(bits: int) -> Iterator[Form]:
             yield Form(bits, sparse, packed=False)
 
 
-_WAYS: tuple[Sparse, ...] = ("", "mask", "gaps")
 _NAMES = {
     str(form): form
     for form in (

@@ -34,6 +34,21 @@ _WIDTHS |= dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 
 _OFFSETS = re.compile(r'"data_offsets":\[\d+,\d+\]')
 _LEFT_OUT = '"data_offsets":[]'
 _FLOATS = ("F64", "F32", "C64", "F16", "BF16")
+MAGIC = b"CMPRSAR1"
+"""What an archive begins with."""
+
+SCHEMA = 2
+TEXT_LEVEL = 19  # of what is small and repeats itself
+
+ENTRY = 20
+"""About the bytes that a part takes in the index."""
+
+_MEMBER_SUM = 2  # bytes of the checksum of one of several tensors; the chunk has a longer one
+_END = MAGIC[::-1]
+_NUMBER = 8
+_FOOTER = 2 * _NUMBER + hashlib.sha256().digest_size + len(_END)
+_LONGEST = 1 << 30  # bytes of an index as JSON
+_DAMAGED = "it is damaged; copy it again, or export the model again"
 
 
 @dataclass(frozen=True)
@@ -163,32 +178,9 @@ def _size(name: str, entry: Any) -> int:
     raise ValueError(f"tensor {name!r} is not described")
 
 
-MAGIC = b"CMPRSAR1"
-"""What an archive begins with."""
-
-SCHEMA = 2
-TEXT_LEVEL = 19  # of what is small and repeats itself
-
-ENTRY = 20
-"""About the bytes that a part takes in the index."""
-
-_MEMBER_SUM = 2  # bytes of the checksum of one of several tensors; the chunk has a longer one
-_END = MAGIC[::-1]
-_NUMBER = 8
-_FOOTER = 2 * _NUMBER + hashlib.sha256().digest_size + len(_END)
-_LONGEST = 1 << 30  # bytes of an index as JSON
-_DAMAGED = "it is damaged; copy it again, or export the model again"
-
-
 @dataclass(frozen=True)
 class Chunk:
-    """Where a coded chunk lies.
-
-    Attributes:
-        start: its first byte in the archive.
-        lengths: bytes of its streams.
-        checksum: of what is stored.
-    """
+    """Where a coded chunk starts in the archive, the bytes of its streams, and their checksum."""
 
     start: int
     lengths: tuple[int, ...]
@@ -229,15 +221,7 @@ class Part:
 
 @dataclass(frozen=True)
 class PackedFile:
-    """A file in an archive.
-
-    Attributes:
-        name: its name.
-        nbytes: its size.
-        sha256: the hash of its bytes.
-        head: the header of a safetensors file.
-        parts: what it is made of, in order.
-    """
+    """A file in an archive: its size and hash, its header if it is safetensors, and its parts."""
 
     name: str
     nbytes: int

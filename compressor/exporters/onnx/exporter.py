@@ -25,7 +25,7 @@ from compressor.exporters.onnx.file import (
 )
 from compressor.exporters.onnx.forms import in_form_for
 from compressor.exporters.onnx.matmul_nbits import Compute
-from compressor.exporters.onnx.targets import TARGETS, Owners, first_breach
+from compressor.exporters.onnx.targets import TARGETS, first_breach
 from compressor.graph.as_json import Skeleton, skeleton
 from compressor.graph.blocks import sink_initializers
 from compressor.models.onnx.file import PRODUCER, TARGET
@@ -110,7 +110,7 @@ class OnnxExporter(Exporter):
             )
         breach = first_breach(carrier.graph(), TARGETS[self.target], evaluate=False)
         if breach is not None:
-            raise SpecError(*breach[0].message(Owners(carrier.graph()), breach[1]))
+            raise SpecError(*breach)
         model = self._in_form(carrier)
         raised = model.opset_imports.get("", self.opset) < self.opset
         opsets.check_opset(opsets.convert(model, self.opset) if raised else model, self.opset)
@@ -141,10 +141,9 @@ class OnnxExporter(Exporter):
         Raises:
             ArtifactError: onnx's checker refuses the file, or it is not what was to be written.
         """
-        model = carrier.graph()
-        breach = first_breach(model, TARGETS[self.target], evaluate=True)
+        breach = first_breach(carrier.graph(), TARGETS[self.target], evaluate=True)
         if breach is not None:
-            raise ArtifactError(*breach[0].message(Owners(model), breach[1]))
+            raise ArtifactError(*breach)
         layout = self._placed(carrier, context)
         expected = described(layout.proto)
         files = write_layout(layout, directory)

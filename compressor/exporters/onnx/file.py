@@ -30,6 +30,10 @@ _EXTERNAL_FROM = 1024  # bytes: shapes and scales stay where shape inference and
 _PAGE = 4096
 _PAGE_FROM = 1 << 20  # bytes: tensors that are worth being mapped by page
 _CACHE_LINE = 64
+_REMEDY = "report it with the spec; the file is not to be used"
+
+Described = tuple[int, tuple[int, ...]]
+"""An element type and a shape."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +58,11 @@ class Layout:
 
     def _grown(self, graph: onnx.GraphProto) -> int:
         """Return the bytes that a graph grows by with the data of its inline tensors."""
-        grown = sum(
-            _growth(tensor.ByteSize(), self.tensors[tensor.name].nbytes)
-            for tensor in graph.initializer
-            if tensor.name not in self.offsets
-        )
+        grown = 0
+        for tensor in graph.initializer:
+            if tensor.name not in self.offsets:
+                size = self.tensors[tensor.name].nbytes
+                grown += _wrapped(tensor.ByteSize(), 1 + _varint(size) + size)
         for node in graph.node:
             inside = 0
             for attribute in node.attribute:
@@ -135,19 +139,8 @@ def _wrapped(size: int, grown: int) -> int:
     return grown + _varint(size + grown) - _varint(size)
 
 
-def _growth(empty: int, data: int) -> int:
-    """Return what a message of ``empty`` bytes and its length grow by with ``data`` bytes."""
-    return _wrapped(empty, 1 + _varint(data) + data)
-
-
 def _varint(value: int) -> int:
     return max(1, -(-value.bit_length() // 7))
-
-
-_REMEDY = "report it with the spec; the file is not to be used"
-
-Described = tuple[int, tuple[int, ...]]
-"""An element type and a shape."""
 
 
 def described(proto: onnx.ModelProto) -> dict[str, Described]:
@@ -266,7 +259,7 @@ def _check_lengths(model: onnx.ModelProto, path: Path, subject: str) -> None:
     for tensor in all_initializers(model.graph):
         if tensor.data_type == TensorProto.STRING:
             continue
-        want = _stored_bytes(tensor)
+        want = -(-prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth // 8)
         places = {entry.key: entry.value for entry in tensor.external_data}
         if tensor.data_location != TensorProto.EXTERNAL:
             have = len(tensor.raw_data)
@@ -276,10 +269,6 @@ def _check_lengths(model: onnx.ModelProto, path: Path, subject: str) -> None:
             have = int(places["length"]) if file.stat().st_size >= end else 0
         if have != want:
             _fail(subject, f"stores {have} bytes of {tensor.name!r}, which has {want}")
-
-
-def _stored_bytes(tensor: TensorProto) -> int:
-    return -(-prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth // 8)
 
 
 def _text(described: Described) -> str:

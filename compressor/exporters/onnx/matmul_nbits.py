@@ -19,6 +19,22 @@ from compressor.types.tensors import Array
 
 _VIEWS = ("Cast", "Transpose", "Identity")
 _PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvTranspose")
+Compute = Literal["float32", "int8"]
+DOMAIN = "com.microsoft"
+_BLOCKS = (256, 128, 64, 32, 16)
+_ACCURACY = {"float32": 1, "int8": 4}  # attribute accuracy_level: what activations are rounded to
+
+_KERNELS: dict[str, dict[int, int]] = {"float32": {4: 16}, "int8": {2: 32, 4: 16, 8: 16}}
+"""By arithmetic and width of codes, the smallest block that ONNX Runtime 1.31 has a kernel for.
+
+It accepts other combinations too, but expands all codes to floats in every run: for one token and a
+weight of 1024 by 2816, that took 14 ms in place of 0.3 ms.
+"""
+
+_SIGNED = (ir.DataType.INT8, ir.DataType.INT4, ir.DataType.INT2)
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+_TWO_BITS = 2
+_BIAS = 5  # its place among the inputs
 
 
 @dataclass(frozen=True)
@@ -107,23 +123,6 @@ def _is_float(node: ir.Node, index: int) -> bool:
     # ONNX Runtime moves quantization over what only moves elements, so that behind that a product
     # may still be of integers.
     return maker_behind(node.inputs[0], "DequantizeLinear") is None
-
-
-Compute = Literal["float32", "int8"]
-
-DOMAIN = "com.microsoft"
-_BLOCKS = (256, 128, 64, 32, 16)
-_ACCURACY = {"float32": 1, "int8": 4}  # attribute accuracy_level: what activations are rounded to
-_KERNELS: dict[str, dict[int, int]] = {"float32": {4: 16}, "int8": {2: 32, 4: 16, 8: 16}}
-"""By arithmetic and width of codes, the smallest block that ONNX Runtime 1.31 has a kernel for.
-
-It accepts other combinations too, but expands all codes to floats in every run: for one token and a
-weight of 1024 by 2816, that took 14 ms in place of 0.3 ms.
-"""
-_SIGNED = (ir.DataType.INT8, ir.DataType.INT4, ir.DataType.INT2)
-_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
-_TWO_BITS = 2
-_BIAS = 5  # its place among the inputs
 
 
 @dataclass(frozen=True)

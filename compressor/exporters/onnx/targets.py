@@ -18,6 +18,7 @@ _PACKED = frozenset({DataType.INT4, DataType.UINT4, DataType.INT2, DataType.UINT
 _HALVES = frozenset({DataType.FLOAT, DataType.FLOAT16})
 _SIGNED = {DataType.UINT8: DataType.INT8, DataType.UINT4: DataType.INT4}
 _INTEGER_OPERATORS = ("ConvInteger", "MatMulInteger", "MatMulIntegerToFloat", "QGemm")
+_WRAPPING = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "Cast", "Transpose")
 
 
 @dataclass(frozen=True)
@@ -85,21 +86,7 @@ TARGETS: dict[str, Target] = {
 }
 
 
-@dataclass(frozen=True)
-class Breach:
-    """Something in a graph that a target does not accept."""
-
-    node: ir.Node
-    problem: str
-    remedy: str
-
-    def message(self, owners: Owners, others: int = 0) -> tuple[str, str, str]:
-        """Return subject, problem and remedy; ``others`` nodes have the same problem."""
-        more = f" (and {others} more like it)" if others else ""
-        return owners.subject(self.node), self.problem + more, self.remedy
-
-
-def first_breach(model: ir.Model, target: Target, *, evaluate: bool) -> tuple[Breach, int] | None:
+def first_breach(model: ir.Model, target: Target, *, evaluate: bool) -> tuple[str, str, str] | None:
     """Return the first thing that a target does not accept.
 
     Args:
@@ -108,20 +95,24 @@ def first_breach(model: ir.Model, target: Target, *, evaluate: bool) -> tuple[Br
         evaluate: compute zero points that are not yet known; otherwise they are assumed valid.
 
     Returns:
-        The breach, and how many more nodes break the same rule; ``None`` where there is none.
+        Subject, problem and remedy; ``None`` where all is accepted.
     """
-    first: Breach | None = None
-    others = 0
+    first: tuple[ir.Node, str, str] | None = None
+    others = 0  # nodes that break the same rule
     for node in all_nodes(model.graph):
         problem = next(filter(None, (rule(node, target) for rule in _RULES)), None)
         problem = problem or _zero_point(node, target, evaluate)
         if problem is None:
             continue
         if first is None:
-            first = Breach(node, *problem)
-        elif problem[1] == first.remedy:
+            first = (node, *problem)
+        elif problem[1] == first[2]:
             others += 1
-    return None if first is None else (first, others)
+    if first is None:
+        return None
+    node, reason, remedy = first
+    more = f" (and {others} more like it)" if others else ""
+    return Owners(model).subject(node), reason + more, remedy
 
 
 def _integer_operator(node: ir.Node, target: Target) -> tuple[str, str] | None:
@@ -269,9 +260,6 @@ def _names(dtypes: frozenset[DataType]) -> str:
 
 _Rule = Callable[[ir.Node, Target], "tuple[str, str] | None"]
 _RULES: tuple[_Rule, ...] = (_integer_operator, _folded, _stored_type, _scale_type, _float_type)
-
-
-_WRAPPING = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "Cast", "Transpose")
 
 
 class Owners:

@@ -35,6 +35,7 @@ from compressor.types.tensors import StoredTensor
 
 _SAMPLED = 8  # quantized tensors that are computed again, and kept ones that are compared
 _ROWS = 1 << 16  # elements of each block that is
+_USUAL = ExportContext(name="a-name-of-usual-length", spec_digest="0" * 64)
 
 
 def check_written(plan: StreamPlan, directory: Path) -> str:
@@ -116,9 +117,6 @@ def _same(path: Path, text: bytes) -> bool:
 
 def _differs(path: Path, problem: str) -> ArtifactError:
     return ArtifactError(f"file {path.name!r}", problem, "export it again")
-
-
-_USUAL = ExportContext(name="a-name-of-usual-length", spec_digest="0" * 64)
 
 
 class SafetensorsExporter(Exporter):

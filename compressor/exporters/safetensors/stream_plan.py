@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from compressor.errors import ArtifactError, SpecError
 from compressor.exporters.safetensors.compressed_tensors import (
@@ -148,12 +147,13 @@ def plan_stream(carrier: Carrier, key: str = "", max_shard_size: int | None = No
         sizes = {s.name: {e.name: e.nbytes for e in s.entries.values()} for s in shards}
         texts[INDEX] = index_text(sizes)
     quantized = any(tensor.codes is not None for tensor in tensors.values())
-    config = dict(_config(carrier))
+    config = dict(carrier.config) if isinstance(carrier, CheckpointCarrier | TorchCarrier) else {}
     config.pop("quantization_config", None)
     if quantized:
         config["quantization_config"] = quantization_config(tensors)
     if config:
-        texts[CONFIG] = _json(config)
+        # Not json_text: published configurations may hold Infinity, and come back as they were.
+        texts[CONFIG] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
     others = () if carrier.folder is None else companions(carrier.folder)
     copied = tuple(path for path in others if path.name != CONFIG)
     digest = json_sha256(
@@ -167,10 +167,6 @@ def plan_stream(carrier: Carrier, key: str = "", max_shard_size: int | None = No
         ]
     )
     return StreamPlan(shards, texts, copied, digest)
-
-
-def _config(carrier: Carrier) -> Mapping[str, Any]:
-    return carrier.config if isinstance(carrier, CheckpointCarrier | TorchCarrier) else {}
 
 
 def _groups(
@@ -220,20 +216,9 @@ def entries_of(tensor: StoredTensor) -> tuple[Entry, ...]:
     return (Entry(tensor.name, tensor.dtype, tensor.shape, bits),)
 
 
-def _json(config: Mapping[str, Any]) -> bytes:
-    # Not json_text: published configurations may hold Infinity, and come back as they were.
-    return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
-
-
 @dataclass(frozen=True)
 class WrittenFile:
-    """A finished file.
-
-    Attributes:
-        path: where it is.
-        nbytes: its size.
-        sha256: the hash of its bytes, in hexadecimal.
-    """
+    """A finished file, its size and the SHA-256 of its bytes in hexadecimal."""
 
     path: Path
     nbytes: int

@@ -49,7 +49,9 @@ def answered(package: ModuleType, request: dict[str, Any]) -> dict[str, Any]:
     """
     heard = messages(package)
     builder = package.Builder(heard)
-    network = builder.create_network(_network_flags(package))
+    # Strong typing is the only kind in newer versions, which may lack the flag.
+    flag = getattr(package.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
+    network = builder.create_network(0 if flag is None else 1 << int(flag))
     parser = package.OnnxParser(network, heard)
     if "operators" in request:
         names = request["operators"]
@@ -90,12 +92,6 @@ def messages(package: ModuleType) -> Any:
                 self.layers = message
 
     return Messages()
-
-
-def _network_flags(package: ModuleType) -> int:
-    """Strong typing, which is the only kind in newer versions: those may not have the flag."""
-    flag = getattr(package.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
-    return 0 if flag is None else 1 << int(flag)
 
 
 def _refused(parser: Any, heard: Any) -> dict[str, Any]:

@@ -25,6 +25,8 @@ from compressor.files import publish, staging
 _KEPT = ("LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
 _SHOWN = 400
 _LEAVE_OUT = "write that part of the model with other operators, or leave out the export tensorrt"
+BuilderName = Literal["rtx", "gpu"]
+_NO_GPU = "TensorRT engines run on NVIDIA GPUs only, and this machine has none"
 
 
 @dataclass(frozen=True)
@@ -219,23 +221,15 @@ def write_cache(folder: Path, name: str | None, content: bytes | None) -> None:
         publish(staged / path.name, path)
 
 
-BuilderName = Literal["rtx", "gpu"]
-_NO_GPU = "TensorRT engines run on NVIDIA GPUs only, and this machine has none"
-
-
 @dataclass(frozen=True)
 class Builder:
-    """One of the packages.
+    """One of the packages: its Python module, and the distribution that pip installs.
 
     Attributes:
-        name: its name in a spec.
-        package: the Python module.
-        distribution: what pip installs.
         source: where pip finds it.
-        needs_gpu: it builds on a machine with an NVIDIA GPU only, and for that GPU.
+        needs_gpu: it builds only on a machine with an NVIDIA GPU, and for that GPU.
     """
 
-    name: BuilderName
     package: str
     distribution: str
     source: str
@@ -243,8 +237,8 @@ class Builder:
 
 
 BUILDERS: dict[BuilderName, Builder] = {
-    "rtx": Builder("rtx", "tensorrt_rtx", "tensorrt-rtx", "", needs_gpu=False),
-    "gpu": Builder("gpu", "tensorrt", "tensorrt", ", from NVIDIA's package index", needs_gpu=True),
+    "rtx": Builder("tensorrt_rtx", "tensorrt-rtx", "", needs_gpu=False),
+    "gpu": Builder("tensorrt", "tensorrt", ", from NVIDIA's package index", needs_gpu=True),
 }
 
 

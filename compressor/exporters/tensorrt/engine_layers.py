@@ -51,6 +51,19 @@ _DTYPES = (
     ("Int64", "int64"),
     ("Bool", "bool"),
 )
+_PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+_VIEWS = ("Cast", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")
+_MOVES = (*_VIEWS, "Slice", "MaxPool", "Pad")
+_BETWEEN = ("Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid", "HardSwish", "Gelu")
+_AVERAGES = ("AveragePool", "GlobalAveragePool", "ReduceMean", "Resize")
+_WITH_CONSTANT = ("Add", "Mul", "Sub", "Div")
+_CODES = {
+    DataType.INT8: "int8",
+    DataType.UINT8: "uint8",
+    DataType.INT4: "int4",
+    DataType.FLOAT8E4M3FN: "fp8",
+    DataType.FLOAT4E2M1: "fp4",
+}
 
 
 @dataclass(frozen=True)
@@ -194,21 +207,6 @@ def _precision(
 
 def _dtype(text: str) -> str:
     return next((dtype for word, dtype in _DTYPES if word in text), text.strip())
-
-
-_PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-_VIEWS = ("Cast", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")
-_MOVES = (*_VIEWS, "Slice", "MaxPool", "Pad")
-_BETWEEN = ("Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid", "HardSwish", "Gelu")
-_AVERAGES = ("AveragePool", "GlobalAveragePool", "ReduceMean", "Resize")
-_WITH_CONSTANT = ("Add", "Mul", "Sub", "Div")
-_CODES = {
-    DataType.INT8: "int8",
-    DataType.UINT8: "uint8",
-    DataType.INT4: "int4",
-    DataType.FLOAT8E4M3FN: "fp8",
-    DataType.FLOAT4E2M1: "fp4",
-}
 
 
 @dataclass(frozen=True)

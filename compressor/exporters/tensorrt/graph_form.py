@@ -28,6 +28,11 @@ from compressor.types.tensors import Array
 _MIDDLE = 128
 _MOVES = ("Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Slice", "MaxPool")
 _LINEAR = ("QuantizeLinear", "DequantizeLinear")
+TARGET: Final = "tensorrt"
+_FIRST_OPSET = 21
+_LAST = 2  # dimensions along which blocks may lie, counted from the last
+_ARGUMENT = 64  # elements: longer constants are weights, not sizes, axes or pads
+_LARGEST = {DataType.INT8: 127, DataType.INT4: 7}
 
 
 def in_terms_of_tensorrt(model: ir.Model) -> ir.Model:
@@ -38,7 +43,8 @@ def in_terms_of_tensorrt(model: ir.Model) -> ir.Model:
     Raises:
         SpecError: a tensor is uint8 and int8 cannot hold it, naming its layer or node.
     """
-    if not any(_is_foreign(node) for node in all_nodes(model.graph)):
+    linear = [node for node in all_nodes(model.graph) if is_op(node, *_LINEAR)]
+    if not any(_is_integer_bias(node) or _reads_unsigned(node) for node in linear):
         return model
     changed = model.clone()
     editor = Editor(changed)
@@ -53,10 +59,6 @@ def in_terms_of_tensorrt(model: ir.Model) -> ir.Model:
         _shift(editor, node)
     common.RemoveUnusedNodesPass()(changed)
     return changed
-
-
-def _is_foreign(node: ir.Node) -> bool:
-    return is_op(node, *_LINEAR) and (_is_integer_bias(node) or _reads_unsigned(node))
 
 
 def _is_integer_bias(node: ir.Node) -> bool:
@@ -203,10 +205,6 @@ def with_node_names(model: ir.Model) -> ir.Model:
     return changed
 
 
-TARGET: Final = "tensorrt"
-_FIRST_OPSET = 21
-
-
 @dataclass(frozen=True)
 class Form:
     """A model as TensorRT gets it.
@@ -258,9 +256,6 @@ def _opset(model: ir.Model) -> int:
     raise SpecError(first.subject, first.problem, "leave out the export tensorrt") from first
 
 
-_LAST = 2  # dimensions along which blocks may lie, counted from the last
-
-
 def check_blocks(model: ir.Model) -> None:
     """Check that blocks of weights lie along dimensions that TensorRT takes.
 
@@ -284,10 +279,6 @@ def check_blocks(model: ir.Model) -> None:
                 "two only",
                 "give it 8 bits and one scale a channel, or skip it, by a rule under layers",
             )
-
-
-_ARGUMENT = 64  # elements: longer constants are weights, not sizes, axes or pads
-_LARGEST = {DataType.INT8: 127, DataType.INT4: 7}
 
 
 def stand_in(parts: Skeleton) -> bytes:

@@ -18,6 +18,24 @@ from compressor.types.tensors import TensorSpec
 
 Length = Annotated[int, Field(ge=1)]
 _SUBJECT = "export tensorrt"
+_TITLES: Mapping[DataType, str] = {
+    DataType.BFLOAT16: "bfloat16",
+    DataType.INT4: "int4",
+    DataType.FLOAT8E4M3FN: "fp8",
+    DataType.FLOAT4E2M1: "fp4",
+}
+
+_FIRST: Mapping[DataType, tuple[int, int]] = {
+    DataType.BFLOAT16: (8, 0),
+    DataType.INT4: (8, 0),
+    DataType.FLOAT8E4M3FN: (8, 9),
+    DataType.FLOAT4E2M1: (10, 0),
+}
+"""The lowest compute capability whose GPUs have the type; others are in all of TensorRT's.
+
+Measured with TensorRT-RTX 1.7, which builds for 7.5, 8.0, 8.6, 8.9, 12.0 and 12.1; 10.0 for fp4 is
+from NVIDIA's support matrix.
+"""
 
 
 class ShapeRange(Options):
@@ -161,25 +179,6 @@ def _lengths(spec: TensorSpec, dynamic: int) -> Iterator[int]:
 
 def _shown(spec: TensorSpec) -> str:
     return f"[{', '.join('?' if d is None else str(d) for d in spec.shape)}]"
-
-
-_TITLES: Mapping[DataType, str] = {
-    DataType.BFLOAT16: "bfloat16",
-    DataType.INT4: "int4",
-    DataType.FLOAT8E4M3FN: "fp8",
-    DataType.FLOAT4E2M1: "fp4",
-}
-_FIRST: Mapping[DataType, tuple[int, int]] = {
-    DataType.BFLOAT16: (8, 0),
-    DataType.INT4: (8, 0),
-    DataType.FLOAT8E4M3FN: (8, 9),
-    DataType.FLOAT4E2M1: (10, 0),
-}
-"""The lowest compute capability whose GPUs have the type; others are in all of TensorRT's.
-
-Measured with TensorRT-RTX 1.7, which builds for 7.5, 8.0, 8.6, 8.9, 12.0 and 12.1; 10.0 for fp4 is
-from NVIDIA's support matrix.
-"""
 
 
 def check_known(targets: Sequence[str], capabilities: Sequence[str], builder: str) -> None:

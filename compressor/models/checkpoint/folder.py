@@ -44,6 +44,28 @@ _LLAMA_LIKE = {
 }
 _LAYER = re.compile(r"(?:model\.)?layers\.(\d+)\.(.+)")
 _Shape = tuple[int, ...]
+_WEIGHT = ".weight"
+_TABLE = re.compile(
+    r"(?:wte|wpe|shared|emb|embed|embed_in|embed_tokens\w*|embed_positions\w*|\w*_emb|\w*embeddings?"
+    r"|relative_attention_bias)"
+)
+_NORM = re.compile(r"(?:\w*norm\d*|ln_\w+|ln\d*)", re.IGNORECASE)
+_CONVOLUTION_AXES = (3, 4, 5)
+
+# Models whose linear layers are ``transformers.pytorch_utils.Conv1D``, stored [columns, rows], and
+# the names of these layers.
+_CONV1D_MODELS = {"decision_transformer", "gpt2", "imagegpt", "openai-gpt"}
+
+_CONV1D_LAYERS = ("c_attn", "q_attn", "c_proj", "c_fc")
+CONFIG = "config.json"
+
+# Text, vocabularies and templates, and a model's own code, which is copied and never run.
+_COMPANIONS = {".json", ".jinja", ".md", ".model", ".py", ".spm", ".tiktoken", ".txt", ".vocab"}
+
+_LEGAL = ("LICENSE", "NOTICE", "USE_POLICY")
+
+# What describes the weights that are left behind, or a run of this tool.
+_LEFT_BEHIND = {"manifest.json", "model.json", "report.json", "report.md"}
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -173,20 +195,6 @@ def _text(shape: Any) -> str:
     return "[" + ", ".join(str(n) for n in shape) + "]"
 
 
-_WEIGHT = ".weight"
-_TABLE = re.compile(
-    r"(?:wte|wpe|shared|emb|embed|embed_in|embed_tokens\w*|embed_positions\w*|\w*_emb|\w*embeddings?"
-    r"|relative_attention_bias)"
-)
-_NORM = re.compile(r"(?:\w*norm\d*|ln_\w+|ln\d*)", re.IGNORECASE)
-_CONVOLUTION_AXES = (3, 4, 5)
-
-# Models whose linear layers are ``transformers.pytorch_utils.Conv1D``, stored [columns, rows], and
-# the names of these layers.
-_CONV1D_MODELS = {"decision_transformer", "gpt2", "imagegpt", "openai-gpt"}
-_CONV1D_LAYERS = ("c_attn", "q_attn", "c_proj", "c_fc")
-
-
 def layer_of(
     name: str, shape: tuple[int, ...], dtype: str, config: Mapping[str, Any]
 ) -> Layer | None:
@@ -222,15 +230,6 @@ def _kind(name: str, shape: tuple[int, ...]) -> LayerKind | None:
     if len(shape) != 2 or _NORM.fullmatch(module):
         return None
     return "Gather" if _TABLE.fullmatch(module) else "MatMul"
-
-
-CONFIG = "config.json"
-
-# Text, vocabularies and templates, and a model's own code, which is copied and never run.
-_COMPANIONS = {".json", ".jinja", ".md", ".model", ".py", ".spm", ".tiktoken", ".txt", ".vocab"}
-_LEGAL = ("LICENSE", "NOTICE", "USE_POLICY")
-# What describes the weights that are left behind, or a run of this tool.
-_LEFT_BEHIND = {"manifest.json", "model.json", "report.json", "report.md"}
 
 
 def shard_paths(folder: Path) -> tuple[tuple[Path, ...], Mapping[str, str] | None]:

@@ -25,6 +25,18 @@ from compressor.models.codec.headers import DTYPES, TensorHeader
 
 _ALIGNED = 4096  # what the ends of a direct read are multiples of, in the file and in memory
 _REQUEST = 1 << 20  # bytes asked for at once: larger requests were not faster
+# From <malloc.h>. Setting either one ends glibc's own adjustment of both.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+
+_DEFAULT = 128 << 10  # what glibc starts with
+_LARGEST = 32 << 20  # the largest limit between heap and maps that older versions accept
+
+DISTANCE = 128 << 20
+"""Bytes that may be read and not yet done with; memory holds little more of the input."""
+
+_THREADS = 2  # while one's data is on its way, the other's request waits at the disk already
+_LONGEST = 32 << 20  # bytes of the longest part that gets a buffer
+_STEP = 2 << 20  # bytes touched between two looks whether to stop
 
 
 class Buffer:
@@ -257,14 +269,6 @@ class FileTensor:
         return Span(self.file, offset + start * one, offset + stop * one)
 
 
-# From <malloc.h>. Setting either one ends glibc's own adjustment of both.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-
-
-_DEFAULT = 128 << 10  # what glibc starts with
-_LARGEST = 32 << 20  # the largest limit between heap and maps that older versions accept
-
-
 @contextmanager
 def kept_memory(nbytes: int) -> Iterator[None]:
     """Within the block, let each thread keep freed memory; afterwards return it to the system.
@@ -286,13 +290,6 @@ def kept_memory(nbytes: int) -> Iterator[None]:
         libc.mallopt(_MMAP_THRESHOLD, _DEFAULT)
         libc.mallopt(_TRIM_THRESHOLD, _DEFAULT)
         libc.malloc_trim(ctypes.c_size_t(0))
-
-
-DISTANCE = 128 << 20
-"""Bytes that may be read and not yet done with; memory holds little more of the input."""
-_THREADS = 2  # while one's data is on its way, the other's request waits at the disk already
-_LONGEST = 32 << 20  # bytes of the longest part that gets a buffer
-_STEP = 2 << 20  # bytes touched between two looks whether to stop
 
 
 @dataclass(frozen=True)
@@ -381,7 +378,8 @@ class ReadAhead:
         with suppress(ModelError):
             cached = span.file.cached(span.start, span.stop)
             if not cached and len(span) <= _LONGEST:
-                buffer = self._buffer()
+                with self._lock:
+                    buffer = self._free.pop() if self._free else Buffer(self._longest)
                 if span.file.load(span.start, span.stop, buffer):
                     return _Ready(buffer)
             for start in range(span.start, span.stop, _STEP):
@@ -389,7 +387,3 @@ class ReadAhead:
                     span.file.touch(start, min(start + _STEP, span.stop))
             return _Ready(cached=cached)
         return _Ready(cached=True)
-
-    def _buffer(self) -> Buffer:
-        with self._lock:
-            return self._free.pop() if self._free else Buffer(self._longest)

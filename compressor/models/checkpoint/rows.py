@@ -27,6 +27,17 @@ from compressor.types.carrier import Carrier, WeightChange
 from compressor.types.layers import Layer
 from compressor.types.tensors import StoredTensor
 
+_FLOAT8 = ("F8_E4M3", "F8_E5M2")
+_SCALES = ("_scale_inv", "_scale")
+_FLOATS = ("F32", "F16", "BF16", "F8_E8M0")
+_CHUNK = 1 << 20  # elements widened at once
+_UNSCALED = ("input_scale", "activation_scale")  # of activations, which are floats again
+_FLOAT_TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+ResultT = TypeVar("ResultT")
+_Results: TypeAlias = list[tuple["RowBlock", ResultT]]
+_ELEMENTS = 4 << 20  # of a block; the work on one takes some 20 bytes for each
+_WAITING = 2  # blocks beyond those in work
+
 
 @dataclass(frozen=True, eq=False)
 class ChangedRows:
@@ -90,12 +101,6 @@ def changed(before: Callable[[], torch.Tensor], change: WeightChange) -> Callabl
     return ChangedRows(before, change, change.multiple, layer.rows)
 
 
-_FLOAT8 = ("F8_E4M3", "F8_E5M2")
-_SCALES = ("_scale_inv", "_scale")
-_FLOATS = ("F32", "F16", "BF16", "F8_E8M0")
-_CHUNK = 1 << 20  # elements widened at once
-
-
 @dataclass(frozen=True)
 class Float8Tensor:
     """A float8 matrix, read as another dtype.
@@ -124,8 +129,9 @@ class Float8Tensor:
         if self.scale is None:
             return codes.to(self.dtype)
         height, width = self.block
-        scales = self.scale().to(torch.float32).reshape(self._grid())
-        columns = codes.shape[1]
+        total, columns = self.codes.header.shape
+        grid = -(-total // height), -(-columns // width)
+        scales = self.scale().to(torch.float32).reshape(grid)
         if scales.shape[1] > 1:
             scales = scales.repeat_interleave(width, dim=1)[:, :columns]
         result = torch.empty(codes.shape, dtype=self.dtype)
@@ -139,10 +145,6 @@ class Float8Tensor:
     def span(self, start: int, stop: int) -> Span:
         """Return the bytes of the codes of these rows."""
         return self.codes.span(start, stop)
-
-    def _grid(self) -> tuple[int, int]:
-        rows, columns = self.codes.header.shape
-        return -(-rows // self.block[0]), -(-columns // self.block[1])
 
 
 def _block_of(
@@ -182,10 +184,6 @@ def _block_of(
     )
 
 
-_UNSCALED = ("input_scale", "activation_scale")  # of activations, which are floats again
-_FLOAT_TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-
-
 def widen_float8(source: Checkpoint, tensors: dict[str, StoredTensor], subject: str) -> None:
     """Replace float8 matrices by readers of wider floats, and drop their scales.
 
@@ -193,7 +191,8 @@ def widen_float8(source: Checkpoint, tensors: dict[str, StoredTensor], subject: 
         ModelError: a scale has an unknown form.
     """
     headers = source.tensors
-    dtype = _float_of(source.config)
+    named = source.config.get("dtype", source.config.get("torch_dtype"))
+    dtype = _FLOAT_TYPES.get(str(named), torch.bfloat16)
     for name, header in headers.items():
         if header.dtype not in _FLOAT8 or len(header.shape) != 2 or not name.endswith(".weight"):
             continue
@@ -209,11 +208,6 @@ def widen_float8(source: Checkpoint, tensors: dict[str, StoredTensor], subject: 
         tensors[name] = StoredTensor(name, header.shape, dtype, read)
 
 
-def _float_of(config: Mapping[str, Any]) -> torch.dtype:
-    named = config.get("dtype", config.get("torch_dtype"))
-    return _FLOAT_TYPES.get(str(named), torch.bfloat16)
-
-
 def _declared_block(config: Mapping[str, Any]) -> tuple[int, int] | None:
     quantization = config.get("quantization_config")
     block = quantization.get("weight_block_size") if isinstance(quantization, dict) else None
@@ -222,14 +216,6 @@ def _declared_block(config: Mapping[str, Any]) -> tuple[int, int] | None:
     height, width = block
     usable = type(height) is int and type(width) is int and height > 0 and width > 0
     return (height, width) if usable else None
-
-
-ResultT = TypeVar("ResultT")
-
-_Results: TypeAlias = list[tuple["RowBlock", ResultT]]
-
-_ELEMENTS = 4 << 20  # of a block; the work on one takes some 20 bytes for each
-_WAITING = 2  # blocks beyond those in work
 
 
 @dataclass(frozen=True)

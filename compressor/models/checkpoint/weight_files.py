@@ -137,9 +137,10 @@ def _read_pickle(path: Path, headers_only: bool) -> dict[str, torch.Tensor]:
             "give the file that torch.save wrote, or save it again",
         ) from error
     except _DAMAGED as error:
+        sentence = str(error).partition("\n")[0].partition(". ")[0][:160]
         raise ModelError(
             f"checkpoint {str(path)!r}",
-            f"cannot be read ({_first_sentence(error)})",
+            f"cannot be read ({sentence or type(error).__name__})",
             "the file is cut or damaged",
         ) from error
     return state_dict_of(content, f"checkpoint {str(path)!r}")
@@ -152,10 +153,6 @@ def _calls_something(path: Path) -> bool:
             return any(operation.name in _CALLS for operation, _, _ in pickletools.genops(stream))
     except (ValueError, EOFError, struct.error, OverflowError):  # not a pickle after all
         return False
-
-
-def _first_sentence(error: Exception) -> str:
-    return str(error).partition("\n")[0].partition(". ")[0][:160] or type(error).__name__
 
 
 def state_dict_of(content: Any, subject: str) -> dict[str, torch.Tensor]:

@@ -21,6 +21,10 @@ _CHUNK = 1 << 20  # bytes worked on at once: few calls, and all of it in the cac
 _WORD_OF_A_BYTE = {8: torch.uint8, 4: torch.int16, 2: torch.int32}
 
 _LANES = (1, 2, 4)  # bytes; pairs of lanes are drawn together until eight codes are one
+BITS = (2, 3, 4, 8)
+"""Widths that can be packed."""
+
+_WORD = 32
 
 
 def stream_bytes(count: int, bits: int) -> int:
@@ -169,35 +173,24 @@ def _unpack_eights(flat: Tensor, bits: int, signed: bool) -> Tensor:
             lanes &= low
             lanes |= moved
         if signed:
-            _extend_signs(part.view(-1), bits)
+            bytes_, sign = part.view(-1), 1 << (bits - 1)
+            bytes_ ^= sign
+            bytes_ -= sign  # wraps around, as signed bytes do
     return codes.view(-1)
 
 
 def _pair_masks(bits: int, lane: int) -> tuple[int, int, int]:
-    """Return masks of pairs of lanes: the first's codes, the second's, and those moved beside it."""
+    """Return masks of pairs of lanes: the first codes, the second, and the second moved down."""
     codes, pairs = (1 << lane * bits) - 1, _BYTE // (2 * lane)
     places = (0, lane * _BYTE, lane * bits)
     first, apart, drawn = (_repeated(codes << p, 2 * lane * _BYTE, pairs) for p in places)
     return first, apart, drawn
 
 
-def _extend_signs(codes: Tensor, bits: int) -> None:
-    """Fill each byte with the sign of its narrow code, in place."""
-    sign = 1 << (bits - 1)
-    codes ^= sign
-    codes -= sign  # wraps around, as signed bytes do
-
-
 def _repeated(pattern: int, width: int, times: int) -> int:
     """Return a pattern of bits repeated at every multiple of ``width``, as a signed integer."""
     value = sum(pattern << (width * index) for index in range(times))
     return value - (1 << 64) if value >> 63 else value
-
-
-BITS = (2, 3, 4, 8)
-"""Widths that can be packed."""
-
-_WORD = 32
 
 
 def packed_columns(columns: int, bits: int) -> int:

@@ -60,7 +60,7 @@ class Description:
             _fail(self.subject, f"has {name!r} in its graph or its list of tensors, not in both")
         for name, entry in self.tensors.items():
             value = initializers[name].const_value
-            if value is None or value.dtype != entry.dtype or _shape(value) != entry.shape:
+            if value is None or value.dtype != entry.dtype or value.shape.numpy() != entry.shape:
                 _fail(self.subject, f"describes {name!r} differently in its graph")
         return model
 
@@ -198,10 +198,6 @@ def _check_names(entries: Mapping[str, Entry], subject: str) -> None:
             if part in taken:
                 _fail(subject, f"stores {part!r} for {name!r} and for another tensor")
             taken.add(part)
-
-
-def _shape(tensor: ir.TensorProtocol) -> tuple[int, ...]:
-    return tuple(int(d) for d in tensor.shape.numpy())
 
 
 def _fail(subject: str, problem: str) -> NoReturn:

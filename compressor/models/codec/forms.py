@@ -108,11 +108,7 @@ class Bits:
 
 @dataclass(frozen=True)
 class Bitmask:
-    """The elements that are not zero, and beside them a mask.
-
-    Attributes:
-        mask: the mask's name in the file.
-    """
+    """The elements that are not zero, and beside them a mask of that name in the file."""
 
     mask: str
 

@@ -81,7 +81,7 @@ class TensorHeader(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardHeader:
-    """What a safetensors file says of itself.
+    """The header of a safetensors file.
 
     Attributes:
         path: the file.

@@ -60,8 +60,9 @@ def fits_groups(groups: Array, most: int) -> bool:
         groups: ``[groups, 4]``, unsigned integers.
         most: 1 or 2.
     """
+    fits = np.array([pattern.bit_count() <= most for pattern in range(1 << GROUP)])
     return all(
-        bool((_patterns_fit(most)[_pattern(groups[start : start + _CHUNK])]).all())
+        bool(fits[_pattern(groups[start : start + _CHUNK])].all())
         for start in range(0, len(groups), _CHUNK)
     )
 
@@ -116,10 +117,6 @@ def _pattern(groups: Array) -> Array:
     there: Array = (groups != 0).astype(np.uint8)
     pattern: Array = there[:, 0] | there[:, 1] << 1 | there[:, 2] << 2 | there[:, 3] << 3
     return pattern
-
-
-def _patterns_fit(most: int) -> Array:
-    return np.array([pattern.bit_count() <= most for pattern in range(1 << GROUP)])
 
 
 def _places(most: int) -> Array:

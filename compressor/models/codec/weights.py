@@ -118,7 +118,7 @@ def plan_graph(
     Args:
         model: the graph as it is.
         parts: the graph that is stored.
-        name: the model's name.
+        name: noted in the files.
         sparse: tensors with many zeros may be stored as sparse.
         max_shard_size: bytes of the tensors in a file before zeros are left out; ``None`` for a
             single file. A larger tensor has a file of its own.
@@ -188,10 +188,7 @@ def _write_data(
 def _described(name: str, entry: Entry, values: Mapping[str, Array]) -> Iterator[Described]:
     """Describe the parts of a tensor for the header.
 
-    Args:
-        name: the tensor.
-        entry: how it is stored.
-        values: elements of its parts by name, for parts whose shape only they tell.
+    ``values`` are the elements of its parts by name, for parts whose shape only they tell.
     """
     for part_name, part in entry.parts(name).items():
         shape = values[part_name].shape if part.shape is None else part.shape
