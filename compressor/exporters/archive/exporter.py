@@ -38,11 +38,11 @@ from compressor.types.exporter import ExportContext, Exporter
 from compressor.types.tensors import Array, Batch
 
 _PROBE = 128 * WHOLE  # bytes of a tensor on which all forms are tried
-_CLOSE = 1.01  # those that are further behind the best there are not tried on the rest
+_CLOSE = 1.01  # times the best form's bytes there: others are not tried on the rest
 _SMALL = 4 << 20  # bytes of a file of which every byte counts, and not how long decoding takes
 _TINY = 4096  # bytes of a tensor that is never coded alone
 _GROUP = 1 << 16  # bytes of a group, and of a tensor that may be in one
-_LIKELY = 2  # forms to which the slow coder is put, besides the plainest
+_LIKELY = 2  # forms that the slow coder is tried on, besides the plainest
 NAME = "model.archive"
 
 
@@ -99,7 +99,7 @@ def pack(files: Sequence[Path], target: Path, level: int, advance: Callable[[int
 def runs(sections: Sequence[Section]) -> Iterator[tuple[Section, ...]]:
     """Yield sections that may be coded together.
 
-    They follow each other, are short, and their elements are as wide.
+    They follow each other, are short, and have elements of the same width.
     """
     run: list[Section] = []
     size = 0

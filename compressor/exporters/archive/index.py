@@ -53,16 +53,13 @@ _DAMAGED = "it is damaged; copy it again, or export the model again"
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a file.
+    """A part of a file: a tensor, or all of a file that is not safetensors.
 
     Attributes:
-        name: the tensor's, or that of the file.
         dtype: its element type, as safetensors calls it; empty where it is no tensor.
-        shape: its shape.
         start: its first byte in the file.
-        nbytes: its size.
-        members: tensors that are coded together, as that takes fewer bytes; empty where it is one
-            tensor. Name and type are then the first one's.
+        members: tensors that are coded together, as that takes fewer bytes; empty for one tensor.
+            Name and type are then the first one's.
     """
 
     name: str

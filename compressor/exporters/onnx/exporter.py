@@ -175,7 +175,7 @@ class OnnxExporter(Exporter):
         return in_form_for(self.target, carrier.graph(), self.matmul_compute)
 
     def _placed(self, carrier: Carrier, context: ExportContext) -> Layout:
-        """Lay a model out; weights that one branch alone reads lie in it, where they are fused."""
+        """Lay a model out; ONNX Runtime fuses a weight only inside the branch that reads it."""
         layout = self._layout(carrier, context)
         if self.target.startswith("ort"):
             sink_initializers(layout.proto.graph)

@@ -128,7 +128,7 @@ def _integer_operator(node: ir.Node, target: Target) -> tuple[str, str] | None:
 
 
 def _folded(node: ir.Node, _: Target) -> tuple[str, str] | None:
-    """A matrix that is stored as float and quantized at each run makes no file smaller."""
+    """Refuse a matrix stored as float and quantized at each run: the file gets no smaller."""
     if not is_op(node, "QuantizeLinear"):
         return None
     tensor = constant_of(node.inputs[0])

@@ -50,13 +50,9 @@ _BYTE = 8
 
 @dataclass(frozen=True)
 class Entry:
-    """One of the tensors that a quantized weight is stored as.
+    """One of the tensors that a weight is stored as.
 
-    Attributes:
-        name: its name in the checkpoint.
-        dtype: its element type.
-        shape: its shape.
-        row_bits: bits that belong to one row of the weight; 0 where it is not divided among rows.
+    ``row_bits`` of it belong to one row of the weight; 0 where it is not divided among rows.
     """
 
     name: str

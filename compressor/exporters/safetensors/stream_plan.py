@@ -52,8 +52,6 @@ class PlannedShard:
     """One file that will be written.
 
     Attributes:
-        name: its name.
-        layout: its header, and where each tensor goes.
         entries: the tensors that will be in it, by name.
         sources: the tensors that it is made of, in the order in which they are read.
     """

@@ -189,7 +189,7 @@ class ShardFile:
         self._write(data, self._shard.layout.offsets[name] + start)
 
     def flush(self) -> None:
-        """Bring to the disk what has been written so far, so that less is left for the end."""
+        """Flush what has been written so far, so that less is left for the end."""
         os.fdatasync(self._handle)
 
     def finish(self, plan: str) -> None:
@@ -246,7 +246,7 @@ class _Block:
 
     @property
     def span(self) -> Span | None:
-        """Where it lies in a file, if it does."""
+        """Its bytes in a file; ``None`` where it does not lie in one."""
         read = self.tensor.read
         return read.span(self.start, self.stop) if isinstance(read, RowReader) else None
 
@@ -345,7 +345,7 @@ class _Stream:
     def _work(
         self, ahead: ReadAhead, finisher: ThreadPoolExecutor, advance: Callable[[int], None]
     ) -> list[Future[None]]:
-        """Take blocks until there are none; return what is still to be flushed and finished."""
+        """Work on blocks until none is left; return the flushes and finishes still under way."""
         torch.set_num_threads(1)
         completed: list[Future[None]] = []
         written = 0

@@ -77,15 +77,11 @@ class EngineTensor:
 
 @dataclass(frozen=True)
 class EngineLayer:
-    """One layer of an engine.
+    """One layer of an engine; name and type are TensorRT's.
 
     Attributes:
-        name: TensorRT's name for it.
-        type: TensorRT's kind of layer.
         nodes: the ONNX nodes that it came from.
-        inputs: what it reads of other layers.
         constants: its weights.
-        outputs: what it writes.
         precision: the element type that it computes with; empty where it reads nothing.
     """
 
@@ -211,13 +207,10 @@ def _dtype(text: str) -> str:
 
 @dataclass(frozen=True)
 class QuantizedLayer:
-    """A layer whose weight is stored as codes.
+    """A layer whose weight is stored as codes, and its ONNX node, by name.
 
-    Attributes:
-        layer: its name, such as ``conv1``.
-        node: name of its ONNX node.
-        stored: element type of the codes.
-        computed: the type it is meant to be computed with; empty where activations are float.
+    ``stored`` is the codes' element type, ``computed`` the one that the layer is meant to be
+    computed with; empty where activations are float.
     """
 
     layer: str
@@ -228,12 +221,7 @@ class QuantizedLayer:
 
 @dataclass(frozen=True)
 class Placed:
-    """A quantized layer and what the engine made of it.
-
-    Attributes:
-        meant: the layer.
-        computed: the type that the engine computes it with; empty where it does not name the layer.
-    """
+    """A quantized layer, and the type that the engine computes it with; empty where unknown."""
 
     meant: QuantizedLayer
     computed: str

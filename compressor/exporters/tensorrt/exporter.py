@@ -127,7 +127,7 @@ class TensorrtExporter(Exporter):
 
     @property
     def not_judged(self) -> str:
-        """The engine runs on a GPU, what it would be compared with on the CPU."""
+        """Why latency is not judged: the float model it is compared with runs on the CPU."""
         return "" if self.cannot_run else "timed on the GPU, the float model on the CPU"
 
     @property
@@ -203,7 +203,7 @@ class TensorrtExporter(Exporter):
         return path, manifest
 
     def check_written(self, carrier: Carrier, path: Path) -> str:  # noqa: ARG002
-        """Compare an engine that is not run here with its manifest.
+        """Compare an engine that cannot run here with its manifest.
 
         Raises:
             ArtifactError: it is another.

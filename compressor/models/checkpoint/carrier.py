@@ -34,7 +34,7 @@ from compressor.types.layers import Layer
 from compressor.types.quantized import Scheme, WeightCodes
 from compressor.types.tensors import StoredTensor, TensorSpec
 
-# Tensors that stand for others whose codes they hold: the checkpoint is quantized already.
+# Tensors that hold the codes of others: the checkpoint is quantized already.
 _CODES = re.compile(r".*\.(?:weight_packed|qweight|qzeros|g_idx|weight_global_scale|absmax)")
 
 

@@ -25,8 +25,8 @@ from compressor.models.codec.headers import (
 )
 from compressor.types.layers import Layer, LayerKind
 
-# Model types whose decoder layers have Llama's names and shapes; "" stands for a config that does
-# not say. Others keep to rules of their own, which only their own code knows.
+# Model types whose decoder layers have Llama's names and shapes; "" stands for a config without
+# one. Other models follow rules that only their own code knows.
 _LLAMA_LIKE = {
     "",
     "cohere",
@@ -207,8 +207,8 @@ def layer_of(
         name: the tensor's name.
         shape: its shape.
         dtype: numpy name of its floating-point type.
-        config: the content of ``config.json``; its ``model_type`` tells who stores weights
-            transposed.
+        config: the content of ``config.json``; its ``model_type`` tells whether weights are
+            stored transposed.
     """
     kind = _kind(name, shape)
     if kind is None:
@@ -281,9 +281,7 @@ class Checkpoint:
     """Safetensors files that belong together.
 
     Attributes:
-        path: what was opened, a file or a folder.
         folder: the folder whose configuration and tokenizer belong to it, if there is one.
-        shards: the headers of its files.
         config: the content of ``config.json``; empty without one.
     """
 

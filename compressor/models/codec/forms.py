@@ -87,9 +87,7 @@ Shape = tuple[int, ...]
 class Part(NamedTuple):
     """One of the tensors in the file that a tensor of the model is stored as.
 
-    Attributes:
-        dtype: its element type, as safetensors calls it.
-        shape: its shape; ``None`` for a single axis of a length that only the file knows.
+    The shape is ``None`` for a single axis of a length that only the file knows.
     """
 
     dtype: str
@@ -139,13 +137,7 @@ Form = Bits | Bitmask | NOfM
 
 @dataclass(frozen=True)
 class Entry:
-    """How a tensor is stored.
-
-    Attributes:
-        dtype: its element type.
-        shape: its shape.
-        form: ``None`` for all of its elements, those narrower than a byte packed.
-    """
+    """How a tensor is stored; the form ``None`` has all elements, packed if below a byte."""
 
     dtype: ir.DataType
     shape: Shape
@@ -228,7 +220,6 @@ class Planned:
     """A tensor before it is written.
 
     Attributes:
-        name: the tensor.
         entry: how it is stored unless it turns out to be sparse.
         sparse: the names of mask and of indices, if it may be stored as sparse.
     """

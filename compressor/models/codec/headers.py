@@ -62,14 +62,10 @@ _KEYS = {"dtype", "shape", "data_offsets"}
 
 
 class TensorHeader(NamedTuple):
-    """Where one tensor lies; a tuple, because a file may hold thousands and must open fast.
+    """Where one tensor lies: a tuple, because a file may hold thousands and must open fast.
 
-    Attributes:
-        name: the tensor.
-        dtype: its element type, as safetensors calls it.
-        shape: its shape, in elements.
-        offset: the byte of the file at which it starts.
-        nbytes: how many bytes it takes.
+    ``dtype`` is safetensors' name of the element type, ``offset`` the tensor's first byte in the
+    file.
     """
 
     name: str
@@ -81,14 +77,7 @@ class TensorHeader(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardHeader:
-    """The header of a safetensors file.
-
-    Attributes:
-        path: the file.
-        nbytes: its size, header included.
-        tensors: by name, in the order of the data.
-        metadata: its notes.
-    """
+    """A safetensors file: its whole size, its tensors in the order of the data, and its notes."""
 
     path: Path
     nbytes: int
@@ -285,14 +274,10 @@ def shard_names(count: int) -> list[str]:
 
 
 class Described(NamedTuple):
-    """What a header says of a tensor before the tensor has a place.
+    """What a header says of a tensor, before the tensor has a place.
 
-    Attributes:
-        name: the tensor.
-        dtype: its element type, as safetensors calls it.
-        shape: its shape.
-        bits: of an element, by which tensors are ordered.
-        nbytes: its size.
+    ``dtype`` is safetensors' name of the element type; tensors are ordered by the ``bits`` of an
+    element.
     """
 
     name: str
@@ -304,13 +289,7 @@ class Described(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """A file before it is written.
-
-    Attributes:
-        header: the bytes before the data.
-        offsets: the byte of the file at which each tensor starts, by name, in their order.
-        nbytes: size of the file.
-    """
+    """A file before it is written: the bytes before the data, the tensors' offsets, its size."""
 
     header: bytes
     offsets: Mapping[str, int]

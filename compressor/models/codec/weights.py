@@ -68,7 +68,7 @@ class GraphPlan:
         model: the graph as it is; its inputs and outputs are described.
         parts: the graph that is stored and its tensors.
         shards: the tensors of each file, by the files' names.
-        name: the model's name, which is noted in the files.
+        name: noted in the files.
     """
 
     model: ir.Model
