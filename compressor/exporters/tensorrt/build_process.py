@@ -1,9 +1,9 @@
 """Builds one engine, as a process of its own that imports nothing but TensorRT.
 
-A process has a single TensorRT logger, an abort in native code ends the process, and where shapes
-are dynamic, TensorRT-RTX names internal values in the order of memory addresses. So a build has its
-own process, with a fixed environment and, where the system allows it, without randomized addresses:
-the same request then gives the same bytes.
+TensorRT's logger is one for all of a process, an abort in native code ends a process, and where
+shapes are dynamic, TensorRT-RTX names internal values in an order that comes from memory addresses.
+So a build has its own process, with a fixed environment and without randomized addresses, where the
+system allows that: the same request then gives the same bytes.
 
 It reads ``request.json`` in its working folder and writes ``answer.json``, and with it
 ``model.engine``. :mod:`compressor.exporters.tensorrt.building` is the other side.
@@ -43,15 +43,13 @@ def answered(package: ModuleType, request: dict[str, Any]) -> dict[str, Any]:
     """Build what a request asks for.
 
     Returns:
-        ``layers``, the report of a built engine's layers; or ``refused``, with ``node``,
-        ``operator``, ``known`` and ``reason``; or ``unknown``, an option that this version lacks;
-        or ``failed``, a reason; or ``stale``, for a timing cache that does not fit.
+        ``layers``, the report of a built engine's layers; or ``refused``, a node with ``node``,
+        ``operator``, ``known`` and ``reason``; or ``unknown``, an option that this version does
+        not have; or ``failed``, a reason.
     """
     heard = messages(package)
     builder = package.Builder(heard)
-    # Strong typing is the only kind in newer versions, which may lack the flag.
-    flag = getattr(package.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
-    network = builder.create_network(0 if flag is None else 1 << int(flag))
+    network = builder.create_network(_network_flags(package))
     parser = package.OnnxParser(network, heard)
     if "operators" in request:
         names = request["operators"]
@@ -94,6 +92,12 @@ def messages(package: ModuleType) -> Any:
     return Messages()
 
 
+def _network_flags(package: ModuleType) -> int:
+    """Strong typing, which is the only kind in newer versions: those may not have the flag."""
+    flag = getattr(package.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
+    return 0 if flag is None else 1 << int(flag)
+
+
 def _refused(parser: Any, heard: Any) -> dict[str, Any]:
     if not parser.num_errors:
         return {"node": "", "operator": "", "known": True, "reason": heard.error}
@@ -110,7 +114,7 @@ def _refused(parser: Any, heard: Any) -> dict[str, Any]:
 def _configure(
     package: ModuleType, builder: Any, config: Any, request: dict[str, Any]
 ) -> dict[str, Any]:
-    """Set all options of a request; return what is wrong with it, if anything is."""
+    """Set all that a request asks for; return what is wrong with it, if anything is."""
     capabilities = request["capabilities"]
     if capabilities:
         config.num_compute_capabilities = len(capabilities)
@@ -126,8 +130,8 @@ def _configure(
             return {"unknown": level}
         config.hardware_compatibility_level = getattr(package.HardwareCompatibilityLevel, level)
     if request["timing_cache"]:
-        content = Path(CACHE).read_bytes() if Path(CACHE).is_file() else b""
-        if not config.set_timing_cache(config.create_timing_cache(content), False):
+        known = Path(CACHE).read_bytes() if Path(CACHE).is_file() else b""
+        if not config.set_timing_cache(config.create_timing_cache(known), False):
             return {"stale": True}
     if request["profiles"]:
         profile = builder.create_optimization_profile()
@@ -143,8 +147,8 @@ def _inspected(package: ModuleType, heard: Any, plan: Any) -> str:
     if engine is None:
         return ""
     inspector = engine.create_engine_inspector()
-    report: str = inspector.get_engine_information(package.LayerInformationFormat.ONELINE)
-    return report
+    found: str = inspector.get_engine_information(package.LayerInformationFormat.ONELINE)
+    return found
 
 
 if __name__ == "__main__":
