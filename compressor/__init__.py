@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from compressor.errors import CompressorError
-    from compressor.models.codec import load
+    from compressor.models.codec.load import load
 
 __all__ = ["CompressorError", "__version__", "load"]
 
@@ -16,7 +16,7 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     """Import on first use: ``import compressor`` alone must stay instant."""
     if name == "load":
-        from compressor.models.codec import load
+        from compressor.models.codec.load import load
 
         return load
     if name == "CompressorError":

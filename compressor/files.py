@@ -8,12 +8,13 @@ import json
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from compressor.errors import InputError, SpecError
+from compressor.errors import InputError, ModelError, SpecError
 
 
 @contextmanager
@@ -133,3 +134,58 @@ def json_sha256(value: Any) -> str:
     """Return the SHA-256 of a JSON value in a canonical form."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_json(path: Path, subject: str, problem: str, *, constants: bool = False) -> Any:
+    """Parse a JSON file; the arguments and errors are those of :func:`strict_json`.
+
+    Raises:
+        ModelError: it cannot be read, or is something else.
+    """
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise ModelError(
+            subject, f"cannot be read ({error.strerror})", "check its permissions"
+        ) from error
+    return strict_json(text, subject, problem, constants=constants)
+
+
+def strict_json(text: bytes, subject: str, problem: str, *, constants: bool = False) -> Any:
+    """Parse JSON that names nothing twice.
+
+    Args:
+        text: UTF-8.
+        subject: what the message is about.
+        problem: what the message says of it, such as ``cannot be read``; the reason follows.
+        constants: allow NaN and Infinity, which are not JSON.
+
+    Raises:
+        ModelError: it is something else.
+    """
+    try:
+        value = json.loads(
+            text.decode("utf-8"),
+            object_pairs_hook=_once,
+            parse_constant=float if constants else _no_constant,
+        )
+        if b"\\u" in text:  # half of a surrogate pair would fail later, where it is written
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        return value
+    except (ValueError, RecursionError) as error:
+        reason = str(error).partition("\n")[0][:160]
+        raise ModelError(
+            subject, f"{problem} (as JSON: {reason})", "the file is cut or damaged"
+        ) from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) != len(pairs):
+        (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"it names {twice!r} twice")
+    return content
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")

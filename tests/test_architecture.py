@@ -165,7 +165,6 @@ def test_maths_knows_no_model_and_no_file():
         "compressor/lab/compare/difference.py",
         "compressor/lab/compare/statistics.py",
         "compressor/models/codec/bit_stream.py",
-        "compressor/models/codec/packing.py",
         "compressor/models/codec/sparse.py",
         "compressor/passes/prune/criteria.py",
         "compressor/passes/prune/magnitude/ranking.py",

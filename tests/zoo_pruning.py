@@ -15,7 +15,7 @@ from compressor.errors import SpecError
 from compressor.exporters.onnx import OnnxExporter
 from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.graph.costs import macs
-from compressor.models.codec import load
+from compressor.models.codec.load import load
 from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
 from compressor.models.onnx.ort_runner import graph_runner
 from compressor.models.torch.carrier import TorchCarrier

@@ -27,7 +27,7 @@ from compressor.exporters.archive import ArchiveExporter
 from compressor.exporters.archive.coder import threads
 from compressor.exporters.archive.exporter import pack
 from compressor.exporters.archive.forms import entropy
-from compressor.exporters.archive.unpacking import stored_bytes, unpack
+from compressor.exporters.archive.unpacking import ArchiveFormat
 from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.models.codec.bit_stream import pack_bits, unpack_bits
 from compressor.models.torch.carrier import TorchCarrier
@@ -52,6 +52,9 @@ from tests.benchmarks.bench_prune_resnet20 import (
 )
 from tests.benchmarks.bench_prune_resnet20 import pytestmark as pytestmark
 from tests.benchmarks.bench_resnet20 import show
+
+unpack = ArchiveFormat().unpack
+stored_bytes = ArchiveFormat().stored_bytes
 
 PLAIN = PassContext(0, frozenset({"ort-cpu"}), "accuracy")
 CONTEXT = ExportContext("resnet-20", "0" * 64)

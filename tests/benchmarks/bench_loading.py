@@ -28,8 +28,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from compressor.exporters.safetensors import SafetensorsExporter
-from compressor.models.codec import load
 from compressor.models.codec.bit_stream import unpack_bits
+from compressor.models.codec.load import load
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.types.exporter import ExportContext
 from tests.compressor.exporters.hand_made import Builder, entry

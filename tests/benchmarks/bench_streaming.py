@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 import torch
 
-from compressor.exporters.safetensors import graph_files as container
+from compressor.models.codec import headers as container
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(3600)]
 

@@ -16,14 +16,15 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import brotli
 import numpy as np
 import zstandard
 
-from compressor.exporters.archive.forms import WHOLE, Form
+from compressor.exporters.archive.forms import WHOLE, Form, Reader
 from compressor.types.tensors import Array
 
 CHUNK = 1024 * WHOLE
@@ -39,16 +40,17 @@ _WORTH = 0.995  # of the bytes: what the slower decoder has to save in large fil
 _WAITING = 2  # chunks beyond those in work
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
+_UNFRAMED: dict[str, Any] = {
+    "format": zstandard.FORMAT_ZSTD1_MAGICLESS,
+    "write_content_size": False,
+    "write_checksum": False,
+    "write_dict_id": False,
+}
 
 
 @dataclass(frozen=True)
 class Coded:
-    """A coded chunk.
-
-    Attributes:
-        lengths: bytes of each of its streams, as they are stored.
-        data: the streams, one after the other.
-    """
+    """A coded chunk: its streams one after the other, and the stored bytes of each."""
 
     lengths: tuple[int, ...]
     data: bytes
@@ -98,30 +100,30 @@ def decode(
         lengths: bytes of each.
         form: how the chunk was taken apart.
         nbytes: of the chunk.
-        damaged: the checksum was another one: of a stream that cannot be decoded to its end, take
-            what comes before that, and zeros.
+        damaged: the checksum differed: of a stream that cannot be decoded to its end, take the
+            beginning, and zeros for the rest.
 
     Raises:
         ValueError: the streams do not make such a chunk.
     """
-    reader, start = form.reader(nbytes), 0
+    reader, start = Reader(form, nbytes), 0
     for length in lengths:
-        wanted = reader.wanted
-        if wanted is None:
+        expected = reader.next_length
+        if expected is None:
             raise ValueError("there are too many streams")
         part = data[start : start + length]
         start += length
-        most = reader.most if wanted < 0 else wanted
-        if length == wanted:
+        most = reader.most if expected < 0 else expected
+        if length == expected:
             plain: bytes | memoryview = part
         elif damaged:
-            plain = _beginning(part, most).ljust(wanted, b"\0")
+            plain = _beginning(part, most).ljust(expected, b"\0")
         else:
             plain = decompressed(part, most)
-        if wanted >= 0 and len(plain) != wanted:
-            raise ValueError(f"a stream has {len(plain)} bytes, not {wanted}")
+        if expected >= 0 and len(plain) != expected:
+            raise ValueError(f"a stream has {len(plain)} bytes, not {expected}")
         reader.give(np.frombuffer(plain, np.uint8))
-    if reader.wanted is not None or start != len(data):
+    if reader.next_length is not None or start != len(data):
         raise ValueError("streams are missing")
     whole = reader.whole()
     if whole.size != nbytes:
@@ -130,10 +132,7 @@ def decode(
 
 
 def compressed(plain: bytes, level: int, *, small: bool = False) -> bytes:
-    """Code bytes in the way that makes least of them.
-
-    Nothing is written but the data: lengths and checksums are kept elsewhere.
-    """
+    """Code bytes with the coder that makes least of them, without lengths or checksums."""
     fast = min(_entropy_coder().compress(plain), _zstandard(level).compress(plain), key=len)
     quality = _BEST_QUALITY if small else _QUALITY
     slow = bytes([_BROTLI]) + brotli.compress(plain, quality=quality, lgwin=_WINDOW)
@@ -141,37 +140,26 @@ def compressed(plain: bytes, level: int, *, small: bool = False) -> bytes:
 
 
 def _zstandard(level: int) -> zstandard.ZstdCompressor:
-    return zstandard.ZstdCompressor(
-        compression_params=zstandard.ZstdCompressionParameters.from_level(
-            level,
-            format=zstandard.FORMAT_ZSTD1_MAGICLESS,
-            write_content_size=False,
-            write_checksum=False,
-            write_dict_id=False,
-        )
-    )
+    parameters = zstandard.ZstdCompressionParameters.from_level(level, **_UNFRAMED)
+    return zstandard.ZstdCompressor(compression_params=parameters)
 
 
 def _entropy_coder() -> zstandard.ZstdCompressor:
     """Return a coder that hardly looks for repetitions.
 
-    Among few symbols any level finds short ones by chance, which cost more than they save: of
-    5-bit codes 4 % more, and of codes half of which are one symbol 10 %.
+    Among few symbols any level finds short repetitions by chance, which cost more than they save:
+    4 % with 5-bit codes, and 10 % with codes half of which are one symbol.
     """
-    return zstandard.ZstdCompressor(
-        compression_params=zstandard.ZstdCompressionParameters(
-            format=zstandard.FORMAT_ZSTD1_MAGICLESS,
-            write_content_size=False,
-            write_checksum=False,
-            write_dict_id=False,
-            strategy=zstandard.STRATEGY_FAST,
-            window_log=17,
-            min_match=7,
-            hash_log=6,
-            chain_log=6,
-            search_log=1,
-        )
+    parameters = zstandard.ZstdCompressionParameters(
+        **_UNFRAMED,
+        strategy=zstandard.STRATEGY_FAST,
+        window_log=17,
+        min_match=7,
+        hash_log=6,
+        chain_log=6,
+        search_log=1,
     )
+    return zstandard.ZstdCompressor(compression_params=parameters)
 
 
 def decompressed(data: bytes | memoryview, most: int) -> bytes:
@@ -198,12 +186,12 @@ def decompressed(data: bytes | memoryview, most: int) -> bytes:
 def _by_brotli(data: bytes | memoryview, most: int) -> bytes:
     decoder = brotli.Decompressor()
     try:
-        found: bytes = decoder.process(data, output_buffer_limit=most + 1)
+        plain: bytes = decoder.process(data, output_buffer_limit=most + 1)
     except brotli.error as error:
         raise ValueError(str(error)) from error
-    if len(found) > most or not decoder.is_finished():
+    if len(plain) > most or not decoder.is_finished():
         raise ValueError("it ends where no stream does")
-    return found
+    return plain
 
 
 def _beginning(data: memoryview, most: int) -> bytes:
@@ -212,13 +200,11 @@ def _beginning(data: memoryview, most: int) -> bytes:
         data, take = data[1:], brotli.Decompressor().process
     else:
         take = _unframed().decompressobj().decompress
-    found = b""
-    try:
+    beginning = b""
+    with suppress(brotli.error, zstandard.ZstdError):  # what comes before the damage is returned
         for place in range(len(data)):
-            found += take(bytes(data[place : place + 1]))
-    except (brotli.error, zstandard.ZstdError):
-        pass  # it was to be expected: what came before is what is wanted
-    return found[:most]
+            beginning += take(bytes(data[place : place + 1]))
+    return beginning[:most]
 
 
 def _unframed() -> zstandard.ZstdDecompressor:
@@ -226,14 +212,14 @@ def _unframed() -> zstandard.ZstdDecompressor:
 
 
 def threads() -> int:
-    """Return how many chunks are worked on at once: one for each core that is ours."""
+    """Return how many chunks are worked on at once: one for each core of this process."""
     return len(os.sched_getaffinity(0))
 
 
 def in_order(
     workers: ThreadPoolExecutor, work: Callable[[ItemT], ResultT], items: Iterable[ItemT]
 ) -> Iterator[ResultT]:
-    """Work on items at once, and yield the results in their order; few are held at a time."""
+    """Work on several items at once and yield the results in order; few are held at a time."""
     coming: deque[Future[ResultT]] = deque()
     try:
         for item in items:

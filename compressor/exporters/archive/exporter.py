@@ -7,17 +7,14 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import BinaryIO, ClassVar
+from typing import BinaryIO, ClassVar, NamedTuple
 
 import numpy as np
 from pydantic import Field
 
-from compressor.errors import ArtifactError, InputError
 from compressor.exporters.archive.coder import CHUNK, Coded, encode, in_order, threads
 from compressor.exporters.archive.forms import WHOLE, Form, candidates
 from compressor.exporters.archive.index import (
@@ -27,25 +24,29 @@ from compressor.exporters.archive.index import (
     Chunk,
     PackedFile,
     Part,
+    Section,
+    divide,
     index_bytes,
+    joined,
     member_sums,
 )
-from compressor.exporters.archive.sections import Section, divide, groupings, runs
-from compressor.exporters.archive.unpacking import unpack
-from compressor.exporters.safetensors import SafetensorsExporter
-from compressor.files import disk_errors, file_sha256
+from compressor.exporters.archive.unpacking import ArchiveFormat
+from compressor.exporters.safetensors.exporter import SafetensorsExporter, artifact_errors
+from compressor.files import file_sha256, staging
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.exporter import ExportContext, Exporter
 from compressor.types.tensors import Array, Batch
 
 _PROBE = 128 * WHOLE  # bytes of a tensor on which all forms are tried
-_CLOSE = 1.01  # those that are further behind the best there are not tried on the rest
+_CLOSE = 1.01  # times the best form's bytes there: others are not tried on the rest
 _SMALL = 4 << 20  # bytes of a file of which every byte counts, and not how long decoding takes
-_LIKELY = 2  # forms to which the slow coder is put, besides the plainest
+_TINY = 4096  # bytes of a tensor that is never coded alone
+_GROUP = 1 << 16  # bytes of a group, and of a tensor that may be in one
+_LIKELY = 2  # forms that the slow coder is tried on, besides the plainest
+NAME = "model.archive"
 
 
-@dataclass(frozen=True)
-class _Source:
+class _Source(NamedTuple):
     """A file that goes into an archive, and how it is coded."""
 
     path: Path
@@ -53,15 +54,8 @@ class _Source:
     small: bool
 
 
-@dataclass(frozen=True)
-class _Packed:
-    """A section that has been coded.
-
-    Attributes:
-        section: which one.
-        form: how its chunks were taken apart.
-        chunks: they follow each other.
-    """
+class _Packed(NamedTuple):
+    """A section that has been coded in a form: its chunks follow each other."""
 
     section: Section
     form: Form
@@ -74,14 +68,13 @@ class _Packed:
 
 
 def pack(files: Sequence[Path], target: Path, level: int, advance: Callable[[int], None]) -> None:
-    """Write an archive; one tensor after the other is read, and several of its chunks are coded
-    at once.
+    """Write an archive; tensors are read one after another, several chunks coded at once.
 
     Args:
         files: what goes into it; their names differ.
         target: the archive, which is not there yet.
         level: Zstandard's, 1 to 22.
-        advance: takes the bytes that have been coded so far.
+        advance: called with the bytes that have been coded so far.
 
     Raises:
         OSError: the disk is full.
@@ -91,18 +84,50 @@ def pack(files: Sequence[Path], target: Path, level: int, advance: Callable[[int
     with target.open("xb") as out, ThreadPoolExecutor(threads(), "archive") as workers:
         out.write(MAGIC)
         for path in files:
-            divided = divide(path)
+            head, sections = divide(path)
             parts: list[Part] = []
             source = _Source(path, level, path.stat().st_size <= _SMALL)
-            for run in runs(divided.sections):
+            for run in runs(sections):
                 parts += _write(workers, source, run, out)
                 done += sum(section.nbytes for section in run)
                 advance(done)
             size = path.stat().st_size
-            packed.append(
-                PackedFile(path.name, size, file_sha256(path), divided.head, tuple(parts))
-            )
+            packed.append(PackedFile(path.name, size, file_sha256(path), head, tuple(parts)))
         out.write(index_bytes(packed))
+
+
+def runs(sections: Sequence[Section]) -> Iterator[tuple[Section, ...]]:
+    """Yield sections that may be coded together.
+
+    They follow each other, are short, and have elements of the same width.
+    """
+    run: list[Section] = []
+    size = 0
+    for section in sections:
+        joins = bool(run) and bool(section.dtype) and run[0].width == section.width
+        if run and not (joins and size + section.nbytes <= _GROUP):
+            yield tuple(run)
+            run, size = [], 0
+        run.append(section)
+        size += section.nbytes
+    if run:
+        yield tuple(run)
+
+
+def groupings(run: Sequence[Section]) -> list[list[Section]]:
+    """Return the ways to code the sections of a run: all as one, or the larger ones alone.
+
+    The smallest are always coded together: one alone is too short to show a distribution.
+    """
+    apart: list[list[Section]] = []
+    for section in run:
+        tiny = section.nbytes < _TINY
+        if apart and tiny and apart[-1][0].nbytes < _TINY:
+            apart[-1].append(section)
+        else:
+            apart.append([section])
+    ways = [[joined(run)]]
+    return ways if len(apart) == 1 else [*ways, [joined(group) for group in apart]]
 
 
 def _write(
@@ -110,34 +135,25 @@ def _write(
 ) -> Iterator[Part]:
     """Code sections of a file in the grouping that takes the fewest bytes."""
     if not run[0].dtype:
-        source = replace(source, level=max(source.level, TEXT_LEVEL))
-    found = [[_best(workers, source, section) for section in way] for way in groupings(run)]
-    for packed in min(found, key=_taken):
+        source = source._replace(level=max(source.level, TEXT_LEVEL))
+    coded_ways = [[_best(workers, source, section) for section in way] for way in groupings(run)]
+    for packed in min(coded_ways, key=lambda way: sum(one.nbytes + ENTRY for one in way)):
         chunks = []
         for coded in packed.chunks:
             chunks.append(Chunk(out.tell(), coded.lengths, coded.checksum))
             out.write(coded.data)
         section = packed.section
-        yield Part(section, packed.form, CHUNK, tuple(chunks), _sums(source.path, section))
-
-
-def _taken(packed: Sequence[_Packed]) -> int:
-    return sum(one.nbytes + ENTRY for one in packed)
-
-
-def _sums(path: Path, section: Section) -> tuple[str, ...]:
-    """Return the checksums of tensors that are coded together; of others the chunks have one."""
-    if not section.members:
-        return ()
-    data = np.concatenate(list(_chunks(path, section)))
-    return member_sums(section, data)
+        sums: tuple[str, ...] = ()
+        if section.members:  # of other tensors, the chunks have a checksum
+            sums = member_sums(section, np.concatenate(list(_chunks(source.path, section))))
+        yield Part(section, packed.form, CHUNK, tuple(chunks), sums)
 
 
 def _best(workers: ThreadPoolExecutor, source: _Source, section: Section) -> _Packed:
-    """Code a part in all forms that may be the smallest, and return that.
+    """Code a section in the smallest form.
 
-    Forms that make clearly more of its beginning are left out of the rest. Of equals the first
-    wins.
+    Only forms that come close to the best one on its beginning are tried on all of it. Of equals
+    the first wins.
     """
     if not section.nbytes:
         return _Packed(section, Form(), ())
@@ -150,26 +166,22 @@ def _best(workers: ThreadPoolExecutor, source: _Source, section: Section) -> _Pa
     if section.nbytes == probe.size:
         form = min(tried, key=lambda form: tried[form].nbytes)
         return _Packed(section, form, (tried[form],))
-    found: list[_Packed] = []
+    packed: list[_Packed] = []
     least = min(coded.nbytes for coded in tried.values())
     for form, coded in tried.items():
         if coded.nbytes <= _CLOSE * least:
             work = partial(encode, form=form, level=source.level, small=source.small)
             chunks = _chunks(source.path, section)
-            found.append(_Packed(section, form, tuple(in_order(workers, work, chunks))))
-    return min(found, key=lambda packed: packed.nbytes)
+            packed.append(_Packed(section, form, tuple(in_order(workers, work, chunks))))
+    return min(packed, key=lambda one: one.nbytes)
 
 
 def _tried(
     workers: ThreadPoolExecutor, data: Array, forms: Sequence[Form], source: _Source, *, small: bool
 ) -> dict[Form, Coded]:
     """Code bytes in several forms."""
-    work = partial(_encoded, data, source.level, small)
+    work = partial(encode, data, level=source.level, small=small)
     return dict(zip(forms, in_order(workers, work, forms), strict=True))
-
-
-def _encoded(data: Array, level: int, small: bool, form: Form) -> Coded:
-    return encode(data, form, level, small=small)
 
 
 def _chunks(path: Path, section: Section) -> Iterator[Array]:
@@ -179,9 +191,6 @@ def _chunks(path: Path, section: Section) -> Iterator[Array]:
         for place in range(0, section.nbytes, CHUNK):
             data = bytearray(file.read(min(CHUNK, section.nbytes - place)))
             yield np.frombuffer(data, np.uint8)
-
-
-NAME = "model.archive"
 
 
 class ArchiveExporter(Exporter):
@@ -207,12 +216,12 @@ class ArchiveExporter(Exporter):
 
     @property
     def bound(self) -> bool:
-        """It is not known before how well weights can be coded."""
+        """Whether prediction is an upper bound: how well weights can be coded shows at the end."""
         return True
 
     @property
     def not_judged(self) -> str:
-        """It is unpacked before it is run."""
+        """Why it is not timed: it is unpacked before it is run."""
         return "a storage format"
 
     @property
@@ -229,10 +238,7 @@ class ArchiveExporter(Exporter):
         self._content.check(carrier)
 
     def predict(self, carrier: Carrier) -> int:
-        """Return the bytes of the files inside, which the archive does not exceed.
-
-        How much less they become shows once the weights are coded.
-        """
+        """Return the bytes of the files inside, which the archive does not exceed."""
         return self._content.predict(carrier)
 
     def write(self, carrier: Carrier, directory: Path, context: ExportContext) -> tuple[Path, ...]:
@@ -244,13 +250,13 @@ class ArchiveExporter(Exporter):
         """
         if context.ranks.rank:
             return ()
-        with disk_errors(directory), _scratch(directory) as folder:
+        with staging(directory) as folder:
             files = self._content.write(carrier, folder, context)
             path = directory / NAME
             pack(files, path, self.level, context.advance)
             shutil.rmtree(folder)
-            with _artifact_errors():
-                unpack(path, folder)
+            with artifact_errors():
+                ArchiveFormat().unpack(path, folder)
         return (path,)
 
     def open(self, path: Path) -> Runner:
@@ -259,7 +265,7 @@ class ArchiveExporter(Exporter):
         Raises:
             ArtifactError: the archive is damaged, or the model cannot be loaded.
         """
-        with _artifact_errors():
+        with artifact_errors():
             return UnpackedRunner(path, self._content)
 
 
@@ -278,27 +284,10 @@ class UnpackedRunner:
     def __init__(self, path: Path, content: Exporter):
         folder = Path(tempfile.mkdtemp(prefix="archive-"))
         weakref.finalize(self, shutil.rmtree, folder, True)
-        unpack(path, folder)
+        ArchiveFormat().unpack(path, folder)
         self._runner = content.open(folder)
         self.runtime = self._runner.runtime
 
     def run(self, batch: Batch) -> Batch:
         """Run one batch."""
         return self._runner.run(batch)
-
-
-@contextmanager
-def _scratch(directory: Path) -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix=".content-", dir=directory))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _artifact_errors() -> Iterator[None]:
-    try:
-        yield
-    except InputError as error:
-        raise ArtifactError(error.subject, error.problem, error.remedy) from error

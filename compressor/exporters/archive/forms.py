@@ -1,9 +1,9 @@
 """Forms of a tensor's bytes in which an order-0 entropy coder finds what is regular in them.
 
 A coder of Huffman's kind, such as the one inside Zstandard, gives each byte a whole number of bits.
-So narrow codes go several to a byte, a value that is very common is told apart from the others by
-a bit or by its distances, and the bytes of wide elements go each to a stream of their own, of which
-the one with the exponents is regular. All forms can be undone to the bit.
+So narrow codes go several to a byte, a very common value is set apart from the others by a bit or
+by its distances, and each byte of a wide element goes to a stream of its own, of which the one with
+the exponents is regular. All forms can be undone to the bit.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ _BYTE = 8
 _FAR = 255  # a gap that goes on
 _TURNED = {2: np.uint16, 4: np.uint32, 8: np.uint64}
 _SHARED = {1: 1, 2: 2, 3: 4, 4: 4}  # width in which symbols share bytes; wider ones do not
+_WAYS: tuple[Sparse, ...] = ("", "mask", "gaps")
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,9 @@ class Form:
     Attributes:
         bits: of a symbol: 1 to 8, of which the chunk is a stream as
             :mod:`compressor.models.codec.bit_stream` writes it, or 16, 32 or 64.
-        sparse: what is said of the most common symbol, which is then left out: a ``mask`` with
-            one bit a symbol that is set where another one is, or the ``gaps`` between the others.
-        packed: symbols of 4 bits and fewer share bytes, otherwise each has its own.
+        sparse: how the most common symbol is left out: by a ``mask`` with one bit a symbol, set
+            where another one is, or by the ``gaps`` between the others; empty where it is not.
+        packed: whether symbols of 4 bits and fewer share bytes; otherwise each has its own.
         turned: the sign of each element is moved behind its mantissa, so that all bits of a
             float's exponent lie in one byte.
     """
@@ -55,10 +56,9 @@ class Form:
     @classmethod
     def named(cls, name: str) -> Form:
         """Return the form of a name that ``str`` gave; raises ``ValueError`` for others."""
-        found = _NAMES.get(name)
-        if found is None:
+        if name not in _NAMES:
             raise ValueError(f"there is no form {name!r}")
-        return found
+        return _NAMES[name]
 
     def streams(self, data: Array) -> list[Array]:
         """Take a chunk apart.
@@ -67,26 +67,22 @@ class Form:
             data: its bytes, uint8 ``[n]``, whole elements.
 
         Returns:
-            Streams of bytes, uint8 ``[m]`` each: what is common, and where, if it is told apart;
-            then the symbols, in planes if they are wide.
+            Streams of bytes, uint8 ``[m]`` each: if the common symbol is left out, that symbol and
+            where it is; then the symbols, in planes if they are wide.
         """
         symbols = self._symbols(data)
         if not self.sparse:
             return self._stored(symbols)
         common = most_common(symbols)
         others = symbols != common
-        places = np.flatnonzero(others)  # several times faster to index with than what it is of
+        places = np.flatnonzero(others)  # indexing with it is several times faster than with a mask
         where = np.packbits(others) if self.sparse == "mask" else _gaps(places)
         head = np.array([common], symbols.dtype).view(np.uint8)
         return [head, where, *self._stored(symbols[places])]
 
     def of_any_length(self, place: int) -> bool:
-        """Tell whether nothing says how long the stream in a place is: that of gaps."""
+        """Whether the stream in a place may have any length, as that of gaps may."""
         return self.sparse == "gaps" and place == 1
-
-    def reader(self, nbytes: int) -> Reader:
-        """Return what puts the streams of a chunk of so many bytes together again."""
-        return Reader(self, nbytes)
 
     @property
     def shared(self) -> int:
@@ -128,14 +124,14 @@ class Reader:
         self._width = max(1, form.bits // _BYTE)
         padded = nbytes + -nbytes % form.bits if form.bits < _BYTE else nbytes
         self._count = padded * _BYTE // form.bits
-        self._given: list[Array] = []
+        self._streams: list[Array] = []
         self._places: Array | None = None  # of the symbols that are not the common one
 
     @property
-    def wanted(self) -> int | None:
+    def next_length(self) -> int | None:
         """The length of the next stream, ``-1`` where it may be any; ``None`` after the last."""
         head = 2 if self._form.sparse else 0
-        place = len(self._given)
+        place = len(self._streams)
         if place < head:
             if place == 0:
                 return self._width
@@ -146,13 +142,13 @@ class Reader:
 
     @property
     def most(self) -> int:
-        """The greatest length of a stream that may have any."""
+        """The greatest length of a stream that may have any length."""
         return 2 * self._count + 1
 
     def give(self, stream: Array) -> None:
-        """Take the next stream, uint8 ``[wanted]``; raises ``ValueError`` if it cannot be one."""
-        self._given.append(stream)
-        if self._form.sparse and len(self._given) == 2:
+        """Take the next stream, uint8 ``[m]``; raises ``ValueError`` if it cannot be one."""
+        self._streams.append(stream)
+        if self._form.sparse and len(self._streams) == 2:
             if self._form.sparse == "mask":
                 flags = np.unpackbits(stream, count=self._count).view(np.bool_)
                 self._places = np.flatnonzero(flags)
@@ -162,10 +158,10 @@ class Reader:
     def whole(self) -> Array:
         """Return the chunk, uint8 ``[nbytes]``."""
         form = self._form
-        streams = self._given[2:] if form.sparse else self._given
+        streams = self._streams[2:] if form.sparse else self._streams
         symbols = self._loaded(streams)
         if self._places is not None:
-            full = np.full(self._count, self._given[0].view(symbols.dtype)[0], symbols.dtype)
+            full = np.full(self._count, self._streams[0].view(symbols.dtype)[0], symbols.dtype)
             full[self._places] = symbols
             symbols = full
         if form.bits < _BYTE:
@@ -223,7 +219,6 @@ def _narrow(bits: int) -> Iterator[Form]:
             yield Form(bits, sparse, packed=False)
 
 
-_WAYS: tuple[Sparse, ...] = ("", "mask", "gaps")
 _NAMES = {
     str(form): form
     for form in (

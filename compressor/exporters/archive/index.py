@@ -1,35 +1,39 @@
 """The index of an archive: which files are in it, in which parts, and where each chunk lies.
 
-An archive is :data:`MAGIC`, the chunks one after the other, the index, and a
-footer. The index is JSON, coded like other streams. It names no tensors: it holds the header of
-each safetensors file as it is, and the parts follow in the order of their data. The footer says how
-long the index is as it is stored and as JSON, holds the SHA-256 of both numbers and the stored
-index, and ends with the magic bytes backwards. So every byte of the file is under some checksum.
-"""
+A file is divided into the parts that are coded each in its own way: the tensors of safetensors.
+
+An archive is :data:`MAGIC`, the chunks one after the other, the index, and a footer. The index is
+JSON, coded like other streams. It names no tensors: it holds the header of each safetensors file as
+it is, and the parts follow in the order of their data. The footer holds the length of the index as
+it is stored and as JSON, the SHA-256 of both numbers and the stored index, and the magic bytes
+backwards. So every byte of the file is under some checksum."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from math import prod
 from pathlib import Path
 from typing import Any, NoReturn
 
 from compressor.errors import ModelError, SpecError
 from compressor.exporters.archive.coder import SUM, compressed, decompressed
 from compressor.exporters.archive.forms import Form
-from compressor.exporters.archive.sections import (
-    Divided,
-    Section,
-    divide_by,
-    joined,
-    with_offsets,
-    without_offsets,
-)
+from compressor.models.codec.headers import LONGEST_HEADER, parse_header
 from compressor.types.tensors import Array
 
+_LENGTH = 8  # bytes that say how long a header is
+_WIDTHS = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "C64": 4}
+_WIDTHS |= {"F16": 2, "BF16": 2, "I16": 2, "U16": 2}
+_WIDTHS |= dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1)
+_OFFSETS = re.compile(r'"data_offsets":\[\d+,\d+\]')
+_LEFT_OUT = '"data_offsets":[]'
+_FLOATS = ("F64", "F32", "C64", "F16", "BF16")
 MAGIC = b"CMPRSAR1"
 """What an archive begins with."""
 
@@ -48,14 +52,132 @@ _DAMAGED = "it is damaged; copy it again, or export the model again"
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """Where a coded chunk lies.
+class Section:
+    """A part of a file: a tensor, or all of a file that is not safetensors.
 
     Attributes:
-        start: its first byte in the archive.
-        lengths: bytes of its streams.
-        checksum: of what is stored.
+        dtype: its element type, as safetensors calls it; empty where it is no tensor.
+        start: its first byte in the file.
+        members: tensors that are coded together, as that takes fewer bytes; empty for one tensor.
+            Name and type are then the first one's.
     """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    nbytes: int
+    members: tuple[Section, ...] = ()
+
+    @property
+    def tensors(self) -> tuple[Section, ...]:
+        """The tensors in it."""
+        return self.members or (self,)
+
+    @property
+    def title(self) -> str:
+        """Its name in messages."""
+        return f"tensor {self.name!r}" if self.dtype else f"file {self.name!r}"
+
+    @property
+    def width(self) -> int:
+        """Bytes of an element; 1 where elements may share bytes, or are not known."""
+        width = _WIDTHS.get(self.dtype, 1)
+        return width if self.nbytes % width == 0 else 1
+
+    @property
+    def floating(self) -> bool:
+        """Whether elements are floats of two bytes or more."""
+        return any(tensor.dtype in _FLOATS for tensor in self.tensors)
+
+
+def prefix_of(head: str) -> bytes:
+    """Return the bytes of a safetensors file before its data."""
+    text = head.encode()
+    return len(text).to_bytes(_LENGTH, "little") + text if head else b""
+
+
+def divide(path: Path) -> tuple[str, tuple[Section, ...]]:
+    """Return the header of a safetensors file and its tensors, in the order of their data.
+
+    Any other file has no header and is one part.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(_LENGTH), "little")
+        text = file.read(length) if 0 < length <= min(size, LONGEST_HEADER) else b""
+    try:
+        head = text.decode()
+        return head, tensors_of(head, size)
+    except ValueError:
+        return "", (Section(path.name, "", (), 0, size),)
+
+
+def tensors_of(head: str, size: int) -> tuple[Section, ...]:
+    """Return the tensors of a safetensors file of so many bytes.
+
+    Raises:
+        ValueError: it is no such header, or tensors do not follow each other to the file's end.
+    """
+    try:
+        header = parse_header(Path(), head.encode(), size)
+    except ModelError as error:
+        raise ValueError(error.problem) from error
+    return tuple(Section(*tensor) for tensor in header.tensors.values())
+
+
+def joined(group: Sequence[Section]) -> Section:
+    """Return the section that others make together, which follow each other."""
+    if len(group) == 1:
+        return group[0]
+    size = sum(section.nbytes for section in group)
+    return replace(group[0], shape=(), nbytes=size, members=tuple(group))
+
+
+def without_offsets(head: str) -> str:
+    """Leave the places of tensors out of a header, where its types and shapes imply them.
+
+    Nothing is left out of a header that another program wrote in another order.
+    """
+    short = _OFFSETS.sub(_LEFT_OUT, head)
+    try:
+        same = with_offsets(short) == head
+    except ValueError:
+        same = False
+    return short if same else head
+
+
+def with_offsets(head: str) -> str:
+    """Invert :func:`without_offsets`.
+
+    Raises:
+        ValueError: it is no header, or one with elements of unknown size.
+    """
+    if _LEFT_OUT not in head:
+        return head
+    document = json.loads(head)
+    if not isinstance(document, dict):
+        raise ValueError("the header is no mapping")
+    sizes = [_size(name, entry) for name, entry in document.items() if name != "__metadata__"]
+    ends = list(accumulate(sizes, initial=0))
+    texts = head.split(_LEFT_OUT)
+    if len(texts) != len(ends):
+        raise ValueError("the header has another number of tensors than of places")
+    places = [f'"data_offsets":[{start},{end}]' for start, end in pairwise(ends)]
+    return "".join(text + place for text, place in zip(texts, [*places, ""], strict=True))
+
+
+def _size(name: str, entry: Any) -> int:
+    match entry:
+        case {"dtype": str(dtype), "shape": list(shape)} if dtype in _WIDTHS:
+            if all(type(length) is int and length >= 0 for length in shape):
+                return prod(shape) * _WIDTHS[dtype]
+    raise ValueError(f"tensor {name!r} is not described")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Where a coded chunk starts in the archive, the bytes of its streams, and their checksum."""
 
     start: int
     lengths: tuple[int, ...]
@@ -96,15 +218,7 @@ class Part:
 
 @dataclass(frozen=True)
 class PackedFile:
-    """A file in an archive.
-
-    Attributes:
-        name: its name.
-        nbytes: its size.
-        sha256: the hash of its bytes.
-        head: the header of a safetensors file.
-        parts: what it is made of, in order.
-    """
+    """A file in an archive: its size and hash, its header if it is safetensors, and its parts."""
 
     name: str
     nbytes: int
@@ -206,10 +320,10 @@ def _files(entries: Any, end: int) -> tuple[PackedFile, ...]:
         if type(size) is not int or size < 0 or not isinstance(head, str):
             raise ValueError(f"{name!r} is not described")
         head = with_offsets(head)
-        sections = list((divide_by(head, size) if head else _alone(name, size)).sections)
+        sections = list(tensors_of(head, size) if head else [Section(name, "", (), 0, size)])
         parts = []
-        for given in entry["parts"]:
-            part = _part(sections, given, place)
+        for fields in entry["parts"]:
+            part = _part(sections, fields, place)
             place += part.stored
             parts.append(part)
         if sections:
@@ -220,10 +334,6 @@ def _files(entries: Any, end: int) -> tuple[PackedFile, ...]:
     if len({file.name for file in files}) != len(files):
         raise ValueError("two files have one name")
     return tuple(files)
-
-
-def _alone(name: str, size: int) -> Divided:
-    return Divided("", (Section(name, "", (), 0, size),))
 
 
 def member_sums(section: Section, data: Array) -> tuple[str, ...]:
@@ -238,29 +348,30 @@ def member_sums(section: Section, data: Array) -> tuple[str, ...]:
     return tuple(digest.hexdigest()[: 2 * _MEMBER_SUM] for digest in digests)
 
 
-def _part(sections: list[Section], given: Any, place: int) -> Part:
+def _part(sections: list[Section], fields: Any, place: int) -> Part:
     """Read the entry of the next part; its sections are taken off the list."""
-    form, step, lengths, sums, joint = given
+    form, step, lengths, sums, joint = fields
     of_each = 2 * _MEMBER_SUM
     count = max(1, len(joint) // of_each)
     if not isinstance(joint, str) or count > len(sections):
         raise ValueError("there are more parts than tensors")
     section = joined(sections[:count])
     del sections[:count]
-    own_sums = tuple(joint[k * of_each : (k + 1) * of_each] for k in range(len(section.members)))
+    starts = range(0, len(section.members) * of_each, of_each)
+    member_digests = tuple(joint[start : start + of_each] for start in starts)
     digits = 2 * SUM
     if type(step) is not int or step < 1 or len(sums) != digits * len(lengths):
         raise ValueError(f"{section.name!r} is not described")
     if len(lengths) != -(-section.nbytes // step):
         raise ValueError(f"{section.name!r} lacks chunks")
     chunks = []
-    for number, own in enumerate(lengths):
-        if not all(type(length) is int and length >= 0 for length in own):
-            raise ValueError(f"{section.name!r} has a chunk of {own!r} bytes")
+    for number, streams in enumerate(lengths):
+        if not all(type(length) is int and length >= 0 for length in streams):
+            raise ValueError(f"{section.name!r} has a chunk of {streams!r} bytes")
         digest = sums[number * digits : (number + 1) * digits]
-        chunks.append(Chunk(place, tuple(own), digest))
+        chunks.append(Chunk(place, tuple(streams), digest))
         place += chunks[-1].stored
-    return Part(section, Form.named(form), step, tuple(chunks), own_sums)
+    return Part(section, Form.named(form), step, tuple(chunks), member_digests)
 
 
 def _fail(subject: str, problem: str) -> NoReturn:

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from compressor.errors import ModelError, SpecError, suggestion
 from compressor.exporters.archive.coder import checksum, decode, in_order, threads
 from compressor.exporters.archive.index import (
+    _LENGTH,
     MAGIC,
     Chunk,
     PackedFile,
     Part,
+    Section,
     member_sums,
+    prefix_of,
     read_index,
 )
-from compressor.exporters.archive.sections import Section, head_of, prefix_of
-from compressor.files import disk_errors, publish, staging
+from compressor.files import disk_errors, publish, scratch, staging
 from compressor.progress import Progress, Silent
 from compressor.types.exporter import PackedFormat, UnpackedFile
 from compressor.types.tensors import Array
@@ -55,71 +57,51 @@ class ArchiveFormat(PackedFormat):
         progress: Progress | None = None,
     ) -> tuple[UnpackedFile, ...]:
         """Take the files out; see the base class."""
-        return unpack(path, folder, tensors, force=force, progress=progress)
+        progress = progress or Silent()
+        files = read_index(path)
+        if tensors:
+            files = _with_only(files, tensors, path)
+        occupied = folder.is_dir() and any(folder.iterdir())
+        if folder.exists() and not folder.is_dir():
+            raise SpecError(f"folder {str(folder)!r}", "is a file", "name another one")
+        if occupied and not force:
+            raise SpecError(
+                f"folder {str(folder)!r}",
+                "holds files already",
+                "name a new one, or give --force to replace files of the same names",
+            )
+        new = not folder.exists()
+        made = []
+        try:
+            with disk_errors(folder), staging(folder) as staged:
+                total = sum(file.nbytes for file in files)
+                with progress.stage(f"unpack {path.name}", total) as advance:
+                    for file in files:
+                        made.append(_write(path, file, staged / file.name))
+                        advance(sum(one.bytes for one in made))
+                for one in made:
+                    publish(staged / one.name, folder / one.name)
+        finally:
+            if new and folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+        return tuple(made)
 
     @contextmanager
     def unpacked(self, path: Path) -> Iterator[Path]:
         """Yield a temporary folder with the files."""
-        folder = Path(tempfile.mkdtemp(prefix="archive-"))
-        try:
-            unpack(path, folder)
+        with scratch("archive-") as folder:
+            self.unpack(path, folder)
             yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
     def stored_bytes(self, path: Path) -> dict[str, int]:
         """Return the bytes that each tensor takes in the archive, by name."""
-        return stored_bytes(path)
-
-
-def unpack(
-    path: Path,
-    folder: Path,
-    tensors: Sequence[str] = (),
-    *,
-    force: bool = False,
-    progress: Progress | None = None,
-) -> tuple[UnpackedFile, ...]:
-    """Take the files out of an archive; see :meth:`PackedFormat.unpack`."""
-    progress = progress or Silent()
-    files = read_index(path)
-    if tensors:
-        files = _with_only(files, tensors, path)
-    occupied = folder.is_dir() and any(folder.iterdir())
-    if folder.exists() and not folder.is_dir():
-        raise SpecError(f"folder {str(folder)!r}", "is a file", "name another one")
-    if occupied and not force:
-        raise SpecError(
-            f"folder {str(folder)!r}",
-            "holds files already",
-            "name a new one, or give --force to replace files of the same names",
-        )
-    new = not folder.exists()
-    made = []
-    try:
-        with disk_errors(folder), staging(folder) as staged:
-            total = sum(file.nbytes for file in files)
-            with progress.stage(f"unpack {path.name}", total) as advance:
-                for file in files:
-                    made.append(_write(path, file, staged / file.name))
-                    advance(sum(one.bytes for one in made))
-            for one in made:
-                publish(staged / one.name, folder / one.name)
-    finally:
-        if new and folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
-    return tuple(made)
-
-
-def stored_bytes(path: Path) -> dict[str, int]:
-    """Return the bytes that each tensor takes in an archive, by name."""
-    sizes: dict[str, int] = {}
-    for file in read_index(path):
-        for part in file.parts if file.head else ():
-            whole = max(1, part.section.nbytes)
-            for tensor in part.section.tensors:  # of what is coded together, its share
-                sizes[tensor.name] = round(part.stored * tensor.nbytes / whole)
-    return sizes
+        sizes: dict[str, int] = {}
+        for file in read_index(path):
+            for part in file.parts if file.head else ():
+                whole = max(1, part.section.nbytes)
+                for tensor in part.section.tensors:  # of what is coded together, its share
+                    sizes[tensor.name] = round(part.stored * tensor.nbytes / whole)
+        return sizes
 
 
 def _write(path: Path, file: PackedFile, target: Path) -> UnpackedFile:
@@ -141,18 +123,17 @@ def _write(path: Path, file: PackedFile, target: Path) -> UnpackedFile:
         for data in in_order(workers, work, _pieces(file)):
             digest.update(data.data)
             out.write(data.data)
-    found = digest.hexdigest()
-    if file.sha256 and found != file.sha256:
+    sha256 = digest.hexdigest()
+    if file.sha256 and sha256 != file.sha256:
         raise ModelError(
             f"file {file.name!r} of archive {str(path)!r}",
             "is not what was put in: its SHA-256 differs",
             _DAMAGED,
         )
-    return UnpackedFile(file.name, target.stat().st_size, found)
+    return UnpackedFile(file.name, target.stat().st_size, sha256)
 
 
-@dataclass(frozen=True)
-class _Piece:
+class _Piece(NamedTuple):
     """A chunk of a part, and how many bytes it has once it is decoded."""
 
     part: Part
@@ -186,17 +167,14 @@ def _decoded(handle: int, path: Path, piece: _Piece) -> Array:
     except ValueError as error:
         subject = f"{section.title} of archive {str(path)!r}"
         raise ModelError(subject, f"cannot be decoded ({error})", _DAMAGED) from error
-    wanted = piece.part.wanted
-    if not wanted:
+    if not piece.part.wanted:
         return whole
-    starts = [(tensor.start - section.start, tensor.nbytes) for tensor in wanted]
+    starts = [(tensor.start - section.start, tensor.nbytes) for tensor in piece.part.wanted]
     return np.concatenate([whole[start : start + size] for start, size in starts])
 
 
 def _lost(piece: _Piece, data: bytes) -> str:
-    """Name what a damaged chunk takes with it: of tensors that are coded together, the first that
-    does not come out as it was, and how many more do not.
-    """
+    """Name what a damaged chunk destroys: of tensors coded together, the first and their number."""
     section, sums = piece.part.section, piece.part.sums
     if not sums:
         return section.title
@@ -204,10 +182,10 @@ def _lost(piece: _Piece, data: bytes) -> str:
         form = piece.part.form
         whole = decode(memoryview(data), piece.chunk.lengths, form, piece.nbytes, damaged=True)
     except ValueError:
-        lost = section.members  # it can no longer be told where each lies
+        lost = section.members  # where each lies is no longer known
     else:
         pairs = zip(section.members, sums, member_sums(section, whole), strict=True)
-        lost = tuple(member for member, was, found in pairs if was != found)
+        lost = tuple(member for member, was, now in pairs if was != now)
     first, more = (lost or section.members)[0], len(lost) - 1
     return first.title + (f" and {more} coded with it" if more > 0 else "")
 
@@ -221,21 +199,34 @@ def _with_only(
         SpecError: there is no tensor of a name.
     """
     inside = [part.section for file in files if file.head for part in file.parts]
-    known = [tensor.name for section in inside for tensor in section.tensors]
+    names = [tensor.name for section in inside for tensor in section.tensors]
     for name in tensors:
-        if name not in known:
-            raise SpecError(f"tensor {name!r}", f"is not in {str(path)!r}", suggestion(name, known))
-    chosen = []
+        if name not in names:
+            raise SpecError(f"tensor {name!r}", f"is not in {str(path)!r}", suggestion(name, names))
+    selected_files = []
     for file in files:
         parts: list[Part] = []
         taken: list[Section] = []
         for part in file.parts if file.head else ():
-            wanted = tuple(t for t in part.section.tensors if t.name in tensors)
-            if wanted:
-                parts.append(replace(part, wanted=wanted if part.section.members else ()))
-                taken += wanted
+            selected = tuple(t for t in part.section.tensors if t.name in tensors)
+            if selected:
+                parts.append(replace(part, wanted=selected if part.section.members else ()))
+                taken += selected
         if parts:
             head = head_of(file.head, taken)
             size = len(prefix_of(head)) + sum(tensor.nbytes for tensor in taken)
-            chosen.append(PackedFile(file.name, size, "", head, tuple(parts)))
-    return tuple(chosen)
+            selected_files.append(PackedFile(file.name, size, "", head, tuple(parts)))
+    return tuple(selected_files)
+
+
+def head_of(head: str, sections: Sequence[Section]) -> str:
+    """Return the header of a file that holds some tensors of another one alone, in this order."""
+    document = json.loads(head)
+    content = {k: v for k, v in document.items() if k == "__metadata__"}
+    end = 0
+    for section in sections:
+        offsets = [end, end + section.nbytes]
+        content[section.name] = {**document[section.name], "data_offsets": offsets}
+        end += section.nbytes
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False)
+    return text + " " * (-len(text.encode()) % _LENGTH)

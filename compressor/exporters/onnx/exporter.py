@@ -12,18 +12,20 @@ from pydantic import Field
 
 from compressor.errors import ArtifactError, ModelError, SpecError
 from compressor.exporters.onnx import opsets
-from compressor.exporters.onnx.forms import in_form_for
-from compressor.exporters.onnx.layout import (
+from compressor.exporters.onnx.file import (
     INLINE_LIMIT,
     PROTOBUF_LIMIT,
     Layout,
+    check_file,
+    check_message,
+    check_tensors,
+    described,
     lay_out,
     write_layout,
 )
+from compressor.exporters.onnx.forms import in_form_for
 from compressor.exporters.onnx.matmul_nbits import Compute
-from compressor.exporters.onnx.opsets import Owners
 from compressor.exporters.onnx.targets import TARGETS, first_breach
-from compressor.exporters.onnx.verify import check_file, check_message, check_tensors, described
 from compressor.graph.blocks import sink_initializers
 from compressor.graph.skeleton import Skeleton, skeleton
 from compressor.models.onnx.file import PRODUCER, TARGET
@@ -78,7 +80,7 @@ class OnnxExporter(Exporter):
 
     @property
     def not_judged(self) -> str:
-        """What is meant for another runtime than this machine has proves nothing about it."""
+        """Why latency is not judged: the target's runtime is not on this machine."""
         reason = why_elsewhere(self.target)
         return f"{reason}, timed in ONNX Runtime on the CPU" if reason else ""
 
@@ -88,7 +90,7 @@ class OnnxExporter(Exporter):
         return versions_of(self.target)
 
     def check(self, carrier: Carrier) -> None:
-        """Raise where the opset or the target does not take what the model holds.
+        """Check that the opset and the target take what the model holds.
 
         Raises:
             SpecError: naming the layer or node, and what to change.
@@ -108,7 +110,7 @@ class OnnxExporter(Exporter):
             )
         breach = first_breach(carrier.graph(), TARGETS[self.target], evaluate=False)
         if breach is not None:
-            raise SpecError(*breach[0].message(Owners(carrier.graph()), breach[1]))
+            raise SpecError(*breach)
         model = self._in_form(carrier)
         raised = model.opset_imports.get("", self.opset) < self.opset
         opsets.check_opset(opsets.convert(model, self.opset) if raised else model, self.opset)
@@ -137,13 +139,11 @@ class OnnxExporter(Exporter):
         """Write the model and check what was written.
 
         Raises:
-            ArtifactError: the written file is refused by onnx's checker, or is not what it has
-                to be.
+            ArtifactError: onnx's checker refuses the file, or it is not what was to be written.
         """
-        model = carrier.graph()
-        breach = first_breach(model, TARGETS[self.target], evaluate=True)
+        breach = first_breach(carrier.graph(), TARGETS[self.target], evaluate=True)
         if breach is not None:
-            raise ArtifactError(*breach[0].message(Owners(model), breach[1]))
+            raise ArtifactError(*breach)
         layout = self._placed(carrier, context)
         expected = described(layout.proto)
         files = write_layout(layout, directory)
@@ -175,7 +175,7 @@ class OnnxExporter(Exporter):
         return in_form_for(self.target, carrier.graph(), self.matmul_compute)
 
     def _placed(self, carrier: Carrier, context: ExportContext) -> Layout:
-        """Lay a model out; weights that one branch alone reads lie in it, where they are fused."""
+        """Lay a model out; ONNX Runtime fuses a weight only inside the branch that reads it."""
         layout = self._layout(carrier, context)
         if self.target.startswith("ort"):
             sink_initializers(layout.proto.graph)
@@ -191,7 +191,7 @@ class OnnxExporter(Exporter):
         return lay_out(parts, external)
 
     def _label(self, parts: Skeleton, context: ExportContext) -> None:
-        """Say where the file is from; nothing that differs from run to run."""
+        """Note where the file is from; nothing that differs from run to run."""
         proto = parts.proto
         proto.ir_version = opsets.ir_version(self.opset)
         proto.producer_name = PRODUCER

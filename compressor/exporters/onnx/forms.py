@@ -1,9 +1,8 @@
-"""Bring weights that are stored as codes into the form that a runtime wants."""
+"""Rewrite weights that are stored as codes into the form that a runtime reads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import ml_dtypes
 import numpy as np
@@ -16,6 +15,7 @@ from compressor.exporters.onnx.matmul_nbits import (
     pack,
     packed,
     packing_of,
+    replaced,
     weight_only,
 )
 from compressor.graph.editing import Attributes, Editor
@@ -31,9 +31,9 @@ _EACH = 4  # codes of two bits in a byte
 
 
 def expand(editor: Editor, weight: WeightOnly) -> None:
-    """Write a weight's dequantization out, and that of its scale.
+    """Replace a weight's ``DequantizeLinear``, and that of its scale, by elementary operators.
 
-    What cannot be written so stays: groups that do not divide the columns, wider integers.
+    Groups that do not divide the columns, and wider integers, stay as they are.
     """
     if weight.codes.dtype not in _CAST or not _divides(weight.dequantize):
         return
@@ -72,7 +72,7 @@ class _Expansion:
         self._shape = shape
 
     def replace(self) -> None:
-        """Put them there."""
+        """Replace the node."""
         node = self._node
         split, shared = self._shapes()
         value = self._split_codes(split)
@@ -83,9 +83,9 @@ class _Expansion:
         value = self._add("Mul", [value, scale], "scaled")
         value = self._reshaped(value, self._shape, "whole", split)
         named = node.attributes.get_int("output_dtype", 0)
-        wanted = ir.DataType(named) if named else self._scale.dtype or _FLOAT
-        if wanted != _FLOAT:
-            value = self._add("Cast", [value], "cast", wanted, {"to": wanted})
+        dtype = ir.DataType(named) if named else self._scale.dtype or _FLOAT
+        if dtype != _FLOAT:
+            value = self._add("Cast", [value], "cast", dtype, {"to": dtype})
         value.shape = node.outputs[0].shape
         assert node.graph is not None
         ir.convenience.replace_nodes_and_values(
@@ -110,23 +110,19 @@ class _Expansion:
         """Return the codes as floats in the shape ``split``."""
         count = int(np.prod(self._shape))
         if self._bits == _PAIR and self._codes.is_initializer() and count % _EACH == 0:
-            found = self._float(self._looked_up_pairs(count))
-            return self._reshaped(found, split, "split", (count // _EACH, _EACH))
+            codes = self._float(self._looked_up_pairs(count))
+            return self._reshaped(codes, split, "split", (count // _EACH, _EACH))
         return self._reshaped(self._float(self._codes), split, "split", self._shape)
 
     def _looked_up_pairs(self, count: int) -> ir.Value:
         """Store four codes of two bits in a byte, and look all four up in a table."""
-        codes, editor = self._codes, self._editor
-        tensor, signed = codes.const_value, codes.dtype in _SIGNED
-        assert tensor is not None
-        if len(list(codes.uses())) == 1:
-            editor.release(codes)
-        lazy = ir.LazyTensor(
-            partial(_bytes_of_pairs, tensor), ir.DataType.UINT8, ir.Shape((count // _EACH,))
+        signed = self._codes.dtype in _SIGNED
+        bytes_shape = (count // _EACH,)
+        stored = replaced(
+            self._editor, self._codes, _bytes_of_pairs, ir.DataType.UINT8, bytes_shape
         )
-        stored = editor.initializer(codes.name or "", lazy)
         name = "two_bits_signed" if signed else "two_bits"
-        table = editor.shared_constant(name, _pairs(signed))
+        table = self._editor.shared_constant(name, _pairs(signed))
         index = self._add("Cast", [stored], "index", ir.DataType.INT32, {"to": ir.DataType.INT32})
         return self._add("Gather", [table, index], "codes", table.dtype)
 
@@ -144,8 +140,8 @@ class _Expansion:
     ) -> ir.Value:
         if (static_shape(value) if have is None else have) == shape:
             return value
-        wanted = self._editor.constant(f"{self._name}_{suffix}_shape", np.array(shape, np.int64))
-        return self._add("Reshape", [value, wanted], suffix)
+        lengths = self._editor.constant(f"{self._name}_{suffix}_shape", np.array(shape, np.int64))
+        return self._add("Reshape", [value, lengths], suffix)
 
     def _add(
         self,
@@ -162,9 +158,9 @@ class _Expansion:
         return node.outputs[0]
 
 
-def _bytes_of_pairs(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-    codes: Array = np.asarray(tensor.numpy()).astype(np.int8).reshape(1, -1)
-    return ir.tensor(packed((codes & 3).astype(np.uint8), _PAIR).reshape(-1))
+def _bytes_of_pairs(codes: Array) -> Array:
+    flat = codes.astype(np.int8).reshape(1, -1) & 3
+    return packed(flat.astype(np.uint8), _PAIR).reshape(-1)
 
 
 def _pairs(signed: bool) -> Array:
@@ -176,50 +172,33 @@ def _pairs(signed: bool) -> Array:
 def as_four_bit_floats(editor: Editor, weight: WeightOnly) -> None:
     """Store codes that are looked up in a table of doubled values as ``FLOAT4E2M1``.
 
-    The scale is doubled again, to what it is meant to be. Scales of 8 bits keep their type and
-    the scale that they have in turn; powers of two become floats, because the parser of TensorRT
-    refuses ``FLOAT8E8M0``.
+    The scale is doubled in turn, to its true value. Scales of 8 bits keep their type and their own
+    scale; powers of two become floats, because TensorRT's parser refuses ``FLOAT8E8M0``.
     """
     node = weight.dequantize
     if node.inputs[0] is weight.codes:
         return
-    four = ir.DataType.FLOAT4E2M1
-    node.replace_input_with(0, _changed(editor, weight.codes, _patterns, four))
+
+    def changed(
+        value: ir.Value, function: Callable[[Array], Array], dtype: ir.DataType, name: str = ""
+    ) -> ir.Value:
+        shape = static_shape(value)
+        assert shape is not None
+        return replaced(editor, value, function, dtype, shape, name)
+
+    node.replace_input_with(0, changed(weight.codes, _patterns, ir.DataType.FLOAT4E2M1))
     scale, maker = weight.scale, weight.scale.producer()
     if maker is not None and is_op(maker, "DequantizeLinear"):
         half = maker.inputs[1]
         assert half is not None
         name = (half.name or "").replace("_half_scale", "_tensor_scale")
-        maker.replace_input_with(1, _changed(editor, half, _doubled, ir.DataType.FLOAT, name))
+        maker.replace_input_with(1, changed(half, _doubled, _FLOAT, name))
         return
     exponents = None if maker is None else looked_up(maker)
     if exponents is None:
-        made = _changed(editor, scale, _doubled, ir.DataType.FLOAT)
+        node.replace_input_with(1, changed(scale, _doubled, _FLOAT))
     else:
-        made = _changed(editor, exponents, _powers, ir.DataType.FLOAT)
-    node.replace_input_with(1, made)
-
-
-def _changed(
-    editor: Editor,
-    value: ir.Value,
-    function: Callable[[Array], Array],
-    dtype: ir.DataType,
-    name: str = "",
-) -> ir.Value:
-    """Put another form of an initializer in its place; nothing is computed yet."""
-    tensor, shape = value.const_value, static_shape(value)
-    assert tensor is not None
-    assert shape is not None
-    editor.release(value)
-    lazy = ir.LazyTensor(partial(_computed, tensor, function, dtype), dtype, ir.Shape(shape))
-    return editor.initializer(name or value.name or "", lazy)
-
-
-def _computed(
-    tensor: ir.TensorProtocol, function: Callable[[Array], Array], dtype: ir.DataType
-) -> ir.TensorProtocol:
-    return ir.Tensor(function(np.asarray(tensor.numpy())), dtype=dtype)
+        node.replace_input_with(1, changed(exponents, _powers, _FLOAT))
 
 
 def _patterns(codes: Array) -> Array:
@@ -236,15 +215,15 @@ def _powers(exponents: Array) -> Array:
 
 
 def in_form_for(target: str, model: ir.Model, compute: Compute) -> ir.Model:
-    """Return a model as a target wants it; the given one is not changed.
+    """Return a model as a target reads it; the given one is not changed.
 
-    No weight is evaluated: packed tensors are lazy, as those are that they are made of.
+    No weight is evaluated: packed tensors are lazy, like those that they are made from.
 
     Args:
         target: ``ort-cpu``, ``ort-cuda``, ``openvino`` or ``tensorrt``; the last two read
             ``DequantizeLinear`` before a product, ONNX Runtime has an operator of its own.
         model: weights lie in ``DequantizeLinear``, as passes store them.
-        compute: arithmetic of products with weights that alone are quantized.
+        compute: arithmetic of products in which only the weight is quantized.
     """
     changed = model.clone()
     weights = weight_only(changed)

@@ -1,4 +1,4 @@
-"""Which weights of a graph are stored as codes while what they are multiplied with is float."""
+"""Weights stored as codes and multiplied with floats; ``MatMulNBits`` of ONNX Runtime for them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,23 @@ from compressor.graph.values import INTEGER_CODES, all_nodes, is_op, maker_behin
 from compressor.types.layers import Layer
 from compressor.types.tensors import Array
 
+Compute = Literal["float32", "int8"]
+DOMAIN = "com.microsoft"
+_BLOCKS = (256, 128, 64, 32, 16)
+_ACCURACY = {"float32": 1, "int8": 4}  # attribute accuracy_level: what activations are rounded to
+
+_KERNELS: dict[str, dict[int, int]] = {"float32": {4: 16}, "int8": {2: 32, 4: 16, 8: 16}}
+"""By arithmetic and width of codes, the smallest block that ONNX Runtime 1.31 has a kernel for.
+
+It accepts other combinations too, but expands all codes to floats in every run: for one token and a
+weight of 1024 by 2816, that took 14 ms in place of 0.3 ms.
+"""
+
+_SIGNED = (ir.DataType.INT8, ir.DataType.INT4, ir.DataType.INT2)
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+_TWO_BITS = 2
+_BIAS = 5  # its place among the inputs
+
 
 @dataclass(frozen=True)
 class WeightOnly:
@@ -28,7 +45,7 @@ class WeightOnly:
         codes: the initializer of the codes.
         products: the nodes that read the result, through casts and transposes, each with its
             layer; a ``Gather`` of rows has none.
-        alone: nothing else reads the codes.
+        alone: whether nothing else reads the codes.
     """
 
     dequantize: ir.Node
@@ -38,7 +55,7 @@ class WeightOnly:
 
     @property
     def scale(self) -> ir.Value:
-        """What the codes are multiplied with: an initializer, or computed of some."""
+        """What the codes are multiplied with: an initializer, or computed from some."""
         value = self.dequantize.inputs[1]
         assert value is not None
         return value
@@ -57,13 +74,13 @@ class WeightOnly:
 
     @property
     def layers(self) -> tuple[Layer, ...]:
-        """The layers among the products."""
+        """The products' layers."""
         return tuple(layer for _, layer in self.products if layer is not None)
 
 
 def weight_only(model: ir.Model) -> list[WeightOnly]:
-    """Find them, in the order of execution."""
-    found = []
+    """Return the weights that are stored as codes and multiplied with floats, in graph order."""
+    weights = []
     for node in all_nodes(model.graph):
         if not is_op(node, "DequantizeLinear"):
             continue
@@ -74,8 +91,8 @@ def weight_only(model: ir.Model) -> list[WeightOnly]:
         products = [(reader, layer_of(reader)) for reader, _ in readers]
         if readers and all(_is_float(*reader) for reader in readers):
             alone = len(list(codes.uses())) == 1
-            found.append(WeightOnly(node, codes, tuple(products), alone))
-    return found
+            weights.append(WeightOnly(node, codes, tuple(products), alone))
+    return weights
 
 
 def _codes(value: ir.Value | None) -> ir.Value | None:
@@ -107,23 +124,6 @@ def _is_float(node: ir.Node, index: int) -> bool:
     # ONNX Runtime moves quantization over what only moves elements, so that behind that a product
     # may still be of integers.
     return maker_behind(node.inputs[0], "DequantizeLinear") is None
-
-
-Compute = Literal["float32", "int8"]
-
-DOMAIN = "com.microsoft"
-_BLOCKS = (256, 128, 64, 32, 16)
-_ACCURACY = {"float32": 1, "int8": 4}  # attribute accuracy_level: what activations are rounded to
-_KERNELS: dict[str, dict[int, int]] = {"float32": {4: 16}, "int8": {2: 32, 4: 16, 8: 16}}
-"""By arithmetic and width of codes, the smallest block that ONNX Runtime 1.31 has a kernel for.
-
-It takes other combinations too, but turns all codes into floats again in every run: for one token
-and a weight of 1024 by 2816 measured as 14 ms, in place of 0.3 ms.
-"""
-_SIGNED = (ir.DataType.INT8, ir.DataType.INT4, ir.DataType.INT2)
-_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
-_TWO_BITS = 2
-_BIAS = 5  # its place among the inputs
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class Packing:
         return packed(padded, self.bits).reshape(self.code_shape)
 
     def scales(self, stored: Array) -> Array:
-        """Bring scales to one a block, ``[rows, blocks]``."""
+        """Repeat scales to one a block, ``[rows, blocks]``."""
         rows = self.layer.rows
         if stored.ndim < 2:
             return np.repeat(np.broadcast_to(stored.reshape(-1, 1), (rows, 1)), self.blocks, 1)
@@ -222,12 +222,12 @@ def pack(editor: Editor, weight: WeightOnly, packing: Packing, compute: Compute)
     assert scale.dtype is not None
     blocks = (packing.layer.rows, packing.blocks)
     stored: list[ir.Value | None] = [
-        _replaced(editor, weight.codes, packing.codes, uint8, packing.code_shape),
-        _replaced(editor, scale, packing.scales, scale.dtype, blocks),
+        replaced(editor, weight.codes, packing.codes, uint8, packing.code_shape),
+        replaced(editor, scale, packing.scales, scale.dtype, blocks),
     ]
     if weight.zero_point is not None:
         zeros = packing.zero_points, uint8, packing.zero_shape
-        stored.append(_replaced(editor, weight.zero_point, *zeros))
+        stored.append(replaced(editor, weight.zero_point, *zeros))
     editor.model.opset_imports[DOMAIN] = 1
     for node, layer in weight.products:
         assert layer is not None
@@ -253,7 +253,7 @@ def pack(editor: Editor, weight: WeightOnly, packing: Packing, compute: Compute)
 
 
 def _is_stored(weight: WeightOnly) -> bool:
-    """Tell whether codes, scales and zero points are initializers that nothing else reads."""
+    """Whether codes, scales and zero points are initializers that nothing else reads."""
     zero = weight.zero_point
     if weight.dequantize.inputs[0] is not weight.codes or not weight.alone:
         return False
@@ -263,7 +263,7 @@ def _is_stored(weight: WeightOnly) -> bool:
 
 
 def _runs_along_columns(weight: WeightOnly, layer: Layer, group: int) -> bool:
-    """Tell whether the scales belong to rows, or to groups of their columns."""
+    """Whether the scales belong to rows, or to groups of their columns."""
     axis = weight.dequantize.attributes.get_int("axis", 1) % len(layer.shape)
     scales = static_shape(weight.scale)
     if scales == ():
@@ -279,7 +279,7 @@ def _block(group: int, columns: int) -> int:
 
 
 def _is_plain(node: ir.Node, layer: Layer, weight: WeightOnly) -> bool:
-    """Tell whether a node does nothing but what ``MatMulNBits`` does."""
+    """Whether a node computes nothing but what ``MatMulNBits`` computes."""
     if weight.scale.dtype not in _FLOATS or len(layer.shape) != 2:
         return False
     value = node.inputs[1]
@@ -314,22 +314,33 @@ def _is_bias(value: ir.Value, layer: Layer) -> bool:
     return value.is_initializer() and static_shape(value) == (layer.rows,)
 
 
-def _replaced(
+def replaced(
     editor: Editor,
     value: ir.Value,
     function: Callable[[Array], Array],
     dtype: ir.DataType,
     shape: tuple[int, ...],
+    name: str = "",
 ) -> ir.Value:
-    """Put another form of an initializer in its place; nothing is computed yet."""
+    """Return an initializer with another form of a value; nothing is computed yet.
+
+    Args:
+        editor: the model's; the value leaves it unless something else reads it.
+        value: an initializer.
+        function: takes its elements and returns those of the new one.
+        dtype: the new element type.
+        shape: the new shape.
+        name: the new name; by default the value's.
+    """
     tensor = value.const_value
     assert tensor is not None
     if len(list(value.uses())) == 1:
         editor.release(value)
-    compute = partial(_computed, tensor, function)
-    made = ir.LazyTensor(compute, dtype, ir.Shape(shape))
-    return editor.initializer(value.name or "", made)
+    lazy = ir.LazyTensor(partial(_computed, tensor, function, dtype), dtype, ir.Shape(shape))
+    return editor.initializer(name or value.name or "", lazy)
 
 
-def _computed(tensor: ir.TensorProtocol, function: Callable[[Array], Array]) -> ir.TensorProtocol:
-    return ir.tensor(np.ascontiguousarray(function(np.asarray(tensor.numpy()))))
+def _computed(
+    tensor: ir.TensorProtocol, function: Callable[[Array], Array], dtype: ir.DataType
+) -> ir.TensorProtocol:
+    return ir.Tensor(np.ascontiguousarray(function(np.asarray(tensor.numpy()))), dtype=dtype)

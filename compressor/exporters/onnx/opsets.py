@@ -1,73 +1,18 @@
-"""Names for messages: which layer a node of the graph belongs to."""
+"""Opsets: which ones are known, what they can express, and converting between them."""
 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from functools import cache
 
 import onnx_ir as ir
 from onnx import TensorProto, defs, helper
 
 from compressor.errors import SpecError
-from compressor.graph.layers import layers_with_nodes
-from compressor.graph.operators import operator_named
+from compressor.exporters.onnx.targets import Owners
 from compressor.graph.skeleton import converted
 from compressor.graph.values import all_nodes
-
-
-class Owners:
-    """Tells which layer a node is of: the layer's own, or what brings it its inputs.
-
-    Args:
-        model: the graph.
-    """
-
-    def __init__(self, model: ir.Model):
-        self._layers: dict[ir.Node, str] = {}
-        for layer, node in layers_with_nodes(model):
-            self._layers.setdefault(node, layer.name)
-            for value in node.inputs:
-                self._claim(value, layer.name)
-
-    def subject(self, node: ir.Node) -> str:
-        """Return ``layer 'fc'``; for a node of no layer its constant, or its name and operator."""
-        layer = self._layers.get(node)
-        if layer is not None:
-            return f"layer {layer!r}"
-        first = node.inputs[0] if node.inputs else None
-        if _wraps(node) and first is not None and first.is_initializer():
-            return f"tensor {first.name!r}"
-        return f"node {node.name!r} ({node.op_type})" if node.name else f"a {node.op_type} node"
-
-    def _claim(self, value: ir.Value | None, layer: str) -> None:
-        """Give a layer what wraps an input of its, or computes its weight from constants."""
-        node = None if value is None else value.producer()
-        if node is None or node in self._layers:
-            return
-        if not _wraps(node) and not _is_constant(node):
-            return
-        self._layers[node] = layer
-        for inner in node.inputs:
-            self._claim(inner, layer)
-
-
-def _wraps(node: ir.Node) -> bool:
-    """Whether a node rounds, casts or turns what a layer reads."""
-    row = operator_named(node.op_type)
-    rounds = row.family == "quantization" or node.op_type == "DynamicQuantizeLinear"
-    return rounds or row.moves in ("type", "order")
-
-
-def _is_constant(node: ir.Node) -> bool:
-    """Tell whether a node computes something of initializers alone."""
-    for value in node.inputs:
-        if value is None or value.is_initializer():
-            continue
-        maker = value.producer()
-        if maker is None or not _is_constant(maker):
-            return False
-    return True
-
 
 OLDEST = 17
 
@@ -75,8 +20,8 @@ OLDEST = 17
 @cache
 def newest_opset() -> int:
     """Return the newest opset that both the installed onnx and ONNX Runtime know."""
-    known = defs.onnx_opset_version()
-    return next(opset for opset in range(known, 0, -1) if _runtime_knows(opset))
+    newest = defs.onnx_opset_version()
+    return next(opset for opset in range(newest, 0, -1) if _runtime_knows(opset))
 
 
 def ir_version(opset: int) -> int:
@@ -106,7 +51,7 @@ def check_opset(model: ir.Model, opset: int) -> None:
 
 
 def convert(model: ir.Model, opset: int) -> ir.Model:
-    """Bring a graph to an opset; the given one is not changed and no weight is evaluated.
+    """Convert a graph to an opset; the given one is not changed and no weight is evaluated.
 
     Raises:
         SpecError: an operator cannot be converted.
@@ -118,25 +63,21 @@ def convert(model: ir.Model, opset: int) -> ir.Model:
         from onnxscript import version_converter
 
         raised = model.clone()
-        try:
+        with suppress(ValueError):  # beyond the opsets that it knows
             version_converter.convert_version(raised, opset, fallback=False)
-        except ValueError:  # beyond the opsets that it knows
-            return _convert_by_onnx(model, opset)
-        return raised
-    return _convert_by_onnx(model, opset)
+            return raised
+    try:  # the onnx package's converter also goes down
+        return converted(model, opset)
+    except (RuntimeError, ir.serde.SerdeError) as error:
+        raise _refused(error, model, opset) from error
 
 
 def _runtime_knows(opset: int) -> bool:
     import onnxruntime as ort
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
-    value = (TensorProto.FLOAT, [1])
-    graph = helper.make_graph(
-        [helper.make_node("Relu", ["x"], ["y"])],
-        "probe",
-        [helper.make_tensor_value_info("x", *value)],
-        [helper.make_tensor_value_info("y", *value)],
-    )
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "probe", [x], [y])
     model = helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version(opset)
     )
@@ -150,7 +91,7 @@ def _runtime_knows(opset: int) -> bool:
 
 
 def _lack(node: ir.Node, opset: int) -> str | None:
-    """Say what of a node an opset does not have, or ``None``."""
+    """Return what an opset lacks for a node, or ``None``."""
     try:
         schema = defs.get_schema(node.op_type, opset, "")
     except defs.SchemaError:
@@ -169,14 +110,6 @@ def _onnx_name(dtype: ir.DataType) -> str:
     """Return the name of an element type in operator schemas."""
     special = {ir.DataType.FLOAT: "float", ir.DataType.DOUBLE: "double"}
     return special.get(dtype, dtype.name.lower())
-
-
-def _convert_by_onnx(model: ir.Model, opset: int) -> ir.Model:
-    """Convert with the onnx package, whose converter also goes down."""
-    try:
-        return converted(model, opset)
-    except (RuntimeError, ir.serde.SerdeError) as error:
-        raise _refused(error, model, opset) from error
 
 
 def _refused(error: Exception, model: ir.Model, opset: int) -> SpecError:

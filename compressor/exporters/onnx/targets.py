@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 from onnx_ir import DataType
 
-from compressor.exporters.onnx.opsets import Owners
+from compressor.graph.layers import layers_with_nodes
 from compressor.graph.operators import operator, operator_named
 from compressor.graph.values import all_nodes, constant_of, is_op
 
@@ -25,7 +25,7 @@ class Target:
     """The rules of one runtime.
 
     Attributes:
-        title: how messages call it.
+        title: its name in messages.
         activations: element types that activations may be quantized to.
         weights: element types of quantized weights.
         scales: element types of scales.
@@ -85,51 +85,33 @@ TARGETS: dict[str, Target] = {
 }
 
 
-@dataclass(frozen=True)
-class Breach:
-    """Something in a graph that a target does not accept."""
-
-    node: ir.Node
-    problem: str
-    remedy: str
-
-    def message(self, owners: Owners, others: int = 0) -> tuple[str, str, str]:
-        """Return subject, problem and remedy; ``others`` nodes have the same problem."""
-        more = f" (and {others} more like it)" if others else ""
-        return owners.subject(self.node), self.problem + more, self.remedy
-
-
-def first_breach(model: ir.Model, target: Target, *, evaluate: bool) -> tuple[Breach, int] | None:
-    """Find the first thing a target does not accept.
+def first_breach(model: ir.Model, target: Target, *, evaluate: bool) -> tuple[str, str, str] | None:
+    """Return the first thing that a target does not accept.
 
     Args:
         model: the graph.
         target: the rules.
-        evaluate: compute zero points that are not yet known; otherwise they are taken for good.
+        evaluate: compute zero points that are not yet known; otherwise they are assumed valid.
 
     Returns:
-        It, and how many more nodes break the same rule; ``None`` where all is well.
+        Subject, problem and remedy; ``None`` where all is accepted.
     """
-    first: Breach | None = None
-    others = 0
+    first: tuple[ir.Node, str, str] | None = None
+    others = 0  # nodes that break the same rule
     for node in all_nodes(model.graph):
-        for breach in _breaches(node, target, evaluate):
-            if first is None:
-                first = breach
-            elif breach.remedy == first.remedy:
-                others += 1
-            break
-    return None if first is None else (first, others)
-
-
-def _breaches(node: ir.Node, target: Target, evaluate: bool) -> Iterator[Breach]:
-    for rule in _RULES:
-        problem = rule(node, target)
-        if problem is not None:
-            yield Breach(node, *problem)
-    problem = _zero_point(node, target, evaluate)
-    if problem is not None:
-        yield Breach(node, *problem)
+        problem = next(filter(None, (rule(node, target) for rule in _RULES)), None)
+        problem = problem or _zero_point(node, target, evaluate)
+        if problem is None:
+            continue
+        if first is None:
+            first = (node, *problem)
+        elif problem[1] == first[2]:
+            others += 1
+    if first is None:
+        return None
+    node, reason, remedy = first
+    more = f" (and {others} more like it)" if others else ""
+    return Owners(model).subject(node), reason + more, remedy
 
 
 def _integer_operator(node: ir.Node, target: Target) -> tuple[str, str] | None:
@@ -145,7 +127,7 @@ def _integer_operator(node: ir.Node, target: Target) -> tuple[str, str] | None:
 
 
 def _folded(node: ir.Node, _: Target) -> tuple[str, str] | None:
-    """A matrix that is stored as float and quantized at each run makes no file smaller."""
+    """Refuse a matrix stored as float and quantized at each run: the file gets no smaller."""
     if not is_op(node, "QuantizeLinear"):
         return None
     tensor = constant_of(node.inputs[0])
@@ -237,13 +219,12 @@ def _zero_point(node: ir.Node, target: Target, evaluate: bool) -> tuple[str, str
 
 
 def _symmetric(kind: str) -> str:
-    place = "quantize-static"
     other = ", or symmetric: true in quantize-weights" if kind == "weights" else ""
-    return f"set {kind}.symmetric: true in {place}{other}"
+    return f"set {kind}.symmetric: true in quantize-static{other}"
 
 
 def _is_dynamic(node: ir.Node) -> bool:
-    """Tell whether the scale is computed from the values as the model runs."""
+    """Whether the scale is computed from the values as the model runs."""
     scale = node.inputs[1]
     return scale is not None and is_op(scale.producer(), "DynamicQuantizeLinear")
 
@@ -255,10 +236,10 @@ def _quantized_type(node: ir.Node) -> DataType | None:
         if value is None:
             return None
         producer = value.producer()
-        known = _value_type(value)
-        if known is None and producer is not None and is_op(producer, "QuantizeLinear"):
+        dtype = _value_type(value)
+        if dtype is None and producer is not None and is_op(producer, "QuantizeLinear"):
             return _quantized_type(producer)
-        return known
+        return dtype
     if len(node.inputs) > 2 and node.inputs[2] is not None:
         return _value_type(node.inputs[2])
     return DataType(node.attributes.get_int("output_dtype", 0) or int(DataType.UINT8))
@@ -279,3 +260,56 @@ def _names(dtypes: frozenset[DataType]) -> str:
 
 _Rule = Callable[[ir.Node, Target], "tuple[str, str] | None"]
 _RULES: tuple[_Rule, ...] = (_integer_operator, _folded, _stored_type, _scale_type, _float_type)
+
+
+class Owners:
+    """Names a node's layer: the node computes the layer, or prepares its inputs.
+
+    Args:
+        model: the graph.
+    """
+
+    def __init__(self, model: ir.Model):
+        self._layers: dict[ir.Node, str] = {}
+        for layer, node in layers_with_nodes(model):
+            self._layers.setdefault(node, layer.name)
+            for value in node.inputs:
+                self._claim(value, layer.name)
+
+    def subject(self, node: ir.Node) -> str:
+        """Return ``layer 'fc'``; for a node of no layer its constant, or its name and operator."""
+        layer = self._layers.get(node)
+        if layer is not None:
+            return f"layer {layer!r}"
+        first = node.inputs[0] if node.inputs else None
+        if _wraps(node) and first is not None and first.is_initializer():
+            return f"tensor {first.name!r}"
+        return f"node {node.name!r} ({node.op_type})" if node.name else f"a {node.op_type} node"
+
+    def _claim(self, value: ir.Value | None, layer: str) -> None:
+        """Assign to a layer the nodes that wrap its inputs, or compute its weight."""
+        node = None if value is None else value.producer()
+        if node is None or node in self._layers:
+            return
+        if not _wraps(node) and not _is_constant(node):
+            return
+        self._layers[node] = layer
+        for inner in node.inputs:
+            self._claim(inner, layer)
+
+
+def _wraps(node: ir.Node) -> bool:
+    """Whether a node rounds, casts or turns what a layer reads."""
+    row = operator_named(node.op_type)
+    rounds = row.family == "quantization" or node.op_type == "DynamicQuantizeLinear"
+    return rounds or row.moves in ("type", "order")
+
+
+def _is_constant(node: ir.Node) -> bool:
+    """Whether a node computes something from initializers alone."""
+    return all(
+        value is None
+        or value.is_initializer()
+        or ((maker := value.producer()) is not None and _is_constant(maker))
+        for value in node.inputs
+    )

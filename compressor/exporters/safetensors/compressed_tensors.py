@@ -21,7 +21,14 @@ from typing import Any
 import torch
 
 from compressor.errors import SpecError
-from compressor.models.codec import packing
+from compressor.models.codec.bit_stream import (
+    BITS,
+    pack_nibbles,
+    pack_words,
+    pack_words_down,
+    packed_columns,
+    whole_words,
+)
 from compressor.types.quantized import QuantizedTensor, Scheme
 from compressor.types.tensors import StoredTensor
 
@@ -43,14 +50,9 @@ _BYTE = 8
 
 @dataclass(frozen=True)
 class Entry:
-    """One of the tensors that a quantized weight is stored as.
+    """One of the tensors that a weight is stored as.
 
-    Attributes:
-        name: its name in the checkpoint.
-        dtype: its element type.
-        shape: its shape.
-        row_bits: how many of its bits belong to one row of the weight; 0 where it is not divided
-            among rows.
+    ``row_bits`` of it belong to one row of the weight; 0 where it is not divided among rows.
     """
 
     name: str
@@ -72,12 +74,12 @@ class Entry:
 
 
 def row_multiple(scheme: Scheme) -> int:
-    """Return at multiples of how many rows blocks may start: zero points are packed along rows."""
-    return packing.whole_words(scheme.bits) if _packs_zero_points(scheme) else 1
+    """Return the multiple of rows at which blocks may start: zero points are packed along rows."""
+    return whole_words(scheme.bits) if _packs_zero_points(scheme) else 1
 
 
 def stored_entries(tensor: StoredTensor) -> tuple[Entry, ...]:
-    """Describe the tensors that are stored in place of a quantized weight; nothing is computed.
+    """Describe the tensors stored in place of a quantized weight; nothing is computed.
 
     Raises:
         SpecError: the layout has no form for it.
@@ -107,7 +109,7 @@ def stored_entries(tensor: StoredTensor) -> tuple[Entry, ...]:
         codes = Entry(packed, torch.uint8, (rows, columns // 2), columns * scheme.bits)
         whole = Entry(f"{base}.weight_global_scale", torch.float32, (1,))
         return (codes, scale, whole) if scheme.scale_type == "e4m3" else (codes, scale)
-    words = packing.packed_columns(columns, scheme.bits)
+    words = packed_columns(columns, scheme.bits)
     codes = Entry(packed, torch.int32, (rows, words), words * 4 * _BYTE)
     shape = Entry(f"{base}.weight_shape", torch.int64, (_MATRIX,))
     if scheme.symmetric:
@@ -115,13 +117,13 @@ def stored_entries(tensor: StoredTensor) -> tuple[Entry, ...]:
     zero_point = f"{base}.weight_zero_point"
     if scheme.granularity == "tensor":
         return codes, scale, shape, Entry(zero_point, torch.int8, (1,))
-    packed_rows = packing.packed_columns(rows, scheme.bits)
+    packed_rows = packed_columns(rows, scheme.bits)
     zeros = Entry(zero_point, torch.int32, (packed_rows, groups), groups * scheme.bits)
     return codes, scale, shape, zeros
 
 
 def stored_tensors(tensor: StoredTensor, codes: QuantizedTensor) -> dict[str, torch.Tensor]:
-    """Make the tensors that are stored in place of a quantized weight.
+    """Compute the tensors stored in place of a quantized weight.
 
     Args:
         tensor: the weight.
@@ -142,14 +144,16 @@ def stored_tensors(tensor: StoredTensor, codes: QuantizedTensor) -> dict[str, to
             case "weight":
                 value = codes.codes
             case "weight_packed" if scheme.element == "e2m1":
-                value = packing.pack_nibbles(codes.codes)
+                value = pack_nibbles(codes.codes)
             case "weight_packed":
-                value = packing.pack_words(codes.codes, scheme.bits)
+                value = pack_words(codes.codes, scheme.bits)
             case "weight_scale":
                 value = _stored_scale(codes)
             case "weight_global_scale":
+                if codes.tensor_scale is None:
+                    raise ValueError(f"{tensor.name}: nvfp4 codes come with a tensor_scale")
                 # The layout stores what weights were multiplied with before they were rounded.
-                value = 1 / _tensor_scale(tensor, codes)
+                value = 1 / codes.tensor_scale.to(torch.float32).reshape(1)
             case "weight_shape":
                 value = torch.tensor(tensor.shape, dtype=torch.int64)
             case _:
@@ -179,18 +183,22 @@ def quantization_config(tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
         scheme = _scheme(tensor)
         key = str(_arguments(scheme))
         groups.setdefault(key, (_group(scheme), []))[1].append(tensor)
-    modules = [name.removesuffix(_WEIGHT) for name, t in tensors.items() if _is_matrix(t)]
-    found = list(groups.values())
-    for group, members in found:
-        # With one group a class will do for all layers, and tables are named.
-        named = [t for t in members if len(found) > 1 or _is_table(t)]
-        group["targets"] = ["Linear"] if len(found) == 1 else []
+    matrices = [
+        tensor
+        for tensor in tensors.values()
+        if len(tensor.shape) == _MATRIX and tensor.name.endswith(_WEIGHT)
+    ]
+    modules = [tensor.name.removesuffix(_WEIGHT) for tensor in matrices]
+    for group, members in groups.values():
+        # One group can target a class of layers; tables and several groups are named one by one.
+        named = [t for t in members if len(groups) > 1 or _is_table(t)]
+        group["targets"] = ["Linear"] if len(groups) == 1 else []
         group["targets"] += _patterns([t.name.removesuffix(_WEIGHT) for t in named], modules)
-    kept = [name.removesuffix(_WEIGHT) for name, t in tensors.items() if _is_kept(t)]
+    kept = [t.name.removesuffix(_WEIGHT) for t in matrices if t.codes is None]
     kept += _tied_layers(tensors)
-    formats = {group["format"] for group, _ in found}
+    formats = {group["format"] for group, _ in groups.values()}
     config = {
-        "config_groups": {f"group_{index}": group for index, (group, _) in enumerate(found)},
+        "config_groups": {f"group_{i}": group for i, (group, _) in enumerate(groups.values())},
         "format": formats.pop() if len(formats) == 1 else "mixed-precision",
         "global_compression_ratio": None,
         "ignore": _patterns(kept, modules),
@@ -210,7 +218,7 @@ def _scheme(tensor: StoredTensor) -> Scheme:
 
 
 def _problem(tensor: StoredTensor, scheme: Scheme) -> str:
-    """Say what about a weight the layout cannot hold; empty where it can."""
+    """Return why the layout cannot hold a weight; empty where it can."""
     layer = tensor.codes.layer if tensor.codes is not None else None
     if not tensor.name.endswith(_WEIGHT):
         return f"its parameter is called {tensor.name.rpartition('.')[2]!r}, not 'weight'"
@@ -222,7 +230,7 @@ def _problem(tensor: StoredTensor, scheme: Scheme) -> str:
         return "" if fits else f"its scheme is {scheme}"
     biased = scheme.symmetric and not scheme.signed
     floats = scheme.scale_type in ("float32", "float16", "bfloat16")
-    if scheme.bits not in packing.BITS or biased or not floats:
+    if scheme.bits not in BITS or biased or not floats:
         return f"its scheme is {scheme} with scales of {scheme.scale_type}"
     return ""
 
@@ -238,16 +246,10 @@ def _stored_scale(codes: QuantizedTensor) -> torch.Tensor:
     return scale.reshape(1) if codes.scheme.granularity == "tensor" else scale
 
 
-def _tensor_scale(tensor: StoredTensor, codes: QuantizedTensor) -> torch.Tensor:
-    if codes.tensor_scale is None:
-        raise ValueError(f"{tensor.name}: nvfp4 codes come with a tensor_scale")
-    return codes.tensor_scale.to(torch.float32).reshape(1)
-
-
 def _stored_zero_point(codes: QuantizedTensor) -> torch.Tensor:
     scheme, zero_point = codes.scheme, codes.zero_point
     if scheme.granularity != "tensor":
-        return packing.pack_words_down(zero_point, scheme.bits)
+        return pack_words_down(zero_point, scheme.bits)
     # One that is not packed is signed, as codes are once they are unpacked.
     offset = 0 if scheme.signed else 1 << (scheme.bits - 1)
     return zero_point.to(torch.int16).reshape(1) - offset
@@ -269,7 +271,7 @@ def _group(scheme: Scheme) -> dict[str, Any]:
 
 
 def _arguments(scheme: Scheme) -> dict[str, Any]:
-    """Describe a scheme; two of the same description are one to a reader."""
+    """Describe a scheme as a reader sees it: equal descriptions make one group."""
     grouped = scheme.granularity == "group"
     nvfp4 = scheme.element == "e2m1" and scheme.scale_type == "e4m3"
     arguments: dict[str, Any] = {
@@ -286,56 +288,48 @@ def _arguments(scheme: Scheme) -> dict[str, Any]:
     return arguments
 
 
-def _is_matrix(tensor: StoredTensor) -> bool:
-    return len(tensor.shape) == _MATRIX and tensor.name.endswith(_WEIGHT)
-
-
-def _is_kept(tensor: StoredTensor) -> bool:
-    return tensor.codes is None and _is_matrix(tensor)
-
-
 def _is_table(tensor: StoredTensor) -> bool:
     return tensor.codes is not None and tensor.codes.layer.is_table
 
 
 def _tied_layers(tensors: Mapping[str, StoredTensor]) -> list[str]:
-    """Name output layers that are not in the file, and would be taken for quantized ones."""
-    found = []
+    """Return output layers that are not in the file, and would be taken for quantized ones."""
+    tied = []
     for layer in _OUTPUT_LAYERS:
         parent = layer.rpartition(".")[0]
         inside = f"{parent}{_WEIGHT}" not in tensors and any(
             name.startswith(f"{parent}.") for name in tensors
         )
         if f"{layer}{_WEIGHT}" not in tensors and (inside or not parent):
-            found.append(layer)
-    return found
+            tied.append(layer)
+    return tied
 
 
 def _patterns(names: Sequence[str], modules: Sequence[str]) -> list[str]:
-    """Write names as regular expressions over layer numbers where those match no other module."""
-    everything: dict[str, set[str]] = {}
+    """Merge names into regular expressions over layer numbers where no other module matches."""
+    by_pattern: dict[str, set[str]] = {}
     for module in modules:
-        everything.setdefault(_numberless(module), set()).add(module)
-    wanted = set(names)
-    written: dict[str, None] = {}
+        by_pattern.setdefault(_numberless(module), set()).add(module)
+    all_names = set(names)
+    merged: dict[str, None] = {}
     for name in names:
         pattern = _numberless(name)
-        alike = everything.get(pattern, {name})
-        written[pattern if len(alike) > 1 and alike <= wanted else name] = None
-    return list(written)
+        alike = by_pattern.get(pattern, {name})
+        merged[pattern if len(alike) > 1 and alike <= all_names else name] = None
+    return list(merged)
 
 
 def _numberless(name: str) -> str:
-    """Return a regular expression for a name with any numbers in place of its own."""
+    """Return a regular expression for a name with any layer numbers."""
     parts = [r"\d+" if part.isdecimal() else re.escape(part) for part in name.split(".")]
     return f"re:{re.escape('.').join(parts)}$"
 
 
 def _needs_dequantizing(quantized: Sequence[StoredTensor], groups: int) -> bool:
-    """Tell whether ``transformers`` must be asked to convert weights while it loads them.
+    """Return whether ``transformers`` must be asked to dequantize weights while it loads them.
 
-    Otherwise it loads codes and decompresses them in the first run, which fails for some. If asked
-    to dequantize, it takes all layers to have the first scheme.
+    Otherwise it loads codes and decompresses them in the first run, which fails for some schemes.
+    When asked to dequantize, it assumes that all layers have the first scheme.
 
     Raises:
         SpecError: there are several schemes.
@@ -355,10 +349,10 @@ def _needs_dequantizing(quantized: Sequence[StoredTensor], groups: int) -> bool:
 
 
 def _remedy(tensor: StoredTensor) -> str:
-    """Say how ``transformers`` could be let decompress a weight; empty where it does.
+    """Return what would let ``transformers`` decompress a weight; empty where it does already.
 
-    So it is with compressed-tensors 0.20: a table loses the weight that ``transformers`` sets up;
-    there is no place for packed zero points; 4-bit floats become bfloat16 whatever the model is.
+    With compressed-tensors 0.20, a table loses the weight that ``transformers`` sets up, packed
+    zero points have no place, and 4-bit floats become bfloat16 whatever the model's type is.
     """
     scheme = _scheme(tensor)
     if _is_table(tensor):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,20 +13,110 @@ import torch
 from pydantic import Field
 
 from compressor.errors import ArtifactError, InputError, ModelError, SpecError
-from compressor.exporters.safetensors.finishing import check_written, finish
-from compressor.exporters.safetensors.graph_files import GraphPlan, plan_graph, write_graph
-from compressor.exporters.safetensors.stream_plan import StreamPlan, plan_stream
-from compressor.exporters.safetensors.streaming import write_shards
+from compressor.exporters.safetensors.stream_plan import (
+    PlannedShard,
+    StreamPlan,
+    finish,
+    plan_stream,
+)
+from compressor.exporters.safetensors.streaming import block_tensors, pieces, write_shards
 from compressor.exporters.safetensors.transformers_runner import TransformersRunner
 from compressor.graph.skeleton import skeleton
-from compressor.models.codec import DESCRIPTION, check, load
+from compressor.models.codec.description import DESCRIPTION
+from compressor.models.codec.headers import read_header
+from compressor.models.codec.load import check, load
+from compressor.models.codec.weights import GraphPlan, plan_graph, write_graph
 from compressor.models.executor import GraphModule
 from compressor.models.executor.dtypes import TORCH_DTYPES
 from compressor.models.torch.matching import TorchRunner
 from compressor.types.carrier import Capability, Carrier, Runner
 from compressor.types.exporter import ExportContext, Exporter
+from compressor.types.tensors import StoredTensor
 
+_SAMPLED = 8  # quantized tensors that are computed again, and kept ones that are compared
+_ROWS = 1 << 16  # elements of each block that is
 _USUAL = ExportContext(name="a-name-of-usual-length", spec_digest="0" * 64)
+
+
+def check_written(plan: StreamPlan, directory: Path) -> str:
+    """Compare files with the plan that they were written by.
+
+    All headers are compared, and blocks of rows of several tensors in each shard computed again
+    from the input.
+
+    Returns:
+        What was compared, in a few words.
+
+    Raises:
+        ArtifactError: they differ.
+    """
+    blocks = tensors = 0
+    for shard in plan.shards:
+        path = directory / shard.name
+        _check_header(shard, path)
+        with path.open("rb") as stream:
+            for tensor in _sample(shard):
+                tensors += 1
+                for start, stop in _sample_blocks(tensor):
+                    blocks += 1
+                    _check_block(shard, tensor, (start, stop), stream.fileno())
+    for name, text in plan.texts.items():
+        if not _same(directory / name, text):
+            raise _differs(directory / name, "is not what was planned")
+    for source in plan.companions:
+        if not _same(directory / source.name, source.read_bytes()):
+            raise _differs(directory / source.name, "is not the input's")
+    return f"{len(plan.shards)} headers, {blocks} blocks of {tensors} tensors computed again"
+
+
+def _check_header(shard: PlannedShard, path: Path) -> None:
+    try:
+        header = read_header(path)
+    except ModelError as error:
+        raise ArtifactError(error.subject, error.problem, "export it again") from error
+    with path.open("rb") as stream:
+        text = stream.read(len(shard.layout.header))
+    if header.nbytes != shard.nbytes or text != shard.layout.header:
+        raise _differs(path, "describes other tensors than were planned")
+
+
+def _sample(shard: PlannedShard) -> list[StoredTensor]:
+    """Return some tensors, those that are quantized and those that are kept."""
+    sample = []
+    for quantized in (True, False):
+        tensors = [t for t in shard.sources if (t.codes is not None) is quantized and t.elements]
+        step = max(1, -(-len(tensors) // _SAMPLED))
+        sample += tensors[::step]
+    return sample
+
+
+def _sample_blocks(tensor: StoredTensor) -> list[tuple[int, int]]:
+    """Return the first block of rows, one in the middle, and the last."""
+    blocks = pieces(tensor, _ROWS)
+    return [blocks[i] for i in sorted({0, len(blocks) // 2, len(blocks) - 1})]
+
+
+def _check_block(
+    shard: PlannedShard, tensor: StoredTensor, rows: tuple[int, int], handle: int
+) -> None:
+    for name, expected, start in block_tensors(tensor, *rows, _ROWS):
+        if not expected.numel():
+            continue
+        data = expected.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        if os.pread(handle, len(data), shard.layout.offsets[name] + start) != data:
+            raise ArtifactError(
+                f"tensor {name!r}",
+                f"in {shard.name!r} is not what its input gives",
+                "the disk or the memory is faulty; export it again",
+            )
+
+
+def _same(path: Path, text: bytes) -> bool:
+    return path.is_file() and path.read_bytes() == text
+
+
+def _differs(path: Path, problem: str) -> ArtifactError:
+    return ArtifactError(f"file {path.name!r}", problem, "export it again")
 
 
 class SafetensorsExporter(Exporter):
@@ -61,12 +152,12 @@ class SafetensorsExporter(Exporter):
 
     @property
     def targets(self) -> frozenset[str]:
-        """The layout for others, where it is asked for: it holds linear layers only."""
+        """The layout compressed-tensors, where the spec names it: it holds linear layers only."""
         return frozenset({self.layout} if self.layout == "compressed-tensors" else ())
 
     @property
     def bound(self) -> bool:
-        """Which weights have many zeros is known once they are read."""
+        """Whether prediction is an upper bound: zeros are counted only when weights are read."""
         return self.sparse == "auto" and self.layout != "compressed-tensors"
 
     @property
@@ -75,10 +166,10 @@ class SafetensorsExporter(Exporter):
         return "a storage format"
 
     def check(self, carrier: Carrier) -> None:
-        """Raise where the model could not be loaded again.
+        """Check that the model could be loaded again.
 
         Raises:
-            SpecError: the layout wants a graph and the carrier has none, an operator or element
+            SpecError: the layout needs a graph and the carrier has none, an operator or element
                 type cannot be run by ``compressor.load``, or compressed-tensors has no form for a
                 layer.
         """
@@ -108,8 +199,8 @@ class SafetensorsExporter(Exporter):
     def predict(self, carrier: Carrier) -> int:
         """Return the bytes of all files; no weight is evaluated.
 
-        Weights of which zeros are left out count in full: whether they have zeros is known once
-        they are written.
+        Weights count in full here even if zeros are left out of them later: zeros are counted only
+        when weights are written.
         """
         if self._streams(carrier):
             return self._plan(carrier).nbytes
@@ -130,7 +221,7 @@ class SafetensorsExporter(Exporter):
         if context.ranks.rank:
             return ()
         files = write_graph(self._plan_graph(carrier, context), directory)
-        with _unusable():
+        with artifact_errors():
             check(directory)
         return files
 
@@ -154,7 +245,7 @@ class SafetensorsExporter(Exporter):
         folder = path if path.is_dir() else path.parent
         if not (folder / DESCRIPTION).is_file():
             return TransformersRunner(folder)
-        with _unusable():
+        with artifact_errors():
             return TorchRunner(load(folder))
 
     def _streams(self, carrier: Carrier) -> bool:
@@ -186,8 +277,8 @@ class SafetensorsExporter(Exporter):
 
 
 @contextmanager
-def _unusable() -> Iterator[None]:
-    """Say of a model that was written and cannot be loaded that the artifact failed."""
+def artifact_errors() -> Iterator[None]:
+    """Turn errors of an input into errors of the artifact, for files that we wrote."""
     try:
         yield
     except InputError as error:

@@ -4,23 +4,37 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from compressor.errors import SpecError
-from compressor.exporters.safetensors import graph_files
+from compressor.errors import ArtifactError, SpecError
 from compressor.exporters.safetensors.compressed_tensors import (
     Entry,
     quantization_config,
     stored_entries,
 )
-from compressor.files import json_sha256, json_text
+from compressor.files import (
+    disk_errors,
+    file_sha256,
+    json_sha256,
+    publish,
+    remove_stale_staging,
+    staging,
+)
 from compressor.models.checkpoint.carrier import CheckpointCarrier
-from compressor.models.checkpoint.folder import CONFIG, INDEX, SINGLE, companions
-from compressor.models.checkpoint.headers import STORED_AS
+from compressor.models.checkpoint.folder import CONFIG, companions
+from compressor.models.codec.headers import (
+    INDEX,
+    STORED_AS,
+    Described,
+    Layout,
+    in_shards,
+    index_text,
+    layout,
+    shard_names,
+)
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.types.carrier import Carrier
 from compressor.types.data import ALONE, Ranks
@@ -38,14 +52,12 @@ class PlannedShard:
     """One file that will be written.
 
     Attributes:
-        name: its name.
-        layout: its header, and where each tensor goes.
         entries: the tensors that will be in it, by name.
         sources: the tensors that it is made of, in the order in which they are read.
     """
 
     name: str
-    layout: graph_files.Layout
+    layout: Layout
     entries: Mapping[str, Entry]
     sources: tuple[StoredTensor, ...]
 
@@ -90,29 +102,24 @@ class StreamPlan:
             + sum(path.stat().st_size for path in self.companions)
         )
 
-    @property
-    def input_bytes(self) -> int:
-        """Bytes of the float tensors that are read."""
-        return sum(shard.read_bytes for shard in self.shards)
-
     def share(self, ranks: Ranks = ALONE) -> tuple[PlannedShard, ...]:
         """Return the shards that one of several processes writes.
 
-        The largest come first, each to the process that has least; so all processes agree, and
-        each shard has one writer.
+        The largest shards go first, each to the process with the least work so far. All processes
+        compute the same division, so each shard has one writer.
         """
         loads = [0] * ranks.size
-        own = set()
+        names = set()
         for shard in sorted(self.shards, key=lambda s: (-s.read_bytes, s.name)):
             least = min(range(ranks.size), key=lambda rank: (loads[rank], rank))
             loads[least] += shard.read_bytes
             if least == ranks.rank:
-                own.add(shard.name)
-        return tuple(shard for shard in self.shards if shard.name in own)
+                names.add(shard.name)
+        return tuple(shard for shard in self.shards if shard.name in names)
 
 
 def source_bytes(tensor: StoredTensor) -> int:
-    """Bytes of a tensor before it was quantized."""
+    """Return the bytes of a tensor before it was quantized."""
     return tensor.elements * tensor.dtype.itemsize
 
 
@@ -135,14 +142,16 @@ def plan_stream(carrier: Carrier, key: str = "", max_shard_size: int | None = No
     shards = tuple(_planned(name, members) for name, members in groups.items())
     texts = {}
     if len(shards) > 1:
-        texts[INDEX] = _index(shards)
+        sizes = {s.name: {e.name: e.nbytes for e in s.entries.values()} for s in shards}
+        texts[INDEX] = index_text(sizes)
     quantized = any(tensor.codes is not None for tensor in tensors.values())
-    config = dict(_config(carrier))
+    config = dict(carrier.config) if isinstance(carrier, CheckpointCarrier | TorchCarrier) else {}
     config.pop("quantization_config", None)
     if quantized:
         config["quantization_config"] = quantization_config(tensors)
     if config:
-        texts[CONFIG] = _json(config)
+        # Not json_text: published configurations may hold Infinity, and come back as they were.
+        texts[CONFIG] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
     others = () if carrier.folder is None else companions(carrier.folder)
     copied = tuple(path for path in others if path.name != CONFIG)
     digest = json_sha256(
@@ -158,54 +167,32 @@ def plan_stream(carrier: Carrier, key: str = "", max_shard_size: int | None = No
     return StreamPlan(shards, texts, copied, digest)
 
 
-def _config(carrier: Carrier) -> Mapping[str, Any]:
-    return carrier.config if isinstance(carrier, CheckpointCarrier | TorchCarrier) else {}
-
-
 def _groups(
     carrier: Carrier, tensors: Mapping[str, StoredTensor], limit: int | None
 ) -> dict[str, list[StoredTensor]]:
     """Divide the tensors among shards, by the shards' names."""
     if limit is None and isinstance(carrier, CheckpointCarrier):
         shards = carrier.source.shards
-        found = [[tensors[n] for n in s.tensors if n in tensors] for s in shards]
         names = [shard.path.name for shard in shards]
+        divided = [[tensors[n] for n in s.tensors if n in tensors] for s in shards]
+        if len(set(names)) < len(names):
+            names = []
     else:
-        found = _filled(tensors.values(), limit or DEFAULT_SHARD)
         names = []
-    held = [(index, members) for index, members in enumerate(found) if members]
-    if len(held) == 1:
-        return {SINGLE: held[0][1]}
-    if len(set(names)) == len(found):
-        return {names[index]: members for index, members in held}
-    count = len(held)
-    return {
-        f"model-{number:05}-of-{count:05}.safetensors": members
-        for number, (_, members) in enumerate(held, 1)
-    }
-
-
-def _filled(tensors: Iterable[StoredTensor], limit: int) -> list[list[StoredTensor]]:
-    """Put tensors into shards in their order, so that none but a single tensor is over a limit."""
-    shards: list[list[StoredTensor]] = [[]]
-    size = 0
-    for tensor in tensors:
-        own = tensor.nbytes
-        if shards[-1] and size + own > limit:
-            shards.append([])
-            size = 0
-        shards[-1].append(tensor)
-        size += own
-    return shards
+        divided = in_shards(tensors.values(), limit or DEFAULT_SHARD)
+    filled = [members for members in divided if members]
+    if not names or len(filled) == 1:
+        return dict(zip(shard_names(len(filled)), filled, strict=True))
+    return {name: members for name, members in zip(names, divided, strict=True) if members}
 
 
 def _planned(name: str, sources: Sequence[StoredTensor]) -> PlannedShard:
     entries = {entry.name: entry for tensor in sources for entry in entries_of(tensor)}
     described = [
-        graph_files.Described(e.name, STORED_AS[e.dtype], e.shape, 8 * e.dtype.itemsize, e.nbytes)
+        Described(e.name, STORED_AS[e.dtype], e.shape, 8 * e.dtype.itemsize, e.nbytes)
         for e in entries.values()
     ]
-    return PlannedShard(name, graph_files.layout(described, _METADATA), entries, tuple(sources))
+    return PlannedShard(name, layout(described, _METADATA), entries, tuple(sources))
 
 
 def entries_of(tensor: StoredTensor) -> tuple[Entry, ...]:
@@ -227,13 +214,83 @@ def entries_of(tensor: StoredTensor) -> tuple[Entry, ...]:
     return (Entry(tensor.name, tensor.dtype, tensor.shape, bits),)
 
 
-def _index(shards: Sequence[PlannedShard]) -> bytes:
-    places = {entry: shard.name for shard in shards for entry in shard.entries}
-    total = sum(entry.nbytes for shard in shards for entry in shard.entries.values())
-    content = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
-    return json_text(content).encode()
+@dataclass(frozen=True)
+class WrittenFile:
+    """A finished file, its size and the SHA-256 of its bytes in hexadecimal."""
+
+    path: Path
+    nbytes: int
+    sha256: str
 
 
-def _json(config: Mapping[str, Any]) -> bytes:
-    # Not json_text: published configurations may hold Infinity, and come back as they were.
-    return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+def journal_of(path: Path) -> Path:
+    """Return where the note about a finished shard lies."""
+    return path.with_name(f".{path.name}.done.json")
+
+
+def finished(shard: PlannedShard, directory: Path, plan: str) -> WrittenFile | None:
+    """Return a shard that an earlier call finished; ``None`` where it has to be written.
+
+    It counts only if it was written by the same plan and its bytes are still the same.
+    """
+    written = noted(shard, directory, plan)
+    if written is None or file_sha256(written.path) != written.sha256:
+        return None
+    return written
+
+
+def noted(shard: PlannedShard, directory: Path, plan: str) -> WrittenFile | None:
+    """Return what the note beside a shard says of it, without reading the shard."""
+    path = directory / shard.name
+    try:
+        note = json.loads(journal_of(path).read_text(encoding="utf-8"))
+        size = path.stat().st_size
+    except (OSError, ValueError):
+        return None
+    expected = {"plan": plan, "bytes": size}
+    same = isinstance(note, dict) and all(note.get(k) == v for k, v in expected.items())
+    if not same or size != shard.nbytes or not isinstance(note.get("sha256"), str):
+        return None
+    return WrittenFile(path, size, note["sha256"])
+
+
+def finish(plan: StreamPlan, directory: Path) -> tuple[WrittenFile, ...]:
+    """Write the files that go with the shards, once all processes have written theirs.
+
+    Args:
+        plan: what was written.
+        directory: where :func:`compressor.exporters.safetensors.streaming.write_shards` wrote it.
+
+    Returns:
+        All files, the main one first.
+
+    Raises:
+        ArtifactError: a shard is missing.
+        InputError: the disk is full.
+    """
+    written = []
+    for shard in plan.shards:
+        file = noted(shard, directory, plan.digest)
+        if file is None:
+            raise ArtifactError(
+                f"shard {shard.name!r}",
+                "is missing or was written for another plan",
+                "run the same command again",
+            )
+        written.append(file)
+    remove_stale_staging(directory)
+    with disk_errors(directory), staging(directory) as folder:
+        drafts = []
+        for name, text in plan.texts.items():
+            (folder / name).write_bytes(text)
+            drafts.append(folder / name)
+        for source in plan.companions:
+            (folder / source.name).write_bytes(source.read_bytes())
+            drafts.append(folder / source.name)
+        for draft in drafts:
+            target = directory / draft.name
+            publish(draft, target)
+            written.append(WrittenFile(target, target.stat().st_size, file_sha256(target)))
+        for shard in plan.shards:
+            journal_of(directory / shard.name).unlink()
+    return tuple(sorted(written, key=lambda file: file.path.name != plan.main))

@@ -2,31 +2,46 @@
 
 Memory holds a few blocks for each thread, whatever the size of the checkpoint: blocks are read from
 mapped files, computed, and written to their place in a file whose header is there already. All
-threads take the next block of one common order, so they cross from a shard to the next without
-waiting for each other. A shard that is complete is hashed, flushed and given its name meanwhile.
+threads take the next block of one common order, so they pass from one shard to the next without
+waiting for each other. Meanwhile a complete shard is hashed, flushed and given its name.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import mmap
+import os
 import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
+from math import lcm
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 
-from compressor.errors import InputError
-from compressor.exporters.safetensors.blocks import block_tensors, kept_memory, pieces
-from compressor.exporters.safetensors.shard_file import ShardFile, finished
-from compressor.exporters.safetensors.stream_plan import PlannedShard, StreamPlan
-from compressor.files import disk_errors
-from compressor.models.checkpoint.read_ahead import DISTANCE, ReadAhead
-from compressor.models.checkpoint.reading import RowReader, Span
+from compressor.errors import InputError, ModelError
+from compressor.exporters.safetensors.compressed_tensors import (
+    row_multiple,
+    stored_entries,
+    stored_tensors,
+)
+from compressor.exporters.safetensors.stream_plan import (
+    PlannedShard,
+    StreamPlan,
+    entries_of,
+    finished,
+    journal_of,
+    source_bytes,
+)
+from compressor.files import disk_errors, sync
+from compressor.models.checkpoint.reading import DISTANCE, ReadAhead, RowReader, Span, kept_memory
+from compressor.models.checkpoint.rows import one_thread_each
 from compressor.types.data import ALONE, Ranks
 from compressor.types.tensors import StoredTensor
 
@@ -39,7 +54,179 @@ _AT_ONCE = 8 << 20
 
 _KEPT = 64 << 20  # bytes that a thread's heap keeps from one block to the next
 
-_UNFLUSHED = 64 << 20  # bytes that a thread writes before it has them brought to the disk
+_UNFLUSHED = 64 << 20  # bytes that a thread writes before it has them flushed to the disk
+
+
+def pieces(tensor: StoredTensor, elements: int) -> list[tuple[int, int]]:
+    """Divide a tensor's rows into blocks that can be read and computed by themselves.
+
+    Args:
+        tensor: the tensor; one that does not lie in a file is one block.
+        elements: about how many of them make a block.
+
+    Returns:
+        First row and the row after the last of each block; at least one, which may be empty.
+    """
+    return _cuts(tensor, elements) if isinstance(tensor.read, RowReader) else [(0, _rows(tensor))]
+
+
+def _cuts(tensor: StoredTensor, elements: int) -> list[tuple[int, int]]:
+    rows = _rows(tensor)
+    if not tensor.elements or (tensor.codes is not None and not tensor.codes.by_rows):
+        return [(0, rows)]
+    multiple = 1 if tensor.codes is None else row_multiple(tensor.codes.scheme)
+    if isinstance(tensor.read, RowReader):
+        multiple = lcm(multiple, tensor.read.multiple)  # so that no two blocks read the same rows
+    step = max(1, elements * rows // tensor.elements // multiple) * multiple
+    return [(start, min(start + step, rows)) for start in range(0, rows, step)]
+
+
+def block_tensors(
+    tensor: StoredTensor, start: int, stop: int, elements: int
+) -> Iterator[tuple[str, torch.Tensor, int]]:
+    """Compute what is stored of some rows of a tensor.
+
+    Args:
+        tensor: the tensor.
+        start: first row, one at which :func:`pieces` starts a block.
+        stop: the row after the last.
+        elements: about how many of them are worked on at once.
+
+    Yields:
+        The stored tensor's name, a part of its elements, and the byte of it at which they go.
+
+    Raises:
+        ModelError: a weight that is quantized holds NaN or infinity.
+    """
+    if isinstance(tensor.read, RowReader):
+        yield from _stored(tensor, tensor.read.rows(start, stop), start)
+        return
+    values = tensor.read()
+    values = values if values.dim() else values.reshape(1)
+    for first, last in _cuts(tensor, elements):
+        yield from _stored(tensor, values[first:last], first)
+
+
+def _stored(
+    tensor: StoredTensor, rows: torch.Tensor, start: int
+) -> Iterator[tuple[str, torch.Tensor, int]]:
+    if tensor.codes is None:
+        (entry,) = entries_of(tensor)
+        yield entry.name, rows, entry.offset(start)
+        return
+    _check_finite(tensor.name, rows)
+    # The layout has only matrices, whose rows are canonical.
+    by_rows, layer = tensor.codes.by_rows, tensor.codes.layer
+    matrix = rows.reshape(len(rows), -1) if by_rows else layer.canonical(rows)
+    made = stored_tensors(tensor, tensor.codes.compute(matrix))
+    for entry in stored_entries(tensor):
+        if start == 0 or entry.row_bits:  # what belongs to no row is the same in every block
+            yield entry.name, made[entry.name], entry.offset(start)
+
+
+def _check_finite(name: str, values: torch.Tensor) -> None:
+    # A sum with a summand that is not finite is not finite; one of large numbers may overflow too.
+    # torch adds up in float32 anyway, and asked for another type it takes ten times as long.
+    if bool(values.sum().isfinite()):
+        return
+    bad = int((~values.isfinite()).sum())
+    if bad:
+        raise ModelError(
+            f"tensor {name!r}",
+            f"holds {bad} values that are NaN or infinite",
+            "the training diverged or the file is damaged; use an earlier checkpoint",
+        )
+
+
+def _rows(tensor: StoredTensor) -> int:
+    return tensor.shape[0] if tensor.shape else 1
+
+
+class ShardFile:
+    """A shard under a temporary name, its header written and its size final from the start.
+
+    Args:
+        shard: what will be in it.
+        directory: where it will be.
+
+    Raises:
+        OSError: the disk is full or broken; nothing is left of the file.
+    """
+
+    def __init__(self, shard: PlannedShard, directory: Path):
+        self._shard = shard
+        self._path = directory / shard.name
+        self._part = directory / f".{shard.name}.part"
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        self._handle = os.open(self._part, flags, 0o666)
+        self._open = True
+        try:
+            # Allocate all of it at once: a full disk is noticed now, and writing to blocks that
+            # exist is many times faster than allocating while writing.
+            os.posix_fallocate(self._handle, 0, shard.nbytes)
+            self._write(shard.layout.header, 0)
+        except OSError:
+            self.abandon()
+            raise
+
+    def put(self, name: str, tensor: torch.Tensor, start: int = 0) -> None:
+        """Write a tensor, or a part of one.
+
+        Args:
+            name: the tensor, as the plan calls it.
+            tensor: its elements.
+            start: the byte of the stored tensor at which they go.
+
+        Raises:
+            ValueError: there are more of them than the plan has room for.
+            OSError: the disk is full or broken.
+        """
+        if not tensor.numel():
+            return
+        data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+        if start + data.nbytes > self._shard.entries[name].nbytes:
+            raise ValueError(f"{name}: {data.nbytes} bytes at {start} are more than planned")
+        self._write(data, self._shard.layout.offsets[name] + start)
+
+    def flush(self) -> None:
+        """Flush what has been written so far, so that less is left for the end."""
+        os.fdatasync(self._handle)
+
+    def finish(self, plan: str) -> None:
+        """Flush it, give it its name, and note its hash beside it.
+
+        Args:
+            plan: digest of the plan that it belongs to.
+        """
+        digest = hashlib.sha256()
+        with mmap.mmap(self._handle, 0, access=mmap.ACCESS_READ) as mapped:
+            digest.update(mapped)
+        os.fsync(self._handle)
+        self._close()
+        self._part.replace(self._path)
+        note = {"plan": plan, "bytes": self._shard.nbytes, "sha256": digest.hexdigest()}
+        journal = journal_of(self._path)
+        draft = journal.with_name(journal.name + ".part")
+        draft.write_text(json.dumps(note) + "\n", encoding="utf-8")
+        sync(draft)
+        draft.replace(journal)
+        sync(self._path.parent)
+
+    def abandon(self) -> None:
+        """Remove what was written, unless it was finished."""
+        self._close()
+        self._part.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        if self._open:
+            self._open = False
+            os.close(self._handle)
+
+    def _write(self, data: bytes | memoryview, offset: int) -> None:
+        view = memoryview(data)
+        while view:
+            done = os.pwrite(self._handle, view, offset)
+            view, offset = view[done:], offset + done
 
 
 @dataclass(frozen=True)
@@ -54,19 +241,14 @@ class _Block:
     @property
     def nbytes(self) -> int:
         """Bytes of the float tensor."""
-        rows = self.tensor.shape[0] if self.tensor.shape else 1
-        whole = self.tensor.elements * self.tensor.dtype.itemsize
-        return whole * (self.stop - self.start) // rows if rows else 0
+        whole = source_bytes(self.tensor)
+        return whole * (self.stop - self.start) // _rows(self.tensor) if whole else 0
 
     @property
     def span(self) -> Span | None:
-        """Where it lies in a file, if it does."""
+        """Its bytes in a file; ``None`` where it does not lie in one."""
         read = self.tensor.read
         return read.span(self.start, self.stop) if isinstance(read, RowReader) else None
-
-
-def _nobody_watches(_: int) -> None:
-    pass
 
 
 def write_shards(
@@ -74,7 +256,7 @@ def write_shards(
     directory: Path,
     ranks: Ranks = ALONE,
     threads: int | None = None,
-    advance: Callable[[int], None] = _nobody_watches,
+    advance: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Write this process's shards into a folder, except those that an earlier call finished.
 
@@ -83,7 +265,7 @@ def write_shards(
         directory: an existing folder; finished shards stay in it if the call fails.
         ranks: which of several processes this is.
         threads: how many work; by default as many as torch would use.
-        advance: takes the input bytes that are done, those finished earlier included.
+        advance: called with the input bytes that are done, including those finished earlier.
 
     Raises:
         InputError: the disk is full.
@@ -99,21 +281,9 @@ def write_shards(
                 done += shard.read_bytes
         advance(done)
         _check_room(open_shards, directory)
-        count = threads or torch.get_num_threads()
-        stream = _Stream(plan.digest, open_shards, directory, count)
-        with _one_thread_each(), kept_memory(_KEPT):
-            stream.run(lambda own: advance(done + own))
-
-
-@contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """Keep torch from dividing a thread's work among further threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+        with one_thread_each() as usual, kept_memory(_KEPT):
+            stream = _Stream(plan.digest, open_shards, directory, threads or usual)
+            stream.run(lambda streamed: advance(done + streamed))
 
 
 def _check_room(shards: Sequence[PlannedShard], directory: Path) -> None:
@@ -175,12 +345,12 @@ class _Stream:
     def _work(
         self, ahead: ReadAhead, finisher: ThreadPoolExecutor, advance: Callable[[int], None]
     ) -> list[Future[None]]:
-        """Take blocks until there are none; return what is still to be flushed and finished."""
+        """Work on blocks until none is left; return the flushes and finishes still under way."""
         torch.set_num_threads(1)
         completed: list[Future[None]] = []
         written = 0
-        while (taken := self._take()) is not None:
-            block, file = taken
+        while (step := self._take()) is not None:
+            block, file = step
             with nullcontext() if block.span is None else ahead.using(block.span):
                 for name, tensor, start in block_tensors(
                     block.tensor, block.start, block.stop, self._elements
@@ -210,7 +380,7 @@ class _Stream:
 
 
 def _raise_first(jobs: Sequence[Future[ResultT]], stop: threading.Event) -> None:
-    """Wait for jobs; if one fails, tell the others to stop, and raise what it raised."""
+    """Wait for jobs; if one fails, stop the others and raise what it raised."""
     done, _ = wait(jobs, return_when=FIRST_EXCEPTION)
     failed = next((job for job in jobs if job in done and job.exception() is not None), None)
     if failed is not None:

@@ -54,7 +54,7 @@ class TransformersRunner:
 
         try:
             with _silenced():
-                self._model, found = model_class.from_pretrained(
+                self._model, loading = model_class.from_pretrained(
                     directory,
                     dtype="auto",
                     local_files_only=True,
@@ -70,7 +70,7 @@ class TransformersRunner:
                 f"transformers {transformers.__version__} does not load it ({_first_line(error)})",
                 "export it again, or leave out this export",
             ) from error
-        self._check_whole(found)
+        self._check_whole(loading)
         self._model.eval()
         # Given the right answers, a model returns its loss as well.
         answers: list[str] = find_labels(type(self._model))  # type: ignore[no-untyped-call]
@@ -127,20 +127,20 @@ class TransformersRunner:
         except ImportError as error:
             raise ArtifactError(self._subject, f"needs {_missing(error)}", INSTALL) from error
         with _silenced():
-            found = getattr(transformers, str(name), None)
-        known = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
-        if not known:
+            model_class = getattr(transformers, str(name), None)
+        base = transformers.PreTrainedModel
+        if not (isinstance(model_class, type) and issubclass(model_class, base)):
             raise ArtifactError(
                 self._subject,
                 f"is a {name!r}, which transformers {transformers.__version__} does not have",
                 "models that bring code of their own are not run; leave out this export",
             )
-        return found
+        return model_class
 
-    def _check_whole(self, found: dict[str, Any]) -> None:
-        """Refuse what was loaded with tensors missing: their values would be random."""
-        names = sorted(str(key) for key in found["missing_keys"])
-        names += sorted(str(key[0]) for key in found["mismatched_keys"])
+    def _check_whole(self, loading: dict[str, Any]) -> None:
+        """Check that no tensor was missing: its values would be random."""
+        names = sorted(str(key) for key in loading["missing_keys"])
+        names += sorted(str(key[0]) for key in loading["mismatched_keys"])
         if names:
             listed = ", ".join(names[:_REPORTED]) + (" ..." if len(names) > _REPORTED else "")
             raise ArtifactError(
@@ -159,7 +159,7 @@ def _silenced() -> Iterator[None]:
 
 
 def _missing(error: ImportError) -> str:
-    """Name the package that is not there."""
+    """Return the name of the package that is not there."""
     package = (error.name or "").partition(".")[0].replace("_", "-")
     return package or ("compressed-tensors" if "compressed" in str(error) else "transformers")
 

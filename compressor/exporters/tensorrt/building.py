@@ -25,6 +25,8 @@ from compressor.files import publish, staging
 _KEPT = ("LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
 _SHOWN = 400
 _LEAVE_OUT = "write that part of the model with other operators, or leave out the export tensorrt"
+BuilderName = Literal["rtx", "gpu"]
+_NO_GPU = "TensorRT engines run on NVIDIA GPUs only, and this machine has none"
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,14 @@ class Engine:
     Attributes:
         plan: its bytes.
         layers: the builder's report of its layers, as it words it.
-        timing_cache: what was measured, with what was known before; ``None`` without a cache.
+        timing_cache: what was measured, added to what was known; ``None`` without a cache.
+        settings: what it was built with.
     """
 
     plan: bytes
     layers: str
     timing_cache: bytes | None
+    settings: Settings
 
 
 def build(model: Path, settings: Settings) -> Engine:
@@ -72,7 +76,7 @@ def build(model: Path, settings: Settings) -> Engine:
 
     Raises:
         SpecError: the parser does not take the model, or this version a setting.
-        ArtifactError: the builder gives no engine, or does not say of what it consists.
+        ArtifactError: the builder returns no engine, or does not report its layers.
     """
     folder = model.parent
     if settings.timing_cache is not None:
@@ -97,7 +101,7 @@ def build(model: Path, settings: Settings) -> Engine:
     cache = None
     if settings.timing_cache is not None:
         cache = (folder / build_process.CACHE).read_bytes()
-    return Engine((folder / build_process.ENGINE).read_bytes(), answer["layers"], cache)
+    return Engine((folder / build_process.ENGINE).read_bytes(), answer["layers"], cache, settings)
 
 
 def unsupported(folder: Path, package: str, operators: Sequence[str]) -> frozenset[str]:
@@ -121,7 +125,7 @@ def unknown_operator(node: str, operator: str) -> SpecError:
 
 
 def _ask(folder: Path, package: str, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Run the process on a request; return its answer.
+    """Return the process's answer to a request.
 
     Raises:
         ArtifactError: it ends without one.
@@ -144,21 +148,30 @@ def _ask(folder: Path, package: str, request: Mapping[str, Any]) -> dict[str, An
     )
     answer = folder / build_process.ANSWER
     if not answer.is_file():
-        said = (done.stderr.strip() or done.stdout.strip() or "it says nothing").splitlines()[-1]
+        output = done.stderr.strip() or done.stdout.strip() or "it says nothing"
+        words = output.splitlines()[-1][:_SHOWN]
         raise ArtifactError(
             f"package {package!r}",
-            f"ended with code {done.returncode} before it answered ({said[:_SHOWN]})",
+            f"ended with code {done.returncode} before it answered ({words})",
             "free memory, or space for temporary files, if it lacked some; otherwise report it, "
             "with the spec",
         )
-    found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
-    return found
+    content: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+    return content
 
 
 def _error(answer: Mapping[str, Any], settings: Settings) -> CompressorError:
-    """Turn what the process says into an error with a remedy."""
+    """Turn the process's answer into an error with a remedy."""
     if "refused" in answer:
-        return _refusal(**answer["refused"])
+        refused = answer["refused"]
+        node, operator = refused["node"], refused["operator"]
+        if not refused["known"]:
+            return unknown_operator(node, operator)
+        return SpecError(
+            f"node {node!r} ({operator})" if operator else "the graph",
+            f"is refused by TensorRT's ONNX parser ({refused['reason'][:_SHOWN]})",
+            _LEAVE_OUT,
+        )
     if "unknown" in answer:
         return SpecError(
             f"export tensorrt: {answer['unknown'].lower().replace('_', '-')}",
@@ -180,18 +193,8 @@ def _error(answer: Mapping[str, Any], settings: Settings) -> CompressorError:
     )
 
 
-def _refusal(node: str, operator: str, known: bool, reason: str) -> SpecError:
-    if not known:
-        return unknown_operator(node, operator)
-    return SpecError(
-        f"node {node!r} ({operator})" if operator else "the graph",
-        f"is refused by TensorRT's ONNX parser ({reason[:_SHOWN]})",
-        _LEAVE_OUT,
-    )
-
-
 def read_cache(folder: Path, name: str | None) -> bytes | None:
-    """Return what earlier builds measured; nothing where there was none.
+    """Return what earlier builds measured; empty where there was none.
 
     Args:
         folder: the spec's.
@@ -209,7 +212,7 @@ def read_cache(folder: Path, name: str | None) -> bytes | None:
 
 
 def write_cache(folder: Path, name: str | None, content: bytes | None) -> None:
-    """Write what is known now, in one step."""
+    """Write all measurements so far, in one step."""
     if name is None or content is None:
         return
     path = folder / name
@@ -218,23 +221,15 @@ def write_cache(folder: Path, name: str | None, content: bytes | None) -> None:
         publish(staged / path.name, path)
 
 
-BuilderName = Literal["rtx", "gpu"]
-_NO_GPU = "TensorRT engines run on NVIDIA GPUs only, and this machine has none"
-
-
 @dataclass(frozen=True)
 class Builder:
-    """One of the packages.
+    """One of the packages: its Python module, and the distribution that pip installs.
 
     Attributes:
-        name: its name in a spec.
-        package: the Python module.
-        distribution: what pip installs.
         source: where pip finds it.
-        needs_gpu: it builds on a machine with an NVIDIA GPU only, and for that GPU.
+        needs_gpu: it builds only on a machine with an NVIDIA GPU, and for that GPU.
     """
 
-    name: BuilderName
     package: str
     distribution: str
     source: str
@@ -242,8 +237,8 @@ class Builder:
 
 
 BUILDERS: dict[BuilderName, Builder] = {
-    "rtx": Builder("rtx", "tensorrt_rtx", "tensorrt-rtx", "", needs_gpu=False),
-    "gpu": Builder("gpu", "tensorrt", "tensorrt", ", from NVIDIA's package index", needs_gpu=True),
+    "rtx": Builder("tensorrt_rtx", "tensorrt-rtx", "", needs_gpu=False),
+    "gpu": Builder("tensorrt", "tensorrt", ", from NVIDIA's package index", needs_gpu=True),
 }
 
 
@@ -277,8 +272,8 @@ def known_capabilities(package: ModuleType) -> tuple[str, ...]:
 
     They come from the package: ``SM86`` is 8.6.
     """
-    found = getattr(package, "ComputeCapability", None)
-    names = () if found is None else tuple(found.__members__)
+    members = getattr(package, "ComputeCapability", None)
+    names = () if members is None else tuple(members.__members__)
     numbers = [name.removeprefix("SM") for name in names if name.startswith("SM")]
     return tuple(f"{number[:-1]}.{number[-1]}" for number in numbers)
 
@@ -287,12 +282,12 @@ def versions(name: BuilderName) -> dict[str, str]:
     """Return what an engine depends on: the package, and the GPU where it is built for that."""
     builder = BUILDERS[name]
     try:
-        found = {builder.distribution: version(builder.distribution)}
+        used = {builder.distribution: version(builder.distribution)}
     except PackageNotFoundError:  # it is found by another name, or not at all: see loaded()
-        found = {builder.distribution: ""}
+        used = {builder.distribution: ""}
     if builder.needs_gpu and torch.cuda.is_available():
-        found["gpu"] = torch.cuda.get_device_name()
-    return found
+        used["gpu"] = torch.cuda.get_device_name()
+    return used
 
 
 def targets(name: BuilderName, named: Sequence[str]) -> tuple[str, ...]:
@@ -307,7 +302,7 @@ def own_capability() -> str:
 
 
 def cannot_run(name: BuilderName, targets: Sequence[str]) -> str:
-    """Say why an engine cannot be run on this machine; empty where it can.
+    """Return why an engine cannot be run on this machine; empty where it can.
 
     Args:
         name: its builder.
@@ -315,7 +310,7 @@ def cannot_run(name: BuilderName, targets: Sequence[str]) -> str:
     """
     if not torch.cuda.is_available():
         return _NO_GPU
-    own = own_capability()
-    if name == "rtx" and targets and own not in targets:
-        return f"the engine is for compute capability {', '.join(targets)}, the GPU here has {own}"
+    here = own_capability()
+    if name == "rtx" and targets and here not in targets:
+        return f"the engine is for compute capability {', '.join(targets)}, the GPU here has {here}"
     return ""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import onnx_ir as ir
 from pydantic import Field
 
 from compressor.errors import ArtifactError, SpecError
-from compressor.exporters.onnx.layout import MODEL
+from compressor.exporters.onnx.file import MODEL
 from compressor.exporters.tensorrt import building
 from compressor.exporters.tensorrt.building import (
     Engine,
@@ -21,10 +24,23 @@ from compressor.exporters.tensorrt.building import (
     unsupported,
     write_cache,
 )
-from compressor.exporters.tensorrt.engine_manifest import Origin, engine_manifest
-from compressor.exporters.tensorrt.graph_form import TARGET, Form, check_blocks, form_of
-from compressor.exporters.tensorrt.layer_report import EngineLayer, read_layers
-from compressor.exporters.tensorrt.placement import Placed, check_placed, place, quantized_layers
+from compressor.exporters.tensorrt.engine_layers import (
+    EngineLayer,
+    EngineTensor,
+    Placed,
+    check_placed,
+    place,
+    quantized_layers,
+    read_layers,
+)
+from compressor.exporters.tensorrt.graph_form import (
+    TARGET,
+    Form,
+    check_blocks,
+    form_of,
+    stand_in,
+    weight_bytes,
+)
 from compressor.exporters.tensorrt.profiles import (
     BatchRange,
     ShapeRange,
@@ -32,13 +48,15 @@ from compressor.exporters.tensorrt.profiles import (
     check_types,
     resolve_profiles,
 )
-from compressor.exporters.tensorrt.runner import EngineRunner, stand_in, weight_bytes
+from compressor.exporters.tensorrt.runner import EngineRunner
 from compressor.files import file_sha256, json_text, scratch, staging
 from compressor.graph.skeleton import skeleton
 from compressor.graph.values import all_nodes
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.exporter import ExportContext, Exporter
 
+SCHEMA = 1
+KIND = "tensorrt-engine"
 ENGINE = "model.engine"
 MANIFEST = f"{ENGINE}.json"
 _TRIED = 64_000_000  # bytes of weights up to which a plan builds the engine with made-up ones
@@ -51,8 +69,8 @@ class TensorrtExporter(Exporter):
     """Writes ``model.engine``, and ``model.engine.json`` that says what is in it.
 
     The graph decides all types: what the passes left in float32, float16, int8, int4 or fp8 is
-    built so. Engines run on NVIDIA GPUs only. On a machine without one they are built, checked and
-    weighed, but neither evaluated nor timed.
+    built that way. Engines run on NVIDIA GPUs only. On a machine without one they are built,
+    checked and weighed, but neither evaluated nor timed.
     """
 
     format: ClassVar[str] = "tensorrt"
@@ -109,7 +127,7 @@ class TensorrtExporter(Exporter):
 
     @property
     def not_judged(self) -> str:
-        """The engine runs on a GPU, what it would be compared with on the CPU."""
+        """Why latency is not judged: the float model it is compared with runs on the CPU."""
         return "" if self.cannot_run else "timed on the GPU, the float model on the CPU"
 
     @property
@@ -125,20 +143,20 @@ class TensorrtExporter(Exporter):
         return building.versions(self.builder)
 
     def check(self, carrier: Carrier) -> None:
-        """Raise where the builder is missing, or cannot build what the model holds.
+        """Check that the builder is here, and can build what the model holds.
 
         Raises:
             SpecError: naming the option, input, layer or node, and what to change.
             ArtifactError: the engine would compute quantized layers with other types.
         """
         package = building.loaded(self.builder)
-        known = building.known_capabilities(package)
-        self._check_options(known)
+        capabilities = building.known_capabilities(package)
+        self._check_options(capabilities)
         settings = self._settings(carrier)
         form = form_of(carrier)
         form.onnx.check(form.carrier)
         targets = building.targets(self.builder, self.compute_capability)
-        check_types(form.model, targets, known or targets)
+        check_types(form.model, targets, capabilities or targets)
         check_blocks(form.model)
         _check_operators(settings.package, form.model)
         try:
@@ -158,11 +176,11 @@ class TensorrtExporter(Exporter):
         engine = self._tried(form, settings)
         if engine is None:
             return weight_bytes(skeleton(form.model))
-        text = _described(engine, form.model, settings, _origin(self, form, _USUAL, {}))
+        text = self._manifest(engine, form.model, form.carrier, _USUAL, {MODEL: _NO_HASH})
         return len(engine.plan) + len(text.encode())
 
     def write(self, carrier: Carrier, directory: Path, context: ExportContext) -> tuple[Path, ...]:
-        """Build the engine, and check that layers have the types that they are meant to have.
+        """Build the engine, and check that its layers compute in the intended types.
 
         Raises:
             SpecError: the parser does not take the model.
@@ -177,7 +195,7 @@ class TensorrtExporter(Exporter):
             engine = build(files[0], settings)
             model = ir.load(files[0])
             check_placed(_placed(engine, model)[1], self.builder)
-            text = _described(engine, model, settings, _origin(self, form, context, hashes))
+            text = self._manifest(engine, model, form.carrier, context, hashes)
         path, manifest = directory / ENGINE, directory / MANIFEST
         path.write_bytes(engine.plan)
         manifest.write_text(text, encoding="utf-8")
@@ -185,7 +203,7 @@ class TensorrtExporter(Exporter):
         return path, manifest
 
     def check_written(self, carrier: Carrier, path: Path) -> str:  # noqa: ARG002
-        """Compare an engine that is not run here with its manifest.
+        """Compare an engine that cannot run here with its manifest.
 
         Raises:
             ArtifactError: it is another.
@@ -196,11 +214,11 @@ class TensorrtExporter(Exporter):
                 f"artifact {path.name!r}", f"is not the one of {MANIFEST}", "run the spec again"
             )
         meant = [entry for entry in manifest["quantized"] if entry["meant"]]
-        found = f"the engine of {MANIFEST}, {len(manifest['layers'])} layers"
+        compared = f"the engine of {MANIFEST}, {len(manifest['layers'])} layers"
         if not meant:
-            return found
+            return compared
         kinds = " and ".join(sorted({str(entry["meant"]) for entry in meant}))
-        return f"{found}; TensorRT reports all {len(meant)} quantized layers in {kinds}"
+        return f"{compared}; TensorRT reports all {len(meant)} quantized layers in {kinds}"
 
     def open(self, path: Path) -> Runner:
         """Load the engine on the GPU.
@@ -212,8 +230,8 @@ class TensorrtExporter(Exporter):
             raise ArtifactError(f"artifact {path.name!r}", "cannot be run", self.cannot_run)
         return EngineRunner(building.loaded(self.builder), path)
 
-    def _check_options(self, known: tuple[str, ...]) -> None:
-        own: dict[str, tuple[bool, str]] = {
+    def _check_options(self, capabilities: tuple[str, ...]) -> None:
+        misplaced: dict[str, tuple[bool, str]] = {
             "compute-capability": (
                 bool(self.compute_capability) and self.builder == "gpu",
                 "builds for the GPU that it runs on",
@@ -236,14 +254,14 @@ class TensorrtExporter(Exporter):
             ),
         }
         other = "rtx" if self.builder == "gpu" else "gpu"
-        for option, (wrong, reason) in own.items():
+        for option, (wrong, reason) in misplaced.items():
             if wrong:
                 raise SpecError(
                     f"export tensorrt: {option}",
                     f"is not for builder {self.builder!r}, which {reason}",
                     f"leave it out, or set builder: {other}",
                 )
-        check_known(self.compute_capability, known, self.builder)
+        check_known(self.compute_capability, capabilities, self.builder)
 
     def _settings(self, carrier: Carrier, timing_cache: bytes | None = None) -> Settings:
         flags = [
@@ -257,10 +275,58 @@ class TensorrtExporter(Exporter):
             package=building.BUILDERS[self.builder].package,
             capabilities=self.compute_capability,
             profiles=resolve_profiles(carrier.inputs, self.profiles, self.batch),
-            flags=tuple(name for name, wanted in flags if wanted),
+            flags=tuple(name for name, is_set in flags if is_set),
             hardware="" if level == "none" else level.upper().replace("-", "_"),
             timing_cache=timing_cache,
         )
+
+    def _manifest(
+        self,
+        engine: Engine,
+        model: ir.Model,
+        carrier: Carrier,
+        context: ExportContext,
+        onnx: Mapping[str, str],
+    ) -> str:
+        """Return the manifest's text; nothing in it differs between equal builds.
+
+        Args:
+            engine: what was built.
+            model: from what.
+            carrier: the model's inputs and outputs.
+            context: names the spec.
+            onnx: sha256 of each ONNX file that the engine was built from, by name.
+        """
+        layers, placed = _placed(engine, model)
+        settings = engine.settings
+        document = {
+            "schema": SCHEMA,
+            "kind": KIND,
+            "name": context.name,
+            "spec": context.spec_digest,
+            "engine": {"bytes": len(engine.plan), "sha256": sha256(engine.plan).hexdigest()},
+            "onnx": dict(onnx),
+            "builder": self.builder,
+            "versions": self.tools,
+            "compute_capabilities": list(settings.capabilities) or None,
+            "flags": list(settings.flags),
+            "hardware_compatibility": settings.hardware or None,
+            "profiles": {name: asdict(profile) for name, profile in settings.profiles.items()},
+            "inputs": [str(spec) for spec in carrier.inputs],
+            "outputs": [str(spec) for spec in carrier.outputs],
+            "layers": [_layer(layer) for layer in layers],
+            "quantized": [
+                {
+                    "layer": entry.meant.layer,
+                    "node": entry.meant.node,
+                    "stored": entry.meant.stored,
+                    "meant": entry.meant.computed or None,
+                    "computed": entry.computed or None,
+                }
+                for entry in placed
+            ],
+        }
+        return json_text(document)
 
     def _tried(self, form: Form, settings: Settings) -> Engine | None:
         """Build a small model with made-up weights; ``None`` for others."""
@@ -275,34 +341,30 @@ class TensorrtExporter(Exporter):
             return build(model, settings)
 
 
-def _origin(
-    exporter: TensorrtExporter, form: Form, context: ExportContext, hashes: dict[str, str]
-) -> Origin:
-    return Origin(
-        name=context.name,
-        spec=context.spec_digest,
-        onnx=hashes or {MODEL: _NO_HASH},
-        builder=exporter.builder,
-        versions=exporter.tools,
-        inputs=form.carrier.inputs,
-        outputs=form.carrier.outputs,
-    )
-
-
 def _placed(engine: Engine, model: ir.Model) -> tuple[tuple[EngineLayer, ...], tuple[Placed, ...]]:
     """Return the engine's layers, and what became of those with quantized weights."""
     layers = read_layers(engine.layers, [node.name or "" for node in all_nodes(model.graph)])
     return layers, place(quantized_layers(model), layers)
 
 
-def _described(engine: Engine, model: ir.Model, settings: Settings, origin: Origin) -> str:
-    """Return the manifest's text."""
-    layers, placed = _placed(engine, model)
-    return json_text(engine_manifest(origin, settings, layers, placed, engine.plan))
+def _layer(layer: EngineLayer) -> dict[str, Any]:
+    return {
+        "name": layer.name,
+        "type": layer.type,
+        "precision": layer.precision or None,
+        "nodes": list(layer.nodes),
+        "inputs": [_tensor(tensor) for tensor in layer.inputs],
+        "constants": [_tensor(tensor) for tensor in layer.constants],
+        "outputs": [_tensor(tensor) for tensor in layer.outputs],
+    }
+
+
+def _tensor(tensor: EngineTensor) -> str:
+    return f"{tensor.dtype}[{', '.join('?' if d < 0 else str(d) for d in tensor.shape)}]"
 
 
 def _check_operators(package: str, model: ir.Model) -> None:
-    """Raise for the first node whose operator the parser does not know."""
+    """Check that the parser knows all operators."""
     nodes = list(all_nodes(model.graph))
     with scratch() as folder:
         lacking = unsupported(folder, package, [node.op_type for node in nodes])

@@ -1,13 +1,15 @@
-"""A model in the form in which TensorRT takes it."""
+"""A model in the form that TensorRT takes, and a stand-in for it with made-up weights."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Final
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 from onnx_ir import DataType
@@ -15,26 +17,33 @@ from onnx_ir import DataType
 from compressor.errors import SpecError
 from compressor.exporters.onnx import OnnxExporter, opsets
 from compressor.exporters.onnx.forms import in_form_for
-from compressor.exporters.onnx.opsets import Owners
+from compressor.exporters.onnx.targets import Owners
+from compressor.graph.blocks import all_initializers
 from compressor.graph.editing import Editor
+from compressor.graph.skeleton import Skeleton
 from compressor.graph.values import all_nodes, constant_array, constant_of, is_op, moved
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.tensors import Array
 
 _MIDDLE = 128
 _LINEAR = ("QuantizeLinear", "DequantizeLinear")
+TARGET: Final = "tensorrt"
+_FIRST_OPSET = 21
+_LAST = 2  # dimensions along which blocks may lie, counted from the last
+_ARGUMENT = 64  # elements: longer constants are weights, not sizes, axes or pads
+_LARGEST = {DataType.INT8: 127, DataType.INT4: 7}
 
 
 def in_terms_of_tensorrt(model: ir.Model) -> ir.Model:
     """Return a model in which uint8 around 128 is int8, and biases with a scale are floats.
 
-    The given model is returned where there is nothing to change. No weight is evaluated, except
-    for biases.
+    The model itself is returned where nothing has to change. Only biases are evaluated.
 
     Raises:
         SpecError: a tensor is uint8 and int8 cannot hold it, naming its layer or node.
     """
-    if not any(_is_foreign(node) for node in all_nodes(model.graph)):
+    linear = [node for node in all_nodes(model.graph) if is_op(node, *_LINEAR)]
+    if not any(_is_integer_bias(node) or _reads_unsigned(node) for node in linear):
         return model
     changed = model.clone()
     editor = Editor(changed)
@@ -51,10 +60,6 @@ def in_terms_of_tensorrt(model: ir.Model) -> ir.Model:
     return changed
 
 
-def _is_foreign(node: ir.Node) -> bool:
-    return is_op(node, *_LINEAR) and (_is_integer_bias(node) or _reads_unsigned(node))
-
-
 def _is_integer_bias(node: ir.Node) -> bool:
     if not is_op(node, "DequantizeLinear"):
         return False
@@ -63,15 +68,15 @@ def _is_integer_bias(node: ir.Node) -> bool:
 
 
 def _reads_unsigned(node: ir.Node) -> bool:
-    """Tell whether the codes on one side of a node are uint8; computed scales are another case."""
+    """Whether a node's codes are uint8; nodes with computed scales do not count."""
     scale = node.inputs[1]
     if scale is None or is_op(scale.producer(), "DynamicQuantizeLinear"):
         return False
     if is_op(node, "DequantizeLinear") and node.inputs[0] is not None:
         tensor = constant_of(node.inputs[0])
-        known = node.inputs[0].dtype if tensor is None else tensor.dtype
-        if known is not None:
-            return known == DataType.UINT8
+        dtype = node.inputs[0].dtype if tensor is None else tensor.dtype
+        if dtype is not None:
+            return dtype == DataType.UINT8
     if len(node.inputs) > 2 and node.inputs[2] is not None:
         tensor = constant_of(node.inputs[2])
         return (node.inputs[2].dtype if tensor is None else tensor.dtype) == DataType.UINT8
@@ -124,7 +129,7 @@ def _store_float(editor: Editor, node: ir.Node) -> None:
     codes, scale = constant_array(node.inputs[0]), constant_array(node.inputs[1])
     result = node.outputs[0]
     if codes is None or scale is None:
-        return  # the rules of the target refuse it, by name
+        return  # the target's rules refuse it, by name
     bias = codes.astype(np.float32) * scale.astype(np.float32)
     name = node.inputs[0].name if node.inputs[0] is not None else None
     value = editor.constant(f"{name or result.name}_float", bias.astype(scale.dtype))
@@ -132,7 +137,7 @@ def _store_float(editor: Editor, node: ir.Node) -> None:
 
 
 def _shift(editor: Editor, node: ir.Node) -> None:
-    """Make the codes int8 and leave the zero point, which is then 0, to the default."""
+    """Make the codes int8, whose zero point is 0."""
     value = node.inputs[0]
     if is_op(node, "DequantizeLinear") and value is not None:
         tensor = constant_of(value)
@@ -163,9 +168,9 @@ def _retype_moves(value: ir.Value) -> None:
 def _signed(editor: Editor, value: ir.Value, tensor: ir.TensorProtocol) -> ir.Value:
     """Return an initializer with the codes less 128; they are computed when they are read."""
     name = f"{value.name}_int8"
-    known = editor.model.graph.initializers.get(name)
-    if known is not None:
-        return known
+    shared = editor.model.graph.initializers.get(name)
+    if shared is not None:
+        return shared
     shape = ir.Shape(tensor.shape.numpy())
     return editor.initializer(
         name, ir.LazyTensor(partial(_shifted, tensor), dtype=DataType.INT8, shape=shape)
@@ -178,10 +183,9 @@ def _shifted(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
 
 
 def with_node_names(model: ir.Model) -> ir.Model:
-    """Return a model in which every node has a name of its own.
+    """Return a model in which every node has a unique name: the model itself if it is so already.
 
-    The given model is returned where that is so already. A node without one is named after what it
-    writes.
+    A node without a name is named after what it writes.
     """
     counted = Counter(node.name or "" for node in all_nodes(model.graph))
     if "" not in counted and all(count == 1 for count in counted.values()):
@@ -191,17 +195,13 @@ def with_node_names(model: ir.Model) -> ir.Model:
     for node in all_nodes(changed.graph):
         if node.name and counted[node.name] == 1:
             continue
-        wanted = node.name or next((v.name for v in node.outputs if v.name), "") or node.op_type
-        name, number = wanted, 1
+        base = node.name or next((v.name for v in node.outputs if v.name), "") or node.op_type
+        name, number = base, 1
         while name in taken:
-            name, number = f"{wanted}_{number}", number + 1
+            name, number = f"{base}_{number}", number + 1
         node.name = name
         taken.add(name)
     return changed
-
-
-TARGET: Final = "tensorrt"
-_FIRST_OPSET = 21
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ class Form:
 
 
 def form_of(carrier: Carrier) -> Form:
-    """Bring a model into the form; no weight is evaluated.
+    """Return the form of a model; no weight is evaluated.
 
     Raises:
         SpecError: there is no graph, no opset has all of it, or it is quantized in a way that
@@ -234,11 +234,11 @@ def form_of(carrier: Carrier) -> Form:
         )
     graph = carrier.graph()
     changed = with_node_names(in_terms_of_tensorrt(graph))
-    own = carrier if changed is graph else carrier.with_graph(changed)
+    changed_carrier = carrier if changed is graph else carrier.with_graph(changed)
     formed = in_form_for(TARGET, changed, "float32")
     opset = _opset(formed)
     onnx = OnnxExporter(target=TARGET, opset=opset)
-    return Form(own, opsets.convert(formed, opset), onnx)
+    return Form(changed_carrier, opsets.convert(formed, opset), onnx)
 
 
 def _opset(model: ir.Model) -> int:
@@ -255,11 +255,8 @@ def _opset(model: ir.Model) -> int:
     raise SpecError(first.subject, first.problem, "leave out the export tensorrt") from first
 
 
-_LAST = 2  # dimensions along which blocks may lie, counted from the last
-
-
 def check_blocks(model: ir.Model) -> None:
-    """Raise where blocks of a weight lie along a dimension that TensorRT does not take.
+    """Check that blocks of weights lie along dimensions that TensorRT takes.
 
     Those of a convolution's weight, ``[outputs, inputs, height, width]``, lie along the inputs.
 
@@ -281,3 +278,42 @@ def check_blocks(model: ir.Model) -> None:
                 "two only",
                 "give it 8 bits and one scale a channel, or skip it, by a rule under layers",
             )
+
+
+def stand_in(parts: Skeleton) -> bytes:
+    """Return a serialized model with made-up weights; none of the model's weights is evaluated.
+
+    Small constants that need no computing keep their values, because shapes depend on them.
+    """
+    proto = onnx.ModelProto()
+    proto.CopyFrom(parts.proto)
+    for index, tensor in enumerate(all_initializers(proto.graph)):
+        value = parts.tensors[tensor.name]
+        if value.dtype == DataType.STRING:
+            tensor.string_data.extend(ir.serde.serialize_tensor(value).string_data)
+            continue
+        shape = tuple(int(d) for d in value.shape.numpy())
+        kept = prod(shape) <= _ARGUMENT and not isinstance(value, ir.LazyTensor)
+        made = value if kept else _made_up(value.dtype, shape, index)
+        tensor.raw_data = made.tobytes()
+    return bytes(proto.SerializeToString(deterministic=True))
+
+
+def weight_bytes(parts: Skeleton) -> int:
+    """Return the bytes of all initializers."""
+    return sum(tensor.nbytes for tensor in parts.tensors.values())
+
+
+def _made_up(dtype: DataType, shape: tuple[int, ...], seed: int) -> ir.TensorProtocol:
+    """Return numbers that differ, since TensorRT stores a tensor of equal numbers as one.
+
+    Floats are positive, as scales and variances must be; indices are 0, which always exists.
+    """
+    random = np.random.default_rng(seed)
+    if dtype in _LARGEST:
+        values = random.integers(-_LARGEST[dtype], _LARGEST[dtype] + 1, shape).astype(np.int8)
+        return ir.Tensor(values.astype(dtype.numpy()), dtype=dtype)
+    if dtype.is_floating_point():
+        values = random.uniform(0.25, 1.0, shape).astype(np.float32)
+        return ir.Tensor(values.astype(dtype.numpy()), dtype=dtype)
+    return ir.Tensor(np.zeros(shape, np.int8).astype(dtype.numpy()), dtype=dtype)

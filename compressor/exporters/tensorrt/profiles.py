@@ -11,13 +11,31 @@ from onnx_ir import DataType
 from pydantic import Field
 
 from compressor.errors import SpecError, suggestion
-from compressor.exporters.onnx.opsets import Owners
+from compressor.exporters.onnx.targets import Owners
 from compressor.graph.values import all_nodes, constant_of
 from compressor.types.options import Options
 from compressor.types.tensors import TensorSpec
 
 Length = Annotated[int, Field(ge=1)]
 _SUBJECT = "export tensorrt"
+_TITLES: Mapping[DataType, str] = {
+    DataType.BFLOAT16: "bfloat16",
+    DataType.INT4: "int4",
+    DataType.FLOAT8E4M3FN: "fp8",
+    DataType.FLOAT4E2M1: "fp4",
+}
+
+_FIRST: Mapping[DataType, tuple[int, int]] = {
+    DataType.BFLOAT16: (8, 0),
+    DataType.INT4: (8, 0),
+    DataType.FLOAT8E4M3FN: (8, 9),
+    DataType.FLOAT4E2M1: (10, 0),
+}
+"""The lowest compute capability whose GPUs have the type; others are in all of TensorRT's.
+
+Measured with TensorRT-RTX 1.7, which builds for 7.5, 8.0, 8.6, 8.9, 12.0 and 12.1; 10.0 for fp4 is
+from NVIDIA's support matrix.
+"""
 
 
 class ShapeRange(Options):
@@ -46,20 +64,20 @@ class Profile:
 
 
 def resolve_profiles(
-    inputs: Sequence[TensorSpec], given: Mapping[str, ShapeRange], batch: BatchRange | None
+    inputs: Sequence[TensorSpec], ranges: Mapping[str, ShapeRange], batch: BatchRange | None
 ) -> dict[str, Profile]:
     """Return the profile of every input with a dynamic dimension.
 
     Args:
         inputs: the model's inputs.
-        given: what the spec says of single inputs.
-        batch: what it says of the batch of all others.
+        ranges: the shapes that the spec gives for single inputs.
+        batch: the batch sizes that it gives for all others.
 
     Raises:
         SpecError: an input has none, or one that does not fit it.
     """
     named = {spec.name: spec for spec in inputs}
-    for name in given:
+    for name in ranges:
         if name not in named:
             raise SpecError(
                 f"{_SUBJECT}: profile {name!r}",
@@ -68,8 +86,8 @@ def resolve_profiles(
             )
     profiles: dict[str, Profile] = {}
     for spec in inputs:
-        if spec.name in given:
-            entry = given[spec.name]
+        if spec.name in ranges:
+            entry = ranges[spec.name]
             profiles[spec.name] = Profile(entry.min, entry.opt, entry.max)
         elif dynamic_axes(spec):
             profiles[spec.name] = _from_batch(spec, inputs, batch)
@@ -99,7 +117,7 @@ def _from_batch(
 
 def _check(spec: TensorSpec, profile: Profile) -> None:
     subject = f"{_SUBJECT}: profile {spec.name!r}"
-    for word, shape in _shapes(profile):
+    for word, shape in (("min", profile.min), ("opt", profile.opt), ("max", profile.max)):
         if len(shape) != len(spec.shape):
             raise SpecError(
                 subject,
@@ -124,15 +142,15 @@ def _check(spec: TensorSpec, profile: Profile) -> None:
 
 
 def _check_names(inputs: Sequence[TensorSpec], profiles: Mapping[str, Profile]) -> None:
-    """Dimensions of one name are one number when the model runs."""
-    known: dict[str, tuple[str, tuple[int, int, int]]] = {}
+    """Check that dimensions of the same name have the same sizes."""
+    by_dimension: dict[str, tuple[str, tuple[int, int, int]]] = {}
     for spec in inputs:
-        own = profiles[spec.name]
-        for name, *lengths in zip(spec.shape, own.min, own.opt, own.max, strict=True):
+        profile = profiles[spec.name]
+        for name, *lengths in zip(spec.shape, profile.min, profile.opt, profile.max, strict=True):
             if not isinstance(name, str):
                 continue
             low, best, high = lengths
-            other, have = known.setdefault(name, (spec.name, (low, best, high)))
+            other, have = by_dimension.setdefault(name, (spec.name, (low, best, high)))
             if have != (low, best, high):
                 raise SpecError(
                     f"{_SUBJECT}: profile {spec.name!r}",
@@ -159,55 +177,32 @@ def _lengths(spec: TensorSpec, dynamic: int) -> Iterator[int]:
     return (length if isinstance(length, int) else dynamic for length in spec.shape)
 
 
-def _shapes(profile: Profile) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield from (("min", profile.min), ("opt", profile.opt), ("max", profile.max))
-
-
 def _shown(spec: TensorSpec) -> str:
     return f"[{', '.join('?' if d is None else str(d) for d in spec.shape)}]"
 
 
-_TITLES: Mapping[DataType, str] = {
-    DataType.BFLOAT16: "bfloat16",
-    DataType.INT4: "int4",
-    DataType.FLOAT8E4M3FN: "fp8",
-    DataType.FLOAT4E2M1: "fp4",
-}
-_FIRST: Mapping[DataType, tuple[int, int]] = {
-    DataType.BFLOAT16: (8, 0),
-    DataType.INT4: (8, 0),
-    DataType.FLOAT8E4M3FN: (8, 9),
-    DataType.FLOAT4E2M1: (10, 0),
-}
-"""The lowest compute capability whose GPUs have the type; others are in all of TensorRT's.
-
-Measured with TensorRT-RTX 1.7, which builds for 7.5, 8.0, 8.6, 8.9, 12.0 and 12.1; 10.0 for fp4 is
-from NVIDIA's support matrix.
-"""
-
-
-def check_known(targets: Sequence[str], known: Sequence[str], builder: str) -> None:
-    """Raise where a builder does not know a compute capability.
+def check_known(targets: Sequence[str], capabilities: Sequence[str], builder: str) -> None:
+    """Check that a builder knows all compute capabilities.
 
     Raises:
-        SpecError: naming the first, and those that there are.
+        SpecError: naming the first that it does not know, and those that it does.
     """
     for target in targets:
-        if target not in known:
+        if target not in capabilities:
             raise SpecError(
                 "compute-capability",
                 f"{target!r} is not one that builder {builder!r} builds for",
-                f"choose from {', '.join(known)}",
+                f"choose from {', '.join(capabilities)}",
             )
 
 
-def check_types(model: ir.Model, targets: Sequence[str], known: Sequence[str]) -> None:
-    """Raise where a target's GPUs lack an element type of the graph.
+def check_types(model: ir.Model, targets: Sequence[str], capabilities: Sequence[str]) -> None:
+    """Check that the targets' GPUs have all element types of the graph.
 
     Args:
         model: the graph as TensorRT gets it.
         targets: compute capabilities, such as ``8.6``.
-        known: all that the builder builds for.
+        capabilities: all that the builder builds for.
 
     Raises:
         SpecError: naming the layer or node, the type, and the capabilities that have it.
@@ -216,7 +211,7 @@ def check_types(model: ir.Model, targets: Sequence[str], known: Sequence[str]) -
         lacking = [target for target in targets if _number(target) < _FIRST[dtype]]
         if not lacking:
             continue
-        able = [other for other in known if _number(other) >= _FIRST[dtype]]
+        able = [other for other in capabilities if _number(other) >= _FIRST[dtype]]
         raise SpecError(
             Owners(model).subject(node),
             f"is {_TITLES[dtype]}, which GPUs of compute capability {', '.join(lacking)} do not "

@@ -42,8 +42,7 @@ def declared(artifact: Artifact) -> Declared:
     """
     import onnx_ir as ir
 
-    from compressor.models.codec import DESCRIPTION
-    from compressor.models.codec.description import read_description
+    from compressor.models.codec.description import DESCRIPTION, read_description
     from compressor.models.codec.load import packed_format
     from compressor.models.onnx.file import read_onnx
 

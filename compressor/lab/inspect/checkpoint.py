@@ -23,10 +23,9 @@ from compressor.lab.inspect.contents import (
     percent,
 )
 from compressor.models.checkpoint.folder import read_shards
-from compressor.models.checkpoint.headers import DTYPES, PAIRS, ShardHeader
-from compressor.models.checkpoint.read_ahead import ReadAhead
-from compressor.models.checkpoint.reading import FileTensor, MappedFile
+from compressor.models.checkpoint.reading import FileTensor, MappedFile, ReadAhead
 from compressor.models.checkpoint.weight_files import read_weights, weight_file_paths
+from compressor.models.codec.headers import DTYPES, PAIRS, ShardHeader
 from compressor.models.executor.dtypes import natural_type
 from compressor.progress import Progress
 

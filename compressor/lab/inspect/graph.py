@@ -30,9 +30,10 @@ from compressor.lab.inspect.contents import (
     not_finite_note,
     percent,
 )
-from compressor.models.codec import DESCRIPTION, FORMAT, INDEX, check
-from compressor.models.codec.description import Description, read_description
-from compressor.models.codec.weight_files import read_tensors, stored_headers
+from compressor.models.codec.description import DESCRIPTION, FORMAT, Description, read_description
+from compressor.models.codec.headers import INDEX
+from compressor.models.codec.load import check
+from compressor.models.codec.weights import read_tensors, stored_headers
 from compressor.models.executor.lazy import computed
 from compressor.models.onnx.file import external_files, read_onnx
 from compressor.progress import Progress

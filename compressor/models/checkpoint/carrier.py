@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,11 +14,19 @@ import torch
 
 from compressor.errors import ModelError, SpecError
 from compressor.files import json_sha256
-from compressor.models.checkpoint.changed import FLOAT8, Float8Tensor, block_of, changed, scale_of
-from compressor.models.checkpoint.config import check_config, layer_of
-from compressor.models.checkpoint.folder import CONFIG, Checkpoint, read_checkpoint
-from compressor.models.checkpoint.headers import DTYPES, TensorHeader
+from compressor.models.checkpoint.folder import (
+    CONFIG,
+    Checkpoint,
+    check_config,
+    layer_of,
+    read_checkpoint,
+)
 from compressor.models.checkpoint.reading import FileTensor, MappedFile
+from compressor.models.checkpoint.rows import (
+    changed,
+    widen_float8,
+)
+from compressor.models.codec.headers import DTYPES, TensorHeader
 from compressor.models.executor.dtypes import natural_type
 from compressor.types.carrier import Capability, WeightChange
 from compressor.types.channels import Units
@@ -26,14 +34,12 @@ from compressor.types.layers import Layer
 from compressor.types.quantized import Scheme, WeightCodes
 from compressor.types.tensors import StoredTensor, TensorSpec
 
-# Tensors that stand for others whose codes they hold: the checkpoint is quantized already.
+# Tensors that hold the codes of others: the checkpoint is quantized already.
 _CODES = re.compile(r".*\.(?:weight_packed|qweight|qzeros|g_idx|weight_global_scale|absmax)")
-_UNSCALED = ("input_scale", "activation_scale")  # of activations, which are floats again
-_FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 class CheckpointCarrier:
-    """Named weights; what computes with them is not known.
+    """Named weights without the model that computes with them.
 
     Float8 weights of layers appear as wider floats, their scales multiplied in.
 
@@ -59,11 +65,6 @@ class CheckpointCarrier:
         self._layers = tuple(layers)
 
     @property
-    def path(self) -> Path:
-        """What was opened."""
-        return self.source.path
-
-    @property
     def folder(self) -> Path | None:
         """The folder whose configuration and tokenizer belong to it."""
         return self.source.folder
@@ -77,13 +78,6 @@ class CheckpointCarrier:
     def files(self) -> tuple[Path, ...]:
         """The files that hold the weights."""
         return tuple(shard.path for shard in self.source.shards)
-
-    @property
-    def tied(self) -> bool:
-        """Whether the output layer reads the table of embeddings, and is not stored itself."""
-        return bool(self.config.get("tie_word_embeddings")) and not any(
-            name.endswith("lm_head.weight") for name in self._tensors
-        )
 
     @cached_property
     def _by_weight(self) -> dict[str, Layer]:
@@ -111,19 +105,19 @@ class CheckpointCarrier:
         Raises:
             KeyError: there is no tensor of a name.
         """
-        given = {}
+        replaced = {}
         for name, tensor in changes.items():
             if name not in self._tensors:
                 raise KeyError(f"no tensor {name!r}")
-            read = partial(_given, tensor.detach().contiguous())
-            given[name] = StoredTensor(name, tuple(tensor.shape), tensor.dtype, read)
+            stored = tensor.detach().contiguous()
+            replaced[name] = StoredTensor(name, tuple(stored.shape), stored.dtype, stored.detach)
         layers = [
             replace(layer, shape=new.shape, dtype=numpy_name(new.dtype))
-            if (new := given.get(layer.weight)) is not None
+            if (new := replaced.get(layer.weight)) is not None
             else layer
             for layer in self._layers
         ]
-        return CheckpointCarrier(self.source, {**self._tensors, **given}, layers)
+        return CheckpointCarrier(self.source, {**self._tensors, **replaced}, layers)
 
     def with_changes(self, changes: Mapping[str, WeightChange]) -> CheckpointCarrier:
         """Return a carrier with some float weights changed as they are read.
@@ -140,7 +134,7 @@ class CheckpointCarrier:
         return CheckpointCarrier(self.source, tensors, self._layers)
 
     def with_codes(self, changes: Mapping[str, WeightCodes]) -> CheckpointCarrier:
-        """Return a carrier with some float weights stored as codes, found when they are read.
+        """Return a carrier with some float weights stored as codes, computed when they are read.
 
         Raises:
             KeyError: no layer has a weight of a name.
@@ -197,14 +191,14 @@ class CheckpointCarrier:
         _weights_only("run")
 
     def save(self, directory: Path) -> None:
-        """Write nothing: what passes do to a bare checkpoint are recipes, not tensors."""
+        """Write nothing: passes leave recipes on a bare checkpoint, not tensors."""
 
     def restore(self, directory: Path) -> CheckpointCarrier:  # noqa: ARG002
         """Return this carrier."""
         return self
 
     def digest(self) -> str:
-        """Return a key of the checkpoint that is found without reading its data.
+        """Return a key of the checkpoint, without reading its data.
 
         It changes with the names, sizes and times of its files, their headers, and its
         configuration.
@@ -219,10 +213,6 @@ class CheckpointCarrier:
             for shard in self.source.shards
         ]
         return json_sha256([shards, dict(self.config)])
-
-
-def _given(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
 
 
 def _weights_only(what: str) -> NoReturn:
@@ -268,7 +258,7 @@ def open_checkpoint(path: Path) -> CheckpointCarrier:
             tensors[header.name] = StoredTensor(
                 header.name, header.shape, DTYPES[header.dtype], read
             )
-    _widen(source, tensors, subject)
+    widen_float8(source, tensors, subject)
     layers = []
     for tensor in tensors.values():
         if tensor.dtype.is_floating_point:
@@ -278,46 +268,10 @@ def open_checkpoint(path: Path) -> CheckpointCarrier:
 
 
 def _refuse_codes(headers: Mapping[str, TensorHeader], subject: str) -> None:
-    found = next(
-        (t for t in headers.values() if t.dtype not in DTYPES or _CODES.fullmatch(t.name)), None
-    )
-    if found is not None:
-        raise ModelError(
-            subject,
-            f"is quantized already: {found.name!r} holds codes or belongs to some",
-            "give the checkpoint in floating point, or in float8 with scales",
-        )
-
-
-def _widen(source: Checkpoint, tensors: dict[str, StoredTensor], subject: str) -> None:
-    """Replace float8 matrices by readers of wider floats, and drop their scales."""
-    headers = source.tensors
-    dtype = _float_of(source.config)
-    for name, header in headers.items():
-        if header.dtype not in FLOAT8 or len(header.shape) != 2 or not name.endswith(".weight"):
-            continue
-        scale = scale_of(name, headers)
-        block = block_of(header, scale, _declared_block(source.config), subject)
-        codes = tensors[name].read
-        scales = None if scale is None else tensors.pop(scale.name).read
-        assert isinstance(codes, FileTensor)
-        assert scales is None or isinstance(scales, FileTensor)
-        for suffix in _UNSCALED:
-            tensors.pop(f"{name.removesuffix('weight')}{suffix}", None)
-        read = Float8Tensor(codes, scales, block, dtype)
-        tensors[name] = StoredTensor(name, header.shape, dtype, read)
-
-
-def _float_of(config: Mapping[str, Any]) -> torch.dtype:
-    named = config.get("dtype", config.get("torch_dtype"))
-    return _FLOATS.get(str(named), torch.bfloat16)
-
-
-def _declared_block(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    quantization = config.get("quantization_config")
-    found = quantization.get("weight_block_size") if isinstance(quantization, dict) else None
-    if not isinstance(found, list) or len(found) != 2:
-        return None
-    height, width = found
-    usable = type(height) is int and type(width) is int and height > 0 and width > 0
-    return (height, width) if usable else None
+    for tensor in headers.values():
+        if tensor.dtype not in DTYPES or _CODES.fullmatch(tensor.name):
+            raise ModelError(
+                subject,
+                f"is quantized already: {tensor.name!r} holds codes or belongs to some",
+                "give the checkpoint in floating point, or in float8 with scales",
+            )

@@ -1,4 +1,4 @@
-"""Parts of files as tensors: mapped, or read past the page cache."""
+"""Parts of files as tensors: mapped, or read ahead past the page cache."""
 
 from __future__ import annotations
 
@@ -7,20 +7,36 @@ import errno
 import mmap
 import os
 import threading
-from contextlib import suppress
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from pathlib import Path
+from types import TracebackType
 from typing import Protocol, runtime_checkable
 
 import torch
 
 from compressor.errors import ModelError
-from compressor.models.checkpoint.headers import DTYPES, TensorHeader
+from compressor.models.codec.headers import DTYPES, TensorHeader
 
 _ALIGNED = 4096  # what the ends of a direct read are multiples of, in the file and in memory
 _REQUEST = 1 << 20  # bytes asked for at once: larger requests were not faster
+# From <malloc.h>. Setting either one ends glibc's own adjustment of both.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+
+_DEFAULT = 128 << 10  # what glibc starts with
+_LARGEST = 32 << 20  # the largest limit between heap and maps that older versions accept
+
+DISTANCE = 128 << 20
+"""Bytes that may be read and not yet done with; memory holds little more of the input."""
+
+_THREADS = 2  # while one's data is on its way, the other's request waits at the disk already
+_LONGEST = 32 << 20  # bytes of the longest part that gets a buffer
+_STEP = 2 << 20  # bytes touched between two looks whether to stop
 
 
 class Buffer:
@@ -100,7 +116,7 @@ class Span:
 
 @runtime_checkable
 class RowReader(Protocol):
-    """A tensor in a file, whole or by rows: its first axis."""
+    """A tensor in a file that is read whole or by rows, its first axis."""
 
     @property
     def multiple(self) -> int:
@@ -188,12 +204,12 @@ class MappedFile:
         return True
 
     def unload(self, start: int, stop: int) -> None:
-        """Take no views of a range's buffer any more; those that were taken lose their content."""
+        """Release a range's buffer; views that were taken of it lose their content."""
         with self._lock:
             self._loaded.pop((start, stop), None)
 
     def cached(self, start: int, stop: int) -> bool:
-        """Return whether most of a range is in the page cache, as far as the system tells.
+        """Return whether most of a range is in the page cache, if the system tells.
 
         Raises:
             ModelError: the file cannot be read any more.
@@ -206,13 +222,13 @@ class MappedFile:
             self._view(start, stop)[:: mmap.PAGESIZE].max()
 
     def release(self, start: int, stop: int) -> None:
-        """Take a range out of this process's memory; it is read again if it is used again."""
+        """Drop a range from this process's memory; it is read again when it is used again."""
         first = start // mmap.PAGESIZE * mmap.PAGESIZE
         with self._lock:
             self._map.madvise(mmap.MADV_DONTNEED, first, stop - first)
 
     def forget(self, start: int, stop: int) -> None:
-        """Take a range out of the page cache as well, as far as nobody else uses it."""
+        """Drop a range from the page cache as well, unless others use it."""
         self.release(start, stop)
         with suppress(OSError), self.path.open("rb") as stream:  # some file systems take no advice
             os.posix_fadvise(stream.fileno(), start, stop - start, os.POSIX_FADV_DONTNEED)
@@ -251,3 +267,123 @@ class FileTensor:
         one = prod(self.header.shape[1:]) * self.dtype.itemsize
         offset = self.header.offset
         return Span(self.file, offset + start * one, offset + stop * one)
+
+
+@contextmanager
+def kept_memory(nbytes: int) -> Iterator[None]:
+    """Within the block, let each thread keep freed memory; afterwards return it to the system.
+
+    Has no effect with a C library other than glibc.
+
+    Args:
+        nbytes: freed bytes that a thread's heap may keep at its end.
+    """
+    libc = ctypes.CDLL(None)
+    if not (hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim")):
+        yield
+        return
+    libc.mallopt(_MMAP_THRESHOLD, _LARGEST)
+    libc.mallopt(_TRIM_THRESHOLD, nbytes)
+    try:
+        yield
+    finally:
+        libc.mallopt(_MMAP_THRESHOLD, _DEFAULT)
+        libc.mallopt(_TRIM_THRESHOLD, _DEFAULT)
+        libc.malloc_trim(ctypes.c_size_t(0))
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """How a part was read: into a buffer, or mapped, in the cache already or since then."""
+
+    buffer: Buffer | None = None
+    cached: bool = False
+
+
+class ReadAhead:
+    """Reads parts of files in the order in which they will be used.
+
+    Used as a context manager; its threads end when the block does.
+
+    Args:
+        spans: what will be used, in this order.
+        distance: how many bytes may be read ahead; each concurrent user may add one part.
+    """
+
+    def __init__(self, spans: Iterable[Span], distance: int = DISTANCE):
+        self._spans = deque(spans)
+        self._longest = max((len(s) for s in self._spans if len(s) <= _LONGEST), default=0)
+        self._left = distance
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._ready: defaultdict[Span, deque[Future[_Ready]]] = defaultdict(deque)
+        self._free: list[Buffer] = []
+        self._threads = ThreadPoolExecutor(_THREADS, "read-ahead")
+
+    def __enter__(self) -> ReadAhead:
+        with self._lock:
+            self._go_on()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        self._threads.shutdown(cancel_futures=True)
+
+    @contextmanager
+    def using(self, span: Span) -> Iterator[None]:
+        """Wait until a part has been read; within the block, views of it need no more reading.
+
+        They must not be used afterwards.
+
+        Args:
+            span: the next of those that nobody has used.
+        """
+        with self._lock:
+            while not self._ready[span] and self._spans:  # others hold all that may be held
+                self._read_next()
+            coming = self._ready[span].popleft()
+        ready = coming.result()
+        try:
+            yield
+        finally:
+            if ready.buffer is not None:
+                span.file.unload(span.start, span.stop)
+            elif ready.cached:
+                span.file.release(span.start, span.stop)
+            else:
+                span.file.forget(span.start, span.stop)
+            with self._lock:
+                if ready.buffer is not None:
+                    self._free.append(ready.buffer)
+                self._left += len(span)
+                self._go_on()
+
+    def _go_on(self) -> None:
+        # A part longer than the distance must not wait for ever.
+        while self._left > 0 and self._spans and not self._ended.is_set():
+            self._read_next()
+
+    def _read_next(self) -> None:
+        span = self._spans.popleft()
+        self._left -= len(span)
+        self._ready[span].append(self._threads.submit(self._read, span))
+
+    def _read(self, span: Span) -> _Ready:
+        # Whoever uses a file that has gone or changed meets the same error, and reports it.
+        with suppress(ModelError):
+            cached = span.file.cached(span.start, span.stop)
+            if not cached and len(span) <= _LONGEST:
+                with self._lock:
+                    buffer = self._free.pop() if self._free else Buffer(self._longest)
+                if span.file.load(span.start, span.stop, buffer):
+                    return _Ready(buffer)
+            for start in range(span.start, span.stop, _STEP):
+                if not self._ended.is_set():
+                    span.file.touch(start, min(start + _STEP, span.stop))
+            return _Ready(cached=cached)
+        return _Ready(cached=True)

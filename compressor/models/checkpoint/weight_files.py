@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from compressor.errors import ModelError, SpecError
 from compressor.files import file_sha256
 from compressor.models.checkpoint.folder import read_shards, shard_paths
-from compressor.models.checkpoint.headers import (
+from compressor.models.codec.headers import (
     DTYPES,
     PAIRS,
     POINTER,
@@ -31,7 +31,7 @@ _WRAPPERS = ("state_dict", "model_state_dict", "model", "net", "module", "weight
 _PREFIXES = ("module.", "_orig_mod.")
 _REFUSED = re.compile(r"GLOBAL (\S+)|unrecognized function|allowlisted|must be imported")
 _CALLS = frozenset({"GLOBAL", "STACK_GLOBAL", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "REDUCE"})
-_DAMAGED = (  # what PyTorch raises where bytes are missing or wrong, by trial
+_DAMAGED = (  # what PyTorch raises for missing or wrong bytes, found by trial
     AssertionError,
     AttributeError,
     EOFError,
@@ -91,21 +91,21 @@ def read_weights(path: Path, *, headers_only: bool = False) -> dict[str, torch.T
 
 
 def _read_safetensors(path: Path, headers_only: bool) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for shard in read_shards(path):
         if headers_only:
-            found.update({n: _described(header) for n, header in shard.tensors.items()})
+            tensors.update({n: _described(header) for n, header in shard.tensors.items()})
             continue
         try:
             with safe_open(shard.path, framework="pt") as file:
-                found.update({name: file.get_tensor(name) for name in shard.tensors})
+                tensors.update({name: file.get_tensor(name) for name in shard.tensors})
         except (SafetensorError, OSError, ValueError) as error:
             raise ModelError(
                 f"checkpoint {str(shard.path)!r}",
                 f"cannot be read ({error})",
                 "the file is cut or damaged",
             ) from error
-    return found
+    return tensors
 
 
 def _described(header: TensorHeader) -> torch.Tensor:
@@ -137,16 +137,17 @@ def _read_pickle(path: Path, headers_only: bool) -> dict[str, torch.Tensor]:
             "give the file that torch.save wrote, or save it again",
         ) from error
     except _DAMAGED as error:
+        sentence = str(error).partition("\n")[0].partition(". ")[0][:160]
         raise ModelError(
             f"checkpoint {str(path)!r}",
-            f"cannot be read ({_first_sentence(error)})",
+            f"cannot be read ({sentence or type(error).__name__})",
             "the file is cut or damaged",
         ) from error
     return state_dict_of(content, f"checkpoint {str(path)!r}")
 
 
 def _calls_something(path: Path) -> bool:
-    """Tell whether a file is a plain pickle of objects; it is read as text, nothing is run."""
+    """Whether a file is a plain pickle of objects; it is only parsed, nothing is run."""
     try:
         with path.open("rb") as stream:
             return any(operation.name in _CALLS for operation, _, _ in pickletools.genops(stream))
@@ -154,12 +155,8 @@ def _calls_something(path: Path) -> bool:
         return False
 
 
-def _first_sentence(error: Exception) -> str:
-    return str(error).partition("\n")[0].partition(". ")[0][:160] or type(error).__name__
-
-
 def state_dict_of(content: Any, subject: str) -> dict[str, torch.Tensor]:
-    """Find the tensors in what a training script saved, and strip wrappers' prefixes.
+    """Return the tensors of what a training script saved, without wrappers' prefixes.
 
     Raises:
         ModelError: there is no mapping of names to tensors.

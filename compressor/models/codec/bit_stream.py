@@ -1,13 +1,14 @@
-"""Codes of a few bits as a stream of bytes.
+"""Codes of a few bits as dense streams of bits, in bytes or in words of 32 bits.
 
-Code ``i`` occupies the bits from ``i * bits`` on, the lowest first, across the bounds of bytes.
+Code ``i`` occupies the bits from ``i * bits`` on, lowest bit first, across byte boundaries.
 
-As many codes as fill a byte are handled as one integer, whose bytes are drawn together or spread
-in steps; of widths that do not divide a byte, eight codes as one of 64 bits. Views of other widths
-take the machine to be little-endian, as safetensors files are.
-"""
+As many codes as fill a byte are handled as one integer whose bytes are shifted together or apart
+in steps; where the width does not divide a byte, eight codes are handled as one 64-bit integer.
+Views of other widths assume a little-endian machine, as safetensors files do."""
 
 from __future__ import annotations
+
+from math import gcd
 
 import torch
 from torch import Tensor
@@ -20,6 +21,10 @@ _CHUNK = 1 << 20  # bytes worked on at once: few calls, and all of it in the cac
 _WORD_OF_A_BYTE = {8: torch.uint8, 4: torch.int16, 2: torch.int32}
 
 _LANES = (1, 2, 4)  # bytes; pairs of lanes are drawn together until eight codes are one
+BITS = (2, 3, 4, 8)
+"""Widths that can be packed."""
+
+_WORD = 32
 
 
 def stream_bytes(count: int, bits: int) -> int:
@@ -38,6 +43,9 @@ def pack_bits(codes: Tensor, bits: int, biased: bool = False) -> Tensor:
     Returns:
         uint8 ``[stream_bytes(codes.numel(), bits)]``; bits after the last code are 0 (of biased
         codes, those of code 0).
+
+    >>> pack_bits(torch.tensor([1, 2, 3], dtype=torch.uint8), 4)
+    tensor([33,  3], dtype=torch.uint8)
     """
     flat = codes.contiguous().view(torch.uint8).view(-1)
     count = flat.numel()
@@ -46,9 +54,9 @@ def pack_bits(codes: Tensor, bits: int, biased: bool = False) -> Tensor:
         flat = torch.nn.functional.pad(flat, (0, rest))
     stream = torch.empty(flat.numel() * bits // _BYTE, dtype=torch.uint8)
     if bits in _WORD_OF_A_BYTE:
-        _draw_bytes(flat, bits, biased, stream)
+        _pack_in_bytes(flat, bits, biased, stream)
     else:
-        _draw_eights(flat, bits, biased, stream.view(-1, bits))
+        _pack_in_eights(flat, bits, biased, stream.view(-1, bits))
     return stream[: stream_bytes(count, bits)] if rest else stream
 
 
@@ -66,14 +74,14 @@ def unpack_bits(stream: Tensor, bits: int, count: int, signed: bool = False) -> 
     """
     flat = stream.contiguous().view(-1)[: stream_bytes(count, bits)]
     if bits in _WORD_OF_A_BYTE:
-        codes = _spread_bytes(flat, bits, signed)
+        codes = _unpack_bytes(flat, bits, signed)
     else:
-        codes = _spread_eights(flat, bits, signed)
+        codes = _unpack_eights(flat, bits, signed)
     return (codes.view(torch.int8) if signed else codes)[:count]
 
 
-def _draw_bytes(flat: Tensor, bits: int, biased: bool, stream: Tensor) -> None:
-    """Make each byte of the stream of the codes that fill it, for widths that divide a byte."""
+def _pack_in_bytes(flat: Tensor, bits: int, biased: bool, stream: Tensor) -> None:
+    """Fill each byte of the stream with its codes, for widths that divide a byte."""
     words = flat.view(_WORD_OF_A_BYTE[bits])
     mask = _repeated((1 << bits) - 1, _BYTE, words.itemsize)
     flip = _repeated(1 << (bits - 1), bits, words.itemsize) if biased else 0
@@ -93,8 +101,8 @@ def _draw_bytes(flat: Tensor, bits: int, biased: bool, stream: Tensor) -> None:
             target ^= flip
 
 
-def _draw_eights(flat: Tensor, bits: int, biased: bool, stream: Tensor) -> None:
-    """Draw eight codes together in an integer of 64 bits; the stream is ``[eights, bits]``."""
+def _pack_in_eights(flat: Tensor, bits: int, biased: bool, stream: Tensor) -> None:
+    """Pack eight codes at a time in a 64-bit integer; the stream is ``[eights, bits]``."""
     eights = flat.view(torch.int64)
     flip = _repeated(1 << (bits - 1), bits, _BYTE) if biased else 0
     step = _CHUNK // _BYTE
@@ -112,8 +120,8 @@ def _draw_eights(flat: Tensor, bits: int, biased: bool, stream: Tensor) -> None:
         stream[start : start + step] = lanes.view(torch.uint8).view(-1, _BYTE)[:, :bits]
 
 
-def _spread_bytes(flat: Tensor, bits: int, signed: bool) -> Tensor:
-    """Give each code of a byte a byte of its own, for widths that divide a byte."""
+def _unpack_bytes(flat: Tensor, bits: int, signed: bool) -> Tensor:
+    """Return a byte for each code, for widths that divide a byte."""
     if bits == _BYTE:
         return flat.clone()
     dtype = _WORD_OF_A_BYTE[bits]
@@ -143,8 +151,8 @@ def _spread_bytes(flat: Tensor, bits: int, signed: bool) -> Tensor:
     return codes
 
 
-def _spread_eights(flat: Tensor, bits: int, signed: bool) -> Tensor:
-    """Spread groups of ``bits`` bytes, which hold eight codes, in integers of 64 bits."""
+def _unpack_eights(flat: Tensor, bits: int, signed: bool) -> Tensor:
+    """Return a byte for each code; ``bits`` bytes hold eight codes, spread in a 64-bit integer."""
     rest = -flat.numel() % bits
     if rest:
         flat = torch.nn.functional.pad(flat, (0, rest))
@@ -165,26 +173,80 @@ def _spread_eights(flat: Tensor, bits: int, signed: bool) -> Tensor:
             lanes &= low
             lanes |= moved
         if signed:
-            _extend_signs(part.view(-1), bits)
+            bytes_, sign = part.view(-1), 1 << (bits - 1)
+            bytes_ ^= sign
+            bytes_ -= sign  # wraps around, as signed bytes do
     return codes.view(-1)
 
 
 def _pair_masks(bits: int, lane: int) -> tuple[int, int, int]:
-    """Return where the codes of pairs of lanes lie: the first's, the second's apart and drawn."""
+    """Return masks of pairs of lanes: the first codes, the second, and the second moved down."""
     codes, pairs = (1 << lane * bits) - 1, _BYTE // (2 * lane)
     places = (0, lane * _BYTE, lane * bits)
     first, apart, drawn = (_repeated(codes << p, 2 * lane * _BYTE, pairs) for p in places)
     return first, apart, drawn
 
 
-def _extend_signs(codes: Tensor, bits: int) -> None:
-    """Fill each byte with the sign of its narrow code, in place."""
-    sign = 1 << (bits - 1)
-    codes ^= sign
-    codes -= sign  # wraps around, as signed bytes do
-
-
 def _repeated(pattern: int, width: int, times: int) -> int:
     """Return a pattern of bits repeated at every multiple of ``width``, as a signed integer."""
     value = sum(pattern << (width * index) for index in range(times))
     return value - (1 << 64) if value >> 63 else value
+
+
+def packed_columns(columns: int, bits: int) -> int:
+    """Return how many words of 32 bits hold a row of so many codes."""
+    return -(-columns * bits // _WORD)
+
+
+def whole_words(bits: int) -> int:
+    """Return the least number of codes that fills whole words of 32 bits."""
+    return _WORD // gcd(_WORD, bits)
+
+
+def pack_words(codes: Tensor, bits: int) -> Tensor:
+    """Pack each row into words of 32 bits.
+
+    Args:
+        codes: ``[rows, columns]``, int8 from ``-2^(bits-1)`` or uint8 from 0.
+        bits: width of a code, one of :data:`BITS`.
+
+    Returns:
+        int32 ``[rows, packed_columns(columns, bits)]``; bits after the last code are 0.
+    """
+    rows, columns = codes.shape
+    words = packed_columns(columns, bits)
+    rest = -columns % whole_words(bits)
+    if rest:
+        # What is packed as 0: the smallest code.
+        smallest = -(1 << (bits - 1)) if codes.dtype == torch.int8 else 0
+        codes = torch.nn.functional.pad(codes, (0, rest), value=smallest)
+    stream = pack_bits(codes, bits, biased=codes.dtype == torch.int8)
+    padded = (columns + rest) * bits // _WORD
+    return stream.view(torch.int32).view(rows, padded)[:, :words].contiguous()
+
+
+def pack_words_down(codes: Tensor, bits: int) -> Tensor:
+    """Pack each column into words of 32 bits: ``[packed_columns(rows, bits), columns]``.
+
+    Takes codes as :func:`pack_words` does.
+    """
+    packed = pack_words(codes.T, bits).T
+    return packed.flatten().view(packed.shape)  # strides of a new tensor, for one column as well
+
+
+def pack_nibbles(codes: Tensor) -> Tensor:
+    """Pack pairs of 4-bit codes into bytes, the first in the low half.
+
+    Args:
+        codes: uint8 ``[rows, columns]`` from 0 to 15.
+
+    Returns:
+        uint8 ``[rows, columns / 2]``.
+
+    Raises:
+        ValueError: the number of columns is odd.
+    """
+    rows, columns = codes.shape
+    if columns % 2:
+        raise ValueError(f"{columns} columns do not make pairs")
+    return pack_bits(codes, 4).view(rows, columns // 2)

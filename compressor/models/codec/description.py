@@ -1,4 +1,4 @@
-"""``model.json``: the graph of a compressed model, and how its tensors are stored."""
+"""``model.json``, read and written: a compressed model's graph, and how its tensors are stored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 import onnx_ir as ir
 
 from compressor.errors import ModelError
-from compressor.graph.skeleton import graph_from_json
+from compressor.graph.skeleton import Skeleton, graph_as_json, graph_from_json
+from compressor.graph.values import tensor_spec
 from compressor.models.codec.forms import INTEGERS, STORED, Bitmask, Bits, Entry, Form, NOfM
 from compressor.models.codec.sparse import GROUP
 
@@ -30,10 +31,10 @@ class Description:
     """The content of ``model.json``, checked.
 
     Attributes:
-        subject: what it is called in messages.
+        subject: what messages call it.
         digest: sha256 of the file.
-        inputs: names of what the model takes; as it says beside the graph.
-        outputs: names of what it returns.
+        inputs: names of the model's inputs, as listed beside the graph.
+        outputs: names of its outputs, likewise.
         graph: the graph, as :func:`compressor.graph.skeleton.graph_from_json` takes it.
         tensors: how each tensor is stored.
         weights: the file beside it with the tensors, or the index of several.
@@ -59,13 +60,13 @@ class Description:
             _fail(self.subject, f"has {name!r} in its graph or its list of tensors, not in both")
         for name, entry in self.tensors.items():
             value = initializers[name].const_value
-            if value is None or value.dtype != entry.dtype or _shape(value) != entry.shape:
+            if value is None or value.dtype != entry.dtype or value.shape.numpy() != entry.shape:
                 _fail(self.subject, f"describes {name!r} differently in its graph")
         return model
 
 
 def read_description(path: Path) -> Description:
-    """Read and check the file, the graph apart.
+    """Read and check the file, except for the graph.
 
     Raises:
         ModelError: it is missing, damaged, of another schema or of an unknown form.
@@ -103,12 +104,56 @@ def read_description(path: Path) -> Description:
 
 
 def _names(value: Any) -> tuple[str, ...]:
-    """Return the names in a list of inputs or outputs, as far as it is one."""
+    """Return the names in a list of inputs or outputs; empty where it is malformed."""
     specs = value if isinstance(value, list) else []
     return tuple(str(spec.get("name")) for spec in specs if isinstance(spec, dict))
 
 
+def description_text(
+    model: ir.Model, parts: Skeleton, entries: Mapping[str, Entry], weights: str
+) -> bytes:
+    """Return the file's content.
+
+    Args:
+        model: the graph as it is; its inputs and outputs are described.
+        parts: the graph that is stored.
+        entries: how its tensors are stored, by name.
+        weights: the file with the tensors, or the index of several.
+    """
+    document = {
+        "format": FORMAT,
+        "schema": SCHEMA,
+        "inputs": [_spec(value) for value in model.graph.inputs],
+        "outputs": [_spec(value) for value in model.graph.outputs],
+        "weights": weights,
+        "tensors": {name: _entry_json(entries[name]) for name in parts.tensors},
+        "graph": graph_as_json(parts.proto),
+    }
+    text = json.dumps(document, separators=(",", ":"), ensure_ascii=False)
+    return text.encode() + b"\n"
+
+
+def _spec(value: ir.Value) -> dict[str, Any]:
+    spec = tensor_spec(value)
+    return {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)}
+
+
+def _entry_json(entry: Entry) -> dict[str, Any]:
+    fields: dict[str, Any] = {"dtype": entry.dtype.numpy().name, "shape": list(entry.shape)}
+    match entry.form:
+        case Bits(width):
+            fields |= {"form": "bits", "bits": width}
+        case Bitmask(mask):
+            fields |= {"form": "bitmask", "mask": mask}
+        case NOfM(n, axis, indices):
+            fields |= {"form": "n-of-m", "n": n, "m": GROUP, "axis": axis, "indices": indices}
+        case None if entry.packed > 1:
+            fields["packed"] = entry.packed
+    return fields
+
+
 def _entry(name: str, value: Any, subject: str) -> Entry:
+    """Invert :func:`_entry_json`."""
     fields = value if isinstance(value, dict) else {}
     dtype, shape = _BY_NAME.get(str(fields.get("dtype"))), fields.get("shape")
     if dtype is None or not isinstance(shape, list):
@@ -148,15 +193,11 @@ def _check_names(entries: Mapping[str, Entry], subject: str) -> None:
     """Check that no two tensors share what is stored of them."""
     taken = set(entries)
     for name, entry in entries.items():
-        part = entry.beside if entry.form is not None else None
-        if part in taken:
-            _fail(subject, f"stores {part!r} for {name!r} and for another tensor")
-        if part is not None:
+        if isinstance(entry.form, Bitmask | NOfM):  # others are stored under their name alone
+            part = entry.form.mask if isinstance(entry.form, Bitmask) else entry.form.indices
+            if part in taken:
+                _fail(subject, f"stores {part!r} for {name!r} and for another tensor")
             taken.add(part)
-
-
-def _shape(tensor: ir.TensorProtocol) -> tuple[int, ...]:
-    return tuple(int(d) for d in tensor.shape.numpy())
 
 
 def _fail(subject: str, problem: str) -> NoReturn:

@@ -9,9 +9,9 @@ import torch
 
 from compressor import catalog
 from compressor.errors import SpecError
-from compressor.models.checkpoint.headers import ShardHeader
 from compressor.models.codec.description import DESCRIPTION, Description, read_description
-from compressor.models.codec.weight_files import read_tensors, stored_headers, written_with
+from compressor.models.codec.headers import ShardHeader
+from compressor.models.codec.weights import read_tensors, stored_headers, written_with
 from compressor.models.executor import DeferredGraphModule, GraphModule
 from compressor.types.exporter import PackedFormat
 

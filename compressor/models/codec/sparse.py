@@ -1,7 +1,7 @@
 """Arrays with many zeros in fewer bytes: a mask of bits, or positions within groups of four.
 
-Elements are unsigned integers, so that what has any bit set, such as a negative zero, counts as a
-value and comes back as it was.
+Elements are unsigned integers, so that any set bit, such as a negative zero's, makes a value, which
+comes back unchanged.
 """
 
 from __future__ import annotations
@@ -54,14 +54,15 @@ def from_bitmask(mask: Array, values: Array, count: int) -> Array:
 
 
 def fits_groups(groups: Array, most: int) -> bool:
-    """Tell whether no group has more than ``most`` values.
+    """Return whether no group has more than ``most`` values.
 
     Args:
         groups: ``[groups, 4]``, unsigned integers.
         most: 1 or 2.
     """
+    fits = np.array([pattern.bit_count() <= most for pattern in range(1 << GROUP)])
     return all(
-        bool((_patterns_fit(most)[_pattern(groups[start : start + _CHUNK])]).all())
+        bool(fits[_pattern(groups[start : start + _CHUNK])].all())
         for start in range(0, len(groups), _CHUNK)
     )
 
@@ -85,9 +86,9 @@ def group_values(groups: Array, most: int) -> tuple[Array, Array]:
     table = _places(most)
     for start in range(0, len(groups), _CHUNK):
         part = groups[start : start + _CHUNK]
-        found = table[_pattern(part)]
-        places[start : start + _CHUNK] = found
-        values[start : start + _CHUNK] = np.take_along_axis(part, found.astype(np.intp), axis=1)
+        chosen = table[_pattern(part)]
+        places[start : start + _CHUNK] = chosen
+        values[start : start + _CHUNK] = np.take_along_axis(part, chosen.astype(np.intp), axis=1)
     return values.reshape(-1), places.reshape(-1)
 
 
@@ -100,14 +101,14 @@ def from_group_values(values: Array, places: Array, most: int) -> Array:
     values, places = values.reshape(-1, most), places.reshape(-1, most)
     groups = np.empty((len(values), GROUP), values.dtype)
     for start in range(0, len(values), _CHUNK):
-        part, found = values[start : start + _CHUNK], places[start : start + _CHUNK]
-        if not (found[:, :-1] < found[:, 1:]).all():
+        part, part_places = values[start : start + _CHUNK], places[start : start + _CHUNK]
+        if not (part_places[:, :-1] < part_places[:, 1:]).all():
             raise ValueError("its indices do not ascend within a group")
         target = groups[start : start + _CHUNK]
         for place in range(GROUP):
-            target[:, place] = part[:, 0] * (found[:, 0] == place)
+            target[:, place] = part[:, 0] * (part_places[:, 0] == place)
             for index in range(1, most):
-                target[:, place] |= part[:, index] * (found[:, index] == place)
+                target[:, place] |= part[:, index] * (part_places[:, index] == place)
     return groups
 
 
@@ -118,15 +119,11 @@ def _pattern(groups: Array) -> Array:
     return pattern
 
 
-def _patterns_fit(most: int) -> Array:
-    return np.array([pattern.bit_count() <= most for pattern in range(1 << GROUP)])
-
-
 def _places(most: int) -> Array:
     """Return the places of the values for each pattern, ``[16, most]``."""
     table = np.zeros((1 << GROUP, most), np.uint8)
     for pattern in range(1 << GROUP):
-        own = [place for place in range(GROUP) if pattern >> place & 1]
-        fitting = (c for c in combinations(range(GROUP), most) if set(own) <= set(c))
+        nonzero = [place for place in range(GROUP) if pattern >> place & 1]
+        fitting = (c for c in combinations(range(GROUP), most) if set(nonzero) <= set(c))
         table[pattern] = next(fitting, (0,) * most)
     return table

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import torch
 
 from compressor.errors import SpecError
-from compressor.models.checkpoint import config as checkpoint
+from compressor.models.checkpoint import folder as checkpoint
 from compressor.models.torch.saved_module import Alterations
 from compressor.models.torch.smaller_module import close, random_batch, run_module
 from compressor.models.transformers.networks import (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from compressor.exporters.safetensors.blocks import kept_memory
+from compressor.models.checkpoint.reading import kept_memory
 
 
 def anonymous() -> int:

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from compressor.errors import ArtifactError, SpecError
 from compressor.exporters.onnx import OnnxExporter, exporter
-from compressor.exporters.onnx.layout import lay_out, write_layout
+from compressor.exporters.onnx.file import lay_out, write_layout
 from compressor.exporters.onnx.opsets import newest_opset
 from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.graph.skeleton import Skeleton, skeleton

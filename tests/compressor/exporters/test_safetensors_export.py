@@ -24,8 +24,8 @@ from compressor import __version__
 from compressor.errors import ArtifactError, SpecError
 from compressor.exporters.onnx import OnnxExporter
 from compressor.exporters.safetensors import SafetensorsExporter
-from compressor.exporters.safetensors.graph_files import plan_graph, write_graph
 from compressor.graph.skeleton import Skeleton
+from compressor.models.codec.weights import plan_graph, write_graph
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.types.carrier import Capability
 from compressor.types.quantized import Scheme, WeightCodes

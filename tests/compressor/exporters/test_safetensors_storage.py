@@ -21,7 +21,7 @@ from compressor.errors import ArtifactError, ModelError
 from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.graph.codes import BITS
 from compressor.graph.values import is_op
-from compressor.models.codec import load
+from compressor.models.codec.load import load
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.types.tensors import Array
 from tests.compressor.exporters.hand_made import CONTEXT, Builder, entry, quantized, rows

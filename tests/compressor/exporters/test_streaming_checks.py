@@ -12,10 +12,9 @@ import torch
 from safetensors.torch import save_file
 
 from compressor.errors import ArtifactError, SpecError
-from compressor.exporters.safetensors import blocks
-from compressor.exporters.safetensors.exporter import SafetensorsExporter
-from compressor.exporters.safetensors.finishing import check_written, finish
-from compressor.exporters.safetensors.stream_plan import StreamPlan, plan_stream
+from compressor.exporters.safetensors import streaming
+from compressor.exporters.safetensors.exporter import SafetensorsExporter, check_written
+from compressor.exporters.safetensors.stream_plan import StreamPlan, finish, plan_stream
 from compressor.exporters.safetensors.streaming import write_shards
 from compressor.models.checkpoint.carrier import open_checkpoint
 from compressor.types.tensors import StoredTensor
@@ -106,8 +105,8 @@ def test_hashes_are_those_of_the_files(tmp_path: Path) -> None:
 def test_tensors_in_memory_are_cut_too(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(40, 8)
     tensor = StoredTensor("w", (40, 8), torch.float32, lambda: weight)
-    assert blocks.pieces(tensor, 16) == [(0, 40)]
-    parts = list(blocks.block_tensors(tensor, 0, 40, 16))
+    assert streaming.pieces(tensor, 16) == [(0, 40)]
+    parts = list(streaming.block_tensors(tensor, 0, 40, 16))
     assert [start for _, _, start in parts] == list(range(0, 40 * 32, 64))
     assert torch.equal(torch.cat([rows for _, rows, _ in parts]), weight)
 
@@ -118,7 +117,7 @@ from pathlib import Path
 from compressor.lab.inspect.path import inspect_path
 from compressor.exporters.safetensors import streaming
 from compressor.models.checkpoint.carrier import open_checkpoint
-from compressor.exporters.safetensors.finishing import check_written, finish
+from compressor.exporters.safetensors.exporter import check_written, finish
 from compressor.exporters.safetensors.stream_plan import plan_stream
 from tests.compressor.exporters.streamed import quantized
 streaming._AT_ONCE = 1 << 18
@@ -142,7 +141,7 @@ check_written(plan, target)
 inspect_path(source)
 done.set()
 thread.join()
-print(peak[0] - start, plan.input_bytes)
+print(peak[0] - start, sum(s.read_bytes for s in plan.shards))
 """
 
 

@@ -15,10 +15,8 @@ import torch
 from safetensors.torch import save_file
 
 from compressor.errors import ArtifactError, InputError, ModelError
-from compressor.exporters.safetensors.finishing import finish
-from compressor.exporters.safetensors.shard_file import ShardFile, journal_of
-from compressor.exporters.safetensors.stream_plan import plan_stream
-from compressor.exporters.safetensors.streaming import write_shards
+from compressor.exporters.safetensors.stream_plan import finish, journal_of, plan_stream
+from compressor.exporters.safetensors.streaming import ShardFile, write_shards
 from compressor.models.checkpoint.carrier import open_checkpoint
 from tests.compressor.exporters.streamed import (
     CHANNEL,
@@ -97,7 +95,7 @@ def test_another_plan_or_a_damaged_shard_is_written_again(tmp_path: Path) -> Non
 CHILD = """
 import sys, time
 from pathlib import Path
-from compressor.exporters.safetensors.shard_file import ShardFile
+from compressor.exporters.safetensors.streaming import ShardFile
 from compressor.models.checkpoint.carrier import open_checkpoint
 from compressor.exporters.safetensors.stream_plan import plan_stream
 from compressor.exporters.safetensors.streaming import write_shards

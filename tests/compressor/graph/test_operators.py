@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from compressor.exporters.tensorrt.placement import quantized_layers
+from compressor.exporters.tensorrt.engine_layers import quantized_layers
 from compressor.graph import operators
 from compressor.graph.channels.analysis import map_channels
 from compressor.graph.costs import Traffic, node_traffic

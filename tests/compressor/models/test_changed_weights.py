@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from compressor.models.checkpoint.carrier import open_checkpoint
-from compressor.models.checkpoint.changed import ChangedRows
-from compressor.models.checkpoint.read_ahead import all_rows, read_rows
+from compressor.models.checkpoint.rows import ChangedRows, all_rows, read_rows
 from compressor.types.carrier import WeightChange
 from compressor.types.layers import Layer
 from tests.compressor.passes.prune.magnitude_models import matrices, weights

@@ -15,7 +15,7 @@ from itertools import groupby
 import torch
 
 from compressor.errors import ModelError
-from compressor.models.checkpoint.read_ahead import ResultT, RowBlock, row_blocks, scan
+from compressor.models.checkpoint.rows import ResultT, RowBlock, row_blocks, scan
 from compressor.passes.prune.magnitude.ranking import (
     FINE_BITS,
     Counts,

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 
 from compressor.errors import SpecError
-from compressor.models.checkpoint.read_ahead import all_rows
+from compressor.models.checkpoint.rows import all_rows
 from compressor.passes.quantize.maths.floating import (
     RangeSearch,
     nvfp4_tensor_scale,

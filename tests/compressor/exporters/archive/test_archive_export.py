@@ -17,7 +17,7 @@ from compressor import catalog
 from compressor.cli.application import application
 from compressor.errors import ArtifactError, InputError, SpecError
 from compressor.exporters.archive import ArchiveExporter
-from compressor.exporters.archive.unpacking import unpack
+from compressor.exporters.archive.unpacking import ArchiveFormat
 from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.lab.inspect.path import inspect_path
 from compressor.models.checkpoint.carrier import open_checkpoint
@@ -29,6 +29,8 @@ from compressor.types.exporter import ExportContext
 from compressor.types.passes import PassContext
 from tests.compressor.passes.quantize.small_models import digits, images, tokens, transformer
 from tests.compressor.tiny_project import onnx_project
+
+unpack = ArchiveFormat().unpack
 
 CONTEXT = ExportContext("test", "0" * 64)
 PLAIN = PassContext()

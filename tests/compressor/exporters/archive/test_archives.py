@@ -17,7 +17,7 @@ import compressor.exporters.archive.exporter as packing
 from compressor.errors import CompressorError, InputError, ModelError, SpecError
 from compressor.exporters.archive.coder import CHUNK
 from compressor.exporters.archive.index import PackedFile, index_bytes, read_index
-from compressor.exporters.archive.unpacking import ArchiveFormat, stored_bytes, unpack
+from compressor.exporters.archive.unpacking import ArchiveFormat
 from compressor.files import file_sha256
 from tests.compressor.exporters.archive.packed_files import (
     mixed_tensors,
@@ -26,6 +26,9 @@ from tests.compressor.exporters.archive.packed_files import (
     small_files,
     write_safetensors,
 )
+
+unpack = ArchiveFormat().unpack
+stored_bytes = ArchiveFormat().stored_bytes
 
 
 @pytest.fixture(scope="module")

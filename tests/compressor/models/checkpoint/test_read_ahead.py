@@ -14,9 +14,8 @@ import torch
 from safetensors.torch import save_file
 
 from compressor.errors import ModelError
-from compressor.models.checkpoint.headers import read_header
-from compressor.models.checkpoint.read_ahead import ReadAhead
-from compressor.models.checkpoint.reading import FileTensor, MappedFile, Span
+from compressor.models.checkpoint.reading import FileTensor, MappedFile, ReadAhead, Span
+from compressor.models.codec.headers import read_header
 
 ROWS, WIDTH = 16, 1 << 18  # a row is 1 MiB
 MIB = 1 << 20

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from compressor.errors import ModelError
-from compressor.models.checkpoint.headers import DTYPES, read_header
 from compressor.models.checkpoint.reading import Buffer, FileTensor, MappedFile, RowReader
+from compressor.models.codec.headers import DTYPES, read_header
 
 
 def opened(path: Path) -> dict[str, FileTensor]:

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from compressor.errors import ModelError, SpecError
 from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.graph.skeleton import graph_as_json, graph_from_json, skeleton
-from compressor.models.codec import check, load
+from compressor.models.codec.load import check, load
 from compressor.models.executor import LazyTensor
 from compressor.models.onnx.carrier import OnnxCarrier
 from tests.compressor.exporters.hand_made import (
@@ -77,7 +77,7 @@ def test_an_impossible_device(saved: Path) -> None:
 
 _MEASURE = """
 import sys
-from compressor.models.codec import load
+from compressor.models.codec.load import load
 def anonymous():
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith("RssAnon")) // 1024
@@ -167,7 +167,7 @@ def test_the_graph_is_compiled_by_the_first_call_if_it_is_as_written(
 def test_files_of_another_version_are_compiled_at_once(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("compressor.models.codec.weight_files.__version__", "99")
+    monkeypatch.setattr("compressor.models.codec.weights.__version__", "99")
     monkeypatch.setattr("compressor.models.executor.compiler.OPERATORS", {})
     with pytest.raises(ModelError, match="is not supported on the torch carrier"):
         load(saved)

@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from compressor.exporters.safetensors import streaming
 from compressor.exporters.safetensors.exporter import SafetensorsExporter
-from compressor.models.checkpoint import read_ahead as weight_rows
+from compressor.models.checkpoint import rows as weight_rows
 from compressor.models.checkpoint.carrier import CheckpointCarrier, open_checkpoint
-from compressor.models.checkpoint.changed import ChangedRows
 from compressor.models.checkpoint.reading import FileTensor, RowReader
+from compressor.models.checkpoint.rows import ChangedRows
 from compressor.passes.prune.magnitude import cuts as magnitude_cuts
 from compressor.passes.prune.magnitude.magnitude import PruneMagnitude
 from compressor.passes.prune.magnitude.ranking import Criterion, scores

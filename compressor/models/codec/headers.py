@@ -1,4 +1,4 @@
-"""The header of a safetensors file: read and checked before any of the data is touched.
+"""The header of a safetensors file, and the index of several, read and written.
 
 The format: https://huggingface.co/docs/safetensors, "Format". Eight bytes of length, a JSON object
 that describes each tensor, then the data, without holes and without overlaps.
@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 import torch
 
 from compressor.errors import ModelError
+from compressor.files import json_text, read_json, strict_json
 
 DTYPES: Mapping[str, torch.dtype] = {
     "BOOL": torch.bool,
@@ -45,32 +45,27 @@ DTYPES: Mapping[str, torch.dtype] = {
 STORED_AS: Mapping[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 """What safetensors calls a torch dtype."""
 
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
 PAIRS = "F4"
 """Floats of four bits; safetensors counts elements, two of which share a byte."""
-
-LONGEST_HEADER = 100_000_000
-"""Bytes; the limit of the safetensors library itself."""
 
 POINTER = b"version https://git-lfs"
 """How the small file begins that Git LFS leaves in place of one that was not fetched."""
 
-MOST_AXES = 64
-"""The limit of torch."""
-
-_LENGTH = 8
+LONGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors library itself
+_MOST_AXES = 64  # the limit of torch
+_ALIGNMENT = 8
+_LENGTH = 8  # bytes that say how long the header is
 _DAMAGED = "the file is cut or damaged; fetch it again"
 _KEYS = {"dtype", "shape", "data_offsets"}
 
 
 class TensorHeader(NamedTuple):
-    """Where one tensor lies; a tuple, since there are thousands and opening takes milliseconds.
+    """Where one tensor lies: a tuple, because a file may hold thousands and must open fast.
 
-    Attributes:
-        name: the tensor.
-        dtype: its element type, as safetensors calls it.
-        shape: its shape, in elements.
-        offset: the byte of the file at which it starts.
-        nbytes: how many bytes it takes.
+    ``dtype`` is safetensors' name of the element type, ``offset`` the tensor's first byte in the
+    file.
     """
 
     name: str
@@ -82,14 +77,7 @@ class TensorHeader(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardHeader:
-    """What a safetensors file says of itself.
-
-    Attributes:
-        path: the file.
-        nbytes: its size, header included.
-        tensors: by name, in the order of the data.
-        metadata: its notes.
-    """
+    """A safetensors file: its whole size, its tensors in the order of the data, and its notes."""
 
     path: Path
     nbytes: int
@@ -121,7 +109,7 @@ def read_header(path: Path) -> ShardHeader:
 
 
 def pointer_error(subject: str) -> ModelError:
-    """Say that a file was not fetched."""
+    """Return the error for a file that Git LFS did not fetch."""
     return ModelError(
         subject, "is a Git LFS pointer, not the file itself", "fetch it: git lfs pull"
     )
@@ -187,7 +175,7 @@ def _tensor(name: str, value: Any, start: int, subject: str) -> TensorHeader:
             f"tensor {name!r} has the unknown dtype {dtype!r}",
             "cast it to one of " + ", ".join(DTYPES),
         )
-    if not _naturals(shape) or len(shape) > MOST_AXES:
+    if not _naturals(shape) or len(shape) > _MOST_AXES:
         _fail(subject, f"tensor {name!r} has the shape {_short(shape)}")
     if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         _fail(subject, f"tensor {name!r} has the offsets {_short(offsets)}")
@@ -201,63 +189,8 @@ def _tensor(name: str, value: Any, start: int, subject: str) -> TensorHeader:
     return TensorHeader(name, dtype, tuple(shape), start + offsets[0], nbytes)
 
 
-def read_json(path: Path, subject: str, problem: str, *, constants: bool = False) -> Any:
-    """Parse a JSON file; the arguments and errors are those of :func:`strict_json`.
-
-    Raises:
-        ModelError: it cannot be read, or is something else.
-    """
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise ModelError(
-            subject, f"cannot be read ({error.strerror})", "check its permissions"
-        ) from error
-    return strict_json(text, subject, problem, constants=constants)
-
-
-def strict_json(text: bytes, subject: str, problem: str, *, constants: bool = False) -> Any:
-    """Parse JSON that names nothing twice.
-
-    Args:
-        text: UTF-8.
-        subject: what the message is about.
-        problem: what the message says of it, such as ``cannot be read``; the reason follows.
-        constants: allow NaN and Infinity, which are not JSON.
-
-    Raises:
-        ModelError: it is something else.
-    """
-    try:
-        value = json.loads(
-            text.decode("utf-8"),
-            object_pairs_hook=_once,
-            parse_constant=float if constants else _no_constant,
-        )
-        if b"\\u" in text:  # half of a surrogate pair would fail later, where it is written
-            json.dumps(value, ensure_ascii=False).encode("utf-8")
-        return value
-    except (ValueError, RecursionError) as error:
-        reason = str(error).partition("\n")[0][:160]
-        raise ModelError(
-            subject, f"{problem} (as JSON: {reason})", "the file is cut or damaged"
-        ) from error
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    if len(content) != len(pairs):
-        (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"it names {twice!r} twice")
-    return content
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
 def _naturals(value: Any) -> bool:
-    """Tell whether a value is a list of whole numbers that a file system could count."""
+    """Whether a value is a list of whole numbers that a file system could count."""
     return isinstance(value, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in value)
 
 
@@ -268,3 +201,125 @@ def _short(value: Any) -> str:
 
 def _fail(subject: str, problem: str) -> NoReturn:
     raise ModelError(subject, f"cannot be read ({problem})", _DAMAGED)
+
+
+def read_index(index: Path) -> dict[str, str]:
+    """Return the name of the shard that holds each tensor.
+
+    Raises:
+        ModelError: the index is malformed, or names a file that is missing or lies elsewhere.
+    """
+    subject = f"index {str(index)!r}"
+    content = read_json(index, subject, "is not a safetensors index")
+    mapping = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(mapping, dict):
+        raise ModelError(subject, "is not a safetensors index", "write it again")
+    shards = {name: str(shard) for name, shard in mapping.items()}
+    for shard in sorted(set(shards.values())):
+        if Path(shard).is_absolute() or ".." in Path(shard).parts:
+            raise ModelError(
+                subject,
+                f"names a shard outside its folder, {shard!r}",
+                "keep shards beside the index",
+            )
+        if not (index.parent / shard).is_file():
+            raise ModelError(subject, f"names a missing shard {shard!r}", "fetch it")
+    return shards
+
+
+def index_text(shards: Mapping[str, Mapping[str, int]]) -> bytes:
+    """Return the text of an index.
+
+    Args:
+        shards: the bytes of each tensor in a file, by the files' names.
+    """
+    places = {name: file for file, sizes in shards.items() for name in sizes}
+    total = sum(size for sizes in shards.values() for size in sizes.values())
+    content = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
+    return json_text(content).encode()
+
+
+class _Sized(Protocol):
+    @property
+    def nbytes(self) -> int: ...
+
+
+SizedT = TypeVar("SizedT", bound=_Sized)
+
+
+def in_shards(tensors: Iterable[SizedT], limit: int | None) -> list[list[SizedT]]:
+    """Divide tensors among shards, in their order.
+
+    Args:
+        tensors: what will be stored.
+        limit: bytes of the tensors in a shard; a larger tensor has a shard of its own. ``None``
+            for a single shard.
+    """
+    shards: list[list[SizedT]] = [[]]
+    size = 0
+    for tensor in tensors:
+        if limit is not None and shards[-1] and size + tensor.nbytes > limit:
+            shards.append([])
+            size = 0
+        shards[-1].append(tensor)
+        size += tensor.nbytes
+    return shards
+
+
+def shard_names(count: int) -> list[str]:
+    """Return the file names of so many shards."""
+    if count == 1:
+        return [WEIGHTS]
+    return [f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
+
+
+class Described(NamedTuple):
+    """What a header says of a tensor, before the tensor has a place.
+
+    ``dtype`` is safetensors' name of the element type; tensors are ordered by the ``bits`` of an
+    element.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    bits: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A file before it is written: the bytes before the data, the tensors' offsets, its size."""
+
+    header: bytes
+    offsets: Mapping[str, int]
+    nbytes: int
+
+
+def layout(tensors: Iterable[Described], metadata: Mapping[str, str], room: int = 0) -> Layout:
+    """Place tensors in a file: wide elements first, so that all are aligned, then by name.
+
+    The library's own writer wants all tensors in memory. With the places known beforehand, a model
+    larger than memory is written from tensors that are computed one by one.
+
+    Args:
+        tensors: what will be in the file.
+        metadata: its notes.
+        room: bytes that the header takes at least; it is padded with spaces.
+    """
+    content: dict[str, object] = {"__metadata__": dict(metadata)}
+    starts: dict[str, int] = {}
+    end = 0
+    for tensor in sorted(tensors, key=lambda t: (-t.bits, t.name)):
+        starts[tensor.name] = end
+        content[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [end, end + tensor.nbytes],
+        }
+        end += tensor.nbytes
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * max(-len(text) % _ALIGNMENT, room - _LENGTH - len(text))
+    header = len(text).to_bytes(_LENGTH, "little") + text
+    offsets = {name: len(header) + start for name, start in starts.items()}
+    return Layout(header, offsets, len(header) + end)

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save, save_file
 
 from compressor.errors import ModelError
-from compressor.models.checkpoint.headers import (
+from compressor.models.codec.headers import (
     DTYPES,
     LONGEST_HEADER,
     STORED_AS,

@@ -7,8 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compressor.errors import ArtifactError
-from compressor.exporters.tensorrt.layer_report import EngineLayer, EngineTensor, read_layers
-from compressor.exporters.tensorrt.placement import QuantizedLayer, check_placed, place
+from compressor.exporters.tensorrt.engine_layers import (
+    EngineLayer,
+    EngineTensor,
+    QuantizedLayer,
+    check_placed,
+    place,
+    read_layers,
+)
 
 # As TensorRT-RTX 1.7 words it, shortened.
 RTX = """Layers:
@@ -94,7 +100,7 @@ def test_layers_that_are_missing_or_of_another_type_are_named() -> None:
     row = EngineLayer("e", "gemm", ("n0",), (), (), (), "int8")
     other = EngineLayer("f", "gemm", ("n1",), (), (), (), "float16")
     placed = place(layers, [row, other])
-    assert [entry.found for entry in placed] == ["int8", "float16", ""]
+    assert [entry.computed for entry in placed] == ["int8", "float16", ""]
     message = "computes layers 'layer1', 'layer2' in another type or float16, not in int8"
     with pytest.raises(ArtifactError, match=message):
         check_placed(placed, "rtx")
