@@ -69,7 +69,7 @@ def pipe_closed() -> int:
 
 
 def internal(error: Exception, *, debug: bool) -> int:
-    """Print a failure that nobody foresaw."""
+    """Print a failure that is a defect of this program."""
     _trace(error, debug=debug)
     _line(
         f"internal error: {type(error).__name__}: {error}; please report it; "
@@ -159,8 +159,8 @@ class Application(click.Group):
 def application(ctx: click.Context, debug: bool) -> None:
     """Compress a trained network ahead of time, and prove that it still works.
 
-    One YAML spec names the model, the data, the passes and the exports. Begin with `compress init
-    MODEL`, look at `compress plan SPEC`, and then `compress run SPEC`.
+    One YAML spec names the model, the data, the passes and the exports. Start with `compress init
+    MODEL`, check with `compress plan SPEC`, and then `compress run SPEC`.
 
     Exit codes: 0 done; 1 done, but a limit failed; 2 the spec, an option or a path is wrong; 3 the
     model, data or a file is unusable; 4 an artifact failed its check; 130 interrupted.

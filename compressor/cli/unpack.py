@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from compressor.cli.options import json_option
+from compressor.cli.options import json_option, shown_progress
 
 
 @click.command()
@@ -16,30 +16,30 @@ from compressor.cli.options import json_option
     "--output",
     required=True,
     type=click.Path(path_type=Path),
-    help="The folder that the files go into.",
+    help="The folder to write the files to.",
 )
 @click.option(
     "--tensor",
     "tensors",
     multiple=True,
     metavar="NAME",
-    help="Take this tensor alone, and no graph. May be given again.",
+    help="Unpack this tensor only, without the graph. May be repeated.",
 )
 @click.option("--force", is_flag=True, help="Replace files of the same names in the folder.")
 @json_option
 def unpack(path: Path, output: Path, tensors: tuple[str, ...], force: bool, as_json: bool) -> None:
-    """Take the files out of an archive.
+    """Unpack the files of an archive.
 
-    FILE is what the exporter archive wrote. The files are those that the safetensors exporter
+    FILE was written by the exporter archive. Its files are those that the safetensors exporter
     writes, bit for bit; compressor.load opens the folder. Every byte is checked on the way.
     """
     from dataclasses import asdict
     from sys import stderr
 
     from compressor import catalog
-    from compressor.cli.options import shown_progress
     from compressor.files import json_text
-    from compressor.report.pages.inspect import unpacked_table
+    from compressor.report import formats
+    from compressor.report.page import Table, left, right
     from compressor.report.terminal import show
 
     with shown_progress() as progress:
@@ -50,4 +50,5 @@ def unpack(path: Path, output: Path, tensors: tuple[str, ...], force: bool, as_j
         document = {"folder": str(output), "files": [asdict(file) for file in files]}
         click.echo(json_text(document), nl=False)
     else:
-        show(unpacked_table(files), stderr)
+        rows = [[file.name, formats.size(file.bytes), file.sha256] for file in files]
+        show([Table([*left("file"), *right("size"), *left("sha256")], rows)], stderr)
