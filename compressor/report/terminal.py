@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
-from compressor.report.page import GAP, Cell, Column, Entry, Line, Page, Style, Table, bullets, line
+from compressor.report.page import GAP, Cell, Entry, Line, Page, Style, Table, bullets, line
 from compressor.report.tables import missing_reasons, model_table
 from compressor.report.verdict import failures, gist, headline, main_artifact
 
@@ -98,17 +98,17 @@ def _table(content: Table) -> RichTable:
         show_edge=False,
         show_header=headed,
     )
-    for column in content.columns:
-        _add_column(table, column)
+    for number, column in enumerate(content.columns):
+        cells = [row[number] for row in content.rows]
+        table.add_column(
+            _text(column.brief or column.heading),
+            justify="right" if column.kind == "number" else "left",
+            overflow="fold",
+            no_wrap=any(isinstance(cell, Cell) and cell.code for cell in cells),
+        )
     for row in content.rows:
         table.add_row(*(_text(entry) for entry in row))
     return table
-
-
-def _add_column(table: RichTable, column: Column) -> None:
-    justify = "right" if column.kind == "number" else "left"
-    heading = _text(column.brief or column.heading)
-    table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
 
 
 def _style(entry: Entry) -> Style:
