@@ -20,7 +20,7 @@ class ExitCode(IntEnum):
 
 
 class CompressorError(Exception):
-    """Base of all errors that a user can cause and mend.
+    """Base of all errors that a user can cause and fix.
 
     Args:
         subject: what the error is about, such as ``layer 'fc'``.
@@ -83,23 +83,31 @@ class ArtifactError(CompressorError):
     exit_code = ExitCode.ARTIFACT_FAILED
 
 
-def close_names(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """Return the known names nearest to ``name``, best first."""
-    return get_close_matches(name, list(known), n=count, cutoff=0.5)
+def close_names(name: str, candidates: Iterable[str], count: int = 3) -> list[str]:
+    """Return the names nearest to ``name``, best first."""
+    return get_close_matches(name, list(candidates), n=count, cutoff=0.5)
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return a remedy such as ``did you mean 'epochs'?``, or the whole list where none is near."""
-    known = list(known)
-    near = close_names(name, known, 1)
+def suggestion(name: str, names: Iterable[str]) -> str:
+    """Return a remedy: the nearest name, or the whole list where none is near.
+
+    >>> suggestion("epoch", ["epochs", "batch"])
+    "did you mean 'epochs'?"
+    """
+    names = list(names)
+    near = close_names(name, names, 1)
     if near:
         return f"did you mean {near[0]!r}?"
-    shown = ", ".join(sorted(known)[:12]) or "nothing"
-    return f"there is: {shown}" + (" ..." if len(known) > 12 else "")
+    shown = ", ".join(sorted(names)[:12]) or "nothing"
+    return f"there is: {shown}" + (" ..." if len(names) > 12 else "")
 
 
 def listed(names: Sequence[str], limit: int = 5) -> str:
-    """Return the first names quoted, and how many more there are."""
+    """Return the first names quoted, and how many more there are.
+
+    >>> listed(["a", "b", "c"], limit=2)
+    "'a', 'b' and 1 more"
+    """
     shown = ", ".join(repr(n) for n in names[:limit])
     more = len(names) - limit
     return shown + (f" and {more} more" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""How long work tells whoever watches how far it is."""
+"""How long work reports its progress to whoever watches."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Protocol
 
 
 class Advance(Protocol):
-    """Tells whoever watches a stage how far it is."""
+    """Reports how far a stage is."""
 
     def __call__(self, done: int, text: str = "") -> None:
-        """Tell how much is done, and what there is to say of it, such as the loss."""
+        """Report how much is done, and a short text such as the loss."""
         ...
 
 
 class Progress(Protocol):
-    """Something that shows the stages of a run."""
+    """What shows the stages of a run."""
 
     def stage(self, description: str, total: int | None = None) -> AbstractContextManager[Advance]:
         """Show a stage; the yielded function takes how much of ``total`` is done."""
@@ -30,7 +30,7 @@ class Progress(Protocol):
 
 
 def nobody_watches(done: int, text: str = "") -> None:
-    """Tell nobody."""
+    """Report to nobody."""
 
 
 class Silent:

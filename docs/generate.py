@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from compressor import catalog
-from compressor.cli.application import application
+from compressor.cli.application import COMMANDS, application
 from compressor.spec.describe import Description, Option, describe, describe_options
 from compressor.spec.keys import (
     DataKeys,
@@ -96,7 +96,9 @@ def _spec_page() -> str:
 
 def _command_page() -> str:
     parts = [_MARK, "# Commands", _COMMANDS]
-    for name, command in application.commands.items():
+    for name in COMMANDS:
+        command = application.get_command(click.Context(application), name)
+        assert command is not None
         context = click.Context(command, info_name=f"compress {name}")
         usage = command.get_usage(context).removeprefix("Usage: ")
         parts += [f"## {name}", f"```text\n{usage}\n```", inspect.cleandoc(command.help or "")]

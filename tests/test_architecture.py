@@ -124,9 +124,10 @@ def test_imports_point_downwards():
 
 
 def test_no_import_hides_in_a_string():
-    """Only the catalog names our modules in text, and what starts a process of its own."""
+    """Only two tables name our modules in text, and what starts a process of its own."""
     allowed = {
         "compressor/catalog.py",
+        "compressor/cli/application.py",
         "compressor/run/cold_rounds.py",
         "compressor/run/cold_start.py",
     }
@@ -162,7 +163,6 @@ def test_maths_knows_no_model_and_no_file():
         "compressor/calibration/histogram.py",
         "compressor/calibration/moments.py",
         "compressor/exporters/archive/forms.py",
-        "compressor/lab/compare/difference.py",
         "compressor/lab/compare/statistics.py",
         "compressor/models/codec/bit_stream.py",
         "compressor/models/codec/sparse.py",

@@ -1,4 +1,4 @@
-"""What a failure prints on stderr, and its exit code."""
+"""The command line: its commands, and what becomes of a failure."""
 
 from __future__ import annotations
 
@@ -6,26 +6,40 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Mapping
 from contextlib import nullcontext
+from importlib import import_module
 from types import FrameType
 from typing import Any, NoReturn
 
 import click
 
-from compressor.cli.bench import bench
-from compressor.cli.catalog import doctor, exporters, init, passes, schema
-from compressor.cli.compare import compare, gate
-from compressor.cli.explain import explain
-from compressor.cli.inspect import inspect, unpack
-from compressor.cli.run import plan, quantize, run
 from compressor.errors import CompressorError, ExitCode
 from compressor.progress import quiet_libraries
+
+# In the order in which a newcomer meets them; each is imported when it is asked for.
+COMMANDS: Mapping[str, str] = {
+    "init": "compressor.cli.catalog:init",
+    "plan": "compressor.cli.run:plan",
+    "run": "compressor.cli.run:run",
+    "quantize": "compressor.cli.run:quantize",
+    "inspect": "compressor.cli.inspect:inspect",
+    "explain": "compressor.cli.explain:explain",
+    "bench": "compressor.cli.bench:bench",
+    "compare": "compressor.cli.compare:compare",
+    "gate": "compressor.cli.compare:gate",
+    "unpack": "compressor.cli.unpack:unpack",
+    "passes": "compressor.cli.catalog:passes",
+    "exporters": "compressor.cli.catalog:exporters",
+    "schema": "compressor.cli.catalog:schema",
+    "doctor": "compressor.cli.catalog:doctor",
+}
 
 _PIPE_CLOSED = 128 + 13  # as a shell reports a process that SIGPIPE ended
 
 
 def report(error: CompressorError, *, debug: bool) -> int:
-    """Print an error of the user's making, one line for each cause."""
+    """Print an error that the user can mend, one line for each cause."""
     _trace(error, debug=debug)
     for cause in getattr(error, "errors", (error,)):
         _line(f"error: {cause}")
@@ -42,20 +56,20 @@ def usage(error: click.ClickException) -> int:
 
 
 def interrupted() -> int:
-    """Say that nothing is lost."""
+    """Print that nothing is lost."""
     _line("interrupted; the same command resumes")
     return int(ExitCode.INTERRUPTED)
 
 
 def pipe_closed() -> int:
-    """Say nothing: whoever read the output has gone."""
+    """Print nothing: whoever read the output has gone."""
     # Python flushes stdout when it exits, and would complain then.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return _PIPE_CLOSED
 
 
 def internal(error: Exception, *, debug: bool) -> int:
-    """Print a failure that nobody foresaw."""
+    """Print a failure that is a defect of this program."""
     _trace(error, debug=debug)
     _line(
         f"internal error: {type(error).__name__}: {error}; please report it; "
@@ -82,11 +96,18 @@ class Application(click.Group):
     """A command group that turns every failure into a message and an exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        """Return the commands in the order in which a newcomer meets them."""
-        return list(self.commands)
+        """Return the names of all commands, in the order of their table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, imported on first use; ``None`` where there is no such one."""
+        if cmd_name not in self.commands and cmd_name in COMMANDS:
+            module, _, attribute = COMMANDS[cmd_name].partition(":")
+            self.add_command(getattr(import_module(module), attribute), cmd_name)
+        return super().get_command(ctx, cmd_name)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take ``--debug`` wherever it stands: it is added to a command that failed."""
+        """Accept ``--debug`` anywhere: users append it to a command that failed."""
         if _DEBUG in args:
             args = [_DEBUG, *(a for a in args if a != _DEBUG)]
         return super().parse_args(ctx, args)
@@ -138,8 +159,8 @@ class Application(click.Group):
 def application(ctx: click.Context, debug: bool) -> None:
     """Compress a trained network ahead of time, and prove that it still works.
 
-    One YAML spec names the model, the data, the passes and the exports. Begin with `compress init
-    MODEL`, look at `compress plan SPEC`, and then `compress run SPEC`.
+    One YAML spec names the model, the data, the passes and the exports. Start with `compress init
+    MODEL`, check with `compress plan SPEC`, and then `compress run SPEC`.
 
     Exit codes: 0 done; 1 done, but a limit failed; 2 the spec, an option or a path is wrong; 3 the
     model, data or a file is unusable; 4 an artifact failed its check; 130 interrupted.
@@ -147,25 +168,6 @@ def application(ctx: click.Context, debug: bool) -> None:
     del debug  # Application.invoke reads it
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
-
-
-for _command in (
-    init,
-    plan,
-    run,
-    quantize,
-    inspect,
-    explain,
-    bench,
-    compare,
-    gate,
-    unpack,
-    passes,
-    exporters,
-    schema,
-    doctor,
-):
-    application.add_command(_command)
 
 
 def main() -> NoReturn:

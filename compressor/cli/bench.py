@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from compressor.cli.options import json_option
+from compressor.cli.options import json_option, print_result, shown_progress
 
 
 @click.command()
@@ -17,25 +17,25 @@ from compressor.cli.options import json_option
     type=click.IntRange(min=1),
     multiple=True,
     metavar="SIZE",
-    help="Samples in a run; may be given again. 1 if not given.",
+    help="Samples in a run; may be repeated. 1 if not given.",
 )
 @click.option(
     "--provider",
     type=click.Choice(["cpu", "cuda", "tensorrt"]),
-    help="Run all ONNX files in ONNX Runtime, computed by this. If not given, each runs in the "
+    help="Run all ONNX files in ONNX Runtime with this provider. If not given, each runs in the "
     "runtime that it was written for.",
 )
 @click.option(
     "--threads",
     type=click.IntRange(min=1),
-    help="Threads that compute. If not given, the runtime chooses.",
+    help="Threads to compute with. If not given, the runtime chooses.",
 )
 @click.option(
     "--precision",
     type=click.FloatRange(min=0, max=1, min_open=True),
     default=0.01,
     show_default=True,
-    help="Stop when half a ratio's interval is this share of it.",
+    help="Stop when half the width of a ratio's interval is this share of the ratio.",
 )
 @click.option(
     "--seconds",
@@ -49,7 +49,7 @@ from compressor.cli.options import json_option
     "shapes",
     multiple=True,
     metavar="INPUT=1,128",
-    help="Shape of an input, for lengths that the artifact leaves open. May be given again.",
+    help="Shape of an input, for lengths that the artifact leaves open. May be repeated.",
 )
 @click.option(
     "--data",
@@ -57,7 +57,7 @@ from compressor.cli.options import json_option
     metavar="FILE.npz",
     help="Samples to run on, one array for each input. If not given, random values.",
 )
-@click.option("--no-cold", is_flag=True, help="Leave cold starts and peak memory out.")
+@click.option("--no-cold", is_flag=True, help="Measure neither cold starts nor peak memory.")
 @json_option
 def bench(
     paths: tuple[Path, ...],
@@ -73,18 +73,14 @@ def bench(
 ) -> None:
     """Time artifacts side by side.
 
-    PATHS are exported files, folders of compressed models, or what runs left. The first one is the
-    base of the ratios. Latency percentiles, throughput, each step of a cold start, peak memory,
-    and energy where the machine counts it. What cannot be run here is said to be so.
+    PATHS are exported files, folders of compressed models, or output folders of runs. The first one
+    is the base of the ratios. Measured are latency percentiles, throughput, each step of a cold
+    start, peak memory, and energy where the machine counts it. What cannot run here is listed with
+    the reason.
     """
-    from sys import stdout
-
-    from compressor.cli.options import shown_progress
-    from compressor.files import json_text
     from compressor.lab.bench.bench import BenchOptions, parse_shapes
     from compressor.lab.bench.bench import bench as measured
-    from compressor.report.pages.bench import benchmark_table
-    from compressor.report.terminal import show
+    from compressor.report.pages.bench import benchmark_page
     from compressor.run.artifact_file import Machinery
 
     options = BenchOptions(
@@ -98,7 +94,4 @@ def bench(
     )
     with shown_progress() as progress:
         result = measured(paths, options, progress)
-    if as_json:
-        click.echo(json_text(result), nl=False)
-    else:
-        show(benchmark_table(result), stdout)
+    print_result(lambda: result, lambda: benchmark_page(result), as_json=as_json)

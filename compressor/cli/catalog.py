@@ -7,7 +7,7 @@ from typing import Literal
 
 import click
 
-from compressor.cli.options import json_option
+from compressor.cli.options import json_option, print_result
 
 
 @click.command()
@@ -34,25 +34,22 @@ def exporters(name: str | None, as_json: bool) -> None:
 
 def _show(kind: Literal["pass", "exporter"], name: str | None, *, as_json: bool) -> None:
     from dataclasses import asdict
-    from sys import stdout
 
-    from compressor.files import json_text
-    from compressor.report.pages.catalog import description_table, overview_table
-    from compressor.report.terminal import show
+    from compressor.report.pages.catalog import description_page, overview_page
     from compressor.spec.describe import describe, overview
 
     if name is None:
         entries = overview(kind)
-        if as_json:
-            click.echo(json_text([asdict(entry) for entry in entries]), nl=False)
-        else:
-            show(overview_table(entries), stdout)
+        print_result(
+            lambda: [asdict(entry) for entry in entries],
+            lambda: overview_page(entries),
+            as_json=as_json,
+        )
         return
     description = describe(kind, name)
-    if as_json:
-        click.echo(json_text(asdict(description)), nl=False)
-    else:
-        show(description_table(description), stdout)
+    print_result(
+        lambda: asdict(description), lambda: description_page(description), as_json=as_json
+    )
 
 
 @click.command()
@@ -73,24 +70,18 @@ def schema() -> None:
 @click.command()
 @json_option
 def doctor(as_json: bool) -> None:
-    """Say what this machine can do.
+    """Show what this machine can do.
 
     Versions, ONNX Runtime's providers, TensorRT's builders, GPUs, cores, memory, free disk, and
     what the processor's features mean for int8.
     """
     from dataclasses import asdict
-    from sys import stdout
 
-    from compressor.files import json_text
     from compressor.lab.doctor import examine
-    from compressor.report.pages.catalog import doctor_table
-    from compressor.report.terminal import show
+    from compressor.report.pages.catalog import doctor_page
 
     machine = examine()
-    if as_json:
-        click.echo(json_text(asdict(machine)), nl=False)
-    else:
-        show(doctor_table(machine), stdout)
+    print_result(lambda: asdict(machine), lambda: doctor_page(machine), as_json=as_json)
 
 
 @click.command()

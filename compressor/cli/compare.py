@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from compressor.cli.options import compare_options, json_option, label_option
+from compressor.cli.options import (
+    compare_options,
+    json_option,
+    label_option,
+    print_result,
+    quiet_option,
+    shown_progress,
+)
 
 if TYPE_CHECKING:
-    from compressor.lab.compare.sides import Allowed
+    from compressor.lab.compare.runs import Allowed
 
 
 @click.command()
@@ -30,27 +37,22 @@ def compare(
 
     BASE and CANDIDATE are output folders of runs, or their report.json. The metric is compared
     sample by sample: McNemar's test for right or wrong results, a paired bootstrap for others.
-    With --history, the runs of that file are shown, and where the metric stepped.
+    With --history, the runs in that file are shown, and where the metric stepped.
     """
-    from sys import stdout
-
-    from compressor.cli.options import shown_progress
-    from compressor.files import json_text
     from compressor.lab.compare.compare import CompareOptions, compare_runs
     from compressor.lab.compare.trend import recall
     from compressor.report.pages.compare import comparison_page
-    from compressor.report.terminal import show
 
     allowed = frozenset(allow)
     with shown_progress() as progress:
         options = CompareOptions(artifact, base_artifact, allowed, timing)
         comparison = compare_runs(base, candidate, options, progress)
     trend = None if history is None else recall(history, comparison.candidate, allowed)
-    if as_json:
-        document = {**comparison.as_json(), "trend": trend and trend.as_json()}
-        click.echo(json_text(document), nl=False)
-    else:
-        show(comparison_page(comparison, trend), stdout)
+    print_result(
+        lambda: {**comparison.as_json(), "trend": trend and trend.as_json()},
+        lambda: comparison_page(comparison, trend),
+        as_json=as_json,
+    )
 
 
 @click.command()
@@ -59,20 +61,20 @@ def compare(
     "--max-metric-drop",
     type=click.FloatRange(min=0),
     metavar="DROP",
-    help="Fail where the loss is real and larger than this, in points for shares. Without it, "
-    "fail on any loss that is real.",
+    help="Fail if the loss is real and larger than this, in points for shares. Without it, "
+    "fail on any real loss.",
 )
 @click.option(
     "--max-latency-ratio",
     type=click.FloatRange(min=0, min_open=True),
     metavar="RATIO",
-    help="Fail where the whole interval of candidate over base lies above this.",
+    help="Fail if the whole interval of candidate over base lies above this.",
 )
 @click.option(
     "--max-size-ratio",
     type=click.FloatRange(min=0, min_open=True),
     metavar="RATIO",
-    help="Fail where the candidate is larger than this times the base.",
+    help="Fail if the candidate is larger than this times the base.",
 )
 @click.option(
     "--alpha",
@@ -81,7 +83,7 @@ def compare(
     show_default=True,
     help="How often chance alone may fail an equally good candidate.",
 )
-@click.option("--strict", is_flag=True, help="Fail what is not proved to be within its limit.")
+@click.option("--strict", is_flag=True, help="Also fail what is not proved to be within its limit.")
 @click.option(
     "--junit",
     type=click.Path(path_type=Path),
@@ -96,7 +98,7 @@ def compare(
 )
 @label_option
 @json_option
-@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+@quiet_option
 def gate(
     base: Path,
     candidate: Path,
@@ -116,32 +118,28 @@ def gate(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Hold CANDIDATE against BASE: exit code 1 where a limit fails.
+    """Judge CANDIDATE against BASE: exit code 1 if a limit fails.
 
-    BASE and CANDIDATE are output folders of runs, or their report.json. A metric fails where
-    equally good models would lose so much with a chance below --alpha, and the loss is over the
-    limit. What the samples cannot tell is undecided, and passes unless --strict. The result is
-    added to $GITHUB_STEP_SUMMARY where that is set. With --history, the candidate is added to
-    that file, and the run where the metric stepped is named.
+    BASE and CANDIDATE are output folders of runs, or their report.json. A metric fails if the loss
+    is over the limit and no chance result: equally good models would lose as much with a
+    probability below --alpha. What the samples cannot settle is undecided, and passes unless
+    --strict. The result is appended to $GITHUB_STEP_SUMMARY where that is set. With --history, the
+    candidate is added to that file, and the run at which the metric stepped is named.
     """
-    from sys import stdout
-
-    from compressor.cli.options import shown_progress
     from compressor.errors import ExitCode
-    from compressor.files import json_text
     from compressor.lab.compare.compare import CompareOptions
-    from compressor.lab.compare.gate import GateLimits
-    from compressor.lab.compare.gate_run import GateFiles, run_gate
+    from compressor.lab.compare.gate import GateFiles, GateLimits, run_gate
     from compressor.report.pages.compare import gate_page
-    from compressor.report.terminal import show
 
     limits = GateLimits(max_metric_drop, max_latency_ratio, max_size_ratio, alpha, strict)
     options = CompareOptions(artifact, base_artifact, frozenset(allow), timing)
     files = GateFiles(junit, markdown, history, label)
     with shown_progress(enabled=not quiet) as progress:
         result, trend = run_gate(base, candidate, options, limits, files, progress)
-    if as_json:
-        click.echo(json_text({**result.as_json(), "trend": trend and trend.as_json()}), nl=False)
-    elif not quiet:
-        show(gate_page(result, trend), stdout)
+    if as_json or not quiet:
+        print_result(
+            lambda: {**result.as_json(), "trend": trend and trend.as_json()},
+            lambda: gate_page(result, trend),
+            as_json=as_json,
+        )
     raise click.exceptions.Exit(int(ExitCode.DONE if result.ok else ExitCode.LIMIT_FAILED))

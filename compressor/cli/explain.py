@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from compressor.cli.options import json_option, set_option
+from compressor.cli.options import json_option, print_result, set_option, shown_progress
 
 
 @click.command()
@@ -17,8 +17,8 @@ from compressor.cli.options import json_option, set_option
     type=click.Choice(("sqnr", "leave-one-out")),
     default="sqnr",
     show_default=True,
-    help="Predict from the report's noise of each layer, or measure: leave each layer as it was "
-    "and evaluate again.",
+    help="Predict from each layer's noise in the report, or measure: leave one layer at a time as "
+    "it was and evaluate again.",
 )
 @click.option(
     "--layers",
@@ -30,7 +30,7 @@ from compressor.cli.options import json_option, set_option
     "--seconds",
     type=click.FloatRange(min=0),
     metavar="S",
-    help="leave-one-out: begin no layer after S seconds; the same command goes on later.",
+    help="leave-one-out: begin no layer after S seconds; the same command resumes later.",
 )
 @click.option(
     "--top",
@@ -50,22 +50,17 @@ def explain(
     top: int,
     as_json: bool,
 ) -> None:
-    """Say which layers of RUN cost what, and what to change.
+    """Show what each layer of RUN costs, and what to change.
 
     RUN is a run's output folder, its report.json, or its spec; leave-one-out needs the spec. For
-    each layer that a pass changed: its scheme, how many bytes it takes to leave it as it was (or
-    to give it 8 bits, where it has fewer), and what that gains. Then the changes that gain most
-    for their bytes, as rules to paste under the pass's `layers`.
+    each layer that a pass changed: its scheme, how many bytes it would cost to leave it as it was
+    (or to give it 8 bits, where it has fewer), and what that would gain. Then the changes that gain
+    most for their bytes, as rules to paste under the pass's `layers`.
     """
-    from sys import stdout
-
-    from compressor.cli.options import shown_progress
     from compressor.errors import SpecError
-    from compressor.files import json_text
     from compressor.lab.explain.by_sqnr import explain_by_sqnr, finished_run
     from compressor.lab.explain.leave_one_out import Budget, explain_by_leaving_out
     from compressor.report.pages.explain import explanation_page
-    from compressor.report.terminal import show
     from compressor.spec.user_code import importable
 
     if method == "sqnr" and (layers is not None or seconds is not None):
@@ -80,7 +75,4 @@ def explain(
             with shown_progress() as progress:
                 budget = Budget(layers, seconds)
                 explanation = explain_by_leaving_out(finished, budget, top, progress)
-    if as_json:
-        click.echo(json_text(explanation.as_json()), nl=False)
-    else:
-        show(explanation_page(explanation), stdout)
+    print_result(explanation.as_json, lambda: explanation_page(explanation), as_json=as_json)

@@ -1,4 +1,4 @@
-"""``compress inspect`` and ``compress unpack``."""
+"""``compress inspect``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from compressor.cli.options import json_option
+from compressor.cli.options import json_option, print_result, shown_progress
 
 
 @click.command()
@@ -14,8 +14,8 @@ from compressor.cli.options import json_option
 @click.option(
     "--roofline",
     is_flag=True,
-    help="Time the model's operators here, and say what bounds them and what compression could "
-    "bring at best.",
+    help="Time the model's operators here, and show what bounds them and what compression could "
+    "gain at best.",
 )
 @click.option(
     "--batch", type=click.IntRange(min=1), metavar="N", help="roofline: samples in a run."
@@ -41,42 +41,34 @@ def inspect(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Say what is in a file or an output folder.
+    """Show what is in a file or an output folder.
 
     PATH is a checkpoint (a file or a folder of safetensors), an ONNX file, an archive, a TensorRT
     engine, or what a run left.
-    Of a model: its tensors with shape, dtype, bytes, share of zeros and quantization, and totals.
-    Of an engine: what its manifest says, such as the type that each layer is computed with.
-    Of an output folder: the result, and whether its files are still those that the run wrote; if
+    For a model: its tensors with shape, dtype, bytes, share of zeros and quantization, and totals.
+    For an engine: what its manifest says, such as the precision of each layer.
+    For an output folder: the result, and whether its files are still those that the run wrote; if
     not, the exit code is 4.
 
     With --roofline, PATH is an ONNX file, an output folder with one, or a spec for its float
-    model: per layer and in all FLOPs, bytes moved, what bounds it on this machine (its peaks are
-    measured), its time, and by Amdahl's law the best speed-up of each kind of compression.
+    model: per layer and in total, FLOPs, bytes moved, time, what bounds it on this machine (whose
+    peaks are measured), and by Amdahl's law the best speed-up of each kind of compression.
     """
-    from sys import stdout
-
-    from compressor.cli.options import shown_progress
     from compressor.errors import ExitCode, SpecError
-    from compressor.files import json_text
     from compressor.lab.inspect.contents import contents_json
     from compressor.lab.inspect.path import inspect_path
-    from compressor.report.pages.inspect import contents_table
-    from compressor.report.terminal import show
+    from compressor.report.pages.inspect import contents_page
 
     if roofline:
         _roofline(path, batch, length, threads, as_json)
         return
-    given = {"--batch": batch, "--length": length, "--threads": threads}
-    for option, value in given.items():
+    only_timed = {"--batch": batch, "--length": length, "--threads": threads}
+    for option, value in only_timed.items():
         if value is not None:
             raise SpecError(option, "says how a model is timed", "add --roofline")
     with shown_progress() as progress:
         contents = inspect_path(path, progress)
-    if as_json:
-        click.echo(json_text(contents_json(contents)), nl=False)
-    else:
-        show(contents_table(contents), stdout)
+    print_result(lambda: contents_json(contents), lambda: contents_page(contents), as_json=as_json)
     if not contents.intact:
         raise click.exceptions.Exit(int(ExitCode.ARTIFACT_FAILED))
 
@@ -84,62 +76,10 @@ def inspect(
 def _roofline(
     path: Path, batch: int | None, length: int | None, threads: int | None, as_json: bool
 ) -> None:
-    from sys import stdout
-
-    from compressor.cli.options import shown_progress
-    from compressor.files import json_text
     from compressor.lab.roofline.roofline import LENGTH, measure_roofline
     from compressor.report.pages.roofline import roofline_page
-    from compressor.report.terminal import show
     from compressor.spec.user_code import importable
 
     with importable([Path.cwd()]), shown_progress() as progress:
-        found = measure_roofline(path, batch, threads, length or LENGTH, progress)
-    if as_json:
-        click.echo(json_text(found.as_json()), nl=False)
-    else:
-        show(roofline_page(found), stdout)
-
-
-@click.command()
-@click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
-@click.option(
-    "-o",
-    "--output",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="The folder that the files go into.",
-)
-@click.option(
-    "--tensor",
-    "tensors",
-    multiple=True,
-    metavar="NAME",
-    help="Take this tensor alone, and no graph. May be given again.",
-)
-@click.option("--force", is_flag=True, help="Replace files of the same names in the folder.")
-@json_option
-def unpack(path: Path, output: Path, tensors: tuple[str, ...], force: bool, as_json: bool) -> None:
-    """Take the files out of an archive.
-
-    FILE is what the exporter archive wrote. The files are those that the safetensors exporter
-    writes, bit for bit; compressor.load opens the folder. Every byte is checked on the way.
-    """
-    from dataclasses import asdict
-    from sys import stderr
-
-    from compressor import catalog
-    from compressor.cli.options import shown_progress
-    from compressor.files import json_text
-    from compressor.report.pages.inspect import unpacked_table
-    from compressor.report.terminal import show
-
-    with shown_progress() as progress:
-        files = catalog.load("format", "archive")().unpack(
-            path, output, tensors, force=force, progress=progress
-        )
-    if as_json:
-        document = {"folder": str(output), "files": [asdict(file) for file in files]}
-        click.echo(json_text(document), nl=False)
-    else:
-        show(unpacked_table(files), stderr)
+        measured = measure_roofline(path, batch, threads, length or LENGTH, progress)
+    print_result(measured.as_json, lambda: roofline_page(measured), as_json=as_json)

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have."""
+"""What several commands share: arguments, options, progress bars and printing."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import ProgressColumn
 
+    from compressor.report.page import Page
+
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -26,15 +28,16 @@ set_option = click.option(
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Override a key of the spec, as in --set passes.1.bits=4. May be given again.",
+    help="Override a key of the spec, as in --set passes.1.bits=4. May be repeated.",
 )
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document on stdout."
 )
+quiet_option = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 force_option = click.option(
     "--force",
     is_flag=True,
-    help="Write into a folder that holds other files; those of the same names are replaced.",
+    help="Write into a folder that holds other files; files of the same names are replaced.",
 )
 history_option = click.option(
     "--history",
@@ -55,21 +58,21 @@ _COMPARE = (
         "float model.",
     ),
     click.option(
-        "--base-artifact", metavar="NAME", help="The same for BASE, where it is another one."
+        "--base-artifact", metavar="NAME", help="The same for BASE, where it has another name."
     ),
     click.option(
         "--allow",
         type=click.Choice(("model", "version")),
         multiple=True,
-        help="Compare all the same where the float models, or the versions of compressor, "
-        "differ. May be given again.",
+        help="Compare even though the float models, or the versions of compressor, "
+        "differ. May be repeated.",
     ),
     click.option(
         "--timing/--no-timing",
         default=True,
         show_default=True,
-        help="Run both artifacts in turn to time them, where both are here and run here; or take "
-        "what their runs measured.",
+        help="Time both artifacts side by side where both can run here; or take what their runs "
+        "measured.",
     ),
     history_option,
 )
@@ -82,9 +85,20 @@ def compare_options(function: _Function) -> _Function:
     return function
 
 
+def print_result(document: Callable[[], Any], page: Callable[[], Page], *, as_json: bool) -> None:
+    """Print a result on stdout: as one JSON document, or as a page for people."""
+    from compressor.files import json_text
+    from compressor.report.terminal import show
+
+    if as_json:
+        click.echo(json_text(document()), nl=False)
+    else:
+        show(page(), sys.stdout)
+
+
 @contextmanager
 def shown_progress(*, enabled: bool = True) -> Iterator[Progress]:
-    """Yield what shows stages on stderr where that is a terminal, and nothing elsewhere."""
+    """Show stages on stderr inside the block, if that is a terminal."""
     if not enabled or not sys.stderr.isatty():
         yield Silent()
         return
@@ -97,15 +111,15 @@ def shown_progress(*, enabled: bool = True) -> Iterator[Progress]:
 
 
 def columns() -> tuple[ProgressColumn, ...]:
-    """Return what a running stage shows: how far it is, what it says, and the time.
+    """Return the columns of a running stage: progress, text, and time.
 
-    The time left stands there as soon as there is a total and a speed to judge by.
+    The time left appears as soon as there is a total and a speed to judge by.
     """
     from rich.progress import BarColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.text import Text
 
     class TimeLeft(TimeRemainingColumn):
-        """The time that is left, said to be that."""
+        """The time left, labelled as such."""
 
         def render(self, task: Task) -> Text:
             if task.total is None or task.time_remaining is None:
@@ -123,11 +137,7 @@ def columns() -> tuple[ProgressColumn, ...]:
 
 
 class TerminalProgress:
-    """Shows a bar for each running stage, and a line for each that is done.
-
-    Args:
-        bars: where they are drawn.
-    """
+    """Shows a bar for each running stage, and a line for each that is done."""
 
     def __init__(self, bars: Bars):
         self._bars = bars

@@ -13,7 +13,10 @@ from compressor.cli.options import (
     history_option,
     json_option,
     label_option,
+    print_result,
+    quiet_option,
     set_option,
+    shown_progress,
     spec_argument,
 )
 
@@ -28,10 +31,10 @@ if TYPE_CHECKING:
 @click.option("--fresh", is_flag=True, help="Forget what earlier runs of this spec finished.")
 @force_option
 @json_option
-@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+@quiet_option
 @history_option
 @label_option
-@click.option("--memory", is_flag=True, help="Measure the peak memory of each model, too.")
+@click.option("--memory", is_flag=True, help="Also measure the peak memory of each model.")
 def run(
     spec: Path,
     settings: tuple[str, ...],
@@ -45,10 +48,10 @@ def run(
 ) -> None:
     """Compress, export, verify and report, as SPEC says.
 
-    What an earlier run of the same spec finished is not done again. The result table goes to
-    stderr; with --json the whole report goes to stdout instead. Under torchrun, the processes
-    share calibration batches and the shards of large checkpoints. With --history the run is
-    added to that file, and the report draws how the metric went from run to run.
+    Steps that an earlier run of the same spec already finished are reused. The result table goes
+    to stderr; with --json the whole report goes to stdout instead. Under torchrun, the processes
+    share calibration batches and the shards of large checkpoints. With --history the run is added
+    to that file, and the report plots the metric from run to run.
     """
     from compressor.run.execute import RunOptions
     from compressor.spec.load import load_spec
@@ -65,39 +68,31 @@ def run(
 @set_option
 @json_option
 def plan(spec: Path, settings: tuple[str, ...], as_json: bool) -> None:
-    """Check SPEC from end to end, and say what a run will do.
+    """Check SPEC from end to end, and show what a run will do.
 
     For each layer: what happens to it, its bytes before and after, and why. Nothing heavy is
     computed, and nothing is written.
     """
-    from sys import stdout
-
-    from compressor.files import json_text
-    from compressor.report.plan_text import plan_json, plan_table
-    from compressor.report.terminal import show
+    from compressor.report.pages.plan import plan_json, plan_page
     from compressor.run.plan import make_plan
     from compressor.spec.load import load_spec
     from compressor.spec.user_code import importable
 
     with importable([Path.cwd()]):
         made = make_plan(load_spec(spec, settings))
-    if as_json:
-        click.echo(json_text(plan_json(made)), nl=False)
-    else:
-        show(plan_table(made), stdout)
+    print_result(lambda: plan_json(made), lambda: plan_page(made), as_json=as_json)
 
 
 def run_and_show(spec: Spec, options: RunOptions, *, as_json: bool, quiet: bool) -> int:
-    """Run a spec and print its results; returns the exit code.
+    """Run a spec, print its results and return the exit code.
 
     Of the processes that ``torchrun`` starts, the first alone prints.
     """
     from sys import stderr
 
-    from compressor.cli.options import shown_progress
     from compressor.files import json_text
     from compressor.report.run import run_spec
-    from compressor.report.terminal import result_table, show
+    from compressor.report.terminal import run_page, show
     from compressor.run.execute import help_run
     from compressor.run.ranks import ranks
 
@@ -112,7 +107,7 @@ def run_and_show(spec: Spec, options: RunOptions, *, as_json: bool, quiet: bool)
     elif not quiet:
         if result.cached:
             click.echo("Nothing has changed: these are the results of an earlier run.", err=True)
-        show(result_table(result.report, _near(result.output / "report.html")), stderr)
+        show(run_page(result.report, _near(result.output / "report.html")), stderr)
     return int(result.exit_code)
 
 
@@ -139,7 +134,7 @@ _PRESETS = ("int8", "int4-g128", "int4-g32", "int2-g32", "fp8", "nvfp4", "mxfp4"
     type=click.Choice(_PRESETS),
     default="int4-g128",
     show_default=True,
-    help="Width of a weight, and how many share a scale.",
+    help="Bits of a weight, and how many weights share a scale.",
 )
 @click.option(
     "--method",
@@ -153,22 +148,25 @@ _PRESETS = ("int8", "int4-g128", "int4-g32", "int2-g32", "fp8", "nvfp4", "mxfp4"
     "--range",
     "search",
     type=click.Choice(("min-max", "mse")),
-    help="Span all values, or search the range of least squared error.",
+    help="Span all values, or search for the range with the least squared error.",
 )
 @click.option(
     "--skip",
     multiple=True,
     metavar="PATTERN",
-    help="Leave layers of this name as they are; * and ? are wildcards. May be given again.",
+    help="Leave layers of this name as they are; * and ? are wildcards. May be repeated.",
 )
-@click.option("--embeddings", is_flag=True, help="Quantize tables and the output layer too.")
+@click.option("--embeddings", is_flag=True, help="Quantize embeddings and the output layer, too.")
 @click.option(
-    "--max-shard-size", type=int, metavar="BYTES", help="Size of a file; default: as they are."
+    "--max-shard-size",
+    type=int,
+    metavar="BYTES",
+    help="Largest size of a file; default: the input's shards.",
 )
 @click.option("--fresh", is_flag=True, help="Forget what an earlier call finished.")
 @force_option
 @json_option
-@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+@quiet_option
 def quantize(
     checkpoint: Path,
     output: Path,
@@ -185,12 +183,12 @@ def quantize(
 ) -> None:
     """Quantize the weights of CHECKPOINT, however large it is.
 
-    CHECKPOINT is a safetensors file, a sharded directory, or a Hugging Face directory. Tensors
-    flow through one at a time, from memory-mapped files. The new directory has the
-    compressed-tensors layout, which transformers and vLLM load as it is. Killed, the same command
-    goes on where it was; under torchrun, the processes share the shards.
+    CHECKPOINT is a safetensors file, a sharded directory, or a Hugging Face directory. Tensors are
+    streamed one at a time from memory-mapped files. The new directory has the compressed-tensors
+    layout, which transformers and vLLM load directly. If the command is killed, running it again
+    resumes; under torchrun, the processes share the shards.
     """
-    from compressor.lab.quantize import QuantizeOptions, quantization_spec
+    from compressor.lab.starter import QuantizeOptions, quantization_spec
     from compressor.run.execute import RunOptions
 
     options = QuantizeOptions(preset, method, search, skip, embeddings, max_shard_size)

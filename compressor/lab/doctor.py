@@ -59,9 +59,7 @@ class Gpu:
     """A GPU that PyTorch sees.
 
     Attributes:
-        name: its name.
         compute_capability: such as ``8.6``.
-        memory: bytes.
     """
 
     name: str
@@ -89,19 +87,15 @@ class Machine:
     """What there is.
 
     Attributes:
-        python: version of Python.
         system: operating system and architecture.
         versions: of the packages that matter; ``None`` where one is not installed.
         runtimes: distributions of ONNX Runtime that are installed, with their versions.
         providers: what ONNX Runtime was built with; a GPU's need the GPU and its driver too.
-        gpus: what PyTorch sees.
-        builders: TensorRT's builders.
         cores: how many this process may use.
         memory: bytes that this process may use.
         disk_free: free bytes in the current folder.
         features: features of the processor that matter for int8, the best first.
-        int8: what they mean.
-        warnings: what should be mended.
+        warnings: what should be fixed.
     """
 
     python: str
@@ -122,7 +116,7 @@ class Machine:
 def examine() -> Machine:
     """Examine this machine; imports PyTorch and ONNX Runtime."""
     gpus = _gpus()
-    runtimes = {name: found for name in _RUNTIMES if (found := _version(name)) is not None}
+    runtimes = {name: number for name in _RUNTIMES if (number := _version(name)) is not None}
     text = _CPU_INFO.read_text(encoding="utf-8", errors="replace") if _CPU_INFO.is_file() else ""
     features = int8_features(text)
     return Machine(
@@ -157,7 +151,7 @@ def int8_features(cpu_info: str) -> tuple[str, ...]:
 
 
 def int8_meaning(features: Sequence[str]) -> str:
-    """Say in a sentence what the features mean for int8 models."""
+    """Return in a sentence what the features mean for int8 models."""
     return _INT8[features[0]] if features else _UNKNOWN
 
 
@@ -193,8 +187,8 @@ def _gpus() -> tuple[Gpu, ...]:
 
     if not torch.cuda.is_available():
         return ()
-    found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    return tuple(Gpu(p.name, f"{p.major}.{p.minor}", p.total_memory) for p in found)
+    gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    return tuple(Gpu(p.name, f"{p.major}.{p.minor}", p.total_memory) for p in gpus)
 
 
 def _rtx_builder() -> Builder:

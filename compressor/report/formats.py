@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 NOTHING = "–"
@@ -13,7 +12,11 @@ _MOST_DIGITS = 10
 
 
 def number(value: float, digits: int = 4) -> str:
-    """Format with so many significant digits, as an exponent where it is very small or large."""
+    """Format with so many significant digits, as an exponent where it is very small or large.
+
+    >>> number(0.01234567)
+    '0.01235'
+    """
     if value == 0:
         return "0"
     if not 1e-4 <= abs(value) < 1e9:
@@ -57,7 +60,7 @@ def decibel(value: float) -> str:
 
 
 def milliseconds(value: float) -> str:
-    """Format a latency given in milliseconds, ``0.412 ms``."""
+    """Format milliseconds, ``0.412 ms``."""
     return f"{number(float(f'{value:.3g}'), 3)} ms"
 
 
@@ -101,6 +104,12 @@ def metric_change(value: float, *, share: bool) -> str:
     return _minus(f"{value:z,.2f} points") if share else number(value, 3)
 
 
+def metric_change_interval(bounds: Sequence[float], *, share: bool) -> str:
+    """Format the interval of a difference of a metric; its unit stands beside it."""
+    ends = [metric_change(bound, share=share).removesuffix(" points") for bound in bounds]
+    return " to ".join(ends)
+
+
 def excess(value: float, measured: str) -> str:
     """Format by how much something is over, with the decimals of the measured number."""
     if "e" in measured:
@@ -112,8 +121,6 @@ def compared(value: float, other: float, *, significant: bool = False) -> tuple[
     """Format two numbers with as many digits as it takes to tell them apart.
 
     Args:
-        value: one number.
-        other: the other.
         significant: count significant digits, from three; else decimals, from two.
     """
     texts = ("", "")
@@ -133,7 +140,7 @@ def plural(amount: int, noun: str) -> str:
 
 
 def is_share(entry: Mapping[str, Any] | None) -> bool:
-    """Say whether a metric is a share in percent, so that its differences are points."""
+    """Return whether a metric is a share in percent, so that its differences are points."""
     return entry is not None and entry.get("unit") == "%"
 
 
@@ -162,31 +169,3 @@ def _minus(text: str) -> str:
     """Write a true minus sign, but leave that of an exponent."""
     mantissa, mark, exponent = text.partition("e-")
     return mantissa.replace("-", "−") + mark + exponent
-
-
-PASSED, FAILED = "✅", "❌"
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!$@])")
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str) -> str:
-    """Lay out a table; ``align`` has one letter a column, ``l`` or ``r``."""
-    rule = ["---:" if letter == "r" else "---" for letter in align]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (header, rule, *rows))
-
-
-def text(value: str) -> str:
-    """Escape what Markdown would take for markup, and keep it on one line."""
-    return _SPECIAL.sub(r"\\\1", " ".join(value.split()))
-
-
-def code(value: str) -> str:
-    """Set a name as code, whatever characters are in it."""
-    flat = " ".join(value.split()) or " "
-    longest = max((len(run) for run in re.findall("`+", flat)), default=0)
-    fence = "`" * (longest + 1)
-    return f"{fence} {flat} {fence}" if longest else f"{fence}{flat}{fence}"
-
-
-def cell(value: str) -> str:
-    """Set a name as code inside a table, where a bar would end the cell."""
-    return code(value).replace("|", "\\|")

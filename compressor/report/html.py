@@ -11,14 +11,25 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
+from compressor.lab.compare.trend import Trend
 from compressor.report import formats
 from compressor.report.layer_table import Distributions, distributions, layer_table, trainings
-from compressor.report.past_runs import NONE, PastRuns, Point, Related, points
-from compressor.report.rows import FLOAT_MODEL, model_rows, pass_rows
+from compressor.report.page import Bar, Interval, Table
+from compressor.report.pages.compare import change_lines, point_texts
+from compressor.report.past_runs import NONE, Point, Related, points
+from compressor.report.tables import (
+    FLOAT_MODEL,
+    check_table,
+    limit_table,
+    memory_missing,
+    metric_cell,
+    metric_interval,
+    model_table,
+    pass_table,
+)
 from compressor.report.verdict import (
     LimitRow,
     Report,
-    check_rows,
     failures,
     gist,
     headline,
@@ -29,38 +40,6 @@ from compressor.report.verdict import (
 )
 
 _MOST_FILES = 40
-_MARGIN = 0.08
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A measured interval on an axis from 0 to 100.
-
-    Attributes:
-        low: its lower end.
-        at: the measured value.
-        high: its upper end.
-        reference: the float model's value.
-        limit: the worst value that the limits allow; ``None`` without a limit.
-        label: the same in words.
-    """
-
-    low: float
-    at: float
-    high: float
-    reference: float
-    limit: float | None
-    label: str
-
-
-@dataclass(frozen=True)
-class Bar:
-    """A bar in a tile: name, number, and length in percent of the longest."""
-
-    name: str
-    text: str
-    length: float
-    ours: bool
 
 
 @dataclass(frozen=True)
@@ -70,13 +49,13 @@ class Tile:
     title: str
     value: str
     change: str
-    bars: tuple[Bar, ...]
-    interval: Interval | None
     limit: LimitRow | None
-    reason: str
+    reason: str = ""
+    bars: tuple[tuple[str, str, Bar], ...] = ()
+    interval: Interval | None = None
 
 
-def html_report(report: Report, related: Related = NONE, history: PastRuns | None = None) -> str:
+def html_report(report: Report, related: Related = NONE, history: Trend | None = None) -> str:
     """Render a report as one file without scripts, fonts or images from elsewhere.
 
     Args:
@@ -84,9 +63,8 @@ def html_report(report: Report, related: Related = NONE, history: PastRuns | Non
         related: other runs of the same model.
         history: the runs of this spec before it, and it.
     """
-    rows = model_rows(report)
-    entries = [report["baseline"], *report["artifacts"]]
     counted = distributions(report)
+    runs = [] if history is None else _past_runs(history)
     plotted = points(report, related) if related.reports else []
     return _template().render(
         report=report,
@@ -95,33 +73,37 @@ def html_report(report: Report, related: Related = NONE, history: PastRuns | Non
         failures=failures(report),
         main=main_artifact(report),
         tiles=_tiles(report),
-        limits=limit_rows(report),
         metric=metric_name(report),
         metric_title=metric_title(report),
-        models=[
-            (row, _metric_interval(report, entry), _size_length(entries, entry), _speed(entry))
-            for row, entry in zip(rows, entries, strict=True)
-        ],
-        weighed=any(not row.memory.reason for row in rows),
-        charted=report["baseline"]["metric"] is not None,
-        drop_limited=any(entry["name"] == "metric-drop" for entry in report["limits"]),
+        models=_models(report),
+        unweighed=memory_missing(report),
+        limits=limit_table(report),
+        passes=pass_table(report),
+        checks=check_table(report),
         latencies=[(a["path"], row) for a in report["artifacts"] for row in a["latency"]],
-        passes=pass_rows(report),
         layers=layer_table(report),
         trainings=trainings(report),
         distributions=counted,
         points=plotted,
         related=related,
-        history=history,
+        history=runs,
+        steps=[] if history is None else change_lines(history),
         chart_data={
             **_chart_data(report, plotted, counted),
-            "history": [] if history is None else [asdict(run) for run in history.runs],
+            "history": runs,
         },
         library=_library(),
-        checks=check_rows(report),
         most_files=_MOST_FILES,
         formats=formats,
     )
+
+
+def _models(report: Report) -> Table:
+    """Return the table of models: verdicts stand above it, charts and memory if there are any."""
+    content = model_table(report)
+    measured = {"chart": report["baseline"]["metric"] is not None}
+    keep = [measured.get(column.kind, True) for column in content.columns]
+    return content.picked([*keep[:-2], not memory_missing(report), False])
 
 
 @cache
@@ -159,126 +141,79 @@ def _chart_data(report: Report, plotted: list[Point], counted: Distributions) ->
     }
 
 
+def _past_runs(trend: Trend) -> list[dict[str, Any]]:
+    """Return the runs of a history, the oldest first; the last one is this run."""
+    stepped = {change.index for change in trend.changes}
+    return [
+        {
+            "label": point.label,
+            "value": point.value,
+            "low": point.ci95[0],
+            "high": point.ci95[1],
+            "stepped": number in stepped,
+            "texts": point_texts(trend, point),
+        }
+        for number, point in enumerate(trend.points)
+    ]
+
+
 def _tiles(report: Report) -> list[Tile]:
-    """The three numbers of the main artifact that people ask for first."""
+    """Return the three numbers of the main artifact that people ask for first."""
     artifact = main_artifact(report)
     if artifact is None:
         return []
     limits = {row.key: row for row in limit_rows(report) if row.artifact == artifact["path"]}
-    return [
-        _metric_tile(report, artifact, limits.get("metric-drop")),
-        _size_tile(report, artifact, limits.get("size-ratio")),
-        _latency_tile(artifact, limits.get("latency-ratio")),
-    ]
+    old_size, new_size = report["baseline"]["bytes"], artifact["bytes"]
+    size = Tile(
+        "Size",
+        formats.size(new_size),
+        f"from {formats.size(old_size)}, {formats.ratio(artifact['size_ratio'])}",
+        limits.get("size-ratio"),
+        bars=_bars(old_size, new_size, artifact["path"], formats.size),
+    )
+    metric = _metric_tile(report, artifact, limits.get("metric-drop"))
+    return [metric, size, _latency_tile(artifact, limits.get("latency-ratio"))]
 
 
 def _metric_tile(report: Report, artifact: Mapping[str, Any], limit: LimitRow | None) -> Tile:
-    row = model_rows(report)[1 + list(report["artifacts"]).index(artifact)]
-    before = report["baseline"]["metric"]
+    metric, before = metric_cell(report, artifact), report["baseline"]["metric"]
+    drop = formats.NOT_MEASURED
+    if artifact["metric_drop"] is not None:
+        share = formats.is_share(artifact["metric"])
+        drop = formats.metric_change(artifact["metric_drop"], share=share)
     return Tile(
-        title=metric_title(report),
-        value=row.metric.text,
-        change=f"from {formats.metric(before)}, drop {row.drop.text}" if before else "",
-        bars=(),
-        interval=_metric_interval(report, artifact),
-        limit=limit,
-        reason=row.metric.reason,
-    )
-
-
-def _size_tile(report: Report, artifact: Mapping[str, Any], limit: LimitRow | None) -> Tile:
-    before, after = report["baseline"]["bytes"], artifact["bytes"]
-    return Tile(
-        title="Size",
-        value=formats.size(after),
-        change=f"from {formats.size(before)}, {formats.ratio(artifact['size_ratio'])}",
-        bars=_bars(before, after, artifact["path"], formats.size),
-        interval=None,
-        limit=limit,
-        reason="",
+        metric_title(report),
+        metric.text,
+        f"from {formats.metric(before)}, drop {drop}" if before else "",
+        limit,
+        metric.small,
+        interval=metric_interval(report, artifact),
     )
 
 
 def _latency_tile(artifact: Mapping[str, Any], limit: LimitRow | None) -> Tile:
-    measured = artifact["latency"][0] if artifact["latency"] else None
-    if measured is None:
+    if not artifact["latency"]:
         reason = artifact.get("latency_ms_reason") or "the report gives no reason"
-        return Tile("Latency", formats.NOT_MEASURED, "", (), None, limit, reason)
-    before, after = measured["float"]["p50"], measured["artifact"]["p50"]
-    ratio = measured["ratio"]
-    change = (
-        f"from {formats.milliseconds(before)}, {formats.ratio(ratio['value'])} "
-        f"({formats.ratio_interval(ratio['ci95'])})"
-    )
+        return Tile("Latency", formats.NOT_MEASURED, "", limit, reason)
+    measured = artifact["latency"][0]
+    before, after, ratio = measured["float"]["p50"], measured["artifact"]["p50"], measured["ratio"]
+    interval = formats.ratio_interval(ratio["ci95"])
     return Tile(
-        title=f"Latency, batch {measured['batch']}",
-        value=formats.milliseconds(after),
-        change=change,
+        f"Latency, batch {measured['batch']}",
+        formats.milliseconds(after),
+        f"from {formats.milliseconds(before)}, {formats.ratio(ratio['value'])} ({interval})",
+        limit,
+        "" if artifact["deployed"] else f"not judged: {artifact['latency_ratio_reason']}",
         bars=_bars(before, after, artifact["path"], formats.milliseconds),
-        interval=None,
-        limit=limit,
-        reason="" if artifact["deployed"] else f"not judged: {artifact['latency_ratio_reason']}",
     )
 
 
-def _bars(before: float, after: float, name: str, text: Callable[[float], str]) -> tuple[Bar, ...]:
+def _bars(
+    before: float, after: float, name: str, text: Callable[[float], str]
+) -> tuple[tuple[str, str, Bar], ...]:
+    """Return name, number and bar of the float model and of the artifact."""
     longest = max(before, after) or 1.0
     return (
-        Bar(FLOAT_MODEL, text(before), 100.0 * before / longest, ours=False),
-        Bar(name, text(after), 100.0 * after / longest, ours=True),
+        (FLOAT_MODEL, text(before), Bar(100.0 * before / longest, ours=False)),
+        (name, text(after), Bar(100.0 * after / longest, ours=True)),
     )
-
-
-def _metric_interval(report: Report, entry: Mapping[str, Any]) -> Interval | None:
-    """Place an entry's metric on the axis that all models share."""
-    base, metric = report["baseline"]["metric"], entry["metric"]
-    if base is None or metric is None:
-        return None
-    all_entries = [report["baseline"], *report["artifacts"]]
-    bounds = [float(b) for e in all_entries if e["metric"] for b in e["metric"]["ci95"]]
-    drops = [float(e["limit"]) for e in report["limits"] if e["name"] == "metric-drop"]
-    worst = None
-    if drops:
-        sign = -1.0 if base.get("higher_is_better", True) else 1.0
-        worst = float(base["value"]) + sign * drops[0]
-        bounds.append(worst)
-    place = _axis(min(bounds), max(bounds))
-    low, high = metric["ci95"]
-    return Interval(
-        low=place(low),
-        at=place(metric["value"]),
-        high=place(high),
-        reference=place(base["value"]),
-        limit=None if worst is None else place(worst),
-        label=f"{formats.metric(metric)}, 95 % interval {formats.metric_interval(metric)}",
-    )
-
-
-def _size_length(entries: list[Mapping[str, Any]], entry: Mapping[str, Any]) -> float:
-    """Length of a model's size bar in percent of the largest."""
-    largest = max(int(e["bytes"]) for e in entries)
-    return 100.0 * int(entry["bytes"]) / max(largest, 1)
-
-
-def _speed(entry: Mapping[str, Any]) -> Interval | None:
-    """Place an artifact's latency ratio on an axis from nothing to twice the float model."""
-    if entry.get("latency_ratio") is None:
-        return None
-    ratio = entry["latency"][0]["ratio"]
-    value, (low, high) = float(ratio["value"]), ratio["ci95"]
-    place = _axis(0.0, max(2.0, high))
-    return Interval(
-        low=place(low),
-        at=place(value),
-        high=place(high),
-        reference=place(1.0),
-        limit=None,
-        label=f"{formats.ratio(value)}, 95 % interval {formats.ratio_interval((low, high))}",
-    )
-
-
-def _axis(low: float, high: float) -> Callable[[float], float]:
-    """Return the map from values to percent of an axis' length, with a margin on both sides."""
-    span = (high - low) or max(abs(high), 1.0) * 0.01
-    start, length = low - _MARGIN * span, span * (1 + 2 * _MARGIN)
-    return lambda value: round(100.0 * (float(value) - start) / length, 2)

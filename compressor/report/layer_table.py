@@ -23,20 +23,8 @@ _BASES = {
 }
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A number in the table.
-
-    Attributes:
-        text: what is shown.
-        value: what it is sorted by; empty sorts last.
-    """
-
-    text: str
-    value: str
-
-
-_NONE = Cell(formats.NOTHING, "")
+Number: TypeAlias = tuple[str, str]  # what is shown, and what it is sorted by; empty sorts last
+_NONE: Number = (formats.NOTHING, "")
 
 
 @dataclass(frozen=True)
@@ -44,30 +32,21 @@ class LayerLine:
     """One layer after all passes.
 
     Attributes:
-        name: the layer.
-        shape: its stored shape, sorted by the number of weights.
         scheme: how its weight is represented.
         changed: its weight is not what it was in the float model, apart from folded constants.
-        sparsity: percent of weights that are zero.
-        before: bytes of its tensors in the float model.
-        after: bytes of its tensors now.
-        weight_sqnr: signal to noise of its weight in the last pass that changed it.
-        sqnr: signal to noise of its output after the last pass.
-        share: percent of the noise that the pass :attr:`LayerTable.shared_by` made.
-        details: further facts.
+        shape: its stored shape, sorted by the number of weights.
+        numbers: percent of zeros; bytes in the float model and now; signal to noise of its weight
+            in the last pass that changed it, and of its output after the last pass; percent of
+            the noise of the pass :attr:`LayerTable.shared_by`.
+        details: what else the passes report.
         weakest: no layer's output lost more.
     """
 
     name: str
-    shape: Cell
     scheme: str
     changed: bool
-    sparsity: Cell
-    before: Cell
-    after: Cell
-    weight_sqnr: Cell
-    sqnr: Cell
-    share: Cell
+    shape: Number
+    numbers: tuple[Number, ...]
     details: str
     weakest: bool
 
@@ -112,7 +91,7 @@ def layer_table(report: Report) -> LayerTable:
     lines = []
     for name in (n for n in names if n in kept):
         both = zip(passes, by_pass, strict=True)
-        history = [(str(entry["pass"]), own[name]) for entry, own in both if name in own]
+        history = [(str(p["pass"]), layers[name]) for p, layers in both if name in layers]
         lines.append(_line(history, parts.get(name), name == weakest))
     return LayerTable(
         lines=tuple(lines),
@@ -124,15 +103,15 @@ def layer_table(report: Report) -> LayerTable:
 
 
 def _shared_words(entry: _Entry) -> str:
-    """Say what the shares of a pass's noise are shares of."""
-    found = entry["attribution"]
-    what = _BASES.get(found["basis"], "what attribution in report.json says of the layer")
+    """Return what the shares of a pass's noise are shares of."""
+    attribution = entry["attribution"]
+    what = _BASES.get(attribution["basis"], "what attribution in report.json says of the layer")
     words = f"Noise share: {what}, in percent of all that {entry['pass']} adds."
-    if found.get("shared_inputs"):
-        rest = formats.percent(found["shared_inputs"], 1)
+    if attribution.get("shared_inputs"):
+        rest = formats.percent(attribution["shared_inputs"], 1)
         words += f" {rest} is the noise of inputs that several layers read."
-    if found.get("reason"):
-        words += f" Not known: {found['reason']}."
+    if attribution.get("reason"):
+        words += f" Not known: {attribution['reason']}."
     return words
 
 
@@ -143,33 +122,43 @@ def _line(history: Sequence[tuple[str, _Entry]], share: float | None, weakest: b
     before, after = last.get("bytes_before"), last.get("bytes")
     return LayerLine(
         name=str(last["name"]),
-        shape=_shape(last.get("shape") or ()),
         scheme=str(last["scheme"]),
         changed=bool(losses) or last["scheme"] != layers[0]["scheme"] or _smaller(before, after),
-        sparsity=_percent(last["sparsity"]),
-        before=_bytes(before),
-        after=_bytes(after),
-        weight_sqnr=_decibels(losses[-1] if losses else None),
-        sqnr=_decibels(last["sqnr_db"]),
-        share=_percent(share),
+        shape=_shape(last.get("shape") or ()),
+        numbers=(
+            _percent(last["sparsity"]),
+            _bytes(before),
+            _bytes(after),
+            _decibels(losses[-1] if losses else None),
+            _decibels(last["sqnr_db"]),
+            _percent(share),
+        ),
         details=_details(history),
         weakest=weakest,
     )
 
 
 def _smaller(before: int | None, after: int | None) -> bool:
-    """Tell whether a layer shrank, or is new; a batch-norm folded into it makes it grow."""
+    """Return whether a layer shrank or is new; a batch-norm folded into it makes it grow."""
     return after is not None and (before is None or after < before)
 
 
-def _shape(dimensions: Sequence[int]) -> Cell:
-    if not dimensions:
+def _shape(dimensions: Sequence[int]) -> Number:
+    return (formats.shape(dimensions), str(prod(dimensions))) if dimensions else _NONE
+
+
+def _bytes(value: int | None) -> Number:
+    return _NONE if value is None else (formats.size(value), str(value))
+
+
+def _percent(value: float | None) -> Number:
+    return _NONE if value is None else (formats.percent(value, 1), f"{value:.4f}")
+
+
+def _decibels(value: float | None) -> Number:
+    if value is None:
         return _NONE
-    return Cell(formats.shape(dimensions), str(prod(int(d) for d in dimensions)))
-
-
-def _bytes(value: int | None) -> Cell:
-    return _NONE if value is None else Cell(formats.size(value), str(value))
+    return formats.decibel(value).removesuffix(" dB"), f"{value:.4f}"
 
 
 def _details(history: Sequence[tuple[str, _Entry]]) -> str:
@@ -193,18 +182,6 @@ def _details(history: Sequence[tuple[str, _Entry]]) -> str:
     return joined if len(joined) <= _LONGEST_DETAIL else f"{joined[:_LONGEST_DETAIL]}…"
 
 
-def _percent(value: float | None) -> Cell:
-    if value is None:
-        return _NONE
-    return Cell(formats.percent(value, 1), f"{value:.4f}")
-
-
-def _decibels(value: float | None) -> Cell:
-    if value is None:
-        return _NONE
-    return Cell(formats.decibel(value).removesuffix(" dB"), f"{value:.4f}")
-
-
 def _loss(layer: Mapping[str, Any]) -> float:
     value = layer["sqnr_db"]
     if value is None:  # of a model that cannot be run, weights alone are compared
@@ -217,8 +194,6 @@ class Distribution:
     """One histogram.
 
     Attributes:
-        title: what is counted.
-        caption: extent and range in words.
         counts: its content in ``report.json``.
     """
 
@@ -232,9 +207,7 @@ class LayerDistributions:
     """The histograms of one layer.
 
     Attributes:
-        name: the layer.
         scheme: how its weight is represented.
-        sqnr: of its output.
         shown: its weight and its input, where they were counted.
     """
 
@@ -257,9 +230,9 @@ def distributions(report: Report) -> Distributions:
     for entry in reversed(report["passes"]):
         if entry.get("histograms"):
             rows = {row["name"]: row for row in entry["layers"]}
-            known = [item for item in entry["histograms"] if item["name"] in rows]
-            found = (_layer(item, rows[item["name"]]) for item in known)
-            return Distributions(entry["pass"], tuple(layer for layer in found if layer.shown))
+            counted = [item for item in entry["histograms"] if item["name"] in rows]
+            layers = (_layer(item, rows[item["name"]]) for item in counted)
+            return Distributions(entry["pass"], tuple(layer for layer in layers if layer.shown))
     return Distributions("", ())
 
 
@@ -306,7 +279,6 @@ class Training:
     """The losses of one training.
 
     Attributes:
-        by: the pass.
         caption: how many steps; of very many, not all losses are kept.
         losses: pairs of step and loss, at least two.
     """
@@ -317,11 +289,11 @@ class Training:
 
 
 def trainings(report: Report) -> list[Training]:
-    """Return the trainings of which there are losses to draw, in the order of the passes."""
-    found = []
+    """Return the trainings that have losses to draw, in the order of the passes."""
+    shown = []
     for entry in report["passes"]:
         content = entry.get("training")
         if content and len(content["losses"]) > 1:
             caption = formats.plural(content["steps"], "step")
-            found.append(Training(entry["pass"], caption, content["losses"]))
-    return found
+            shown.append(Training(entry["pass"], caption, content["losses"]))
+    return shown

@@ -1,164 +1,131 @@
-"""The report as Markdown, short enough for a pull request."""
+"""Pages in GitHub's Markdown, short enough for a pull request."""
 
 from __future__ import annotations
 
-from compressor.report.formats import (
-    FAILED,
-    NOTHING,
-    PASSED,
-    cell,
-    code,
-    count,
-    short_count,
-    table,
-    text,
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from compressor.report.page import Cell, Column, Entry, Table
+from compressor.report.tables import (
+    check_table,
+    environment_words,
+    facts,
+    limit_table,
+    missing_reasons,
+    model_table,
+    pass_notes,
+    pass_table,
 )
-from compressor.report.rows import Figure, ModelRow, PassRow, missing_reasons, model_rows, pass_rows
-from compressor.report.verdict import (
-    Report,
-    check_rows,
-    failures,
-    gist,
-    headline,
-    limit_rows,
-    main_artifact,
-    metric_name,
-)
+from compressor.report.verdict import failures, gist, headline, main_artifact
+
+PASSED, FAILED, UNDECIDED = "✅", "❌", "⚠️"
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!$@])")
 
 
-def markdown_report(report: Report) -> str:
-    """Render a report for a pull request, in GitHub's Markdown.
+def markdown_report(report: Mapping[str, Any]) -> str:
+    """Render a report for a pull request.
 
     The verdict and one table are seen; the rest is folded up.
 
     Args:
         report: the content of ``report.json``.
     """
-    folded = [_limits(report), _passes(report), _checks(report), _environment(report)]
-    titles = ("limits", "passes", "checks", "environment")
-    named = ", ".join(title for title, section in zip(titles, folded, strict=True) if section)
-    sections = [
+    sections = {
+        "limits": _section("Limits", limit_table(report)),
+        "passes": _passes(report),
+        "checks": _section("Checks", check_table(report)),
+        "environment": text(f"Measured on {environment_words(report)}."),
+    }
+    shown = {title: section for title, section in sections.items() if section}
+    blocks = [
         _verdict(report),
-        _models(report),
-        f"<details>\n<summary>{named.capitalize()}</summary>",
-        *(section for section in folded if section),
+        table(_marked(model_table(report))),
+        f"{', '.join(facts(report))}.",
+        listed(text(reason) for reason in missing_reasons(report)),
+        f"<details>\n<summary>{', '.join(shown).capitalize()}</summary>",
+        *shown.values(),
         "</details>",
     ]
-    return "\n\n".join(sections) + "\n"
+    return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def _verdict(report: Report) -> str:
+def table(content: Table) -> str:
+    """Lay out a table, without the columns that only HTML has room for."""
+    content = content.narrow
+    rule = ["---:" if column.kind == "number" else "---" for column in content.columns]
+    rows = [[_heading(column) for column in content.columns], rule]
+    rows += [[_cell(entry) for entry in row] for row in content.rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def listed(items: Iterable[str]) -> str:
+    """Lay out a list of what is Markdown already; nothing of nothing."""
+    return "\n".join(f"- {item}" for item in items)
+
+
+def text(value: str) -> str:
+    """Escape what Markdown would take for markup, and keep it on one line."""
+    return _SPECIAL.sub(r"\\\1", " ".join(value.split()))
+
+
+def code(value: str) -> str:
+    """Set a name as code, whatever characters are in it."""
+    flat = " ".join(value.split()) or " "
+    longest = max((len(run) for run in re.findall("`+", flat)), default=0)
+    fence = "`" * (longest + 1)
+    return f"{fence} {flat} {fence}" if longest else f"{fence}{flat}{fence}"
+
+
+def _verdict(report: Mapping[str, Any]) -> str:
     mark = PASSED if report["ok"] else FAILED
-    lines = [f"# {text(report['name'])}", f"**{mark} {text(headline(report))}**"]
-    lost = failures(report)
-    if lost:
-        lines.append("\n".join(f"- {code(artifact)}: {text(what)}" for artifact, what in lost))
+    blocks = [f"# {text(report['name'])}", f"**{mark} {text(headline(report))}**"]
+    blocks.append(listed(f"{code(name)}: {text(what)}" for name, what in failures(report)))
     artifact = main_artifact(report)
     if artifact is not None:
-        lines.append(f"{code(artifact['path'])}: {text(gist(report))}.")
-    return "\n\n".join(lines)
+        blocks.append(f"{code(artifact['path'])}: {text(gist(report))}.")
+    return "\n\n".join(block for block in blocks if block)
 
 
-def _models(report: Report) -> str:
-    name = text(metric_name(report))
-    header = [
-        "model",
-        f"{name} (95 % CI)",
-        "drop",
-        "size",
-        "size ratio",
-        "latency p50",
-        "latency ratio (95 % CI)",
-    ]
-    rows = [_model(row) for row in model_rows(report)]
-    lines = [table(header, rows, "lrrrrrr")]
-    base = report["baseline"]
-    facts = [f"{short_count(base['parameters'])} parameters"]
-    if base["macs"] is not None:
-        facts.append(f"{short_count(base['macs'])} MACs")
-    if base["metric"] is not None:
-        facts.insert(0, f"{count(base['metric']['samples'])} evaluation samples")
-    if base["latency_ms"] is not None:
-        facts.append(f"latency at batch {base['latency_ms']['batch']}, ratios timed side by side")
-    lines.append(f"{', '.join(facts)}.")
-    reasons = missing_reasons(report)
-    if reasons:
-        lines.append("\n".join(f"- {text(reason)}" for reason in reasons))
-    return "\n\n".join(lines)
+def _passes(report: Mapping[str, Any]) -> str:
+    section = _section("Passes", pass_table(report))
+    notes = listed(
+        f"{code(entry['pass'])}: {text(note)}"
+        for entry in report["passes"]
+        for note in pass_notes(entry)
+    )
+    return f"{section}\n\n{notes}" if notes else section
 
 
-def _model(row: ModelRow) -> list[str]:
-    name = row.name if row.ok is None else f"{PASSED if row.ok else FAILED} {cell(row.name)}"
-    return [
-        name,
-        _figure(row.metric),
-        _figure(row.drop),
-        _figure(row.bytes),
-        _figure(row.size_ratio),
-        _figure(row.latency),
-        _figure(row.latency_ratio),
-    ]
+def _section(title: str, content: Table) -> str:
+    return f"## {title}\n\n{table(content)}" if content.rows else ""
 
 
-def _limits(report: Report) -> str:
-    rows = [
-        [
-            text(row.name),
-            cell(row.artifact),
-            row.measured,
-            row.limit,
-            f"{PASSED if row.ok else FAILED} {row.note}".rstrip(),
-        ]
-        for row in limit_rows(report)
-    ]
-    if not rows:
-        return ""
-    laid_out = table(["limit", "artifact", "measured", "at most", ""], rows, "llrrl")
-    return f"## Limits\n\n{laid_out}"
+def _marked(content: Table) -> Table:
+    """Move the verdicts of the last column in front of the names."""
+    rows = []
+    for name, *rest, verdict in content.rows:
+        assert isinstance(name, Cell)
+        assert isinstance(verdict, Cell)
+        rows.append([Cell(name.text, code=name.code, tag=name.tag, ok=verdict.ok), *rest])
+    return Table(content.columns[:-1], rows)
 
 
-def _passes(report: Report) -> str:
-    passes = pass_rows(report)
-    if not passes:
-        return ""
-    header = ["pass", "time", f"{text(metric_name(report))} after", "drop", "SQNR", "bytes"]
-    rows = [_pass(row) for row in passes]
-    lines = ["## Passes", table([*header, "weakest layer"], rows, "lrrrrrl")]
-    notes = [f"- {code(row.name)}: {text(note)}" for row in passes for note in row.notes]
-    if notes:
-        lines.append("\n".join(notes))
-    return "\n\n".join(lines)
+def _heading(column: Column) -> str:
+    heading = _in_table(column.heading) if column.code else text(column.heading)
+    return f"{heading} ({column.note})" if column.note else heading
 
 
-def _pass(row: PassRow) -> list[str]:
-    weakest = f"{cell(row.weakest)} {row.weakest_sqnr}" if row.weakest else NOTHING
-    return [
-        cell(row.name),
-        f"{row.seconds} (earlier run)" if row.cached else row.seconds,
-        row.metric.text,
-        row.drop.text,
-        row.sqnr.text,
-        row.bytes,
-        weakest,
-    ]
+def _cell(entry: Entry) -> str:
+    if isinstance(entry, str):
+        return text(entry)
+    words = _in_table(entry.text) if entry.code else text(entry.text)
+    if entry.ok is not None:
+        words = f"{PASSED if entry.ok else FAILED} {words}".rstrip()
+    words += f" {text(entry.tag)}" if entry.tag else ""
+    return f"{words} ({text(entry.note)})" if entry.note else words
 
 
-def _checks(report: Report) -> str:
-    rows = [
-        [cell(c.artifact), text(c.name), PASSED if c.ok else FAILED, text(c.detail)]
-        for c in check_rows(report)
-    ]
-    if not rows:
-        return ""
-    return f"## Checks\n\n{table(['artifact', 'check', '', 'detail'], rows, 'llll')}"
-
-
-def _environment(report: Report) -> str:
-    environment = report["environment"]
-    versions = ", ".join(f"{name} {value}" for name, value in environment["versions"].items())
-    machine = f"{environment['processor']}, {environment['cores']} cores, {environment['system']}"
-    return text(f"Measured on {machine}; Python {environment['python']}, {versions}.")
-
-
-def _figure(figure: Figure) -> str:
-    return f"{figure.text} ({figure.note})" if figure.note else figure.text
+def _in_table(name: str) -> str:
+    """Set a name as code inside a table, where a bar would end the cell."""
+    return code(name).replace("|", "\\|")

@@ -1,4 +1,4 @@
-"""The runs before this one, as the report shows them."""
+"""Runs beside this one, as points between cost and metric."""
 
 from __future__ import annotations
 
@@ -11,41 +11,6 @@ from typing import Any
 from compressor.report.formats import plural
 from compressor.report.verdict import Report, artifact_ok
 
-
-@dataclass(frozen=True)
-class PastRun:
-    """One run of a history.
-
-    Attributes:
-        label: what it is called.
-        value: the metric.
-        low: lower end of its interval.
-        high: upper end.
-        stepped: the metric is on another level from this run on.
-        texts: metric, interval, size and latency, for a table.
-    """
-
-    label: str
-    value: float
-    low: float
-    high: float
-    stepped: bool
-    texts: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class PastRuns:
-    """A history.
-
-    Attributes:
-        runs: the oldest first; the last one is this run.
-        steps: where the metric stepped, or that it did not, a sentence each.
-    """
-
-    runs: tuple[PastRun, ...]
-    steps: tuple[str, ...]
-
-
 _REPORT = "report.json"
 _MOST_RUNS = 200
 _BROKEN = (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError)
@@ -57,13 +22,9 @@ class Point:
 
     Attributes:
         run: the run's name: that of its folder, or of this report.
-        artifact: the artifact's file name.
-        metric: its value.
-        metric_ci95: its interval.
         size_ratio: bytes over the float model's.
         latency_ratio: latency over the float model's, timed side by side; ``None`` for what is
             not deployed.
-        latency_ci95: its interval.
         ok: the run's limits and checks hold for it.
         own: it is of this report.
         beaten_in_size: another point is at least as good in metric and size, and better in one.
@@ -104,59 +65,55 @@ def related_runs(output: Path, report: Report) -> Related:
 
     A run belongs to the plot if it measured the same float model on the same data by the same
     metric. Where this run measured none, there is no plot.
-
-    Args:
-        output: this run's folder.
-        report: this run's ``report.json``.
     """
     if report["baseline"]["metric"] is None or "identity" not in report:
         return NONE
-    own = _identity(report)
-    found: dict[str, Report] = {}
+    identity = _identity(report)
+    reports: dict[str, Report] = {}
     notes: list[str] = []
     others = 0
     for folder in _folders(output):
         try:
             other = _read(folder / _REPORT)
-            same = _identity(other) == own
+            same = _identity(other) == identity
             if same:
-                list(_points(folder.name, other, own=False))  # all that is wanted is there
+                list(_points(folder.name, other, own=False))  # raises where something is missing
         except _BROKEN as error:
             notes.append(f"Run {folder.name!r} is left out: {_problem(error)}.")
             continue
         if same:
-            found[folder.name] = other
+            reports[folder.name] = other
         else:
             others += 1
     if others:
         notes.append(f"Left out: {plural(others, 'run')} of another model, data or metric.")
-    if len(found) > _MOST_RUNS:
-        notes.append(f"Left out: {len(found) - _MOST_RUNS} more runs.")
-        found = dict(list(found.items())[:_MOST_RUNS])
-    return Related(found, tuple(notes))
+    if len(reports) > _MOST_RUNS:
+        notes.append(f"Left out: {len(reports) - _MOST_RUNS} more runs.")
+        reports = dict(list(reports.items())[:_MOST_RUNS])
+    return Related(reports, tuple(notes))
 
 
 def points(report: Report, related: Related) -> list[Point]:
     """Return all measured artifacts: this run's first, then the others' by name."""
-    found = list(_points(str(report["name"]), report, own=True))
+    measured = list(_points(str(report["name"]), report, own=True))
     for name, other in related.reports.items():
-        found += _points(name, other, own=False)
+        measured += _points(name, other, own=False)
     higher = bool((report["baseline"]["metric"] or {}).get("higher_is_better", True))
-    return _judged(found, higher)
+    return _judged(measured, higher)
 
 
 def _folders(output: Path) -> Iterator[Path]:
     """Yield the folders of other runs beside this one's, by name."""
-    own = output.resolve()
-    for path in sorted(own.parent.glob(f"*/{_REPORT}")):
-        if path.parent.resolve() != own:
+    here = output.resolve()
+    for path in sorted(here.parent.glob(f"*/{_REPORT}")):
+        if path.parent.resolve() != here:
             yield path.parent
 
 
 def _identity(report: Report) -> tuple[Any, ...]:
     """Return what must be equal for two runs to be compared."""
-    own, metric = report["identity"], report["baseline"]["metric"]
-    return own["model"], own["data"], own["metric_code"], metric and metric["name"]
+    identity, metric = report["identity"], report["baseline"]["metric"]
+    return identity["model"], identity["data"], identity["metric_code"], metric and metric["name"]
 
 
 def _read(path: Path) -> Mapping[str, Any]:
@@ -195,13 +152,13 @@ def _pair(bounds: Sequence[Any]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _judged(found: Sequence[Point], higher_is_better: bool) -> list[Point]:
+def _judged(points: Sequence[Point], higher_is_better: bool) -> list[Point]:
     """Mark the points that another one beats."""
     sign = 1.0 if higher_is_better else -1.0
-    sizes = [(p.size_ratio, -sign * p.metric) for p in found]
-    times = [(p.latency_ratio, -sign * p.metric) for p in found if p.latency_ratio is not None]
+    sizes = [(p.size_ratio, -sign * p.metric) for p in points]
+    times = [(p.latency_ratio, -sign * p.metric) for p in points if p.latency_ratio is not None]
     judged = []
-    for point in found:
+    for point in points:
         loss = -sign * point.metric
         timed = point.latency_ratio is not None and _beaten((point.latency_ratio, loss), times)
         size = _beaten((point.size_ratio, loss), sizes)
@@ -209,5 +166,5 @@ def _judged(found: Sequence[Point], higher_is_better: bool) -> list[Point]:
     return judged
 
 
-def _beaten(own: tuple[float, float], others: Sequence[tuple[float, float]]) -> bool:
-    return any(o[0] <= own[0] and o[1] <= own[1] and o != own for o in others)
+def _beaten(point: tuple[float, float], others: Sequence[tuple[float, float]]) -> bool:
+    return any(o[0] <= point[0] and o[1] <= point[1] and o != point for o in others)

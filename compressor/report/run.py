@@ -11,12 +11,11 @@ from typing import Any
 from compressor.errors import ExitCode, SpecError
 from compressor.files import file_sha256, json_text, remove_stale_staging, write_text
 from compressor.lab.compare.history import read_history
-from compressor.lab.compare.texts import past_runs
-from compressor.lab.compare.trend import record_run
+from compressor.lab.compare.trend import Trend, record_run
 from compressor.progress import Progress, Silent
 from compressor.report.html import html_report
 from compressor.report.markdown import markdown_report
-from compressor.report.past_runs import PastRuns, related_runs
+from compressor.report.past_runs import related_runs
 from compressor.run.artifacts import Artifact, manifest, publish_artifacts, write_samples
 from compressor.run.execute import RunOptions, execute
 from compressor.run.plan import make_plan
@@ -53,13 +52,8 @@ def run_spec(
 
     Where several processes share the run, the others call :func:`help_run`.
 
-    Args:
-        spec: a checked spec.
-        options: how it is done.
-        progress: shows how far the run is.
-
     Raises:
-        CompressorError: the run cannot go on; finished passes are kept for the next run.
+        CompressorError: the run cannot continue; finished passes are kept for the next run.
     """
     progress = progress or Silent()
     _check_output(spec.output, options.force)
@@ -81,7 +75,7 @@ def run_spec(
         _publish(workspace, report, artifacts)
         if options.history is not None:
             trend = record_run(spec.output, options.history, options.label, progress)
-            _publish(workspace, report, artifacts, past_runs(trend))
+            _publish(workspace, report, artifacts, trend)
     failed_check = any(not c["ok"] for a in report["artifacts"] for c in a["checks"])
     code = ExitCode.DONE if report["ok"] else ExitCode.LIMIT_FAILED
     code = ExitCode.ARTIFACT_FAILED if failed_check else code
@@ -92,7 +86,7 @@ def _publish(
     workspace: Workspace,
     report: Mapping[str, Any],
     artifacts: Sequence[Artifact],
-    history: PastRuns | None = None,
+    history: Trend | None = None,
 ) -> None:
     """Write the reports and the manifest, and remove what an earlier run left and this did not."""
     output = workspace.plan.spec.output
@@ -126,7 +120,7 @@ def _stale(output: Path, kept: Sequence[str]) -> list[str]:
 
 
 def _check_output(output: Path, force: bool) -> None:
-    """Refuse a folder that holds somebody else's files, unless it is wanted.
+    """Refuse a folder that holds somebody else's files, unless that is forced.
 
     Raises:
         SpecError: it is a file, or a folder that no run made.

@@ -1,33 +1,42 @@
-"""Print tables: coloured and folded on a terminal, plain and of one width anywhere else."""
+"""Pages on a terminal: coloured and folded there, plain and of one width anywhere else."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TextIO
 
-from compressor.report.rows import Figure, ModelRow, missing_reasons, model_rows
-from compressor.report.verdict import Report, failures, gist, headline, main_artifact, metric_name
+from compressor.report.page import GAP, Cell, Entry, Line, Page, Style, Table, bullets, line
+from compressor.report.tables import missing_reasons, model_table
+from compressor.report.verdict import failures, gist, headline, main_artifact
 
 if TYPE_CHECKING:
-    from rich.console import Group, RenderableType
-    from rich.table import Table
+    from rich.console import Group
+    from rich.table import Table as RichTable
     from rich.text import Text
 
-
 _UNBOUNDED = 10_000  # wider than any row, so that nothing is cut or folded
+_STYLES: Mapping[Style, str] = {
+    "": "",
+    "strong": "bold",
+    "faint": "dim",
+    "good": "green",
+    "bad": "bold red",
+    "open": "yellow",
+}
 
 
-def show(renderable: RenderableType, stream: TextIO) -> None:
-    """Print on a terminal as it likes it, and into a file or pipe as plain text."""
+def show(page: Page, stream: TextIO) -> None:
+    """Print in colour on a terminal, and as plain text into a file or pipe."""
     from rich.console import Console
 
     if stream.isatty():
-        Console(file=stream, highlight=False).print(renderable)
+        Console(file=stream, highlight=False).print(_rendered(page))
     else:
-        stream.write(plain_text(renderable))
+        stream.write(plain_text(page))
 
 
-def plain_text(renderable: RenderableType) -> str:
-    """Render without colours; the same text whatever the terminal or environment is."""
+def plain_text(page: Page) -> str:
+    """Return a page without colours: the same text on every terminal and machine."""
     from io import StringIO
 
     from rich.console import Console
@@ -42,78 +51,86 @@ def plain_text(renderable: RenderableType) -> str:
         markup=False,
     )
     with console.capture() as captured:
-        console.print(renderable)
-    return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+        console.print(_rendered(page))
+    return "".join(f"{text.rstrip()}\n" for text in captured.get().splitlines())
 
 
-def plain_table() -> Table:
-    """An empty table with a rule under its header and nothing else."""
-    from rich import box
-    from rich.table import Table
-
-    return Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
-
-
-def label(text: str, style: str = "") -> Text:
-    """Text that may come from a model file: control characters are shown, not obeyed."""
-    from rich.text import Text
-
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return Text(shown, style=style)
-
-
-_GOOD, _BAD, _FAINT = "green", "bold red", "dim"
-
-
-def result_table(report: Report, where: str | None = None) -> Group:
+def run_page(report: Mapping[str, Any], where: str | None = None) -> Page:
     """Return what ``compress run`` prints at its end.
 
     Args:
         report: the content of ``report.json``.
         where: path of the report to point to.
     """
-    from rich.console import Group
-    from rich.text import Text
-
-    lines = [label(f"- {reason}", _FAINT) for reason in missing_reasons(report)]
-    verdict = [label(headline(report), _GOOD if report["ok"] else _BAD)]
-    verdict += [label(f"- {artifact}: {what}", _BAD) for artifact, what in failures(report)]
+    verdict = [line(headline(report), "good" if report["ok"] else "bad")]
+    verdict += bullets((f"{artifact}: {what}" for artifact, what in failures(report)), "bad")
     artifact = main_artifact(report)
     if artifact is not None:
-        verdict.append(label(f"{artifact['path']}: {gist(report)}"))
+        verdict.append(line(f"{artifact['path']}: {gist(report)}"))
     if where is not None:
-        verdict.append(label(f"Report: {where}"))
-    return Group(_table(report), *lines, Text(), *verdict)
+        verdict.append(line(f"Report: {where}"))
+    return [model_table(report), *bullets(missing_reasons(report)), GAP, *verdict]
 
 
-def _table(report: Report) -> Table:
-    table = plain_table()
-    table.add_column("model", no_wrap=True)
-    for heading in (
-        metric_name(report),
-        "drop",
-        "size",
-        "ratio",
-        "latency p50",
-        "ratio",
-    ):
-        table.add_column(label(heading), justify="right", overflow="fold")
-    table.add_column("verdict", overflow="fold")
-    for row in model_rows(report):
-        table.add_row(*_cells(row))
+def _rendered(page: Page) -> Group:
+    from rich.console import Group
+
+    return Group(*(_table(b) if isinstance(b, Table) else _line(b) for b in page))
+
+
+def _line(content: Line) -> Text:
+    from rich.text import Text
+
+    bullet = Cell("- ", style=_style(content.parts[0])) if content.bullet else Cell()
+    return Text().join([_text(part) for part in (bullet, *content.parts)])
+
+
+def _table(content: Table) -> RichTable:
+    from rich import box
+    from rich.table import Table as RichTable
+
+    content = content.narrow
+    headed = any(column.heading for column in content.columns)
+    table = RichTable(
+        box=box.SIMPLE_HEAD if headed else None,
+        pad_edge=False,
+        header_style="bold",
+        show_edge=False,
+        show_header=headed,
+    )
+    for number, column in enumerate(content.columns):
+        cells = [row[number] for row in content.rows]
+        table.add_column(
+            _text(column.brief or column.heading),
+            justify="right" if column.kind == "number" else "left",
+            overflow="fold",
+            no_wrap=any(isinstance(cell, Cell) and cell.code for cell in cells),
+        )
+    for row in content.rows:
+        table.add_row(*(_text(entry) for entry in row))
     return table
 
 
-def _cells(row: ModelRow) -> list[Text]:
-    figures = (row.metric, row.drop, row.bytes, row.size_ratio, row.latency, row.latency_ratio)
-    verdict = label("")
-    if row.ok is not None:
-        verdict = label("passed", _GOOD) if row.ok else label("failed", _BAD)
-    name = label(row.name)
-    if row.format and not row.name.endswith(f".{row.format}"):
-        name.append_text(label(f" {row.format}", _FAINT))
-    return [name, *(_figure(figure) for figure in figures), verdict]
+def _style(entry: Entry) -> Style:
+    return "" if isinstance(entry, str) else entry.style
 
 
-def _figure(figure: Figure) -> Text:
-    return label(figure.text, _FAINT if figure.reason else "")
+def _text(entry: Entry) -> Text:
+    """Return text that may come from a model file: control characters are shown, not obeyed."""
+    from rich.text import Text
+
+    if isinstance(entry, str):
+        return Text("".join(map(_printable, entry)))
+    words, style = entry.text, entry.style
+    if entry.ok is not None:
+        words, style = ("passed", "good") if entry.ok else ("failed", "bad")
+    text = Text("".join(map(_printable, words)), style=_STYLES[style])
+    if entry.tag:
+        text.append(f" {entry.tag}", style=_STYLES["faint"])
+    return text
+
+
+def _printable(character: str) -> str:
+    return (
+        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+    )

@@ -27,12 +27,8 @@ class LimitRow:
     Attributes:
         name: what is limited, in words.
         key: its name in the spec.
-        artifact: the artifact's file name.
-        limit: the limit with its unit.
-        measured: the measured number with its unit.
         interval: its 95 % interval; empty without one.
-        ok: the limit holds.
-        note: by how much it is passed over, or why it holds all the same.
+        note: by how much it is exceeded, or why it holds nevertheless.
         share: measured over limit; ``None`` where that says nothing.
     """
 
@@ -64,7 +60,7 @@ def metric_name(report: Report) -> str:
 
 
 def metric_title(report: Report) -> str:
-    """The metric's name as a heading; a user's own stays as it is."""
+    """The metric's name as a heading; the name of a user's function stays as it is."""
     return _TITLES.get(metric_name(report), metric_name(report))
 
 
@@ -85,7 +81,7 @@ def check_rows(report: Report) -> list[CheckRow]:
 
 
 def headline(report: Report) -> str:
-    """Say in one sentence whether the run passed."""
+    """Return in one sentence whether the run passed."""
     limits, checks = report["limits"], check_rows(report)
     lost = sum(not entry["ok"] for entry in limits)
     broken = sum(not check.ok for check in checks)
@@ -104,22 +100,22 @@ def headline(report: Report) -> str:
 
 def failures(report: Report) -> list[tuple[str, str]]:
     """Return what failed: the artifact, and what is wrong with it in words."""
-    found = []
+    failed = []
     for row in limit_rows(report):
         if not row.ok:
             interval = f" (95 % CI {row.interval})" if row.interval else ""
             text = f"{row.name} {row.measured}{interval}, limit {row.limit}: {row.note}"
-            found.append((row.artifact, text))
-    found += [
+            failed.append((row.artifact, text))
+    failed += [
         (check.artifact, f"check “{check.name}” failed: {check.detail or 'no detail'}")
         for check in check_rows(report)
         if not check.ok
     ]
-    return found
+    return failed
 
 
 def artifact_ok(report: Report, artifact: Mapping[str, Any]) -> bool:
-    """Say whether all limits and checks of one artifact hold."""
+    """Return whether all limits and checks of one artifact hold."""
     limits = [e["ok"] for e in report["limits"] if e["artifact"] == artifact["path"]]
     return all(limits) and all(check["ok"] for check in artifact["checks"])
 
@@ -131,7 +127,7 @@ def main_artifact(report: Report) -> Mapping[str, Any] | None:
 
 
 def gist(report: Report) -> str:
-    """Say in one sentence what the main artifact gained and lost; empty without an artifact."""
+    """Return in one sentence what the main artifact gained and lost; empty without one."""
     artifact = main_artifact(report)
     if artifact is None:
         return ""

@@ -21,7 +21,6 @@ class Entry:
     """One line of a list.
 
     Attributes:
-        name: the name in a spec.
         summary: the first line of its documentation.
         needs: what a model must offer, for passes.
         problem: why it cannot be used; empty where it can.
@@ -41,8 +40,6 @@ class Option:
         key: as in a spec.
         type: which values there are, in plain words.
         default: as it would be written in a spec; ``None`` where there is none.
-        required: the key must be given.
-        description: what it does.
         options: the keys of the section, or of each section in a list, that the value is.
     """
 
@@ -56,14 +53,11 @@ class Option:
 
 @dataclass(frozen=True)
 class Description:
-    """All that there is to know of a pass or an exporter.
+    """Everything about a pass or an exporter.
 
     Attributes:
-        name: the name in a spec.
-        documentation: what it does.
         needs: what a model must offer, for passes.
         source: paper or document that the method comes from, for passes.
-        options: its keys.
     """
 
     name: str
@@ -131,13 +125,13 @@ def _nested(schema: Any, definitions: Mapping[str, Schema]) -> Schema | None:
     """Return the first declaration that a schema refers to, at any depth."""
     if isinstance(schema, Mapping):
         if "$ref" in schema:
-            found = definitions[schema["$ref"].rpartition("/")[2]]
-            return found if "properties" in found else None
+            section = definitions[schema["$ref"].rpartition("/")[2]]
+            return section if "properties" in section else None
         schema = list(schema.values())
     if not isinstance(schema, list):
         return None
     inner = (_nested(item, definitions) for item in schema)
-    return next((found for found in inner if found is not None), None)
+    return next((section for section in inner if section is not None), None)
 
 
 def shown(value: Any) -> str:
@@ -146,7 +140,11 @@ def shown(value: Any) -> str:
 
 
 def words(schema: Schema) -> str:
-    """Say in plain words which values a schema allows."""
+    """Return in plain words which values a schema allows.
+
+    >>> words({"type": "integer", "minimum": 1})
+    'integer (at least 1)'
+    """
     parts = list(dict.fromkeys(_choices(schema)))
     return " or ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0]
 
@@ -193,5 +191,5 @@ def _bounds(schema: Schema) -> str:
         f"at least {low}" if low is not None else f"above {above}" if above is not None else "",
         f"at most {high}" if high is not None else f"below {below}" if below is not None else "",
     )
-    given = [limit for limit in limits if limit]
-    return f" ({' and '.join(given)})" if given else ""
+    set_limits = " and ".join(limit for limit in limits if limit)
+    return f" ({set_limits})" if set_limits else ""

@@ -31,10 +31,9 @@ class DataEntry:
     Attributes:
         role: ``calibration``, ``evaluation`` or ``training``.
         kind: a source's name in the catalog, or ``factory``.
-        options: the source's own declaration; ``None`` for a factory.
+        options: the declaration of its kind; ``None`` for a factory.
         reference: the factory's ``package.module:function``.
         keys: what all kinds have.
-        where: place in the spec.
     """
 
     role: str
@@ -87,7 +86,6 @@ def load_spec(path: Path, settings: Sequence[str] = ()) -> Spec:
     """Read and check a spec; nothing it names is opened yet.
 
     Args:
-        path: the YAML file.
         settings: overrides, ``passes.1.epochs=5``.
 
     Raises:
@@ -194,21 +192,21 @@ def _data_values(document: Document) -> dict[str, dict[str, Any]]:
 def _data_entry(role: str, value: dict[str, Any], document: Document, folder: Path) -> DataEntry:
     path: KeyPath = ("data", role)
     kinds = (*catalog.names("source"), FACTORY)
-    given = [k for k in kinds if k in value]
-    if len(given) != 1:
-        what = f"names {listed(given)} together" if given else "names no source"
+    named = [k for k in kinds if k in value]
+    if len(named) != 1:
+        what = f"names {listed(named)} together" if named else "names no source"
         unknown = [k for k in value if k not in (*kinds, *_aliases(DataKeys))]
         hint = suggestion(unknown[0], kinds) if unknown else f"give one of {', '.join(kinds)}"
         raise SpecError(dotted(path), what, hint, where=document.where(path))
-    kind = given[0]
+    kind = named[0]
     common = {k: v for k, v in value.items() if k in _aliases(DataKeys)}
-    own = {k: v for k, v in value.items() if k not in common and k != kind}
+    options = {k: v for k, v in value.items() if k not in common and k != kind}
     keys = validate(DataKeys, common, document, path)
     where = document.where((*path, kind))
     if not isinstance(value[kind], str):
         raise SpecError(dotted((*path, kind)), f"is {value[kind]!r}", "give a string", where=where)
     if kind == FACTORY:
-        _refuse_unknown(own, _aliases(DataKeys), document, path)
+        _refuse_unknown(options, _aliases(DataKeys), document, path)
         return DataEntry(role, kind, None, value[kind], keys, where)
     location = resolve_path(value[kind], folder, (*path, kind), document)
     if location is None or not location.exists():
@@ -219,23 +217,23 @@ def _data_entry(role: str, value: dict[str, Any], document: Document, folder: Pa
             where=where,
         )
     cls = catalog.load("source", kind)
-    _refuse_unknown(own, [*_aliases(cls), *_aliases(DataKeys)], document, path)
-    own |= _paths(cls, own, folder, path, document)
-    filled = {"path": str(location), "fields": _fields(keys), **own}
+    _refuse_unknown(options, [*_aliases(cls), *_aliases(DataKeys)], document, path)
+    options |= _paths(cls, options, folder, path, document)
+    filled = {"path": str(location), "fields": _fields(keys), **options}
     if keys.samples is not None:
         filled["samples"] = keys.samples
     return DataEntry(role, kind, validate(cls, filled, document, path), None, keys, where)
 
 
 def _paths(
-    cls: type[Options], own: Mapping[str, Any], folder: Path, path: KeyPath, document: Document
+    cls: type[Options], options: Mapping[str, Any], folder: Path, path: KeyPath, document: Document
 ) -> dict[str, str]:
     """Resolve those of a source's further options that are paths."""
     names = [f.alias or name for name, f in cls.model_fields.items() if f.annotation is Path]
     return {
-        key: str(resolve_path(own[key], folder, (*path, key), document))
+        key: str(resolve_path(options[key], folder, (*path, key), document))
         for key in names
-        if isinstance(own.get(key), str)
+        if isinstance(options.get(key), str)
     }
 
 
@@ -248,11 +246,11 @@ def _fields(keys: DataKeys) -> dict[str, str]:
 
 
 def _refuse_unknown(
-    own: Mapping[str, Any], known: Sequence[str], document: Document, path: KeyPath
+    options: Mapping[str, Any], keys: Sequence[str], document: Document, path: KeyPath
 ) -> None:
     hidden = {"path", "fields"}
-    shown = [k for k in dict.fromkeys(known) if k not in hidden]
-    for key in own:
+    shown = [k for k in dict.fromkeys(keys) if k not in hidden]
+    for key in options:
         if key not in shown:
             here = (*path, key)
             raise SpecError(

@@ -18,7 +18,7 @@ Schema: TypeAlias = dict[str, Any]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _SOURCE = "data-source"
 _ROLES = ("calibration", "evaluation", "training")
-_FILLED = ("path", "fields", "samples")  # options of a source that the spec writes in its own way
+_FILLED = ("path", "fields", "samples")  # options of a source that the spec fills in
 _FACTORY = "package.module:function that returns batches, or an iterable of them"
 
 
@@ -107,32 +107,34 @@ def _tagged(tag: str, schemas: Mapping[str, Schema]) -> Iterator[tuple[str, Sche
 def _sources(common: Schema, schemas: Mapping[str, Schema]) -> Iterator[tuple[str, Schema]]:
     """Yield each kind of data source with the keys that all kinds have."""
     for name, schema in schemas.items():
-        own = {k: v for k, v in schema["properties"].items() if k not in _FILLED}
-        required = [k for k in schema.get("required", []) if k in own]
+        properties = {k: v for k, v in schema["properties"].items() if k not in _FILLED}
+        required = [k for k in schema.get("required", []) if k in properties]
         path = {"type": "string", "description": schema["properties"]["path"]["description"]}
-        yield _source(name, schema.get("description", ""), {name: path, **own}, required, common)
+        yield _source(
+            name, schema.get("description", ""), {name: path, **properties}, required, common
+        )
     reference = {"type": "string", "description": _FACTORY}
     yield _source(FACTORY, "Batches that a function makes.", {FACTORY: reference}, [], common)
 
 
 def _source(
-    name: str, description: str, own: Schema, required: Sequence[str], common: Schema
+    name: str, description: str, properties: Schema, required: Sequence[str], common: Schema
 ) -> tuple[str, Schema]:
     return f"source-{name}", {
         "type": "object",
         "description": description,
-        "properties": {**own, **common["properties"]},
+        "properties": {**properties, **common["properties"]},
         "required": [name, *required],
         "additionalProperties": False,
     }
 
 
 def _model_kinds() -> list[Schema]:
-    """Say what ``ModelKeys`` checks in code: an ONNX file, or a factory and checkpoint."""
-    given = {key: {"type": "string"} for key in ("onnx", "factory", "checkpoint")}
+    """Return what ``ModelKeys`` checks in code: an ONNX file, or a factory and checkpoint."""
+    text = {key: {"type": "string"} for key in ("onnx", "factory", "checkpoint")}
     absent = {"type": "null"}
-    onnx = {"onnx": given["onnx"], "factory": absent, "checkpoint": absent}
-    torch = [{"required": [key], "properties": {key: given[key]}} for key in list(given)[1:]]
+    onnx = {"onnx": text["onnx"], "factory": absent, "checkpoint": absent}
+    torch = [{"required": [key], "properties": {key: text[key]}} for key in list(text)[1:]]
     return [
         {"required": ["onnx"], "properties": onnx},
         {"properties": {"onnx": absent}, "anyOf": torch},

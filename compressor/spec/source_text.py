@@ -26,7 +26,6 @@ class Document:
     """A parsed YAML document.
 
     Attributes:
-        path: the file.
         value: plain dictionaries, lists and scalars.
         lines: the line (from 1) of each key path.
     """

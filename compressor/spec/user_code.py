@@ -1,4 +1,4 @@
-"""Import of the user's own code: the only way that code runs from a spec."""
+"""Import the user's code: the only way that code runs from a spec."""
 
 from __future__ import annotations
 
@@ -66,34 +66,34 @@ def load_symbol(reference: str, key: str) -> Callable[..., Any]:
 def code_digest(function: Callable[..., Any]) -> str:
     """Hash the source of the function's module and of all of the user's modules that it needs.
 
-    These are the modules that it imports, and those that they import, as far as they lie in the
-    same folder or below; and whatever was imported from the same top-level package. Installed
+    These are the modules that it imports, and those that they import, if they lie in the same
+    folder or below; and whatever was imported from the same top-level package. Installed
     libraries do not count: their versions are part of the store's keys elsewhere.
     """
     module_name = getattr(function, "__module__", "") or ""
     digest = hashlib.sha256(f"{module_name}:{getattr(function, '__qualname__', '')}".encode())
-    for name, source in sorted(_own_sources(module_name).items()):
+    for name, source in sorted(_needed_sources(module_name).items()):
         digest.update(name.encode())
         digest.update(source)
     return digest.hexdigest()
 
 
-def _own_sources(module_name: str) -> dict[str, bytes]:
+def _needed_sources(module_name: str) -> dict[str, bytes]:
     """Return name and source of the modules that a module of the user's needs, itself included."""
     root = module_name.partition(".")[0]
     folder = _folder_of(sys.modules.get(root))
     if folder is None:
         return {}
     waiting = [n for n in sys.modules if n == root or n.startswith(root + ".")]
-    found: dict[str, bytes] = {}
+    sources: dict[str, bytes] = {}
     while waiting:
         name = waiting.pop()
         for path in _files_of(folder, name):
             dotted = ".".join(path.relative_to(folder).with_suffix("").parts)
-            if dotted not in found:
-                found[dotted] = path.read_bytes()
-                waiting += _imports(found[dotted], dotted)
-    return found
+            if dotted not in sources:
+                sources[dotted] = path.read_bytes()
+                waiting += _imports(sources[dotted], dotted)
+    return sources
 
 
 def _folder_of(module: ModuleType | None) -> Path | None:

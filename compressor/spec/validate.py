@@ -53,14 +53,14 @@ def problems(
     error: ValidationError, cls: type[Options], value: Any, document: Document, base: KeyPath
 ) -> SpecError:
     """Translate pydantic's errors."""
-    found: dict[KeyPath, SpecError] = {}
+    by_path: dict[KeyPath, SpecError] = {}
     for detail in error.errors(include_url=False):
         path = _real_path(detail["loc"], value, absent=detail["type"] == "missing")
-        if path not in found:  # the branches of a union each complain: one cause, one message
-            found[path] = _translate(detail, path, cls, document, base)
+        if path not in by_path:  # the branches of a union each complain: one cause, one message
+            by_path[path] = _translate(detail, path, cls, document, base)
     # What is wrong inside a value makes the value wrong too: a list too short, no branch to take.
-    inner = [p for p in found if not any(q != p and q[: len(p)] == p for q in found)]
-    errors = [found[p] for p in inner]
+    inner = [p for p in by_path if not any(q != p and q[: len(p)] == p for q in by_path)]
+    errors = [by_path[p] for p in inner]
     return errors[0] if len(errors) == 1 else SpecErrors(errors)
 
 
@@ -95,9 +95,9 @@ def _translate(
     where = document.where(full)
     kind = detail["type"]
     if kind == "extra_forbidden":
-        known = _keys_at(cls, path[:-1])
+        keys = _keys_at(cls, path[:-1])
         return SpecError(
-            dotted(full), "is not a known key", suggestion(str(path[-1]), known), where=where
+            dotted(full), "is not a known key", suggestion(str(path[-1]), keys), where=where
         )
     if kind == "missing":
         return SpecError(
@@ -138,7 +138,7 @@ def nested_options(annotation: Any) -> type[Options] | None:
     if isinstance(annotation, type) and issubclass(annotation, Options):
         return annotation
     for argument in get_args(annotation):
-        found = nested_options(argument)
-        if found is not None:
-            return found
+        inner = nested_options(argument)
+        if inner is not None:
+            return inner
     return None

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from compressor.lab.compare.difference import Difference, Scale, paired_difference
-from compressor.lab.compare.statistics import find_steps
+from compressor.lab.compare.statistics import Difference, Scale, find_steps, paired_difference
 
 PAIRS = 2000
 ALPHA = 0.05

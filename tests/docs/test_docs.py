@@ -158,7 +158,7 @@ def test_commands_exist_with_their_arguments_and_options(page: str, line: str) -
     if arguments[0] in ("--help", "--version"):
         return
     name, *rest = (argument for argument in arguments if argument != "--debug")
-    command = application.commands.get(name)
+    command = application.get_command(click.Context(application), name)
     assert command is not None, f"{page}: there is no command {name!r}"
     if not rest:  # the command is only spoken of
         return

@@ -60,9 +60,7 @@ class _Work:
     """What is measured.
 
     Attributes:
-        artifacts: all of them.
         running: those that can be run here.
-        inputs: what these take.
         batches: for each size, what they are run on.
     """
 
@@ -73,7 +71,7 @@ class _Work:
 
 
 def bench(paths: Sequence[Path], options: BenchOptions, progress: Progress) -> dict[str, Any]:
-    """Measure the artifacts at some paths; the first that can be run is what others are held to.
+    """Measure the artifacts at some paths; the others are compared with the first that can be run.
 
     Raises:
         SpecError: a path or an option is wrong, the artifacts take different inputs, or none of
@@ -120,9 +118,9 @@ def _work(paths: Sequence[Path], options: BenchOptions) -> _Work:
             f"cannot be run here: {first.cannot_run}",
             "name an artifact that can, or run this where it can",
         )
-    found = {a.name: declared(a) for a in running}
-    inputs = fixed_shapes(_inputs(found, options.shapes), options.shapes)
-    several = any(d.branches for d in found.values())
+    inputs_of = {a.name: declared(a) for a in running}
+    inputs = fixed_shapes(_inputs(inputs_of, options.shapes), options.shapes)
+    several = any(d.branches for d in inputs_of.values())
     sizes = batch_sizes(inputs, options.batches)
     if options.data is None:
         batches = {size: random_inputs(inputs, size) for size in sizes}
@@ -132,10 +130,10 @@ def _work(paths: Sequence[Path], options: BenchOptions) -> _Work:
 
 
 def _inputs(
-    found: Mapping[str, Declared], shapes: Mapping[str, Sequence[int]]
+    inputs_of: Mapping[str, Declared], shapes: Mapping[str, Sequence[int]]
 ) -> tuple[TensorSpec, ...]:
-    said = {name: d.inputs for name, d in found.items() if d.inputs is not None}
-    return agreed(said) if said else undeclared(next(iter(found)), shapes)
+    declared_inputs = {name: d.inputs for name, d in inputs_of.items() if d.inputs is not None}
+    return agreed(declared_inputs) if declared_inputs else undeclared(next(iter(inputs_of)), shapes)
 
 
 def _facts(artifact: Artifact, work: _Work) -> dict[str, Any]:
@@ -186,8 +184,8 @@ def _add_energy(
     size, inputs = next(iter(work.batches.items()))
     with progress.stage("measure energy"):
         models = [(a.opener(machinery)(), counters) for a, counters in counted]
-        found = measure_energy(models, inputs[0])
-    for (artifact, _), energy in zip(counted, found, strict=True):
+        energies = measure_energy(models, inputs[0])
+    for (artifact, _), energy in zip(counted, energies, strict=True):
         rows[artifact.name]["energy"] = {"batch": size, **energy}
 
 
@@ -200,8 +198,8 @@ def _add_cold(
         return
     size, inputs = next(iter(work.batches.items()))
     with progress.stage("start cold", ROUNDS * len(work.running)) as advance:
-        found = cold_starts(work.running, options.machinery, inputs[0], options.seconds, advance)
-    for artifact, cold in zip(work.running, found, strict=True):
+        starts = cold_starts(work.running, options.machinery, inputs[0], options.seconds, advance)
+    for artifact, cold in zip(work.running, starts, strict=True):
         rows[artifact.name]["cold"] = {"batch": size, **cold}
 
 

@@ -25,9 +25,8 @@ class Counter:
     """Something that counts energy.
 
     Attributes:
-        source: what it counts, in words.
         joules: reads it.
-        wraps: joules after which it begins anew; infinite if it does not.
+        wraps: joules after which it wraps around; infinite if it does not.
     """
 
     source: str
@@ -53,9 +52,8 @@ def measure_energy(
     Args:
         models: what runs, with the counters of what computes it. They count everything that the
             processor or GPU does meanwhile, idle power included.
-        batch: what each is run on.
     """
-    found: list[list[float]] = [[] for _ in models]
+    spent_by: list[list[float]] = [[] for _ in models]
     for _ in range(_ROUNDS):
         for i, (runner, counters) in enumerate(models):
             before = [counter.joules() for counter in counters]
@@ -69,7 +67,7 @@ def measure_energy(
                     (c.joules() for c in counters), before, counters, strict=True
                 )
             ]
-            found[i].append(sum(spent) / runs)
+            spent_by[i].append(sum(spent) / runs)
     return [
         {
             "joules": float(np.median(values)),
@@ -77,7 +75,7 @@ def measure_energy(
             "most": max(values),
             "source": ", ".join(counter.source for counter in counters),
         }
-        for (_, counters), values in zip(models, found, strict=True)
+        for (_, counters), values in zip(models, spent_by, strict=True)
     ]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from compressor import catalog
 from compressor.errors import ModelError, SpecError
-from compressor.lab.inspect.run_output import read_mapping
+from compressor.lab.inspect.path import read_mapping
 from compressor.run.artifact_file import ONNX, Artifact
 
 _REPORT, _MANIFEST = "report.json", "manifest.json"
@@ -32,10 +32,10 @@ def find_artifacts(paths: Sequence[Path]) -> list[Artifact]:
     """
     if not paths:
         raise SpecError("compress bench", "got no path", "name artifacts, or a run's output folder")
-    found = [artifact for path in paths for artifact in _at(path)]
+    artifacts = [artifact for path in paths for artifact in _at(path)]
     seen: Counter[str] = Counter()
     named = []
-    for artifact in found:
+    for artifact in artifacts:
         seen[artifact.name] += 1
         again = seen[artifact.name]
         named.append(
@@ -58,12 +58,12 @@ def _at(path: Path) -> list[Artifact]:
                 "name the artifacts in it",
             )
         return [Artifact(str(path), path, "safetensors", _folder_files(path))]
-    known = catalog.names("exporter")
+    formats = catalog.names("exporter")
     kind = _FORMATS.get(path.suffix) or path.suffix.removeprefix(".")
-    if kind not in known or path.name in (_REPORT, _MANIFEST):
+    if kind not in formats or path.name in (_REPORT, _MANIFEST):
         raise SpecError(
             subject,
-            f"is no artifact that can be told by its name; formats are {', '.join(known)}",
+            f"is no artifact that can be recognized by its name; formats are {', '.join(formats)}",
             "name a file that compress run exported, or the folder of the run",
         )
     return [Artifact(str(path), path, kind, _files(path, kind), _options(path, kind))]
@@ -83,14 +83,16 @@ def _of_run(folder: Path) -> list[Artifact]:
         raise ModelError(
             subject, "has a report or a manifest of another form", "run its spec again"
         ) from error
-    found = []
+    artifacts = []
     for name, kind, files in entries:
         missing = [file.name for file in files if not file.is_file()]
         if missing:
             raise ModelError(subject, f"lacks {missing[0]!r}", "run its spec again")
-        own = {k: v for k, v in options.get(kind, {}).items() if k != "format"}
-        found.append(Artifact(str(folder / name), folder / name, kind, tuple(files), own))
-    return found
+        written_with = {k: v for k, v in options.get(kind, {}).items() if k != "format"}
+        artifacts.append(
+            Artifact(str(folder / name), folder / name, kind, tuple(files), written_with)
+        )
+    return artifacts
 
 
 def _files(path: Path, kind: str) -> tuple[Path, ...]:

@@ -63,27 +63,27 @@ def declared(artifact: Artifact) -> Declared:
     return Declared((_TOKENS,) if (folder / "config.json").is_file() else None)
 
 
-def agreed(found: Mapping[str, tuple[TensorSpec, ...]]) -> tuple[TensorSpec, ...]:
+def agreed(takes: Mapping[str, tuple[TensorSpec, ...]]) -> tuple[TensorSpec, ...]:
     """Return the inputs that all artifacts take; a length that one of them fixes is fixed.
 
     Args:
-        found: inputs by the artifact's name; the first is what others are compared with.
+        takes: inputs by the artifact's name; the first is what others are compared with.
 
     Raises:
         SpecError: they take other inputs, so that their times cannot be compared.
     """
-    first, *others = found
-    common = {spec.name: spec for spec in found[first]}
+    first, *others = takes
+    common = {spec.name: spec for spec in takes[first]}
     for name in others:
-        specs = {spec.name: spec for spec in found[name]}
-        for own in specs.keys() | common.keys():
-            if own not in specs or own not in common or not _fit(common[own], specs[own]):
+        specs = {spec.name: spec for spec in takes[name]}
+        for key in specs.keys() | common.keys():
+            if key not in specs or key not in common or not _fit(common[key], specs[key]):
                 raise SpecError(
                     f"artifact {name!r}",
-                    f"takes {_listed(found[name])}, and {first!r} takes {_listed(found[first])}",
+                    f"takes {_listed(takes[name])}, and {first!r} takes {_listed(takes[first])}",
                     "compare artifacts of one model",
                 )
-            common[own] = replace(common[own], shape=_narrowed(common[own], specs[own]))
+            common[key] = replace(common[key], shape=_narrowed(common[key], specs[key]))
     return tuple(common.values())
 
 
@@ -103,24 +103,23 @@ def undeclared(name: str, shapes: Mapping[str, Sequence[int]]) -> tuple[TensorSp
 
 
 def fixed_shapes(
-    inputs: Sequence[TensorSpec], given: Mapping[str, Sequence[int]]
+    inputs: Sequence[TensorSpec], shapes: Mapping[str, Sequence[int]]
 ) -> tuple[TensorSpec, ...]:
     """Return the inputs with a length for each axis, except where the first one is the batch.
 
     Args:
-        inputs: as artifacts declare them.
-        given: shapes by name; where the first axis is dynamic, its length stays free.
+        shapes: shapes by name; where the first axis is dynamic, its length stays free.
 
     Raises:
         SpecError: a length is missing or contradicts the declaration.
     """
-    for name in given:
+    for name in shapes:
         if name not in {spec.name for spec in inputs}:
             raise SpecError(f"--shape {name}", "is no input", f"inputs are: {_listed(inputs)}")
-    return tuple(_fixed(spec, given.get(spec.name)) for spec in inputs)
+    return tuple(_fixed(spec, shapes.get(spec.name)) for spec in inputs)
 
 
-def batch_sizes(inputs: Sequence[TensorSpec], wanted: Sequence[int]) -> tuple[int, ...]:
+def batch_sizes(inputs: Sequence[TensorSpec], sizes: Sequence[int]) -> tuple[int, ...]:
     """Return the batch sizes to time: those that are wanted, 1 if none are, or the fixed one.
 
     Raises:
@@ -129,8 +128,8 @@ def batch_sizes(inputs: Sequence[TensorSpec], wanted: Sequence[int]) -> tuple[in
     fixed = [d for spec in inputs for d in spec.shape[:1] if isinstance(d, int)]
     free = any(isinstance(d, str) for spec in inputs for d in spec.shape[:1])
     if free or not fixed:
-        return tuple(dict.fromkeys(wanted)) or (1,)
-    other = [size for size in wanted if size != fixed[0]]
+        return tuple(dict.fromkeys(sizes)) or (1,)
+    other = [size for size in sizes if size != fixed[0]]
     if other:
         raise SpecError(
             f"--batch {other[0]}",
@@ -152,7 +151,6 @@ def stored_inputs(
 
     Args:
         path: an ``.npz`` file with an array ``[samples, ...]`` for each input, by its name.
-        inputs: what the artifacts take.
         size: samples in a batch; the file's are repeated where they are fewer.
         several: as many batches as there are, up to 64; otherwise the first.
 
@@ -179,26 +177,26 @@ def _narrowed(first: TensorSpec, second: TensorSpec) -> tuple[int | str | None, 
     )
 
 
-def _fixed(spec: TensorSpec, given: Sequence[int] | None) -> TensorSpec:
+def _fixed(spec: TensorSpec, shape: Sequence[int] | None) -> TensorSpec:
     option = f"--shape {spec.name}={','.join(_example(d) for d in spec.shape)}"
     if not hasattr(torch, spec.dtype):
         raise SpecError(
             f"input {spec.name!r}", f"is of type {spec.dtype}", "time a model that takes numbers"
         )
-    if given is None:
+    if shape is None:
         missing = [d for d in spec.shape[1:] if not isinstance(d, int)]
         if missing:
             raise SpecError(f"input {spec}", "has a length that is not known", f"give {option}")
-        given = [d if isinstance(d, int) else 1 for d in spec.shape]
-    fits = len(given) == len(spec.shape) and all(
+        shape = [d if isinstance(d, int) else 1 for d in spec.shape]
+    fits = len(shape) == len(spec.shape) and all(
         not isinstance(want, int) or want == have
-        for want, have in zip(spec.shape, given, strict=True)
+        for want, have in zip(spec.shape, shape, strict=True)
     )
     if not fits:
-        shown = ",".join(str(d) for d in given)
+        shown = ",".join(str(d) for d in shape)
         raise SpecError(f"--shape {spec.name}={shown}", f"does not fit {spec}", f"give {option}")
     free = spec.shape and not isinstance(spec.shape[0], int)
-    return replace(spec, shape=("batch", *given[1:]) if free else tuple(given))
+    return replace(spec, shape=("batch", *shape[1:]) if free else tuple(shape))
 
 
 def _example(length: int | str | None) -> str:
@@ -212,14 +210,14 @@ def _sized(spec: TensorSpec, size: int) -> TensorSpec:
 def _arrays(path: Path, inputs: Sequence[TensorSpec], size: int, samples: int) -> dict[str, Array]:
     """Read so many samples of each input at most, and check that a model takes them."""
     source = catalog.load("source", "npz")(path=path, fields={i.name: i.name for i in inputs})
-    found: Batch = next(source.batches(samples, samples))  # it refuses a file without samples
+    arrays: Batch = next(source.batches(samples, samples))  # it refuses a file without samples
     subject = f"data {str(path)!r}"
     for spec in inputs:
-        array = found[spec.name]
+        array = arrays[spec.name]
         wrong = _sized(spec, size).mismatch((size, *array.shape[1:]), str(array.dtype))
         if wrong:
             raise DataError(subject, f"array {spec.name!r}: {wrong}", "write it so")
-    return found
+    return arrays
 
 
 def _listed(inputs: Sequence[TensorSpec]) -> str:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from compressor.errors import DataError, SpecError
 from compressor.lab.bench.finding import find_artifacts
 from compressor.lab.bench.inputs import agreed, batch_sizes, declared, fixed_shapes, random_inputs
-from compressor.lab.compare.difference import Difference, Scale, paired_difference
-from compressor.lab.compare.opened_run import open_run
-from compressor.lab.compare.sides import (
+from compressor.lab.compare.runs import (
     Allowed,
     LatencyRatio,
     Side,
     check_comparable,
     choose,
     not_judged,
+    open_run,
     stored_ratio,
     version_notes,
 )
+from compressor.lab.compare.statistics import Difference, Scale, paired_difference
 from compressor.progress import Progress, Silent
 from compressor.run.artifact_file import Artifact, Machinery
 from compressor.run.artifacts import FLOAT
@@ -35,7 +35,7 @@ class CompareOptions:
         artifact: file name or format of the artifact in both runs; ``float`` for the float model.
         base_artifact: the same for the base, where it is another one.
         allowed: what may differ between the runs.
-        timing: run both artifacts in turn to time them; otherwise take what the runs measured.
+        timing: run both artifacts in turn to time them; otherwise use what the runs measured.
     """
 
     artifact: str | None = None
@@ -49,8 +49,6 @@ class Comparison:
     """Two models side by side.
 
     Attributes:
-        base: what is compared with.
-        candidate: what is judged.
         difference: how much worse the candidate's metric is; ``None`` where none was measured.
         difference_reason: why there is none.
         latency: the candidate's latency over the base's.
@@ -62,7 +60,7 @@ class Comparison:
     difference: Difference | None
     difference_reason: str
     latency: LatencyRatio
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @property
     def size_ratio(self) -> float:
@@ -73,16 +71,16 @@ class Comparison:
         """Return all of it as JSON values."""
         return {
             "schema": 1,
-            "base": _side_json(self.base),
-            "candidate": _side_json(self.candidate),
-            "metric": None if self.difference is None else _difference_json(self.difference),
+            "base": self.base.as_json(),
+            "candidate": self.candidate.as_json(),
+            "metric": None if self.difference is None else self.difference.as_json(),
             "metric_reason": self.difference_reason or None,
             "size_ratio": self.size_ratio,
             "latency": {
                 "ratio": self.latency.value,
-                "ci95": None if self.latency.ci95 is None else list(self.latency.ci95),
+                "ci95": self.latency.ci95,
                 "batch": self.latency.batch,
-                "p50": list(self.latency.p50),
+                "p50": self.latency.p50,
                 "source": self.latency.source,
             },
             "notes": list(self.notes),
@@ -97,8 +95,6 @@ def compare_runs(
     Args:
         base: output folder or report of the run that is compared with.
         candidate: the same of the run that is judged.
-        options: which artifacts, and how.
-        progress: shows how far it is.
 
     Raises:
         SpecError: there is no such run or artifact, or the two cannot be compared.
@@ -112,7 +108,7 @@ def compare_runs(
         options.base_artifact,
     )
     check_comparable(first, second, options.allowed)
-    reason = _no_metric(first, second)
+    reason = next((f"{s.name}: {s.metric_reason}" for s in (first, second) if not s.metric), "")
     difference = None
     if not reason:
         with progress.stage("compare samples"):
@@ -122,20 +118,11 @@ def compare_runs(
         candidate=second,
         difference=difference,
         difference_reason=reason,
-        latency=_latency(first, second, options.timing, progress),
+        latency=timed_ratio(first, second, progress)
+        if options.timing
+        else stored_ratio(first, second),
         notes=tuple(version_notes(first, second)),
     )
-
-
-def _latency(base: Side, candidate: Side, timing: bool, progress: Progress) -> LatencyRatio:
-    if not timing:
-        return stored_ratio(base, candidate)
-
-    return timed_ratio(base, candidate, progress)
-
-
-def _no_metric(base: Side, candidate: Side) -> str:
-    return next((f"{s.name}: {s.metric_reason}" for s in (base, candidate) if not s.metric), "")
 
 
 def _difference(base: Side, candidate: Side) -> Difference:
@@ -166,65 +153,33 @@ def _difference(base: Side, candidate: Side) -> Difference:
     return paired_difference(ours, theirs, scale)
 
 
-def _side_json(side: Side) -> dict[str, Any]:
-    return {
-        "run": side.run.path,
-        "name": side.run.report["name"],
-        "artifact": side.name,
-        "sha256": side.entry.get("sha256"),
-        "metric": side.metric,
-        "bytes": side.bytes,
-        "latency_ms": side.entry["latency_ms"],
-    }
-
-
-def _difference_json(difference: Difference) -> dict[str, Any]:
-    return {
-        "drop": difference.drop,
-        "ci95": list(difference.ci95),
-        "p": difference.p,
-        "p_exact": difference.p_exact,
-        "method": difference.method,
-        "samples": difference.samples,
-        "lost": difference.lost,
-        "won": difference.won,
-    }
-
-
 _BASE, _CANDIDATE = "base", "candidate"
 
 
 def timed_ratio(base: Side, candidate: Side, progress: Progress) -> LatencyRatio:
-    """Run both artifacts in turn on random inputs; where that cannot be, take what is stored.
-
-    Args:
-        base: what is compared with.
-        candidate: what is judged.
-        progress: shows that it takes its time.
+    """Run both artifacts in turn on random inputs; where that is impossible, use the stored times.
 
     Raises:
         CompressorError: an artifact that ran in its own run does not open or run here.
     """
     if not_judged(base, candidate):
         return stored_ratio(base, candidate)
-    reason = _not_here(base) or _not_here(candidate)
-    found: Latencies | str = reason
-    if not reason:
+    timed: Latencies | str = _not_here(base) or _not_here(candidate)
+    if not timed:
         with progress.stage("time both artifacts"):
-            found = _timed(_artifact(base), _artifact(candidate))
-    if isinstance(found, str):
+            timed = _timed(_artifact(base), _artifact(candidate))
+    if isinstance(timed, str):
         stored = stored_ratio(base, candidate)
-        source = f"{stored.source} (not timed beside each other: {found})"
-        return LatencyRatio(stored.value, stored.ci95, stored.batch, stored.p50, source)
-    ratio = found.ratio(_CANDIDATE, _BASE)
+        return replace(stored, source=f"{stored.source} (not timed beside each other: {timed})")
+    ratio = timed.ratio(_CANDIDATE, _BASE)
     low, high = ratio["ci95"]
-    ours, theirs = (float(found.summary(name)["p50"]) for name in (_BASE, _CANDIDATE))
+    ours, theirs = (float(timed.summary(name)["p50"]) for name in (_BASE, _CANDIDATE))
     source = "both run in turn here, on random inputs"
-    return LatencyRatio(ratio["value"], (low, high), found.batch, (ours, theirs), source)
+    return LatencyRatio(ratio["value"], (low, high), timed.batch, (ours, theirs), source)
 
 
 def _not_here(side: Side) -> str:
-    """Say why an artifact cannot be run here; empty where it can."""
+    """Return why an artifact cannot be run here; empty where it can."""
     if side.name == FLOAT:
         return "the float model is no artifact of its run"
     entries = side.run.report["artifacts"]
@@ -238,12 +193,14 @@ def _artifact(side: Side) -> Artifact:
 
 
 def _timed(base: Artifact, candidate: Artifact) -> Latencies | str:
-    """Time both; or say why random inputs would not do."""
+    """Time both, or return why random inputs would not do."""
     sides = {_BASE: base, _CANDIDATE: candidate}
-    known = {name: declared(artifact) for name, artifact in sides.items()}
-    if any(entry.branches for entry in known.values()):
+    declarations = {name: declared(artifact) for name, artifact in sides.items()}
+    if any(entry.branches for entry in declarations.values()):
         return "their times depend on what is in the inputs"
-    inputs = {name: entry.inputs for name, entry in known.items() if entry.inputs is not None}
+    inputs = {
+        name: entry.inputs for name, entry in declarations.items() if entry.inputs is not None
+    }
     if not inputs:
         return "neither says what it takes"
     try:

@@ -17,8 +17,8 @@ import numpy as np
 
 from compressor.errors import DataError, InputError, SpecError
 from compressor.files import disk_errors
-from compressor.lab.compare.difference import Scale
-from compressor.lab.compare.sides import Side
+from compressor.lab.compare.runs import Side
+from compressor.lab.compare.statistics import Scale
 from compressor.spec.validate import SpecErrors
 from compressor.types.tensors import Array
 
@@ -31,18 +31,10 @@ class Entry:
     """One run.
 
     Attributes:
-        schema: of the line.
-        name: the spec's name.
-        artifact: the file's name.
         label: what the user calls the run, such as its commit; may be empty.
-        version: of compressor.
-        model: hash of the float model.
-        data: hash of the evaluation data.
-        spec: hash of the spec.
         sha256: of the artifact; ``None`` for the float model.
         metric: as in ``report.json``.
         scale: ``factor`` and ``exponential``, which make the metric of the samples' results.
-        bytes: size of all its files.
         latency_ms: median for the smallest batch, where it was timed.
         samples: results of single samples: a bit each where they are right or wrong, else as
             32-bit floats; compressed, in base 64.
@@ -122,7 +114,7 @@ def entry_of(side: Side, label: str = "") -> Entry:
 
 
 def read_history(path: Path) -> list[Entry]:
-    """Read a history, the oldest run first; a file that is not there has none.
+    """Read a history, the oldest run first; a missing file has none.
 
     Raises:
         InputError: a line is not that of a run.
@@ -142,9 +134,6 @@ def check_fits(entries: Sequence[Entry], new: Entry, path: Path, *, other_model:
     """Refuse a run that does not belong to a history.
 
     Args:
-        entries: the history.
-        new: the run.
-        path: of the history, for messages.
         other_model: the float model may be another one.
 
     Raises:
@@ -153,21 +142,23 @@ def check_fits(entries: Sequence[Entry], new: Entry, path: Path, *, other_model:
     if not entries:
         return
     last = entries[-1]
-    found = [
+    compared = [
         ("name", last.name, new.name, "keep one history for each spec"),
         ("artifact", last.artifact, new.artifact, "keep one history for each artifact"),
         ("metric", last.metric["name"], new.metric["name"], "begin another file"),
         ("evaluation data", last.data, new.data, "begin another file: samples no longer pair"),
     ]
     if not other_model:
-        found.append(("float model", last.model, new.model, "begin another file, or --allow model"))
+        compared.append(
+            ("float model", last.model, new.model, "begin another file, or --allow model")
+        )
     wrong = [
         SpecError(
             f"history {str(path)!r}",
             f"has another {what} than this run ({ours[:12]} against {theirs[:12]})",
             remedy,
         )
-        for what, ours, theirs, remedy in found
+        for what, ours, theirs, remedy in compared
         if ours != theirs
     ]
     if wrong:

@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 
 from compressor.errors import SpecError
-from compressor.lab.compare.difference import paired_difference
 from compressor.lab.compare.history import Entry, append, check_fits, entry_of, read_history
-from compressor.lab.compare.opened_run import open_run
-from compressor.lab.compare.sides import Allowed, Side
-from compressor.lab.compare.statistics import Step, find_steps
+from compressor.lab.compare.runs import Allowed, Side, open_run
+from compressor.lab.compare.statistics import Step, find_steps, paired_difference
 from compressor.progress import Progress
 from compressor.report.verdict import main_artifact
 from compressor.run.artifacts import FLOAT
@@ -28,9 +26,6 @@ class Point:
 
     Attributes:
         label: what the user calls it, or its place in the history.
-        value: the metric.
-        ci95: its interval.
-        bytes: size.
         latency_ms: median latency, where it was timed.
     """
 
@@ -47,9 +42,7 @@ class LevelChange:
 
     Attributes:
         index: the run's place among the points.
-        label: what the run is called.
         drop: how much worse the level after it is than that before; negative where it is better.
-        ci95: interval of the drop.
         p: chance of such a step without any.
     """
 
@@ -65,9 +58,7 @@ class Trend:
     """A history as data, to be drawn or printed.
 
     Attributes:
-        metric: name of the metric.
         unit: its unit, ``%`` or empty.
-        higher_is_better: its direction.
         points: the runs, the oldest first.
         changes: where the metric stepped.
         method: how that was found.
@@ -121,37 +112,26 @@ def _change(
     """Measure a step between the levels on either side of it, by their mean for each sample."""
     before = results[step.start : step.index].mean(axis=0)
     after = results[step.index : step.end].mean(axis=0)
-    found = paired_difference(before, after, entries[-1].metric_scale())
-    return LevelChange(step.index, names[step.index], found.drop, found.ci95, step.p)
+    difference = paired_difference(before, after, entries[-1].metric_scale())
+    return LevelChange(step.index, names[step.index], difference.drop, difference.ci95, step.p)
 
 
 def record_run(output: Path, path: Path, label: str, progress: Progress) -> Trend:
-    """Add what a run judges first to a history, and return the trend with it.
+    """Add a run's main artifact to a history, as :func:`record` does.
 
     Args:
         output: the run's folder, with all of its files.
-        path: the history.
-        label: what the run is called.
-        progress: shows how far the comparison of the files is.
-
-    Raises:
-        SpecError: the run does not belong to the history, or the file cannot be written.
-        InputError: a line of the history is damaged.
-        DataError: the run has no metric.
     """
     run = open_run(output, progress)
     entry = main_artifact(run.report)
-    name, found = (FLOAT, run.report["baseline"]) if entry is None else (entry["path"], entry)
-    return record(path, Side(run, name, found), label, ())
+    name, measured = (FLOAT, run.report["baseline"]) if entry is None else (entry["path"], entry)
+    return record(path, Side(run, name, measured), label, ())
 
 
 def record(path: Path, side: Side, label: str, allowed: Collection[Allowed]) -> Trend:
-    """Add a run to a history, which is begun where there is none, and return the trend with it.
+    """Add a run to a history, new or old, and return the trend with it.
 
     Args:
-        path: the history.
-        side: the run's model.
-        label: what the run is called.
         allowed: in what it may differ from the runs before.
 
     Raises:
@@ -166,11 +146,6 @@ def record(path: Path, side: Side, label: str, allowed: Collection[Allowed]) -> 
 
 def recall(path: Path, side: Side, allowed: Collection[Allowed]) -> Trend:
     """Return the trend of a history with a run at its end, and write nothing.
-
-    Args:
-        path: the history.
-        side: the run's model.
-        allowed: in what it may differ from the runs before.
 
     Raises:
         SpecError: the history is empty, or the run does not belong to it.
@@ -187,5 +162,5 @@ def recall(path: Path, side: Side, allowed: Collection[Allowed]) -> Trend:
     last = entries[-1]
     new = entry_of(side, "this run")
     check_fits(entries, new, path, other_model="model" in allowed)
-    known = (last.sha256, last.spec, last.samples) == (new.sha256, new.spec, new.samples)
-    return trend_of(entries if known else [*entries, new])
+    recorded = (last.sha256, last.spec, last.samples) == (new.sha256, new.spec, new.samples)
+    return trend_of(entries if recorded else [*entries, new])

@@ -1,4 +1,4 @@
-"""Find what a run left: its report, its manifest, and the spec if that was named."""
+"""Explain a finished run by the noise that its report attributes to each layer."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from compressor.lab.explain.explanation import (
     gained_db,
     together,
 )
-from compressor.lab.inspect.run_output import MANIFEST, REPORT, read_mapping
+from compressor.lab.inspect.path import MANIFEST, REPORT, read_mapping
 from compressor.spec.load import Spec, load_spec
 from compressor.types.layer_rules import rule_class
 from compressor.types.passes import Pass
 
 _SCHEMA = 1
 _SPECS = (".yaml", ".yml")
-_AGAIN = "run the spec again with this version; finished passes are not done again"
+_AGAIN = "run the spec again with this version; finished passes are reused"
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,6 @@ class FinishedRun:
     """A run that came to its end.
 
     Attributes:
-        folder: its output.
         report: the content of ``report.json``.
         manifest: the content of ``manifest.json``.
         spec: the spec, where that was named in place of the folder.
@@ -50,7 +49,6 @@ def finished_run(path: Path, settings: Sequence[str] = ()) -> FinishedRun:
     """Open a run by its output folder, its ``report.json``, or its spec.
 
     Args:
-        path: any of these.
         settings: overrides, where it is a spec.
 
     Raises:
@@ -92,24 +90,25 @@ def _check(subject: str, report: Mapping[str, Any], manifest: Mapping[str, Any])
             subject, f"has a report of schema {schema}, and this version reads {_SCHEMA}", _AGAIN
         )
     passes = report.get("passes")
-    known = isinstance(passes, list) and isinstance(manifest.get("spec"), dict)
-    if not known or any(not isinstance(p, dict) or "attribution" not in p for p in passes or ()):
+    whole = isinstance(passes, list) and isinstance(manifest.get("spec"), dict)
+    if not whole or any(not isinstance(p, dict) or "attribution" not in p for p in passes or ()):
         raise ModelError(subject, "was made by a version that did not attribute noise", _AGAIN)
 
 
 _OUTPUTS = (
-    "'alone' is the noise of a layer fed with what it reads in the float model; shares are of the "
-    "noise that each would put into the model's output alone, and gains assume that these add: "
-    "layers that amplify or dampen each other's noise break that. --method leave-one-out measures"
+    "'alone' is the noise of a layer that is fed its inputs of the float model; shares compare the "
+    "noise that each layer alone would add to the model's output, and gains assume that these add "
+    "up, which is wrong where layers amplify or dampen each other's noise. --method leave-one-out "
+    "measures instead"
 )
 _LAYERS = (
-    "'alone' is the noise of a layer fed with what it reads in the float model; the model is too "
-    "large to follow each layer's noise to the output, and shares take it that all reach it "
-    "alike. --method leave-one-out measures"
+    "'alone' is the noise of a layer that is fed its inputs of the float model; the model is too "
+    "large to follow each layer's noise to the output, so shares assume that all of it reaches the "
+    "output alike. --method leave-one-out measures instead"
 )
 _WEIGHTS = (
-    "the model cannot be run: noise is that of the weights alone, and how much of it reaches the "
-    "output is not known"
+    "the model cannot be run: only the noise of the weights is known, not how much of it reaches "
+    "the output"
 )
 _NOTES = {"outputs": _OUTPUTS, "layers": _LAYERS, "weights": _WEIGHTS}
 
@@ -117,16 +116,12 @@ _NOTES = {"outputs": _OUTPUTS, "layers": _LAYERS, "weights": _WEIGHTS}
 def explain_by_sqnr(run: FinishedRun, count: int) -> Explanation:
     """Explain a run by the noise of its layers.
 
-    Args:
-        run: a finished run.
-        count: how many changes to suggest.
-
     Raises:
         SpecError: no pass has rules for single layers, or a pass is not installed.
     """
     layers = suspects(run)
     passes = run.report["passes"]
-    chosen = best(layers, count)
+    best_layers = best(layers, count)
     bases = {p["attribution"]["basis"] for p in passes if p["attribution"]}
     last = passes[-1]
     return Explanation(
@@ -138,8 +133,8 @@ def explain_by_sqnr(run: FinishedRun, count: int) -> Explanation:
         sqnr_db=last["sqnr_db"],
         layers=tuple(layers),
         passes=tuple(p["pass"] for p in passes),
-        suggested=tuple(cost.change for cost in chosen),
-        predicted=together([cost.gain for cost in chosen]) if chosen else None,
+        suggested=tuple(cost.change for cost in best_layers),
+        predicted=together([cost.gain for cost in best_layers]) if best_layers else None,
         left_out=tuple(_left_out(passes)),
         notes=(*_shared(passes), *(_NOTES[basis] for basis in _NOTES if basis in bases)),
     )
@@ -165,7 +160,7 @@ def suspects(run: FinishedRun) -> list[LayerCost]:
             "there is nothing to attribute; explain a run that quantizes or prunes",
         )
     whole = sum(_whole(entry["attribution"]) for entry in run.report["passes"])
-    found = []
+    costs = []
     for index, entry, row in rows:
         declared = _declared(run, index)
         if rule_class(declared) is None:
@@ -179,23 +174,23 @@ def suspects(run: FinishedRun) -> list[LayerCost]:
             sqnr_db=gained_db(share) if share is not None and runs else None,
             noise_share=share,
         )
-        own = row["own_sqnr_db"]
-        found.append(LayerCost(str(entry["pass"]), str(row["scheme"]), own, change, gain))
-    return sorted(found, key=lambda cost: -(cost.gain.noise_share or 0.0))
+        scheme, sqnr = str(row["scheme"]), row["own_sqnr_db"]
+        costs.append(LayerCost(str(entry["pass"]), scheme, sqnr, change, gain))
+    return sorted(costs, key=lambda cost: -(cost.gain.noise_share or 0.0))
 
 
-def _whole(found: Mapping[str, Any] | None) -> float:
-    """Return the noise that a pass adds, with that of values that several nodes read."""
-    if found is None:
+def _whole(attribution: Mapping[str, Any] | None) -> float:
+    """Return the noise that a pass adds, including that of inputs that several nodes read."""
+    if attribution is None:
         return 0.0
-    own = sum(_noise(row) for row in found["layers"])
-    shared = float(found["shared_inputs"] or 0.0) / 100
-    return own / (1 - shared) if shared < 1 else own
+    of_layers = sum(_noise(row) for row in attribution["layers"])
+    shared = float(attribution["shared_inputs"] or 0.0) / 100
+    return of_layers / (1 - shared) if shared < 1 else of_layers
 
 
 def _noise(row: Mapping[str, Any]) -> float:
-    own = row["own_sqnr_db"] if row["output_sqnr_db"] is None else row["output_sqnr_db"]
-    return 0.0 if own is None else 10.0 ** (-float(own) / 10.0)
+    sqnr = row["own_sqnr_db"] if row["output_sqnr_db"] is None else row["output_sqnr_db"]
+    return 0.0 if sqnr is None else 10.0 ** (-float(sqnr) / 10.0)
 
 
 def _declared(run: FinishedRun, index: int) -> type[Pass]:
@@ -212,24 +207,16 @@ def _declared(run: FinishedRun, index: int) -> type[Pass]:
 
 
 def _shared(passes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Say what leaving a single layer out does not change."""
+    """Return what leaving a single layer out does not change."""
     return [
         f"{entry['pass']}: {entry['attribution']['shared_inputs']:.0f} % of the noise lies in "
-        "rounded values that several operators read, which leaving out one layer keeps"
+        "rounded values that several operators read, which stays when one layer is left out"
         for entry in passes
         if entry["attribution"] and (entry["attribution"]["shared_inputs"] or 0.0) >= 1
     ]
 
 
 def _left_out(passes: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [
-        f"{entry['pass']}: {_reason(entry['attribution'])}"
-        for entry in passes
-        if _reason(entry["attribution"])
-    ]
-
-
-def _reason(found: Mapping[str, Any] | None) -> str:
-    if found is None:
-        return "it has no rules for single layers, or trains"
-    return str(found["reason"] or "")
+    no_rules = {"reason": "it has no rules for single layers, or trains"}
+    reasons = [(entry["pass"], (entry["attribution"] or no_rules)["reason"]) for entry in passes]
+    return [f"{name}: {reason}" for name, reason in reasons if reason]

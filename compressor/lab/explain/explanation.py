@@ -25,7 +25,6 @@ class Change:
 
     Attributes:
         index: place of the pass in the spec.
-        layer: the layer's name.
         keys: what the rule says beside its ``match``.
         kept: how much of the layer's noise remains, as a share of its power.
         cost: bytes it takes, as a share of what leaving the layer out takes.
@@ -52,8 +51,8 @@ class Change:
         rules = rule_class(type(declared))
         assert rules is not None
         rule = rules.model_validate({"match": match_of(self.layer), **self.keys})
-        own: tuple[LayerRule, ...] = declared.layers  # type: ignore[attr-defined]  # has rules
-        return declared.model_copy(update={"layers": (rule, *own)})
+        others: tuple[LayerRule, ...] = declared.layers  # type: ignore[attr-defined]  # has rules
+        return declared.model_copy(update={"layers": (rule, *others)})
 
 
 def change_for(index: int, declared: type[Pass], layer: str, scheme: str) -> Change:
@@ -63,8 +62,6 @@ def change_for(index: int, declared: type[Pass], layer: str, scheme: str) -> Cha
 
     Args:
         index: place of the pass in the spec.
-        declared: the pass.
-        layer: the layer's name.
         scheme: how the pass stores it, such as ``int4/group 32``.
     """
     narrow = _INTEGER.match(scheme)
@@ -126,8 +123,6 @@ class LayerCost:
     """What one layer costs, and what to do about it.
 
     Attributes:
-        pass_name: the pass that changed it.
-        scheme: how it is stored now.
         own_sqnr_db: signal to noise of its output when it reads what it reads in the float model.
         change: what could be done.
         gain: what that would bring, predicted or measured.
@@ -145,14 +140,12 @@ class Explanation:
     """Which layers cost what.
 
     Attributes:
-        name: the spec's.
         method: ``sqnr`` predicts, ``leave-one-out`` measures.
         data: role of the data that were measured on; empty where nothing was measured.
         metric: the metric after all passes, as in the report; ``None`` without evaluation.
         bytes: of the model after all passes.
         sqnr_db: of the model's output after all passes.
         layers: the most suspicious first.
-        passes: names of the spec's passes.
         suggested: what to do, the best first.
         predicted: what the suggestions would bring together, if their gains add up.
         measured: what they bring together, where that was measured.
@@ -219,38 +212,27 @@ def _gain(gain: Gain) -> dict[str, Any]:
     return {**asdict(gain), "within_noise": None if gain.ci95 is None else not gain.certain}
 
 
-_HALF = 0.5
-
-
 def best(layers: Sequence[LayerCost], count: int) -> list[LayerCost]:
     """Return the layers whose change brings most for its bytes.
 
     First those that improve the metric beyond chance, by their gain for each byte; then those
     that remove more than half of what a layer's change removes on average, by the share of the
     noise that goes for each byte.
-
-    Args:
-        layers: what is known of each.
-        count: how many at most.
     """
     shares = [max(cost.gain.noise_share or 0.0, 0.0) for cost in layers]
     even = sum(shares) / max(len(shares), 1)
     certain = [cost for cost in layers if cost.gain.certain]
-    certain.sort(key=lambda cost: -(cost.gain.metric or 0.0) / _bytes(cost))
+    certain.sort(key=lambda cost: -(cost.gain.metric or 0.0) / max(cost.gain.bytes, 1))
     noisy = [
         cost
         for cost in layers
         if not cost.gain.certain
         and cost.gain.noise_share is not None
-        and cost.gain.noise_share > _HALF * even
+        and cost.gain.noise_share > 0.5 * even
         and not (cost.gain.ci95 is not None and cost.gain.ci95[1] < 0)
     ]
-    noisy.sort(key=lambda cost: -(cost.gain.noise_share or 0.0) / _bytes(cost))
+    noisy.sort(key=lambda cost: -(cost.gain.noise_share or 0.0) / max(cost.gain.bytes, 1))
     return [*certain, *noisy][:count]
-
-
-def _bytes(cost: LayerCost) -> int:
-    return max(cost.gain.bytes, 1)
 
 
 def together(gains: Sequence[Gain]) -> Gain:
@@ -262,10 +244,10 @@ def together(gains: Sequence[Gain]) -> Gain:
     shares = [gain.noise_share for gain in gains if gain.noise_share is not None]
     share = sum(shares) if shares else None
     metrics = [gain.metric for gain in gains if gain.certain and gain.metric is not None]
-    known = share is not None and any(gain.sqnr_db is not None for gain in gains)
+    measured = any(gain.sqnr_db is not None for gain in gains)
     return Gain(
         bytes=sum(gain.bytes for gain in gains),
-        sqnr_db=gained_db(share) if known and share is not None else None,
+        sqnr_db=gained_db(share) if measured and share is not None else None,
         noise_share=None if share is None else min(share, 100.0),
         metric=sum(metrics) if metrics else None,
     )

@@ -1,4 +1,4 @@
-"""Run a spec's passes once more with other rules, as far as a change reaches."""
+"""Measure what each layer costs: apply the passes again with another rule for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from compressor.errors import CompressorError, SpecError
 from compressor.graph.costs import model_bytes
-from compressor.lab.compare.difference import Scale, paired_difference
+from compressor.lab.compare.statistics import Scale, paired_difference
 from compressor.lab.explain.by_sqnr import FinishedRun, suspects
 from compressor.lab.explain.explanation import (
     Change,
@@ -25,7 +25,7 @@ from compressor.lab.explain.explanation import (
 from compressor.progress import Progress, Silent
 from compressor.report import formats
 from compressor.run.evaluate import Evaluation
-from compressor.run.metrics import Metric, resolve_metric
+from compressor.run.metrics import resolve_metric
 from compressor.run.pipeline import Step, apply_pass, calibrate, pass_parts, run_passes
 from compressor.run.plan import PassPlan, Plan, make_plan
 from compressor.run.store import STORE, Store, result_key
@@ -41,7 +41,6 @@ class Variants:
     """Makes variants of a finished run; statistics are collected once.
 
     Attributes:
-        workspace: the run.
         steps: its passes, finished.
     """
 
@@ -106,29 +105,28 @@ class Variants:
     ) -> Mapping[str, Any]:
         """Collect what no earlier variant has collected from the same model."""
         before = self.steps[index - 1].carrier if index else workspace.plan.model.carrier
-        # What comes after a changed pass has other activations: nothing of it is known.
-        known = self._collected.setdefault(index, {}) if carrier is before else {}
-        missing = [r for r in survey.requests if known.get(r.key, (None,))[0] != r]
+        # After a changed pass activations differ, so nothing collected before can be used.
+        collected = self._collected.setdefault(index, {}) if carrier is before else {}
+        missing = [r for r in survey.requests if collected.get(r.key, (None,))[0] != r]
         label = workspace.plan.spec.passes[index].name
-        found = calibrate(workspace, label, carrier, tuple(missing))
-        known.update({r.key: (r, found[r.key]) for r in missing})
-        return {r.key: known[r.key][1] for r in survey.requests}
+        statistics = calibrate(workspace, label, carrier, tuple(missing))
+        collected.update({r.key: (r, statistics[r.key]) for r in missing})
+        return {r.key: collected[r.key][1] for r in survey.requests}
 
 
 def obstacle(plans: Sequence[PassPlan], index: int) -> str:
-    """Say why a pass's layers are not measured one by one; empty where they are."""
-    own, later = plans[index], plans[index + 1 :]
-    if own.trains:
-        return f"{own.name} trains, and would train once for every layer"
-    for follower in later:
-        if follower.trains:
-            return f"{follower.name} comes after it, and would train once for every layer"
+    """Return why a pass's layers are not measured one by one; empty where they are."""
+    if plans[index].trains:
+        return f"{plans[index].name} trains, and would train once for every layer"
+    for later in plans[index + 1 :]:
+        if later.trains:
+            return f"{later.name} comes after it, and would train once for every layer"
     return ""
 
 
 _ADDED = (
-    "layers interact: what one layer gains alone need not be what it gains beside others, so the "
-    "prediction for several is a sum, and only 'measured together' is a fact"
+    "layers interact: a change may gain more or less beside others than alone, so the prediction "
+    "for several is only a sum; 'measured together' is a fact"
 )
 _CHANCE = (
     "intervals are 95 %, from the same samples with and without the change; of {count} layers "
@@ -154,14 +152,11 @@ def explain_by_leaving_out(
 ) -> Explanation:
     """Explain a run by measuring what each change of a single layer brings.
 
-    Results are stored by content: the same call goes on where it was stopped, and a later run of
-    a changed spec finds them.
+    Results are stored by content: the same call resumes where it was stopped, and a later run of
+    a changed spec reuses them.
 
     Args:
         run: a finished run, named by its spec.
-        budget: how much is measured.
-        count: how many changes to suggest.
-        progress: shows how far it is.
 
     Raises:
         CompressorError: the run was not named by its spec, there are no data, or a pass fails.
@@ -207,7 +202,6 @@ class _Measuring:
 
     Args:
         workspace: the run, with data to evaluate on.
-        budget: how much is measured.
     """
 
     def __init__(self, workspace: Workspace, budget: Budget):
@@ -224,8 +218,8 @@ class _Measuring:
         """Measure layer by layer, and then the best changes together."""
         plan = self._workspace.plan
         measured, left_out = self._measured(suspects(run))
-        chosen = best(measured, count)
-        changes = tuple(cost.change for cost in chosen)
+        best_layers = best(measured, count)
+        changes = tuple(cost.change for cost in best_layers)
         joint = self._joint(changes, left_out)
         measured.sort(key=lambda cost: -(cost.gain.sqnr_db or 0.0))
         return Explanation(
@@ -238,7 +232,7 @@ class _Measuring:
             layers=tuple(measured),
             passes=tuple(step.name for step in self._steps),
             suggested=changes,
-            predicted=together([cost.gain for cost in chosen]) if chosen else None,
+            predicted=together([cost.gain for cost in best_layers]) if best_layers else None,
             measured=joint,
             left_out=tuple(left_out),
             notes=(_ADDED, _CHANCE.format(count=len(measured), false=0.025 * len(measured))),
@@ -250,12 +244,12 @@ class _Measuring:
         left_out = [f"all layers of {plans[i].name}: {why}" for i, why in reasons.items() if why]
         open_layers = [cost for cost in layers if not reasons[cost.change.index]]
         limit = self._budget.layers
-        wanted = open_layers if limit is None else open_layers[:limit]
-        self._workspace.progress.note(self._estimate(wanted))
+        to_measure = open_layers if limit is None else open_layers[:limit]
+        self._workspace.progress.note(self._estimate(to_measure))
         done: list[LayerCost] = []
         late = 0
-        with self._workspace.progress.stage("leave one layer out", len(wanted)) as advance:
-            for index, cost in enumerate(wanted):
+        with self._workspace.progress.stage("leave one layer out", len(to_measure)) as advance:
+            for index, cost in enumerate(to_measure):
                 try:
                     gain = self._gain((cost.change,))
                 except CompressorError as error:
@@ -268,13 +262,13 @@ class _Measuring:
                 advance(index + 1, cost.change.layer)
         if late:
             left_out.append(f"{formats.plural(late, 'layer')}: the time was up (--seconds)")
-        if len(open_layers) > len(wanted):
-            rest = formats.plural(len(open_layers) - len(wanted), "layer")
+        if len(open_layers) > len(to_measure):
+            rest = formats.plural(len(open_layers) - len(to_measure), "layer")
             left_out.append(f"{rest} with less noise: the budget was {limit} (--layers)")
         return done, left_out
 
     def _estimate(self, layers: Sequence[LayerCost]) -> str:
-        """Say what measuring costs: the passes take at most what they took in the run."""
+        """Return what measuring costs: the passes take at most what they took in the run."""
         seconds = 0.0
         for cost in layers:
             seconds += sum(float(s.result["seconds"]) for s in self._steps[cost.change.index :])
@@ -296,40 +290,47 @@ class _Measuring:
         return gain
 
     def _gain(self, changes: tuple[Change, ...]) -> Gain | None:
-        """Measure what changes bring; ``None`` where they are not known and the time is up."""
-        workspace = self._workspace
-        key = self._variants.key(changes)
-        own = result_key("explain", key)
-        known: dict[str, Any] | None = workspace.store.read(own)
-        if known is None:
-            limit = self._budget.seconds
-            if limit is not None and time.monotonic() - self._start > limit:
-                return None
-            carrier = self._variants.make(changes)
-            found = self._evaluated(key, carrier.runner, changes)
-            with workspace.store.write(own) as (_, result):
-                result["bytes"] = model_bytes(carrier)
-            return self._compared(found, model_bytes(carrier))
-        found = self._evaluated(key, lambda: self._variants.make(changes).runner(), changes)
-        return self._compared(found, int(known["bytes"]))
+        """Measure what changes bring; ``None`` where no result is stored and the time is up."""
+        store, key = self._workspace.store, self._variants.key(changes)
+        stored_key = result_key("explain", key)
+        stored: dict[str, Any] | None = store.read(stored_key)
+        if stored is not None:
+            evaluation = self._evaluated(
+                key, lambda: self._variants.make(changes).runner(), changes
+            )
+            return self._compared(evaluation, int(stored["bytes"]))
+        limit = self._budget.seconds
+        if limit is not None and time.monotonic() - self._start > limit:
+            return None
+        carrier = self._variants.make(changes)
+        evaluation = self._evaluated(key, carrier.runner, changes)
+        size = model_bytes(carrier)
+        with store.write(stored_key) as (_, result):
+            result["bytes"] = size
+        return self._compared(evaluation, size)
 
     def _evaluated(
         self, key: str, make_runner: Callable[[], Runner], changes: Sequence[Change]
     ) -> Evaluation:
         names = ", ".join(change.layer for change in changes)
         label = f"with another rule for {names}" if changes else "after all passes"
-        found = self._workspace.evaluated(key, make_runner, label)
-        assert found is not None
-        return found
+        evaluation = self._workspace.evaluated(key, make_runner, label)
+        assert evaluation is not None
+        return evaluation
 
-    def _compared(self, found: Evaluation, size: int) -> Gain:
+    def _compared(self, changed: Evaluation, size: int) -> Gain:
         metric = self._workspace.plan.metric
         assert metric is not None
-        difference = paired_difference(self._base.per_sample, found.per_sample, scale_of(metric))
+        scale = Scale(
+            factor=100.0 if metric.unit == "%" else 1.0,
+            exponential=metric.exponential,
+            higher_is_better=metric.higher_is_better,
+        )
+        difference = paired_difference(self._base.per_sample, changed.per_sample, scale)
         gained = None
-        if self._base.sqnr_db is not None and found.sqnr_db is not None:
-            gained = found.sqnr_db - self._base.sqnr_db
-        share = 100.0 if found.sqnr_db is None else None
+        if self._base.sqnr_db is not None and changed.sqnr_db is not None:
+            gained = changed.sqnr_db - self._base.sqnr_db
+        share = 100.0 if changed.sqnr_db is None else None
         return Gain(
             bytes=size - self._bytes,
             sqnr_db=gained,
@@ -337,12 +338,3 @@ class _Measuring:
             metric=-difference.drop,
             ci95=(-difference.ci95[1], -difference.ci95[0]),
         )
-
-
-def scale_of(metric: Metric) -> Scale:
-    """Return what makes the metric of per-sample values."""
-    return Scale(
-        factor=100.0 if metric.unit == "%" else 1.0,
-        exponential=metric.exponential,
-        higher_is_better=metric.higher_is_better,
-    )

@@ -50,7 +50,7 @@ class Group:
 
     Attributes:
         targets: modules' names, regular expressions after ``re:``, or classes.
-        bits: of a weight; ``None`` where it is not said.
+        bits: of a weight; ``None`` where the file does not say.
         words: the scheme, such as ``int4/group 128``.
     """
 
@@ -59,7 +59,7 @@ class Group:
     words: str
 
     def holds(self, module: str) -> bool:
-        """Tell whether a module belongs to it by name; classes are not known here."""
+        """Return whether a module belongs to it by name; classes cannot be matched here."""
         for target in self.targets:
             if target.startswith("re:"):
                 try:
@@ -106,19 +106,21 @@ def read_quantization(folder: Path) -> Quantization:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return Quantization()
-    found = config.get("quantization_config") if isinstance(config, dict) else None
-    if not isinstance(found, dict):
+    quantization = config.get("quantization_config") if isinstance(config, dict) else None
+    if not isinstance(quantization, dict):
         return Quantization()
-    groups = found.get("config_groups")
+    groups = quantization.get("config_groups")
     if isinstance(groups, dict):
         read = tuple(_group(group) for group in groups.values() if isinstance(group, dict))
     else:
-        read = (_group({"weights": found}),)
-    parts = [str(found.get(key)) for key in ("quant_method", "format") if found.get(key)]
+        read = (_group({"weights": quantization}),)
+    parts = [
+        str(quantization.get(key)) for key in ("quant_method", "format") if quantization.get(key)
+    ]
     if len({(group.bits, group.words) for group in read}) > 1:
         parts.append(" and ".join(dict.fromkeys(group.words for group in read)))
     elif read:
-        weights = _first_weights(found)
+        weights = _first_weights(quantization)
         bits, size = read[0].bits, _group_size(weights)
         parts += [f"{bits} bits"] if bits else []
         parts += [f"group {size}"] if size else []
@@ -157,8 +159,8 @@ _BLOCK = 8 << 20  # bytes looked at together, so that memory does not grow with 
 
 
 @dataclass(frozen=True)
-class _Found:
-    """One tensor, counted."""
+class _Counted:
+    """A tensor and what was counted in it."""
 
     name: str
     shape: tuple[int, ...]
@@ -182,29 +184,29 @@ def inspect_checkpoint(path: Path, progress: Progress) -> ModelContents:
     sizes = {f.name: f.stat().st_size for f in files}
     quantization = read_quantization(path if path.is_dir() else path.parent)
     streamed = files[0].suffix == ".safetensors"
-    tensors: list[_Found] = []
+    tensors: list[_Counted] = []
     with progress.stage("read tensors", sum(sizes.values()) if streamed else None) as advance:
         done = 0
-        for found in _in_shards(path) if streamed else _in_pickle(path):
-            tensors.append(found)
-            done += found.nbytes
+        for tensor in _in_shards(path) if streamed else _in_pickle(path):
+            tensors.append(tensor)
+            done += tensor.nbytes
             advance(done)
     shapes = _shapes(path) if streamed and quantization.groups else {}
     rows: list[TensorRow] = []
-    weights = zeros = known = 0
-    for found in tensors:
-        rows.append(_row(found, quantization))
-        own = _weights(found, quantization, shapes)
-        weights += own
-        if own == found.elements:
-            zeros, known = zeros + found.counts.zeros, known + own
+    weights = zeros = counted = 0
+    for tensor in tensors:
+        rows.append(_row(tensor, quantization))
+        count = _weights(tensor, quantization, shapes)
+        weights += count
+        if count == tensor.elements:
+            zeros, counted = zeros + tensor.counts.zeros, counted + count
     return ModelContents(
         kind="checkpoint",
         path=str(path),
         files=sizes,
         tensors=tuple(rows),
         parameters=weights,
-        zeros=percent(zeros, known),
+        zeros=percent(zeros, counted),
         quantization=quantization.words,
         notes=tuple(not_finite_note(f.name, n) for f in tensors if (n := f.counts.not_finite)),
     )
@@ -221,22 +223,22 @@ def headers(path: Path) -> tuple[int, int]:
     return len(tensors), sum(t.numel() for t in tensors.values() if t.is_floating_point())
 
 
-def _in_pickle(path: Path) -> Iterator[_Found]:
+def _in_pickle(path: Path) -> Iterator[_Counted]:
     for name, tensor in read_weights(path).items():
         flat = tensor.detach().reshape(-1)
         step = max(1, _BLOCK // tensor.itemsize)
         counts = sum(
             (count_elements(flat[at : at + step]) for at in range(0, flat.numel(), step)), Counts()
         )
-        yield _Found(name, tuple(tensor.shape), _dtype_name(tensor.dtype), tensor.nbytes, counts)
+        yield _Counted(name, tuple(tensor.shape), _dtype_name(tensor.dtype), tensor.nbytes, counts)
 
 
-def _in_shards(path: Path) -> Iterator[_Found]:
+def _in_shards(path: Path) -> Iterator[_Counted]:
     for shard in read_shards(path):
         yield from _in_shard(shard)
 
 
-def _in_shard(shard: ShardHeader) -> Iterator[_Found]:
+def _in_shard(shard: ShardHeader) -> Iterator[_Counted]:
     """Count every tensor of a file, block by block, with the disk a little ahead."""
     file = MappedFile(shard.path, shard.nbytes)
     flat = {
@@ -250,7 +252,7 @@ def _in_shard(shard: ShardHeader) -> Iterator[_Found]:
         for name, header in shard.tensors.items()
     }
     cuts = {name: _cuts(tensor) for name, tensor in flat.items()}
-    spans = [flat[name].span(*cut) for name, own in cuts.items() for cut in own]
+    spans = [flat[name].span(*cut) for name, pieces in cuts.items() for cut in pieces]
     with ReadAhead(spans) as ahead:
         for name, header in shard.tensors.items():
             pairs = header.dtype == PAIRS
@@ -260,7 +262,7 @@ def _in_shard(shard: ShardHeader) -> Iterator[_Found]:
                 with ahead.using(flat[name].span(start, stop)):
                     counts += count(flat[name].rows(start, stop))
             dtype = "float4_e2m1fn" if pairs else _dtype_name(DTYPES[header.dtype])
-            yield _Found(name, header.shape, dtype, header.nbytes, counts)
+            yield _Counted(name, header.shape, dtype, header.nbytes, counts)
 
 
 def _cuts(tensor: FileTensor) -> list[tuple[int, int]]:
@@ -273,35 +275,37 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return natural_type(dtype).numpy().name
 
 
-def _row(found: _Found, quantization: Quantization) -> TensorRow:
-    role = role_of(found.name)
-    module, _, last = found.name.rpartition(".")
+def _row(tensor: _Counted, quantization: Quantization) -> TensorRow:
+    role = role_of(tensor.name)
+    module, _, last = tensor.name.rpartition(".")
     group = quantization.group_of(module) if last in PACKED else None
     packed = last in PACKED
     return TensorRow(
-        name=found.name,
-        shape=found.shape,
-        dtype=found.dtype,
-        bytes=found.nbytes,
+        name=tensor.name,
+        shape=tensor.shape,
+        dtype=tensor.dtype,
+        bytes=tensor.nbytes,
         # A word of packed codes that is 0 says nothing about weights.
-        zeros=None if packed or role else percent(found.counts.zeros, found.elements),
+        zeros=None if packed or role else percent(tensor.counts.zeros, tensor.elements),
         quantization=group.words if group is not None else role.replace("helper", ""),
     )
 
 
-def _weights(found: _Found, quantization: Quantization, shapes: dict[str, tuple[int, ...]]) -> int:
+def _weights(
+    tensor: _Counted, quantization: Quantization, shapes: dict[str, tuple[int, ...]]
+) -> int:
     """Return how many weights a tensor holds: none, if it is a scale or a counter."""
-    if role_of(found.name):
+    if role_of(tensor.name):
         return 0
-    module, _, last = found.name.rpartition(".")
+    module, _, last = tensor.name.rpartition(".")
     group = quantization.group_of(module)
     if last in PACKED:
         if module in shapes:
             return prod(shapes[module])
-        return found.nbytes * 8 // group.bits if group is not None and group.bits else 0
+        return tensor.nbytes * 8 // group.bits if group is not None and group.bits else 0
     codes = group is not None and group.bits is not None and last == "weight"
-    floating = "float" in found.dtype
-    return found.elements if codes or floating else 0
+    floating = "float" in tensor.dtype
+    return tensor.elements if codes or floating else 0
 
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:

@@ -20,7 +20,6 @@ class TensorRow:
     """One stored tensor.
 
     Attributes:
-        name: its name in the file.
         shape: its shape; that of the elements where several are packed into one byte.
         dtype: numpy dtype name.
         bytes: bytes as stored.
@@ -28,7 +27,7 @@ class TensorRow:
             zero points.
         quantization: how real numbers are represented, such as ``int8/channel``; ``scale`` or
             ``zero point`` for what belongs to another tensor; empty if as they are.
-        macs: multiply-accumulates that use it, for one sample; ``None`` where that is not known.
+        macs: multiply-accumulates that use it, for one sample; ``None`` where nobody can tell.
         storage: the form in which a compressed model stores it, such as ``bitmask``; empty for all
             elements one after the other.
     """
@@ -49,8 +48,6 @@ class GraphFacts:
 
     Attributes:
         opsets: versions by domain; the default domain is ``ai.onnx``.
-        inputs: what it takes.
-        outputs: what it gives.
         operators: how many nodes there are of each operator, the most frequent first.
         macs: multiply-accumulates for one sample; dynamic axes count as 1.
         producer: name and version of what wrote it.
@@ -71,15 +68,11 @@ class ModelContents:
     """A model file, or several that belong together.
 
     Attributes:
-        kind: what it is, in words.
-        path: where it is.
-        files: bytes of each file.
         tensors: everything stored, in the file's order.
         parameters: number of weights; scales, zero points and other integers are not counted.
         zeros: share of the parameters that are zero, in percent; ``None`` without parameters.
         quantization: what the checkpoint's configuration says; empty without one.
         notes: what the reader should know, one sentence each.
-        graph: for models that have one.
     """
 
     kind: str
@@ -107,7 +100,7 @@ class ModelContents:
 
     @property
     def intact(self) -> bool:
-        """Whether it is as it was written; that is not known of a model alone."""
+        """Whether it is as it was written; a model alone has nothing to be compared with."""
         return True
 
 
@@ -125,10 +118,6 @@ class RunContents:
     """The output folder of a run.
 
     Attributes:
-        path: where it is.
-        name: the spec's name.
-        seed: the spec's seed.
-        versions: what it was made with.
         files: every file of the manifest, compared with it.
         report: the content of ``report.json``; ``None`` where that is not what the run wrote.
     """
@@ -151,9 +140,6 @@ class EngineContents:
     """A TensorRT engine, by the manifest beside it; the engine itself only a GPU can open.
 
     Attributes:
-        path: where it is.
-        files: bytes of engine and manifest.
-        manifest: what the manifest says.
         intact: the engine is the one that the manifest is about.
     """
 
@@ -188,7 +174,6 @@ def count_zeros(tensor: ir.TensorProtocol, zero_point: Array | None = None) -> i
     """Count the elements that stand for zero; ``None`` for text.
 
     Args:
-        tensor: the elements.
         zero_point: the code of zero, in a shape that broadcasts to the tensor's; 0 without one.
     """
     if tensor.dtype == ir.DataType.STRING:
@@ -250,5 +235,5 @@ def percent(part: int, whole: int) -> float | None:
 
 
 def not_finite_note(name: str, count: int) -> str:
-    """Say that a tensor is damaged."""
+    """Return the sentence that says a tensor is damaged."""
     return f"{name!r} holds {count:,} values that are NaN or infinite"

@@ -52,15 +52,7 @@ _SIDE = ("scale", "zero point")  # what these two read beside the numbers
 def inspect_graph(
     model: ir.Model, kind: str, path: str, files: Mapping[str, int], progress: Progress
 ) -> ModelContents:
-    """Describe a model; shapes have been inferred as far as they can be.
-
-    Args:
-        model: the graph with its weights.
-        kind: what to call it.
-        path: where it is.
-        files: bytes of each of its files.
-        progress: shows how many tensors have been read.
-    """
+    """Describe a model; its shapes have been inferred already."""
     stored = _gathered(model)
     costs: Counter[str] = Counter()
     for layer, node in layers_with_nodes(stored):
@@ -107,10 +99,10 @@ def _facts(model: ir.Model, cost: int) -> GraphFacts:
     )
     ordered = sorted(operators.items(), key=lambda item: (-item[1], item[0]))
     producer = " ".join(p for p in (model.producer_name, model.producer_version) if p)
-    own = [value for value in model.graph.inputs if not value.is_initializer()]
+    inputs = [value for value in model.graph.inputs if not value.is_initializer()]
     return GraphFacts(
         opsets={domain or _DEFAULT_DOMAIN: v for domain, v in model.opset_imports.items()},
-        inputs=tuple(tensor_spec(value) for value in own),
+        inputs=tuple(tensor_spec(value) for value in inputs),
         outputs=tuple(tensor_spec(value) for value in model.graph.outputs),
         operators=dict(ordered),
         macs=cost,
@@ -249,10 +241,10 @@ def inspect_compressed(folder: Path, progress: Progress) -> ModelContents:
     common.ShapeInferencePass(check_type=False, strict_mode=False)(model)
     names = [description.weights, *(header.path.name for header in headers), DESCRIPTION]
     files = {name: (folder / name).stat().st_size for name in dict.fromkeys(names)}
-    found = inspect_graph(model, "compressed model", str(folder), files, progress)
+    contents = inspect_graph(model, "compressed model", str(folder), files, progress)
     sizes = {t.name: t.nbytes for header in headers for t in header.tensors.values()}
-    rows = tuple(_stored(row, description, sizes) for row in found.tensors)
-    return replace(found, tensors=rows)
+    rows = tuple(_stored(row, description, sizes) for row in contents.tensors)
+    return replace(contents, tensors=rows)
 
 
 def _mapping(path: Path) -> dict[str, object]:
@@ -264,7 +256,7 @@ def _mapping(path: Path) -> dict[str, object]:
 
 
 def _stored(row: TensorRow, description: Description, sizes: dict[str, int]) -> TensorRow:
-    """Say of a tensor how it is stored, and in how many bytes."""
+    """Add how a tensor is stored, and in how many bytes."""
     entry = description.tensors.get(row.name)
     if entry is None:  # a constant of a node
         return row

@@ -1,27 +1,35 @@
-"""Find out what lies at a path, and inspect it."""
+"""Find out what lies at a path and inspect it: a run's output, an engine, or a model."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from compressor.errors import SpecError
-from compressor.lab.inspect.contents import Contents, ModelContents
-from compressor.lab.inspect.graph import inspect_compressed
-from compressor.lab.inspect.run_output import MANIFEST, REPORT
+from compressor.errors import InputError, ModelError, SpecError
+from compressor.files import file_sha256
+from compressor.lab.inspect.contents import (
+    Contents,
+    EngineContents,
+    FileState,
+    ModelContents,
+    RunContents,
+    State,
+)
 from compressor.models.codec.load import packed_format
 from compressor.progress import Progress, Silent
 from compressor.types.exporter import PackedFormat
 
 _SPECS = (".yaml", ".yml")
+MANIFEST = "manifest.json"
+REPORT = "report.json"
+_EDITED = "it was edited or damaged; run the spec again"
 
 
 def inspect_path(path: Path, progress: Progress | None = None) -> Contents:
     """Describe a checkpoint, an ONNX file, a compressed model, an archive, an engine, or a run.
-
-    Args:
-        path: the file or folder.
-        progress: shows how far it is.
 
     Raises:
         SpecError: there is nothing, or nothing of a known kind.
@@ -30,7 +38,6 @@ def inspect_path(path: Path, progress: Progress | None = None) -> Contents:
     """
     from compressor.lab.inspect.checkpoint import inspect_checkpoint
     from compressor.lab.inspect.graph import compressed_folder, inspect_compressed, inspect_onnx
-    from compressor.lab.inspect.run_output import inspect_engine, inspect_run, is_engine
 
     progress = progress or Silent()
     subject = f"path {str(path)!r}"
@@ -62,9 +69,114 @@ def _inspect_packed(path: Path, packed: PackedFormat, progress: Progress) -> Mod
     Raises:
         ModelError: the archive is cut or damaged.
     """
+    from compressor.lab.inspect.graph import inspect_compressed
+
     sizes = packed.stored_bytes(path)
     with packed.unpacked(path) as folder:
         contents = inspect_compressed(folder, progress)
     rows = tuple(replace(row, bytes=sizes.get(row.name, row.bytes)) for row in contents.tensors)
     files = {path.name: path.stat().st_size}
     return replace(contents, kind="archive", path=str(path), files=files, tensors=rows)
+
+
+def inspect_run(folder: Path, progress: Progress) -> RunContents:
+    """Compare a run's files with its manifest, and read its report.
+
+    Raises:
+        ModelError: the manifest is not one.
+    """
+    manifest = read_mapping(folder / MANIFEST)
+    subject = f"manifest {str(folder / MANIFEST)!r}"
+    try:
+        name, seed = str(manifest["name"]), int(manifest["seed"])
+        versions = {str(k): str(v) for k, v in manifest["versions"].items()}
+        expected = {str(entry["name"]): str(entry["sha256"]) for entry in manifest["outputs"]}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ModelError(subject, "is not that of a run", _EDITED) from error
+    files = []
+    with progress.stage("compare files", len(expected)) as advance:
+        for file, digest in expected.items():
+            files.append(_state(folder, file, digest))
+            advance(len(files))
+    whole = any(file.name == REPORT and file.state == "unchanged" for file in files)
+    return RunContents(
+        path=str(folder),
+        name=name,
+        seed=seed,
+        versions=versions,
+        files=tuple(files),
+        report=read_mapping(folder / REPORT) if whole else None,
+    )
+
+
+def _state(folder: Path, name: str, digest: str) -> FileState:
+    path = folder / name
+    if not path.is_file():
+        return FileState(name, "missing", None)
+    state: State = "unchanged" if file_sha256(path) == digest else "changed"
+    return FileState(name, state, path.stat().st_size)
+
+
+def read_mapping(path: Path, problem: str = "is not a mapping") -> Mapping[str, Any]:
+    """Read a JSON file that a run left.
+
+    Raises:
+        ModelError: it cannot be read, or is no mapping, which is the ``problem`` then.
+    """
+    subject = f"file {str(path)!r}"
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(subject, f"cannot be read ({error})", _EDITED) from error
+    if not isinstance(value, dict):
+        raise ModelError(subject, problem, _EDITED)
+    return value
+
+
+ENGINES = (".engine", ".plan", ".trt")
+MANIFESTS = tuple(f"{suffix}.json" for suffix in ENGINES)
+_KIND = "tensorrt-engine"
+_KEYS = {"engine": dict, "layers": list, "quantized": list, "profiles": dict, "versions": dict}
+
+
+def is_engine(path: Path) -> bool:
+    """Return whether a path is named like an engine or the manifest of one."""
+    return path.name.endswith((*ENGINES, *MANIFESTS))
+
+
+def inspect_engine(path: Path) -> EngineContents:
+    """Describe an engine.
+
+    Raises:
+        InputError: there is no manifest.
+        ModelError: the manifest is not one, or there is no engine.
+    """
+    if path.name.endswith(MANIFESTS):
+        path = path.with_suffix("")
+    manifest = path.with_name(f"{path.name}.json")
+    if not manifest.is_file():
+        raise InputError(
+            f"path {str(path)!r}",
+            "is a TensorRT engine without its manifest, and only a GPU can open it",
+            f"put {manifest.name} beside it, or inspect the ONNX file that it was built from",
+        )
+    if not path.is_file():
+        raise ModelError(
+            f"manifest {str(manifest)!r}", f"is of {path.name!r}, which is missing", "run again"
+        )
+    content = _read(manifest)
+    return EngineContents(
+        path=str(path),
+        files={file.name: file.stat().st_size for file in (path, manifest)},
+        manifest=content,
+        intact=file_sha256(path) == content["engine"].get("sha256"),
+    )
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    problem = "is not that of a TensorRT engine"
+    content = read_mapping(path, problem)
+    whole = all(isinstance(content.get(key), kind) for key, kind in _KEYS.items())
+    if content.get("kind") != _KIND or not whole:
+        raise ModelError(f"manifest {str(path)!r}", problem, _EDITED)
+    return content

@@ -1,4 +1,4 @@
-"""Open what a roofline is drawn of: a graph, something to run, and inputs."""
+"""The roofline of a model: open it, time its operators, and hold them against the machine."""
 
 from __future__ import annotations
 
@@ -17,9 +17,14 @@ from compressor.errors import InputError, SpecError
 from compressor.graph.plain import with_shapes
 from compressor.graph.values import all_nodes, tensor_spec
 from compressor.lab.doctor import usable_cores
-from compressor.lab.inspect.run_output import MANIFEST
-from compressor.lab.roofline.kernels import nodes_of_kernels, time_kernels, undisturbed
-from compressor.lab.roofline.peaks import Peaks, measure_peaks
+from compressor.lab.inspect.path import MANIFEST
+from compressor.lab.roofline.measuring import (
+    Peaks,
+    measure_peaks,
+    nodes_of_kernels,
+    time_kernels,
+    undisturbed,
+)
 from compressor.lab.roofline.work import (
     Prospect,
     Work,
@@ -48,9 +53,7 @@ class MeasuredModel:
 
     Attributes:
         subject: what it is, for messages.
-        graph: its nodes and weights.
         file: the same as an ONNX file.
-        inputs: what it takes.
     """
 
     subject: str
@@ -126,7 +129,6 @@ def inputs_for(model: MeasuredModel, batch: int | None, length: int) -> Batch:
     """Make inputs up; times of the usual operators do not depend on what is in them.
 
     Args:
-        model: what takes them.
         batch: samples; ``None`` for one, or what the model fixes.
         length: of other dynamic axes.
 
@@ -164,11 +166,6 @@ class Roofline:
     """What a model does, how long it takes, and what the machine allows.
 
     Attributes:
-        path: the model.
-        runtime: what executed it.
-        batch: samples in a run.
-        inputs: shapes of what it was run on.
-        peaks: of the machine.
         seconds: of one run from end to end, the mean of the fastest quarter; so are those of the
             operators.
         latency: percentiles over all runs, in milliseconds.
@@ -218,13 +215,13 @@ class Roofline:
             "outside_seconds": self.outside,
             "prospects": [
                 {
-                    "kind": found.kind.name,
-                    "time_share": found.share,
-                    "best_speedup": found.speedup,
-                    "limit": found.limit,
-                    "assumption": found.kind.assumption,
+                    "kind": prospect.kind.name,
+                    "time_share": prospect.share,
+                    "best_speedup": prospect.speedup,
+                    "limit": prospect.limit,
+                    "assumption": prospect.kind.assumption,
                 }
-                for found in self.prospects
+                for prospect in self.prospects
             ],
             "notes": list(self.notes),
         }
@@ -262,7 +259,6 @@ def measure_roofline(
         batch: samples in a run; ``None`` for one, or what the model fixes.
         threads: that compute; ``None`` for as many as the process has cores.
         length: of dynamic axes other than the batch's.
-        progress: shows how far it is.
 
     Raises:
         CompressorError: the model has no graph, or does not run.
@@ -273,12 +269,12 @@ def measure_roofline(
 
 
 def _measured(
-    path: Path, model: MeasuredModel, given: Batch, threads: int | None, progress: Progress
+    path: Path, model: MeasuredModel, batch: Batch, threads: int | None, progress: Progress
 ) -> Roofline:
     count = threads or usable_cores()
     with progress.stage("time the model and its operators"):
-        done = time_kernels(model.file, given, count, model.subject)
-    graph = with_shapes(model.graph, {n: a.shape for n, a in given.items()})
+        done = time_kernels(model.file, batch, count, model.subject)
+    graph = with_shapes(model.graph, {n: a.shape for n, a in batch.items()})
     works, unknown = work_of_nodes(all_nodes(graph.graph))
     joined = timed(works, done.kernels, nodes_of_kernels(graph, done.kernels))
     with progress.stage("measure the machine"):
@@ -289,8 +285,8 @@ def _measured(
     return Roofline(
         path=str(path),
         runtime=done.runtime,
-        batch=_samples(given),
-        inputs={name: array.shape for name, array in given.items()},
+        batch=_samples(batch),
+        inputs={name: array.shape for name, array in batch.items()},
         peaks=peaks,
         seconds=seconds,
         latency={"p50": p50, "p90": p90, "rounds": done.seconds.size},
@@ -306,10 +302,10 @@ def _samples(batch: Batch) -> int:
 
 
 def _scaled(works: list[Work], seconds: float) -> tuple[list[Work], list[str]]:
-    """Let operators take no longer than the whole: the profiler itself takes time.
+    """Correct for the time of the profiler, so that operators take no longer than the whole run.
 
-    It takes about as much for each operator; nothing loses more than half of its time to that,
-    and what is still too much is taken from all in proportion.
+    It takes about as long for each operator. No operator loses more than half of its time, and
+    what remains is subtracted from all in proportion.
     """
     taken = sum(work.seconds or 0.0 for work in works)
     if taken <= seconds:
@@ -319,11 +315,11 @@ def _scaled(works: list[Work], seconds: float) -> tuple[list[Work], list[str]]:
     factor = seconds / sum(less)
     note = (
         f"with the profiler on, the operators take {taken / seconds:.2f} times what the whole run "
-        "takes without; the difference is taken off them, as much from each as far as that goes"
+        "takes without it; the difference is subtracted from them, evenly where possible"
     )
     return [
-        replace(work, seconds=None if work.seconds is None else own * factor)
-        for work, own in zip(works, less, strict=True)
+        replace(work, seconds=None if work.seconds is None else seconds_ * factor)
+        for work, seconds_ in zip(works, less, strict=True)
     ], [note]
 
 
@@ -340,12 +336,12 @@ def _notes(works: list[Work], unknown: list[str], peaks: Peaks) -> list[str]:
     lost = [work.name for work in works if work.layer and work.seconds is None]
     if lost:
         shown, count = ", ".join(lost[:3]), formats.plural(len(lost), "layer")
-        notes.append(f"no time is known for {count}, which the runtime changed: {shown}")
+        notes.append(f"no time is known for {count}, because the runtime changed them: {shown}")
     slow = [w for w in works if w.layer and (reach := w.reach(peaks)) is not None and reach < 10]
     if slow:
         notes.append(
             f"{formats.plural(len(slow), 'layer')} below 10 % of the roof: too small for the "
-            "machine; what a larger batch, fewer operators or another kernel gives is not in the "
-            "table"
+            "machine; the table leaves out what a larger batch, fewer operators or another kernel "
+            "would gain"
         )
     return notes

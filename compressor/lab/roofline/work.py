@@ -10,24 +10,20 @@ import onnx_ir as ir
 from compressor.graph.costs import Traffic, node_macs, node_traffic
 from compressor.graph.layers import layer_of
 from compressor.graph.operators import operator_named
-from compressor.lab.roofline.kernels import Kernel
-from compressor.lab.roofline.peaks import Peaks
+from compressor.lab.roofline.measuring import Kernel, Peaks
 
 
 def roof_seconds(flops: float, moved: float, peak: float, bandwidth: float) -> float:
     """Return the least time that the machine allows.
 
     Args:
-        flops: operations.
-        moved: bytes.
         peak: operations a second.
-        bandwidth: bytes a second.
     """
     return max(flops / peak, moved / bandwidth)
 
 
 def is_memory_bound(flops: float, moved: float, peak: float, bandwidth: float) -> bool:
-    """Tell whether moving the bytes takes longer than computing."""
+    """Return whether moving the bytes takes longer than computing."""
     return moved / bandwidth > flops / peak
 
 
@@ -55,12 +51,10 @@ class Work:
 
     Attributes:
         name: the layer; of operators, the kernel's name.
-        op: the operator in the graph.
         layer: it multiplies with a constant weight.
         flops: two for each multiply-accumulate of a product; other arithmetic is not counted.
         traffic: what passes between it and the memory.
         type: what its products are computed with.
-        count: how many there are.
         kernels: what is executed; empty where nothing was recognised.
         seconds: of one run; ``None`` where no kernel was recognised.
     """
@@ -86,7 +80,7 @@ class Work:
         return roof_seconds(self.flops, moved, peaks.flops[self.type], peaks.bandwidth)
 
     def bound(self, peaks: Peaks) -> str:
-        """Say what bounds it: ``memory``, ``compute``, or nothing where it moves nothing."""
+        """Return what bounds it: ``memory``, ``compute``, or nothing where it moves nothing."""
         if not self.traffic.bytes:
             return ""
         moved = self.traffic.bytes
@@ -99,8 +93,8 @@ class Work:
 
 
 def work_of_nodes(nodes: Iterable[ir.Node]) -> tuple[list[tuple[ir.Node, Work]], list[str]]:
-    """Return what each node does, and the names of those of which shapes are not known."""
-    found: list[tuple[ir.Node, Work]] = []
+    """Return what each node does, and the names of those whose shapes are not known."""
+    works: list[tuple[ir.Node, Work]] = []
     unknown: list[str] = []
     for node in nodes:
         traffic = node_traffic(node)
@@ -111,8 +105,8 @@ def work_of_nodes(nodes: Iterable[ir.Node]) -> tuple[list[tuple[ir.Node, Work]],
         flops = 2.0 * node_macs(node)
         name = layer.name if layer is not None else node.name or node.op_type
         work = Work(name, node.op_type, layer is not None, flops, traffic, _type(node, traffic))
-        found.append((node, work))
-    return found, unknown
+        works.append((node, work))
+    return works, unknown
 
 
 def _type(node: ir.Node, traffic: Traffic) -> str:
@@ -137,17 +131,22 @@ def timed(
     placed: set[ir.Node] = set()
     for kernel in kernels:
         nodes = members.get(kernel.name, ())
-        own = [node for node in nodes if node in layers]
+        computed = [node for node in nodes if node in layers]
         placed.update(nodes)
-        if own:
-            for node, share in zip(own, _shares([layers[n] for n in own]), strict=True):
+        if computed:
+            shares = _shares([layers[node] for node in computed])
+            for node, share in zip(computed, shares, strict=True):
                 layers[node] = _with(layers[node], kernel, share)
-            _absorb(layers, own[-1], [by_node[n] for n in nodes if n in by_node and n not in own])
+            # Products without weights, as in attention, count for the layer's kernel.
+            fused = [by_node[n].flops for n in nodes if n in by_node and n not in computed]
+            last = computed[-1]
+            layers[last] = replace(layers[last], flops=layers[last].flops + sum(fused))
             continue
-        rest = [by_node[node] for node in nodes if node in by_node]
-        others[kernel.op] = _joined(others.get(kernel.op), kernel, rest)
-    left = [work for node, work in works if node not in placed and node not in layers]
-    return [*layers.values(), *others.values(), *_unplaced(left)]
+        done = [by_node[node] for node in nodes if node in by_node]
+        others[kernel.op] = _joined(others.get(kernel.op), kernel, done)
+    # What moves or computes something is kept, though no kernel was recognised for it.
+    rest = [w for node, w in works if node not in placed and node not in layers and w.flops]
+    return [*layers.values(), *others.values(), *rest]
 
 
 def _shares(works: Sequence[Work]) -> list[float]:
@@ -163,14 +162,9 @@ def _with(work: Work, kernel: Kernel, share: float) -> Work:
     )
 
 
-def _absorb(layers: dict[ir.Node, Work], node: ir.Node, fused: Sequence[Work]) -> None:
-    """Add the operations of products without weights, as in attention, to the layer's kernel."""
-    layers[node] = replace(layers[node], flops=layers[node].flops + sum(w.flops for w in fused))
-
-
-def _joined(known: Work | None, kernel: Kernel, works: Sequence[Work]) -> Work:
-    parts = [*works, *([] if known is None else [known])]
-    op = known.op if known is not None else works[-1].op if works else kernel.op
+def _joined(before: Work | None, kernel: Kernel, works: Sequence[Work]) -> Work:
+    parts = [*works, *([] if before is None else [before])]
+    op = before.op if before is not None else works[-1].op if works else kernel.op
     type_ = next((w.type for w in parts if w.flops), "float32")
     return Work(
         name=kernel.op,
@@ -179,25 +173,20 @@ def _joined(known: Work | None, kernel: Kernel, works: Sequence[Work]) -> Work:
         flops=sum(w.flops for w in parts),
         traffic=total_traffic(w.traffic for w in parts),
         type=type_,
-        count=1 if known is None else known.count + 1,
+        count=1 if before is None else before.count + 1,
         kernels=(kernel.op,),
-        seconds=kernel.seconds + ((known.seconds or 0.0) if known is not None else 0.0),
+        seconds=kernel.seconds + ((before.seconds or 0.0) if before is not None else 0.0),
     )
 
 
-def _unplaced(works: Sequence[Work]) -> list[Work]:
-    """Keep what moves or computes something, though no kernel was recognised for it."""
-    return [work for work in works if work.flops]
-
-
 def total_traffic(parts: Iterable[Traffic]) -> Traffic:
-    """Return the sum."""
-    known = list(parts)
+    """Return the sum of what several operators move."""
+    every = list(parts)
     return Traffic(
-        weights=sum(t.weights for t in known),
-        weight_bytes=sum(t.weight_bytes for t in known),
-        activations=sum(t.activations for t in known),
-        activation_bytes=sum(t.activation_bytes for t in known),
+        weights=sum(t.weights for t in every),
+        weight_bytes=sum(t.weight_bytes for t in every),
+        activations=sum(t.activations for t in every),
+        activation_bytes=sum(t.activation_bytes for t in every),
     )
 
 
@@ -206,7 +195,6 @@ class Kind:
     """A kind of compression.
 
     Attributes:
-        name: in a few words.
         assumption: what has to be so for the speed-up.
         operations: share of the operations of layers that is left.
         weights: share of the weights that is left.
@@ -229,27 +217,27 @@ class Kind:
 KINDS = (
     Kind(
         "int8 weights and activations",
-        "all layers and what lies between them compute with int8; softmax, normalization and "
-        "what no integer kernel exists for stays",
+        "all layers and everything between them compute with int8, except softmax, normalization "
+        "and whatever has no integer kernel",
         weight_bits=8,
         activation_bits=8,
         type="int8",
     ),
     Kind(
         "int8 weights only",
-        "weights take a byte and are widened on the way; products stay what they are",
+        "weights take one byte and are widened when read; products stay as they are",
         weight_bits=8,
     ),
     Kind(
         "int4 weights only",
-        "weights take half a byte, with scales of 16 bits for groups of 32; products stay what "
+        "weights take half a byte, with scales of 16 bits for groups of 32; products stay as "
         "they are",
         weight_bits=4.5,
     ),
     Kind(
         "2:4 sparsity",
-        "half of the products are left out, and weights take half their bytes and two bits for "
-        "each place: a few GPUs have kernels for it, ONNX Runtime on CPUs has none",
+        "half of the products are skipped, and weights take half their bytes plus two bits for "
+        "each position: a few GPUs have kernels for it, ONNX Runtime on CPUs has none",
         operations=0.5,
         weights=0.5 + 0.5 * 2 / 32,
     ),
@@ -276,9 +264,7 @@ class Prospect:
     """The best that a kind of compression can do for the whole model.
 
     Attributes:
-        kind: which.
         share: percent of the time that it makes shorter.
-        speedup: of the whole.
         limit: of the whole, if that share took no time at all; ``None``: no limit.
     """
 
@@ -289,25 +275,24 @@ class Prospect:
 
 
 def prospects(works: Sequence[Work], whole: float, peaks: Peaks) -> tuple[Prospect, ...]:
-    """Say of each kind what it could bring, by the roofline and Amdahl's law.
+    """Return the most that each kind of compression could gain (roofline, Amdahl's law).
 
-    Each operator is taken to stay as near to its roof as it is: one that is bound by computing
-    gains at most the ratio of the peaks or of the products, one that is bound by memory the ratio
-    of the bytes. Nothing becomes slower.
+    Each operator is assumed to stay as near to its roof as it is now: a compute-bound one gains at
+    most the ratio of the peaks or of the products, a memory-bound one the ratio of the bytes.
+    Nothing becomes slower.
 
     Args:
         works: the operators, with their times.
-        whole: seconds of the whole model.
-        peaks: what the machine can do.
     """
-    found = []
+    best_cases = []
     for kind in KINDS:
         speedups = [max(1.0, _speedup(work, kind, peaks)) for work in works]
         faster = [w.seconds or 0.0 for w, s in zip(works, speedups, strict=True) if s > 1]
         parts = [work.seconds or 0.0 for work in works]
         best = overall_speedup(whole, parts, speedups)
-        found.append(Prospect(kind, 100 * sum(faster) / whole, best, limit(whole, faster)))
-    return tuple(found)
+        share = 100 * sum(faster) / whole
+        best_cases.append(Prospect(kind, share, best, limit(whole, faster)))
+    return tuple(best_cases)
 
 
 def _speedup(work: Work, kind: Kind, peaks: Peaks) -> float:

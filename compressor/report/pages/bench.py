@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from compressor.report import formats
-from compressor.report.terminal import label, plain_table
-
-if TYPE_CHECKING:
-    from rich.console import Group, RenderableType
-    from rich.table import Table
+from compressor.report.page import GAP, Block, Page, Table, bullets, left, line, right
 
 _STEPS = {
     "import": "import runtime",
@@ -20,97 +16,77 @@ _STEPS = {
     "first": "first run",
     "steady": "steady",
 }
-_FAINT = "dim"
 
 Result = Mapping[str, Any]
 
 
-def benchmark_table(result: Result) -> Group:
+def benchmark_page(result: Result) -> Page:
     """Return the tables of latencies and cold starts, and what was not measured."""
-    from rich.console import Group
-    from rich.text import Text
-
     shapes = ", ".join(
         f"{i['name']} {i['dtype']} {formats.shape(i['shape'])}" for i in result["inputs"]
     )
     values = "random values" if result["data"] is None else result["data"]
-    threads = "as many threads as it likes"
+    provider = "each artifact in its own runtime"
+    if result["provider"] is not None:
+        provider = f"provider {result['provider']}"
+    threads = "as many threads as the runtime chooses"
     if result["threads"] is not None:
         threads = formats.plural(result["threads"], "thread")
-    parts: list[RenderableType] = [
-        label(f"inputs: {shapes}; {values}"),
-        label(f"{_provider(result)}, {threads}; intervals are of 95 %"),
-        Text(),
+    page: list[Block] = [
+        line(f"inputs: {shapes}; {values}"),
+        line(f"{provider}, {threads}; intervals are of 95 %"),
+        GAP,
         _latencies(result),
     ]
     if any(a["cold"] for a in result["artifacts"]):
-        parts += [Text(), label("cold start, each step for itself; medians"), _cold(result)]
-    notes = list(dict.fromkeys(_notes(result)))
-    if notes:
-        parts += [Text(), *(label(f"- {note}", _FAINT) for note in notes)]
-    return Group(*parts)
-
-
-def _provider(result: Result) -> str:
-    if result["provider"] is None:
-        return "each artifact in its own runtime"
-    return f"provider {result['provider']}"
+        page += [GAP, line("cold start, each step timed separately; medians"), _cold(result)]
+    notes = bullets(dict.fromkeys(_notes(result)))
+    return [*page, *([GAP, *notes] if notes else [])]
 
 
 def _latencies(result: Result) -> Table:
-    table = plain_table()
-    table.add_column("artifact", overflow="fold")
-    table.add_column("runtime", overflow="fold")
-    for heading in ("size", "batch", "p50", "p90", "p99", "samples/s", "latency ratio"):
-        table.add_column(heading, justify="right", overflow="fold")
+    headings = ("size", "batch", "p50", "p90", "p99", "samples/s", "latency ratio")
+    rows = []
     for artifact in result["artifacts"]:
-        for i, row in enumerate(artifact["latency"] or [None]):
-            first = ["", "", ""] if i else _facts(artifact)
-            cells = [formats.NOTHING] * 6 if row is None else _cells(row, artifact, result)
-            table.add_row(*(label(cell) for cell in (*first, *cells)))
-    return table
+        runtime = artifact["runtime"] or formats.NOTHING
+        facts = [artifact["name"], runtime, formats.size(artifact["bytes"])]
+        if not artifact["latency"]:
+            rows.append([*facts, *[formats.NOTHING] * 6])
+        for row in artifact["latency"]:
+            rows.append([*facts, *_latency(row, base=artifact["name"] == result["base"])])
+            facts = ["", "", ""]
+    return Table([*left("artifact", "runtime"), *right(*headings)], rows)
 
 
-def _facts(artifact: Result) -> list[str]:
-    runtime = artifact["runtime"] or formats.NOTHING
-    return [artifact["name"], runtime, formats.size(artifact["bytes"])]
-
-
-def _cells(row: Result, artifact: Result, result: Result) -> list[str]:
-    return [
-        str(row["batch"]),
-        *(formats.milliseconds(row[key]) for key in ("p50", "p90", "p99")),
-        formats.short_count(row["throughput"]["value"]),
-        "base" if artifact["name"] == result["base"] else _ratio(row["ratio"]),
-    ]
-
-
-def _ratio(ratio: Result) -> str:
-    return f"{formats.ratio(ratio['value'])} ({formats.ratio_interval(ratio['ci95'])})"
+def _latency(row: Result, *, base: bool) -> list[str]:
+    ratio = "base"
+    if not base:
+        interval = formats.ratio_interval(row["ratio"]["ci95"])
+        ratio = f"{formats.ratio(row['ratio']['value'])} ({interval})"
+    times = [formats.milliseconds(row[key]) for key in ("p50", "p90", "p99")]
+    return [str(row["batch"]), *times, formats.short_count(row["throughput"]["value"]), ratio]
 
 
 def _cold(result: Result) -> Table:
-    table = plain_table()
-    table.add_column("artifact", overflow="fold")
-    for heading in (*_STEPS.values(), "peak memory", "of it anonymous"):
-        table.add_column(heading, justify="right", overflow="fold")
+    rows = []
     for artifact in result["artifacts"]:
         cold = artifact["cold"]
         if cold is None:
             continue
         memory = cold["memory"] or {}
-        cells = [_median(cold["milliseconds"][step], formats.milliseconds) for step in _STEPS]
-        cells += [_median(memory.get(key), formats.size) for key in ("peak", "anonymous")]
-        table.add_row(*(label(cell) for cell in (artifact["name"], *cells)))
-    return table
+        steps = [_median(cold["milliseconds"][step], formats.milliseconds) for step in _STEPS]
+        peaks = [_median(memory.get(key), formats.size) for key in ("peak", "anonymous")]
+        rows.append([artifact["name"], *steps, *peaks])
+    headings = right(*_STEPS.values(), "peak memory", "anonymous part")
+    return Table([*left("artifact"), *headings], rows)
 
 
-def _median(spread: Result | None, text: Any) -> str:
-    return formats.NOTHING if spread is None else str(text(spread["median"]))
+def _median(spread: Result | None, text: Callable[[float], str]) -> str:
+    return formats.NOTHING if spread is None else text(spread["median"])
 
 
 def _notes(result: Result) -> Iterator[str]:
-    """Say what was not measured, or not as well as it was wanted."""
+    """Yield what was not measured, or less precisely than asked."""
     for artifact in result["artifacts"]:
         name = artifact["name"]
         if artifact["reason"]:
@@ -148,8 +124,8 @@ def _imprecise(result: Result) -> Iterator[str]:
             half = (high - low) / 2 / row["ratio"]["value"]
             if half > result["precision"]:
                 yield (
-                    f"{artifact['name']}, batch {row['batch']}: the ratio is known to "
-                    f"±{formats.percent(100 * half)}, not to the wanted "
+                    f"{artifact['name']}, batch {row['batch']}: the ratio is measured to "
+                    f"±{formats.percent(100 * half)}, not to the requested "
                     f"±{formats.percent(100 * result['precision'])}; give more --seconds, or a "
                     "quieter machine"
                 )

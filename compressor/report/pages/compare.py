@@ -1,71 +1,198 @@
-"""The pages of ``compress compare`` and ``compress gate``."""
+"""The pages of ``compress compare`` and ``compress gate``, and the gate's in Markdown."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compressor.lab.compare.texts import change_lines, compared_rows, heading, remarks, trend_rows
-from compressor.report.terminal import label, plain_table
+from compressor.lab.compare.statistics import Difference
+from compressor.lab.compare.trend import LevelChange, Point, Trend
+from compressor.lab.inspect.path import REPORT
+from compressor.report import formats
+from compressor.report.markdown import FAILED, PASSED, UNDECIDED, code, listed, table, text
+from compressor.report.page import (
+    GAP,
+    Block,
+    Cell,
+    Column,
+    Line,
+    Page,
+    Style,
+    Table,
+    bullets,
+    right,
+)
+from compressor.report.tables import FLOAT_MODEL
+from compressor.run.artifacts import FLOAT
 
 if TYPE_CHECKING:
-    from rich.console import Group, RenderableType
-    from rich.table import Table
-
     from compressor.lab.compare.compare import Comparison
     from compressor.lab.compare.gate import Check, GateResult
-    from compressor.lab.compare.trend import Trend
+    from compressor.lab.compare.runs import Side
 
-_GOOD, _BAD, _OPEN, _FAINT = "green", "bold red", "yellow", "dim"
-
-
-def comparison_page(comparison: Comparison, trend: Trend | None = None) -> Group:
-    """Return two models side by side, with what is to be said of their numbers."""
-    from rich.console import Group
-
-    return Group(*_comparison(comparison), *(_trend(trend) if trend else []))
+_MOST_RUNS = 20
 
 
-def gate_page(result: GateResult, trend: Trend | None = None) -> Group:
+def comparison_page(comparison: Comparison, trend: Trend | None = None) -> Page:
+    """Return two models side by side, with remarks on their numbers."""
+    page: list[Block] = [_models(comparison), *bullets(remarks(comparison))]
+    if trend is not None:
+        page += [GAP, _runs(trend), *bullets(change_lines(trend))]
+    return page
+
+
+def gate_page(result: GateResult, trend: Trend | None = None) -> Page:
     """Return the comparison and what the gate decided."""
-    from rich.console import Group
-    from rich.text import Text
-
-    verdict = label("passed", _GOOD) if result.ok else label("failed", _BAD)
-    return Group(
-        *_comparison(result.comparison),
-        *(_trend(trend) if trend else []),
-        Text(),
-        *(_check(check) for check in result.checks),
-        Text("gate: ").append_text(verdict),
-    )
+    verdict = Line(("gate: ", Cell(ok=result.ok)))
+    checks = [_check(check) for check in result.checks]
+    return [*comparison_page(result.comparison, trend), GAP, *checks, verdict]
 
 
-def _comparison(comparison: Comparison) -> list[RenderableType]:
-    table = plain_table()
-    table.add_column("")
-    for side in (comparison.base, comparison.candidate):
-        table.add_column(label(heading(side)), justify="right", overflow="fold")
-    table.add_column("change", justify="right")
-    table.add_column("95 % interval", justify="right")
-    for row in compared_rows(comparison):
-        cells = (row.name, row.base, row.candidate, row.change, row.interval)
-        table.add_row(*(label(cell) for cell in cells))
-    return [table, *(label(f"- {line}", _FAINT) for line in remarks(comparison))]
+def gate_markdown(result: GateResult, trend: Trend | None = None) -> str:
+    """Return what the gate decided, and the comparison behind it, in Markdown."""
+    mark, word = (PASSED, "passed") if result.ok else (FAILED, "failed")
+    sections = [
+        f"## {mark} Gate {word}: {code(heading(result.comparison.candidate))}",
+        listed(f"{_mark(c)} {code(c.name)}: {text(c.text)}" for c in result.checks),
+        table(_models(result.comparison)),
+        listed(map(text, remarks(result.comparison))),
+    ]
+    if trend is not None:
+        sections += [table(_runs(trend)), listed(map(text, change_lines(trend)))]
+    return "\n\n".join(sections) + "\n"
 
 
-def _trend(trend: Trend) -> list[RenderableType]:
-    from rich.text import Text
-
-    table: Table = plain_table()
-    for heading_ in ("run", trend.metric, "95 % interval", "size", "latency p50"):
-        table.add_column(label(heading_), justify="left" if heading_ == "run" else "right")
-    for cells in trend_rows(trend):
-        table.add_row(*(label(cell) for cell in cells))
-    return [Text(), table, *(label(f"- {line}", _FAINT) for line in change_lines(trend))]
+def heading(side: Side) -> str:
+    """Name a model by the folder of its run, as the user named that, and its file."""
+    path = Path(side.run.path)
+    folder = path.parent if path.name == REPORT else path
+    return f"{folder}: {FLOAT_MODEL}" if side.name == FLOAT else str(folder / side.name)
 
 
-def _check(check: Check) -> RenderableType:
-    style = _BAD if not check.ok else _OPEN if check.status == "undecided" else _GOOD
+def _check(check: Check) -> Line:
+    style: Style = "bad" if not check.ok else "open" if check.status == "undecided" else "good"
+    return Line((f"{check.name}: ", Cell(check.status, style=style), f"; {check.text}"))
+
+
+def _mark(check: Check) -> str:
+    return FAILED if not check.ok else UNDECIDED if check.status == "undecided" else PASSED
+
+
+def _models(comparison: Comparison) -> Table:
+    sides = (comparison.base, comparison.candidate)
+    columns = [Column(heading(side), "number", code=True) for side in sides]
+    sizes = [formats.size(side.bytes) for side in sides]
+    rows = [
+        _metric(comparison, sides),
+        ["size", *sizes, formats.ratio(comparison.size_ratio), ""],
+        _latency(comparison),
+    ]
+    return Table([Column(""), *columns, *right("change", "95 % interval")], rows)
+
+
+def _metric(comparison: Comparison, sides: Sequence[Side]) -> list[str]:
+    values = [formats.metric(s.metric) if s.metric else formats.NOT_MEASURED for s in sides]
+    metric, difference = comparison.candidate.metric, comparison.difference
+    name = "metric" if metric is None else str(metric["name"])
+    if difference is None or metric is None:
+        return [name, *values, formats.NOTHING, ""]
+    share = formats.is_share(metric)
+    # As a change of the value, which is positive where it rises, whether that is good or bad.
+    sign = -1 if metric["higher_is_better"] else 1
+    low, high = sorted(sign * end for end in difference.ci95)
+    change = formats.metric_change(sign * difference.drop, share=share)
+    return [name, *values, change, formats.metric_change_interval((low, high), share=share)]
+
+
+def _latency(comparison: Comparison) -> list[str]:
+    latency = comparison.latency
+    times = [
+        formats.NOT_MEASURED if p50 is None else formats.milliseconds(p50) for p50 in latency.p50
+    ]
+    change = formats.NOTHING if latency.value is None else formats.ratio(latency.value)
+    interval = "" if latency.ci95 is None else formats.ratio_interval(latency.ci95)
+    return ["latency p50", *times, change, interval]
+
+
+def _runs(trend: Trend) -> Table:
+    """Return the latest runs of a history."""
+    columns = [Column("run"), *right(trend.metric, "95 % interval", "size", "latency p50")]
+    points = trend.points[-_MOST_RUNS:]
+    return Table(columns, [[Cell(p.label, code=True), *point_texts(trend, p)] for p in points])
+
+
+def remarks(comparison: Comparison) -> list[str]:
+    """Return how the difference was judged, why numbers are missing, and what else to know."""
+    difference = comparison.difference
+    if difference is None:
+        lines = [f"metric {formats.NOT_MEASURED}: {comparison.difference_reason}"]
+    else:
+        share = formats.is_share(comparison.candidate.metric)
+        lines = [f"{drop_words(difference, share=share)}; {_evidence(difference)}"]
+    latency = comparison.latency
+    at = "" if latency.batch is None else f" at batch {latency.batch}"
+    measured = "" if latency.value is not None else f" {formats.NOT_MEASURED}"
+    return [*lines, f"latency ratio{at}{measured}: {latency.source}", *comparison.notes]
+
+
+def _evidence(difference: Difference) -> str:
+    samples = formats.plural(difference.samples, "sample")
+    if difference.lost is None or difference.won is None:
+        return f"{difference.method} of {samples}"
+    lost, won = formats.count(difference.lost), formats.count(difference.won)
+    return f"{difference.method}: {lost} of {samples} lost, {won} won"
+
+
+def drop_words(difference: Difference, *, share: bool) -> str:
+    """Return how much worse or better the candidate is, with interval and chance."""
+    if difference.equal:
+        return f"the same on all {formats.plural(difference.samples, 'sample')}"
+    size, interval, worse = _loss(difference.drop, difference.ci95, share=share)
+    amount = f"{'worse' if worse else 'better'} by {size}" if difference.drop else "no difference"
+    chance = f" ({_probability(difference.p)})" if worse else ""
+    return f"{amount}, 95 % interval {interval}{chance}"
+
+
+def change_lines(trend: Trend) -> list[str]:
+    """Return a sentence for each step of the metric, or that there is none."""
+    if not trend.changes:
+        return [
+            f"{trend.metric} has no step in {formats.plural(len(trend.points), 'run')} "
+            f"({trend.method})"
+        ]
+    return [_change_line(trend, change) for change in trend.changes]
+
+
+def _change_line(trend: Trend, change: LevelChange) -> str:
+    size, interval, _ = _loss(change.drop, change.ci95, share=trend.unit == "%")
+    worse = change.drop > 0
+    stepped = "stepped down" if worse == trend.higher_is_better else "stepped up"
     return (
-        label(f"{check.name}: ").append_text(label(check.status, style)).append(f"; {check.text}")
+        f"{trend.metric} {stepped} at run {change.index + 1}, {change.label!r}: "
+        f"{'worse' if worse else 'better'} by {size}, 95 % interval {interval} "
+        f"({_probability(change.p)})"
     )
+
+
+def _loss(drop: float, ci95: tuple[float, float], *, share: bool) -> tuple[str, str, bool]:
+    """Return the size of a drop or a gain, its interval, and whether it is a drop."""
+    worse = drop >= 0
+    bounds = ci95 if worse else (-ci95[1], -ci95[0])
+    size = formats.metric_change(abs(drop), share=share)
+    return size, formats.metric_change_interval(bounds, share=share), worse
+
+
+def _probability(p: float) -> str:
+    """Format the chance of so large a loss between equally good models."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+
+
+def point_texts(trend: Trend, point: Point) -> tuple[str, str, str, str]:
+    """Return metric, its interval, size and latency of a run."""
+    metric = {"value": point.value, "ci95": point.ci95, "unit": trend.unit}
+    latency = formats.NOT_MEASURED
+    if point.latency_ms is not None:
+        latency = formats.milliseconds(point.latency_ms)
+    value, interval = formats.metric(metric), formats.metric_interval(metric)
+    return value, interval, formats.size(point.bytes), latency

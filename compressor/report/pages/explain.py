@@ -2,45 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from compressor.lab.explain.explanation import Explanation, Gain, LayerCost
 from compressor.report import formats
-from compressor.report.terminal import label, plain_table
+from compressor.report.page import GAP, Block, Page, Table, bullets, left, line, right
 
-if TYPE_CHECKING:
-    from rich.console import Group, RenderableType
-    from rich.table import Table
-    from rich.text import Text
-
-    from compressor.lab.explain.explanation import Explanation, Gain, LayerCost
-
-_FAINT = "dim"
 _MEASURED = "leave-one-out"
 
 
-def explanation_page(explanation: Explanation) -> Group:
+def explanation_page(explanation: Explanation) -> Page:
     """Return the table of layers and the lines to paste."""
-    from rich.console import Group
-    from rich.text import Text
-
-    parts: list[RenderableType] = [label(_heading(explanation), "bold"), Text()]
+    page: list[Block] = [line(_heading(explanation), "strong"), GAP]
     if explanation.layers:
-        parts += [_layers(explanation), Text()]
-    parts += [label(f"- not looked at: {reason}", _FAINT) for reason in explanation.left_out]
-    parts += [label(f"- {note}", _FAINT) for note in explanation.notes]
+        page += [_layers(explanation), GAP]
+    page += bullets(f"not looked at: {reason}" for reason in explanation.left_out)
+    page += bullets(explanation.notes)
     if not explanation.suggested:
-        parts += [Text(), label("Nothing to suggest: no layer stands out.")]
-        return Group(*parts)
-    for index, lines in explanation.spec_lines.items():
+        return [*page, GAP, line("Nothing to suggest: no layer stands out.")]
+    for index, rules in explanation.spec_lines.items():
         name = explanation.passes[index]
-        parts += [Text(), label(f"In front of the rules of passes.{index} ({name}):", "bold")]
-        parts += [label(line) for line in lines]
-    parts.append(Text())
-    if explanation.predicted is not None:
-        parts.append(label(f"Together, predicted: {_sum(explanation, explanation.predicted)}"))
-    if explanation.measured is not None:
-        parts.append(label(f"Together, measured: {_sum(explanation, explanation.measured)}"))
-    return Group(*parts)
+        page += [GAP, line(f"In front of the rules of passes.{index} ({name}):", "strong")]
+        page += map(line, rules)
+    page.append(GAP)
+    for word, gain in (("predicted", explanation.predicted), ("measured", explanation.measured)):
+        if gain is not None:
+            page.append(line(f"Together, {word}: {_sum(explanation, gain)}"))
+    return page
 
 
 def _heading(explanation: Explanation) -> str:
@@ -55,26 +41,21 @@ def _heading(explanation: Explanation) -> str:
 
 
 def _layers(explanation: Explanation) -> Table:
+    columns = [
+        *left("layer", "pass", "scheme"),
+        *right("alone"),
+        *left("change"),
+        *right("costs", "output SQNR", "of the noise", "metric", "95 %"),
+        *left(""),
+    ]
+    content = Table(columns, [_cells(explanation, cost) for cost in explanation.layers])
     measured = explanation.method == _MEASURED
-    table = plain_table()
-    for heading in ("layer", "pass", "scheme"):
-        table.add_column(heading, overflow="fold")
-    table.add_column("alone", justify="right", overflow="fold")
-    table.add_column("change", overflow="fold")
-    headings = ["costs", "output SQNR", "of the noise"]
-    headings += ["metric", "95 %"] if measured else []
-    for heading in headings:
-        table.add_column(heading, justify="right", overflow="fold")
-    if measured:
-        table.add_column("", overflow="fold")
-    for cost in explanation.layers:
-        table.add_row(*_cells(explanation, cost, measured))
-    return table
+    return content.picked([*[True] * 8, *[measured] * 3])
 
 
-def _cells(explanation: Explanation, cost: LayerCost, measured: bool) -> list[Text]:
+def _cells(explanation: Explanation, cost: LayerCost) -> list[str]:
     gain = cost.gain
-    cells = [
+    return [
         cost.change.layer,
         cost.pass_name,
         cost.scheme,
@@ -83,10 +64,10 @@ def _cells(explanation: Explanation, cost: LayerCost, measured: bool) -> list[Te
         _more(gain.bytes),
         _decibels(gain),
         formats.NOTHING if gain.noise_share is None else formats.percent(gain.noise_share, 1),
+        _change(explanation, gain.metric),
+        _interval(explanation, gain),
+        _verdict(gain),
     ]
-    if measured:
-        cells += [_change(explanation, gain.metric), _interval(explanation, gain), _verdict(gain)]
-    return [label(cell) for cell in cells]
 
 
 def _more(amount: int) -> str:
@@ -106,14 +87,14 @@ def _change(explanation: Explanation, value: float | None) -> str:
     return _signed(text, value)
 
 
+def _signed(text: str, value: float) -> str:
+    return f"+{text}" if value > 0 else text
+
+
 def _interval(explanation: Explanation, gain: Gain) -> str:
     if gain.ci95 is None:
         return formats.NOTHING
-    share = formats.is_share(explanation.metric)
-    low, high = (
-        formats.metric_change(bound, share=share).removesuffix(" points") for bound in gain.ci95
-    )
-    return f"{low} to {high}"
+    return formats.metric_change_interval(gain.ci95, share=formats.is_share(explanation.metric))
 
 
 def _verdict(gain: Gain) -> str:
@@ -122,10 +103,6 @@ def _verdict(gain: Gain) -> str:
     if gain.ci95[1] < 0:
         return "worse"
     return "better" if gain.certain else "within noise"
-
-
-def _signed(text: str, value: float) -> str:
-    return f"+{text}" if value > 0 else text
 
 
 def _sum(explanation: Explanation, gain: Gain) -> str:

@@ -1,63 +1,61 @@
-"""Pages of ``compress inspect`` and ``compress unpack``."""
+"""The page of ``compress inspect``."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+from compressor.lab.inspect.contents import (
+    Contents,
+    EngineContents,
+    GraphFacts,
+    ModelContents,
+    RunContents,
+)
 from compressor.report import formats
-from compressor.report.terminal import label, plain_table
-
-if TYPE_CHECKING:
-    from rich.console import Group, RenderableType
-    from rich.table import Table
-
-    from compressor.lab.inspect.contents import (
-        Contents,
-        EngineContents,
-        GraphFacts,
-        ModelContents,
-        RunContents,
-    )
-    from compressor.types.exporter import UnpackedFile
-
-
-_STYLES = {"changed": "bold red", "missing": "bold red"}
+from compressor.report.page import (
+    GAP,
+    Block,
+    Cell,
+    Entry,
+    Line,
+    Page,
+    Table,
+    bullets,
+    left,
+    line,
+    right,
+)
+from compressor.report.terminal import run_page
 
 
-def contents_table(contents: Contents) -> Group:
-    """Return what an inspection found, in full."""
-    from compressor.lab.inspect.contents import EngineContents, RunContents
-
+def contents_page(contents: Contents) -> Page:
+    """Return everything that an inspection found."""
     if isinstance(contents, EngineContents):
-        return engine_page(contents)
+        return _engine(contents)
     return _run(contents) if isinstance(contents, RunContents) else _model(contents)
 
 
-def _model(contents: ModelContents) -> Group:
-    from rich.console import Group
-    from rich.text import Text
-
-    sizes = [f"{name} {formats.size(size)}" for name, size in contents.files.items()]
-    lines: list[RenderableType] = [
-        Text(f"{contents.kind} {contents.path}", style="bold"),
-        Text(f"files: {', '.join(sizes)}"),
-    ]
+def _model(contents: ModelContents) -> Page:
+    lines = [line(f"{contents.kind} {contents.path}", "strong"), _files(contents.files)]
     if contents.graph is not None:
-        lines += [Text(line) for line in _graph(contents.graph)]
+        lines += map(line, _graph(contents.graph))
     if contents.quantization:
-        lines.append(Text(f"quantization: {contents.quantization}"))
-    lines += [Text(), _tensors(contents), Text(), Text(_total(contents), style="bold")]
-    lines += [Text(f"- {note}", style="red") for note in contents.notes]
-    return Group(*lines)
+        lines.append(line(f"quantization: {contents.quantization}"))
+    total = line(_total(contents), "strong")
+    return [*lines, GAP, _tensors(contents), GAP, total, *bullets(contents.notes, "bad")]
+
+
+def _files(sizes: Mapping[str, int]) -> Line:
+    return line(f"files: {', '.join(f'{name} {formats.size(n)}' for name, n in sizes.items())}")
 
 
 def _graph(graph: GraphFacts) -> list[str]:
     lines = [
         f"opset: {_pairs(graph.opsets)}",
-        f"inputs: {', '.join(str(i) for i in graph.inputs) or 'none'}",
-        f"outputs: {', '.join(str(o) for o in graph.outputs) or 'none'}",
+        f"inputs: {_listed(graph.inputs)}",
+        f"outputs: {_listed(graph.outputs)}",
         f"operators: {_pairs(graph.operators) or 'none'}",
     ]
     if graph.producer:
@@ -67,36 +65,33 @@ def _graph(graph: GraphFacts) -> list[str]:
     return lines
 
 
-def _pairs(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in counts.items())
+def _listed(items: Iterable[Any]) -> str:
+    return ", ".join(map(str, items)) or "none"
+
+
+def _pairs(values: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def _tensors(contents: ModelContents) -> Table:
-    from rich.text import Text
-
+    headings = (*left("tensor", "shape", "dtype"), *right("size", "zeros", "MACs"))
+    rows = [
+        [
+            row.name,
+            formats.shape(row.shape),
+            row.dtype,
+            formats.size(row.bytes),
+            formats.NOTHING if row.zeros is None else formats.percent(row.zeros),
+            formats.NOTHING if row.macs is None else formats.short_count(row.macs),
+            row.quantization,
+            row.storage,
+        ]
+        for row in contents.tensors
+    ]
+    content = Table([*headings, *left("quantization", "stored as")], rows)
     coded = any(row.quantization for row in contents.tensors)
-    graph = contents.graph is not None
-    table = plain_table()
-    for heading in ("tensor", "shape", "dtype"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("size", "zeros", *(["MACs"] if graph else [])):
-        table.add_column(heading, justify="right", overflow="fold")
-    if coded:
-        table.add_column("quantization", overflow="fold")
     stored = any(row.storage for row in contents.tensors)
-    if stored:
-        table.add_column("stored as", overflow="fold")
-    for row in contents.tensors:
-        cells = [row.name, formats.shape(row.shape), row.dtype, formats.size(row.bytes)]
-        cells.append(formats.NOTHING if row.zeros is None else formats.percent(row.zeros))
-        if graph:
-            cells.append(formats.NOTHING if row.macs is None else formats.short_count(row.macs))
-        if coded:
-            cells.append(row.quantization)
-        if stored:
-            cells.append(row.storage)
-        table.add_row(*(Text(cell) for cell in cells))
-    return table
+    return content.picked([*[True] * 5, contents.graph is not None, coded, stored])
 
 
 def _total(contents: ModelContents) -> str:
@@ -113,70 +108,52 @@ def _total(contents: ModelContents) -> str:
     return "Total: " + ", ".join(parts)
 
 
-def _run(contents: RunContents) -> Group:
-    from rich.console import Group
-    from rich.text import Text
-
-    from compressor.report.terminal import result_table
-
-    versions = ", ".join(f"{name} {version}" for name, version in contents.versions.items())
-    parts: list[RenderableType] = [
-        Text(f"run {contents.name} in {contents.path}", style="bold"),
-        Text(f"seed {contents.seed}; {versions}"),
-        Text(),
+def _run(contents: RunContents) -> Page:
+    versions = _pairs(contents.versions)
+    page: list[Block] = [
+        line(f"run {contents.name} in {contents.path}", "strong"),
+        line(f"seed {contents.seed}; {versions}"),
+        GAP,
     ]
     if contents.report is None:
-        parts.append(Text("report.json is not what the run wrote; it is not shown", style="red"))
+        page.append(line("report.json is not what the run wrote; it is not shown", "bad"))
     else:
-        parts.append(result_table(contents.report))
-    table = plain_table()
-    table.add_column("file", overflow="fold")
-    table.add_column("size", justify="right", overflow="fold")
-    table.add_column("since the run", overflow="fold")
-    for file in contents.files:
-        size = formats.NOTHING if file.bytes is None else formats.size(file.bytes)
-        table.add_row(Text(file.name), size, Text(file.state, style=_STYLES.get(file.state, "")))
-    return Group(*parts, Text(), table)
-
-
-def engine_page(contents: EngineContents) -> Group:
-    """Return what a manifest says of its engine, layers in full."""
-    from rich.console import Group
-    from rich.text import Text
-
-    manifest = contents.manifest
-    sizes = [f"{name} {formats.size(size)}" for name, size in contents.files.items()]
-    versions = ", ".join(f"{name} {value}" for name, value in manifest["versions"].items())
-    targets = manifest.get("compute_capabilities")
-    lines: list[RenderableType] = [
-        label(f"TensorRT engine {contents.path}", "bold"),
-        label(f"files: {', '.join(sizes)}"),
-        label(f"built by: {manifest.get('builder')} ({versions})"),
-        label(f"compute capabilities: {', '.join(targets) if targets else 'not named'}"),
-        label(f"inputs: {', '.join(manifest.get('inputs', ())) or 'none'}"),
-        label(f"outputs: {', '.join(manifest.get('outputs', ())) or 'none'}"),
+        page += run_page(contents.report)
+    rows: list[list[Entry]] = [
+        [
+            file.name,
+            formats.NOTHING if file.bytes is None else formats.size(file.bytes),
+            Cell(file.state, style="" if file.state == "unchanged" else "bad"),
+        ]
+        for file in contents.files
     ]
-    lines += [label(f"profile of {_profile(n, p)}") for n, p in manifest["profiles"].items()]
-    lines += [Text(), _layers(manifest), Text(), label(_engine_total(manifest), "bold")]
-    if not contents.intact:
-        lines.append(label("- the engine is not the one that this manifest is about", "red"))
-    return Group(*lines)
+    return [*page, GAP, Table([*left("file"), *right("size"), *left("since the run")], rows)]
 
 
-def _profile(name: str, profile: Mapping[str, Any]) -> str:
-    shapes = [f"{word} {formats.shape(profile[word])}" for word in ("min", "opt", "max")]
-    return f"{name}: {', '.join(shapes)}"
-
-
-def _layers(manifest: Mapping[str, Any]) -> Table:
-    table = plain_table()
-    for heading in ("layer", "type", "precision", "reads", "constants", "gives"):
-        table.add_column(heading, overflow="fold")
+def _engine(contents: EngineContents) -> Page:
+    """Return what a manifest says of its engine, layers in full."""
+    manifest = contents.manifest
+    targets = _listed(manifest.get("compute_capabilities") or ("not named",))
+    lines = [
+        line(f"TensorRT engine {contents.path}", "strong"),
+        _files(contents.files),
+        line(f"built by: {manifest.get('builder')} ({_pairs(manifest['versions'])})"),
+        line(f"compute capabilities: {targets}"),
+        line(f"inputs: {_listed(manifest.get('inputs', ()))}"),
+        line(f"outputs: {_listed(manifest.get('outputs', ()))}"),
+    ]
+    for name, profile in manifest["profiles"].items():
+        shapes = [f"{word} {formats.shape(profile[word])}" for word in ("min", "opt", "max")]
+        lines.append(line(f"profile of {name}: {', '.join(shapes)}"))
+    rows = []
     for row in manifest["layers"]:
-        cells = [row["name"], row["type"], row["precision"] or formats.NOTHING]
-        cells += [", ".join(row[key]) for key in ("inputs", "constants", "outputs")]
-        table.add_row(*(label(cell) for cell in cells))
-    return table
+        names = [", ".join(row[key]) for key in ("inputs", "constants", "outputs")]
+        rows.append([row["name"], row["type"], row["precision"] or formats.NOTHING, *names])
+    layers = Table(left("layer", "type", "precision", "reads", "constants", "gives"), rows)
+    page: list[Block] = [*lines, GAP, layers, GAP, line(_engine_total(manifest), "strong")]
+    if not contents.intact:
+        page += bullets(["the engine is not the one that this manifest is about"], "bad")
+    return page
 
 
 def _engine_total(manifest: Mapping[str, Any]) -> str:
@@ -188,14 +165,3 @@ def _engine_total(manifest: Mapping[str, Any]) -> str:
         kept = sum(row["meant"] == row["computed"] for row in meant)
         total += f", {kept} of {len(meant)} quantized layers computed with codes"
     return total
-
-
-def unpacked_table(files: Sequence[UnpackedFile]) -> Table:
-    """Return the files with their sizes and hashes."""
-    table = plain_table()
-    table.add_column("file", overflow="fold")
-    table.add_column("size", justify="right")
-    table.add_column("sha256", overflow="fold")
-    for file in files:
-        table.add_row(label(file.name), formats.size(file.bytes), file.sha256)
-    return table

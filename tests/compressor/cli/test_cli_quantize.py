@@ -38,7 +38,9 @@ CONFIG = {
 
 
 def test_the_command_offers_the_presets_of_the_pass() -> None:
-    (option,) = (p for p in application.commands["quantize"].params if p.name == "preset")
+    command = application.get_command(click.Context(application), "quantize")
+    assert command is not None
+    (option,) = (p for p in command.params if p.name == "preset")
     assert isinstance(option.type, click.Choice)
     assert tuple(option.type.choices) == tuple(PRESETS)
 

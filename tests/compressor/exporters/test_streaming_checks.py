@@ -125,7 +125,7 @@ source, target = map(Path, sys.argv[1:])
 def anonymous():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(x.split()[1]) * 1024 for x in lines if x.startswith("RssAnon"))
-from compressor.lab.inspect import checkpoint, graph, run_output  # they take memory, too
+from compressor.lab.inspect import checkpoint, graph, path  # they take memory, too
 carrier = quantized(open_checkpoint(source))
 plan = plan_stream(carrier)
 start, peak, done = anonymous(), [0], threading.Event()

@@ -6,7 +6,7 @@ import pytest
 
 from compressor.lab import doctor
 from compressor.lab.doctor import examine, int8_features, int8_meaning, runtime_warnings
-from compressor.report.pages.catalog import doctor_table
+from compressor.report.pages.catalog import doctor_page
 from compressor.report.terminal import plain_text
 
 
@@ -42,7 +42,7 @@ def test_warnings_are_shown_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         doctor, "_version", lambda p: "1.0" if p.startswith("onnxruntime") else real(p)
     )
-    lines = plain_text(doctor_table(examine())).splitlines()
+    lines = plain_text(doctor_page(examine())).splitlines()
     assert lines[-2] == ""
     assert lines[-1].startswith("warning: onnxruntime and onnxruntime-gpu and ")
 
@@ -50,7 +50,7 @@ def test_warnings_are_shown_last(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_machine_with_gpus() -> None:
     gpus = (doctor.Gpu("NVIDIA Big", "9.0", 141_000_000_000),)
     machine = replace(examine(), gpus=gpus, builders=(doctor.Builder("rtx", True, "v1"),))
-    text = plain_text(doctor_table(machine))
+    text = plain_text(doctor_page(machine))
     assert "NVIDIA Big, 141 GB, compute capability 9.0\n" in text
     assert "TensorRT builder rtx   v1\n" in text or "TensorRT builder rtx  v1\n" in text
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from compressor.lab.compare.trend import LevelChange, Point, Trend
 from compressor.report.html import html_report
-from compressor.report.past_runs import PastRun, PastRuns, Related
+from compressor.report.past_runs import Related
 from tests.compressor.report.conftest import passed
 
 if TYPE_CHECKING:
@@ -52,10 +53,11 @@ def address(report: Report, tmp_path_factory: pytest.TempPathFactory) -> str:
     other["artifacts"][1]["metric"]["value"] = 91.0
     path = tmp_path_factory.mktemp("page") / "report.html"
     runs = tuple(
-        PastRun(f"commit-{n}", value, value - 1, value + 1, n == 3, (f"{value} %", "", "", ""))
+        Point(f"commit-{n}", value, (value - 1, value + 1), 1000, None)
         for n, value in enumerate((91.0, 91.5, 91.2, 89.0))
     )
-    history = PastRuns(runs, ("accuracy stepped down at run 4",))
+    step = LevelChange(3, "commit-3", 2.2, (1.5, 2.9), 0.001)
+    history = Trend("accuracy", "%", True, runs, (step,))
     page = html_report(report, Related({"earlier": other}), history)
     path.write_text(page, encoding="utf-8")
     return path.as_uri()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from compressor.report.plan_text import plan_json, plan_table, plan_text
+from compressor.report.pages.plan import plan_json, plan_page, plan_text
 from compressor.report.terminal import plain_text
 from compressor.run.plan import ExportPlan, LayerRow, PassPlan, Plan
 from compressor.types.passes import LayerPlan
@@ -71,7 +71,7 @@ def test_the_text_is_the_table_without_colours(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "30")
     monkeypatch.setenv("FORCE_COLOR", "1")
     text = plan_text(make_plan())
-    assert text == plain_text(plan_table(make_plan()))
+    assert text == plain_text(plan_page(make_plan()))
     assert "\x1b" not in text
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from compressor.report.terminal import plain_text, result_table, show
+from compressor.report.terminal import plain_text, run_page, show
 
 Report = dict[str, Any]
 
@@ -21,7 +21,7 @@ def test_the_table_is_as_agreed(
     kind: str, request: pytest.FixtureRequest, golden: Callable[[str, str], None]
 ):
     report = request.getfixturevalue(f"{kind}_report")
-    golden(f"{kind}.txt", plain_text(result_table(report, "out/resnet20-edge/report.html")))
+    golden(f"{kind}.txt", plain_text(run_page(report, "out/resnet20-edge/report.html")))
 
 
 def test_a_pipe_gets_neither_colours_nor_cut_rows(
@@ -30,10 +30,10 @@ def test_a_pipe_gets_neither_colours_nor_cut_rows(
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "20")
     stream = io.StringIO()
-    show(result_table(failed_report), stream)
+    show(run_page(failed_report), stream)
     assert "\x1b" not in stream.getvalue()
     assert "…" not in stream.getvalue()
-    assert stream.getvalue() == plain_text(result_table(failed_report))
+    assert stream.getvalue() == plain_text(run_page(failed_report))
     assert "Report:" not in stream.getvalue()
 
 
@@ -41,20 +41,20 @@ def test_a_narrow_terminal_loses_nothing(failed_report: Report, monkeypatch: pyt
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
-    show(result_table(failed_report), stream)
+    show(run_page(failed_report), stream)
     assert "…" not in stream.getvalue()
     assert "\x1b[" in stream.getvalue()
 
 
 def test_control_characters_and_markup_are_shown_not_obeyed(passed_report: Report):
     passed_report["artifacts"][1]["path"] = "\x1b[2J[red]evil[/red]\n.onnx"
-    text = plain_text(result_table(passed_report))
+    text = plain_text(run_page(passed_report))
     assert "\x1b" not in text
     assert r"\x1b[2J[red]evil[/red]\n.onnx" in text
 
 
 def test_a_format_that_the_name_does_not_tell_is_named(passed_report: Report):
     passed_report["artifacts"][1].update(path="model.engine", format="tensorrt")
-    text = plain_text(result_table(passed_report))
+    text = plain_text(run_page(passed_report))
     assert "model.engine tensorrt" in text
     assert "model.safetensors safetensors" not in text

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from compressor.errors import ModelError
 from compressor.models.torch import carrier as torch_carrier
-from compressor.report.plan_text import plan_text
+from compressor.report.pages.plan import plan_text
 from compressor.run.plan import make_plan
 from compressor.spec.load import load_spec
 from tests.compressor.run.plan_refusals import line_of, refusal

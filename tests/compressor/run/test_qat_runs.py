@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from compressor.report.rows import pass_rows
+from compressor.report.tables import pass_notes
 from tests.compressor.tiny_project import Project, torch_project
 
 
@@ -41,9 +41,9 @@ def test_the_report_measures_the_network_before_it_is_trained(tmp_path: Path) ->
     assert lost == pytest.approx(still["metric"]["value"] - tuned["metric"]["value"])
     assert lost > left
     assert moved["untrained"]["won_back"] == pytest.approx(100 * (lost - left) / lost)
-    _, row = pass_rows(trained.report())
-    assert row.notes[0].startswith("without training ")
-    assert row.notes[0].endswith(f"training won {100 * (lost - left) / lost:.0f} % of that back")
+    notes = pass_notes(trained.report()["passes"][1])
+    assert notes[0].startswith("without training ")
+    assert notes[0].endswith(f"training won {100 * (lost - left) / lost:.0f} % of that back")
     again = trained.run()
     assert again.cached
     assert again.report["passes"][1]["untrained"] == moved["untrained"]

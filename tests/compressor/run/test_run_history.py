@@ -8,7 +8,7 @@ import pytest
 
 from compressor.errors import CompressorError, InputError, SpecError
 from compressor.lab.compare.history import read_history
-from compressor.lab.compare.opened_run import open_run
+from compressor.lab.compare.runs import open_run
 from compressor.progress import Silent
 from compressor.report.run import run_spec
 from compressor.run.execute import RunOptions

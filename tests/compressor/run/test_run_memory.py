@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from compressor.errors import ArtifactError
-from compressor.report.rows import model_rows
+from compressor.report.page import Cell
 from compressor.report.run import run_spec
+from compressor.report.tables import model_table
 from compressor.run import verify
 from compressor.run.execute import RunOptions
 from compressor.spec.load import load_spec
@@ -31,7 +32,10 @@ def test_it_is_measured_when_it_is_asked_for(on_onnx: Project) -> None:
     for entry in entries(report):
         low, high = entry["peak_memory_range"]
         assert 0 < low <= entry["peak_memory_bytes"] <= high < 500_000_000
-    assert all(" to " in row.memory.note for row in model_rows(report))
+    table = model_table(report)
+    memory = [column.heading for column in table.columns].index("peak memory")
+    cells = [row[memory] for row in table.rows]
+    assert all(isinstance(cell, Cell) and " to " in cell.note for cell in cells)
     again = run_spec(load_spec(on_onnx.path), RunOptions(memory=True))
     assert again.cached
     assert again.report == report

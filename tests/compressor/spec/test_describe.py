@@ -8,7 +8,7 @@ from pydantic import Field
 
 from compressor import catalog
 from compressor.errors import SpecError
-from compressor.report.pages.catalog import description_table, overview_table
+from compressor.report.pages.catalog import description_page, overview_page
 from compressor.report.terminal import plain_text
 from compressor.spec.describe import Option, describe, describe_options, overview
 from compressor.types.carrier import Capability
@@ -126,7 +126,7 @@ def test_what_does_not_import_is_listed_with_the_reason() -> None:
     good, broken = overview("pass")
     assert (good.summary, good.needs) == ("All kinds of options.", ("graph", "run"))
     assert broken.problem == "does not import (No module named 'no_such_package')"
-    assert plain_text(overview_table([good, broken])).splitlines()[2:] == [
+    assert plain_text(overview_page([good, broken])).splitlines()[2:] == [
         "good     All kinds of options.                                 graph, run",
         "broken   does not import (No module named 'no_such_package')",
     ]
@@ -136,7 +136,7 @@ def test_what_does_not_import_is_listed_with_the_reason() -> None:
 
 @pytest.mark.usefixtures("catalogued")
 def test_the_page_of_a_pass() -> None:
-    lines = plain_text(description_table(describe("pass", "good"))).splitlines()
+    lines = plain_text(description_page(describe("pass", "good"))).splitlines()
     assert lines[:8] == [
         "good",
         "",

@@ -23,7 +23,7 @@ from compressor.lab.inspect.path import inspect_path
 from compressor.models.checkpoint.carrier import open_checkpoint
 from compressor.passes.quantize.cluster import Cluster
 from compressor.passes.quantize.weights.weights import QuantizeWeights
-from compressor.report.plan_text import plan_json, plan_text
+from compressor.report.pages.plan import plan_json, plan_text
 from compressor.types.carrier import Carrier
 from compressor.types.exporter import ExportContext
 from compressor.types.passes import PassContext

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from compressor.cli.application import application
 from compressor.exporters.tensorrt.exporter import TensorrtExporter
-from compressor.report.pages.bench import benchmark_table
+from compressor.report.pages.bench import benchmark_page
 from compressor.report.terminal import plain_text
 from tests.compressor.lab.bench.conftest import SaveOnnx
 from tests.compressor.tiny_project import Project
@@ -78,7 +78,7 @@ def test_an_engine_without_a_gpu_is_said_to_be_one(
     assert (first["latency"], first["runtime"]) == ([], None)
     assert first["reason"] == first["cold_reason"] == first["energy_reason"] == "no GPU here"
     assert found["base"] == second["name"]
-    assert f"- {engine} is not run: no GPU here" in plain_text(benchmark_table(found))
+    assert f"- {engine} is not run: no GPU here" in plain_text(benchmark_page(found))
     alone = invoke(engine, *SHORT)
     assert alone.exit_code == 2
     assert alone.stderr == (
@@ -111,7 +111,7 @@ def test_over_samples_where_a_model_branches(tmp_path: Path, quick: None):
     found = json.loads(result.stdout)
     assert found["data"] == "x.npz"
     assert found["artifacts"][0]["latency"][0]["inputs"] == 5
-    assert "- times are over 5 inputs, taken in turn" in plain_text(benchmark_table(found))
+    assert "- times are over 5 inputs, taken in turn" in plain_text(benchmark_page(found))
 
 
 def test_cold_starts_in_the_document_and_the_table(save: SaveOnnx, quick: None):
@@ -125,8 +125,8 @@ def test_cold_starts_in_the_document_and_the_table(save: SaveOnnx, quick: None):
     if cold["memory"] is not None:
         assert 0 < cold["memory"]["peak"]["median"] < 1e9
     assert found["threads"] == 1
-    text = plain_text(benchmark_table(found))
-    assert "cold start, each step for itself; medians" in text
+    text = plain_text(benchmark_page(found))
+    assert "cold start, each step timed separately; medians" in text
     assert "each artifact in its own runtime, 1 thread; intervals are of 95 %" in text
 
 

@@ -68,9 +68,9 @@ def test_what_is_no_artifact(tmp_path: Path):
     (tmp_path / "report.json").write_text("{")
     messages = {
         tmp_path / "none.onnx": "does not exist; check its spelling",
-        tmp_path / "model.bin": "is no artifact that can be told by its name; formats are",
+        tmp_path / "model.bin": "is no artifact that can be recognized by its name; formats are",
         tmp_path: "cannot be read",
-        tmp_path / "report.json": "is no artifact that can be told by its name",
+        tmp_path / "report.json": "is no artifact that can be recognized by its name",
     }
     for path, message in messages.items():
         assert message in str(refusal(path)), path

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from compressor.cli.application import application
 from compressor.lab.bench.finding import find_artifacts
 from compressor.models.onnx import runtimes as onnx_runtimes
-from compressor.report.pages.bench import benchmark_table
+from compressor.report.pages.bench import benchmark_page
 from compressor.report.terminal import plain_text
 from tests.compressor.lab.bench.conftest import SaveOnnx
 from tests.compressor.tiny_project import Project
@@ -58,7 +58,7 @@ def test_a_provider_is_one_of_onnx_runtime(for_openvino: Project, quick: None):
     assert artifact["runtime"].startswith("onnxruntime")
     assert artifact["runtime"].endswith("(CPU)")
     assert artifact["runtime_reason"] is None
-    assert "provider cpu, " in plain_text(benchmark_table(found))
+    assert "provider cpu, " in plain_text(benchmark_page(found))
 
 
 def test_without_openvino_onnx_runtime_steps_in(
@@ -73,7 +73,7 @@ def test_without_openvino_onnx_runtime_steps_in(
     assert artifact["runtime"].startswith("onnxruntime")
     assert artifact["runtime_reason"] == "meant for OpenVINO, which is not installed"
     note = f"- {artifact['name']} is meant for OpenVINO, which is not installed: timed in onnxr"
-    assert note in plain_text(benchmark_table(found))
+    assert note in plain_text(benchmark_page(found))
     assert artifact["cold"]["rounds"] == 1
 
 

@@ -6,8 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from compressor.lab.compare.difference import BOOTSTRAP, MCNEMAR, Scale, paired_difference
-from compressor.lab.compare.statistics import resampled_means, samples_needed
+from compressor.lab.compare.statistics import (
+    BOOTSTRAP,
+    MCNEMAR,
+    Scale,
+    paired_difference,
+    resampled_means,
+    samples_needed,
+)
 
 PERCENT = Scale(factor=100.0)
 RNG = np.random.default_rng(0)

@@ -9,9 +9,9 @@ import pytest
 from compressor.errors import DataError, InputError, SpecError
 from compressor.lab.compare.compare import CompareOptions, compare_runs
 from compressor.lab.compare.history import read_history
-from compressor.lab.compare.sides import Side
-from compressor.lab.compare.texts import change_lines
+from compressor.lab.compare.runs import Side
 from compressor.lab.compare.trend import recall, record
+from compressor.report.pages.compare import change_lines
 from tests.compressor.lab.compare.made_runs import made_run, results
 
 NOTHING: frozenset = frozenset()

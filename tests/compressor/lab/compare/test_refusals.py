@@ -57,7 +57,7 @@ def test_models_and_versions_may_differ_if_allowed(base: Path, tmp_path: Path) -
     other = made_run(tmp_path / "other", results(5), changes=changes)
     allowed = CompareOptions(timing=False, allowed=frozenset({"model", "version"}))
     comparison = compare_runs(base, other, allowed)
-    assert comparison.latency.source == "the two runs have other float models"
+    assert comparison.latency.source == "the two runs have different float models"
     assert comparison.notes == ("compressor: 0.1.0 in the base, 0.2.0 in the candidate",)
 
 

@@ -122,13 +122,13 @@ def test_statistics_are_collected_once(quantized: Project, monkeypatch: pytest.M
     from compressor.lab.explain import leave_one_out as variants
 
     asked: list[int] = []
-    collect = variants.collect_statistics
+    collect = variants.calibrate
 
     def counting(workspace: Any, label: str, carrier: Any, requests: Any) -> Any:
         asked.append(len(requests))
         return collect(workspace, label, carrier, requests)
 
-    monkeypatch.setattr(variants, "collect_statistics", counting)
+    monkeypatch.setattr(variants, "calibrate", counting)
     document(quantized.path, *MEASURE)
     assert sum(1 for count in asked if count) <= 2  # the rest, where the first variant lacked some
 

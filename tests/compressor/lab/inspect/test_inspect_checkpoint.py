@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from compressor.errors import ModelError, SpecError
 from compressor.lab.inspect.contents import ModelContents, TensorRow, contents_json
 from compressor.lab.inspect.path import inspect_path
-from compressor.report.pages.inspect import contents_table
+from compressor.report.pages.inspect import contents_page
 from compressor.report.terminal import plain_text
 
 
@@ -115,14 +115,14 @@ def test_quantized_hugging_face_folders(
     contents = inspected(tmp_path)
     assert contents.quantization == words
     assert contents.parameters == 8 * 256 + 5
-    assert f"quantization: {words}\n" in plain_text(contents_table(contents))
+    assert f"quantization: {words}\n" in plain_text(contents_page(contents))
 
 
 def test_values_that_are_not_finite_are_named(tmp_path: Path) -> None:
     save_file({"w": torch.tensor([float("nan"), 1.0, float("-inf")])}, tmp_path / "m.safetensors")
     contents = inspected(tmp_path / "m.safetensors")
     assert contents.notes == ("'w' holds 2 values that are NaN or infinite",)
-    assert plain_text(contents_table(contents)).endswith("- " + contents.notes[0] + "\n")
+    assert plain_text(contents_page(contents)).endswith("- " + contents.notes[0] + "\n")
 
 
 def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = {"w": torch.eye(10), "count": torch.tensor(3)}
     save_file(tensors, Path("m.safetensors"))
     contents = inspected(Path("m.safetensors"))
-    assert plain_text(contents_table(contents)).splitlines() == [
+    assert plain_text(contents_page(contents)).splitlines() == [
         "checkpoint m.safetensors",
         f"files: m.safetensors {Path('m.safetensors').stat().st_size} B",
         "",

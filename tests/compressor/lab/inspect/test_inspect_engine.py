@@ -12,7 +12,7 @@ import pytest
 from compressor.errors import InputError, ModelError
 from compressor.lab.inspect.contents import EngineContents
 from compressor.lab.inspect.path import inspect_path
-from compressor.report.pages.inspect import contents_table
+from compressor.report.pages.inspect import contents_page
 from compressor.report.terminal import plain_text
 
 
@@ -45,7 +45,7 @@ def test_a_manifest_is_shown_without_control_characters(tmp_path: Path) -> None:
     found = inspect_path(written(tmp_path, document(b"engine")))
     assert isinstance(found, EngineContents)
     assert found.intact
-    shown = plain_text(contents_table(found))
+    shown = plain_text(contents_page(found))
     assert "\x1b" not in shown
     assert "compute capabilities: not named" in shown
     assert "Total: 1 layer (int8 1), 1 of 1 quantized layers computed with codes" in shown
@@ -54,7 +54,7 @@ def test_a_manifest_is_shown_without_control_characters(tmp_path: Path) -> None:
 def test_another_engine(tmp_path: Path) -> None:
     found = inspect_path(written(tmp_path, document(b"engine"), b"another"))
     assert not found.intact
-    assert "not the one that this manifest is about" in plain_text(contents_table(found))
+    assert "not the one that this manifest is about" in plain_text(contents_page(found))
 
 
 def without(key: str) -> dict[str, Any]:

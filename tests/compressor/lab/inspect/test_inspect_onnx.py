@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from compressor.errors import ModelError
 from compressor.lab.inspect.contents import ModelContents, TensorRow
 from compressor.lab.inspect.path import inspect_path
-from compressor.report.pages.inspect import contents_table
+from compressor.report.pages.inspect import contents_page
 from compressor.report.terminal import plain_text
 from tests.compressor.models import wild_models as wild
 from tests.compressor.models.wild_models import Wild
@@ -192,7 +192,7 @@ def test_text_and_values_that_are_not_finite(tmp_path: Path) -> None:
     contents = inspected(tmp_path / "m.onnx")
     assert rows(contents)["labels"].zeros is None
     assert contents.notes == ("'w' holds 1 values that are NaN or infinite",)
-    assert "'w' holds 1 values" in plain_text(contents_table(contents))
+    assert "'w' holds 1 values" in plain_text(contents_page(contents))
 
 
 @pytest.mark.parametrize("content", [b"", b"words, not a graph", b"\x08\x07\x12\x05tests"])

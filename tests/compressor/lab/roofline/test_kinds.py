@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from compressor.graph.costs import Traffic
-from compressor.lab.roofline.peaks import Peaks
+from compressor.lab.roofline.measuring import Peaks
 from compressor.lab.roofline.work import KINDS, Prospect, Work, prospects
 
 PEAKS = Peaks(1, {"float32": 100.0, "float16": 50.0, "int8": 400.0}, 10.0, 1)

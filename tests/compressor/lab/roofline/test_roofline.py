@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from compressor.cli.application import application
-from compressor.lab.roofline import kernels, peaks
+from compressor.lab.roofline import measuring
 from tests.compressor.tiny_project import Project, tiny_onnx
 
 LAYERS = ["conv1", "conv2", "fc"]
@@ -20,9 +20,9 @@ LAYERS = ["conv1", "conv2", "fc"]
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure the machine and the model in a moment."""
-    monkeypatch.setattr(peaks, "_SECONDS", 0.01)
-    monkeypatch.setattr(peaks, "_SIDE", 64)
-    monkeypatch.setattr(kernels, "_SECONDS", 0.0)
+    monkeypatch.setattr(measuring, "_PEAK_SECONDS", 0.01)
+    monkeypatch.setattr(measuring, "_SIDE", 64)
+    monkeypatch.setattr(measuring, "_SECONDS", 0.0)
 
 
 def inspected(*arguments: str) -> Result:
@@ -79,7 +79,7 @@ def test_a_quantized_run_and_its_float_model(on_torch: Project, monkeypatch: pyt
 def test_the_page_names_layers_kinds_and_assumptions(model: str):
     result = inspected(model)
     assert result.exit_code == 0
-    for text in (*LAYERS, "in all", "outside operators", "FLOP/s", "int4 weights only", "Amdahl"):
+    for text in (*LAYERS, "total", "outside operators", "FLOP/s", "int4 weights only", "Amdahl"):
         assert text in result.stdout
 
 

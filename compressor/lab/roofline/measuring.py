@@ -1,4 +1,4 @@
-"""Time each operator that ONNX Runtime executes, and find the nodes of the graph it stands for."""
+"""Measure: each operator that ONNX Runtime executes, and what the machine can do at most."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+import torch
 
 from compressor.graph.layers import layer_of
 from compressor.graph.operators import names, operator_named
@@ -35,11 +36,7 @@ class Kernel:
     """An operator as it is executed.
 
     Attributes:
-        name: its name in the executed graph.
-        op: the operator.
         seconds: of one run.
-        inputs: names of what it reads.
-        outputs: names of what it writes.
     """
 
     name: str
@@ -55,8 +52,6 @@ class Timed:
 
     Attributes:
         seconds: of each run from end to end, without the profiler, ``[runs]``.
-        kernels: what is executed.
-        runtime: what executed it.
     """
 
     seconds: Array
@@ -68,9 +63,6 @@ def time_kernels(model: Path, batch: Batch, threads: int, subject: str) -> Timed
     """Run a model with the runtime's profiler on and off, in turn.
 
     Args:
-        model: an ONNX file.
-        batch: what it is run on.
-        threads: that compute.
         subject: what the model is, for messages.
 
     Raises:
@@ -125,7 +117,7 @@ def _kernels(
 
 
 def undisturbed(seconds: Sequence[float] | Array) -> float:
-    """Return the mean of the fastest quarter: what there is if nobody else has the machine.
+    """Return the mean of the fastest quarter: the time on an otherwise idle machine.
 
     The profiler's clock ticks in microseconds, so that the least time says little of an operator
     that takes two.
@@ -151,10 +143,10 @@ def nodes_of_kernels(model: ir.Model, kernels: Sequence[Kernel]) -> dict[str, li
     named = _named(nodes)
     for kernel in kernels:
         weights = kernel.inputs if _multiplies(kernel.op) else ()
-        found = [readers[n] for n in weights if n in readers]
-        found += [named[n] for n in _names(kernel) if n in named]
-        if found:
-            owners.setdefault(found[0], kernel.name)
+        candidates = [readers[n] for n in weights if n in readers]
+        candidates += [named[n] for n in _names(kernel) if n in named]
+        if candidates:
+            owners.setdefault(candidates[0], kernel.name)
     ops = {kernel.name: kernel.op for kernel in kernels}
     for node in reversed(nodes):
         if node in owners:
@@ -177,11 +169,115 @@ def _multiplies(op: str) -> bool:
 
 def _named(nodes: Sequence[ir.Node]) -> dict[str, ir.Node]:
     """Return the node that is meant by a name: that of a value, or its own."""
-    found = {node.name: node for node in nodes if node.name}
-    found.update({v.name: node for node in nodes for v in node.outputs if v.name})
-    return found
+    by_name = {node.name: node for node in nodes if node.name}
+    by_name.update({v.name: node for node in nodes for v in node.outputs if v.name})
+    return by_name
 
 
 def _names(kernel: Kernel) -> list[str]:
     """Return the names to recognise a kernel by, the most telling first."""
     return [*kernel.outputs, kernel.name, _ADDED.sub("", kernel.name)]
+
+
+_SIDE = 512
+_PEAK_SECONDS = 0.25
+_LEAST_MATRIX_PRODUCTS = 3
+_ARRAYS = 3  # of a triad: two are read, one is written
+_LEAST_BYTES, _MOST_BYTES = 1 << 20, 192 << 20
+_MATRIX_PRODUCTS: Mapping[str, Sequence[tuple[str, Any, Any]]] = {
+    "float32": [("MatMul", np.float32, np.float32)],
+    "float16": [("MatMul", np.float16, np.float16)],
+    # Which of the two has a fast kernel depends on the processor.
+    "int8": [("MatMulInteger", np.uint8, np.int8), ("MatMulInteger", np.int8, np.int8)],
+}
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """What this machine reached just now.
+
+    Attributes:
+        flops: operations a second of a product of two matrices, by type; a multiplication and an
+            addition are two.
+        bandwidth_bytes: size of the arrays that it was measured on, together.
+    """
+
+    threads: int
+    flops: Mapping[str, float]
+    bandwidth: float
+    bandwidth_bytes: int
+
+
+def measure_peaks(threads: int, working_set: float) -> Peaks:
+    """Measure a matrix product of each type in ONNX Runtime, and a triad.
+
+    The triad (J. D. McCalpin 1995, STREAM) adds a multiple of one array to another. Its arrays
+    take as many bytes as the model moves: what fits into the caches comes from there.
+
+    Args:
+        working_set: bytes that one run of the model moves.
+    """
+    flops = {
+        dtype: max(_product(op, left, right, threads) for op, left, right in kinds)
+        for dtype, kinds in _MATRIX_PRODUCTS.items()
+    }
+    size = int(min(max(working_set, _LEAST_BYTES), _MOST_BYTES))
+    return Peaks(threads, flops, _triad(size, threads), size)
+
+
+def _product(operator: str, left: Any, right: Any, threads: int) -> float:
+    rng = np.random.default_rng(0)
+    runner = OrtRunner(_model(operator, _values(rng, right), left), "a product", threads)
+    batch = {"x": _values(rng, left)}
+    seconds = _fastest(lambda: runner.run(batch))
+    return 2.0 * _SIDE**3 / seconds
+
+
+def _values(rng: np.random.Generator, dtype: Any) -> Array:
+    shape = (_SIDE, _SIDE)
+    if np.issubdtype(dtype, np.integer):
+        return rng.integers(0, 127, shape).astype(dtype)
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def _model(operator: str, weight: Array, left: Any) -> bytes:
+    from onnx import TensorProto, helper, numpy_helper
+
+    value = helper.make_tensor_value_info
+    element = helper.np_dtype_to_tensor_dtype(np.dtype(left))
+    made = TensorProto.INT32 if operator == "MatMulInteger" else element
+    graph = helper.make_graph(
+        [helper.make_node(operator, ["x", "w"], ["y"])],
+        "product",
+        [value("x", element, [_SIDE, _SIDE])],
+        [value("y", made, [_SIDE, _SIDE])],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    opset = helper.make_opsetid("", 21)
+    version = helper.find_min_ir_version_for([opset])
+    proto = helper.make_model(graph, opset_imports=[opset], ir_version=version)
+    return bytes(proto.SerializeToString())
+
+
+def _triad(size: int, threads: int) -> float:
+    elements = size // (_ARRAYS * 4)
+    first, second, third = (torch.ones(elements) for _ in range(_ARRAYS))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        seconds = _fastest(lambda: torch.add(first, second, alpha=3.0, out=third))
+    finally:
+        torch.set_num_threads(before)
+    return _ARRAYS * 4 * elements / seconds
+
+
+def _fastest(run: Callable[[], object]) -> float:
+    """Return the least time of many runs: others may have the machine in between."""
+    run()
+    times: list[float] = []
+    start = time.perf_counter()
+    while len(times) < _LEAST_MATRIX_PRODUCTS or time.perf_counter() - start < _PEAK_SECONDS:
+        begin = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - begin)
+    return min(times)

@@ -1,19 +1,124 @@
-"""The two models that are compared, and whether they may be."""
+"""The runs that are compared: open them, choose a model in each, and check that they pair."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
+from zipfile import BadZipFile
 
-from compressor.errors import SpecError, suggestion
-from compressor.lab.compare.opened_run import OpenedRun
-from compressor.run.artifacts import FLOAT
+import numpy as np
+
+from compressor.errors import DataError, InputError, SpecError, suggestion
+from compressor.lab.inspect.path import MANIFEST, REPORT, inspect_run
+from compressor.progress import Progress
+from compressor.run.artifacts import FLOAT, SAMPLES
 from compressor.spec.validate import SpecErrors
 from compressor.types.tensors import Array
 
 Allowed = Literal["model", "version"]
+SCHEMA = 1
+_AGAIN = "run the spec again with this version; finished passes are reused"
+
+
+@dataclass(frozen=True)
+class OpenedRun:
+    """A run whose report is as the run wrote it.
+
+    Attributes:
+        path: as the user named it.
+        report: the content of ``report.json``.
+        missing: names of files that the run wrote and that are not here.
+    """
+
+    path: str
+    folder: Path
+    report: Mapping[str, Any]
+    missing: frozenset[str]
+
+    @cached_property
+    def samples(self) -> Mapping[str, Array]:
+        """The metric's value for each sample, float64 ``[N]``, by model; empty without a metric.
+
+        Raises:
+            InputError: the file is not here.
+            DataError: it cannot be read.
+        """
+        entry = self.report["per_sample"]
+        if entry is None:
+            return {}
+        path = self.folder / str(entry["file"])
+        if path.name in self.missing:
+            raise InputError(
+                f"run {self.path!r}",
+                f"has no {path.name}, which holds the results of single samples",
+                f"copy it together with {REPORT} and {MANIFEST}, or run the spec again",
+            )
+        try:
+            with np.load(path, allow_pickle=False) as stored:
+                return {name: stored[name].astype(np.float64) for name in stored.files}
+        except (OSError, ValueError, EOFError, BadZipFile) as error:
+            raise DataError(
+                f"file {str(path)!r}", f"cannot be read ({error})", "run the spec again"
+            ) from error
+
+
+def open_run(path: Path, progress: Progress) -> OpenedRun:
+    """Open a run, and compare its files with its manifest.
+
+    Args:
+        path: the output folder, or the ``report.json`` in it.
+
+    Raises:
+        SpecError: there is no run.
+        InputError: a file was changed since the run, or is of another version.
+    """
+    subject = f"run {str(path)!r}"
+    folder = path if path.is_dir() else path.parent
+    if not path.exists() or (path.is_file() and path.name != REPORT):
+        raise SpecError(
+            subject,
+            "is no report" if path.exists() else "does not exist",
+            f"name the output folder of a run, or its {REPORT}",
+        )
+    if not (folder / REPORT).is_file():
+        raise SpecError(subject, f"has no {REPORT}", "name the output folder of a run")
+    if not (folder / MANIFEST).is_file():
+        raise InputError(
+            subject,
+            f"has no {MANIFEST}, so there is no telling whether {REPORT} is what the run wrote",
+            f"copy both, and {SAMPLES}, from the run's output",
+        )
+    contents = inspect_run(folder, progress)
+    changed = [file.name for file in contents.files if file.state == "changed"]
+    if changed or contents.report is None:
+        raise InputError(
+            subject,
+            f"{', '.join(changed) or REPORT} does not match {MANIFEST}: "
+            "it was edited or replaced after the run",
+            "run the spec again; finished passes are reused",
+        )
+    _check(subject, contents.report)
+    missing = frozenset(file.name for file in contents.files if file.state == "missing")
+    return OpenedRun(str(path), folder, contents.report, missing)
+
+
+def _check(subject: str, report: Mapping[str, Any]) -> None:
+    """Refuse what this version cannot read."""
+    schema = report.get("schema")
+    if schema != SCHEMA:
+        raise InputError(
+            subject, f"has a report of schema {schema}, and this version reads {SCHEMA}", _AGAIN
+        )
+    if not {"identity", "per_sample"} <= set(report):
+        raise InputError(
+            subject, "was made by a version that kept no results of single samples", _AGAIN
+        )
+
+
 _ROLES = ("BASE", "CANDIDATE")
 
 
@@ -22,7 +127,6 @@ class Side:
     """One of the two: a run, and the model in it that is compared.
 
     Attributes:
-        run: where it is from.
         name: the artifact's file name, or ``float`` for the float model.
         entry: what the report says of it.
     """
@@ -54,6 +158,18 @@ class Side:
         """The metric's value for each sample, ``[N]``; ``None`` where none was measured."""
         return self.run.samples.get(self.name)
 
+    def as_json(self) -> dict[str, Any]:
+        """Return what a comparison says of it."""
+        return {
+            "run": self.run.path,
+            "name": self.run.report["name"],
+            "artifact": self.name,
+            "sha256": self.entry.get("sha256"),
+            "metric": self.metric,
+            "bytes": self.bytes,
+            "latency_ms": self.entry["latency_ms"],
+        }
+
 
 def choose(
     base: OpenedRun,
@@ -64,8 +180,6 @@ def choose(
     """Choose the models to compare.
 
     Args:
-        base: the run that is compared with.
-        candidate: the run that is judged.
         artifact: file name or format of the artifact, in both; ``float`` for the float model.
         base_artifact: the same for the base, where it is another one.
 
@@ -73,20 +187,15 @@ def choose(
         SpecError: there is no such artifact, or more than one that could be meant.
     """
     second = _side(candidate, artifact, "--artifact", _ROLES[1])
-    wanted = base_artifact or artifact
-    if wanted is None:
-        wanted = _counterpart(base, second)
-    first = _side(base, wanted, "--base-artifact" if base_artifact else "--artifact", _ROLES[0])
+    of_base = base_artifact or artifact
+    if of_base is None:
+        of_base = _counterpart(base, second)
+    first = _side(base, of_base, "--base-artifact" if base_artifact else "--artifact", _ROLES[0])
     return first, second
 
 
 def check_comparable(base: Side, candidate: Side, allowed: Collection[Allowed]) -> None:
     """Refuse two models whose results are no pairs.
-
-    Args:
-        base: one model.
-        candidate: the other.
-        allowed: what may differ.
 
     Raises:
         SpecError: it says everything that differs.
@@ -106,7 +215,7 @@ def check_comparable(base: Side, candidate: Side, allowed: Collection[Allowed]) 
 
 
 def version_notes(base: Side, candidate: Side) -> list[str]:
-    """Say which libraries the two runs had in other versions."""
+    """Return which libraries the two runs had in different versions."""
     ours, theirs = (side.run.report["environment"]["versions"] for side in (base, candidate))
     names = [name for name in ours if name in theirs and ours[name] != theirs[name]]
     return [f"{name}: {ours[name]} in the base, {theirs[name]} in the candidate" for name in names]
@@ -140,29 +249,31 @@ def _facts(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _short(value: str | None) -> str:
-    """Shorten a hash, and name what is not there."""
+    """Shorten a hash, and name a missing one."""
     if value is None:
         return "none"
     return value[:12] if len(value) == 64 else value or "built in"
 
 
-def _side(run: OpenedRun, wanted: str | None, option: str, role: str) -> Side:
+def _side(run: OpenedRun, artifact: str | None, option: str, role: str) -> Side:
     entries: Sequence[Mapping[str, Any]] = run.report["artifacts"]
-    if wanted == FLOAT:
+    if artifact == FLOAT:
         return Side(run, FLOAT, run.report["baseline"])
-    if wanted is None:
-        found = [e for e in entries if e["deployed"]] or list(entries)
-        problem = f"has {_listed(found)}"
+    if artifact is None:
+        matching = [e for e in entries if e["deployed"]] or list(entries)
+        problem = f"has {_listed(matching)}"
     else:
-        by_name = [e for e in entries if e["path"] == wanted]
-        found = by_name or [e for e in entries if e["format"] == wanted]
-        problem = f"has no artifact {wanted!r}, but {_listed(entries)}"
-        if len(found) > 1:
-            problem = f"has {_listed(found)} of the format {wanted!r}"
-    if len(found) == 1:
-        return Side(run, str(found[0]["path"]), found[0])
+        by_name = [e for e in entries if e["path"] == artifact]
+        matching = by_name or [e for e in entries if e["format"] == artifact]
+        problem = f"has no artifact {artifact!r}, but {_listed(entries)}"
+        if len(matching) > 1:
+            problem = f"has {_listed(matching)} of the format {artifact!r}"
+    if len(matching) == 1:
+        return Side(run, str(matching[0]["path"]), matching[0])
     names = [str(e["path"]) for e in entries]
-    remedy = suggestion(wanted, names) if wanted and not found else f"say which with {option}"
+    remedy = (
+        suggestion(artifact, names) if artifact and not matching else f"say which with {option}"
+    )
     raise SpecError(f"{role} {run.path!r}", problem, remedy)
 
 
@@ -189,9 +300,7 @@ class LatencyRatio:
 
     Attributes:
         value: the ratio; ``None`` where it was not measured.
-        ci95: its 95 % interval.
-        batch: samples in a run.
-        p50: medians of base and candidate in milliseconds, as far as they were measured.
+        p50: medians of base and candidate in milliseconds, where they were measured.
         source: how it was measured, or why it was not.
     """
 
@@ -203,7 +312,7 @@ class LatencyRatio:
 
 
 def not_judged(base: Side, candidate: Side) -> str:
-    """Say why the two latencies are not compared; empty where they may be."""
+    """Return why the two latencies are not compared; empty where they are."""
     for side in (base, candidate):
         if side.name != FLOAT and not side.entry["deployed"]:
             reason = side.entry.get("latency_ratio_reason") or "a storage format"
@@ -221,7 +330,7 @@ def stored_ratio(base: Side, candidate: Side) -> LatencyRatio:
     ours, theirs = _by_batch(base), _by_batch(candidate)
     shared = [batch for batch in theirs if batch in ours]
     if not reason and not shared:
-        reason = "the two runs have timed no common batch size"
+        reason = "the two runs timed no common batch size"
     if not shared:
         return LatencyRatio(None, None, None, (None, None), reason)
     batch = min(shared)
@@ -236,10 +345,10 @@ def stored_ratio(base: Side, candidate: Side) -> LatencyRatio:
 
 
 def _unlike(base: Side, candidate: Side) -> str:
-    """Say why two runs' ratios have nothing in common; empty where they have."""
+    """Return why two runs' ratios cannot be compared; empty where they can."""
     ours, theirs = base.run.report, candidate.run.report
     if ours["identity"]["model"] != theirs["identity"]["model"]:
-        return "the two runs have other float models"
+        return "the two runs have different float models"
     if any(ours["environment"][key] != theirs["environment"][key] for key in _MACHINE):
         return "the two runs were timed on different machines"
     return ""
