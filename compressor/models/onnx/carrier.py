@@ -20,7 +20,7 @@ from compressor.graph.codes import attach_codes
 from compressor.graph.editing import clean, infer_shapes
 from compressor.graph.layers import graph_layers
 from compressor.graph.values import tensor_spec
-from compressor.models.executor.convert import from_numpy
+from compressor.models.executor import from_numpy
 from compressor.models.executor.dtypes import TORCH_DTYPES
 from compressor.models.onnx.checks import upgraded
 from compressor.models.onnx.file import read_onnx

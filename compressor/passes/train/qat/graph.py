@@ -12,7 +12,7 @@ import torch
 from compressor.graph.editing import Editor
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.values import is_op, value_by_name
-from compressor.models.executor.ops.training import TRAINING_DOMAIN
+from compressor.models.executor.training import TRAINING_DOMAIN
 from compressor.passes.train.qat.networks import Networks, folding_factor, norm_factor
 from compressor.passes.train.qat.points import ActivationPoint, Points, WeightPoint
 from compressor.types.statistics import ChannelGrid

@@ -12,7 +12,7 @@ from compressor.errors import SpecError
 from compressor.graph.layers import graph_layers
 from compressor.graph.values import is_op
 from compressor.models.executor import from_numpy
-from compressor.models.executor.ops.training import LEAST_FACTOR
+from compressor.models.executor.training import LEAST_FACTOR
 from compressor.passes.fuse.draft import Draft
 from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.fuse.target import find_target
