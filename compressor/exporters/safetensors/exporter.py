@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,8 +19,7 @@ from compressor.exporters.safetensors.stream_plan import StreamPlan, plan_stream
 from compressor.exporters.safetensors.streaming import write_shards
 from compressor.exporters.safetensors.transformers_runner import TransformersRunner
 from compressor.graph.as_json import skeleton
-from compressor.models.codec import DESCRIPTION, check, load
-from compressor.models.executor import GraphModule
+from compressor.models.codec import DESCRIPTION, RuntimeModule, check, check_graph, load
 from compressor.models.executor.dtypes import TORCH_DTYPES
 from compressor.models.torch.matching import TorchRunner
 from compressor.types.carrier import Capability, Carrier, Runner
@@ -101,7 +101,7 @@ class SafetensorsExporter(Exporter):
             for name, tensor in parts.tensors.items()
         }
         try:
-            GraphModule(ir.from_proto(parts.proto), empty)
+            check_graph(ir.from_proto(parts.proto), empty)
         except ModelError as error:
             raise SpecError(error.subject, error.problem, "leave out this export") from error
 
@@ -154,8 +154,10 @@ class SafetensorsExporter(Exporter):
         folder = path if path.is_dir() else path.parent
         if not (folder / DESCRIPTION).is_file():
             return TransformersRunner(folder)
-        with _unusable():
-            return TorchRunner(load(folder))
+        with _unusable(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # the report names the runtime
+            module = load(folder)
+        return module.runner if isinstance(module, RuntimeModule) else TorchRunner(module)
 
     def _streams(self, carrier: Carrier) -> bool:
         if self.layout == "auto":

@@ -2,7 +2,7 @@
 
 from compressor.models.codec.description import DESCRIPTION, FORMAT, SCHEMA
 from compressor.models.codec.forms import STORED, Entry
-from compressor.models.codec.load import check, load
+from compressor.models.codec.load import RuntimeModule, check, check_graph, load
 from compressor.models.codec.weight_files import DIGEST, INDEX, WEIGHTS, WRITER
 
 __all__ = [
@@ -15,6 +15,8 @@ __all__ = [
     "WEIGHTS",
     "WRITER",
     "Entry",
+    "RuntimeModule",
     "check",
+    "check_graph",
     "load",
 ]
