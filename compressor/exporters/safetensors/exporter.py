@@ -78,7 +78,7 @@ class SafetensorsExporter(Exporter):
         """Raise where the model could not be loaded again.
 
         Raises:
-            SpecError: the layout wants a graph and the carrier has none, an operator or element
+            SpecError: the layout needs a graph and the carrier has none, an operator or element
                 type cannot be run by ``compressor.load``, or compressed-tensors has no form for a
                 layer.
         """

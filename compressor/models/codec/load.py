@@ -190,12 +190,12 @@ def _operators(document: Any) -> Iterator[tuple[str, str]]:
     elif isinstance(document, Mapping):
         functions = document.get("functions")
         named = functions if isinstance(functions, list) else []
-        own = {(str(f.get("domain", "")), f.get("name")) for f in named if isinstance(f, Mapping)}
+        local = {(str(f.get("domain", "")), f.get("name")) for f in named if isinstance(f, Mapping)}
         if isinstance(name := document.get("opType"), str):
             yield str(document.get("domain", "")), name
         for item in document.values():
             if isinstance(item, list | Mapping):
-                yield from (pair for pair in _operators(item) if pair not in own)
+                yield from (pair for pair in _operators(item) if pair not in local)
 
 
 def _in_runtime(
@@ -247,7 +247,7 @@ def packed_format(path: Path) -> PackedFormat | None:
     """Return the format of a file that holds the files of another export, if it is one."""
     if path.is_file():
         for name in catalog.names("format"):
-            known: PackedFormat = catalog.load("format", name)()
-            if known.holds(path):
-                return known
+            packed: PackedFormat = catalog.load("format", name)()
+            if packed.holds(path):
+                return packed
     return None

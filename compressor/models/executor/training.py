@@ -204,8 +204,8 @@ def _clamped(x: Tensor, least: Tensor, most: Tensor) -> Tensor:
 def _passed(gradient: Tensor, x: Tensor, least: Tensor, most: Tensor) -> Tensor:
     """Return the gradient where a value lies inside the range, and zero elsewhere."""
     if least.numel() == 1 and least.is_cpu:
-        found: Tensor = torch.ops.aten.hardtanh_backward(gradient, x, least.item(), most.item())
-        return found
+        passed: Tensor = torch.ops.aten.hardtanh_backward(gradient, x, least.item(), most.item())
+        return passed
     return gradient * ((x > least) & (x < most))
 
 

@@ -137,14 +137,14 @@ Cell: TypeAlias = Callable[[_Weights, "list[Activation]", Tensor, State], State]
 
 def _activations(node: NodeView, names: tuple[str, ...], directions: int) -> list[list[Activation]]:
     """Return the activations of each direction."""
-    chosen = node.attribute("activations", ir.AttributeType.STRINGS) or names * directions
+    kinds = node.attribute("activations", ir.AttributeType.STRINGS) or names * directions
     alphas, betas = (
         iter(node.attribute(f"activation_{name}", ir.AttributeType.FLOATS) or ())
         for name in ("alpha", "beta")
     )
     clip = node.number("clip", 0.0)
     functions: list[Activation] = []
-    for name in chosen:
+    for name in kinds:
         if name.lower() not in _ACTIVATIONS:
             raise node.refuse(f"activation '{name}' is not supported")
         function, defaults = _ACTIVATIONS[name.lower()]

@@ -182,10 +182,10 @@ def _reduction(function: Callable[[Tensor, list[int], bool], Tensor]) -> Builder
         fixed: Ints = _AXES,
         noop_with_empty_axes: bool = False,
     ) -> Tensor:
-        chosen = list(fixed or ()) if axes is None else integers(axes)
-        if not chosen and not noop_with_empty_axes:
-            chosen = list(range(x.dim()))
-        over = positive(chosen, x.dim())
+        over = list(fixed or ()) if axes is None else integers(axes)
+        if not over and not noop_with_empty_axes:
+            over = list(range(x.dim()))
+        over = positive(over, x.dim())
         return widened(lambda value: function(value, over, keepdims))(x)
 
     return operator(run)

@@ -56,8 +56,8 @@ def _squeeze(x: Tensor, axes: Host | None = None) -> Tensor:
 
 
 def _unsqueeze(x: Tensor, axes: Host) -> Tensor:
-    chosen = integers(axes)
-    for axis in sorted(positive(chosen, x.dim() + len(chosen))):
+    added = integers(axes)
+    for axis in sorted(positive(added, x.dim() + len(added))):
         x = x.unsqueeze(axis)
     return x
 

@@ -281,9 +281,9 @@ def _dft(
     onesided: bool = False,
     old_axis: int | None = _OLD_AXIS,
 ) -> Tensor:
-    chosen = -2 if axis is None else int(axis.item())
-    chosen = chosen if old_axis is None else old_axis
-    over = chosen if chosen >= 0 else chosen + 1  # the pairs are no axis of their own
+    over = -2 if axis is None else int(axis.item())
+    over = over if old_axis is None else old_axis
+    over = over if over >= 0 else over + 1  # the pairs do not count as an axis
     size = None if length is None else int(length.item())
     if not onesided:
         transform = torch.fft.ifft if inverse else torch.fft.fft

@@ -171,12 +171,12 @@ def _transposed_pads(
     """Return what is cut off the full result, which an output shape decides where it is given."""
     rank = len(size)
     if output_shape is not None:
-        wanted = list(output_shape[-rank:])
+        lengths = list(output_shape[-rank:])
     elif window.auto_pad in ("NOTSET", "VALID"):
         return window.pads(size, size)
     else:
-        wanted = [a * b for a, b in zip(size, window.strides(rank), strict=True)]
-    totals = [length + rows - want for length, rows, want in zip(full, extra, wanted, strict=True)]
+        lengths = [a * b for a, b in zip(size, window.strides(rank), strict=True)]
+    totals = [all_rows + more - n for all_rows, more, n in zip(full, extra, lengths, strict=True)]
     return split_pads(totals, upper=window.auto_pad == "SAME_UPPER")
 
 
