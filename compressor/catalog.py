@@ -62,7 +62,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     },
 }
 
-_GROUPS: Mapping[Kind, str] = {
+GROUPS: Mapping[Kind, str] = {
     "pass": "compressor.passes",
     "exporter": "compressor.exporters",
     "format": "compressor.formats",
@@ -104,5 +104,5 @@ def resolve(reference: str) -> Any:
 
 
 def _third_party(kind: Kind) -> dict[str, Any]:
-    found = {e.name: e for e in entry_points(group=_GROUPS[kind])}
-    return {name: entry for name, entry in found.items() if name not in BUILT_IN[kind]}
+    entries = {e.name: e for e in entry_points(group=GROUPS[kind])}
+    return {name: entry for name, entry in entries.items() if name not in BUILT_IN[kind]}

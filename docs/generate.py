@@ -1,6 +1,6 @@
 """Write ``docs/reference`` from the code that it describes.
 
-Run ``python docs/generate.py`` after an option, a command or a class docstring has changed; a test
+Run ``python docs/generate.py`` after you change an option, a command or a class docstring; a test
 compares the pages with the code.
 """
 
@@ -33,33 +33,33 @@ _MARK = "<!-- Written by docs/generate.py. Change the class, not this page. -->"
 _FILLED_BY_SPEC = ("path", "fields", "samples")
 
 _PASSES = """\
-Passes stand under `passes` in a spec and run in that order. `compress passes NAME` prints the same
-on a terminal. What *needs* means is said in [how it works](../how-it-works.md); what the
-quantizing passes do, in [quantization](../quantization.md)."""
+Passes are listed under `passes` in a spec and run in that order. `compress passes NAME` prints the
+same text on a terminal. [How it works](../how-it-works.md#carriers) explains *needs*;
+[quantization](../quantization.md) describes what the quantizing passes do."""
 
 _OBSERVERS = """\
 Observers look at activations during calibration. A pass asks for them and sets their options; a
 spec names one under `activations.observer` of [`quantize-static`](passes.md#quantize-static).
-Which one to take is said in [calibration](../calibration.md#observers)."""
+[Calibration](../calibration.md#observers) explains which one to choose."""
 
 _EXPORTERS = """\
-Exporters stand under `exports` in a spec, each format once. `compress exporters NAME` prints the
-same on a terminal."""
+Exporters are listed under `exports` in a spec, each format at most once. `compress exporters NAME`
+prints the same text on a terminal."""
 
 _SOURCES = """\
-Each entry under `data` names one source by its kind, with a path as value: `npz: test.npz`. The
-options below stand beside it, and so do the [keys that every source
-has](../spec.md#data). Besides these kinds there is `factory`, a function of your own."""
+Each entry under `data` names one source by its kind, with a path as the value: `npz: test.npz`. The
+options below go beside it, together with the [keys that every source has](../spec.md#data). There
+is one more kind, `factory`, a function of your own."""
 
 _SPEC = """\
-What each section means is said in [the spec](../spec.md); `compress schema` prints all of it as a
-JSON Schema. Unknown keys are errors."""
+[The spec](../spec.md) explains each section; `compress schema` prints all of it as a JSON Schema.
+Unknown keys are errors."""
 
 _COMMANDS = """\
-`compress NAME --help` prints the same on a terminal; `python -m compressor` is `compress`. With
-`--debug` a failure shows its traceback. Exit codes: 0 done; 1 done, but a limit or gate failed; 2
-the spec, an option or a path is wrong; 3 the model, data or a file is unusable; 4 an artifact
-failed its check; 130 interrupted."""
+`compress NAME --help` prints the same text on a terminal; `python -m compressor` is `compress`.
+With `--debug`, a failure shows its traceback. Exit codes: 0 done; 1 done, but a limit or gate
+failed; 2 the spec, an option or a path is wrong; 3 the model, data or a file is unusable; 4 an
+artifact failed its check; 130 interrupted."""
 
 _SECTIONS = (
     ("Top level", SpecKeys),
@@ -104,7 +104,7 @@ def _command_page() -> str:
         rows = [record for record in records if record is not None and record[1]]
         if rows:
             table = [
-                f"| `{option}` | {_escaped(' '.join(told.split()))} |" for option, told in rows
+                f"| `{option}` | {_escaped(' '.join(text.split()))} |" for option, text in rows
             ]
             parts.append("\n".join(["| option | what it does |", "| --- | --- |", *table]))
     return "\n\n".join(parts) + "\n"
@@ -117,14 +117,14 @@ def _observer(name: str) -> Description:
 
 def _source(name: str) -> Description:
     cls = catalog.load("source", name)
-    own = tuple(o for o in describe_options(cls) if o.key not in _FILLED_BY_SPEC)
-    return Description(name, inspect.getdoc(cls) or "", (), "", own)
+    options = tuple(o for o in describe_options(cls) if o.key not in _FILLED_BY_SPEC)
+    return Description(name, inspect.getdoc(cls) or "", (), "", options)
 
 
 def _page(
     title: str, introduction: str, kind: catalog.Kind, find: Callable[[str], Description]
 ) -> str:
-    # Third parties' entries are left out: the page must not depend on what else is installed.
+    # Third parties' entries are left out: the page must not depend on what is installed.
     entries = [_entry(find(name)) for name in catalog.BUILT_IN[kind]]
     return "\n\n".join([_MARK, f"# {title}", introduction, *entries]) + "\n"
 
@@ -159,7 +159,7 @@ def _code(text: str | None) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Keep a text in one cell, and what looks like markup as it is."""
+    """Return a text that stays in one cell and shows characters of Markdown literally."""
     for character in "\\|<*_":
         text = text.replace(character, f"\\{character}")
     return text

@@ -1,14 +1,16 @@
-"""Find the layers of an ONNX IR graph."""
+"""Find the layers of an ONNX IR graph, and ask calibration about what they read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import onnx_ir as ir
 
-from compressor.graph.values import all_nodes, is_op, static_shape
+from compressor.graph.values import all_nodes, constant_of, is_op, static_shape
 from compressor.types.layers import Layer, LayerKind
+from compressor.types.statistics import Request
 
 _KINDS: Mapping[str, tuple[LayerKind, int]] = {
     "Conv": ("Conv", 1),
@@ -209,6 +211,55 @@ def graph_layers(model: ir.Model) -> tuple[Layer, ...]:
     for layer, _ in layers_with_nodes(model):
         seen.setdefault(layer.weight, layer)
     return tuple(seen.values())
+
+
+def activation_input(node: ir.Node) -> ir.Value | None:
+    """Return the first input of a layer's node, unless it is a constant."""
+    first = node.inputs[0]
+    return first if constant_of(first) is None else None
+
+
+def moment_request(
+    layer: Layer, node: ir.Node, rows_per_column: int | None = None
+) -> Request | None:
+    """Ask for the second moment of what a layer multiplies its weight with.
+
+    Args:
+        layer: a layer of the main graph.
+        node: the node that reads its weight.
+        rows_per_column: vectors for each of their elements after which observation stops;
+            ``None`` leaves it to the observer.
+
+    Returns:
+        The request; ``None`` where the input is constant or transposed, or the layer is neither
+        a matrix product nor a 2-D convolution with explicit padding.
+    """
+    value = activation_input(node)
+    if value is None or not value.name or node.attributes.get_int("transA", 0) != 0:
+        return None
+    options: dict[str, Any] | None = {}
+    if layer.kind not in ("Gemm", "MatMul"):
+        options = _window(layer, node)
+    if options is None:
+        return None
+    if rows_per_column is not None:
+        options["rows_per_column"] = rows_per_column
+    return Request(value.name, "second-moment", options)
+
+
+def _window(layer: Layer, node: ir.Node) -> dict[str, Any] | None:
+    """Describe a 2-D convolution's patches; ``None`` for others."""
+    if layer.kind != "Conv" or len(layer.shape) != 4:
+        return None
+    if node.attributes.get_string("auto_pad", "NOTSET") != "NOTSET":
+        return None
+    return {
+        "kernel": tuple(layer.shape[2:]),
+        "strides": tuple(node.attributes.get_ints("strides", (1, 1))),
+        "pads": tuple(node.attributes.get_ints("pads", (0, 0, 0, 0))),
+        "dilations": tuple(node.attributes.get_ints("dilations", (1, 1))),
+        "groups": layer.groups,
+    }
 
 
 def side_tensors(value: ir.Value) -> list[str]:

@@ -64,7 +64,7 @@ def block_run(
 
 
 def _nothing(done: int) -> None:
-    """Tell nobody."""
+    """Show no progress."""
 
 
 @dataclass(frozen=True)
@@ -104,15 +104,15 @@ class Activations:
 
     def append(self, name: str, array: Array) -> None:
         """Add a value of the next batch."""
-        own = self._arrays.setdefault(name, [])
+        arrays = self._arrays.setdefault(name, [])
         if self._held + array.nbytes <= self._limit:
             self._held += array.nbytes
-            own.append(array)
+            arrays.append(array)
             return
         path = self._directory / f"{self._files}.npy"
         self._files += 1
         np.save(path, array)
-        own.append(np.load(path, mmap_mode="r"))
+        arrays.append(np.load(path, mmap_mode="r"))
 
     def keep(self, names: Iterable[str]) -> None:
         """Forget every value but these."""
@@ -139,7 +139,7 @@ class BlockInRun:
     _replace: Callable[[Mapping[str, WeightCodes | torch.Tensor]], None]
 
     def replace(self, changes: Mapping[str, WeightCodes | torch.Tensor]) -> None:
-        """Say what parameters are from now on, for the blocks that follow."""
+        """Set what parameters are from now on, for the blocks that follow."""
         self._replace(changes)
 
 
@@ -257,8 +257,8 @@ class GraphBlocks:
             tensor = self._graph.graph.initializers[name].const_value
             assert tensor is not None
             weight = from_numpy(tensor)
-        found = codes.compute(layer.canonical(weight))
-        return layer.stored(found.dequantize()).to(weight.dtype)
+        quantized = codes.compute(layer.canonical(weight))
+        return layer.stored(quantized.dequantize()).to(weight.dtype)
 
     def _forget_weights(self, rest: Sequence[GraphBlock]) -> None:
         needed = {name for block in rest for name in block.weights}

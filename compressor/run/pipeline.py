@@ -20,11 +20,12 @@ from compressor.run.histograms import layer_histograms
 from compressor.run.plan import PassPlan
 from compressor.run.store import compute_versions, result_key
 from compressor.run.training import References, begin, end, make_training, training_parts
+from compressor.run.weight_pass import WeightPass
 from compressor.run.workspace import Workspace
 from compressor.types.carrier import Carrier
 from compressor.types.data import share
 from compressor.types.layers import Layer
-from compressor.types.passes import Outcome, Pass, PassContext, Survey
+from compressor.types.passes import GraphPass, Outcome, Pass, PassContext, Survey, TrainPass
 from compressor.types.statistics import Request
 
 _MODEL = "model"
@@ -87,8 +88,8 @@ def run_passes(workspace: Workspace) -> list[Step]:
         try:
             parts = pass_parts(workspace, index, planned)
             upstream, key = key, result_key("pass", key, **parts)
-            known = {"upstream": upstream, "versions": dict(compute_versions()), **parts}
-            task = _Task(index, declared, planned, known, key, carrier)
+            decides = {"upstream": upstream, "versions": dict(compute_versions()), **parts}
+            task = _Task(index, declared, planned, decides, key, carrier)
             step = _step(workspace, task)
         except CompressorError as error:
             raise error.at(plan.spec.where("passes", index)) from error.__cause__
@@ -119,19 +120,19 @@ def _step(workspace: Workspace, task: _Task) -> Step:
     if not workspace.runs:
         return _recipe(workspace, task.declared, task.key, task.carrier)
     key, declared = task.key, task.declared
-    found = workspace.store.read(key)
+    cached = workspace.store.read(key)
     workspace.ranks.wait()  # all have looked before the first writes
-    if found is None:
+    if cached is None:
         _compute(workspace, task)
         workspace.ranks.wait()
     if task.planned.trains and workspace.first:
         end(workspace.store, key)
     source, folder = workspace.plan.model.carrier, workspace.store.folder(key)
     restored = source.restore(folder / _MODEL)
-    stored = found if found is not None else workspace.store.read(key)
+    stored = cached if cached is not None else workspace.store.read(key)
     assert stored is not None
     untrained = source.restore(folder / _UNTRAINED) if stored.get("untrained") else None
-    return Step(declared.name, key, restored, stored, found is not None, untrained)
+    return Step(declared.name, key, restored, stored, cached is not None, untrained)
 
 
 def _compute(workspace: Workspace, task: _Task) -> None:
@@ -140,8 +141,8 @@ def _compute(workspace: Workspace, task: _Task) -> None:
     start = time.perf_counter()
     torch.manual_seed(workspace.plan.spec.seed)
     survey = task.declared.survey(task.carrier, workspace.plan.context)
-    if survey.trains:
-        outcome = _trained(workspace, task, survey)
+    if isinstance(task.declared, TrainPass):
+        outcome = _trained(workspace, task, task.declared, survey)
     else:
         outcome = apply_pass(workspace, task.declared, task.carrier, survey)
     seconds = time.perf_counter() - start
@@ -171,7 +172,7 @@ def _recipe(workspace: Workspace, declared: Pass, key: str, carrier: Carrier) ->
     survey = declared.survey(carrier, workspace.plan.context)
     start = time.perf_counter()
     with workspace.progress.stage(declared.name):
-        outcome = declared.apply(carrier, _watched(workspace), {})
+        outcome = _direct(declared).apply(carrier, _watched(workspace), {})
     result = {
         "seconds": time.perf_counter() - start,
         "bytes": model_bytes(outcome.carrier),
@@ -182,11 +183,11 @@ def _recipe(workspace: Workspace, declared: Pass, key: str, carrier: Carrier) ->
 
 
 def _weight_notes(outcome: Outcome) -> list[str]:
-    """Say which weight lost most, where no output can be looked at."""
-    known = [(x.weight_sqnr_db, x.name) for x in outcome.layers if x.weight_sqnr_db is not None]
-    if not known:
+    """Return which weight lost most, where no output can be looked at."""
+    measured = [(x.weight_sqnr_db, x.name) for x in outcome.layers if x.weight_sqnr_db is not None]
+    if not measured:
         return []
-    (least, name), (most, _) = min(known), max(known)
+    (least, name), (most, _) = min(measured), max(measured)
     return [
         f"signal to noise of the weights, found on a sample of their rows: {least:.1f} dB "
         f"(layer {name!r}) to {most:.1f} dB"
@@ -210,20 +211,26 @@ def apply_pass(
         statistics: what it asked for, where that has been collected; not for passes by blocks,
             whose statistics depend on what they did to earlier blocks.
     """
-    context = _watched(workspace)
-    if survey.blockwise:
+    direct, context = _direct(declared), _watched(workspace)
+    if declared.by_block and survey.requests:
         with block_run(workspace, declared.name, carrier, survey.requests) as blocks:
-            return declared.apply_blockwise(carrier, context, blocks)
+            return direct.apply(carrier, replace(context, blocks=blocks), {})
     if statistics is None:
         statistics = calibrate(workspace, declared.name, carrier, survey.requests)
     data = workspace.plan.data.get("calibration")
-    known = data.samples if data is not None and survey.replays else None
-    with workspace.progress.stage(declared.name, known) as advance:
+    total = data.samples if data is not None and declared.replays else None
+    with workspace.progress.stage(declared.name, total) as advance:
         samples = RunSamples(carrier.inputs, data, context.seed, advance)
-        return declared.apply_with_samples(carrier, context, statistics, samples)
+        return direct.apply(carrier, replace(context, samples=samples), statistics)
 
 
-def _trained(workspace: Workspace, task: _Task, survey: Survey) -> Outcome:
+def _direct(declared: Pass) -> GraphPass | WeightPass:
+    """Return a pass that does not train as what it is."""
+    assert isinstance(declared, GraphPass | WeightPass)
+    return declared
+
+
+def _trained(workspace: Workspace, task: _Task, declared: TrainPass, survey: Survey) -> Outcome:
     """Let a pass train, in every process; its state is kept until its result is stored."""
     notes: tuple[str, ...] = ()
     if workspace.first:
@@ -231,7 +238,7 @@ def _trained(workspace: Workspace, task: _Task, survey: Survey) -> Outcome:
         for note in notes:
             workspace.progress.note(note)
     workspace.ranks.wait()
-    declared, carrier = task.declared, task.carrier
+    carrier = task.carrier
     statistics = calibrate(workspace, declared.name, carrier, survey.requests)
     references = References(workspace, task.index)
     folder = workspace.store.training(task.key)
@@ -265,18 +272,18 @@ def _layers(workspace: Workspace, outcome: Outcome, after: Carrier) -> list[dict
     sizes, old_sizes = layer_bytes(after), layer_bytes(workspace.plan.model.carrier)
     rows: list[dict[str, Any]] = []
     for layer in after.layers():
-        own = done.get(layer.name)
+        done_here = done.get(layer.name)
         rows.append(
             {
                 "name": layer.name,
                 "kind": layer.kind,
                 "shape": list(layer.shape),
-                "scheme": own.scheme if own else str(np.dtype(layer.dtype).name),
+                "scheme": done_here.scheme if done_here else str(np.dtype(layer.dtype).name),
                 # To count the zeros of a streamed model is to read all of it.
                 "sparsity": _sparsity(after, layer) if workspace.runs else None,
-                "sqnr_db": None if own and own.rescaled else signals.get(layer.name),
-                "weight_sqnr_db": own.weight_sqnr_db if own else None,
-                "details": dict(own.details) if own else {},
+                "sqnr_db": None if done_here and done_here.rescaled else signals.get(layer.name),
+                "weight_sqnr_db": done_here.weight_sqnr_db if done_here else None,
+                "details": dict(done_here.details) if done_here else {},
                 "bytes_before": old_sizes.get(layer.name),
                 "bytes": sizes[layer.name],
             }

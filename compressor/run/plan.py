@@ -22,11 +22,12 @@ from compressor.run.data import Data, check_data, open_data
 from compressor.run.metrics import Metric, resolve_metric
 from compressor.run.model import OpenedModel, open_model
 from compressor.run.other_model import open_other_model, option_path
+from compressor.run.weight_pass import WeightPass
 from compressor.spec.load import Spec
 from compressor.spec.user_code import importable, load_symbol
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.exporter import Exporter
-from compressor.types.passes import LayerPlan, Pass, PassContext, Survey
+from compressor.types.passes import GraphPass, LayerPlan, Pass, PassContext, TrainPass
 from compressor.types.statistics import Request
 
 _RUNTIME_BYTES = 550_000_000  # PyTorch, ONNX Runtime and Python themselves, measured
@@ -177,7 +178,7 @@ def make_plan(spec: Spec) -> Plan:
 
 
 def _check_data_is_of_use(spec: Spec, carrier: Carrier) -> None:
-    """Refuse data for a model that cannot be run on them."""
+    """Raise ``SpecError`` for data of a model that cannot be run."""
     if Capability.RUN in carrier.offers or not spec.data:
         return
     role = next(iter(spec.data))
@@ -190,7 +191,7 @@ def _check_data_is_of_use(spec: Spec, carrier: Carrier) -> None:
 
 
 def _check_judged(spec: Spec) -> None:
-    """Refuse a limit that no artifact can be judged by on this machine."""
+    """Raise ``SpecError`` for a limit that no artifact can be judged by on this machine."""
     reasons = [exporter.cannot_run for exporter in spec.exports]
     if spec.limits.metric_drop is not None and reasons and all(reasons):
         raise SpecError(
@@ -266,6 +267,12 @@ def _plan_pass(
             if bare
             else "move it before the passes that work on the graph, or give model.factory",
         )
+    if not isinstance(step, WeightPass | GraphPass | TrainPass):
+        raise SpecError(
+            f"pass {step.name!r}",
+            "is none of the three kinds of pass",
+            "derive it from WeightPass, GraphPass or TrainPass of compressor.extension",
+        )
     survey = step.survey(carrier, context)
     if survey.requests and "calibration" not in data:
         raise SpecError(
@@ -273,14 +280,14 @@ def _plan_pass(
             f"needs statistics of {len(survey.requests)} tensors, and there is no calibration data",
             "add data.calibration",
         )
-    if survey.replays and "calibration" not in data:
+    if step.replays and "calibration" not in data:
         raise SpecError(
             f"pass {step.name!r}",
-            f"needs data {survey.replays}, and there is no calibration data",
+            f"needs data {step.replays}, and there is no calibration data",
             "add data.calibration",
         )
-    if survey.trains:
-        _check_training(step, survey, data.get("training"))
+    if isinstance(step, TrainPass):
+        _check_training(step, data.get("training"))
     placeholders = {
         r.key: make_observer(r.observer, r.options).placeholder() for r in survey.requests
     }
@@ -291,21 +298,21 @@ def _plan_pass(
         survey.requests,
         survey.notes,
         model_bytes(after),
-        survey.blockwise,
-        survey.replays,
-        survey.trains,
+        step.by_block,
+        step.replays,
+        isinstance(step, TrainPass),
     )
     return plan, after
 
 
-def _check_training(step: Pass, survey: Survey, data: Data | None) -> None:
+def _check_training(step: TrainPass, data: Data | None) -> None:
     if data is None:
         raise SpecError(
             f"pass {step.name!r}",
             "trains, and there is no training data",
             "add data.training",
         )
-    if survey.labels and data.target is None:
+    if step.labelled and data.target is None:
         raise SpecError(
             f"pass {step.name!r}",
             "trains on the right answers, and data.training names none",
@@ -340,16 +347,16 @@ def _rows(before: Carrier, after: Carrier, passes: Sequence[PassPlan]) -> tuple[
     plans = [{layer.name: layer for layer in step.layers} for step in passes]
     rows = []
     for layer in before.layers():
-        own, names = _followed(layer.name, plans)
+        planned, names = _followed(layer.name, plans)
         rows.append(
             LayerRow(
                 name=layer.name,
                 kind=layer.kind,
                 shape=layer.shape,
-                actions=tuple("-" if o is None else o.action for o in own),
+                actions=tuple("-" if o is None else o.action for o in planned),
                 reasons=tuple(
                     f"{step.name}: {o.reason}"
-                    for step, o in zip(passes, own, strict=True)
+                    for step, o in zip(passes, planned, strict=True)
                     if o is not None and o.reason
                 ),
                 bytes_before=sizes_before[layer.name],
@@ -367,14 +374,14 @@ def _followed(
     Of a layer in parts, what is shown is what happens to the part that most happens to.
     """
     names: tuple[str, ...] = (name,)
-    own: list[LayerPlan | None] = []
+    by_pass: list[LayerPlan | None] = []
     for plan in plans:
         here = [plan[n] for n in names if n in plan]
-        own.append(max(here, key=lambda row: row.touched, default=None))
+        by_pass.append(max(here, key=lambda row: row.touched, default=None))
         names = tuple(
             part for n in names for part in ((plan[n].parts if n in plan else ()) or (n,))
         )
-    return own, names
+    return by_pass, names
 
 
 def _peak_memory(carrier: Carrier, data: Mapping[str, Data], passes: Sequence[PassPlan]) -> int:

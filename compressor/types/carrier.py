@@ -1,4 +1,4 @@
-"""Weights that are computed from other weights when they are read."""
+"""Carriers: what holds a model and is the only place that knows its framework."""
 
 from __future__ import annotations
 

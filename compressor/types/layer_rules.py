@@ -38,8 +38,12 @@ def rule_class(declared: type[Pass]) -> type[LayerRule] | None:
     """Return what the rules under a pass's ``layers`` are, or ``None`` if it has no rules."""
     field = declared.model_fields.get("layers")
     given = () if field is None else get_args(field.annotation)
-    found = given[0] if given else None
-    return found if isinstance(found, type) and issubclass(found, LayerRule) else None
+    declared_class = given[0] if given else None
+    return (
+        declared_class
+        if isinstance(declared_class, type) and issubclass(declared_class, LayerRule)
+        else None
+    )
 
 
 def match_of(name: str) -> str:
@@ -48,7 +52,7 @@ def match_of(name: str) -> str:
 
 
 def skip_reason(rule: LayerRule | None) -> str:
-    """Say that a rule skips its layer; empty if it does not."""
+    """Return that a rule skips its layer as the reason; empty if it does not."""
     return f"skipped by the rule {rule.match!r}" if rule is not None and rule.skip else ""
 
 

@@ -34,14 +34,18 @@ class PassContext:
         seed: the spec's seed.
         targets: targets of the exports that follow, such as ``ort-cpu``.
         metric: name of the metric, if there is one.
-        progress: shows how far a pass is that takes long by itself; what it is waited for
-            otherwise, such as statistics, whoever runs it shows.
+        progress: shows how far a pass is that takes long by itself; what it waits for, such as
+            statistics, is shown by whoever runs it.
+        samples: the calibration data, for a pass that :attr:`Pass.replays` them; a plan has none.
+        blocks: the model's blocks with their statistics, for a pass :attr:`Pass.by_block`.
     """
 
     seed: int = 0
     targets: frozenset[str] = frozenset()
     metric: str | None = None
     progress: Progress = field(default=_SILENT, compare=False, repr=False)
+    samples: Samples | None = field(default=None, compare=False, repr=False)
+    blocks: Blocks | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -71,21 +75,11 @@ class Survey:
         layers: one entry for each layer that the pass looks at.
         requests: the statistics it needs.
         notes: things the user should know, one sentence each.
-        blockwise: the requests are to be answered block by block, see
-            :meth:`Pass.apply_blockwise`.
-        replays: what the pass itself runs the calibration data for, see
-            :meth:`Pass.apply_with_samples`; empty where it can do without.
-        trains: the pass needs the training data, see :meth:`Pass.apply_training`.
-        labels: the training data must have a target.
     """
 
     layers: tuple[LayerPlan, ...]
     requests: tuple[Request, ...] = ()
     notes: tuple[str, ...] = ()
-    blockwise: bool = False
-    replays: str = ""
-    trains: bool = False
-    labels: bool = False
 
 
 @dataclass(frozen=True)
@@ -130,14 +124,17 @@ class Outcome:
 
 
 class Pass(Options, ABC):
-    """A compression technique. Its fields are its options.
+    """What the three kinds of pass have in common. Its fields are its options.
+
+    A pass is a :class:`~compressor.run.weight_pass.WeightPass`, a :class:`GraphPass` or a
+    :class:`TrainPass`.
 
     Class attributes:
         name: the name in a spec.
         needs: what a carrier must offer whatever the options are.
         version: raised whenever results change, so that stored results are not reused.
         source: paper or document the method comes from.
-        neutral: options (fields) that do not change the result, only how it is come by.
+        neutral: options (fields) that do not change the result, only how it is computed.
     """
 
     name: ClassVar[str]
@@ -152,10 +149,26 @@ class Pass(Options, ABC):
         return self.needs
 
     @property
-    def code(self) -> tuple[str, ...]:
-        """Functions of the user's that the options name, as ``package.module:function``.
+    def by_block(self) -> bool:
+        """Whether statistics are wanted block by block, each block as earlier ones left it.
 
-        Planning imports them, and a result is only used again while their code is the same.
+        The run then hands them over as :attr:`PassContext.blocks`.
+        """
+        return False
+
+    @property
+    def replays(self) -> str:
+        """What the pass itself runs the calibration data for; empty where it does not.
+
+        The run then hands the data over as :attr:`PassContext.samples`.
+        """
+        return ""
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        """The user's functions that the options name, as ``package.module:function``.
+
+        Planning imports them, and a result is only reused while their code is the same.
         """
         return ()
 
@@ -164,8 +177,8 @@ class Pass(Options, ABC):
         """Models that the options name, keys as under ``model`` in a spec, by option.
 
         An option inside another or inside a list is written as a path, such as ``teachers.0``.
-        Planning opens their structure, and a result is only used again while their files and
-        code are the same.
+        Planning opens their structure, and a result is only reused while their files and code
+        are the same.
         """
         return {}
 
@@ -182,7 +195,7 @@ class Pass(Options, ABC):
 
     @abstractmethod
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
-        """Say what will happen to each layer, and which statistics are needed.
+        """Return what will happen to each layer, and which statistics are needed.
 
         Reads structure only, never weights, so that it also serves planning.
 
@@ -191,51 +204,53 @@ class Pass(Options, ABC):
         """
 
     @abstractmethod
+    def preview(
+        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
+    ) -> Carrier:
+        """Return the model as it will be, for planning.
+
+        Args:
+            carrier: the model; its weights mean nothing and are not read.
+            context: the rest of the spec.
+            statistics: placeholders of the survey's requests, by ``Request.key``.
+        """
+
+
+class GraphPass(Pass):
+    """A pass that edits a clone of the model's graph, or weighs all of a model at once."""
+
+    @abstractmethod
     def apply(
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
     ) -> Outcome:
-        """Change the model.
+        """Return the changed model.
 
         Args:
             carrier: the model; it is not modified.
-            context: the rest of the spec.
-            statistics: results of the survey's requests, by ``Request.key``.
+            context: the rest of the spec, with the data that the pass asked for.
+            statistics: results of the survey's requests, by ``Request.key``; empty for a pass
+                :attr:`by_block`.
         """
 
-    def apply_blockwise(self, carrier: Carrier, context: PassContext, blocks: Blocks) -> Outcome:
-        """Change the model with statistics that come one block at a time.
+    def preview(
+        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
+    ) -> Carrier:
+        """Apply the pass; one that reads weights or is heavy overrides this."""
+        return self.apply(carrier, context, statistics).carrier
 
-        Called in place of :meth:`apply` where the survey is ``blockwise``.
 
-        Args:
-            carrier: the model; it is not modified.
-            context: the rest of the spec.
-            blocks: the model's blocks in the order of execution.
-        """
-        raise NotImplementedError(f"pass {self.name!r} does not work by blocks")
+class TrainPass(Pass):
+    """A pass that trains a module, in every process of the run.
 
-    def apply_with_samples(
-        self,
-        carrier: Carrier,
-        context: PassContext,
-        statistics: Mapping[str, Any],
-        samples: Samples,  # noqa: ARG002
-    ) -> Outcome:
-        """Change the model, with data to run the result or parts of it on.
+    What the first process returns is stored.
+    """
 
-        This is what a run calls. A pass overrides it if it measures models that exist only while
-        it works, such as a smaller one; what it measures of the model that it is given, it
-        rather requests as statistics. Where the survey's ``replays`` is empty, there may be
-        made-up samples only.
+    @property
+    def labelled(self) -> bool:
+        """Whether the training data must have a target."""
+        return False
 
-        Args:
-            carrier: the model; it is not modified.
-            context: the rest of the spec.
-            statistics: results of the survey's requests, by ``Request.key``.
-            samples: the calibration data.
-        """
-        return self.apply(carrier, context, statistics)
-
+    @abstractmethod
     def apply_training(
         self,
         carrier: Carrier,
@@ -243,10 +258,7 @@ class Pass(Options, ABC):
         statistics: Mapping[str, Any],
         training: Training,
     ) -> Outcome:
-        """Change the model by training.
-
-        Called in place of :meth:`apply` where the survey ``trains``, in every process of the run;
-        what the first one returns is stored. Such a pass overrides :meth:`preview` as well.
+        """Return the trained model.
 
         Args:
             carrier: the model; it is not modified.
@@ -254,13 +266,3 @@ class Pass(Options, ABC):
             statistics: results of the survey's requests, by ``Request.key``.
             training: data, and where to keep the state.
         """
-        raise NotImplementedError(f"pass {self.name!r} does not train")
-
-    def preview(
-        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
-    ) -> Carrier:
-        """Return the model as it will be, with weights and statistics that mean nothing.
-
-        Planning uses it. A pass whose ``apply`` is heavy overrides it.
-        """
-        return self.apply(carrier, context, statistics).carrier

@@ -136,7 +136,7 @@ class Block(Protocol):
         ...
 
     def replace(self, changes: Mapping[str, WeightCodes | torch.Tensor]) -> None:
-        """Say what its parameters are from now on, for the blocks that follow.
+        """Set what its parameters are from now on, for the blocks that follow.
 
         Args:
             changes: codes of a weight, or another float tensor, by the parameter's name.

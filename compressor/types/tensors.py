@@ -36,7 +36,7 @@ class TensorSpec:
         return f"{self.name} {self.dtype}[{axes}]"
 
     def mismatch(self, shape: tuple[int, ...], dtype: str) -> str | None:
-        """Say how an array of this shape and dtype differs from the description, or ``None``."""
+        """Return how an array of this shape and dtype differs from the description, or ``None``."""
         if dtype != self.dtype:
             return f"dtype is {dtype}, the model wants {self.dtype}"
         fits = len(shape) == len(self.shape) and all(

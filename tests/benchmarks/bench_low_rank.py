@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -51,14 +52,14 @@ def factored(carrier: Carrier, target: float, weighted: bool, folder: Path) -> C
     step = declared("low-rank", target={"macs": target}, weighted=weighted)
     context = PassContext()
     survey = step.survey(carrier, context)
-    if not survey.blockwise:
+    if not step.by_block:
         return step.apply(carrier, context, {}).carrier
     data = images("cifar10_train4000.npz")
     some = batches({name: array[:CALIBRATION] for name, array in data.items()})
     folder.mkdir()
     feed = Feed(some, make_observer, folder)
     blocks = GraphBlocks(carrier.graph(), partition(carrier.graph()), survey.requests, feed)
-    return step.apply_blockwise(carrier, context, blocks).carrier
+    return step.apply(carrier, replace(context, blocks=blocks), {}).carrier
 
 
 def logits(carrier: Carrier, data: dict[str, Array]) -> Array:

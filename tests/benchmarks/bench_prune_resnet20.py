@@ -246,7 +246,7 @@ def ours(
         }
     )
     start = time.perf_counter()
-    result = chosen.apply_with_samples(carrier, PassContext(), {}, Calibration()).carrier
+    result = chosen.apply(carrier, PassContext(samples=Calibration()), {}).carrier
     assert isinstance(result, TorchCarrier)
     name = f"compressor {scope}, {'inner' if skipped else 'as it is'}"
     name += f", multiples of {step}" if step > 1 else ""

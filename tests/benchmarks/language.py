@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +86,9 @@ def compressed(setting: Setting, declared: Pass, folder: Path) -> Outcome:
     """Apply a pass, calibrated if it wants it."""
     context = PassContext()
     survey = declared.survey(setting.carrier, context)
-    if not survey.blockwise:
+    if not declared.by_block:
         return declared.apply(setting.carrier, context, {})
     graph = setting.carrier.graph()
     feed = Feed(setting.calibration, make_observer, folder)
     blocks = GraphBlocks(graph, partition(graph), survey.requests, feed)
-    return declared.apply_blockwise(setting.carrier, context, blocks)
+    return declared.apply(setting.carrier, replace(context, blocks=blocks), {})

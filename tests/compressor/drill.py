@@ -13,7 +13,7 @@ from pydantic import Field
 
 from compressor.errors import SpecError
 from compressor.types.carrier import Capability, Carrier
-from compressor.types.passes import LayerOutcome, LayerPlan, Outcome, Pass, PassContext, Survey
+from compressor.types.passes import GraphPass, LayerOutcome, LayerPlan, Outcome, PassContext, Survey
 from compressor.types.training import Training
 from tests.compressor.spine_plugins import strike
 
@@ -21,7 +21,7 @@ STATE = "state.json"
 TOLD = "told: "
 
 
-class Drill(Pass):
+class Drill(GraphPass):
     """Multiplies weights with a number that depends on all training data that it was given."""
 
     name: ClassVar[str] = "drill"

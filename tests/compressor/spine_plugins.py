@@ -20,7 +20,7 @@ from pydantic import Field
 from compressor.exporters.onnx.exporter import OnnxExporter
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.types.carrier import Capability, Carrier, Runner
-from compressor.types.passes import LayerOutcome, LayerPlan, Outcome, Pass, PassContext, Survey
+from compressor.types.passes import GraphPass, LayerOutcome, LayerPlan, Outcome, PassContext, Survey
 from compressor.types.tensors import Batch
 from tests.compressor.tiny_project import Project
 from tests.paths import ROOT
@@ -41,7 +41,7 @@ EXPORTERS = {
 }
 
 
-class Nudge(Pass):
+class Nudge(GraphPass):
     """Multiplies every layer's weight; a pass that works on weights alone."""
 
     name: ClassVar[str] = "nudge"

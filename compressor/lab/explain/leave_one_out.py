@@ -97,7 +97,7 @@ class Variants:
         torch.manual_seed(workspace.plan.spec.seed)
         survey = declared.survey(carrier, workspace.plan.context)
         statistics = None
-        if not survey.blockwise:
+        if not declared.by_block:
             statistics = self._statistics(workspace, index, carrier, survey)
         return apply_pass(workspace, declared, carrier, survey, statistics).carrier
 

@@ -1,4 +1,4 @@
-"""Options of ``low-rank``."""
+"""Options of ``low-rank``, and which layers become products of two smaller ones."""
 
 from __future__ import annotations
 

@@ -9,16 +9,16 @@ import numpy as np
 import torch
 
 from compressor.errors import DataError, ModelError, SpecError
+from compressor.graph.layers import moment_request
 from compressor.models.executor.dtypes import TORCH_DTYPES
 from compressor.models.sizes import model_macs, model_parameters
 from compressor.passes.factor.budget import Budget
 from compressor.passes.factor.choice import Candidate, Choice
 from compressor.passes.factor.decomposition import Decomposition, decompose, rank_for, shares
 from compressor.passes.factor.factored_graph import Factors, factor_names, factored
-from compressor.passes.quantize.maths.affine import sqnr_db
-from compressor.passes.quantize.weights.gptq import moment_request
 from compressor.progress import Progress
 from compressor.types.carrier import Capability, Carrier
+from compressor.types.matrices import sqnr_db
 from compressor.types.passes import LayerOutcome, Outcome
 from compressor.types.statistics import Blocks, Moments, Request
 

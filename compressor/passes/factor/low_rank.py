@@ -16,13 +16,12 @@ from compressor.passes.factor.factored_graph import factor_names
 from compressor.passes.factor.factoring import Factoring, planned, seen_inputs
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers
-from compressor.types.passes import Outcome, Pass, PassContext, Survey
-from compressor.types.statistics import Blocks
+from compressor.types.passes import GraphPass, Outcome, PassContext, Survey
 
 _GOALS = ("rank", "energy", "target")
 
 
-class LowRank(Pass):
+class LowRank(GraphPass):
     """Replace layers by products of two smaller ones: a truncated singular value decomposition.
 
     A linear layer `fc` becomes `fc.down` and `fc.up`, which has the bias; a convolution becomes
@@ -75,6 +74,11 @@ class LowRank(Pass):
         """What looks at inputs needs a model that runs."""
         return self.needs | ({Capability.RUN} if self.weighted else set())
 
+    @property
+    def by_block(self) -> bool:
+        """Whether ranks depend on what flows into each block once those before are factored."""
+        return self.weighted
+
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:  # noqa: ARG002
         """Find the layers that can become two, and at which ranks."""
         choice = self._choice(carrier)
@@ -98,7 +102,7 @@ class LowRank(Pass):
         blind = [c.layer.name for c in choice.candidates if c.layer.name not in requests]
         note = f"not weighted, since calibration does not see their inputs: {listed(blind)}"
         every = tuple({request.key: request for request in requests.values()}.values())
-        return Survey(rows, every, (note,) if blind else (), blockwise=True)
+        return Survey(rows, every, (note,) if blind else ())
 
     def apply(
         self,
@@ -106,34 +110,23 @@ class LowRank(Pass):
         context: PassContext,
         statistics: Mapping[str, Any],  # noqa: ARG002
     ) -> Outcome:
-        """Factor layers by their weights alone.
+        """Factor layers by their weights, or by what they do to the inputs of their block.
 
         Raises:
-            SpecError: no layer becomes smaller, or weighted is asked for.
-            ModelError: a weight is not finite.
-        """
-        if self.weighted:
-            raise SpecError("weighted", "needs calibration data", "give it the model's blocks")
-        work = Factoring(carrier, self._choice(carrier), self.energy)
-        work.by_weights(context.progress)
-        return self._outcome(carrier, work)
-
-    def apply_blockwise(
-        self,
-        carrier: Carrier,
-        context: PassContext,  # noqa: ARG002
-        blocks: Blocks,
-    ) -> Outcome:
-        """Factor layers by what they do to their inputs; memory holds those of one block.
-
-        Raises:
-            SpecError: no layer becomes smaller.
+            SpecError: no layer becomes smaller, or weighted is asked for without data.
             ModelError: a weight is not finite.
             DataError: calibration found nothing about a layer's input.
         """
         work = Factoring(carrier, self._choice(carrier), self.energy)
-        work.by_inputs(blocks)
-        return self._outcome(carrier, work)
+        if not self.weighted:
+            work.by_weights(context.progress)
+        elif context.blocks is None:
+            raise SpecError("weighted", "needs calibration data", "give it the model's blocks")
+        else:
+            work.by_inputs(context.blocks)
+        if self.target is not None:
+            work.choose_ranks(Budget(carrier, self._choice(carrier), self.target))
+        return work.outcome()
 
     def preview(
         self,
@@ -166,8 +159,3 @@ class LowRank(Pass):
     def _energy_rank(self, candidate: Candidate) -> int:
         assert self.energy is not None
         return min(candidate.most, ceil(self.energy * candidate.full))
-
-    def _outcome(self, carrier: Carrier, work: Factoring) -> Outcome:
-        if self.target is not None:
-            work.choose_ranks(Budget(carrier, self._choice(carrier), self.target))
-        return work.outcome()

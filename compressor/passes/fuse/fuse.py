@@ -38,10 +38,10 @@ from compressor.passes.fuse.simplify import matmul_to_gemm, mean_to_pool, merge_
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer
 from compressor.types.passes import (
+    GraphPass,
     LayerOutcome,
     LayerPlan,
     Outcome,
-    Pass,
     PassContext,
     Survey,
 )
@@ -149,7 +149,7 @@ def op_count(model: ir.Model) -> int:
 _NOTHING = "nothing to fuse: the graph is in its final form already"
 
 
-class Fuse(Pass):
+class Fuse(GraphPass):
     """Fewer, larger operators that compute the same.
 
     Batch-norm and constant factors are folded into the layers before them, constant expressions

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
@@ -12,23 +11,15 @@ from pydantic import Field
 
 from compressor.errors import DataError, SpecError
 from compressor.graph.codes import obstacle
-from compressor.passes.quantize.maths.affine import sqnr_db
-from compressor.passes.quantize.maths.floating import check_finite
+from compressor.models.layer_uses import inner_layers, input_moments, kept_tables
 from compressor.passes.quantize.maths.kmeans import clustered
-from compressor.passes.quantize.weights.gptq import known_codes, moment_request
-from compressor.passes.quantize.weights.layers import COMPRESSED_TENSORS, kept_tables, nodes_of
+from compressor.passes.quantize.weights.layers import COMPRESSED_TENSORS
+from compressor.run.weight_pass import Choice, Treatment, WeightPass, WeightRows
 from compressor.types.carrier import Capability, Carrier
-from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
+from compressor.types.layer_rules import resolve_rules, skip_reason
 from compressor.types.layers import Layer
-from compressor.types.passes import (
-    LayerOutcome,
-    LayerRule,
-    Outcome,
-    Pass,
-    PassContext,
-    Survey,
-)
-from compressor.types.quantized import ScaleType, Scheme, WeightCodes
+from compressor.types.passes import LayerRule, PassContext
+from compressor.types.quantized import QuantizedTensor, ScaleType, Scheme
 from compressor.types.statistics import Request
 
 Bits = Annotated[int, Field(ge=1, le=8)]
@@ -48,16 +39,7 @@ class ClusterRule(LayerRule):
     )
 
 
-@dataclass(frozen=True)
-class _Choice:
-    """Schemes of the layers that are clustered, and why each layer is kept, or an empty text."""
-
-    schemes: Mapping[str, Scheme]
-    reasons: Mapping[str, str]
-    requests: Mapping[str, Request] = field(default_factory=dict)
-
-
-class Cluster(Pass):
+class Cluster(WeightPass):
     """Cluster each layer's weights by k-means, and store for each weight the number of its cluster.
 
     A codebook holds the mean of each cluster in floating point, so the numbers lie where the
@@ -69,6 +51,7 @@ class Cluster(Pass):
     """
 
     name: ClassVar[str] = "cluster"
+    by_rows: ClassVar[bool] = False
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.WEIGHTS, Capability.GRAPH})
     source: ClassVar[str] = "Han et al. 2016 (arXiv:1510.00149), section 3"
 
@@ -92,99 +75,56 @@ class Cluster(Pass):
         """What a carrier must offer: to see inputs, it must run."""
         return self.needs | ({Capability.RUN} if self.importance else frozenset())
 
-    def survey(self, carrier: Carrier, context: PassContext) -> Survey:
-        """Choose the layers and their schemes, and ask for the size of their inputs."""
-        choice = self._choice(carrier, context)
-        actions = {name: str(scheme) for name, scheme in choice.schemes.items()}
-        rows = plan_layers(self.name, actions, choice.reasons)
-        if not self.importance:
-            return Survey(rows)
-        if not choice.requests:
+    def choose(self, carrier: Carrier, context: PassContext) -> Choice:
+        """Return each layer's scheme, and the size of its inputs as what to observe.
+
+        Raises:
+            SpecError: a rule matches no layer, an export has no codebooks, or importance finds no
+                input to observe.
+        """
+        rules = resolve_rules(self.layers, [layer.name for layer in carrier.layers()])
+        kept, model = {**inner_layers(carrier), **kept_tables(carrier)}, carrier.graph()
+        opset = model.opset_imports.get("", 0)
+        moments = input_moments(model) if self.importance else {}
+        treatments = {}
+        for layer in carrier.layers():
+            rule = rules[layer.name]
+            scheme = self._scheme(layer, rule)
+            reason = skip_reason(rule) or kept.get(layer.name) or obstacle(layer, scheme, opset)
+            if reason:
+                treatments[layer.name] = Treatment(str(scheme), kept=reason)
+                continue
+            _check_targets(layer, scheme, context.targets)
+            moment = moments.get(layer.name)
+            treatments[layer.name] = Treatment(
+                str(scheme),
+                remark=_UNSEEN if self.importance and moment is None else "",
+                setting=scheme,
+                request=None if moment is None else replace(moment, observer="column-norm"),
+            )
+        clustered_layers = [t for t in treatments.values() if not t.kept]
+        if self.importance and clustered_layers and not any(t.request for t in clustered_layers):
             raise SpecError(
                 "importance",
                 "finds no layer whose input it can see",
                 "leave it out: all weights then count alike",
             )
-        unseen = choice.schemes.keys() - choice.requests.keys()
-        rows = tuple(replace(row, reason=_UNSEEN) if row.name in unseen else row for row in rows)
-        return Survey(rows, tuple({r.key: r for r in choice.requests.values()}.values()))
+        return Choice(treatments)
 
-    def apply(
-        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
-    ) -> Outcome:
-        """Cluster the chosen layers.
-
-        Raises:
-            ModelError: a weight is not finite.
-            DataError: calibration found nothing about a layer's input.
-        """
-        choice = self._choice(carrier, context)
-        codes, outcomes = {}, []
-        for layer in carrier.layers():
-            if layer.name not in choice.schemes:
-                continue
-            scheme = choice.schemes[layer.name]
-            matrix = layer.canonical(carrier.weight(layer)).to(torch.float32)
-            check_finite(layer, matrix)
-            weights = _importance(layer, choice.requests.get(layer.name), statistics)
-            found = clustered(matrix, scheme, weights)
-            codes[layer.weight] = known_codes(layer, found)
-            loss = sqnr_db(matrix, found.dequantize())
-            outcomes.append(LayerOutcome(layer.name, str(scheme), loss))
-        return Outcome(carrier.with_codes(codes), tuple(outcomes))
-
-    def preview(
-        self,
-        carrier: Carrier,
-        context: PassContext,
-        statistics: Mapping[str, Any],  # noqa: ARG002
-    ) -> Carrier:
-        """Cluster lazily: no weight is read."""
-        schemes = self._choice(carrier, context).schemes
-        return carrier.with_codes(
-            {
-                layer.weight: WeightCodes(layer, own, partial(clustered, scheme=own))
-                for layer in carrier.layers()
-                if (own := schemes.get(layer.name)) is not None
-            }
-        )
-
-    def _choice(self, carrier: Carrier, context: PassContext) -> _Choice:
-        """Choose.
-
-        Raises:
-            SpecError: a rule matches no layer, or an export has no codebooks.
-        """
-        layers = carrier.layers()
-        rules = resolve_rules(self.layers, [layer.name for layer in layers])
-        kept, model = kept_tables(carrier), carrier.graph()
-        schemes, reasons = {}, {}
-        for layer in layers:
-            rule = rules[layer.name]
-            scheme = self._scheme(layer, rule)
-            reason = skip_reason(rule) or kept.get(layer.name, "")
-            if not reason and layer.weight not in model.graph.initializers:
-                reason = "its weight lies in a subgraph"
-            reason = reason or obstacle(layer, scheme, model.opset_imports.get("", 0)) or ""
-            reasons[layer.name] = reason
-            if not reason:
-                _check_targets(layer, scheme, context.targets)
-                schemes[layer.name] = scheme
-        requests = {}
-        if self.importance:
-            nodes = nodes_of(model)
-            for name in schemes.keys() & nodes.keys():
-                request = moment_request(*nodes[name])
-                if request is not None:
-                    requests[name] = replace(request, observer="column-norm")
-        return _Choice(schemes, reasons, {n: requests[n] for n in schemes if n in requests})
+    def change(
+        self, rows: WeightRows, treatment: Treatment, statistics: Mapping[str, Any]
+    ) -> QuantizedTensor:
+        """Return the codes of a whole weight, and its codebooks."""
+        assert treatment.scheme is not None
+        weights = _importance(rows.layer, treatment.request, statistics)
+        return clustered(rows.matrix, treatment.scheme, weights)
 
     def _scheme(self, layer: Layer, rule: ClusterRule | None) -> Scheme:
         bits, group = self.bits, self.group_rows
         if rule is not None:
             bits = bits if rule.bits is None else rule.bits
-            own = rule.group_rows
-            group = group if own is None else None if own == "tensor" else own
+            rows = rule.group_rows
+            group = group if rows is None else None if rows == "tensor" else rows
         if group is not None and group >= layer.rows:
             group = None
         return Scheme(

@@ -19,16 +19,17 @@ from compressor.errors import SpecError
 from compressor.graph.codes import Codes, obstacle, read_through, store_codes
 from compressor.graph.editing import Attributes, Editor
 from compressor.graph.layers import layers_with_nodes
-from compressor.passes.quantize.maths.affine import absmax_parameters, quantize, sqnr_db
+from compressor.passes.quantize.maths.affine import absmax_parameters, quantize
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
 from compressor.types.layers import Layer
+from compressor.types.matrices import sqnr_db
 from compressor.types.options import Options
 from compressor.types.passes import (
+    GraphPass,
     LayerOutcome,
     LayerRule,
     Outcome,
-    Pass,
     PassContext,
     Survey,
 )
@@ -194,7 +195,7 @@ class DynamicWeights(Options):
     )
 
 
-class QuantizeDynamic(Pass):
+class QuantizeDynamic(GraphPass):
     """Store weights as int8 and quantize activations to uint8 while the model runs.
 
     No calibration data is needed: the range of an activation is that of the tensor at hand. Matrix

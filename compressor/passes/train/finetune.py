@@ -215,11 +215,16 @@ class Finetune(Recipe):
         "(arXiv:1912.05671)"
     )
 
+    @property
+    def labelled(self) -> bool:
+        """Whether the training data must have a target: always."""
+        return True
+
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
-        """Say which layers are trained; check the loss."""
+        """Return which layers are trained; check the loss."""
         name = loss_name(self.loss, context.metric)
         notes = (f"trained with {name} as loss",)
-        return Survey(plan_training(self, carrier), notes=notes, trains=True, labels=True)
+        return Survey(plan_training(self, carrier), notes=notes)
 
     def apply_training(
         self,

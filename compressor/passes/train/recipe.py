@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import cos, pi
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from compressor.types.carrier import Carrier
 from compressor.types.options import Options
-from compressor.types.passes import LayerRule, Outcome, Pass, PassContext
+from compressor.types.passes import LayerRule, TrainPass
 
 Schedule: TypeAlias = Literal["cosine", "linear", "constant"]
 
@@ -76,7 +74,7 @@ class Gradual(Options):
         return self
 
 
-class Recipe(Pass):
+class Recipe(TrainPass):
     """How long, on what and with which optimizer a pass trains."""
 
     neutral: ClassVar[frozenset[str]] = frozenset({"save_every", "workers"})
@@ -147,16 +145,6 @@ class Recipe(Pass):
     def code(self) -> tuple[str, ...]:
         """The user's loss."""
         return (self.loss,) if self.loss is not None and ":" in self.loss else ()
-
-    def apply(
-        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
-    ) -> Outcome:
-        """Refuse: there are no data to train on.
-
-        Raises:
-            NotImplementedError: always.
-        """
-        raise NotImplementedError(f"pass {self.name!r} trains; call apply_training")
 
     @model_validator(mode="after")
     def _patience_needs_validation(self) -> Recipe:

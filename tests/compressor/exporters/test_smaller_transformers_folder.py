@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ def test_from_pruning_to_both_layouts(
     notes = step.survey(carrier, context).notes
     assert any("a target ratio takes the same share" in note for note in notes) != described
     samples = RunSamples(carrier.inputs, None, 0)
-    small = step.apply_with_samples(carrier, context, {}, samples).carrier
+    small = step.apply(carrier, replace(context, samples=samples), {}).carrier
     wanted = small.runner().run({"input_ids": TOKENS})["output"]
 
     graph = tmp_path / "graph"

@@ -85,7 +85,7 @@ def test_killed_after_pruning_it_goes_on_with_the_smaller_model(
     def again(*_: object) -> None:
         raise AssertionError("pruned again")
 
-    monkeypatch.setattr(PruneStructured, "apply_with_samples", again)
+    monkeypatch.setattr(PruneStructured, "apply", again)
     report = killed.run().report
     assert [entry["cached"] for entry in report["passes"]] == [True, False]
     assert killed.artifacts() == whole

@@ -114,14 +114,14 @@ def cut_each(
     coarse: dict[str, tuple[int, int]] = {}
     for item, parts in reading.counted(ranked, _coarse):
         name = item.layer.name
-        found, rank = select(merged(parts), wanted[name])
+        bin, rank = select(merged(parts), wanted[name])
         if item.settled:
-            held = [part.of(found) for part in parts]
-            settled[name] = _Tied(item, found << FINE_BITS, held, rank, wanted[name] - rank)
+            held = [part.of(bin) for part in parts]
+            settled[name] = _Tied(item, bin << FINE_BITS, held, rank, wanted[name] - rank)
         else:
-            coarse[name] = found, rank
+            coarse[name] = bin, rank
     open_ = [item for item in ranked if item.layer.name in coarse]
-    bins = {name: found for name, (found, _) in coarse.items()}
+    bins = {name: bin for name, (bin, _) in coarse.items()}
     for item, parts in reading.counted(open_, _fine(bins), "more finely"):
         name = item.layer.name
         score, rank = select(merged(parts), coarse[name][1])
@@ -147,12 +147,12 @@ def cut_together(
     """
     reading = _Reading(carrier, progress)
     coarse = {item.layer.name: merged(parts) for item, parts in reading.counted(ranked, _coarse)}
-    found, rank = select(merged(coarse.values()), number)
-    low = found << FINE_BITS
-    at = {name: counts.of(found) for name, counts in coarse.items()}
+    bin, rank = select(merged(coarse.values()), number)
+    low = bin << FINE_BITS
+    at = {name: counts.of(bin) for name, counts in coarse.items()}
     fine = {name: Counts(torch.tensor([low]), torch.tensor([held])) for name, held in at.items()}
     open_ = [item for item in ranked if not item.settled and at[item.layer.name]]
-    bins = dict.fromkeys(at, found)
+    bins = dict.fromkeys(at, bin)
     for item, parts in reading.counted(open_, _fine(bins), "more finely"):
         fine[item.layer.name] = merged(parts)
     score, rank = select(merged(fine.values()), rank)
@@ -164,11 +164,11 @@ def cut_together(
     split = next((i for i, own in enumerate(given) if 0 < own < held[i]), None)
     ties = [[own] for own in held]
     if split is not None:
-        own = _fine({ranked[split].layer.name: found})
+        own = _fine({ranked[split].layer.name: bin})
         ((_, parts),) = reading.counted([ranked[split]], own, "where it ends")
         ties[split] = [part.of(score) for part in parts]
     below = [
-        coarse[item.layer.name].below(found) + fine[item.layer.name].below(score) for item in ranked
+        coarse[item.layer.name].below(bin) + fine[item.layer.name].below(score) for item in ranked
     ]
     rows = zip(ranked, ties, given, below, strict=True)
     return _placed(reading, [_Tied(item, score, own, n, less) for item, own, n, less in rows])
@@ -208,35 +208,35 @@ class _Tied:
     def last(self) -> tuple[RowBlock, int]:
         """Return the block of rows with the last one to go, and its rank there."""
         rank = self.rank
-        for block, own in zip(self.item.blocks, self.held, strict=True):
-            if rank <= own:
+        for block, count in zip(self.item.blocks, self.held, strict=True):
+            if rank <= count:
                 return block, rank
-            rank -= own
+            rank -= count
         raise AssertionError("the counts of a weight's blocks do not add up")
 
 
 def _placed(reading: _Reading, tied: Sequence[_Tied]) -> list[Chosen]:
     """Find the place of the last unit to go, for those weights where it matters."""
-    ends = {own.item.layer.name: (own, *own.last()) for own in tied if own.split}
+    ends = {tie.item.layer.name: (tie, *tie.last()) for tie in tied if tie.split}
 
     def place(rows: torch.Tensor, block: RowBlock) -> int:
-        own, _, rank = ends[block.layer.name]
-        found, shift = own.item.scores(rows, block.start)
-        height = own.item.criterion.block[0]
-        return block.start // height * found.shape[1] + place_of(found, shift, own.score, rank)
+        tie, _, rank = ends[block.layer.name]
+        values, shift = tie.item.scores(rows, block.start)
+        height = tie.item.criterion.block[0]
+        return block.start // height * values.shape[1] + place_of(values, shift, tie.score, rank)
 
     blocks = [block for _, block, _ in ends.values()]
     places = {x.layer.name: last for x, last in reading.scanned(blocks, place, "where they end")}
     result = []
-    for own in tied:
-        chosen = own.chosen
-        last = places.get(own.item.layer.name, chosen.cut.last)
-        result.append(Chosen(Cut(own.score, last), chosen.gone, chosen.zero))
+    for tie in tied:
+        chosen = tie.chosen
+        last = places.get(tie.item.layer.name, chosen.cut.last)
+        result.append(Chosen(Cut(tie.score, last), chosen.gone, chosen.zero))
     return result
 
 
-def _coarse(found: torch.Tensor, shift: int, block: RowBlock) -> Counts:  # noqa: ARG001
-    return count_coarse(found, shift)
+def _coarse(values: torch.Tensor, shift: int, block: RowBlock) -> Counts:  # noqa: ARG001
+    return count_coarse(values, shift)
 
 
 def _fine(bins: Mapping[str, int]) -> _Count:
@@ -266,8 +266,8 @@ class _Reading:
 
         blocks = [block for item in ranked for block in item.blocks]
         done = self.scanned(blocks, work, what)
-        for name, own in groupby(done, key=lambda pair: pair[0].layer.name):
-            yield items[name], [counts for _, counts in own]
+        for name, pairs in groupby(done, key=lambda pair: pair[0].layer.name):
+            yield items[name], [counts for _, counts in pairs]
 
     def scanned(
         self,
@@ -281,10 +281,10 @@ class _Reading:
         label = " ".join(part for part in ("prune-magnitude: rank weights", what) if part)
         with self.progress.stage(label, sum(map(_weights, blocks))) as advance:
             done = 0
-            for block, found in scan(self.carrier, blocks, work):
+            for block, result in scan(self.carrier, blocks, work):
                 done += _weights(block)
                 advance(done)
-                yield block, found
+                yield block, result
 
 
 def _weights(block: RowBlock) -> int:

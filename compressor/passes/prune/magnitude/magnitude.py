@@ -1,4 +1,4 @@
-"""Which layers ``prune-magnitude`` thins out, by how much, and why it keeps the others."""
+"""``prune-magnitude``: the smallest weights become zero, single ones or whole blocks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from math import log10
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -16,11 +17,13 @@ from pydantic import Field
 from compressor.errors import SpecError
 from compressor.graph.layers import layers_with_nodes
 from compressor.passes.prune.magnitude.cuts import Chosen, Ranked, cut_each, cut_together
-from compressor.passes.prune.magnitude.ranking import Criterion, Cut, Norm, value_of, without
+from compressor.passes.prune.magnitude.ranking import Criterion, Norm, value_of, without
+from compressor.run.weight_pass import Changes, Choice, Treatment, WeightPass, WeightRows
 from compressor.types.carrier import Capability, Carrier, WeightChange
-from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
+from compressor.types.layer_rules import resolve_rules, skip_reason
 from compressor.types.layers import Layer
-from compressor.types.passes import LayerOutcome, LayerRule, Outcome, Pass, PassContext, Survey
+from compressor.types.passes import LayerOutcome, LayerRule, PassContext
+from compressor.types.statistics import Block
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
@@ -78,18 +81,20 @@ def choose_layers(
         SpecError: a rule matches no layer, or asks for what its layer cannot have.
     """
     layers = carrier.layers()
-    found = resolve_rules(rules, [layer.name for layer in layers])
+    by_layer = resolve_rules(rules, [layer.name for layer in layers])
     graph = carrier.graph() if Capability.GRAPH in carrier.offers else None
     shared = _read_as_tables(graph)
     wanted: dict[str, float] = {}
     reasons: dict[str, str] = {}
     for layer in layers:
-        rule = found[layer.name]
-        own = sparsity if rule is None or rule.sparsity is None else rule.sparsity
+        rule = by_layer[layer.name]
+        share = sparsity if rule is None or rule.sparsity is None else rule.sparsity
         reason = skip_reason(rule) or _unfit(layer, shared, graph) or _misfit(layer, block)
-        if not reason and each and not number_of(own, _units(layer, block)):
+        if not reason and each and not number_of(share, _units(layer, block)):
             units = _units(layer, block)
-            reason = f"{own:g} of its {units} {'weights' if block == (1, 1) else 'blocks'} is none"
+            reason = (
+                f"{share:g} of its {units} {'weights' if block == (1, 1) else 'blocks'} is none"
+            )
         if reason and rule is not None and rule.sparsity is not None and not rule.skip:
             raise SpecError(
                 f"layer {layer.name!r}",
@@ -98,7 +103,7 @@ def choose_layers(
             )
         reasons[layer.name] = reason
         if not reason:
-            wanted[layer.name] = own
+            wanted[layer.name] = share
     return Thinning(wanted, reasons)
 
 
@@ -107,7 +112,7 @@ def _units(layer: Layer, block: tuple[int, int]) -> int:
 
 
 def _unfit(layer: Layer, shared: frozenset[str], graph: ir.Model | None) -> str:
-    """Say why a layer's weights stay as they are, whatever the options; empty if they need not."""
+    """Return why a layer cannot lose weights, whatever the options; empty if it can."""
     if layer.kind == "Gather":
         return "a table is looked up, not multiplied"
     if layer.weight in shared:
@@ -140,19 +145,7 @@ _PART = 1 << 22  # elements looked at together
 _Length = Annotated[int, Field(ge=1)]
 
 
-@dataclass(frozen=True)
-class _Zeroed:
-    """What :attr:`WeightChange.compute` is for a layer that loses units."""
-
-    criterion: Criterion
-    cut: Cut
-
-    def __call__(self, matrix: torch.Tensor, row: int) -> torch.Tensor:
-        """Return some rows without the units that go."""
-        return without(matrix, self.criterion, self.cut, row)
-
-
-class PruneMagnitude(Pass):
+class PruneMagnitude(WeightPass):
     """Make the smallest weights zero: single ones, or whole blocks.
 
     Exactly as many units go as the share says, rounded down; those that are zero already go
@@ -166,7 +159,6 @@ class PruneMagnitude(Pass):
     """
 
     name: ClassVar[str] = "prune-magnitude"
-    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.WEIGHTS})
     source: ClassVar[str] = (
         "Han et al. 2015 (arXiv:1506.02626); blocks: Narang et al. 2017 (arXiv:1711.02782)"
     )
@@ -194,59 +186,73 @@ class PruneMagnitude(Pass):
         default=(), description="rules for single layers; the first that matches wins"
     )
 
-    def survey(self, carrier: Carrier, context: PassContext) -> Survey:  # noqa: ARG002
-        """Choose the layers that lose weights; structure is all that is read."""
-        chosen = self._chosen(carrier)
-        actions = {name: self._action(share) for name, share in chosen.sparsity.items()}
-        rows = plan_layers(self.name, actions, chosen.reasons)
-        ranked = self._ranked(carrier, chosen, 0)
-        if self.scope == "global" and not self._number(ranked):
+    def choose(self, carrier: Carrier, context: PassContext) -> Choice:
+        """Return how much each layer is asked to lose.
+
+        Raises:
+            SpecError: an option or a rule does not fit the model, or nothing would be lost.
+        """
+        thinning = self._chosen(carrier)
+        ranked = self._ranked(carrier, thinning, context.seed)
+        if self.scope == "global" and ranked and not self._number(ranked):
             raise SpecError(
                 f"pass {self.name!r}",
                 f"sparsity {self.sparsity:g} of {sum(r.units for r in ranked)} "
                 f"{'weights' if self.block is None else 'blocks'} is none",
                 "raise sparsity, or remove the pass",
             )
-        return Survey(rows)
-
-    def apply(
-        self,
-        carrier: Carrier,
-        context: PassContext,
-        statistics: Mapping[str, Any],  # noqa: ARG002
-    ) -> Outcome:
-        """Rank the units and make the smallest zero; a streamed model's when they are read."""
-        chosen = self._chosen(carrier)
-        ranked = self._ranked(carrier, chosen, context.seed)
-        if self.scope == "global":
-            found = cut_together(carrier, ranked, self._number(ranked), context.progress)
-        else:
-            numbers = [number_of(chosen.sparsity[r.layer.name], r.units) for r in ranked]
-            found = cut_each(carrier, ranked, numbers, context.progress)
-        changes = {
-            item.layer.weight: WeightChange(
-                item.layer, _Zeroed(item.criterion, own.cut), item.criterion.block[0]
-            )
-            for item, own in zip(ranked, found, strict=True)
-            if own.gone
+        treatments = {
+            name: Treatment(kept=reason)
+            if reason
+            else Treatment(self._action(thinning.sparsity[name]), setting=thinning.sparsity[name])
+            for name, reason in thinning.reasons.items()
         }
-        after = carrier.with_changes(changes)
-        outcomes = []
-        for item, own in zip(ranked, found, strict=True):
-            loss = None
-            if Capability.RUN in carrier.offers and item.layer.weight in changes:
-                loss = _sqnr_db(carrier.weight(item.layer), after.weight(item.layer))
-            outcomes.append(self._outcome(item, own, loss))
-        return Outcome(after, tuple(outcomes), self._notes(ranked, found))
+        return Choice(treatments, work=(ranked, context.progress))
 
-    def preview(
+    def change(
+        self,
+        rows: WeightRows,
+        treatment: Treatment,
+        statistics: Mapping[str, Any],  # noqa: ARG002
+    ) -> torch.Tensor:
+        """Return rows without the units that go."""
+        criterion, cut = treatment.setting
+        return without(rows.matrix, criterion, cut, rows.start)
+
+    def change_layers(
         self,
         carrier: Carrier,
-        context: PassContext,  # noqa: ARG002
-        statistics: Mapping[str, Any],  # noqa: ARG002
-    ) -> Carrier:
-        """Return the model as it is: zeros take the same room, and no weight is read."""
-        return carrier
+        choice: Choice,
+        layers: Sequence[Layer],  # noqa: ARG002
+        block: Block,  # noqa: ARG002
+    ) -> Changes:
+        """Rank the units of all layers, and make the smallest zero when weights are read."""
+        ranked, progress = choice.work
+        if self.scope == "global":
+            cuts = cut_together(carrier, ranked, self._number(ranked), progress)
+        else:
+            shares = [choice.treatments[item.layer.name].setting for item in ranked]
+            numbers = [number_of(s, r.units) for s, r in zip(shares, ranked, strict=True)]
+            cuts = cut_each(carrier, ranked, numbers, progress)
+        changes = Changes(notes=self._notes(ranked, cuts))
+        for item, chosen in zip(ranked, cuts, strict=True):
+            layer, loss = item.layer, None
+            if chosen.gone:
+                treatment = Treatment(setting=(item.criterion, chosen.cut))
+                change = WeightChange(
+                    layer, partial(self._rows, layer, treatment), item.criterion.block[0]
+                )
+                changes.weights[layer.weight] = change
+                if Capability.RUN in carrier.offers:
+                    weight = carrier.weight(layer)
+                    loss = _sqnr_db(weight, change.stored(weight))
+            changes.outcomes[layer.name] = self._outcome(item, chosen, loss)
+        return changes
+
+    def _rows(
+        self, layer: Layer, treatment: Treatment, matrix: torch.Tensor, start: int
+    ) -> torch.Tensor:
+        return self.change(WeightRows(layer, matrix, start), treatment, {})
 
     def _chosen(self, carrier: Carrier) -> Thinning:
         if self.granularity == "block" and self.block is None:
@@ -257,13 +263,13 @@ class PruneMagnitude(Pass):
                 "is given, and granularity is weight",
                 "set granularity: block, or leave block out",
             )
-        own = next((rule for rule in self.layers if rule.sparsity is not None), None)
-        if own is not None and (self.scope == "global" or own.skip):
+        sparser = next((rule for rule in self.layers if rule.sparsity is not None), None)
+        if sparser is not None and (self.scope == "global" or sparser.skip):
             raise SpecError(
-                f"layer rule {own.match!r}",
-                f"has sparsity {own.sparsity:g}, and "
-                + ("also skips its layers" if own.skip else "scope is global"),
-                "leave its sparsity out" + ("" if own.skip else ", or set scope: layer"),
+                f"layer rule {sparser.match!r}",
+                f"has sparsity {sparser.sparsity:g}, and "
+                + ("also skips its layers" if sparser.skip else "scope is global"),
+                "leave its sparsity out" + ("" if sparser.skip else ", or set scope: layer"),
             )
         shape = self.block or (1, 1)
         each = self.scope == "layer"
@@ -286,25 +292,25 @@ class PruneMagnitude(Pass):
     def _number(self, ranked: Sequence[Ranked]) -> int:
         return number_of(self.sparsity, sum(item.units for item in ranked))
 
-    def _outcome(self, item: Ranked, own: Chosen, loss: float | None) -> LayerOutcome:
-        percent = 100 * own.zero / item.units
+    def _outcome(self, item: Ranked, chosen: Chosen, loss: float | None) -> LayerOutcome:
+        percent = 100 * chosen.zero / item.units
         details: dict[str, Any] = {"zero_percent": round(percent, 4)}
         if self.norm != "random":
-            details["threshold"] = value_of(own.cut.score)
+            details["threshold"] = value_of(chosen.cut.score)
         scheme = f"{item.layer.dtype}, {percent:.1f} % zero"
         return LayerOutcome(item.layer.name, scheme, loss, details)
 
-    def _notes(self, ranked: Sequence[Ranked], found: Sequence[Chosen]) -> tuple[str, ...]:
+    def _notes(self, ranked: Sequence[Ranked], chosen: Sequence[Chosen]) -> tuple[str, ...]:
         height, width = self.block or (1, 1)
-        zero = height * width * sum(own.zero for own in found)
+        zero = height * width * sum(one.zero for one in chosen)
         weights = sum(item.layer.parameters for item in ranked)
         notes = [
             f"{100 * zero / weights:.1f} % of {weights:,} weights in {len(ranked)} layers are zero"
         ]
         empty = [
             item.layer.name
-            for item, own in zip(ranked, found, strict=True)
-            if own.zero == item.units
+            for item, one in zip(ranked, chosen, strict=True)
+            if one.zero == item.units
         ]
         if empty:
             notes.append(

@@ -73,15 +73,15 @@ def scores(matrix: Tensor, criterion: Criterion, row: int = 0) -> tuple[Tensor, 
             raise ValueError("values are not finite")
         return _random(matrix, criterion, row), 0
     if criterion.single and matrix.dtype == torch.bfloat16:
-        found, shift = matrix.view(torch.int16) & 0x7FFF, 16
+        values, shift = matrix.view(torch.int16) & 0x7FFF, 16
     elif criterion.single:
         bits = matrix.to(torch.float32).contiguous().view(torch.int32)
-        found, shift = bits & 0x7FFFFFFF, 0
+        values, shift = bits & 0x7FFFFFFF, 0
     else:
-        found, shift = _in_chunks(matrix, criterion).view(torch.int32), 0
-    if found.numel() and int(found.max()) << shift >= _INFINITY:
+        values, shift = _in_chunks(matrix, criterion).view(torch.int32), 0
+    if values.numel() and int(values.max()) << shift >= _INFINITY:
         raise ValueError("values are not finite")
-    return found, shift
+    return values, shift
 
 
 def value_of(score: int) -> float:
@@ -190,7 +190,7 @@ def count_coarse(found: Tensor, shift: int) -> Counts:
     """Count scores by their coarse bits.
 
     Args:
-        found: as :func:`compressor.passes.prune.magnitude.ranking.scores` returns them.
+        values: as :func:`compressor.passes.prune.magnitude.ranking.scores` returns them.
         shift: likewise.
     """
     lift = max(shift - FINE_BITS, 0)
@@ -201,11 +201,11 @@ def count_coarse(found: Tensor, shift: int) -> Counts:
     return _occurring(torch.bincount(bins, minlength=COARSE >> lift), lift)
 
 
-def count_fine(found: Tensor, shift: int, coarse: int) -> Counts:
+def count_fine(values: Tensor, shift: int, coarse: int) -> Counts:
     """Count, of the scores in one coarse bin, the whole scores.
 
     Args:
-        found: as :func:`compressor.passes.prune.magnitude.ranking.scores` returns them.
+        values: as :func:`compressor.passes.prune.magnitude.ranking.scores` returns them.
         shift: likewise.
         coarse: the bin.
     """
@@ -213,7 +213,7 @@ def count_fine(found: Tensor, shift: int, coarse: int) -> Counts:
     # low <= score < over, said of scores without their shift.
     first, end = -(-low >> shift), -(-over >> shift)
     # The first and the last bin take what lies outside: choosing what to count would take longer.
-    bins = found.clamp(first - 1, end).sub_(first - 1).reshape(-1)
+    bins = values.clamp(first - 1, end).sub_(first - 1).reshape(-1)
     counted = torch.bincount(bins, minlength=end - first + 2)[1:-1]
     held = counted.nonzero()[:, 0]
     return Counts((held + first) << shift, counted[held])
@@ -251,26 +251,26 @@ def select(counts: Counts, number: int) -> tuple[int, int]:
 def shares(quota: int, held: Sequence[int]) -> list[int]:
     """Hand out a quota in order, to each as much as it holds, until none is left."""
     given = []
-    for own in held:
-        given.append(min(own, quota))
+    for count in held:
+        given.append(min(count, quota))
         quota -= given[-1]
     return given
 
 
-def place_of(found: Tensor, shift: int, score: int, rank: int) -> int:
+def place_of(values: Tensor, shift: int, score: int, rank: int) -> int:
     """Return the place of the ``rank``-th unit (from 1) that has a score, counted along the rows.
 
     Raises:
         ValueError: there are not so many.
     """
-    equal = (found.reshape(-1).to(torch.int64) << shift == score).nonzero()[:, 0]
+    equal = (values.reshape(-1).to(torch.int64) << shift == score).nonzero()[:, 0]
     if not 0 < rank <= len(equal):
         raise ValueError(f"there is no unit {rank} of {len(equal)}")
     return int(equal[rank - 1])
 
 
 def dropped(matrix: Tensor, criterion: Criterion, cut: Cut, row: int = 0) -> Tensor:
-    """Tell which units of some rows go, bool ``[rows / height, columns / width]``.
+    """Return which units of some rows go, bool ``[rows / height, columns / width]``.
 
     Args:
         matrix: whole units of a weight, ``[rows, columns]``.
@@ -278,16 +278,16 @@ def dropped(matrix: Tensor, criterion: Criterion, cut: Cut, row: int = 0) -> Ten
         cut: which units of the weight go.
         row: the number of the first row in the whole weight.
     """
-    found, shift = scores(matrix, criterion, row)
+    values, shift = scores(matrix, criterion, row)
     # score <= cut and score < cut, said of scores without their shift.
     most, least = cut.score >> shift, -(-cut.score >> shift)
-    first = row // criterion.block[0] * found.shape[1]
+    first = row // criterion.block[0] * values.shape[1]
     among = cut.last + 1 - first  # units here that may go if they equal the threshold
-    if among >= found.numel():
-        return found <= most
-    gone = (found < least).contiguous()
+    if among >= values.numel():
+        return values <= most
+    gone = (values < least).contiguous()
     if among > 0:
-        gone.view(-1)[:among] |= found.reshape(-1)[:among] <= most
+        gone.view(-1)[:among] |= values.reshape(-1)[:among] <= most
     return gone
 
 

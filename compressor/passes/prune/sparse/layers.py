@@ -2,75 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from math import prod
 
 from compressor.errors import SpecError
 from compressor.graph.layers import layers_with_nodes
+from compressor.models.layer_uses import inner_layers, kept_tables
 from compressor.passes.prune.sparse.patterns import Pattern
-from compressor.passes.quantize.weights.layers import kept_tables
+from compressor.run.weight_pass import FLOATS, Treatment
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import RuleT, resolve_rules, skip_reason
 from compressor.types.layers import Layer
-
-_FLOATS = ("float32", "float16", "bfloat16", "float64")
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """What is done to each layer.
-
-    Attributes:
-        patterns: of the layers that are pruned, by name.
-        reasons: why a layer is kept, for every layer in order; empty where it is not.
-    """
-
-    patterns: Mapping[str, Pattern]
-    reasons: Mapping[str, str]
 
 
 def choose_layers(
     carrier: Carrier,
     everywhere: Pattern,
     rules: Sequence[RuleT],
-    own: Callable[[RuleT], Pattern | None],
-) -> Chosen:
-    """Choose a pattern for each layer, or say why it is kept.
+    of_rule: Callable[[RuleT], Pattern | None],
+) -> dict[str, Treatment]:
+    """Return the pattern of each layer, or why it is kept, by layer name.
 
     Args:
         carrier: the model.
-        everywhere: the pattern of layers for which no rule says another.
+        everywhere: the pattern of layers for which no rule gives another.
         rules: for single layers; the first that matches wins.
-        own: returns the pattern that a rule says; a layer that cannot have it is an error.
+        of_rule: returns the pattern that a rule gives; a layer that cannot have it is an error.
 
     Raises:
         SpecError: a rule matches no layer, or gives one a pattern that does not fit it.
     """
-    ruled = resolve_rules(rules, [layer.name for layer in carrier.layers()])
-    kept = {**_unlike_readers(carrier), **kept_tables(carrier)}
-    inner = _in_subgraphs(carrier)
-    patterns: dict[str, Pattern] = {}
-    reasons: dict[str, str] = {}
+    by_layer = resolve_rules(rules, [layer.name for layer in carrier.layers()])
+    kept = {**inner_layers(carrier), **_unlike_readers(carrier), **kept_tables(carrier)}
+    treatments = {}
     for layer in carrier.layers():
-        rule = ruled[layer.name]
-        said = None if rule is None else own(rule)
-        pattern = said or everywhere
+        rule = by_layer[layer.name]
+        ruled = None if rule is None else of_rule(rule)
+        pattern = ruled or everywhere
         reason = skip_reason(rule) or kept.get(layer.name, "")
-        if not reason and layer.name in inner:
-            reason = "its weight lies in a subgraph"
-        if not reason and layer.dtype not in _FLOATS:
+        if not reason and layer.dtype not in FLOATS:
             reason = f"its weight is {layer.dtype}"
         if not reason:
             reason = misfit(layer, pattern)
-            if reason and said is not None:
+            if reason and ruled is not None:
                 raise SpecError(
                     f"layer {layer.name!r}", reason, "choose a divisor or skip the layer"
                 )
-        reasons[layer.name] = reason
-        if not reason:
-            patterns[layer.name] = pattern
-    return Chosen(patterns, reasons)
+        treatments[layer.name] = Treatment(str(pattern), kept=reason, setting=pattern)
+    return treatments
 
 
 def positions(layer: Layer) -> int:
@@ -84,7 +63,7 @@ def input_channels(layer: Layer) -> int:
 
 
 def misfit(layer: Layer, pattern: Pattern) -> str:
-    """Say why a layer cannot have a pattern; empty if it can."""
+    """Return why a layer cannot have a pattern; empty if it can."""
     channels = input_channels(layer)
     if not pattern.m or channels % pattern.m == 0:
         return ""
@@ -93,13 +72,6 @@ def misfit(layer: Layer, pattern: Pattern) -> str:
         return f"{amount} in each of its {layer.groups} groups: no multiple of {pattern.m}"
     kind = "channels" if positions(layer) > 1 else "columns"
     return f"{channels} input {kind} do not divide into groups of {pattern.m}"
-
-
-def _in_subgraphs(carrier: Carrier) -> frozenset[str]:
-    if Capability.GRAPH not in carrier.offers:
-        return frozenset()
-    own = carrier.graph().graph.initializers
-    return frozenset(layer.name for layer in carrier.layers() if layer.weight not in own)
 
 
 def _unlike_readers(carrier: Carrier) -> dict[str, str]:
@@ -111,4 +83,4 @@ def _unlike_readers(carrier: Carrier) -> dict[str, str]:
         family = "linear" if layer.kind in ("Gemm", "MatMul") else layer.kind
         ways.setdefault(layer.name, set()).add((family, layer.transposed, layer.groups))
     reason = "its weight is shared by layers that read it along different axes"
-    return {name: reason for name, found in ways.items() if len(found) > 1}
+    return {name: reason for name, readers in ways.items() if len(readers) > 1}

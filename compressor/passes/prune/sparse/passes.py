@@ -1,30 +1,29 @@
-"""Options that passes share which set single weights to zero, and what they mean together."""
+"""``prune-nm``, ``prune-wanda`` and ``prune-sparsegpt``: one pruner behind three names."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
+import torch
 from pydantic import Field
+from torch import Tensor
 
 from compressor.errors import SpecError
-from compressor.passes.prune.sparse.layers import Chosen, choose_layers
+from compressor.passes.prune.sparse.layers import choose_layers
 from compressor.passes.prune.sparse.patterns import Pattern, n_of_m
-from compressor.passes.prune.sparse.pruning import (
-    Criterion,
-    Pruning,
-    plan_pruning,
-    pruned_outcome,
-    streamed_outcome,
-)
-from compressor.passes.prune.sparse.reordering import find_orders, plan_orders
+from compressor.passes.prune.sparse.pruning import Criterion, Pruner, requests_for
+from compressor.passes.prune.sparse.reordering import plan_orders
+from compressor.run.weight_pass import Changes, Choice, Treatment, WeightPass, WeightRows
 from compressor.types.carrier import Capability, Carrier
-from compressor.types.layer_rules import plan_layers
-from compressor.types.passes import LayerRule, Outcome, Pass, PassContext, Survey
-from compressor.types.statistics import Blocks
+from compressor.types.layers import Layer
+from compressor.types.passes import LayerRule, Outcome, PassContext
+from compressor.types.statistics import Block
 
 DEFAULT_SPARSITY = 0.5
+UNOBSERVED = "by magnitude: its input is not a value that calibration sees"
 
 
 class NmRule(LayerRule):
@@ -101,7 +100,110 @@ def rule_place(rule: LayerRule) -> str:
     return f"layer rule {rule.match!r}: "
 
 
-class PruneNm(Pass):
+class PatternPruning(WeightPass):
+    """Prune each layer to a pattern: a share of single weights, or N of every M."""
+
+    permute: bool = Field(
+        default=False,
+        description="first reorder channels, so that groups keep more magnitude; the function is "
+        "the same. Needs a graph, and n and m",
+    )
+
+    @property
+    @abstractmethod
+    def _criterion(self) -> Criterion:
+        """How weights are chosen."""
+
+    @abstractmethod
+    def _patterns(self, carrier: Carrier) -> dict[str, Treatment]:
+        """Return the pattern of each layer, or why it is kept."""
+
+    @property
+    def required(self) -> frozenset[Capability]:
+        """What a carrier must offer for the criterion, and to reorder channels."""
+        if self.by_block:
+            return self.needs | {Capability.RUN, Capability.GRAPH}
+        return self.needs | ({Capability.GRAPH} if self.permute else set())
+
+    @property
+    def by_block(self) -> bool:
+        """Whether the criterion needs to see what flows into each block once others are pruned."""
+        return self._criterion != "magnitude"
+
+    def choose(self, carrier: Carrier, context: PassContext) -> Choice:
+        """Return each layer's pattern, and what the criterion has to know of its input.
+
+        Raises:
+            SpecError: options or a rule do not fit the model, or the criterion sees no input.
+        """
+        treatments = self._patterns(carrier)
+        patterns = {name: t.setting for name, t in treatments.items() if not t.kept}
+        requests = requests_for(carrier, patterns, self._criterion) if patterns else {}
+        orders = plan_orders(carrier, patterns) if self.permute else None
+        stay = {} if orders is None else orders.reasons
+        pruner = Pruner(self._criterion, orders)
+        for name in patterns:
+            unseen = UNOBSERVED if self.by_block and name not in requests else ""
+            remark = "; ".join(filter(None, (unseen, stay.get(name, ""))))
+            treatments[name] = replace(
+                treatments[name],
+                remark=remark,
+                request=requests.get(name),
+                setting=(patterns[name], pruner),
+            )
+        return Choice(treatments, self._notes(patterns, context), pruner)
+
+    def change(
+        self, rows: WeightRows, treatment: Treatment, statistics: Mapping[str, Any]
+    ) -> Tensor:
+        """Return rows with zeros in them, chosen by magnitude or by what the layer sees."""
+        pattern, pruner = treatment.setting
+        pruned: Tensor = pruner.pruned(rows, pattern, treatment.request, statistics)
+        return pruned
+
+    def change_layers(
+        self, carrier: Carrier, choice: Choice, layers: Sequence[Layer], block: Block
+    ) -> Changes:
+        """Prune a block's layers, their groups counted in the new order of channels."""
+        choice.work.find_orders(carrier)
+        return super().change_layers(carrier, choice, layers, block)
+
+    def conclude(self, carrier: Carrier, choice: Choice, changes: Changes) -> Outcome:
+        """Move channels to their new places, and count the zeros."""
+        layers = choice.layers(carrier)
+        zeros = 0
+        for layer in layers:
+            pruned = changes.weights[layer.weight]
+            pattern, _ = choice.treatments[layer.name].setting
+            if isinstance(pruned, Tensor):
+                zeros += pruned.numel() - int(torch.count_nonzero(pruned))
+            else:  # it is streamed, and not known yet
+                zeros += round(layer.parameters * pattern.sparsity)
+        total = sum(layer.parameters for layer in layers)
+        counted = "1 layer" if len(layers) == 1 else f"{len(layers)} layers"
+        share = 100 * zeros / max(total, 1)
+        notes = [f"{zeros:,} of {total:,} weights of {counted} are zero ({share:.1f} %)"]
+        reordered = choice.work.reordered
+        if reordered is not None:
+            notes.append(reordered.note())
+            stored = carrier.tensors()
+            for name in reordered.axes:
+                tensor = changes.weights.get(name)
+                tensor = tensor if isinstance(tensor, Tensor) else stored[name].read()
+                changes.weights[name] = reordered.applied(name, tensor)
+        changes.notes += tuple(notes)
+        return super().conclude(carrier, choice, changes)
+
+    def _notes(self, patterns: Mapping[str, Pattern], context: PassContext) -> tuple[str, ...]:
+        dense = sorted({str(p) for p in patterns.values() if p.m and (p.n, p.m) != (2, 4)})
+        if "tensorrt" not in context.targets or not dense:
+            return ()
+        return (
+            f"TensorRT has sparse kernels for 2:4 only; it computes {', '.join(dense)} densely",
+        )
+
+
+class PruneNm(PatternPruning):
     """Keep at most N of every M weights that follow each other along the input channels.
 
     GPUs multiply with 2:4 weights at up to twice the speed. Groups are counted as TensorRT's
@@ -121,7 +223,6 @@ class PruneNm(Pass):
     """
 
     name: ClassVar[str] = "prune-nm"
-    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.WEIGHTS})
     source: ClassVar[str] = (
         "Mishra et al. 2021 (arXiv:2104.08378); TensorRT Developer Guide, Structured Sparsity; "
         "wanda: Sun et al. 2023 (arXiv:2306.11695); sparsegpt: Frantar & Alistarh 2023 "
@@ -131,71 +232,15 @@ class PruneNm(Pass):
     n: int = Field(default=2, ge=1, description="of every m weights, so many stay")
     m: int = Field(default=4, ge=2, description="weights in a group")
     criterion: Criterion = Field(default="magnitude", description="which weights of a group stay")
-    permute: bool = Field(
-        default=False,
-        description="first reorder channels, so that groups keep more magnitude; the function is "
-        "the same. Needs a graph",
-    )
     layers: tuple[NmRule, ...] = Field(
         default=(), description="rules for single layers; the first that matches wins"
     )
 
     @property
-    def required(self) -> frozenset[Capability]:
-        """What a carrier must offer for the criterion, and to reorder channels."""
-        graph = {Capability.GRAPH} if self.permute else set()
-        if self.criterion != "magnitude":
-            graph = {Capability.RUN, Capability.GRAPH}
-        return self.needs | graph
+    def _criterion(self) -> Criterion:
+        return self.criterion
 
-    def survey(self, carrier: Carrier, context: PassContext) -> Survey:
-        """Choose the layers, and ask for what the criterion has to know of their inputs."""
-        chosen = self._chosen(carrier)
-        rows = plan_layers(
-            self.name, {k: str(v) for k, v in chosen.patterns.items()}, chosen.reasons
-        )
-        work = plan_pruning(carrier, chosen.patterns, self.criterion)
-        stay = plan_orders(carrier, chosen.patterns).reasons if self.permute else {}
-        remarks = {
-            name: "; ".join(filter(None, (work.remarks.get(name), stay.get(name))))
-            for name in chosen.patterns
-        }
-        rows = tuple(replace(row, reason=remarks.get(row.name, row.reason)) for row in rows)
-        notes = _target_notes(chosen, context)
-        return Survey(rows, work.requests, notes, blockwise=bool(work.requests))
-
-    def apply(
-        self,
-        carrier: Carrier,
-        context: PassContext,  # noqa: ARG002
-        statistics: Mapping[str, Any],  # noqa: ARG002
-    ) -> Outcome:
-        """Prune by magnitude."""
-        work = self._work(carrier)
-        if Capability.RUN not in carrier.offers:
-            return streamed_outcome(work)
-        return pruned_outcome(carrier, work.by_weights(), work.reordered)
-
-    def apply_blockwise(
-        self,
-        carrier: Carrier,
-        context: PassContext,  # noqa: ARG002
-        blocks: Blocks,
-    ) -> Outcome:
-        """Prune block by block, each with what flows into it."""
-        work = self._work(carrier)
-        return pruned_outcome(carrier, work.by_blocks(blocks), work.reordered)
-
-    def preview(
-        self,
-        carrier: Carrier,
-        context: PassContext,  # noqa: ARG002
-        statistics: Mapping[str, Any],  # noqa: ARG002
-    ) -> Carrier:
-        """Return the model as it is: zeros are stored like other values."""
-        return carrier
-
-    def _chosen(self, carrier: Carrier) -> Chosen:
+    def _patterns(self, carrier: Carrier) -> dict[str, Treatment]:
         return choose_layers(carrier, nm_pattern(self.n, self.m), self.layers, self._of_rule)
 
     def _of_rule(self, rule: NmRule) -> Pattern | None:
@@ -203,32 +248,13 @@ class PruneNm(Pass):
             return None
         return nm_pattern(rule.n or self.n, rule.m or self.m, rule_place(rule))
 
-    def _work(self, carrier: Carrier) -> Pruning:
-        patterns = self._chosen(carrier).patterns
-        work = plan_pruning(carrier, patterns, self.criterion)
-        if not self.permute:
-            return work
-        return replace(work, reordered=find_orders(carrier, plan_orders(carrier, patterns)))
 
-
-def _target_notes(chosen: Chosen, context: PassContext) -> tuple[str, ...]:
-    others = sorted({str(p) for p in chosen.patterns.values() if (p.n, p.m) != (2, 4)})
-    if "tensorrt" not in context.targets or not others:
-        return ()
-    return (f"TensorRT has sparse kernels for 2:4 only; it computes {', '.join(others)} densely",)
-
-
-class CalibratedPruning(Pass):
-    """Prune single weights, or N of M, by what flows into each layer of a model.
-
-    Class attributes:
-        criterion: how weights are chosen.
-    """
+class SparsePruning(PatternPruning):
+    """Prune a share of each layer's weights, or N of M, by what flows into the layer."""
 
     needs: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.WEIGHTS, Capability.RUN, Capability.GRAPH}
     )
-    criterion: ClassVar[Criterion]
 
     sparsity: float | None = Field(
         default=None,
@@ -248,47 +274,14 @@ class CalibratedPruning(Pass):
         default=(), description="rules for single layers; the first that matches wins"
     )
 
-    def survey(self, carrier: Carrier, context: PassContext) -> Survey:  # noqa: ARG002
-        """Choose the layers, and ask for what has to be known of their inputs."""
-        chosen = self._chosen(carrier)
-        rows = plan_layers(
-            self.name, {k: str(v) for k, v in chosen.patterns.items()}, chosen.reasons
-        )
-        work = plan_pruning(carrier, chosen.patterns, self.criterion)
-        rows = tuple(replace(row, reason=work.remarks.get(row.name, row.reason)) for row in rows)
-        return Survey(rows, work.requests, blockwise=True)
-
-    def apply(
-        self,
-        carrier: Carrier,
-        context: PassContext,
-        statistics: Mapping[str, Any],
-    ) -> NoReturn:
-        """Raise ``NotImplementedError``: the pass works by blocks."""
-        raise NotImplementedError(f"pass {self.name!r} works by blocks")
-
-    def apply_blockwise(
-        self,
-        carrier: Carrier,
-        context: PassContext,  # noqa: ARG002
-        blocks: Blocks,
-    ) -> Outcome:
-        """Prune block by block, each with what flows into it."""
-        patterns = self._chosen(carrier).patterns
-        work = plan_pruning(carrier, patterns, self.criterion)
-        return pruned_outcome(carrier, work.by_blocks(blocks))
-
-    def preview(
-        self,
-        carrier: Carrier,
-        context: PassContext,  # noqa: ARG002
-        statistics: Mapping[str, Any],  # noqa: ARG002
-    ) -> Carrier:
-        """Return the model as it is: zeros are stored like other values."""
-        return carrier
-
-    def _chosen(self, carrier: Carrier) -> Chosen:
+    def _patterns(self, carrier: Carrier) -> dict[str, Treatment]:
         everywhere = sparse_pattern(self.sparsity, self.n, self.m) or Pattern(DEFAULT_SPARSITY)
+        if self.permute and not everywhere.m:
+            raise SpecError(
+                "permute",
+                "changes nothing where single weights go",
+                "give n and m, or leave it out",
+            )
         return choose_layers(carrier, everywhere, self.layers, _of_rule)
 
 
@@ -296,7 +289,7 @@ def _of_rule(rule: SparseRule) -> Pattern | None:
     return sparse_pattern(rule.sparsity, rule.n, rule.m, rule_place(rule))
 
 
-class PruneWanda(CalibratedPruning):
+class PruneWanda(SparsePruning):
     """Prune the weights that are least in size times the norm of their input.
 
     They are compared within each output row, or with n and m within each group. Weights that stay
@@ -309,10 +302,13 @@ class PruneWanda(CalibratedPruning):
 
     name: ClassVar[str] = "prune-wanda"
     source: ClassVar[str] = "Sun et al. 2023 (arXiv:2306.11695)"
-    criterion: ClassVar[Criterion] = "wanda"
+
+    @property
+    def _criterion(self) -> Criterion:
+        return "wanda"
 
 
-class PruneSparsegpt(CalibratedPruning):
+class PruneSparsegpt(SparsePruning):
     """Prune the weights that change a layer's output least, and let the others make up for them.
 
     What a weight costs, and how the others change, follows from the second moment of the layer's
@@ -325,4 +321,7 @@ class PruneSparsegpt(CalibratedPruning):
 
     name: ClassVar[str] = "prune-sparsegpt"
     source: ClassVar[str] = "Frantar & Alistarh 2023 (arXiv:2301.00774)"
-    criterion: ClassVar[Criterion] = "sparsegpt"
+
+    @property
+    def _criterion(self) -> Criterion:
+        return "sparsegpt"

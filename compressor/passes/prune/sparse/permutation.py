@@ -79,11 +79,11 @@ def _searched(scores: Tensor, n: int, m: int) -> Tensor:
     work = 0.0
     for _ in range(_ROUNDS):
         _look_at(sampled, groups, changed, n, (rest, least, kept))
-        own = groups[changed].reshape(-1)
+        columns = groups[changed].reshape(-1)
         # The sum of max(b - a, 0) is half that of |b - a| + b - a.
-        distance = torch.cdist(least[own], sampled, p=1).to(torch.float64)
-        above[own] = (distance + sums - least[own].sum(1, dtype=torch.float64)[:, None]) / 2
-        work += len(own) * channels * rows
+        distance = torch.cdist(least[columns], sampled, p=1).to(torch.float64)
+        above[columns] = (distance + sums - least[columns].sum(1, dtype=torch.float64)[:, None]) / 2
+        work += len(columns) * channels * rows
         changed = _exchange(groups, rest, above, kept)
         if not len(changed) or work > _WORK:
             break
@@ -100,10 +100,10 @@ def _sampled(scores: Tensor) -> Tensor:
 
 
 def _look_at(
-    scores: Tensor, groups: Tensor, changed: Tensor, n: int, found: tuple[Tensor, Tensor, Tensor]
+    scores: Tensor, groups: Tensor, changed: Tensor, n: int, best: tuple[Tensor, Tensor, Tensor]
 ) -> None:
     """Find again what some groups keep: as they are, and without each of their channels."""
-    rest, least, kept = found
+    rest, least, kept = best
     members = groups[changed]
     kept[changed] = scores[members].topk(n, dim=1).values.sum((1, 2), dtype=torch.float64)
     for place in range(members.shape[1]):

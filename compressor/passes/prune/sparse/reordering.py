@@ -69,7 +69,7 @@ class Reordered:
     after: list[float] = field(default_factory=list)
 
     def note(self) -> str:
-        """Say what the new orders gain."""
+        """Return what the new orders gain, in words."""
         total = sum(whole for _, whole in self.before)
         if not total:
             return "no order of channels keeps more than the one that is"
@@ -95,15 +95,15 @@ def plan_orders(carrier: Carrier, patterns: Mapping[str, Pattern]) -> Orders:
         carrier: the model; it has a graph.
         patterns: N of M for each layer that is pruned, by name.
     """
-    found = analyse(carrier.graph())
-    order = ordering(found)
+    analysis = analyse(carrier.graph())
+    order = ordering(analysis)
     layers = {x.weight: x for x in carrier.layers() if x.name in patterns}
     owned = carrier.tensors().keys()
     groups = []
     reasons = {
         x.name: "channels stay: what it reads is not computed by layers" for x in layers.values()
     }
-    for group in found.channels.groups:
+    for group in analysis.channels.groups:
         read = [m.parameter for m in group.members if m.role == "input"]
         readers = tuple(layers[name] for name in dict.fromkeys(read) if name in layers)
         if not readers:
@@ -138,7 +138,7 @@ def find_orders(carrier: Carrier, orders: Orders) -> Reordered:
 
 
 def _obstacle(group: ChannelGroup, order: Ordering, owned: Collection[str]) -> str:
-    """Say why channels cannot change places; empty if they can."""
+    """Return why channels cannot change places; empty if they can."""
     if reason := order.obstacle(group):
         return reason
     foreign = [m.parameter for m in group.members if m.parameter not in owned]

@@ -51,7 +51,7 @@ def curvature(moment: Tensor, damping: float = 0.01) -> Curvature | None:
     return None if factor is None else Curvature(factor, moment.diagonal() > 0)
 
 
-def sparsegpt(matrix: Tensor, found: Curvature, pattern: Pattern) -> Tensor:
+def sparsegpt(matrix: Tensor, curved: Curvature, pattern: Pattern) -> Tensor:
     """Prune a weight, and change what stays so that the layer's output changes least.
 
     Columns are visited from left to right. A weight costs ``w² / U_jj²``, where ``U_jj²`` is its
@@ -62,7 +62,7 @@ def sparsegpt(matrix: Tensor, found: Curvature, pattern: Pattern) -> Tensor:
 
     Args:
         matrix: the weight, ``[rows, columns]``, columns of a group side by side.
-        found: of the layer's inputs, for the same order of columns.
+        curved: of the layer's inputs, for the same order of columns.
         pattern: how many weights stay.
 
     Returns:
@@ -75,10 +75,10 @@ def sparsegpt(matrix: Tensor, found: Curvature, pattern: Pattern) -> Tensor:
     if pattern.m and columns % pattern.m:
         raise ValueError(f"{columns} columns do not divide into groups of {pattern.m}")
     width = _BLOCK if not pattern.m else max(_BLOCK // pattern.m, 1) * pattern.m
-    factor = found.factor
+    factor = curved.factor
     # Columns first: one column of all rows is then contiguous.
     left = matrix.to(torch.float32).T.contiguous().clone()
-    costs = torch.where(found.alive, 1.0, _DEAD) / factor.diagonal().square()
+    costs = torch.where(curved.alive, 1.0, _DEAD) / factor.diagonal().square()
     for start in range(0, columns, width):
         end = min(start + width, columns)
         part = slice(start, end)

@@ -52,7 +52,7 @@ from compressor.types.carrier import Capability, Carrier, Runner
 from compressor.types.channels import ChannelMap, Flags
 from compressor.types.data import Samples
 from compressor.types.layer_rules import plan_layers
-from compressor.types.passes import LayerOutcome, Outcome, Pass, PassContext, Survey
+from compressor.types.passes import GraphPass, LayerOutcome, Outcome, PassContext, Survey
 from compressor.types.tensors import Batch
 
 _LAYOUT = "compressed-tensors"
@@ -62,7 +62,7 @@ _TIMED_SAMPLES = 32
 _TIMING_BUDGET = 1.0  # seconds for each candidate
 
 
-class PruneStructured(Pass):
+class PruneStructured(GraphPass):
     """Remove channels, filters and attention heads: the result is a smaller dense model.
 
     Channels that depend on each other, through additions, concatenations and the layers that read
@@ -115,11 +115,12 @@ class PruneStructured(Pass):
     @property
     def required(self) -> frozenset[Capability]:
         """What needs data needs a model that runs."""
-        runs = self._replays or self.criterion == "activation" or self.target.kind == "latency"
+        runs = self.replays or self.criterion == "activation" or self.target.kind == "latency"
         return self.needs | ({Capability.RUN} if runs else set())
 
     @property
-    def _replays(self) -> str:
+    def replays(self) -> str:
+        """What calibration data are run for."""
         wanted = {
             "to score by taylor": self.criterion == "taylor",
             "to measure sensitivity": self.sensitivity or self.scope == "sensitivity",
@@ -151,7 +152,7 @@ class PruneStructured(Pass):
             activation_requests(choice.channels, groups) if self.criterion == "activation" else ()
         )
         notes = (*frozen_notes(choice.channels), *self._layout_notes(carrier, context))
-        return Survey(rows, requests, notes, replays=self._replays)
+        return Survey(rows, requests, notes)
 
     def _layout_notes(self, carrier: Carrier, context: PassContext) -> tuple[str, ...]:
         """Warn of sizes that the configuration of a Hugging Face directory may not state."""
@@ -167,32 +168,18 @@ class PruneStructured(Pass):
     def apply(
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
     ) -> Outcome:
-        """Prune without running anything: by weights or statistics, and unproved.
+        """Prune; with samples, prove that what was removed did nothing else.
 
         Raises:
-            SpecError: an option needs a model that runs.
+            SpecError: an option needs a model that runs, or a latency cannot be reached.
+            ModelError: the smaller model is not the same function as the masked one.
         """
-        if self.required != self.needs and self.criterion != "activation":
+        samples = context.samples if Capability.RUN in carrier.offers else None
+        if samples is None and self.required != self.needs and self.criterion != "activation":
             raise SpecError(
                 f"pass {self.name!r}", "has options that need data", "give it samples to run"
             )
-        return _Pruning(self, carrier, context, statistics, None).outcome()
-
-    def apply_with_samples(
-        self,
-        carrier: Carrier,
-        context: PassContext,
-        statistics: Mapping[str, Any],
-        samples: Samples,
-    ) -> Outcome:
-        """Prune, prove that what was removed did nothing else, and re-estimate on request.
-
-        Raises:
-            SpecError: a latency cannot be reached.
-            ModelError: the smaller model is not the same function as the masked one.
-        """
-        known = samples if Capability.RUN in carrier.offers else None
-        return _Pruning(self, carrier, context, statistics, known).outcome()
+        return _Pruning(self, carrier, context, statistics, samples).outcome()
 
     def preview(
         self,

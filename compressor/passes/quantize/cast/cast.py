@@ -20,15 +20,15 @@ from compressor.passes.quantize.cast.half import store_narrow, to_half
 from compressor.passes.quantize.cast.islands import FloatIslands
 from compressor.passes.quantize.cast.precision import extreme
 from compressor.passes.quantize.cast.widen import to_single
-from compressor.passes.quantize.maths.affine import sqnr_db
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
 from compressor.types.layers import Layer
+from compressor.types.matrices import sqnr_db
 from compressor.types.passes import (
+    GraphPass,
     LayerOutcome,
     LayerRule,
     Outcome,
-    Pass,
     PassContext,
     Survey,
 )
@@ -58,7 +58,7 @@ class _Decision:
     islands: FloatIslands | None
 
 
-class Cast(Pass):
+class Cast(GraphPass):
     """Compute in half precision, and store weights so.
 
     Operators that lose too much in 16 bits stay in float32: sums over many terms, exponentials,

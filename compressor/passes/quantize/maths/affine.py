@@ -1,67 +1,15 @@
-"""Rows and groups of a matrix as the axes of arithmetic on it."""
+"""Affine quantization to integers: ranges, scales, zero points and codes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from math import isfinite, log10
+from math import isfinite
 
 import torch
 from torch import Tensor
 
+from compressor.types.matrices import converted_chunks, in_groups, row_chunks
 from compressor.types.quantized import QuantizedTensor, Scheme
 from compressor.types.statistics import Range
-
-_CONVERTED_AT_ONCE = (
-    1 << 19
-)  # elements worked on at once, so that intermediate results stay in the cache
-
-
-def in_groups(matrix: Tensor, scheme: Scheme) -> Tensor:
-    """View a matrix as ``[rows, groups, columns of a group]``.
-
-    Args:
-        matrix: ``[rows, columns]``.
-        scheme: how its codes are represented; without groups, a row is one.
-
-    Raises:
-        ValueError: the columns do not divide into the scheme's groups.
-    """
-    rows, columns = matrix.shape
-    width = columns
-    if scheme.granularity == "group":
-        width = scheme.group or 0
-        if width < 1 or columns % width:
-            raise ValueError(f"{columns} columns do not divide into groups of {scheme.group}")
-    return matrix.reshape(rows, columns // width if columns else 1, width)
-
-
-def row_chunks(blocks: Tensor, elements: int = _CONVERTED_AT_ONCE) -> list[slice]:
-    """Cut the first axis so that a piece has about so many elements, and one row at least."""
-    rows = blocks.shape[0]
-    step = max(1, elements * rows // max(blocks.numel(), 1))
-    return [slice(start, start + step) for start in range(0, rows, step)]
-
-
-def converted_chunks(blocks: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
-    """Copy the pieces of :func:`row_chunks` one after the other into one buffer.
-
-    A buffer for each piece would cost more than the arithmetic: memory of such sizes goes back to
-    the system when it is freed, and comes from there page by page.
-
-    Args:
-        blocks: of any shape.
-        dtype: the buffer's.
-
-    Yields:
-        A slice of the first axis, and its values; they last until the next piece is asked for, and
-        may be changed.
-    """
-    parts = row_chunks(blocks)
-    first = blocks[parts[0]] if parts else blocks
-    buffer = torch.empty(first.shape, dtype=dtype)
-    for part in parts:
-        piece = blocks[part]
-        yield part, buffer[: len(piece)].copy_(piece)
 
 
 def extremes(blocks: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
@@ -89,7 +37,6 @@ def extremes(blocks: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
 SMALLEST_SCALE = 2.0**-60
 """Least scale: the product of two, which scales an integer product, is a normal float32 still."""
 
-_CHUNK = 1 << 18  # elements whose signal and noise are summed at once
 _NARROWEST = 0.2  # least share of the full range that the search for the best range tries
 _HALVES = {"float16": (torch.float16, 2.0**-24), "bfloat16": (torch.bfloat16, SMALLEST_SCALE)}
 """Types of 16 bits for scales, each with the least scale."""
@@ -196,28 +143,6 @@ def activation_parameters(
     low, high = extremes(ends, scheme)
     scale, zero = parameters(low, high, scheme)
     return float(scale), int(zero)
-
-
-def sqnr_db(reference: Tensor, approximation: Tensor) -> float | None:
-    """Signal to quantization noise ratio, ``10 log10(Σ reference² / Σ (reference - approx)²)``.
-
-    Returns:
-        Decibels; ``None`` where the error or the signal is zero.
-
-    Raises:
-        ValueError: shapes differ or a value is not finite.
-    """
-    if reference.shape != approximation.shape:
-        raise ValueError(f"shapes {tuple(reference.shape)} and {tuple(approximation.shape)} differ")
-    signal = noise = 0.0
-    wanted, got = reference.reshape(-1), approximation.reshape(-1)
-    for start in range(0, wanted.numel(), _CHUNK):
-        exact = wanted[start : start + _CHUNK].to(torch.float64)
-        signal += float(exact.square().sum())
-        noise += float((exact - got[start : start + _CHUNK]).square().sum())
-    if not isfinite(signal + noise):
-        raise ValueError("a value is not finite")
-    return None if noise == 0 or signal == 0 else 10 * log10(signal / noise)
 
 
 def parameters(low: Tensor, high: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:

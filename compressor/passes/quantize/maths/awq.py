@@ -14,7 +14,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from compressor.passes.quantize.maths.affine import extremes, in_groups, parameters, quantize
+from compressor.passes.quantize.maths.affine import extremes, parameters, quantize
 from compressor.passes.quantize.maths.descent import row_errors
 from compressor.passes.quantize.maths.floating import (
     RangeSearch,
@@ -24,6 +24,7 @@ from compressor.passes.quantize.maths.floating import (
     quantize_floats,
     round_to_nearest,
 )
+from compressor.types.matrices import in_groups
 from compressor.types.quantized import QuantizedTensor, Scheme
 
 _SHARES = tuple(1 - 0.03 * step for step in range(22))  # of the full range

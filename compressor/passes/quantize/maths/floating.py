@@ -17,17 +17,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from compressor.errors import ModelError
 from compressor.passes.quantize.maths.affine import (
     absmax_parameters,
     extremes,
-    in_groups,
     mse_parameters,
     quantize,
-    row_chunks,
     stored_scale,
 )
-from compressor.types.layers import Layer
+from compressor.types.matrices import in_groups, row_chunks
 from compressor.types.quantized import QuantizedTensor, Scheme
 
 _E4M3_LARGEST = 448.0
@@ -340,13 +337,3 @@ def round_to_nearest(
     else:
         scale = float_parameters(matrix, scheme, tensor_scale)
     return quantize_floats(matrix, scale, scheme, tensor_scale)
-
-
-def check_finite(layer: Layer, matrix: torch.Tensor) -> None:
-    """Raise ``ModelError`` where values of a layer's weight are NaN or infinite."""
-    if not bool(torch.isfinite(matrix).all()):
-        raise ModelError(
-            f"layer {layer.name!r}",
-            "its weight holds values that are NaN or infinite",
-            "the training diverged or the file is damaged; use an earlier checkpoint",
-        )

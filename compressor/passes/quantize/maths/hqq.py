@@ -18,12 +18,11 @@ from torch import Tensor
 from compressor.passes.quantize.maths.affine import (
     code_dtype,
     extremes,
-    in_groups,
     parameters,
     quantize,
-    row_chunks,
     stored_scale,
 )
+from compressor.types.matrices import in_groups, row_chunks
 from compressor.types.quantized import QuantizedTensor, Scheme
 
 _STARTS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)  # shares of the full range

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from compressor.graph.layers import layer_of
+from compressor.graph.layers import activation_input, layer_of
 from compressor.graph.values import constant_array, constant_of, is_op
 from compressor.types.layers import Layer
 
@@ -269,14 +269,6 @@ def quantized_source(value: ir.Value) -> ir.Node | None:
     scale = constant_array(node.inputs[1])
     single = scale is not None and scale.size == 1 and constant_of(node.inputs[0]) is None
     return node if single else None
-
-
-def activation_input(node: ir.Node) -> ir.Value | None:
-    """Return the input of a layer's node that is not its weight."""
-    first = node.inputs[0]
-    if first is not None and constant_of(first) is None:
-        return first
-    return None
 
 
 def _gate(value: ir.Value) -> str | None:

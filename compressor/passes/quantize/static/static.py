@@ -12,13 +12,8 @@ import onnx_ir as ir
 import torch
 from pydantic import Field
 
-from compressor.graph.layers import layers_with_nodes
-from compressor.passes.quantize.maths.affine import (
-    absmax_parameters,
-    mse_parameters,
-    quantize,
-    sqnr_db,
-)
+from compressor.graph.layers import layers_with_nodes, moment_request
+from compressor.passes.quantize.maths.affine import absmax_parameters, mse_parameters, quantize
 from compressor.passes.quantize.maths.gptq import gptq
 from compressor.passes.quantize.static.graph import LeastScale, StaticCodes, write_static_codes
 from compressor.passes.quantize.static.placement import Placement, place, profile_for
@@ -30,15 +25,15 @@ from compressor.passes.quantize.static.settings import (
     WeightOptions,
     kernel_notes,
 )
-from compressor.passes.quantize.weights.gptq import moment_request
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers
 from compressor.types.layers import Layer
+from compressor.types.matrices import sqnr_db
 from compressor.types.passes import (
+    GraphPass,
     LayerOutcome,
     LayerPlan,
     Outcome,
-    Pass,
     PassContext,
     Survey,
 )
@@ -112,7 +107,7 @@ _MOST_COLUMNS = 5000  # a second moment of more columns takes over 100 MB
 _NOTHING_LEFT = "nothing to quantize: all layers that have integer kernels are quantized already"
 
 
-class QuantizeStatic(Pass):
+class QuantizeStatic(GraphPass):
     """Quantize weights and activations to integers with ranges from calibration data.
 
     QuantizeLinear and DequantizeLinear are put where the exports' target fuses them into integer

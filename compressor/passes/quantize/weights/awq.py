@@ -13,13 +13,14 @@ from compressor.errors import SpecError
 from compressor.graph.blocks import partition
 from compressor.passes.quantize.maths.awq import awq
 from compressor.passes.quantize.maths.floating import RangeSearch
-from compressor.passes.quantize.weights.gptq import UNOBSERVED, join_rows, known_codes, observed
+from compressor.passes.quantize.weights.gptq import UNOBSERVED, join_rows, observed
 from compressor.passes.quantize.weights.scale_sources import (
     InputGroup,
     Source,
     input_groups,
     touched,
 )
+from compressor.run.weight_pass import known_codes
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Layer
 from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
@@ -40,14 +41,14 @@ def awq_groups(
     home = {
         name: index for index, block in reversed([*enumerate(blocks)]) for name in block.weights
     }
-    found = []
+    groups = []
     for group in input_groups(model, schemes, set(parameters)):
         names = [layer.weight for layer in group.layers]
         names += [] if group.source is None else touched(group.source)
         if len({home[name] for name in names}) > 1:
             group = replace(group, source=None, reason="what absorbs factors is in another block")
-        found.append(group)
-    return tuple(found)
+        groups.append(group)
+    return tuple(groups)
 
 
 @dataclass
@@ -121,21 +122,21 @@ class AwqWork:
     search: RangeSearch
 
     @property
-    def requests(self) -> tuple[Request, ...]:
-        """What calibration has to find."""
-        return tuple(group.request for group in self.groups)
+    def by_layer(self) -> Mapping[str, Request]:
+        """What calibration has to find, by the names of the layers that it is for."""
+        return {layer.name: group.request for group in self.groups for layer in group.layers}
 
     @property
     def remarks(self) -> Mapping[str, str]:
         """What is said in the plan about a layer, by its name."""
-        found = dict.fromkeys(self.schemes, UNOBSERVED)
+        remarks = dict.fromkeys(self.schemes, UNOBSERVED)
         for group in self.groups:
             fixed = f"range search only: {group.reason}" if group.source is None else ""
-            found.update({layer.name: fixed for layer in group.layers})
-        return {name: remark for name, remark in found.items() if remark}
+            remarks.update({layer.name: fixed for layer in group.layers})
+        return {name: remark for name, remark in remarks.items() if remark}
 
     def check(self) -> None:
-        """Refuse to do what another method does better.
+        """Check that AWQ has something to do that another method does not do better.
 
         Raises:
             SpecError: no factor can be moved.
@@ -182,9 +183,9 @@ class AwqWork:
         if group.source is None:
             weights = _searched(matrices, moments, wanted, self.search)
         else:
-            found = awq(matrices, moments.second[0], wanted, self.search, _tied(group.source))
-            self.folded.fold(group, found.factors)
-            weights = list(found.weights)
+            scaled = awq(matrices, moments.second[0], wanted, self.search, _tied(group.source))
+            self.folded.fold(group, scaled.factors)
+            weights = list(scaled.weights)
         return {
             layer.weight: known_codes(layer, weight)
             for layer, weight in zip(group.layers, weights, strict=True)
@@ -204,7 +205,7 @@ def plan_awq(carrier: Carrier, schemes: Mapping[str, Scheme], search: RangeSearc
 
 
 def _tied(source: Source) -> torch.Tensor | None:
-    """Say which columns must share a factor; ``None`` if none must."""
+    """Return which columns must share a factor; ``None`` if none must."""
     shared = len(set(source.channels)) < len(source.channels)
     return torch.tensor(source.channels) if shared else None
 

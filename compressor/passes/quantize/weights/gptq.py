@@ -1,83 +1,25 @@
-"""Ask for the second moment of what a layer multiplies its weights with."""
+"""GPTQ on the layers of a model, with the moments of their inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
-import onnx_ir as ir
 import torch
 
 from compressor.errors import DataError, SpecError
+from compressor.models.layer_uses import input_moments
 from compressor.passes.quantize.maths.floating import RangeSearch
 from compressor.passes.quantize.maths.gptq import gptq_weights
-from compressor.passes.quantize.static.placement import activation_input
-from compressor.passes.quantize.weights.layers import nodes_of
+from compressor.run.weight_pass import known_codes
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Layer
 from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
 from compressor.types.statistics import Block, Moments, Request
 
-
-def moment_request(
-    layer: Layer, node: ir.Node, rows_per_column: int | None = None
-) -> Request | None:
-    """Return the request, or ``None`` where there is no such statistic.
-
-    Args:
-        layer: a layer of the main graph.
-        node: the node that reads its weight.
-        rows_per_column: vectors for each of their elements after which observation stops;
-            ``None`` leaves it to the observer.
-    """
-    value = activation_input(node)
-    if value is None or not value.name or node.attributes.get_int("transA", 0) != 0:
-        return None
-    options: dict[str, Any] | None = {}
-    if layer.kind not in ("Gemm", "MatMul"):
-        options = _window(layer, node)
-    if options is None:
-        return None
-    if rows_per_column is not None:
-        options["rows_per_column"] = rows_per_column
-    return Request(value.name, "second-moment", options)
-
-
-def _window(layer: Layer, node: ir.Node) -> dict[str, Any] | None:
-    """Describe a 2-D convolution's patches; ``None`` for others."""
-    if layer.kind != "Conv" or len(layer.shape) != 4:
-        return None
-    if node.attributes.get_string("auto_pad", "NOTSET") != "NOTSET":
-        return None
-    return {
-        "kernel": tuple(layer.shape[2:]),
-        "strides": tuple(node.attributes.get_ints("strides", (1, 1))),
-        "pads": tuple(node.attributes.get_ints("pads", (0, 0, 0, 0))),
-        "dilations": tuple(node.attributes.get_ints("dilations", (1, 1))),
-        "groups": layer.groups,
-    }
-
-
 _ROWS_PER_COLUMN = 16  # input vectors for each of their elements, from which moments are found
 UNOBSERVED = "rounded to nearest: its input is not a value that calibration sees"
-
-
-@dataclass(frozen=True, eq=False)
-class Known:
-    """Codes that have been found already, as :attr:`WeightCodes.compute` wants them."""
-
-    codes: QuantizedTensor
-
-    def __call__(self, matrix: torch.Tensor) -> QuantizedTensor:  # noqa: ARG002
-        """Return them."""
-        return self.codes
-
-
-def known_codes(layer: Layer, codes: QuantizedTensor) -> WeightCodes:
-    """Return a weight's codes that need no computation any more."""
-    return WeightCodes(layer, codes.scheme, Known(codes))
 
 
 def observed(layer: Layer, request: Request, block: Block) -> Moments:
@@ -147,12 +89,12 @@ def split_rows(whole: QuantizedTensor, rows: Sequence[int]) -> list[QuantizedTen
 
 
 def _by_rows(scheme: Scheme) -> bool:
-    """Tell whether a row's codes depend on its own weights only."""
+    """Return whether a row's codes depend on its own weights only."""
     return scheme.scale_type != "e4m3" and scheme.granularity != "tensor"
 
 
 def _stacks(layer: Layer, scheme: Scheme) -> bool:
-    """Tell whether a layer's rows may be quantized together with another's."""
+    """Return whether a layer's rows may be quantized together with another's."""
     return layer.groups == 1 and _by_rows(scheme)
 
 
@@ -173,11 +115,6 @@ class GptqWork:
     search: RangeSearch
 
     @property
-    def requests(self) -> tuple[Request, ...]:
-        """What calibration has to find; layers that read the same value share a request."""
-        return tuple({request.key: request for request in self.by_layer.values()}.values())
-
-    @property
     def remarks(self) -> Mapping[str, str]:
         """What is said in the plan about a layer, by its name."""
         return {name: UNOBSERVED for name in self.schemes if name not in self.by_layer}
@@ -188,7 +125,7 @@ class GptqWork:
         return frozenset()
 
     def check(self) -> None:
-        """Refuse to do nothing.
+        """Check that there is something to do.
 
         Raises:
             SpecError: no layer's input can be observed.
@@ -213,15 +150,15 @@ class GptqWork:
                 alone = 0 if _stacks(layer, scheme) else index + 1
                 key = (self.by_layer[layer.name].key, scheme, alone)
                 together.setdefault(key, []).append(layer)
-        found: dict[str, WeightCodes] = {}
-        for (_, scheme, _), own in together.items():
-            moments = observed(own[0], self.by_layer[own[0].name], block)
-            whole = torch.cat([self.read(layer).to(torch.float32) for layer in own])
+        codes_by_weight: dict[str, WeightCodes] = {}
+        for (_, scheme, _), stacked in together.items():
+            moments = observed(stacked[0], self.by_layer[stacked[0].name], block)
+            whole = torch.cat([self.read(layer).to(torch.float32) for layer in stacked])
             codes = gptq_layer(whole, moments, scheme, self.search)
-            rows = [layer.rows for layer in own]
-            for layer, part in zip(own, split_rows(codes, rows), strict=True):
-                found[layer.weight] = known_codes(layer, part)
-        return found
+            rows = [layer.rows for layer in stacked]
+            for layer, part in zip(stacked, split_rows(codes, rows), strict=True):
+                codes_by_weight[layer.weight] = known_codes(layer, part)
+        return codes_by_weight
 
     def floats(self) -> dict[str, torch.Tensor]:
         """Return the other parameters that have changed since the last call: none."""
@@ -230,16 +167,13 @@ class GptqWork:
 
 def plan_gptq(carrier: Carrier, schemes: Mapping[str, Scheme], search: RangeSearch) -> GptqWork:
     """Return what GPTQ would do to the chosen layers of a model with a graph."""
-    nodes = nodes_of(carrier.graph())
-    requests = {
-        name: moment_request(*nodes[name], _ROWS_PER_COLUMN) for name in schemes if name in nodes
-    }
-    known = {
+    groups = {layer.name: layer.groups for layer in carrier.layers()}
+    by_layer = {
         name: request
-        for name, request in requests.items()
-        if request is not None and (nodes[name][0].groups == 1 or _by_rows(schemes[name]))
+        for name, request in input_moments(carrier.graph(), _ROWS_PER_COLUMN).items()
+        if name in schemes and (groups[name] == 1 or _by_rows(schemes[name]))
     }
-    return GptqWork(schemes, known, partial(_canonical, carrier), search)
+    return GptqWork(schemes, by_layer, partial(_canonical, carrier), search)
 
 
 def _canonical(carrier: Carrier, layer: Layer) -> torch.Tensor:

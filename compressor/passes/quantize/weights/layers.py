@@ -1,4 +1,4 @@
-"""Options of ``quantize-weights``, and what they make of each layer's scheme."""
+"""``quantize-weights``: options, schemes of layers, and why layers are kept."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, cast
 
-import onnx_ir as ir
 from pydantic import Field
 
 from compressor.errors import SpecError
 from compressor.graph.codes import obstacle
-from compressor.graph.layers import layers_with_nodes
-from compressor.graph.values import static_shape
+from compressor.models.layer_uses import inner_layers, kept_tables
+from compressor.run.weight_pass import Treatment
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import resolve_rules, skip_reason
 from compressor.types.layers import Layer
@@ -155,15 +154,15 @@ def check_float(
     symmetric: bool | None,
     subject: str,
 ) -> None:
-    """Refuse settings that a format of floats does not have.
+    """Check that a format of floats has these settings.
 
     Raises:
         SpecError: there is one.
     """
-    own = 8 if format == "fp8-e4m3" else 4
-    if bits not in (None, own):
+    width = 8 if format == "fp8-e4m3" else 4
+    if bits not in (None, width):
         raise SpecError(
-            subject, f"bits is {bits}, {format} has {own}", "leave bits out, or set format: int"
+            subject, f"bits is {bits}, {format} has {width}", "leave bits out, or set format: int"
         )
     if symmetric is False:
         raise SpecError(
@@ -176,22 +175,8 @@ def check_float(
         )
 
 
-_OUTPUT_LAYERS = ("lm_head", "embed_out")
 COMPRESSED_TENSORS = "compressed-tensors"
 _LATEST_OPSET = 24  # for models without a graph: nothing is too old
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What is done to each layer.
-
-    Attributes:
-        schemes: of the layers that are quantized, by name.
-        reasons: why a layer is kept, for every layer in order; empty where it is not.
-    """
-
-    schemes: Mapping[str, Scheme]
-    reasons: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -213,45 +198,36 @@ class Wish:
     targets: frozenset[str]
 
 
-def choose_layers(carrier: Carrier, wish: Wish) -> Choice:
-    """Choose a scheme for each layer, or say why it is kept.
+def choose_layers(carrier: Carrier, wish: Wish) -> dict[str, Treatment]:
+    """Return the scheme of each layer, or why it is kept, by layer name.
 
     Raises:
         SpecError: a rule matches no layer or contradicts itself, columns do not divide into
             groups, or a target does not take a scheme.
     """
-    layers = carrier.layers()
-    rules = resolve_rules(wish.rules, [layer.name for layer in layers])
-    tables = {} if wish.tables else kept_tables(carrier)
-    opset = _LATEST_OPSET
-    inner: frozenset[str] = frozenset()
+    rules = resolve_rules(wish.rules, [layer.name for layer in carrier.layers()])
+    kept = {**inner_layers(carrier), **({} if wish.tables else kept_tables(carrier))}
     has_graph = Capability.GRAPH in carrier.offers
-    for_others = not has_graph or COMPRESSED_TENSORS in wish.targets
-    if has_graph:
-        model = carrier.graph()
-        opset = model.opset_imports.get("", 0)
-        inner = frozenset(x.name for x in layers if x.weight not in model.graph.initializers)
-    schemes: dict[str, Scheme] = {}
-    reasons: dict[str, str] = {}
-    for layer in layers:
+    opset = carrier.graph().opset_imports.get("", 0) if has_graph else _LATEST_OPSET
+    linear_only = not has_graph or COMPRESSED_TENSORS in wish.targets
+    treatments = {}
+    for layer in carrier.layers():
         rule = rules[layer.name]
         scheme = wish.numbers.changed(rule).scheme(layer)
-        own = rule is not None and rule.group is not None
-        reason = skip_reason(rule) or tables.get(layer.name, "")
-        if not reason and layer.name in inner:
-            reason = "its weight lies in a subgraph"
-        if not reason and for_others and (len(layer.shape) != 2 or layer.transposed):
+        reason = skip_reason(rule) or kept.get(layer.name, "")
+        if not reason and linear_only and (len(layer.shape) != 2 or layer.transposed):
             reason = "the compressed-tensors layout holds linear layers only"
-        reason = reason or _misfit(layer, scheme, opset, error=own or not wish.fits)
-        reasons[layer.name] = reason
+        strict = not wish.fits or (rule is not None and rule.group is not None)
+        reason = reason or _misfit(layer, scheme, opset, error=strict)
         if not reason:
             _check_targets(layer, scheme, wish.targets)
-            schemes[layer.name] = scheme
-    return Choice(schemes, reasons)
+        setting = None if reason else scheme
+        treatments[layer.name] = Treatment(str(scheme), kept=reason, setting=setting)
+    return treatments
 
 
 def _misfit(layer: Layer, scheme: Scheme, opset: int, *, error: bool) -> str:
-    """Say why a layer cannot have a scheme; empty if it can.
+    """Return why a layer cannot have a scheme; empty if it can.
 
     Raises:
         SpecError: its columns do not divide into groups, and that is to be an error.
@@ -266,44 +242,8 @@ def _misfit(layer: Layer, scheme: Scheme, opset: int, *, error: bool) -> str:
     return obstacle(layer, scheme, opset) or ""
 
 
-def kept_tables(carrier: Carrier) -> dict[str, str]:
-    """Return why tables, and the output layer that belongs to one, are kept."""
-    layers = carrier.layers()
-    found = {
-        layer.name: "a table is looked up, not multiplied" for layer in layers if is_table(layer)
-    }
-    for layer in layers:
-        if layer.name.rpartition(".")[2] in _OUTPUT_LAYERS:
-            found[layer.name] = "it is the output layer"
-    if Capability.GRAPH in carrier.offers:
-        found.update(_of_graph(carrier.graph(), layers))
-    return found
-
-
-def is_table(layer: Layer) -> bool:
-    """Tell whether a layer's weight is looked up."""
-    return layer.kind == "Gather"
-
-
-def _of_graph(model: ir.Model, layers: Sequence[Layer]) -> dict[str, str]:
-    """Find what names do not tell: a table that is also multiplied, an output layer."""
-    found = {}
-    kinds: dict[str, set[str]] = {}
-    for layer, _ in layers_with_nodes(model):
-        kinds.setdefault(layer.weight, set()).add(layer.kind)
-    for layer in layers:
-        if len(kinds[layer.weight]) > 1 and "Gather" in kinds[layer.weight]:
-            found[layer.name] = "its weight is shared with a table"
-    outputs = {v.name for v in model.graph.outputs}
-    tables = {(layer.rows, layer.columns) for layer in layers if is_table(layer)}
-    for layer in layers:
-        if layer.output in outputs and (layer.rows, layer.columns) in tables:
-            found.setdefault(layer.name, "it is the output layer")
-    return found
-
-
 def _check_targets(layer: Layer, scheme: Scheme, targets: frozenset[str]) -> None:
-    """Refuse what TensorRT does not take.
+    """Check that TensorRT takes a scheme.
 
     Raises:
         SpecError: as said.
@@ -331,18 +271,3 @@ def _check_targets(layer: Layer, scheme: Scheme, targets: frozenset[str]) -> Non
             f"would be {scheme}, and target tensorrt takes 4 bits in groups only",
             "set a group, such as 128",
         )
-
-
-def nodes_of(model: ir.Model) -> dict[str, tuple[Layer, ir.Node]]:
-    """Return each layer of the main graph with the first node that multiplies with its weight."""
-    found: dict[str, tuple[Layer, ir.Node]] = {}
-    for layer, node in layers_with_nodes(model):
-        if node.graph is model.graph and not is_table(layer):
-            found.setdefault(layer.name, (layer, node))
-    return found
-
-
-def vector_length(value: ir.Value) -> int | None:
-    """Return the length of an initializer with one axis, or ``None``."""
-    shape = static_shape(value) if value.is_initializer() else None
-    return shape[0] if shape is not None and len(shape) == 1 else None

@@ -17,10 +17,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from compressor.graph.layers import layer_of, layers_with_nodes
-from compressor.graph.values import is_op
-from compressor.passes.quantize.weights.gptq import moment_request
-from compressor.passes.quantize.weights.layers import nodes_of, vector_length
+from compressor.graph.layers import layer_of, layers_with_nodes, moment_request
+from compressor.graph.values import is_op, static_shape
+from compressor.models.layer_uses import nodes_of
 from compressor.types.layers import Layer
 from compressor.types.statistics import Request
 from compressor.types.tensors import Array
@@ -85,7 +84,7 @@ def input_groups(
         if request is not None and layer.name in chosen:
             requests[request.key] = request
             grouped.setdefault(request.key, []).append((layer, node))
-    found = []
+    groups = []
     for key, members in grouped.items():
         value = members[0][1].inputs[0]
         assert value is not None
@@ -97,8 +96,8 @@ def input_groups(
             source = None
         if source is None and not reason:
             reason = "nothing before it absorbs factors"
-        found.append(replace(group, source=source, reason=reason))
-    return tuple(found)
+        groups.append(replace(group, source=source, reason=reason))
+    return tuple(groups)
 
 
 def touched(source: Source) -> list[str]:
@@ -117,7 +116,7 @@ def _weight_uses(model: ir.Model) -> Mapping[str, int]:
 def _unmovable(
     value: ir.Value, members: list[tuple[Layer, ir.Node]], uses: Mapping[str, int]
 ) -> str:
-    """Say why the input of some layers cannot be scaled; empty if nothing speaks against it."""
+    """Return why the input of some layers cannot be scaled; empty if it can."""
     readers = {node for _, node in members}
     others = [use.node for use in value.uses() if use.node not in readers]
     if others or value.is_graph_output():
@@ -210,7 +209,7 @@ class _Tracer:
             bias = node.inputs[2] if len(node.inputs) > 2 else None
             if bias is None:
                 return layer, None
-            owned = vector_length(bias) == layer.rows and _read_once(bias)
+            owned = _vector_length(bias) == layer.rows and _read_once(bias)
             return (layer, bias.name) if owned else (None, None)
         if not is_op(node, "Add"):
             return None, None
@@ -219,7 +218,7 @@ class _Tracer:
                 continue
             inner = product.producer()
             layer = None if inner is None or len(inner.inputs) > 2 else layer_of(inner)
-            if layer is not None and layer.kind == "MatMul" and vector_length(bias) == layer.rows:
+            if layer is not None and layer.kind == "MatMul" and _vector_length(bias) == layer.rows:
                 return layer, bias.name
         return None, None
 
@@ -244,8 +243,10 @@ class _Tracer:
         self, node: ir.Node, value: ir.Value, labels: Array, shape: tuple[int, ...]
     ) -> Array | None:
         if is_op(node, *_RESHAPES):
-            known = [d for d in shape if d != -1]
-            fits = labels.size % max(int(np.prod(known)), 1) == 0 and len(known) >= len(shape) - 1
+            lengths = [d for d in shape if d != -1]
+            fits = (
+                labels.size % max(int(np.prod(lengths)), 1) == 0 and len(lengths) >= len(shape) - 1
+            )
             return labels.reshape(shape) if fits else None
         if is_op(node, "Transpose"):
             perm = node.attributes.get_ints("perm", None)
@@ -307,16 +308,16 @@ def _norm_source(node: ir.Node, shape: tuple[int, ...]) -> Source | None:
     """Return a norm's scale and bias, if they are its own."""
     if node.attributes.get_int("axis", -1) not in (-1, len(shape) - 1):
         return None
-    own = [v for v in node.inputs[1:3] if v is not None]
-    if not own or not all(vector_length(v) == shape[-1] and _read_once(v) for v in own):
+    vectors = [v for v in node.inputs[1:3] if v is not None]
+    if not vectors or not all(_vector_length(v) == shape[-1] and _read_once(v) for v in vectors):
         return None
-    return Source((), shape[-1], tuple(v.name or "" for v in own))
+    return Source((), shape[-1], tuple(v.name or "" for v in vectors))
 
 
 def _vector_source(node: ir.Node, shape: tuple[int, ...]) -> Source | None:
     """Return a vector that channels are multiplied with, as the last step of a norm does."""
     for value in node.inputs:
-        length = None if value is None else vector_length(value)
+        length = None if value is None else _vector_length(value)
         if value is not None and length == shape[-1] and length > _FEW and _read_once(value):
             return Source((), length, (value.name or "",))
     return None
@@ -324,3 +325,9 @@ def _vector_source(node: ir.Node, shape: tuple[int, ...]) -> Source | None:
 
 def _read_once(value: ir.Value) -> bool:
     return len(list(value.uses())) == 1 and not value.is_graph_output()
+
+
+def _vector_length(value: ir.Value) -> int | None:
+    """Return the length of an initializer with one axis, or ``None``."""
+    shape = static_shape(value) if value.is_initializer() else None
+    return shape[0] if shape is not None and len(shape) == 1 else None

@@ -1,8 +1,8 @@
-"""Codes of weights that are quantized some rows at a time."""
+"""``quantize-weights``: weights in few bits, activations as they are."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
@@ -11,20 +11,17 @@ import torch
 from pydantic import Field
 
 from compressor.errors import SpecError
-from compressor.models.checkpoint.read_ahead import all_rows, read_rows
-from compressor.passes.quantize.maths.affine import sqnr_db
+from compressor.models.checkpoint.read_ahead import all_rows
 from compressor.passes.quantize.maths.floating import (
     RangeSearch,
-    check_finite,
     nvfp4_tensor_scale,
     round_to_nearest,
 )
 from compressor.passes.quantize.maths.hqq import hqq
-from compressor.passes.quantize.weights.awq import AwqWork, plan_awq
-from compressor.passes.quantize.weights.gptq import GptqWork, known_codes, plan_gptq
+from compressor.passes.quantize.weights.awq import plan_awq
+from compressor.passes.quantize.weights.gptq import plan_gptq
 from compressor.passes.quantize.weights.layers import (
     Bits,
-    Choice,
     Format,
     Method,
     Preset,
@@ -33,12 +30,20 @@ from compressor.passes.quantize.weights.layers import (
     choose_layers,
     numbers_of,
 )
+from compressor.run.weight_pass import (
+    Changes,
+    Choice,
+    Treatment,
+    WeightPass,
+    WeightRows,
+    compared,
+    known_codes,
+)
 from compressor.types.carrier import Capability, Carrier
-from compressor.types.layer_rules import plan_layers
 from compressor.types.layers import Layer
-from compressor.types.passes import LayerOutcome, Outcome, Pass, PassContext, Survey
-from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
-from compressor.types.statistics import Blocks
+from compressor.types.passes import PassContext
+from compressor.types.quantized import QuantizedTensor, Scheme
+from compressor.types.statistics import Block
 
 
 class Nvfp4Rows:
@@ -68,11 +73,7 @@ class Nvfp4Rows:
         return nvfp4_tensor_scale(torch.stack(parts).amax().to(torch.float32))
 
 
-_CALIBRATED = ("gptq", "awq")
-_SAMPLE_ROWS = 32  # the first ones, of the weights of a model that is streamed
-
-
-class QuantizeWeights(Pass):
+class QuantizeWeights(WeightPass):
     """Store weights as integers of 8 to 2 bits, or as floats of 8 or 4; activations stay floats.
 
     Large language models spend their time on reading weights: with a quarter of the bytes they
@@ -84,7 +85,6 @@ class QuantizeWeights(Pass):
     """
 
     name: ClassVar[str] = "quantize-weights"
-    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.WEIGHTS})
     source: ClassVar[str] = (
         "hqq: Badri & Shaji 2023 (mobiusml.github.io/hqq_blog); gptq: Frantar et al. 2022 "
         "(arXiv:2210.17323); awq: Lin et al. 2023 (arXiv:2306.00978); mxfp4: OCP Microscaling "
@@ -123,138 +123,93 @@ class QuantizeWeights(Pass):
     @property
     def required(self) -> frozenset[Capability]:
         """What a carrier must offer for the method."""
-        if self.method in _CALIBRATED:
+        if self.by_block:
             return frozenset({Capability.WEIGHTS, Capability.RUN, Capability.GRAPH})
         return self.needs
 
-    def survey(self, carrier: Carrier, context: PassContext) -> Survey:
-        """Choose the layers and their schemes, and ask for the moments of their inputs."""
-        choice = self._choice(carrier, context)
-        actions = {name: str(scheme) for name, scheme in choice.schemes.items()}
-        rows = plan_layers(self.name, actions, choice.reasons)
-        if self.method not in _CALIBRATED:
-            return Survey(rows)
-        work = self._work(carrier, choice)
-        work.check()
-        rows = tuple(replace(row, reason=work.remarks.get(row.name, row.reason)) for row in rows)
-        return Survey(rows, work.requests, blockwise=True)
+    @property
+    def by_block(self) -> bool:
+        """Whether the method needs to see what flows into each block as it is quantized."""
+        return self.method in ("gptq", "awq")
 
-    def apply(
-        self,
-        carrier: Carrier,
-        context: PassContext,
-        statistics: Mapping[str, Any],  # noqa: ARG002
-    ) -> Outcome:
-        """Quantize the chosen layers by their weights alone; codes are found when they are read."""
-        choice = self._choice(carrier, context)
-        layers = _chosen(carrier, choice)
-        codes = self._all_codes(carrier, choice)
-        streamed = Capability.RUN not in carrier.offers
-        outcomes = (_outcome(carrier, codes[x.weight], sampled=streamed) for x in layers)
-        return Outcome(carrier.with_codes(codes), tuple(outcomes))
+    def choose(self, carrier: Carrier, context: PassContext) -> Choice:
+        """Return each layer's scheme, and what the method has to know of its inputs.
 
-    def preview(
-        self,
-        carrier: Carrier,
-        context: PassContext,
-        statistics: Mapping[str, Any],  # noqa: ARG002
-    ) -> Carrier:
-        """Quantize lazily, whatever the method: no weight is read."""
-        return carrier.with_codes(self._all_codes(carrier, self._choice(carrier, context)))
-
-    def apply_blockwise(self, carrier: Carrier, context: PassContext, blocks: Blocks) -> Outcome:
-        """Quantize the chosen layers block by block, each with what flows into it."""
-        choice = self._choice(carrier, context)
-        layers = _chosen(carrier, choice)
-        work = self._work(carrier, choice)
-        codes: dict[str, WeightCodes] = {}
-        floats: dict[str, torch.Tensor] = {}
-        losses: dict[str, float | None] = {}
-        for block in blocks:
-            here = [x for x in layers if x.weight in block.weights and x.weight not in codes]
-            found = work.quantized(here, block)
-            for layer in here:
-                matrix = work.matrix(layer)
-                if layer.weight not in found:
-                    own = choice.schemes[layer.name]
-                    nearest = round_to_nearest(matrix, own, self.range or "mse")
-                    found[layer.weight] = known_codes(layer, nearest)
-                quantized = found[layer.weight].compute(matrix)
-                losses[layer.name] = sqnr_db(matrix.to(torch.float32), quantized.dequantize())
-            changed = work.floats()
-            block.replace({**changed, **found})
-            codes.update(found)
-            floats.update(changed)
-        outcomes = []
-        for layer in layers:
-            scheme = str(choice.schemes[layer.name])
-            loss, rescaled = losses[layer.name], layer.name in work.rescaled
-            outcomes.append(LayerOutcome(layer.name, scheme, loss, rescaled=rescaled))
-        changed_carrier = carrier.with_weights(floats) if floats else carrier
-        ordered = {layer.weight: codes[layer.weight] for layer in layers}
-        return Outcome(changed_carrier.with_codes(ordered), tuple(outcomes))
-
-    def _choice(self, carrier: Carrier, context: PassContext) -> Choice:
-        numbers = numbers_of(self.preset, self.bits, self.group, self.symmetric, self.format)
+        Raises:
+            SpecError: see :func:`choose_layers`; or the method does not fit the schemes.
+        """
         if self.method == "hqq" and self.range is not None:
             raise SpecError("range", "is given, and hqq finds ranges its own way", "leave it out")
+        numbers = numbers_of(self.preset, self.bits, self.group, self.symmetric, self.format)
         preset = self.bits is None and self.format is None
         wish = Wish(numbers, preset, self.embeddings, self.layers, context.targets)
-        choice = choose_layers(carrier, wish)
+        treatments = choose_layers(carrier, wish)
+        schemes = {name: t.scheme for name, t in treatments.items() if t.scheme is not None}
+        for name, scheme in schemes.items():
+            if self.method == "hqq" and scheme.element != "int":
+                raise SpecError(
+                    "method 'hqq'",
+                    f"rounds to integers, layer {name!r} is to be {scheme}",
+                    "use another method, or format: int",
+                )
+        if not self.by_block or not schemes:
+            return Choice(treatments)
+        plan = plan_gptq if self.method == "gptq" else plan_awq
+        work = plan(carrier, schemes, self._search)
+        work.check()
+        for name in schemes:
+            treatments[name] = replace(
+                treatments[name],
+                remark=work.remarks.get(name, ""),
+                request=work.by_layer.get(name),
+            )
+        return Choice(treatments, work=work)
+
+    def change(
+        self,
+        rows: WeightRows,
+        treatment: Treatment,
+        statistics: Mapping[str, Any],  # noqa: ARG002
+    ) -> QuantizedTensor:
+        """Return the codes that the weight alone determines."""
+        assert treatment.scheme is not None
         if self.method == "hqq":
-            for name, scheme in choice.schemes.items():
-                if scheme.element != "int":
-                    raise SpecError(
-                        "method 'hqq'",
-                        f"rounds to integers, layer {name!r} is to be {scheme}",
-                        "use another method, or format: int",
-                    )
-        return choice
+            return hqq(rows.matrix, treatment.scheme)
+        return round_to_nearest(rows.matrix, scheme=treatment.scheme, search=self._search)
 
-    def _work(self, carrier: Carrier, choice: Choice) -> GptqWork | AwqWork:
-        search: RangeSearch = self.range or "mse"
-        if self.method == "gptq":
-            return plan_gptq(carrier, choice.schemes, search)
-        return plan_awq(carrier, choice.schemes, search)
+    def change_layers(
+        self, carrier: Carrier, choice: Choice, layers: Sequence[Layer], block: Block
+    ) -> Changes:
+        """Quantize a block's layers together where the method does, the others one by one."""
+        work = choice.work
+        if work is None:
+            return super().change_layers(carrier, choice, layers, block)
+        changes = Changes()
+        quantized = work.quantized(layers, block)
+        for layer in layers:
+            matrix = work.matrix(layer)
+            if layer.weight not in quantized:
+                nearest = self.change(WeightRows(layer, matrix), choice.treatments[layer.name], {})
+                quantized[layer.weight] = known_codes(layer, nearest)
+            codes = quantized[layer.weight]
+            outcome = compared(layer, choice.treatments[layer.name], matrix, codes.compute(matrix))
+            rescaled = layer.name in work.rescaled
+            changes.outcomes[layer.name] = replace(outcome, rescaled=rescaled)
+        changes.weights = {**work.floats(), **quantized}
+        return changes
 
-    def _all_codes(self, carrier: Carrier, choice: Choice) -> dict[str, WeightCodes]:
-        return {
-            layer.weight: self._codes(carrier, layer, choice.schemes[layer.name])
-            for layer in _chosen(carrier, choice)
-        }
+    @property
+    def _search(self) -> RangeSearch:
+        return self.range or ("mse" if self.by_block else "min-max")
 
-    def _codes(self, carrier: Carrier, layer: Layer, scheme: Scheme) -> WeightCodes:
-        """Return the codes that the weight alone determines, found when they are wanted."""
-        if self.method == "hqq":
-            return WeightCodes(layer, scheme, partial(hqq, scheme=scheme), by_rows=True)
-        search: RangeSearch = self.range or ("mse" if self.method in _CALIBRATED else "min-max")
-        compute: Callable[[torch.Tensor], QuantizedTensor]
-        if scheme.scale_type == "e4m3":
-            compute = Nvfp4Rows(scheme, search, partial(all_rows, carrier, layer))
-        else:
-            compute = partial(round_to_nearest, scheme=scheme, search=search)
-        return WeightCodes(layer, scheme, compute, by_rows=True)
-
-
-def _chosen(carrier: Carrier, choice: Choice) -> list[Layer]:
-    return [layer for layer in carrier.layers() if layer.name in choice.schemes]
-
-
-def _outcome(carrier: Carrier, codes: WeightCodes, *, sampled: bool) -> LayerOutcome:
-    """Compare codes with the weight; of a streamed model's, with a part that is read quickly.
-
-    Raises:
-        ModelError: the weight holds NaN or infinity.
-    """
-    layer = codes.layer
-    details: dict[str, Any] = {}
-    rows = layer.rows
-    if sampled and rows > _SAMPLE_ROWS:
-        # Elsewhere would be more seeks on a cold disk, before anything is streamed.
-        rows = _SAMPLE_ROWS
-        details["weight_sqnr_rows"] = rows
-    matrix = read_rows(carrier, layer, 0, rows)
-    wanted = matrix.to(torch.float32)
-    check_finite(layer, wanted)
-    loss = sqnr_db(wanted, codes.compute(matrix).dequantize())
-    return LayerOutcome(layer.name, str(codes.scheme), loss, details)
+    def _computation(
+        self,
+        carrier: Carrier,
+        layer: Layer,
+        treatment: Treatment,
+        statistics: Mapping[str, Any],
+    ) -> Callable[..., Any]:
+        if treatment.scheme is not None and treatment.scheme.scale_type == "e4m3":
+            # The scale of the whole tensor is found before the first rows are rounded.
+            return Nvfp4Rows(treatment.scheme, self._search, partial(all_rows, carrier, layer))
+        return super()._computation(carrier, layer, treatment, statistics)

@@ -173,17 +173,20 @@ class Distill(Recipe, Distillation):
                 name = pair.student if side == "student" else pair.teacher
                 check_layer(name, carrier, f"{option}.{index}.{side}")
 
+    @property
+    def labelled(self) -> bool:
+        """Whether the training data must have a target: where a part of the loss is the task's."""
+        return self.alpha > 0
+
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
-        """Say which layers are trained; check the losses and the student's layers."""
+        """Return which layers are trained; check the losses and the student's layers."""
         hard = self.hard_loss(self.loss, context.metric)
         soft = self.soft_loss(self.loss, context.metric)
         matched_outputs(carrier.outputs, carrier.outputs, self.outputs)
         self._check_layers(carrier, "student")
         compared = f"{1 - self.alpha:g} of the loss is {_soft_name(soft, self.temperature)}"
         notes = [compared + (f", {self.alpha:g} {hard}" if hard else "")]
-        return Survey(
-            plan_training(self, carrier), notes=tuple(notes), trains=True, labels=hard is not None
-        )
+        return Survey(plan_training(self, carrier), notes=tuple(notes))
 
     def apply_training(
         self,

@@ -143,6 +143,16 @@ class EarlyExit(Recipe):
         """The network itself can only be trained where it is a module."""
         return self.needs | ({Capability.TRAIN} if self.train == "all" else set())
 
+    @property
+    def replays(self) -> str:
+        """What calibration data are run for."""
+        return "to choose how sure its exits have to be"
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the training data must have a target: where a part of the loss is the task's."""
+        return self.train == "all" or self.alpha > 0
+
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:  # noqa: ARG002
         """Find the places of the exits, and check that the graph can be cut there."""
         self._loss()
@@ -162,12 +172,7 @@ class EarlyExit(Recipe):
             parts = ["train"] * (trained and not skip_reason(rule)) + [exits.get(name, "")]
             actions[name] = "; ".join(part for part in parts if part)
         rows = plan_layers(self.name, actions, reasons)
-        return Survey(
-            rows,
-            replays="to choose how sure its exits have to be",
-            trains=True,
-            labels=trained or self.alpha > 0,
-        )
+        return Survey(rows)
 
     def apply_training(
         self,

@@ -197,10 +197,15 @@ class Qat(Recipe):
         for other in others.values():
             matched_outputs(carrier.outputs, other.outputs, wanted)
 
+    @property
+    def replays(self) -> str:
+        """What calibration data are run for."""
+        return "for the ranges of activations"
+
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Choose the layers; check the loss, the options and the operators."""
         name: str | None = None
-        if self._labelled:
+        if self.labelled:
             name = loss_name(self.loss, context.metric)
         if self.distill is not None:
             matched_outputs(carrier.outputs, carrier.outputs, self.distill.outputs)
@@ -230,9 +235,6 @@ class Qat(Recipe):
         return Survey(
             rows,
             notes=(self._loss_note(name), *kernel_notes(context.targets, settings)),
-            replays="for the ranges of activations",
-            trains=True,
-            labels=self._labelled,
         )
 
     def apply_training(
@@ -354,7 +356,8 @@ class Qat(Recipe):
         return distilled_loss(self, self.distill, teacher, pupil, training, context)
 
     @property
-    def _labelled(self) -> bool:
+    def labelled(self) -> bool:
+        """Whether the training data must have a target: unless all is learned from a teacher."""
         return self.distill is None or self.distill.alpha > 0
 
     def _loss_note(self, name: str | None) -> str:

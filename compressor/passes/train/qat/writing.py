@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from compressor.graph.layers import graph_layers
 from compressor.models.executor import GraphModule, from_numpy
-from compressor.passes.quantize.maths.affine import code_dtype, quantize, sqnr_db
+from compressor.passes.quantize.maths.affine import code_dtype, quantize
 from compressor.passes.quantize.static.graph import LeastScale, StaticCodes, write_static_codes
 from compressor.passes.quantize.static.placement import place
 from compressor.passes.quantize.static.settings import StaticSettings
@@ -20,6 +20,7 @@ from compressor.passes.train.qat.graph import FROZEN, FakeQuantized, ScaleNames,
 from compressor.passes.train.qat.networks import Networks, folding_factor, refolded
 from compressor.passes.train.qat.points import ActivationPoint, Points, WeightPoint
 from compressor.types.layers import Layer
+from compressor.types.matrices import sqnr_db
 from compressor.types.passes import LayerOutcome
 from compressor.types.quantized import QuantizedTensor
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -78,14 +79,13 @@ def declared(**options: Any) -> LowRank:
 def applied(step: LowRank, model: Carrier, folder: Path) -> Outcome:
     """Survey and apply as a run does."""
     survey = step.survey(model, CONTEXT)
-    if not survey.blockwise:
+    if not step.by_block:
         assert not survey.requests
         return step.apply(model, CONTEXT, {})
     feed = Feed([{"image": pixels(seed=s)} for s in range(6)], make_observer, folder)
     graph = model.graph()
-    return step.apply_blockwise(
-        model, CONTEXT, GraphBlocks(graph, partition(graph), survey.requests, feed)
-    )
+    blocks = GraphBlocks(graph, partition(graph), survey.requests, feed)
+    return step.apply(model, replace(CONTEXT, blocks=blocks), {})
 
 
 def ranks(outcome: Outcome) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -92,7 +93,7 @@ def test_weighted_needs_a_model_that_runs_and_data():
     assert Capability.RUN in step.required
     assert Capability.RUN not in declared(rank=2).required
     survey = step.survey(pictures(), CONTEXT)
-    assert survey.blockwise
+    assert step.by_block
     assert survey.requests
     with pytest.raises(SpecError, match="weighted: needs calibration data"):
         step.apply(pictures(), CONTEXT, {})
@@ -113,7 +114,7 @@ class Empty:
 
 def test_calibration_that_found_nothing():
     with pytest.raises(DataError, match="layer 'stem': calibration found nothing about its input"):
-        declared(rank=2, weighted=True).apply_blockwise(pictures(), CONTEXT, [Empty()])
+        declared(rank=2, weighted=True).apply(pictures(), replace(CONTEXT, blocks=[Empty()]), {})
 
 
 def test_weights_that_are_not_finite():

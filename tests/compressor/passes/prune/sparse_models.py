@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -94,14 +95,14 @@ def batches(spec: TensorSpec, count: int = 6, seed: int = 0) -> list[Batch]:
 def applied(declared: Pass, model: TorchCarrier, folder: Path) -> Outcome:
     """Survey and apply a pass as a run does."""
     survey = declared.survey(model, ANY)
-    if not survey.blockwise:
+    if not declared.by_block:
         assert not survey.requests
         return declared.apply(model, ANY, {})
     graph = model.graph()
     (spec,) = model.inputs
     feed = Feed(batches(spec), make_observer, folder)
     blocks = GraphBlocks(graph, partition(graph), survey.requests, feed)
-    return declared.apply_blockwise(model, ANY, blocks)
+    return declared.apply(model, replace(ANY, blocks=blocks), {})
 
 
 def reasons(declared: Pass, model: Carrier) -> dict[str, str]:

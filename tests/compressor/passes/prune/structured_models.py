@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -125,7 +125,7 @@ def pruned(
         runner = model.runner(list(dict.fromkeys(r.tensor for r in survey.requests)))
         statistics = collect(runner.run, given.batches(), survey.requests, make_observer)
     samples = given or RunSamples(model.inputs, None, seed)
-    return step.apply_with_samples(model, context, statistics, samples)
+    return step.apply(model, replace(context, samples=samples), statistics)
 
 
 def output(model: Carrier, batch: Batch) -> Array:

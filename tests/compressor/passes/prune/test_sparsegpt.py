@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def test_the_share_holds_for_the_layer_and_what_stays_changes(tmp_path: Path):
 
 def test_layers_that_read_the_same_value_share_a_request():
     survey = sparsegpt().survey(language(), ANY)
-    assert survey.blockwise
+    assert sparsegpt().by_block
     assert len(survey.requests) == 4, "gate and up read the same value"
     assert {request.observer for request in survey.requests} == {"second-moment"}
 
@@ -79,4 +80,4 @@ def test_a_layer_without_statistics_is_an_error():
             raise AssertionError(changes)
 
     with pytest.raises(DataError, match="calibration found nothing about its input"):
-        sparsegpt().apply_blockwise(language(), ANY, [Blind()])  # type: ignore[arg-type]
+        sparsegpt().apply(language(), replace(ANY, blocks=[Blind()]), {})  # type: ignore[arg-type]

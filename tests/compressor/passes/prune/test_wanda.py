@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,4 +132,4 @@ def test_a_layer_without_statistics_is_an_error():
             raise AssertionError(changes)
 
     with pytest.raises(DataError, match=r"layer 'up\.0': calibration found nothing about its"):
-        wanda().apply_blockwise(language(), ANY, [Blind()])  # type: ignore[arg-type]
+        wanda().apply(language(), replace(ANY, blocks=[Blind()]), {})  # type: ignore[arg-type]

@@ -16,9 +16,9 @@ from compressor.passes.quantize.maths.affine import (
     activation_parameters,
     mse_parameters,
     quantize,
-    sqnr_db,
     stored_scale,
 )
+from compressor.types.matrices import sqnr_db
 from compressor.types.quantized import Granularity, QuantizedTensor, ScaleType, Scheme
 from compressor.types.statistics import Range
 
@@ -343,19 +343,3 @@ def test_activation_ranges_by_hand() -> None:
     assert activation_parameters(Range(-64.0, 191.0), 8, signed=False, symmetric=False) == (1.0, 64)
     with pytest.raises(ValueError, match="finite"):
         activation_parameters(Range(0.0, math.inf), 8, signed=True, symmetric=True)
-
-
-def test_sqnr() -> None:
-    reference = torch.tensor([3.0, 4.0])
-    assert sqnr_db(reference, reference) is None
-    assert sqnr_db(torch.zeros(2), reference) is None
-    assert sqnr_db(reference, torch.tensor([3.0, 4.5])) == pytest.approx(20.0)
-    with pytest.raises(ValueError, match="differ"):
-        sqnr_db(reference, torch.zeros(3))
-    with pytest.raises(ValueError, match="finite"):
-        sqnr_db(reference, torch.tensor([math.inf, 0.0]))
-
-
-def test_sqnr_of_many_values_is_the_whole_sum() -> None:
-    reference = torch.ones(1 << 19)
-    assert sqnr_db(reference, reference * 0.9) == pytest.approx(20.0, abs=1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ def test_calibrated_methods_lose_less_than_rounding_to_nearest(language, tmp_pat
 
 def test_moments_are_asked_for_once_a_value(language):
     survey = weights(method="gptq", bits=4).survey(language, ANY)
-    assert survey.blockwise
+    assert weights(method="gptq", bits=4).by_block
     assert len(survey.requests) == 4, "gate and up read the same value"
 
 
@@ -62,7 +63,7 @@ def test_each_block_sees_the_quantized_one_before_it(language, tmp_path):
                 seen.update(block.statistics)
                 yield block
 
-    outcome = declared.apply_blockwise(language, ANY, Watched())
+    outcome = declared.apply(language, replace(ANY, blocks=Watched()), {})
     request = next(r for r in survey.requests if r.key == list(seen)[2])
     after = outcome.carrier.runner([request.tensor])
     vectors = np.concatenate([after.run(b)[request.tensor].reshape(-1, WIDTH) for b in batches()])
@@ -115,4 +116,4 @@ def test_a_layer_without_statistics_is_an_error(language):
 
     for method in ("gptq", "awq"):
         with pytest.raises(DataError, match="found nothing about its input"):
-            weights(method=method, bits=4).apply_blockwise(language, ANY, [Blind()])
+            weights(method=method, bits=4).apply(language, replace(ANY, blocks=[Blind()]), {})

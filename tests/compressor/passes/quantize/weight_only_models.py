@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -107,14 +108,13 @@ def quantized(
     declared: QuantizeWeights, model: Carrier, folder: Path, data: list[Batch] | None = None
 ) -> Outcome:
     survey = declared.survey(model, ANY)
-    if not survey.blockwise:
+    if not declared.by_block:
         assert not survey.requests
         return declared.apply(model, ANY, {})
     graph = model.graph()
     feed = Feed(data or batches(), make_observer, folder)
-    return declared.apply_blockwise(
-        model, ANY, GraphBlocks(graph, partition(graph), survey.requests, feed)
-    )
+    blocks = GraphBlocks(graph, partition(graph), survey.requests, feed)
+    return declared.apply(model, replace(ANY, blocks=blocks), {})
 
 
 def codes(model: Carrier) -> dict[str, QuantizedTensor]:

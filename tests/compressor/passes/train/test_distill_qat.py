@@ -33,8 +33,9 @@ def test_a_quantized_network_learns_from_the_float_one_without_labels(tmp_path: 
     last = quantized(tmp_path / "last", steps=60, **options)
     assert divergence(last.carrier, block()) < 0.3 * divergence(first.carrier, block())
     assert any(note.startswith("teacher outputs: 40 samples computed") for note in last.notes)
-    survey = Qat.model_validate({**TWO, "distill": {"alpha": 0.0}}).survey(block(), CONTEXT)
-    assert not survey.labels
+    step = Qat.model_validate({**TWO, "distill": {"alpha": 0.0}})
+    step.survey(block(), CONTEXT)
+    assert not step.labelled
 
 
 def test_it_resumes_to_the_same_bytes(tmp_path: Path) -> None:

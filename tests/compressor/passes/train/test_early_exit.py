@@ -209,9 +209,8 @@ def test_the_plan_knows_the_model_as_it_is_at_most(plain: Outcome) -> None:
     chosen = EarlyExit.model_validate({"exits": EXITS})
     start = trained_network()
     survey = chosen.survey(start, CONTEXT)
-    assert survey.trains
-    assert survey.labels
-    assert survey.replays
+    assert chosen.labelled
+    assert chosen.replays
     actions = {row.name: row.action for row in survey.layers}
     assert actions["block1.0"] == "exit 1 follows, head 54 x 3"  # 6 channels, 3 by 3 parts
     assert actions["fc"] == "keep"

@@ -1,0 +1,81 @@
+"""How a model uses its layers: tables, output layers, weights inside branches, nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from compressor.graph.layers import layers_with_nodes, moment_request
+from compressor.types.carrier import Capability, Carrier
+from compressor.types.layers import Layer
+from compressor.types.statistics import Request
+
+_OUTPUT_LAYERS = ("lm_head", "embed_out")
+
+
+def inner_layers(carrier: Carrier) -> dict[str, str]:
+    """Return, by name, the layers whose weight lies in a subgraph, with that as the reason."""
+    if Capability.GRAPH not in carrier.offers:
+        return {}
+    outer = carrier.graph().graph.initializers
+    inner = (layer.name for layer in carrier.layers() if layer.weight not in outer)
+    return dict.fromkeys(inner, "its weight lies in a subgraph")
+
+
+def kept_tables(carrier: Carrier) -> dict[str, str]:
+    """Return why tables, and the output layer that belongs to one, are kept, by layer name."""
+    layers = carrier.layers()
+    reasons = {
+        layer.name: "a table is looked up, not multiplied"
+        for layer in layers
+        if layer.kind == "Gather"
+    }
+    for layer in layers:
+        if layer.name.rpartition(".")[2] in _OUTPUT_LAYERS:
+            reasons[layer.name] = "it is the output layer"
+    if Capability.GRAPH in carrier.offers:
+        reasons.update(_shared_tables(carrier.graph(), layers))
+    return reasons
+
+
+def _shared_tables(model: ir.Model, layers: Sequence[Layer]) -> dict[str, str]:
+    """Find what names do not tell: a table that is also multiplied, an output layer."""
+    reasons = {}
+    kinds: dict[str, set[str]] = {}
+    for layer, _ in layers_with_nodes(model):
+        kinds.setdefault(layer.weight, set()).add(layer.kind)
+    for layer in layers:
+        if len(kinds[layer.weight]) > 1 and "Gather" in kinds[layer.weight]:
+            reasons[layer.name] = "its weight is shared with a table"
+    outputs = {value.name for value in model.graph.outputs}
+    tables = {(layer.rows, layer.columns) for layer in layers if layer.kind == "Gather"}
+    for layer in layers:
+        if layer.output in outputs and (layer.rows, layer.columns) in tables:
+            reasons.setdefault(layer.name, "it is the output layer")
+    return reasons
+
+
+def nodes_of(model: ir.Model) -> dict[str, tuple[Layer, ir.Node]]:
+    """Return each layer of the main graph with the first node that multiplies with its weight."""
+    nodes: dict[str, tuple[Layer, ir.Node]] = {}
+    for layer, node in layers_with_nodes(model):
+        if node.graph is model.graph and layer.kind != "Gather":
+            nodes.setdefault(layer.name, (layer, node))
+    return nodes
+
+
+def input_moments(model: ir.Model, rows_per_column: int | None = None) -> dict[str, Request]:
+    """Return the request for the second moment of each layer's input, by layer name.
+
+    Layers whose input calibration cannot see are left out.
+
+    Args:
+        model: a graph.
+        rows_per_column: input vectors to look at for each of their elements; all, if left out.
+    """
+    requests = {
+        name: moment_request(layer, node, rows_per_column)
+        for name, (layer, node) in nodes_of(model).items()
+    }
+    return {name: request for name, request in requests.items() if request is not None}

@@ -1,0 +1,346 @@
+"""The base of passes that change weights: it chooses layers, streams, previews and compares.
+
+A pass of this kind is a function on the rows of one layer. Everything that depends on where a
+weight comes from is here: a module, a graph, or a checkpoint larger than memory, of any float type,
+with statistics of the whole model or of one block at a time.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from compressor.models.checkpoint.read_ahead import read_rows
+from compressor.types.carrier import Capability, Carrier, WeightChange
+from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
+from compressor.types.layers import Layer
+from compressor.types.matrices import check_finite, sqnr_db
+from compressor.types.passes import LayerOutcome, LayerRule, Outcome, Pass, PassContext, Survey
+from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
+from compressor.types.statistics import Block, Request
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+_SAMPLE_ROWS = 32  # the first ones: others would be seeks on a cold disk before anything streams
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """What a pass does to one layer.
+
+    Attributes:
+        action: what happens, as the plan shows it, such as ``int4/group 128``.
+        kept: why the layer is left as it is; empty where it is changed.
+        remark: what else the plan says of a layer that is changed.
+        setting: what :meth:`WeightPass.change` needs to know; a :class:`Scheme` where the weight
+            becomes codes.
+        request: the statistic of what the layer multiplies its weight with, if one is needed.
+        together: rows that a pass by rows is given at once, or a multiple of them.
+    """
+
+    action: str = ""
+    kept: str = ""
+    remark: str = ""
+    setting: Any = None
+    request: Request | None = None
+    together: int = 1
+
+    @property
+    def scheme(self) -> Scheme | None:
+        """How the codes mean numbers, where the weight becomes codes."""
+        return self.setting if isinstance(self.setting, Scheme) else None
+
+
+@dataclass(frozen=True)
+class WeightRows:
+    """WeightRows of one layer's weight.
+
+    Attributes:
+        layer: whose weight it is.
+        matrix: ``[rows, columns]`` in float32 (float64 stays); rows are output channels. It is
+            not to be changed.
+        start: the number of the first row; a pass by rows is given some of them at a time.
+    """
+
+    layer: Layer
+    matrix: Tensor
+    start: int = 0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a pass does to a model.
+
+    Attributes:
+        treatments: by layer name, for every layer in order.
+        notes: what the user should know, one sentence each.
+        work: what the pass keeps from one block to the next.
+    """
+
+    treatments: Mapping[str, Treatment]
+    notes: tuple[str, ...] = ()
+    work: Any = None
+
+    def layers(self, carrier: Carrier) -> list[Layer]:
+        """Return the layers that are changed, in the model's order."""
+        return [layer for layer in carrier.layers() if not self.treatments[layer.name].kept]
+
+
+@dataclass(eq=False)
+class Changes:
+    """What has become of weights.
+
+    Attributes:
+        weights: by parameter name: codes, a float tensor in stored shape, or a change that is
+            computed when the weight is read.
+        outcomes: what was done, by layer name.
+        notes: what the user should know, one sentence each.
+    """
+
+    weights: dict[str, WeightCodes | WeightChange | Tensor] = field(default_factory=dict)
+    outcomes: dict[str, LayerOutcome] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def update(self, other: Changes) -> None:
+        """Add what a later block became."""
+        self.weights.update(other.weights)
+        self.outcomes.update(other.outcomes)
+        self.notes += other.notes
+
+
+class WeightPass(Pass):
+    """A pass that changes each layer's weight by a function on its rows.
+
+    A pass overrides :meth:`change`, the function; :meth:`choose`, if not every layer of floats is
+    changed alike; :meth:`change_layers`, if layers are changed together; and :meth:`conclude`, if
+    something remains to be done to the model as a whole.
+
+    Class attributes:
+        action: what the plan says is done to a layer.
+        by_rows: what a row becomes depends on that row alone, so weights may be changed some rows
+            at a time, when they are read.
+
+    >>> class Halve(WeightPass):
+    ...     name = "halve"
+    ...     def change(self, rows, treatment, statistics): return rows.matrix / 2
+    """
+
+    needs: ClassVar[frozenset[Capability]] = frozenset({Capability.WEIGHTS})
+    action: ClassVar[str] = "change"
+    by_rows: ClassVar[bool] = True
+
+    layers: tuple[LayerRule, ...] = Field(
+        default=(), description="rules for single layers; the first that matches wins"
+    )
+
+    def choose(self, carrier: Carrier, context: PassContext) -> Choice:  # noqa: ARG002
+        """Return what happens to each layer: by default, every float layer that no rule skips.
+
+        Reads structure only, never weights.
+
+        Raises:
+            SpecError: an option does not fit the model, or a rule matches no layer.
+        """
+        rules = resolve_rules(self.layers, [layer.name for layer in carrier.layers()])
+        treatments = {}
+        for layer in carrier.layers():
+            not_float = "" if layer.dtype in FLOATS else f"its weight is {layer.dtype}"
+            kept = skip_reason(rules[layer.name]) or not_float
+            treatments[layer.name] = Treatment(self.action, kept)
+        return Choice(treatments)
+
+    @abstractmethod
+    def change(
+        self, rows: WeightRows, treatment: Treatment, statistics: Mapping[str, Any]
+    ) -> Tensor | QuantizedTensor:
+        """Return what rows of a weight become.
+
+        Args:
+            rows: the rows, and whose they are.
+            treatment: what was chosen for the layer.
+            statistics: results of the requests, by ``Request.key``.
+
+        Returns:
+            A float matrix of the same shape, or its codes where the treatment has a scheme.
+        """
+
+    def change_layers(
+        self, carrier: Carrier, choice: Choice, layers: Sequence[Layer], block: Block
+    ) -> Changes:
+        """Return what the chosen layers of a block become; by default, each for itself.
+
+        Raises:
+            ModelError: a weight is not finite.
+        """
+        changes = Changes()
+        for layer in layers:
+            treatment = choice.treatments[layer.name]
+            compute = self._computation(carrier, layer, treatment, block.statistics)
+            streamed = self.by_rows and Capability.RUN not in carrier.offers
+            rows = min(_SAMPLE_ROWS, layer.rows) if streamed else layer.rows
+            matrix = read_rows(carrier, layer, 0, rows)
+            check_finite(layer, matrix)
+            value = compute(matrix)
+            change: WeightCodes | WeightChange | Tensor
+            if treatment.scheme is not None and self.by_rows:
+                change = WeightCodes(layer, treatment.scheme, compute, by_rows=True)
+            elif isinstance(value, QuantizedTensor):
+                change = known_codes(layer, value)
+            elif streamed:
+                change = WeightChange(layer, partial(_checked, compute, layer), treatment.together)
+            else:
+                change = layer.stored(value.to(matrix.dtype))
+            changes.weights[layer.weight] = change
+            changes.outcomes[layer.name] = compared(layer, treatment, matrix, value)
+        return changes
+
+    def conclude(self, carrier: Carrier, choice: Choice, changes: Changes) -> Outcome:
+        """Return the model with its changed weights, and what was done in the model's order."""
+        by_kind: dict[type, dict[str, Any]] = {Tensor: {}, WeightChange: {}, WeightCodes: {}}
+        order = {layer.weight: place for place, layer in enumerate(carrier.layers())}
+        for name in sorted(changes.weights, key=lambda name: order.get(name, -1)):
+            change = changes.weights[name]
+            kind = Tensor if isinstance(change, Tensor) else type(change)
+            by_kind[kind][name] = change
+        after = carrier
+        if by_kind[Tensor]:
+            after = after.with_weights(by_kind[Tensor])
+        if by_kind[WeightChange]:
+            after = after.with_changes(by_kind[WeightChange])
+        if by_kind[WeightCodes]:
+            after = after.with_codes(by_kind[WeightCodes])
+        outcomes = [changes.outcomes[layer.name] for layer in choice.layers(carrier)]
+        return Outcome(after, tuple(outcomes), changes.notes)
+
+    def survey(self, carrier: Carrier, context: PassContext) -> Survey:
+        """Return the plan's rows, and the statistics that the chosen layers need."""
+        choice = self.choose(carrier, context)
+        treatments = choice.treatments
+        rows = plan_layers(
+            self.name,
+            {name: treatment.action for name, treatment in treatments.items()},
+            {name: treatment.kept for name, treatment in treatments.items()},
+        )
+        rows = tuple(
+            replace(row, reason=treatments[row.name].remark) if row.touched else row for row in rows
+        )
+        changed = (treatment for treatment in treatments.values() if not treatment.kept)
+        requests = [t.request for t in changed if t.request is not None]
+        return Survey(rows, tuple({r.key: r for r in requests}.values()), choice.notes)
+
+    def apply(
+        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
+    ) -> Outcome:
+        """Return the changed model; a streamed model's weights are changed when they are read.
+
+        Raises:
+            ModelError: a weight is not finite.
+            DataError: calibration found nothing about a layer's input.
+        """
+        choice = self.choose(carrier, context)
+        layers = choice.layers(carrier)
+        changes = Changes()
+        blocks = [WholeModel(layers, statistics)] if context.blocks is None else context.blocks
+        for block in blocks:
+            inside = set(block.weights)
+            waiting = [x for x in layers if x.weight in inside and x.name not in changes.outcomes]
+            made = self.change_layers(carrier, choice, waiting, block)
+            block.replace(
+                {k: v for k, v in made.weights.items() if not isinstance(v, WeightChange)}
+            )
+            changes.update(made)
+        return self.conclude(carrier, choice, changes)
+
+    def preview(
+        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
+    ) -> Carrier:
+        """Return the model with lazy codes; changed floats take the room that they took."""
+        choice = self.choose(carrier, context)
+        codes = {}
+        for layer in choice.layers(carrier):
+            treatment = choice.treatments[layer.name]
+            if treatment.scheme is not None:
+                compute = self._computation(carrier, layer, treatment, statistics)
+                codes[layer.weight] = WeightCodes(layer, treatment.scheme, compute)
+        return carrier.with_codes(codes) if codes else carrier
+
+    def _computation(
+        self,
+        carrier: Carrier,  # noqa: ARG002
+        layer: Layer,
+        treatment: Treatment,
+        statistics: Mapping[str, Any],
+    ) -> Callable[..., Any]:
+        """Return the change of a layer's rows, whatever their float type."""
+
+        def compute(matrix: Tensor, start: int = 0) -> Tensor | QuantizedTensor:
+            wide = matrix if matrix.dtype == torch.float64 else matrix.to(torch.float32)
+            return self.change(WeightRows(layer, wide, start), treatment, statistics)
+
+        return compute
+
+
+class WholeModel:
+    """All chosen layers as one block, where statistics are collected at once."""
+
+    def __init__(self, layers: Sequence[Layer], statistics: Mapping[str, Any]):
+        self.weights = tuple(layer.weight for layer in layers)
+        self.statistics = statistics
+
+    def replace(self, changes: Mapping[str, WeightCodes | Tensor]) -> None:
+        """Do nothing: no block follows."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """Codes that have been found already, as :attr:`WeightCodes.compute` wants them."""
+
+    codes: QuantizedTensor
+
+    def __call__(self, matrix: Tensor) -> QuantizedTensor:  # noqa: ARG002
+        """Return them."""
+        return self.codes
+
+
+def known_codes(layer: Layer, codes: QuantizedTensor) -> WeightCodes:
+    """Return a weight's codes that need no further computation."""
+    return WeightCodes(layer, codes.scheme, _Known(codes))
+
+
+def compared(
+    layer: Layer, treatment: Treatment, before: Tensor, after: Tensor | QuantizedTensor
+) -> LayerOutcome:
+    """Return what was done to a layer, as the report says it.
+
+    Args:
+        layer: the layer.
+        treatment: what was chosen for it.
+        before: rows of its weight, ``[rows, columns]``; the first ones where it is streamed.
+        after: what they became.
+    """
+    wide = before.to(torch.float32)
+    sample = {"weight_sqnr_rows": len(before)} if len(before) < layer.rows else {}
+    if isinstance(after, QuantizedTensor):
+        loss = sqnr_db(wide, after.dequantize())
+        return LayerOutcome(layer.name, str(after.scheme), loss, sample)
+    changed = after.to(before.dtype).to(torch.float32)
+    size = wide.abs()
+    whole = float(size.sum(dtype=torch.float64))
+    kept = float(size.where(changed != 0, 0.0).sum(dtype=torch.float64))
+    details = {"kept_magnitude": kept / whole if whole else 1.0, **sample}
+    scheme = f"{layer.dtype}, {treatment.action}"
+    return LayerOutcome(layer.name, scheme, sqnr_db(wide, changed), details)
+
+
+def _checked(
+    compute: Callable[[Tensor, int], Tensor], layer: Layer, matrix: Tensor, start: int
+) -> Tensor:
+    """Compute rows of a weight in the type that it has; ``start`` is the first one's number."""
+    check_finite(layer, matrix)
+    return compute(matrix, start).to(matrix.dtype)
