@@ -46,7 +46,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "percentile": "compressor.calibration.observers.ranges:Percentile",
         "entropy": "compressor.calibration.observers.ranges:Entropy",
         "mse": "compressor.calibration.observers.ranges:Mse",
-        "extreme-value": "compressor.calibration.observers.extreme_value:ExtremeValue",
+        "extreme-value": "compressor.calibration.observers.ranges:ExtremeValue",
         "second-moment": "compressor.calibration.observers.channels:SecondMoment",
         "column-norm": "compressor.calibration.observers.channels:ColumnNorm",
         "channel-grid": "compressor.calibration.observers.channels:ChannelGridObserver",
@@ -57,8 +57,8 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "npy": "compressor.calibration.sources.arrays:NpySource",
         "safetensors": "compressor.calibration.sources.arrays:SafetensorsSource",
         "images": "compressor.calibration.sources.images:ImageFolderSource",
-        "text": "compressor.calibration.sources.text:TextSource",
-        "jsonl": "compressor.calibration.sources.text:JsonlSource",
+        "text": "compressor.calibration.sources.tokens:TextSource",
+        "jsonl": "compressor.calibration.sources.tokens:JsonlSource",
     },
 }
 

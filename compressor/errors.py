@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from enum import IntEnum
 
@@ -46,6 +47,16 @@ class CompressorError(Exception):
         if self.where is None:
             self.where = where
         return self
+
+
+@contextmanager
+def located(where: str) -> Iterator[None]:
+    """Give errors that are raised inside their place in a file, unless they have one."""
+    try:
+        yield
+    except CompressorError as error:
+        error.at(where)
+        raise
 
 
 class SpecError(CompressorError):

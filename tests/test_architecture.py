@@ -169,7 +169,6 @@ def test_maths_knows_no_model_and_no_file():
         "compressor/models/codec/sparse.py",
         "compressor/passes/prune/criteria.py",
         "compressor/passes/prune/magnitude/ranking.py",
-        "compressor/passes/prune/selection.py",
         "compressor/passes/prune/sparse/patterns.py",
         "compressor/passes/prune/sparse/permutation.py",
         "compressor/passes/prune/sparse/sparsegpt.py",

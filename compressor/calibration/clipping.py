@@ -182,12 +182,12 @@ def divergence(
     total = table.sums[-1]
     outside = ((0, starts, table.sums[starts]), (-1, stops - 1, total - table.sums[stops]))
     for group, end, extra in outside:
-        own = table.mass[end]
+        end_mass = table.mass[end]
         # An end bin that only holds what lies outside is not empty in P, so Q spreads to it;
         # and a group has at least one value: Q is nowhere zero where P is not.
-        bins[:, group] += (own == 0) & (extra > 0)
+        bins[:, group] += (end_mass == 0) & (extra > 0)
         density = mass[:, group].clamp(min=1) / bins[:, group].clamp(min=1)
-        result += torch.xlogy(own + extra, own + extra) - torch.xlogy(own, own)
+        result += torch.xlogy(end_mass + extra, end_mass + extra) - torch.xlogy(end_mass, end_mass)
         result -= extra * density.log()
     result -= torch.xlogy(mass, mass / bins.clamp(min=1)).sum(1)
     return result / total - (total / mass.sum(1).clamp(min=1)).log()

@@ -1,4 +1,4 @@
-"""Let several processes observe exactly the batches that one process would have observed."""
+"""Collect statistics of calibration data, in one process or with the same result in several."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ KeyT = TypeVar("KeyT")
 
 
 class Agreement(Generic[KeyT]):
-    """Decides, batch by batch, which states the processes keep.
+    """Decides batch by batch which states the processes keep.
 
-    An observer that stops early would, in two processes, see twice as much before each of them
-    has had enough. So after each batch the processes tell each other how much of what is needed
-    they hold, and a batch counts only if those before it, whichever process has them, were not
-    enough. The batches lie in the order of rounds, and in a round in that of the processes.
+    In two processes, an observer that stops early would see twice as much data before each has
+    enough. So after each batch the processes exchange their shares of the data needed, and a batch
+    counts only if the batches before it, in whichever process, were not enough. Batches are ordered
+    by round, and within a round by process.
 
     Args:
         observers: by the key of their state.
@@ -41,11 +41,11 @@ class Agreement(Generic[KeyT]):
         stopping = any(type(o).share is not Observer.share for o in observers.values())
         self._talks = stopping and ranks.size > 1
         self.done = False
-        """All observers have had enough."""
+        """All observers have enough data."""
         self._somebody_works = True
 
     def kept(self, before: Mapping[KeyT, Any], after: Mapping[KeyT, Any]) -> dict[KeyT, Any]:
-        """Return the states to go on with.
+        """Return the states to continue with.
 
         Args:
             before: this process's states before its latest batch.
@@ -54,16 +54,16 @@ class Agreement(Generic[KeyT]):
         if not self._talks:
             self.done = all(o.share(after[key]) >= 1 for key, o in self._observers.items())
             return dict(after)
-        told = self._round(before, after, working=True)
+        shares = self._round(before, after, working=True)
         states = {}
         for key in self._observers:
-            held = sum(first for first, _ in (own[key] for own in told))
-            gained = sum(own[key][1] - own[key][0] for own in told[: self._ranks.rank])
+            held = sum(first for first, _ in (entry[key] for entry in shares))
+            gained = sum(entry[key][1] - entry[key][0] for entry in shares[: self._ranks.rank])
             states[key] = after[key] if held + gained < 1 else before[key]
         return states
 
     def finish(self, states: Mapping[KeyT, Any]) -> None:
-        """Take part in the rounds of processes that have batches still.
+        """Take part in the rounds of processes that still have batches.
 
         Args:
             states: this process's states, after its last batch.
@@ -75,10 +75,10 @@ class Agreement(Generic[KeyT]):
         self, before: Mapping[KeyT, Any], after: Mapping[KeyT, Any], *, working: bool
     ) -> list[dict[KeyT, tuple[float, float]]]:
         """Return each process's shares before and after its batch."""
-        own = {k: (o.share(before[k]), o.share(after[k])) for k, o in self._observers.items()}
-        told = self._ranks.gathered((working, own))
-        self._somebody_works = any(works for works, _ in told)
-        shares = [entry for _, entry in told]
+        mine = {k: (o.share(before[k]), o.share(after[k])) for k, o in self._observers.items()}
+        gathered = self._ranks.gathered((working, mine))
+        self._somebody_works = any(works for works, _ in gathered)
+        shares = [entry for _, entry in gathered]
         self.done = all(sum(entry[k][1] for entry in shares) >= 1 for k in self._observers)
         return shares
 
@@ -110,6 +110,11 @@ def collect_statistics(
         progress: called after each batch with the number of samples so far.
         ranks: the processes that share the data.
 
+    Example:
+        >>> request = Request("conv1_out", "min-max")
+        >>> collect_statistics(carrier, batches, [request])[request.key]
+        Range(low=0.0, high=6.1)
+
     Raises:
         DataError: see :func:`collect`.
     """
@@ -138,11 +143,11 @@ def collect(
 ) -> dict[str, Any]:
     """Return the requested statistics by ``Request.key``, from one pass over the data.
 
-    With several processes, each is given its own share of the batches and all get the same
-    results: the states are merged in the order of the processes.
+    With several processes, each gets its share of the batches and all return the same results: the
+    states are merged in the order of the processes.
 
-    Held are two batches, one being run while the other is observed, and one state for each
-    observer; all histogram observers of a tensor share one state.
+    Memory holds two batches, one being run while the other is observed, and one state for each
+    observer; all histogram observers of a tensor share one.
 
     Args:
         run: returns the requested tensors (and perhaps others) by name, for one batch.
@@ -158,7 +163,7 @@ def collect(
     """
     observers = {r.key: make_observer(r.observer, r.options) for r in requests}
     shared = {r.key: _state_key(r, observers[r.key]) for r in requests}
-    # One observer updates each state, whichever results are later read from it.
+    # One observer updates each state, however many results are read from it later.
     updaters = {shared[key]: observer for key, observer in observers.items()}
     states = {key: observer.start() for key, observer in updaters.items()}
     by_place: dict[_Place, list[_Key]] = {}
@@ -198,9 +203,9 @@ def collect(
 def _merged(
     observers: dict[_Key, AnyObserver], states: Sequence[dict[_Key, Any]]
 ) -> dict[_Key, Any]:
-    """Return one state an observer, of all processes' states in their order."""
+    """Return one state for each observer, merged from all processes in their order."""
     return {
-        key: reduce(observer.merge, (own[key] for own in states))
+        key: reduce(observer.merge, (process_states[key] for process_states in states))
         for key, observer in observers.items()
     }
 
@@ -229,7 +234,7 @@ def _updated(
     feed: dict[_Key, AnyObserver], states: dict[_Key, Any], values: torch.Tensor
 ) -> dict[_Key, Any]:
     """Return the new states; raises ``ValueError`` where a value is not finite."""
-    # Observers of ranges look at every value's size anyway and refuse what is not finite.
+    # Observers of ranges look at every value anyway and refuse non-finite ones.
     checked = any(isinstance(observer, RangeObserver) for observer in feed.values())
     if values.is_floating_point() and not checked:
         extrema(values)
@@ -238,7 +243,7 @@ def _updated(
 
 
 def _values(tensor: str, outputs: Batch, where: str | None) -> torch.Tensor:
-    """Return a tensor's values, only those at which ``where`` is positive if that is given."""
+    """Return a tensor's values; with ``where``, only those at which that tensor is positive."""
     if tensor not in outputs:
         raise DataError(
             f"tensor '{tensor}'",
@@ -248,7 +253,7 @@ def _values(tensor: str, outputs: Batch, where: str | None) -> torch.Tensor:
     array = np.ascontiguousarray(outputs[tensor])
     if where is not None:  # ten times as fast as indexing with a mask
         array = np.compress((outputs[where] > 0).ravel(), array.ravel())
-    if array.dtype.kind not in "biuf":  # bfloat16 and smaller, which torch takes from no array
+    if array.dtype.kind not in "biuf":  # bfloat16 and smaller, which torch does not convert
         array = array.astype(np.float32)
     # torch.from_numpy would warn that the tensor could be used to write to the array.
     return torch.from_numpy(array if array.flags.writeable else array.copy())

@@ -1,4 +1,4 @@
-"""The least and greatest of many values, in steps that stay in one thread and its cache."""
+"""Extrema and histograms of many values, in steps that stay in one thread and its cache."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 
 CHUNK = 32768
-"""Values a step takes: they stay in the L2 cache, and torch, which starts threads of its own
-above this many elements, runs each operation in the thread that calls it."""
+"""Values in a step: they stay in the L2 cache, and torch, which starts threads above this many
+elements, runs each operation in the calling thread."""
 
 
 def extrema(values: torch.Tensor) -> tuple[float, float]:

@@ -43,8 +43,8 @@ def add_vectors(state: Moments | None, values: Tensor) -> Moments | None:
 def add_patches(state: Moments | None, values: Tensor, window: Window) -> Moments | None:
     """Add the patches of feature maps ``[batch, channels, height, width]``.
 
-    About 64 patches a sample are taken, on an even grid: neighbouring patches say almost the
-    same.
+    About 64 patches of each sample are taken, on an even grid, since neighbouring patches are
+    almost the same.
     """
     return merge_moments(state, _moments(patch_vectors(values, window)))
 
@@ -67,7 +67,7 @@ def patch_vectors(values: Tensor, window: Window) -> Tensor:
 
 
 def merge_moments(first: Moments | None, second: Moments | None) -> Moments | None:
-    """Return the moments of both streams; ``None`` is those of nothing."""
+    """Return the moments of both streams; ``None`` stands for an empty stream."""
     if first is None or second is None:
         return second if first is None else first
     return Moments(
@@ -111,12 +111,12 @@ def add_levels(state: Levels, values: Tensor) -> Levels:
     """Return the levels after also seeing ``values``, ``[batch, channels, ...]``."""
     if state.scattered or values.ndim < 2:
         return Levels(scattered=True)
-    found = []
+    levels = []
     for channel in values.transpose(0, 1).reshape(values.shape[1], -1):
-        if torch.unique(channel[: 4 * _MOST]).numel() > _MOST:  # cheap, and says it of most data
+        if torch.unique(channel[: 4 * _MOST]).numel() > _MOST:  # cheap, and decides most cases
             return Levels(scattered=True)
-        found.append(torch.unique(channel))
-    return merge_levels(state, Levels(tuple(found)))
+        levels.append(torch.unique(channel))
+    return merge_levels(state, Levels(tuple(levels)))
 
 
 def merge_levels(first: Levels, second: Levels) -> Levels:
@@ -139,10 +139,10 @@ def fit_levels(state: Levels) -> ChannelGrid | None:
     Levels that were not seen are left half below and half above those that were.
     """
     fitted = [_fit_channel(channel.to(torch.float64)) for channel in state.channels]
-    found = [f for f in fitted if f is not None]
-    if state.scattered or not found or len(found) < len(fitted):
+    grids = [f for f in fitted if f is not None]
+    if state.scattered or not grids or len(grids) < len(fitted):
         return None
-    return ChannelGrid(tuple(f[0] for f in found), tuple(f[1] for f in found))
+    return ChannelGrid(tuple(f[0] for f in grids), tuple(f[1] for f in grids))
 
 
 def _fit_channel(levels: Tensor) -> tuple[float, float] | None:

@@ -1,17 +1,20 @@
-"""Parts of a graph: blocks that run one after another, and branches inside nodes."""
+"""Parts of a graph: blocks in sequence, single layers cut out, and branches inside nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
 import onnx_ir as ir
+import onnx_ir.passes.common as common
 import torch
 from onnx_ir import tensor_adapters
 
-from compressor.graph.editing import inner_nodes
+from compressor.graph.editing import Editor, inner_nodes
 from compressor.graph.layers import layer_of
+from compressor.graph.values import is_op
+from compressor.types.layers import Layer
 
 _CUT = 1  # values that may be live where the graph is cut
 
@@ -39,18 +42,19 @@ class GraphBlock:
 def partition(model: ir.Model) -> tuple[GraphBlock, ...]:
     """Cut a graph into blocks, each with at least one layer that multiplies.
 
-    Outputs of the model are no reason to keep a value: blocks serve to see what flows into layers.
-    A graph without a place to cut is one block.
+    Model outputs do not keep values alive, since blocks only show what flows into layers. A graph
+    that cannot be cut is one block.
 
     Args:
         model: sorted topologically, as ONNX wants it.
     """
     nodes = list(model.graph)
-    sources = _float_inputs(model)
+    inputs = model.graph.inputs
+    sources = frozenset(v for v in inputs if v.dtype is not None and v.dtype.is_floating_point())
     flowing = _flowing(nodes, sources, tables=True)
     cuts = _cuts(flowing, sources)
     if not cuts:
-        # A table of position biases, or a float mask, that all blocks read: let it be preamble.
+        # All blocks read a table of position biases or a float mask: treat it as preamble.
         flowing = _flowing(nodes, frozenset(), tables=False)
         cuts = _cuts(flowing, frozenset())
     blocks: list[GraphBlock] = []
@@ -91,18 +95,12 @@ def _reads(node: ir.Node) -> Iterator[ir.Value]:
         yield from (value for value in reader.inputs if value is not None)
 
 
-def _float_inputs(model: ir.Model) -> frozenset[ir.Value]:
-    return frozenset(
-        v for v in model.graph.inputs if v.dtype is not None and v.dtype.is_floating_point()
-    )
-
-
 def _flowing(
     nodes: Sequence[ir.Node], sources: frozenset[ir.Value], *, tables: bool
 ) -> list[ir.Node]:
     """Return the nodes that depend on a layer or on ``sources``; the others are preamble."""
     carried = set(sources)
-    found = []
+    flowing = []
     for node in nodes:
         if (
             _multiplies(node)
@@ -110,19 +108,19 @@ def _flowing(
             or not carried.isdisjoint(_reads(node))
         ):
             carried.update(node.outputs)
-            found.append(node)
-    return found
+            flowing.append(node)
+    return flowing
 
 
 def _multiplies(node: ir.Node) -> bool:
-    """Tell whether a node, or one inside it, is a layer that is not a table."""
+    """Whether a node, or one inside it, is a layer that multiplies."""
     layers = (layer_of(inner) for inner in (node, *inner_nodes(node)))
-    return any(layer is not None and layer.kind != "Gather" for layer in layers)
+    return any(layer is not None and not layer.is_table for layer in layers)
 
 
 def _is_table(node: ir.Node) -> bool:
     layer = layer_of(node)
-    return layer is not None and layer.kind == "Gather"
+    return layer is not None and layer.is_table
 
 
 def _cuts(flowing: Sequence[ir.Node], sources: frozenset[ir.Value]) -> list[tuple[int, str]]:
@@ -146,7 +144,7 @@ def _cuts(flowing: Sequence[ir.Node], sources: frozenset[ir.Value]) -> list[tupl
 
 def _block(nodes: Sequence[ir.Node], entry: str | None, exit: str | None) -> GraphBlock:
     """Describe some nodes together with the preamble that they need."""
-    own = set(nodes)
+    inside = set(nodes)
     inputs: dict[str, None] = {}
     weights: dict[str, None] = {}
     seen: set[ir.Value] = set()
@@ -162,7 +160,7 @@ def _block(nodes: Sequence[ir.Node], entry: str | None, exit: str | None) -> Gra
                 weights.setdefault(value.name)
             elif value.is_graph_input():
                 inputs.setdefault(value.name)
-            elif (producer := value.producer()) is not None and producer not in own:
+            elif (producer := value.producer()) is not None and producer not in inside:
                 pending.extend(reversed(list(_reads(producer))))
 
     for node in nodes:
@@ -222,3 +220,159 @@ def _names_read(graph: onnx.GraphProto) -> Iterator[str]:
         yield output.name
     for inner in inner_graphs(graph):
         yield from _names_read(inner)
+
+
+_MOST_STEPS = 16  # nodes between a layer and the value that another graph knows
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A part of a graph that reads given values.
+
+    Attributes:
+        model: the part.
+        inputs: the graph input that takes the place of each value, by the value's name; those
+            that are inputs of the whole model keep their names.
+    """
+
+    model: ir.Model
+    inputs: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Isolated:
+    """A graph of layers that are independent of each other.
+
+    Attributes:
+        cut: its outputs are those of the layers.
+        layers: the layers that were cut out, in the order of execution.
+        shared: the dequantized form of each value whose form several nodes read, by the value's
+            name; it is an output, too.
+    """
+
+    cut: Cut
+    layers: tuple[Layer, ...]
+    shared: Mapping[str, str]
+
+
+def isolated(model: ir.Model, layers: Sequence[Layer], computed: Collection[str]) -> Isolated:
+    """Return a copy in which layers read new inputs of the graph in place of computed values.
+
+    Nodes between such a value and its layer stay, such as the quantization of the activation. A
+    layer is left out if the value that it reads or its output is not among ``computed``.
+
+    Args:
+        model: not changed; weights are shared.
+        layers: the layers to cut out.
+        computed: names of the values that another graph of the same model computes.
+    """
+    values = main_values(model)
+    sources: dict[str, None] = {}
+    shared: dict[str, str] = {}
+    cut_out: list[Layer] = []
+    for layer in layers:
+        read = values.get(layer.inputs[0]) if layer.inputs else None
+        source = _source(read, computed)
+        if (
+            read is None
+            or source is None
+            or layer.output not in computed
+            or layer.output not in values
+        ):
+            continue
+        cut_out.append(layer)
+        name = source.name or ""
+        sources.setdefault(name)
+        if read is not source and _readers(read) > 1:
+            shared[name] = read.name or ""
+    outputs = [*(layer.output for layer in cut_out), *shared.values()]
+    return Isolated(cut_at(model, list(sources), outputs), tuple(cut_out), shared)
+
+
+def cut_at(model: ir.Model, names: Sequence[str], outputs: Sequence[str]) -> Cut:
+    """Return a copy whose nodes read new inputs in place of some values.
+
+    Args:
+        model: not changed; weights are shared.
+        names: values of the main graph.
+        outputs: names of the values that it returns, as its nodes compute them.
+    """
+    copy = model.clone()
+    values, editor = main_values(copy), Editor(copy)
+    inputs: dict[str, str] = {}
+    for name in names:
+        value = values[name]
+        inputs[name] = name
+        if value.is_graph_input():
+            continue
+        entry = ir.Value(name=editor.free_name(f"{name}_given"), shape=value.shape, type=value.type)
+        inputs[name] = entry.name or ""
+        copy.graph.inputs.append(entry)
+        for use in tuple(value.uses()):
+            use.node.replace_input_with(use.idx, entry)
+    copy.graph.outputs[:] = [values[name] for name in dict.fromkeys(outputs)]
+    common.RemoveUnusedNodesPass()(copy)
+    return Cut(copy, inputs)
+
+
+def with_offsets(model: ir.Model, names: Collection[str]) -> tuple[ir.Model, dict[str, str]]:
+    """Return a copy that adds a new input to each of some values.
+
+    An offset may be a single zero, or have the shape of its value.
+
+    Args:
+        model: not changed; weights are shared.
+        names: values that nodes of the main graph compute; values of unknown type get no offset.
+
+    Returns:
+        The copy, and the name of each value's offset.
+    """
+    copy = model.clone()
+    values, editor = main_values(copy), Editor(copy)
+    offsets: dict[str, str] = {}
+    for name in names:
+        value = values[name]
+        made = value.producer()
+        if made is None or value.dtype is None:
+            continue
+        offset = ir.Value(name=editor.free_name(f"{name}_offset"), type=value.type)
+        node = editor.node("Add", [value, offset], f"{name}_moved", value.dtype)
+        moved = node.outputs[0]
+        moved.shape = value.shape
+        for use in tuple(value.uses()):
+            if use.node is not node:
+                use.node.replace_input_with(use.idx, moved)
+        copy.graph.outputs[:] = [moved if o is value else o for o in copy.graph.outputs]
+        copy.graph.insert_after(made, node)
+        copy.graph.inputs.append(offset)
+        offsets[name] = offset.name or ""
+    return copy, offsets
+
+
+def main_values(model: ir.Model) -> dict[str, ir.Value]:
+    """Return the main graph's inputs and computed values by name, without those of branches."""
+    values = [*model.graph.inputs, *(v for node in model.graph for v in node.outputs)]
+    return {v.name: v for v in values if v.name and not v.is_initializer()}
+
+
+def _readers(value: ir.Value) -> int:
+    """Count what reads a dequantized value, or the same codes dequantized again."""
+    node = value.producer()
+    if node is None or not is_op(node, "DequantizeLinear") or node.inputs[0] is None:
+        return 1
+    again = [u.node for u in node.inputs[0].uses() if is_op(u.node, "DequantizeLinear")]
+    return sum(len(tuple(other.outputs[0].uses())) for other in again)
+
+
+def _source(value: ir.Value | None, computed: Collection[str]) -> ir.Value | None:
+    """Follow a layer's input back to a computed value, without crossing another layer."""
+    for _ in range(_MOST_STEPS):
+        if value is None or value.is_initializer():
+            return None
+        if value.name in computed:
+            return value
+        node = value.producer()
+        if node is None or not node.inputs or layer_of(node) is not None:
+            return None
+        value = node.inputs[0]
+    return None

@@ -1,4 +1,4 @@
-"""In which element types and shapes a weight's codes, scales and zero points are stored."""
+"""The element types and shapes in which a weight's codes, scales and zero points are stored."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ FLOATS = {
 class CodeForm:
     """How one layer's weight is stored under a scheme.
 
-    Integers and ``e4m3`` are elements that ``DequantizeLinear`` takes. Of ``e2m1`` the patterns
-    are stored as ``uint4`` and looked up in a table of doubled values, which are integers, since
-    neither opset 21 nor ONNX Runtime on the CPU has four-bit floats; half the scale makes up for
-    the doubling, exactly.
+    ``DequantizeLinear`` takes integers and ``e4m3`` directly. Neither opset 21 nor ONNX Runtime on
+    the CPU has four-bit floats, so ``e2m1`` is stored as ``uint4`` patterns, which are looked up in
+    a table of doubled values (integers); half the scale undoes the doubling exactly.
 
     Attributes:
         layer: whose weight it is.
@@ -41,7 +40,7 @@ class CodeForm:
 
     @property
     def looked_up(self) -> bool:
-        """The codes are places in a table."""
+        """The codes are indices into a table."""
         return self.scheme.element == "e2m1"
 
     @property
@@ -58,9 +57,9 @@ class CodeForm:
 
     @property
     def scale_type(self) -> ir.DataType:
-        """What scales are stored in: eight bits wide ones as such.
+        """The element type of scales; those of eight bits are stored as they are.
 
-        Those of half the width of a float stay so where the weight has that type too, because
+        Half-precision scales stay so where the weight has the same type, because
         ``DequantizeLinear`` returns the type of its scale. Powers of two (``e8m0``, which opset
         21 lacks) are stored as their biased exponents.
         """
@@ -74,7 +73,7 @@ class CodeForm:
 
     @property
     def float_type(self) -> ir.DataType:
-        """What ``DequantizeLinear`` returns."""
+        """The element type that ``DequantizeLinear`` returns."""
         return ir.DataType.FLOAT if self.looked_up else self.scale_type
 
     @property
@@ -92,7 +91,7 @@ class CodeForm:
 
     @property
     def axis(self) -> Attributes:
-        """Attributes of ``DequantizeLinear``: where in the stored weight the scales run."""
+        """Attributes of ``DequantizeLinear`` that say along which axis the scales vary."""
         layer, scheme = self.layer, self.scheme
         if scheme.granularity == "tensor":
             return {}

@@ -1,25 +1,26 @@
-"""Put clustered weights into an ONNX IR graph in place of the float ones, and find them again.
+"""Store clustered weights in an ONNX IR graph, and codes narrower than their element type.
 
 A weight ``fc.weight`` becomes codes of the same name, and ``fc.weight_codebook`` with the numbers
-that they stand for. ``Cast`` and ``Gather`` look them up, which runtimes fold when they load the
+that they stand for. ``Cast`` and ``Gather`` look them up; runtimes fold both when they load the
 model. Where groups of rows have codebooks of their own, these follow each other in one table, and
-``fc.weight_offset`` says for each row where its own begins.
+``fc.weight_offset`` is the start of each row's codebook.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
 import torch
 
 from compressor.graph.code_forms import FLOATS, CodeForm, onnx_tensor
-from compressor.graph.codes import Once, checked_opset
+from compressor.graph.codes import BITS, Once, checked_opset
 from compressor.graph.editing import Attributes, Editor
 from compressor.graph.layers import codebook_lookup
-from compressor.graph.values import constant_array, static_shape
+from compressor.graph.values import INTEGER_CODES, all_nodes, constant_array, is_op, static_shape
 from compressor.types.layers import Layer
 from compressor.types.quantized import QuantizedTensor, Scheme
 from compressor.types.tensors import Array
@@ -31,8 +32,8 @@ class Codebook:
 
     Attributes:
         table: the initializer of the numbers, those of all codebooks one after the other.
-        offsets: the initializer that says where each row's codebook begins; ``None`` where there
-            is one for all.
+        offsets: the initializer with the start of each row's codebook; ``None`` where all rows
+            share one.
     """
 
     table: ir.Value
@@ -40,17 +41,17 @@ class Codebook:
 
     @property
     def count(self) -> int:
-        """Codebooks."""
+        """The number of codebooks."""
         return 1 + self._last // self.size
 
     @property
     def size(self) -> int:
-        """Numbers in each codebook."""
+        """The numbers in each codebook."""
         return self._numbers - self._last if self.offsets is not None else self._numbers
 
     @property
     def bits(self) -> int:
-        """Bits that a code takes."""
+        """The bits of a code."""
         return max(1, (self.size - 1).bit_length())
 
     def __str__(self) -> str:
@@ -60,16 +61,16 @@ class Codebook:
         return f"cluster{self.bits}/rows {rows}"
 
     def zero_codes(self) -> Array:
-        """Return the code of zero, or -1 where there is none, as it broadcasts to the codes."""
+        """Return the code of zero (-1 if there is none), in a shape that fits the codes."""
         numbers = constant_array(self.table)
         assert numbers is not None
         books = numbers.astype(np.float32).reshape(self.count, self.size)
-        found = np.where((books == 0).any(1), (books == 0).argmax(1), -1).astype(np.int16)
+        by_book = np.where((books == 0).any(1), (books == 0).argmax(1), -1).astype(np.int16)
         if self.offsets is None:
-            return found.reshape(())
+            return by_book.reshape(())
         starts = constant_array(self.offsets)
         assert starts is not None
-        codes: Array = found[starts // self.size]
+        codes: Array = by_book[starts // self.size]
         return codes
 
     @property
@@ -87,15 +88,15 @@ class Codebook:
 
 
 def codebook_of(codes: ir.Value) -> Codebook | None:
-    """Return what an initializer's elements are places in, or ``None``."""
-    found = codebook_lookup(codes)
-    return None if found is None else Codebook(found.table, found.offsets)
+    """Return the codebook that an initializer's elements are indices into, or ``None``."""
+    table_lookup = codebook_lookup(codes)
+    return None if table_lookup is None else Codebook(table_lookup.table, table_lookup.offsets)
 
 
 def attach_codebook(
     model: ir.Model, layer: Layer, scheme: Scheme, compute: Callable[[], QuantizedTensor]
 ) -> None:
-    """Store a weight as codes and a codebook; everything that read it reads what they stand for.
+    """Store a weight as codes and a codebook; its readers read the values looked up instead.
 
     The arguments are those of :func:`compressor.graph.codes.attach_codes`, for a scheme whose
     element is ``codebook``.
@@ -147,3 +148,70 @@ def _offsets(layer: Layer, scheme: Scheme) -> Array:
     shape = [1] * len(layer.shape)
     shape[layer.output_axis] = layer.rows
     return first.reshape(shape)
+
+
+def code_widths(model: ir.Model) -> dict[ir.Value, int]:
+    """Return the bits of the codes, and of their zero points, that are stored in a wider type.
+
+    ``DequantizeLinear`` has metadata for it from the pass that made it; codebooks have a length. No
+    code is read.
+    """
+    widths: dict[ir.Value, int] = {}
+    for node in all_nodes(model.graph):
+        if is_op(node, "DequantizeLinear") and BITS in node.metadata_props:
+            for value in (node.inputs[0], *node.inputs[2:]):
+                if value is not None and value.is_initializer():
+                    widths[value] = int(node.metadata_props[BITS])
+    for value in model.graph.initializers.values():
+        book = codebook_of(value) if value.dtype in INTEGER_CODES else None
+        if book is not None:
+            widths[value] = book.bits
+    return {
+        value: bits
+        for value, bits in widths.items()
+        if value.dtype in INTEGER_CODES and bits < value.dtype.bitwidth
+    }
+
+
+_PAIRS = {ir.DataType.INT4: ir.DataType.INT2, ir.DataType.UINT4: ir.DataType.UINT2}
+
+
+_BITS = 2
+
+
+def narrow(model: ir.Model) -> None:
+    """Store codes of at most two bits, which opset 21 holds in four, in two-bit types; in place.
+
+    The result is for readers that ignore the opset. No code is evaluated.
+    """
+    for codes in model.graph.initializers.values():
+        book = codebook_of(codes) if codes.dtype in _PAIRS else None
+        if book is not None and book.bits <= _BITS:
+            _narrow(codes)
+    for node in all_nodes(model.graph):
+        if not is_op(node, "DequantizeLinear") or _bits(node) != _BITS:
+            continue
+        for value in (node.inputs[0], *node.inputs[2:]):
+            if value is not None:
+                _narrow(value)
+
+
+def _narrow(value: ir.Value) -> None:
+    if value.dtype in _PAIRS and value.const_value is not None:
+        dtype, tensor = _PAIRS[value.dtype], value.const_value
+        lazy = partial(_converted, tensor, dtype)
+        value.const_value = ir.LazyTensor(lazy, dtype, _shape(tensor), name=value.name)
+        value.type = ir.TensorType(dtype)  # copies of a graph share the type of a value
+
+
+def _bits(node: ir.Node) -> int:
+    return int(node.metadata_props.get(BITS, 0))
+
+
+def _converted(tensor: ir.TensorProtocol, dtype: ir.DataType) -> ir.TensorProtocol:
+    values = np.asarray(tensor.numpy()).astype(np.int8).astype(dtype.numpy())
+    return ir.Tensor(values, dtype=dtype)
+
+
+def _shape(tensor: ir.TensorProtocol) -> ir.Shape:
+    return ir.Shape([int(d) for d in tensor.shape.numpy()])

@@ -1,9 +1,9 @@
-"""Put quantized weights into an ONNX IR graph in place of the float ones.
+"""Replace float weights of an ONNX IR graph by quantized ones.
 
 A weight ``fc.weight`` becomes codes of the same name with ``fc.weight_scale`` and, unless the
-scheme is symmetric, ``fc.weight_zero_point`` beside it; where scales of groups have a scale of
-their own, half of that is ``fc.weight_half_scale``. Nothing is quantized before somebody reads one
-of them, so a graph for planning costs nothing.
+scheme is symmetric, ``fc.weight_zero_point``; where the scales of groups have a scale of their own,
+``fc.weight_half_scale`` is half of it. Nothing is quantized before one of them is read, so a graph
+for planning costs nothing.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import onnx_ir as ir
 
 from compressor.graph.code_forms import FLOATS, CodeForm, doubled_e2m1, halved_powers
 from compressor.graph.editing import Attributes, Editor
+from compressor.graph.operators import operator
 from compressor.graph.values import is_op
 from compressor.types.layers import Layer
 from compressor.types.quantized import QuantizedTensor, Scheme
 from compressor.types.tensors import Array
 
 BITS = "compressor.bits"
-"""Metadata of ``DequantizeLinear``: the width of codes that are stored in a wider type."""
+"""Metadata key of ``DequantizeLinear``: the bits of codes stored in a wider type."""
 
 _NARROW_OPSET = 21  # the first with 4-bit codes and scales for blocks
 _FLOAT8_OPSET = 19
@@ -60,16 +61,16 @@ class Codes:
 
 
 def obstacle(layer: Layer, scheme: Scheme, opset: int) -> str | None:
-    """Say why a layer's weight cannot be stored under a scheme, or return ``None``."""
+    """Return why a layer's weight cannot be stored under a scheme, or ``None`` if it can."""
     if layer.dtype not in FLOATS:
         return f"its weight is {layer.dtype} already"
     problem = _no_form(scheme)
     if problem is not None:
         return problem
-    if scheme.granularity != "tensor" and layer.kind == "ConvTranspose" and layer.groups > 1:
+    if scheme.granularity != "tensor" and layer.is_transposed_convolution and layer.groups > 1:
         return "its output channels lie along two axes, ConvTranspose has groups"
     if scheme.granularity == "group":
-        if layer.kind == "ConvTranspose" or any(d != 1 for d in layer.shape[2:]):
+        if layer.is_transposed_convolution or any(d != 1 for d in layer.shape[2:]):
             return "blocks of a convolution's kernel are not a form that ONNX has"
         if not scheme.group or layer.columns % scheme.group:
             return f"{layer.columns} columns do not divide into groups of {scheme.group}"
@@ -81,7 +82,7 @@ def obstacle(layer: Layer, scheme: Scheme, opset: int) -> str | None:
 
 
 def _no_form(scheme: Scheme) -> str | None:
-    """Say why no weight can be stored under a scheme."""
+    """Return why no weight at all can be stored under a scheme, or ``None``."""
     if scheme.element in ("int", "codebook"):
         least = 2 if scheme.element == "int" else 1
         if least <= scheme.bits <= 8:
@@ -120,10 +121,10 @@ def attach_codes(
 def store_codes(
     editor: Editor, layer: Layer, scheme: Scheme, compute: Callable[[], QuantizedTensor]
 ) -> Codes:
-    """Replace a weight's initializer by codes, and leave what reads it to the caller.
+    """Replace a weight's initializer by codes, and leave its readers to the caller.
 
-    The arguments are those of :func:`attach_codes`. Whatever still reads the old value when the
-    caller is done must be passed to :func:`read_through`.
+    The arguments are those of :func:`attach_codes`. The caller must pass the old value to
+    :func:`read_through` if anything still reads it.
 
     Raises:
         ValueError: the weight cannot be stored under the scheme, see :func:`obstacle`.
@@ -153,7 +154,7 @@ def store_codes(
 
 
 def checked_opset(model: ir.Model, layer: Layer, scheme: Scheme) -> None:
-    """Check that a model can store a layer's weight under a scheme, and note what that needs.
+    """Check that a model can store a layer's weight under a scheme; raise its IR version if needed.
 
     Raises:
         ValueError: it cannot, see :func:`obstacle`.
@@ -166,10 +167,10 @@ def checked_opset(model: ir.Model, layer: Layer, scheme: Scheme) -> None:
 
 
 def read_through(editor: Editor, weight: ir.Value, codes: Codes) -> None:
-    """Let what still reads the old ``weight`` read the codes instead.
+    """Make the remaining readers of the old ``weight`` read the codes instead.
 
-    A table that is looked up is looked up in its codes: a row is dequantized when it is wanted,
-    rather than all of them in every run. Anything else reads ``DequantizeLinear``.
+    Rows of a table are looked up in its codes, so that only the rows in use are dequantized. Any
+    other reader gets the output of ``DequantizeLinear``.
     """
     for use in tuple(weight.uses()):
         if use.idx == 0 and _looks_up_rows(use.node, codes):
@@ -189,14 +190,14 @@ def read_through(editor: Editor, weight: ir.Value, codes: Codes) -> None:
 
 
 def _dequantized(editor: Editor, codes: Codes) -> list[ir.Node]:
-    """Make the nodes that turn codes into floats; the last one returns the weight."""
+    """Return the nodes that turn codes into floats; the last one returns the weight."""
     form, name = codes.form, codes.layer.weight
     added: list[ir.Node] = []
     elements, scale = codes.codes, codes.scale
     if form.looked_up:
-        elements = _found(editor, added, codes.codes, (_E2M1, doubled_e2m1()))
+        elements = _looked_up(editor, added, codes.codes, (_E2M1, doubled_e2m1()))
     if form.scale_type == ir.DataType.UINT8:
-        scale = _found(editor, added, codes.scale, (_E8M0, halved_powers()))
+        scale = _looked_up(editor, added, codes.scale, (_E8M0, halved_powers()))
     elif codes.half_scale is not None:
         parts = [codes.scale, codes.half_scale]
         node = editor.node("DequantizeLinear", parts, f"{name}_scale_float", ir.DataType.FLOAT)
@@ -217,10 +218,10 @@ _E2M1 = "e2m1_doubled"
 _E8M0 = "e8m0_halved"
 
 
-def _found(
+def _looked_up(
     editor: Editor, added: list[ir.Node], places: ir.Value, table: tuple[str, Array]
 ) -> ir.Value:
-    """Look places up in a table, which all weights share."""
+    """Look up codes in a table that all weights share."""
     held = editor.shared_constant(*table)
     to: Attributes = {"to": ir.DataType.INT32}
     index = editor.node("Cast", [places], f"{places.name}_index", ir.DataType.INT32, to)
@@ -237,9 +238,9 @@ def _half_scale(quantized: QuantizedTensor) -> ir.TensorProtocol:
 
 
 def write_out_zero_point(graph: ir.Graph, stored: Codes) -> None:
-    """Give the ``DequantizeLinear`` of symmetric codes the zero point that it has by default.
+    """Add the default zero point to the ``DequantizeLinear`` of symmetric codes.
 
-    ONNX Runtime turns ``Gemm`` into ``QGemm`` only where the zero point is written out.
+    ONNX Runtime turns ``Gemm`` into ``QGemm`` only if the zero point is explicit.
     """
     dtype = stored.codes.dtype
     assert dtype is not None
@@ -257,7 +258,7 @@ def write_out_zero_point(graph: ir.Graph, stored: Codes) -> None:
 
 
 class Once:
-    """Calls a function at the first call, and lets go of what it holds."""
+    """Calls a function once, and drops it with all that it holds."""
 
     def __init__(self, function: Callable[[], QuantizedTensor]):
         self._function: Callable[[], QuantizedTensor] | None = function
@@ -273,7 +274,7 @@ class Once:
 
 
 def _looks_up_rows(node: ir.Node, codes: Codes) -> bool:
-    if not is_op(node, "Gather") or node.attributes.get_int("axis", 0) != 0:
+    if not operator(node).is_table or node.attributes.get_int("axis", 0) != 0:
         return False
     scheme, layer = codes.scheme, codes.layer
     rows = layer.output_axis == 0 and (scheme.symmetric or scheme.granularity == "group")
@@ -284,7 +285,7 @@ def _looks_up_rows(node: ir.Node, codes: Codes) -> bool:
 
 
 def _look_up_codes(editor: Editor, gather: ir.Node, codes: Codes) -> None:
-    """Look rows up in the codes, scales and zero points in place of the weight."""
+    """Look up rows in the codes, scales and zero points instead of the weight."""
     name, indices = gather.outputs[0].name or "", gather.inputs[1]
     zero, granularity = codes.zero_point, codes.scheme.granularity
     added: list[ir.Node] = []
@@ -297,20 +298,20 @@ def _look_up_codes(editor: Editor, gather: ir.Node, codes: Codes) -> None:
         added.append(node)
         return node.outputs[0]
 
-    found = add("Gather", [codes.codes, indices], "_codes")
+    rows = add("Gather", [codes.codes, indices], "_codes")
     if granularity == "channel":
         last = editor.constant(f"{name}_axis", np.array([-1], np.int64))
         scale = add("Unsqueeze", [add("Gather", [codes.scale, indices], "_scale"), last], "_column")
-        floats = add("Cast", [found], "_float", to=ir.DataType.FLOAT)
+        floats = add("Cast", [rows], "_float", to=ir.DataType.FLOAT)
         add("Mul", [floats, scale], "_dequantized")
     elif granularity == "tensor":
-        add("DequantizeLinear", [found, codes.scale, *([zero] if zero else [])], "_dequantized")
+        add("DequantizeLinear", [rows, codes.scale, *([zero] if zero else [])], "_dequantized")
     else:
         sides: list[ir.Value | None] = [add("Gather", [codes.scale, indices], "_scale")]
         if zero is not None:
             sides.append(add("Gather", [zero, indices], "_zero_point"))
         block = codes.scheme.group or 1
-        add("DequantizeLinear", [found, *sides], "_dequantized", axis=-1, block_size=block)
+        add("DequantizeLinear", [rows, *sides], "_dequantized", axis=-1, block_size=block)
     assert gather.graph is not None
     ir.convenience.replace_nodes_and_values(
         gather.graph, gather, [gather], added, gather.outputs, added[-1].outputs

@@ -1,5 +1,4 @@
-"""What a graph costs: parameters, bytes, multiply-accumulates, and what each node reads and
-writes."""
+"""What a model costs: parameters, bytes, multiply-accumulates, and each node's memory traffic."""
 
 from __future__ import annotations
 
@@ -10,9 +9,10 @@ from math import prod
 import onnx_ir as ir
 
 from compressor.graph.layers import layer_of, looked_up, side_tensors, weight_source
+from compressor.graph.operators import operator, operator_named
 from compressor.graph.values import INTEGER_CODES, all_nodes, dims, is_op, static_shape
-
-_PRODUCTS = ("Conv", "ConvInteger", "ConvTranspose", "Gemm", "MatMul", "MatMulInteger")
+from compressor.types.carrier import Capability, Carrier
+from compressor.types.layers import Layer
 
 
 def initializer_bytes(model: ir.Model) -> int:
@@ -47,15 +47,16 @@ def node_macs(node: ir.Node) -> int:
 
     Dynamic axes count as 1. Convolutions and matrix products are counted, as is usual.
     """
-    if node.op_type == "MatMulNBits":
+    row = operator_named(node.op_type)
+    if row.packed:
         given = None if node.inputs[0] is None else dims(node.inputs[0])
         return 0 if given is None else prod(given) * node.attributes.get_int("N", 0)
-    if node.op_type not in _PRODUCTS or not node.outputs:
+    if not row.multiplies or not node.outputs:
         return 0
     output = dims(node.outputs[0])
     if output is None:
         return 0
-    if node.op_type == "ConvTranspose":
+    if row.transposed_weight:
         source, _ = weight_source(node.inputs[1])
         entry = None if node.inputs[0] is None else dims(node.inputs[0])
         weight = None if source is None else static_shape(source)
@@ -63,7 +64,7 @@ def node_macs(node: ir.Node) -> int:
     layer = layer_of(node)
     if layer is not None:
         return prod(output) * layer.columns
-    if node.op_type == "Conv":  # of a weight that the graph computes
+    if row.is_convolution:  # of a weight that the graph computes
         weight = None if node.inputs[1] is None else dims(node.inputs[1])
         return 0 if weight is None else prod(output) * prod(weight[1:])
     first = None if node.inputs[0] is None else dims(node.inputs[0])
@@ -71,14 +72,19 @@ def node_macs(node: ir.Node) -> int:
 
 
 def macs(model: ir.Model) -> int:
-    """Multiply-accumulates of the whole graph for one sample."""
+    """Multiply-accumulates of the whole graph for one sample.
+
+    Example:
+        >>> f"{macs(ir.load('model.onnx')):,}"
+        '40,813,184'
+    """
     return sum(node_macs(node) for node in all_nodes(model.graph))
 
 
 def _is_codes(value: ir.Value) -> bool:
-    """Tell codes of a parameter from other integers.
+    """Whether integers are the codes of a parameter.
 
-    They are dequantized, or they are a byte at most and a matrix at least.
+    Codes are dequantized, or at most a byte wide and at least a matrix.
     """
     dequantized = any(is_op(u.node, "DequantizeLinear") and u.idx == 0 for u in value.uses())
     narrow = value.dtype in INTEGER_CODES and value.shape is not None and len(value.shape) >= 2
@@ -86,42 +92,41 @@ def _is_codes(value: ir.Value) -> bool:
 
 
 def _packed(model: ir.Model) -> dict[str, int]:
-    """Return how many weights an initializer holds whose elements hold several each."""
-    found: dict[str, int] = {}
+    """Return the number of weights in each initializer whose elements pack several weights."""
+    packed: dict[str, int] = {}
     for node in all_nodes(model.graph):
-        if node.op_type == "MatMulNBits" and len(node.inputs) > 1 and node.inputs[1] is not None:
+        if (
+            operator_named(node.op_type).packed
+            and len(node.inputs) > 1
+            and node.inputs[1] is not None
+        ):
             count = node.attributes.get_int("N", 0) * node.attributes.get_int("K", 0)
-            found[node.inputs[1].name or ""] = count
+            packed[node.inputs[1].name or ""] = count
             continue
         codes = looked_up(node)
         table = node.inputs[0] if codes is not None else None
         if codes is not None and table is not None:
             each = prod((static_shape(table) or ())[1:])
-            found[codes.name or ""] = prod(static_shape(codes) or ()) * each
-    return found
+            packed[codes.name or ""] = prod(static_shape(codes) or ()) * each
+    return packed
 
 
 def _running_statistics(model: ir.Model) -> set[str]:
-    norms = (n for n in all_nodes(model.graph) if is_op(n, "BatchNormalization"))
+    norms = (n for n in all_nodes(model.graph) if operator(n).running_statistics)
     return {v.name for node in norms for v in node.inputs[3:] if v is not None and v.name}
 
 
 def _quantization_parameters(model: ir.Model) -> set[str]:
-    known = model.graph.initializers
-    names = {f"{name}{end}" for name in known for end in ("_scale", "_zero_point")} & set(known)
+    initializers = model.graph.initializers
+    names = {f"{name}{end}" for name in initializers for end in ("_scale", "_zero_point")} & set(
+        initializers
+    )
     for node in all_nodes(model.graph):
         if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
             names.update(v.name for v in node.inputs[1:] if v is not None and v.name)
         elif looked_up(node) is not None and node.inputs[0] is not None:
             names.add(node.inputs[0].name or "")
     return names
-
-
-_VIEWS = ("Constant", "Flatten", "Identity", "Reshape", "Shape", "Size", "Squeeze", "Unsqueeze")
-_ROUNDING = ("QuantizeLinear", "DequantizeLinear")
-_LAYER_PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-_FUSED = ("BatchNormalization", "Clip", "LeakyRelu", "Relu")
-"""What a runtime computes while it writes a product."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +138,7 @@ class Traffic:
         weight_bytes: bytes of them, with their scales.
         activations: elements of activations that are read and written.
         activation_bytes: bytes of them.
-        integer: the activation that a layer reads is stored as integers.
+        integer: the activation that the node reads is stored as integers.
     """
 
     weights: int = 0
@@ -149,12 +154,12 @@ class Traffic:
 
 
 def node_traffic(node: ir.Node) -> Traffic | None:
-    """Count what one node moves; ``None`` where a shape is not known.
+    """Return the memory traffic of one node; ``None`` where a shape is unknown.
 
     Args:
-        node: of a graph without dynamic axes; those that remain count as 1.
+        node: a node whose graph has no dynamic axes; any that remain count as 1.
     """
-    if is_op(node, *_VIEWS) or _is_fused(node):
+    if operator(node).free or _is_fused(node):
         return Traffic()
     weights = [0, 0.0]
     entering: list[ir.Value] = []
@@ -182,7 +187,7 @@ def node_traffic(node: ir.Node) -> Traffic | None:
 
 
 def _is_fused(node: ir.Node) -> bool:
-    """Tell whether a node is a part of what comes before or after it."""
+    """Whether a runtime computes a node together with its producer or its reader."""
     if not node.inputs or node.inputs[0] is None:
         return False
     if is_op(node, "QuantizeLinear"):
@@ -191,17 +196,18 @@ def _is_fused(node: ir.Node) -> bool:
         return not node.outputs[0].is_graph_output()
     maker = node.inputs[0].producer()
     alone = len(tuple(node.inputs[0].uses())) == 1
-    return is_op(node, *_FUSED) and alone and is_op(maker, *_LAYER_PRODUCTS, *_FUSED)
+    before = operator(maker)
+    return operator(node).fused and alone and (before.is_product or before.fused)
 
 
 def _read(node: ir.Node, source: ir.Value) -> tuple[int, float]:
     """Return how many elements of an initializer a node reads, and their bytes."""
     assert source.const_value is not None
     size, stored = prod(static_shape(source) or ()), float(source.const_value.nbytes)
-    if is_op(node, "Gather") and layer_of(node) is not None:
+    if operator(node).is_table and layer_of(node) is not None:
         rows = prod(dims(node.outputs[0]) or ())  # the table is not read as a whole
         return rows, rows * stored / max(size, 1)
-    if node.op_type == "MatMulNBits":
+    if operator_named(node.op_type).packed:
         size = node.attributes.get_int("N", 0) * node.attributes.get_int("K", 0)
         return (size if source is node.inputs[1] else 0), stored
     return size, stored + sum(_side_bytes(node, source))
@@ -227,7 +233,9 @@ def _stored(value: ir.Value) -> ir.Value:
 def _written(value: ir.Value) -> ir.Value:
     """Return the form in which an activation that a node writes is stored."""
     uses = tuple(value.uses())
-    while len(uses) == 1 and is_op(uses[0].node, *_FUSED, "QuantizeLinear"):
+    while len(uses) == 1 and (
+        operator(uses[0].node).fused or is_op(uses[0].node, "QuantizeLinear")
+    ):
         value = uses[0].node.outputs[0]
         uses = tuple(value.uses())
     return value
@@ -235,3 +243,52 @@ def _written(value: ir.Value) -> ir.Value:
 
 def _width(value: ir.Value) -> float:
     return 4.0 if value.dtype is None else value.dtype.itemsize
+
+
+def model_bytes(carrier: Carrier) -> int:
+    """Bytes of all tensors; codes are packed."""
+    if Capability.GRAPH in carrier.offers:
+        return initializer_bytes(carrier.graph())
+    return sum(tensor.nbytes for tensor in carrier.tensors().values())
+
+
+def model_parameters(carrier: Carrier) -> int:
+    """Number of weights."""
+    if Capability.GRAPH in carrier.offers:
+        return parameters(carrier.graph())
+    floating = (t for t in carrier.tensors().values() if t.dtype.is_floating_point)
+    return sum(tensor.elements for tensor in floating)
+
+
+def model_macs(carrier: Carrier) -> int | None:
+    """Multiply-accumulates for one sample; ``None`` where no graph says how weights are used."""
+    return macs(carrier.graph()) if Capability.GRAPH in carrier.offers else None
+
+
+def layer_bytes(carrier: Carrier) -> dict[str, int]:
+    """Bytes of each layer's weight and bias with their scales and zero points, by layer."""
+    if Capability.GRAPH not in carrier.offers:
+        stored = carrier.tensors()
+        return {
+            layer.name: sum(stored[n].nbytes for n in _parameters(layer) if n in stored)
+            for layer in carrier.layers()
+        }
+    initializers = carrier.graph().graph.initializers
+    sizes: dict[str, int] = {}
+    for layer in carrier.layers():
+        names = _parameters(layer)
+        names += [s for n in list(names) for s in side_tensors(initializers[n])]
+        values = (initializers[n].const_value for n in dict.fromkeys(names) if n in initializers)
+        sizes[layer.name] = sum(t.nbytes for t in values if t is not None)
+    return sizes
+
+
+def _parameters(layer: Layer) -> list[str]:
+    return [layer.weight, *([layer.bias] if layer.bias else [])]
+
+
+def cannot_run(carrier: Carrier) -> str:
+    """Return why a model that does not offer ``run`` cannot be run."""
+    if Capability.GRAPH not in carrier.offers:
+        return "a bare checkpoint has no graph and cannot be run"
+    return "it has operators that ONNX Runtime does not know and cannot be run"

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
 
+from compressor.graph.operators import operator, operator_named
 from compressor.graph.values import all_nodes, constant_of, is_op, static_shape
-from compressor.types.layers import Layer, LayerKind
+from compressor.types.layers import Layer
 from compressor.types.statistics import Request
 
-_KINDS: Mapping[str, tuple[LayerKind, int]] = {
-    "Conv": ("Conv", 1),
-    "ConvInteger": ("Conv", 1),
-    "ConvTranspose": ("ConvTranspose", 1),
-    "Gemm": ("Gemm", 1),
-    "MatMul": ("MatMul", 1),
-    "MatMulInteger": ("MatMul", 1),
-    "Gather": ("Gather", 0),
-}
-"""Operators that read a weight: the kind of layer, and which input the weight is."""
-_VIEWS = {"DequantizeLinear", "QuantizeLinear", "Cast", "Identity"}
 _ARITHMETIC = ("Reshape", "Mul", "Sub")
 _WEIGHTS = {
     ir.DataType.FLOAT,
@@ -35,14 +25,13 @@ _PLACES = {ir.DataType.UINT2, ir.DataType.UINT4, ir.DataType.UINT8}
 
 @dataclass(frozen=True)
 class Lookup:
-    """Codes whose meaning a ``Gather`` finds in a table.
+    """Codes whose meaning a ``Gather`` looks up in a table.
 
     Attributes:
         codes: the initializer of the codes.
-        table: that of what they stand for; where it has two axes, a code stands for several
-            numbers.
-        offsets: that of what is added to the codes, where parts of the weight have parts of the
-            table of their own.
+        table: the initializer of the values; with two axes, a code stands for several numbers.
+        offsets: the initializer added to the codes, where parts of the weight use different parts
+            of the table.
     """
 
     codes: ir.Value
@@ -53,8 +42,8 @@ class Lookup:
 def weight_source(value: ir.Value | None) -> tuple[ir.Value | None, bool]:
     """Follow a weight back to its initializer.
 
-    Quantization (also where it is written out as arithmetic), casts, transposes and the table that
-    codes are looked up in are seen through.
+    Quantization (written out as arithmetic, too), casts, transposes and lookups of codes in a table
+    are seen through.
 
     Returns:
         The initializer (``None`` if the value is computed from an input) and whether its last
@@ -65,14 +54,15 @@ def weight_source(value: ir.Value | None) -> tuple[ir.Value | None, bool]:
         node = value.producer()
         if node is None or not node.inputs:
             return None, swapped
-        if node.op_type == "Transpose":
+        row = operator_named(node.op_type)
+        if row.moves == "order":
             perm = node.attributes.get_ints("perm", None)
             if perm is not None and list(perm) != [1, 0]:
                 return None, swapped
             swapped = not swapped
         elif node.op_type in _ARITHMETIC:
             return _written_out(node), swapped
-        elif node.op_type not in _VIEWS:
+        elif row.family != "quantization" and row.moves not in ("same", "type"):
             return looked_up(node), swapped
         value = node.inputs[0]
     return value, swapped
@@ -81,7 +71,7 @@ def weight_source(value: ir.Value | None) -> tuple[ir.Value | None, bool]:
 def _written_out(node: ir.Node) -> ir.Value | None:
     """Return the codes that are dequantized by arithmetic on constants, or ``None``.
 
-    ``Cast``, ``Sub`` and ``Mul``, and ``Reshape`` for groups, in place of ``DequantizeLinear``.
+    That is ``Cast``, ``Sub``, ``Mul``, and ``Reshape`` for groups in place of ``DequantizeLinear``.
     """
     value: ir.Value | None = node.outputs[0]
     while value is not None and not value.is_initializer():
@@ -99,7 +89,7 @@ def _written_out(node: ir.Node) -> ir.Value | None:
 
 
 def _is_constant(value: ir.Value) -> bool:
-    """Tell whether a value is computed from initializers by what dequantizes a scale."""
+    """Whether a value is computed from initializers alone, as the scales of codes are."""
     if value.is_initializer():
         return True
     maker = value.producer()
@@ -110,17 +100,17 @@ def _is_constant(value: ir.Value) -> bool:
 
 def looked_up(node: ir.Node) -> ir.Value | None:
     """Return the codes of a :func:`lookup`, or ``None``."""
-    found = lookup(node)
-    return None if found is None else found.codes
+    table_lookup = lookup(node)
+    return None if table_lookup is None else table_lookup.codes
 
 
 def lookup(node: ir.Node) -> Lookup | None:
-    """Tell whether a node finds in a table what codes mean.
+    """Return how a ``Gather`` looks up the meaning of codes, or ``None`` for any other node.
 
-    That is how numbers are stored for which an opset has no element type, and clustered weights:
+    Clustered weights and numbers without an element type in the opset are stored like that:
     see :class:`compressor.graph.code_forms.CodeForm` and :mod:`compressor.graph.codebooks`.
     """
-    if not is_op(node, "Gather") or len(node.inputs) != 2:
+    if not operator(node).is_table or len(node.inputs) != 2:
         return None
     table, index = node.inputs
     if table is None or index is None or not table.is_initializer():
@@ -134,8 +124,8 @@ def lookup(node: ir.Node) -> Lookup | None:
     if cast is None or not is_op(cast, "Cast") or len(static_shape(table) or ()) not in (1, 2):
         return None
     codes = cast.inputs[0]
-    known = codes is not None and codes.is_initializer() and codes.dtype in _PLACES
-    return Lookup(codes, table, offsets) if codes is not None and known else None
+    stored = codes is not None and codes.is_initializer() and codes.dtype in _PLACES
+    return Lookup(codes, table, offsets) if codes is not None and stored else None
 
 
 def layer_name(weight: str) -> str:
@@ -145,19 +135,20 @@ def layer_name(weight: str) -> str:
 
 def layer_of(node: ir.Node) -> Layer | None:
     """Describe a node as a layer, or return ``None`` if no constant weight is multiplied there."""
-    kind, index = _KINDS.get(node.op_type, (None, 0))
-    if kind is None or node.domain not in ("", "ai.onnx") or len(node.inputs) <= index:
+    row = operator(node)
+    kind, index = row.layer, row.weight
+    if kind is None or len(node.inputs) <= index:
         return None
     source, swapped = weight_source(node.inputs[index])
     if source is None or source.name is None or source.dtype is None:
         return None
     shape = static_shape(source)
-    if shape is None or len(shape) < 2 or (kind == "MatMul" and len(shape) != 2):
+    if shape is None or len(shape) < 2 or (row.is_matmul and len(shape) != 2):
         return None
-    if node.op_type == "Gather" and (len(shape) != 2 or not source.dtype.is_floating_point()):
+    if row.is_table and (len(shape) != 2 or not source.dtype.is_floating_point()):
         return None
-    integer = node.op_type.endswith("Integer")  # its third input is a zero point
-    bias = node.inputs[2] if len(node.inputs) > 2 and not integer else None
+    # The third input of an integer product is a zero point.
+    bias = node.inputs[2] if len(node.inputs) > 2 and not row.integer else None
     bias_source, _ = weight_source(bias)
     return Layer(
         name=layer_name(source.name),
@@ -171,14 +162,15 @@ def layer_of(node: ir.Node) -> Layer | None:
         inputs=tuple(
             v.name or "" for i, v in enumerate(node.inputs) if v is not None and i != index
         ),
-        output=(_rescaled(node.outputs[0]) if integer else node.outputs[0]).name or "",
+        output=(_rescaled(node.outputs[0]) if row.integer else node.outputs[0]).name or "",
     )
 
 
 def _is_transposed(node: ir.Node, swapped: bool) -> bool:
-    if node.op_type in ("MatMul", "MatMulInteger"):
+    row = operator(node)
+    if row.is_matmul:
         return not swapped
-    if node.op_type == "Gemm":
+    if row.is_product and not row.is_convolution:
         return (node.attributes.get_int("transB", 0) == 0) != swapped
     return False
 
@@ -206,7 +198,12 @@ def layers_with_nodes(model: ir.Model) -> Iterator[tuple[Layer, ir.Node]]:
 
 
 def graph_layers(model: ir.Model) -> tuple[Layer, ...]:
-    """Return the layers, each weight once (a shared weight belongs to its first reader)."""
+    """Return the layers, each weight once (a shared weight belongs to its first reader).
+
+    Example:
+        >>> [layer.name for layer in graph_layers(ir.load("model.onnx"))]
+        ['conv1', 'fc']
+    """
     seen: dict[str, Layer] = {}
     for layer, _ in layers_with_nodes(model):
         seen.setdefault(layer.weight, layer)
@@ -238,7 +235,7 @@ def moment_request(
     if value is None or not value.name or node.attributes.get_int("transA", 0) != 0:
         return None
     options: dict[str, Any] | None = {}
-    if layer.kind not in ("Gemm", "MatMul"):
+    if not layer.is_linear:
         options = _window(layer, node)
     if options is None:
         return None
@@ -249,7 +246,7 @@ def moment_request(
 
 def _window(layer: Layer, node: ir.Node) -> dict[str, Any] | None:
     """Describe a 2-D convolution's patches; ``None`` for others."""
-    if layer.kind != "Conv" or len(layer.shape) != 4:
+    if layer.is_transposed_convolution or len(layer.shape) != 4:
         return None
     if node.attributes.get_string("auto_pad", "NOTSET") != "NOTSET":
         return None
@@ -269,11 +266,11 @@ def side_tensors(value: ir.Value) -> list[str]:
     """
     book = codebook_lookup(value)
     parts = [] if book is None else [book.table, book.offsets]
-    found = [part.name or "" for part in parts if part is not None]
+    names = [part.name or "" for part in parts if part is not None]
     for node in _dequantizers(value):
         for side in node.inputs[1:]:
-            found += _stored_behind(side)
-    return found
+            names += _stored_behind(side)
+    return names
 
 
 def _dequantizers(value: ir.Value) -> Iterator[ir.Node]:
@@ -298,9 +295,9 @@ def lookups_of(value: ir.Value) -> Iterator[Lookup]:
     indices = [u.node.outputs[0] for u in value.uses() if is_op(u.node, "Cast")]
     indices += [u.node.outputs[0] for i in indices for u in i.uses() if is_op(u.node, "Add")]
     for use in (use for index in indices for use in index.uses()):
-        found = lookup(use.node)
-        if found is not None and found.codes is value:
-            yield found
+        candidate = lookup(use.node)
+        if candidate is not None and candidate.codes is value:
+            yield candidate
 
 
 def _stored_behind(value: ir.Value | None) -> Iterator[str]:
@@ -322,9 +319,6 @@ def _stored_behind(value: ir.Value | None) -> Iterator[str]:
             yield from _stored_behind(part)
 
 
-_PASSED_ON = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten")
-
-
 def index_limits(model: ir.Model) -> dict[str, int]:
     """Return for each input that picks rows of a table how many rows there are.
 
@@ -334,7 +328,7 @@ def index_limits(model: ir.Model) -> dict[str, int]:
     inputs = {value.name for value in model.graph.inputs if value.name}
     limits: dict[str, int] = {}
     for node in all_nodes(model.graph):
-        if not is_op(node, "Gather") or node.attributes.get_int("axis", 0) != 0:
+        if not operator(node).is_table or node.attributes.get_int("axis", 0) != 0:
             continue
         table, indices = node.inputs[0], _origin(node.inputs[1])
         shape = None if table is None else static_shape(table)
@@ -345,10 +339,10 @@ def index_limits(model: ir.Model) -> dict[str, int]:
 
 
 def _origin(value: ir.Value | None) -> ir.Value | None:
-    """Go back over nodes that leave the elements as they are."""
+    """Follow a value back through nodes that keep its elements."""
     while value is not None:
         node = value.producer()
-        if node is None or not is_op(node, *_PASSED_ON):
+        if node is None or operator(node).moves not in ("same", "type", "shape"):
             break
         value = node.inputs[0]
     return value

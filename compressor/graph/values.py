@@ -1,4 +1,4 @@
-"""Small questions about ONNX IR values and nodes."""
+"""Helpers that read ONNX IR values and nodes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import onnx_ir as ir
 
+from compressor.graph.operators import operator
 from compressor.types.tensors import Array, TensorSpec
 
-_DEFAULT_DOMAINS = ("", "ai.onnx")
+DEFAULT_DOMAINS = ("", "ai.onnx")
 INTEGER_CODES = frozenset(
     {
         ir.DataType.INT8,
@@ -22,10 +23,6 @@ INTEGER_CODES = frozenset(
 )
 """Element types that hold the codes of quantized weights, floats excluded."""
 
-_MOVERS = frozenset(
-    {"Flatten", "Identity", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
-)
-
 
 def all_nodes(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
     """Yield every node in the order of execution, those of subgraphs included."""
@@ -33,13 +30,14 @@ def all_nodes(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
 
 
 def is_op(node: ir.Node | None, *op_types: str) -> bool:
-    """Tell whether the node is one of these operators of the default domain."""
-    return node is not None and node.domain in _DEFAULT_DOMAINS and node.op_type in op_types
+    """Whether a node is one of these operators of the default domain."""
+    return node is not None and node.domain in DEFAULT_DOMAINS and node.op_type in op_types
 
 
 def moved(node: ir.Node) -> ir.Value | None:
     """Return the input whose elements a node's output holds and no others, if there is one."""
-    return node.inputs[0] if is_op(node, *_MOVERS) else None
+    moves = operator(node).moves
+    return node.inputs[0] if moves in ("same", "shape", "order", "some") else None
 
 
 def maker_behind(
@@ -51,11 +49,11 @@ def maker_behind(
 
     Args:
         value: where to begin.
-        op_types: the operators that are looked for.
-        through: returns the input with which to go on behind another node; ``None`` ends it.
+        op_types: the operators to find.
+        through: returns the input to continue with at any other node, or ``None`` to stop.
 
     Returns:
-        The node; ``None`` where something else makes the value.
+        The node, or ``None`` if something else produces the value.
     """
     while value is not None:
         node = value.producer()
@@ -111,8 +109,21 @@ def tensor_spec(value: ir.Value) -> TensorSpec:
 
 def value_by_name(model: ir.Model) -> dict[str, ir.Value]:
     """Return all named values: inputs, initializers, and what nodes write."""
-    found: dict[str, ir.Value] = {v.name: v for v in model.graph.inputs if v.name}
-    found.update(model.graph.initializers)
+    values: dict[str, ir.Value] = {v.name: v for v in model.graph.inputs if v.name}
+    values.update(model.graph.initializers)
     for node in all_nodes(model.graph):
-        found.update({v.name: v for v in node.outputs if v.name})
-    return found
+        values.update({v.name: v for v in node.outputs if v.name})
+    return values
+
+
+def constant_attribute(node: ir.Node) -> ir.TensorProtocol | None:
+    """Return the numbers that a ``Constant`` node holds, or ``None`` if it holds something else."""
+    (attribute,) = node.attributes.values()
+    match attribute.type:
+        case ir.AttributeType.TENSOR:
+            return attribute.as_tensor()
+        case ir.AttributeType.INT | ir.AttributeType.INTS:
+            return ir.tensor(np.asarray(attribute.value, dtype=np.int64))
+        case ir.AttributeType.FLOAT | ir.AttributeType.FLOATS:
+            return ir.tensor(np.asarray(attribute.value, dtype=np.float32))
+    return None

@@ -27,9 +27,7 @@ def kept_tables(carrier: Carrier) -> dict[str, str]:
     """Return why tables, and the output layer that belongs to one, are kept, by layer name."""
     layers = carrier.layers()
     reasons = {
-        layer.name: "a table is looked up, not multiplied"
-        for layer in layers
-        if layer.kind == "Gather"
+        layer.name: "a table is looked up, not multiplied" for layer in layers if layer.is_table
     }
     for layer in layers:
         if layer.name.rpartition(".")[2] in _OUTPUT_LAYERS:
@@ -42,14 +40,14 @@ def kept_tables(carrier: Carrier) -> dict[str, str]:
 def _shared_tables(model: ir.Model, layers: Sequence[Layer]) -> dict[str, str]:
     """Find what names do not tell: a table that is also multiplied, an output layer."""
     reasons = {}
-    kinds: dict[str, set[str]] = {}
+    looked_up: dict[str, set[bool]] = {}
     for layer, _ in layers_with_nodes(model):
-        kinds.setdefault(layer.weight, set()).add(layer.kind)
+        looked_up.setdefault(layer.weight, set()).add(layer.is_table)
     for layer in layers:
-        if len(kinds[layer.weight]) > 1 and "Gather" in kinds[layer.weight]:
+        if len(looked_up[layer.weight]) > 1:
             reasons[layer.name] = "its weight is shared with a table"
     outputs = {value.name for value in model.graph.outputs}
-    tables = {(layer.rows, layer.columns) for layer in layers if layer.kind == "Gather"}
+    tables = {(layer.rows, layer.columns) for layer in layers if layer.is_table}
     for layer in layers:
         if layer.output in outputs and (layer.rows, layer.columns) in tables:
             reasons.setdefault(layer.name, "it is the output layer")
@@ -60,7 +58,7 @@ def nodes_of(model: ir.Model) -> dict[str, tuple[Layer, ir.Node]]:
     """Return each layer of the main graph with the first node that multiplies with its weight."""
     nodes: dict[str, tuple[Layer, ir.Node]] = {}
     for layer, node in layers_with_nodes(model):
-        if node.graph is model.graph and layer.kind != "Gather":
+        if node.graph is model.graph and not layer.is_table:
             nodes.setdefault(layer.name, (layer, node))
     return nodes
 

@@ -17,9 +17,8 @@ from compressor.progress import Progress, Silent
 from compressor.report.html import html_report
 from compressor.report.markdown import markdown_report
 from compressor.report.past_runs import PastRuns, related_runs
-from compressor.run.artifacts import Artifact, manifest, publish_artifacts
+from compressor.run.artifacts import Artifact, manifest, publish_artifacts, write_samples
 from compressor.run.execute import RunOptions, execute
-from compressor.run.per_sample import write_samples
 from compressor.run.plan import make_plan
 from compressor.run.store import STORE, Store
 from compressor.run.workspace import Workspace

@@ -1,4 +1,4 @@
-"""An artifact on disk, and how it is opened."""
+"""An artifact on disk and its runtime."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from compressor import catalog
 from compressor.errors import SpecError
 from compressor.models.onnx.runtimes import OnnxRuntime, runtime_for, why_elsewhere
 
-if TYPE_CHECKING:  # a cold start of an ONNX file is one without PyTorch
+if TYPE_CHECKING:  # a cold start of an ONNX file must not import PyTorch here
     from compressor.run.timing import Opener
     from compressor.types.exporter import Exporter
 
 ONNX = "onnx"
-_TARGET = "target"  # an option of the exporter, which the file says too
+_TARGET = "target"  # an option of the exporter, also in the file's metadata
 
 
 @dataclass(frozen=True)
 class Machinery:
-    """What computes.
+    """The provider and threads that run artifacts.
 
     Attributes:
         provider: of ONNX Runtime, for all ONNX files: ``cpu``, ``cuda`` or ``tensorrt``; ``None``
-            runs each in what it was written for.
-        threads: how many compute; ``None`` leaves it to the runtime.
+            runs each in its target runtime.
+        threads: number of threads; ``None`` leaves it to the runtime.
     """
 
     provider: str | None = None
@@ -40,12 +40,11 @@ class Artifact:
     """One exported artifact.
 
     Attributes:
-        name: what it is called in tables.
-        path: what opens it: its main file or its folder.
+        name: its name in tables.
+        path: its main file or its folder.
         format: the exporter that wrote it.
         files: all its files.
-        options: those of the exporter, as the run's spec or the file has them; none where that is
-            not known.
+        options: the exporter's options from the run's spec or the file; empty if unknown.
     """
 
     name: str
@@ -61,17 +60,17 @@ class Artifact:
 
     @property
     def cannot_run(self) -> str:
-        """Why it cannot be run on this machine; empty where it can."""
+        """Why it cannot be run on this machine; empty if it can."""
         return "" if self.format == ONNX else self._exporter.cannot_run
 
     def elsewhere(self, machinery: Machinery) -> str:
-        """Say why it does not run in what it was written for; empty if it does, or need not."""
+        """Return why it does not run in its target runtime; empty if it does or need not."""
         if self.format != ONNX or machinery.provider is not None:
             return ""
         return why_elsewhere(self._target)
 
     def runtime(self, machinery: Machinery) -> OnnxRuntime | None:
-        """Return what runs it if it is an ONNX file; other formats know for themselves."""
+        """Return the runtime of an ONNX file; exporters of other formats open them themselves."""
         if self.format != ONNX:
             return None
         if machinery.provider is not None:
@@ -79,15 +78,15 @@ class Artifact:
         return runtime_for(self._target, self.path)
 
     def provider(self, machinery: Machinery) -> str:
-        """Return what computes it: ``cpu``, or a provider that computes on a GPU."""
+        """Return the provider that computes it: ``cpu``, or one on a GPU."""
         runtime = self.runtime(machinery)
         return (machinery.provider or "cpu") if runtime is None else runtime.provider
 
     def opener(self, machinery: Machinery) -> Opener:
-        """Return what opens it in the runtime that serves it, as often as it is called.
+        """Return a function that opens it in its runtime.
 
-        That raises ``ModelError`` where an ONNX file does not load, or a provider does not start,
-        and ``ArtifactError`` where another format cannot be opened.
+        The function raises ``ModelError`` if an ONNX file does not load or a provider does not
+        start, and ``ArtifactError`` if another format cannot be opened.
         """
         runtime = self.runtime(machinery)
         if runtime is None:

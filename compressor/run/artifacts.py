@@ -1,4 +1,4 @@
-"""Artifacts from the store to the output folder, and the manifest of every input and output."""
+"""Artifacts in the store and the output folder, their per-sample results, and the manifest."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from compressor.errors import CompressorError
+import numpy as np
+
+from compressor.errors import located
 from compressor.files import copy, file_sha256, json_sha256, link_or_copy, publish, staging
-from compressor.models.sizes import model_bytes
+from compressor.graph.costs import model_bytes
+from compressor.run.evaluate import Evaluation
 from compressor.run.store import compute_versions, result_key
-from compressor.run.workspace import Workspace
+from compressor.run.workspace import Workspace, metric_code
 from compressor.types.carrier import Carrier
 from compressor.types.exporter import ExportContext, Exporter
+from compressor.types.tensors import Array
 
 _FILES = "files"
 
@@ -25,7 +29,7 @@ class Artifact:
     """One exported artifact.
 
     Attributes:
-        exporter: what wrote it and can open it.
+        exporter: the exporter that wrote it and can open it.
         path: the main file, in the store.
         files: name, bytes and sha256 of every file, the main one first.
         predicted: the bytes that the plan predicted.
@@ -46,21 +50,29 @@ class Artifact:
         """Hash of all files."""
         return json_sha256([[f["name"], f["sha256"]] for f in self.files])
 
+    @property
+    def key(self) -> str:
+        """Key of the artifact as its runtime executes it."""
+        exporter = self.exporter
+        return result_key(
+            "artifact", self.digest, format=exporter.format, run_by=dict(exporter.run_by)
+        )
+
 
 def write_artifacts(workspace: Workspace, key: str, carrier: Carrier) -> list[Artifact]:
-    """Export the model with this key, except where an earlier run did.
+    """Export the model with this key, unless an earlier run did.
 
     Raises:
         CompressorError: an exporter fails; nothing of its artifact is left behind.
     """
     spec = workspace.plan.spec
-    digest = json_sha256(_what_decides(spec.resolved))
-    context = ExportContext(spec.name, digest, workspace.ranks, folder=spec.folder)
+    decides = {k: v for k, v in spec.resolved.items() if k not in ("output", "limits", "exports")}
+    context = ExportContext(spec.name, json_sha256(decides), workspace.ranks, folder=spec.folder)
     made = []
     for index, (exporter, planned) in enumerate(
         zip(spec.exports, workspace.plan.exports, strict=True)
     ):
-        own = result_key(
+        artifact_key = result_key(
             "export",
             key,
             format=exporter.format,
@@ -70,17 +82,10 @@ def write_artifacts(workspace: Workspace, key: str, carrier: Carrier) -> list[Ar
             spec=context.spec_digest,
             tools=dict(exporter.tools),
         )
-        try:
-            folder, files = _written(workspace, own, exporter, carrier, context)
-        except CompressorError as error:
-            raise error.at(spec.where("exports", index)) from error.__cause__
+        with located(spec.where("exports", index)):
+            folder, files = _written(workspace, artifact_key, exporter, carrier, context)
         made.append(Artifact(exporter, folder / str(files[0]["name"]), files, planned.bytes))
     return made
-
-
-def _what_decides(resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out of a spec what does not change the artifacts' content."""
-    return {k: v for k, v in resolved.items() if k not in ("output", "limits", "exports")}
 
 
 def _written(
@@ -88,17 +93,17 @@ def _written(
 ) -> tuple[Path, Sequence[Mapping[str, Any]]]:
     """Return the folder in the store that holds the artifact's files, and the files."""
     folder = workspace.store.folder(key) / _FILES
-    found = workspace.store.read(key)
-    whole = found is not None and all(_intact(folder, f) for f in found["files"])
-    if all(workspace.ranks.gathered(whole)) and found is not None:
-        return folder, found["files"]
+    stored_result = workspace.store.read(key)
+    whole = stored_result is not None and all(_intact(folder, f) for f in stored_result["files"])
+    if all(workspace.ranks.gathered(whole)) and stored_result is not None:
+        return folder, stored_result["files"]
     workspace.load()
     if workspace.first:
         _write(workspace, key, exporter, carrier, context)
     elif exporter.resumes:
-        own = workspace.store.partial(key) / _FILES
-        own.mkdir(parents=True, exist_ok=True)
-        exporter.write(carrier, own, context)
+        partial = workspace.store.partial(key) / _FILES
+        partial.mkdir(parents=True, exist_ok=True)
+        exporter.write(carrier, partial, context)
     workspace.ranks.wait()
     stored = workspace.store.read(key)
     assert stored is not None
@@ -115,23 +120,23 @@ def _write(
         workspace.store.write(key, resumable=exporter.resumes) as (staged, result),
     ):
         (staged / _FILES).mkdir(exist_ok=True)
-        known: dict[str, str] = {}
-        own = replace(context, advance=advance, hashed=known.__setitem__)
-        paths = exporter.write(carrier, staged / _FILES, own)
-        result["files"] = [_described(p, staged / _FILES, known) for p in paths]
+        hashes: dict[str, str] = {}
+        reporting = replace(context, advance=advance, hashed=hashes.__setitem__)
+        paths = exporter.write(carrier, staged / _FILES, reporting)
+        result["files"] = [_described(p, staged / _FILES, hashes) for p in paths]
 
 
-def _described(path: Path, folder: Path, known: Mapping[str, str]) -> dict[str, Any]:
+def _described(path: Path, folder: Path, hashes: Mapping[str, str]) -> dict[str, Any]:
     name = path.relative_to(folder).as_posix()
     return {
         "name": name,
         "bytes": path.stat().st_size,
-        "sha256": known.get(name) or file_sha256(path),
+        "sha256": hashes.get(name) or file_sha256(path),
     }
 
 
 def publish_artifacts(artifacts: Sequence[Artifact], output: Path) -> None:
-    """Put verified artifacts into the output folder, where they are not there already.
+    """Copy verified artifacts into the output folder unless they are there already.
 
     The main file of each comes last, since it refers to the others.
 
@@ -158,7 +163,7 @@ def _intact(folder: Path, file: Mapping[str, Any]) -> bool:
 def manifest(
     workspace: Workspace, artifacts: Sequence[Mapping[str, Any]], reports: Sequence[Path]
 ) -> dict[str, Any]:
-    """Describe a run so that it can be repeated and its files be recognised."""
+    """Return a description of a run by which it can be repeated and its files recognised."""
     plan = workspace.plan
     spec = plan.spec
     named = _named if workspace.identify_by_headers else _file
@@ -193,6 +198,83 @@ def _named(path: Path, start: Path) -> dict[str, Any]:
 
 
 def _name(path: Path, start: Path) -> str:
-    """Name a file relative to ``start``; one that lies elsewhere by its name alone."""
+    """Return a file's path relative to ``start``, or only its name if it is elsewhere."""
     inside = path.is_relative_to(start)
     return path.relative_to(start).as_posix() if inside else path.name
+
+
+def artifact_evaluation(workspace: Workspace, artifact: Artifact) -> Evaluation | None:
+    """Return the results of an artifact that can be run; ``None`` without evaluation data."""
+    return workspace.evaluated(
+        artifact.key, lambda: artifact.exporter.open(artifact.path), artifact.path.name
+    )
+
+
+SAMPLES = "samples.npz"
+"""One array for the float model and one for each artifact: the metric's value for each sample."""
+
+
+FLOAT = "float"
+"""The float model's name in that file."""
+
+
+_NO_EFFECT = ("output", "limits")
+
+
+def identity(workspace: Workspace) -> dict[str, Any]:
+    """Return what two runs must share so that their results can be paired, for ``report.json``."""
+    plan = workspace.plan
+    data, metric = workspace.evaluation, plan.metric
+    decides = {k: v for k, v in plan.spec.resolved.items() if k not in _NO_EFFECT}
+    return {
+        "model": workspace.source_key,
+        "data": None if data is None else data.digest,
+        "metric_code": None if metric is None else metric_code(metric),
+        "spec": json_sha256(decides),
+    }
+
+
+def per_sample_entry(workspace: Workspace) -> dict[str, Any] | None:
+    """Return the report's entry on the file of per-sample results and how they make the metric."""
+    metric = workspace.plan.metric
+    if metric is None or workspace.baseline_evaluation is None:
+        return None
+    factor = 100.0 if metric.unit == "%" else 1.0
+    return {"file": SAMPLES, "factor": factor, "exponential": metric.exponential}
+
+
+def write_samples(
+    workspace: Workspace,
+    artifacts: Sequence[Artifact],
+    entries: Sequence[Mapping[str, Any]],
+    output: Path,
+) -> list[Path]:
+    """Write the results of the float model and of every artifact that has a metric.
+
+    Args:
+        workspace: the run.
+        artifacts: the exported artifacts.
+        entries: their entries in the report, in the same order.
+        output: the folder for the file.
+
+    Returns:
+        The file, or nothing if no metric was measured.
+    """
+    baseline = workspace.baseline_evaluation
+    if baseline is None:
+        return []
+    arrays = {FLOAT: _packed(baseline.per_sample)}
+    for artifact, entry in zip(artifacts, entries, strict=True):
+        evaluation = artifact_evaluation(workspace, artifact) if entry["metric"] else None
+        if evaluation is not None:
+            arrays[artifact.path.name] = _packed(evaluation.per_sample)
+    with staging(output) as folder:
+        # An uncompressed archive holds no time of day and no version of a compressor.
+        np.savez(folder / SAMPLES, **arrays)  # type: ignore[arg-type]  # names are no options
+        publish(folder / SAMPLES, output / SAMPLES)
+    return [output / SAMPLES]
+
+
+def _packed(values: Array) -> Array:
+    """Return right and wrong as booleans, other values unchanged."""
+    return values.astype(np.bool_) if np.isin(values, (0.0, 1.0)).all() else values

@@ -1,15 +1,14 @@
-"""Which layers a pass made how noisy, and how many bytes each of them saves.
+"""How much noise a pass added to each layer, and how many bytes each layer saves.
 
-Every layer is run alone on what it reads in the float model, so that the noise of the layers
-before it does not count. Then the float model is run with the error of that one layer added to
-what it writes, which tells how much of it reaches the model's output. That takes one run of a few
-samples for each layer.
+Every layer is run alone on its float input, so that noise of earlier layers does not count. Then
+the float model is run with that one layer's error added to its output, which shows how much of it
+reaches the model's output. That takes one run of a few samples for each layer.
 
-What several nodes read stays quantized when one of them is left out. So the noise of such a value
-is not counted with any layer, but by itself.
+A value that several nodes read stays quantized when one of them is left out. So its noise is not
+attributed to any layer, but counted separately.
 
-Training makes layers different on purpose. So what a pass adds after a training is compared with
-the trained model in place of the float one.
+Training changes layers on purpose. So passes after a training are compared with the trained model
+instead of the float one.
 """
 
 from __future__ import annotations
@@ -23,11 +22,10 @@ from typing import Any, Literal
 import numpy as np
 
 from compressor.errors import ModelError
-from compressor.graph.costs import macs
-from compressor.graph.isolated import Cut, cut_at, isolated, main_values, with_offsets
+from compressor.graph.blocks import Cut, cut_at, isolated, main_values, with_offsets
+from compressor.graph.costs import layer_bytes, macs
 from compressor.models.onnx.ort_runner import runner_of
-from compressor.models.sizes import layer_bytes
-from compressor.run.evaluate import ratio_db
+from compressor.run.evaluate import ratio_db, signal_and_error
 from compressor.run.pipeline import Step
 from compressor.run.store import result_key
 from compressor.run.workspace import Workspace
@@ -46,9 +44,9 @@ class Noise:
     """Noise-to-signal ratios of powers; ``None`` where one is not known.
 
     Attributes:
-        whole: of a layer's output (of its weight, where the model cannot be run).
-        own: the same without the noise of a value that others read as well.
-        reached: of the model's output, if nothing but ``own`` is added.
+        whole: of a layer's output (of its weight if the model cannot be run).
+        own: the same without the noise of a value that others read, too.
+        reached: of the model's output, if only ``own`` is added.
     """
 
     whole: float | None = None
@@ -57,29 +55,29 @@ class Noise:
 
     @property
     def counted(self) -> float:
-        """What layers are compared by."""
+        """The ratio by which layers are compared."""
         return (self.own if self.reached is None else self.reached) or 0.0
 
     def less(self, other: Noise) -> Noise:
-        """Return what remains of this noise without that which was there before."""
+        """Return this noise minus the noise that was there before."""
         pairs = zip(astuple(self), astuple(other), strict=True)
         return Noise(*(_less(mine, theirs) for mine, theirs in pairs))
 
 
 @dataclass(frozen=True)
-class Found:
+class ModelNoise:
     """The noise of a model's layers, by name, and of values that several nodes read.
 
-    ``reason`` says why nothing is known, where the runtime refused the model in parts.
+    ``reason`` is why nothing is known, if the runtime refused parts of the model.
     """
 
     layers: Mapping[str, Noise]
     values: Mapping[str, Noise]
     reason: str = ""
 
-    def less(self, other: Found) -> Found:
-        """Return what remains of this noise without that which was there before."""
-        return Found(
+    def less(self, other: ModelNoise) -> ModelNoise:
+        """Return this noise minus the noise that was there before."""
+        return ModelNoise(
             {n: noise.less(other.layers.get(n, Noise())) for n, noise in self.layers.items()},
             {n: noise.less(other.values.get(n, Noise())) for n, noise in self.values.items()},
             self.reason or other.reason,
@@ -91,10 +89,9 @@ def _less(noise: float | None, other: float | None) -> float | None:
 
 
 def attribution(workspace: Workspace, index: int, steps: Sequence[Step]) -> dict[str, Any] | None:
-    """Return what ``report.json`` says of the layers that a pass changed.
+    """Return the entry of ``report.json`` on the layers that a pass changed.
 
-    ``None`` for a pass without rules for single layers, where none can be left out, and for one
-    that trains.
+    ``None`` for a pass that trains, or has no rules to leave single layers out.
 
     Args:
         workspace: the run.
@@ -109,19 +106,19 @@ def attribution(workspace: Workspace, index: int, steps: Sequence[Step]) -> dict
     earlier = workspace.plan.model.carrier if before is None else before.carrier
     sizes = [layer_bytes(earlier), layer_bytes(step.carrier)]
     layers = [row for row in step.result["layers"] if row["name"] in set(touched)]
-    basis, found = _noise(workspace, index, steps, layers)
-    shared = sum(noise.counted for noise in found.values.values())
-    whole = shared + sum(noise.counted for noise in found.layers.values())
+    basis, noises = _noise(workspace, index, steps, layers)
+    shared = sum(noise.counted for noise in noises.values.values())
+    whole = shared + sum(noise.counted for noise in noises.layers.values())
     return {
         "basis": basis,
-        "reason": found.reason or None,
+        "reason": noises.reason or None,
         "shared_inputs": 100.0 * shared / whole if whole > 0 else None,
         "layers": [
             {
                 "name": row["name"],
                 "scheme": row["scheme"],
                 "bytes_to_skip": sizes[0].get(row["name"], 0) - sizes[1].get(row["name"], 0),
-                **_facts(found.layers.get(row["name"], Noise()), whole),
+                **_facts(noises.layers.get(row["name"], Noise()), whole),
             }
             for row in layers
         ],
@@ -133,76 +130,78 @@ def _noise(
     index: int,
     steps: Sequence[Step],
     layers: Sequence[Mapping[str, Any]],
-) -> tuple[Basis, Found]:
-    """Return the noise that the pass adds to each layer, and what it is measured at."""
+) -> tuple[Basis, ModelNoise]:
+    """Return the noise that the pass adds to each layer, and where it is measured."""
     if not workspace.runs:
-        known = {str(row["name"]): row["weight_sqnr_db"] for row in layers}
-        ratios = {n: None if db is None else 10 ** (-float(db) / 10) for n, db in known.items()}
-        return "weights", Found({n: Noise(ratio, ratio) for n, ratio in ratios.items()}, {})
+        weight_sqnr = {str(row["name"]): row["weight_sqnr_db"] for row in layers}
+        ratios = {
+            n: None if db is None else 10 ** (-float(db) / 10) for n, db in weight_sqnr.items()
+        }
+        return "weights", ModelNoise({n: Noise(ratio, ratio) for n, ratio in ratios.items()}, {})
     trained = [i for i in range(index) if workspace.plan.passes[i].trains]
     reference = steps[trained[-1]] if trained else None
-    found = _stored_noise(workspace, steps[index], reference)
+    noises = _stored_noise(workspace, steps[index], reference)
     if index and steps[index - 1] is not reference:
-        found = found.less(_stored_noise(workspace, steps[index - 1], reference))
+        noises = noises.less(_stored_noise(workspace, steps[index - 1], reference))
     touched = {row["name"] for row in layers}
-    own = {name: noise for name, noise in found.layers.items() if name in touched}
-    if all(n.reached is not None for n in (*own.values(), *found.values.values())):
-        return "outputs", replace(found, layers=own)
-    left = {name: replace(noise, reached=None) for name, noise in own.items()}
-    return "layers", Found(left, {}, found.reason)
+    touched_noise = {name: noise for name, noise in noises.layers.items() if name in touched}
+    if all(n.reached is not None for n in (*touched_noise.values(), *noises.values.values())):
+        return "outputs", replace(noises, layers=touched_noise)
+    left = {name: replace(noise, reached=None) for name, noise in touched_noise.items()}
+    return "layers", ModelNoise(left, {}, noises.reason)
 
 
-def _stored_noise(workspace: Workspace, step: Step, reference: Step | None) -> Found:
-    """Return the noise of a model beside another one; beside the float model, where none is."""
-    own = result_key(
+def _stored_noise(workspace: Workspace, step: Step, reference: Step | None) -> ModelNoise:
+    """Return a model's noise relative to a reference, the float model by default."""
+    key = result_key(
         "attribution",
         step.key,
         baseline=workspace.source_key if reference is None else reference.key,
         data={role: data.digest for role, data in workspace.plan.data.items()},
         version=_VERSION,
     )
-    known = workspace.store.read(own)
-    if known is None:
+    stored = workspace.store.read(key)
+    if stored is None:
         with workspace.progress.stage("attribute noise to layers"):
             try:
                 exact = workspace.baseline if reference is None else reference.carrier
-                found = measured_noise(step.carrier, exact, workspace.sample(_SAMPLES))
-            except ModelError as error:  # a run does not fail for want of an explanation
-                found = Found({}, {}, str(error))
-        with workspace.store.write(own) as (_, result):
-            result.update(asdict(found))
-        return found
-    layers, values = known["layers"], known["values"]
-    return Found(
+                noises = measured_noise(step.carrier, exact, workspace.sample(_SAMPLES))
+            except ModelError as error:  # a missing explanation does not fail a run
+                noises = ModelNoise({}, {}, str(error))
+        with workspace.store.write(key) as (_, result):
+            result.update(asdict(noises))
+        return noises
+    layers, values = stored["layers"], stored["values"]
+    return ModelNoise(
         {name: Noise(**noise) for name, noise in layers.items()},
         {name: Noise(**noise) for name, noise in values.items()},
-        str(known["reason"]),
+        str(stored["reason"]),
     )
 
 
-def measured_noise(carrier: Carrier, baseline: Carrier, batch: Batch) -> Found:
-    """Return each layer's noise when it reads what it reads in the float model.
+def measured_noise(carrier: Carrier, baseline: Carrier, batch: Batch) -> ModelNoise:
+    """Return each layer's noise on its float input.
 
-    How much of it reaches the output is left open where that would take long. Layers that the two
-    models do not share in the same shape do not appear.
+    How much of it reaches the output is omitted if that would take long. Layers that do not have
+    the same shape in both models are omitted.
 
     Args:
         carrier: the compressed model.
         baseline: the float model.
-        batch: what the float model is run on.
+        batch: input of the float model.
     """
     shapes = {layer.name: layer.shape for layer in baseline.layers()}
     same = [layer for layer in carrier.layers() if shapes.get(layer.name) == layer.shape]
     alone = isolated(carrier.graph(), same, main_values(baseline.graph()))
     if not alone.layers:
-        return Found({}, {})
-    given = {i.name for i in baseline.inputs}
+        return ModelNoise({}, {})
+    input_names = {i.name for i in baseline.inputs}
     outputs = [layer.output for layer in alone.layers]
     taps = dict.fromkeys([*alone.cut.inputs, *outputs])
-    exact = {**batch, **baseline.runner([t for t in taps if t not in given]).run(batch)}
+    exact = {**batch, **baseline.runner([t for t in taps if t not in input_names]).run(batch)}
     have = _run(alone.cut, exact)
     rounded = {name: have[form] for name, form in alone.shared.items()}
-    # What the float layers make of the rounded values that others read as well.
+    # The float layers' outputs for the rounded values that others read, too.
     want = _run(cut_at(baseline.graph(), list(alone.cut.inputs), outputs), {**exact, **rounded})
     errors = [
         _Error(layer.name, layer.output, have[layer.output] - want[layer.output])
@@ -212,7 +211,7 @@ def measured_noise(carrier: Carrier, baseline: Carrier, batch: Batch) -> Found:
     inputs = [
         _Error(name, name, have[form] - exact[name])
         for name, form in alone.shared.items()
-        if name not in given and _comparable(exact[name], have[form])
+        if name not in input_names and _comparable(exact[name], have[form])
     ]
     few = _affordable(baseline, batch, len(errors) + len(inputs))
     reached = {} if few is None else _reached(baseline, few, [*errors, *inputs])
@@ -224,12 +223,12 @@ def measured_noise(carrier: Carrier, baseline: Carrier, batch: Batch) -> Found:
         )
         for e in errors
     }
-    return Found(layers, {e.name: Noise(reached=reached.get(e)) for e in inputs})
+    return ModelNoise(layers, {e.name: Noise(reached=reached.get(e)) for e in inputs})
 
 
 @dataclass(frozen=True, eq=False)
 class _Error:
-    """What is added to a value of the float model.
+    """An error to add to a value of the float model.
 
     Attributes:
         name: the layer, or the value itself.
@@ -243,7 +242,7 @@ class _Error:
 
 
 def _run(cut: Cut, exact: Batch) -> Batch:
-    """Run a cut graph on values of the float model, in the types that it reads."""
+    """Run a cut graph on values of the float model, cast to its input types."""
     dtypes = {v.name: v.dtype for v in cut.model.graph.inputs}
     feed = dict(exact)
     for value, entry in cut.inputs.items():
@@ -253,7 +252,7 @@ def _run(cut: Cut, exact: Batch) -> Batch:
 
 
 def _affordable(baseline: Carrier, batch: Batch, layers: int) -> Batch | None:
-    """Return as many samples as may be run once for each layer, or ``None`` for none."""
+    """Return as many samples as can be run once for each layer; ``None`` if not even one."""
     first = baseline.inputs[0]
     counted = prod(d if isinstance(d, int) else 1 for d in first.shape)
     work = macs(baseline.graph()) * batch[first.name].size / max(counted, 1) * layers
@@ -269,7 +268,7 @@ def _affordable(baseline: Carrier, batch: Batch, layers: int) -> Batch | None:
 def _reached(
     baseline: Carrier, batch: Batch, errors: Sequence[_Error]
 ) -> dict[_Error, float | None]:
-    """Return the noise of the model's output with one error at a time."""
+    """Return the noise of the model's output for one error at a time."""
     values = list(dict.fromkeys(error.value for error in errors))
     model, offsets = with_offsets(baseline.graph(), values)
     runner = runner_of(model, ())
@@ -277,13 +276,13 @@ def _reached(
     errors = [error for error in errors if error.value in offsets]
     none: Batch = {offsets[e.value]: np.zeros(1, e.values.dtype) for e in errors}
     exact = list(runner.run({**batch, **none}).values())
-    found: dict[_Error, float | None] = {}
+    reached: dict[_Error, float | None] = {}
     for error in errors:
-        # An axis of another length than the batch's is not cut: all samples were there then.
+        # A first axis that is not the batch is not cut: no samples were dropped then.
         part = error.values[:size]
         noisy = runner.run({**batch, **none, offsets[error.value]: part})
-        found[error] = _ratio(exact, list(noisy.values()))
-    return found
+        reached[error] = _ratio(exact, list(noisy.values()))
+    return reached
 
 
 def _comparable(want: Array, have: Array) -> bool:
@@ -291,20 +290,17 @@ def _comparable(want: Array, have: Array) -> bool:
 
 
 def _ratio(want: Sequence[Array], have: Sequence[Array]) -> float | None:
-    signal = sum(float(np.square(w, dtype=np.float64).sum()) for w in want)
-    error = sum(
-        float(np.square(w.astype(np.float64) - h).sum()) for w, h in zip(want, have, strict=True)
-    )
+    signal, error = signal_and_error(want, have)
     return error / signal if signal > 0 and math.isfinite(error) else None
 
 
 def _facts(noise: Noise, whole: float) -> dict[str, float | None]:
-    known = noise.own is not None and whole > 0
-    share = noise.counted / whole if known else 0.0
+    is_known = noise.own is not None and whole > 0
+    share = noise.counted / whole if is_known else 0.0
     return {
         "own_sqnr_db": None if noise.whole is None else ratio_db(1.0, noise.whole),
         "output_sqnr_db": None if noise.reached is None else ratio_db(1.0, noise.reached),
-        "noise_share": 100.0 * share if known else None,
-        # Of all the noise nothing would be left: no number says how much that is.
-        "predicted_gain_db": -10.0 * math.log10(1.0 - share) if known and share < 1 else None,
+        "noise_share": 100.0 * share if is_known else None,
+        # With a share of 1 no noise would be left, which is no finite gain.
+        "predicted_gain_db": -10.0 * math.log10(1.0 - share) if is_known and share < 1 else None,
     }

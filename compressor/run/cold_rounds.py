@@ -33,16 +33,16 @@ def cold_starts(
     """Start each artifact several times, in turn, and return the medians in their order.
 
     Args:
-        artifacts: what is started.
-        machinery: what computes.
-        batch: what each is run on.
+        artifacts: the artifacts to start.
+        machinery: the provider and threads.
+        batch: the input of each run.
         budget: seconds after which no round begins, once there were three.
-        advance: takes the number of starts that are done.
+        advance: called with the number of starts so far.
 
     Raises:
         ArtifactError: a process dies, or its artifact cannot be opened.
     """
-    found: list[list[dict[str, Any]]] = [[] for _ in artifacts]
+    all_starts: list[list[dict[str, Any]]] = [[] for _ in artifacts]
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         folder = Path(directory)
@@ -56,9 +56,9 @@ def cold_starts(
             if done >= _LEAST_ROUNDS and time.monotonic() - begin > budget:
                 break
             for i, artifact in enumerate(artifacts):
-                found[i].append(_started(artifact.name, jobs[i]))
+                all_starts[i].append(_started(artifact.name, jobs[i]))
                 advance(done * len(artifacts) + i + 1)
-    return [summarized(starts) for starts in found]
+    return [summarized(starts) for starts in all_starts]
 
 
 def summarized(starts: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def _started(name: str, job: Path) -> dict[str, Any]:
             f"ends the process that starts it, with {done.returncode} ({last})",
             "see whether memory is short, or leave cold starts out: --no-cold",
         )
-    found: dict[str, Any] = json.loads(done.stdout)
-    if "error" in found:
-        raise ArtifactError(*found["error"])
-    return found
+    result: dict[str, Any] = json.loads(done.stdout)
+    if "error" in result:
+        raise ArtifactError(*result["error"])
+    return result

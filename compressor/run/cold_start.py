@@ -1,7 +1,7 @@
-"""One cold start, taken apart; runs as a process of its own.
+"""Time the steps of one cold start; runs as a process of its own.
 
 ``python -m compressor.run.cold_start JOB`` reads a JSON document with ``name``, ``path``,
-``format``, ``files``, ``options``, ``runtime`` (what runs an ONNX file, else ``null``), ``threads``
+``format``, ``files``, ``options``, ``runtime`` (for an ONNX file, else ``null``), ``threads``
 and ``batch`` (an ``.npz`` file), and prints another with seconds and bytes.
 """
 
@@ -36,8 +36,8 @@ def cold_start(job: Mapping[str, Any]) -> dict[str, Any]:
     """Open and run an artifact in this process, which has done nothing yet.
 
     Returns:
-        ``seconds`` of each step and ``memory``, whose bytes are above what the process had with
-        the runtime imported.
+        ``seconds`` of each step, and ``memory`` in bytes above the process's own with the runtime
+        imported.
 
     Raises:
         CompressorError: the artifact cannot be opened or run.
@@ -82,7 +82,7 @@ def cold_start(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _opener(job: Mapping[str, Any]) -> Callable[[], Runner]:
-    """Import all that opening takes, which is not the artifact's, and return what opens it."""
+    """Import everything that opening needs, and return the artifact's opener."""
     from compressor.catalog import load
     from compressor.models.onnx.runtimes import OnnxRuntime
     from compressor.run.artifact_file import Artifact, Machinery
@@ -98,7 +98,7 @@ def _opener(job: Mapping[str, Any]) -> Callable[[], Runner]:
 
 
 def _drop_pages(files: Sequence[Path]) -> bool:
-    """Ask the kernel to forget what it holds of the files; say whether it can be asked."""
+    """Ask the kernel to drop the files from its cache; return whether that is possible."""
     if not hasattr(os, "posix_fadvise"):
         return False
     for file in files:
@@ -114,7 +114,7 @@ def _drop_pages(files: Sequence[Path]) -> bool:
 
 
 def _read(files: Sequence[Path]) -> float:
-    """Return how long it takes to read all files, a piece at a time."""
+    """Return the seconds that reading all files takes."""
     buffer = bytearray(_CHUNK)
     begin = time.perf_counter()
     for file in files:
@@ -125,7 +125,7 @@ def _read(files: Sequence[Path]) -> float:
 
 
 def _start_of_peak() -> dict[str, int]:
-    """Return the memory now, and let the peak begin anew where the kernel does that."""
+    """Return the current memory, and reset the peak if the kernel can."""
     try:
         _RESET.write_text("5", encoding="ascii")
     except OSError:  # not Linux, or not allowed
@@ -134,7 +134,7 @@ def _start_of_peak() -> dict[str, int]:
 
 
 def _memory() -> dict[str, int]:
-    """Return bytes by the kernel's names; nothing on systems without them."""
+    """Return bytes of memory by the kernel's names, if it has them."""
     if not _STATUS.is_file():
         return {}
     lines = (line.split() for line in _STATUS.read_text(encoding="ascii").splitlines())
@@ -148,7 +148,7 @@ def _memory() -> dict[str, int]:
 def _difference(
     before: Mapping[str, int], opened: Mapping[str, int], ended: Mapping[str, int]
 ) -> dict[str, int] | None:
-    """Return the peak above what was there, and what is no file of it; ``None`` if unknown."""
+    """Return the peak above the start, and its anonymous part; ``None`` if unknown."""
     if not before or "RssAnon" not in ended:
         return None
     anonymous = max(opened["RssAnon"], ended["RssAnon"]) - before["RssAnon"]
@@ -159,16 +159,16 @@ def _difference(
 
 
 def main(job: str) -> int:
-    """Print what a job gave, or why there is nothing."""
+    """Print a job's result or error."""
     from compressor.errors import CompressorError
     from compressor.progress import quiet_libraries
 
     try:
         with quiet_libraries():
-            found = cold_start(json.loads(Path(job).read_text(encoding="utf-8")))
+            document = cold_start(json.loads(Path(job).read_text(encoding="utf-8")))
     except CompressorError as error:
-        found = {"error": [error.subject, error.problem, error.remedy]}
-    sys.stdout.write(json.dumps(found))
+        document = {"error": [error.subject, error.problem, error.remedy]}
+    sys.stdout.write(json.dumps(document))
     return 0
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import cast
 
 from compressor.calibration.sources.user_functions import FactorySource, TransformedSource
-from compressor.errors import CompressorError, DataError, SpecError, suggestion
+from compressor.errors import DataError, SpecError, located, suggestion
 from compressor.files import json_sha256
 from compressor.spec.load import FACTORY, DataEntry, Spec
 from compressor.spec.user_code import code_digest, importable, load_symbol
@@ -25,7 +25,7 @@ class Data:
     Attributes:
         role: ``calibration``, ``evaluation`` or ``training``.
         source: where batches come from, transform included.
-        target: name of the array with the right answers, if there is one.
+        target: name of the array with the labels, if there is one.
         batch: samples in a batch.
         code: hash of the user's code that makes or transforms batches.
         where: place in the spec.
@@ -54,7 +54,7 @@ class Data:
 
     @cached_property
     def samples(self) -> int | None:
-        """How many samples there are, where that is known before reading them."""
+        """The number of samples, if known before reading them."""
         return self.source.info().samples
 
     @cached_property
@@ -76,10 +76,8 @@ def open_data(spec: Spec, inputs: Sequence[TensorSpec]) -> dict[str, Data]:
     """
     opened = {}
     for role, entry in spec.data.items():
-        try:
+        with located(entry.where):
             opened[role] = _open(spec, entry, _fixed_batch(inputs))
-        except CompressorError as error:
-            raise error.at(entry.where) from error.__cause__
     return opened
 
 
@@ -113,14 +111,14 @@ def check_data(
     Args:
         data: what is checked.
         inputs: the model's.
-        limits: for inputs that pick rows of a table, how many rows it has.
+        limits: the number of rows of the table that an input indexes, by input.
 
     Raises:
         DataError: there is no sample, an input is missing, shape or dtype differ, or the sample
-            picks a row that its table does not have.
+            indexes a row that its table does not have.
         SpecError: the model's batch is fixed, and the data come in other batches.
     """
-    try:
+    with located(data.where):
         info = data.source.info()
         if info.samples == 0:
             raise DataError(f"{data.role} data", "has no samples", "check the source")
@@ -130,8 +128,6 @@ def check_data(
         fixed = _fixed_batch(inputs)
         if fixed is not None:
             _check_fixed(data, fixed, info.samples)
-    except CompressorError as error:
-        raise error.at(data.where) from error.__cause__
 
 
 def _check_indices(data: Data, sample: Batch, limits: Mapping[str, int]) -> None:
@@ -148,13 +144,13 @@ def _check_indices(data: Data, sample: Batch, limits: Mapping[str, int]) -> None
 
 
 def _fixed_batch(inputs: Sequence[TensorSpec]) -> int | None:
-    """Return the only batch that the model takes, or ``None`` if it takes any."""
+    """Return the model's fixed batch size, or ``None`` if it takes any."""
     first = inputs[0].shape[0] if inputs and inputs[0].shape else None
     return first if isinstance(first, int) else None
 
 
 def _check_fixed(data: Data, fixed: int, samples: int | None) -> None:
-    """Refuse batches, the last one too, that are not of the model's only size."""
+    """Refuse batches, including the last, that differ from the model's fixed batch."""
     if data.batch != fixed:
         raise SpecError(
             f"data.{data.role}.batch",

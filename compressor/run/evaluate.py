@@ -1,4 +1,4 @@
-"""Evaluate a model on data, and the samples that a run hands to passes."""
+"""Evaluate a model on data, and hand samples of a run's data to passes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from compressor.errors import DataError, ModelError
 from compressor.models.torch.lowering import example_inputs
+from compressor.progress import nobody_watches
 from compressor.run.data import Data
 from compressor.run.metrics import Metric
 from compressor.types.carrier import Carrier, Runner
@@ -55,7 +56,7 @@ def evaluate(
     reference: Runner,
     data: Data,
     metric: Metric,
-    progress: Callable[[int], None] = lambda _: None,
+    progress: Callable[[int], None] = nobody_watches,
 ) -> Evaluation:
     """Evaluate ``candidate`` and compare its outputs with those of ``reference``.
 
@@ -71,18 +72,18 @@ def evaluate(
     for batch in data.batches():
         size = len(next(iter(batch.values())))
         outputs = candidate.run(batch)
-        wanted = outputs if candidate is reference else reference.run(batch)
+        expected = outputs if candidate is reference else reference.run(batch)
         check_finite(outputs, seen)
-        target = wanted if metric.against_float or data.target is None else batch[data.target]
+        target = expected if metric.against_float or data.target is None else batch[data.target]
         if metric.against_float:
-            target = dict(zip(outputs, wanted.values(), strict=True))
+            target = dict(zip(outputs, expected.values(), strict=True))
         values.append(metric.per_sample(outputs, target, size))
-        for ours, theirs in zip(outputs.values(), wanted.values(), strict=True):
+        for ours, theirs in zip(outputs.values(), expected.values(), strict=True):
             difference = ours.astype(np.float64) - theirs
             signal += float(np.square(theirs, dtype=np.float64).sum())
             error += float(np.square(difference).sum())
             worst = max(worst, float(np.abs(difference).max(initial=0.0)))
-        first, other = next(iter(outputs.values())), next(iter(wanted.values()))
+        first, other = next(iter(outputs.values())), next(iter(expected.values()))
         equal = first.argmax(axis=-1) == other.argmax(axis=-1)
         same, decisions = same + int(equal.sum()), decisions + equal.size
         seen += size
@@ -97,6 +98,14 @@ def evaluate(
         agreement=100.0 * same / decisions if metric.unit == "%" else None,
         max_abs_diff=worst,
     )
+
+
+def signal_and_error(reference: Sequence[Array], other: Sequence[Array]) -> tuple[float, float]:
+    """Return the sums of squares of arrays, and of their differences from other arrays."""
+    signal = sum(float(np.square(r, dtype=np.float64).sum()) for r in reference)
+    pairs = zip(reference, other, strict=True)
+    error = sum(float(np.square(o.astype(np.float64) - r).sum()) for r, o in pairs)
+    return signal, error
 
 
 def ratio_db(signal: float, error: float) -> float | None:
@@ -138,13 +147,11 @@ def _sqnr(layer: Layer, want: Array, have: Array) -> float | None:
             "gives NaN or infinity after this pass",
             "its range is too narrow: leave this layer out with a rule under layers",
         )
-    reference = want.astype(np.float64)
-    difference = reference - have
-    return ratio_db(float(np.square(reference).sum()), float(np.square(difference).sum()))
+    return ratio_db(*signal_and_error([want], [have]))
 
 
 def check_finite(outputs: Batch, seen: int) -> None:
-    """Raise ``DataError`` naming the first sample, counted from ``seen``, whose output is not."""
+    """Raise ``DataError`` for the first sample, counted from ``seen``, with a non-finite output."""
     for name, array in outputs.items():
         if array.dtype.kind != "f" or np.isfinite(array).all():
             continue
@@ -156,10 +163,6 @@ def check_finite(outputs: Batch, seen: int) -> None:
         )
 
 
-def _nothing(done: int) -> None:
-    """Tell nobody."""
-
-
 @dataclass(frozen=True)
 class RunSamples:
     """The run's calibration data; see :class:`compressor.types.data.Samples`.
@@ -167,14 +170,14 @@ class RunSamples:
     Attributes:
         inputs: the model's.
         data: the calibration data, if there are any.
-        seed: of the batch that is made up where there are none.
-        advance: called with how many samples of a pass over the data are done.
+        seed: seed of the made-up batch if there are none.
+        advance: called with the number of samples yielded so far.
     """
 
     inputs: Sequence[TensorSpec]
     data: Data | None
     seed: int
-    advance: Callable[[int], None] = _nothing
+    advance: Callable[[int], None] = nobody_watches
 
     @property
     def made_up(self) -> bool:
@@ -182,20 +185,20 @@ class RunSamples:
         return self.data is None
 
     def probe(self, count: int) -> Batch:
-        """Return the first samples, repeated where the model's batch is fixed and they are few."""
+        """Return the first samples, repeated if there are fewer than the model's fixed batch."""
         fixed = self.inputs[0].shape[0]
-        wanted = fixed if isinstance(fixed, int) else count
+        size = fixed if isinstance(fixed, int) else count
         if self.data is None:
-            return made_up_batch(self.inputs, wanted, self.seed)
-        batch = self.data.first(wanted)
+            return made_up_batch(self.inputs, size, self.seed)
+        batch = self.data.first(size)
         names = [i.name for i in self.inputs]
         if not isinstance(fixed, int):
             return {n: batch[n] for n in names}
-        repeat = -(-wanted // len(batch[names[0]]))
-        return {n: np.concatenate([batch[n]] * repeat)[:wanted] for n in names}
+        repeat = -(-size // len(batch[names[0]]))
+        return {n: np.concatenate([batch[n]] * repeat)[:size] for n in names}
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the calibration data; none where there are none."""
+        """Yield the calibration data, if there are any."""
         done = 0
         for batch in () if self.data is None else self.data.batches():
             yield batch
@@ -207,8 +210,8 @@ def made_up_batch(inputs: Sequence[TensorSpec], count: int, seed: int) -> Batch:
     """Return random inputs: floats of a standard normal distribution, integers 0 and 1.
 
     Args:
-        inputs: the model's; dynamic axes get the lengths that lowering uses, the batch ``count``.
-        count: samples, where the model takes any number.
+        inputs: the model's inputs; dynamic axes get the lengths that lowering uses.
+        count: number of samples, unless the model's batch is fixed.
         seed: of the random numbers.
     """
     batch_axis = inputs[0].shape[0] if inputs and inputs[0].shape else None

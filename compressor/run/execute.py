@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from compressor.progress import Silent
-from compressor.run.artifacts import Artifact, write_artifacts
+from compressor.run.artifacts import Artifact, identity, per_sample_entry, write_artifacts
 from compressor.run.attribution import attribution
 from compressor.run.evaluate import Evaluation
-from compressor.run.memory import float_memory
-from compressor.run.per_sample import identity, per_sample_entry
 from compressor.run.pipeline import Step, run_passes, weakest_layer
 from compressor.run.plan import make_plan
 from compressor.run.store import STORE, Store, result_key
-from compressor.run.verify import baseline_latency, judge, verify
+from compressor.run.verify import baseline_latency, float_memory, judge, verify
 from compressor.run.workspace import Workspace, environment
 from compressor.spec.load import Spec
 from compressor.types.carrier import Carrier
@@ -25,17 +23,17 @@ from compressor.types.data import ALONE, Ranks
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a run is done, whatever the spec says.
+    """Options of a run that are not in the spec.
 
     Attributes:
         fresh: forget what earlier runs finished.
-        force: write into a folder that holds files of somebody else; those of the same names are
-            replaced, others stay.
+        force: write into a folder that holds other files; those of the same names are replaced,
+            others stay.
         identify_by_headers: recognise a checkpoint by the sizes, times and headers of its files,
-            in place of reading all of it once more to hash it.
+            instead of reading all of it to hash it.
         ranks: the processes that share the run.
-        history: a file that the run is added to, and whose trend the report draws.
-        label: what the history calls the run.
+        history: a file that the run is added to, whose trend the report draws.
+        label: the run's name in the history.
         memory: measure the peak memory of each model, in processes of their own.
     """
 
@@ -49,7 +47,7 @@ class RunOptions:
 
 
 def help_run(spec: Spec, options: RunOptions) -> None:
-    """Do this process's share of a run that the first process writes.
+    """Run this process's share of a run that the first process writes.
 
     Raises:
         CompressorError: as :func:`run_spec`, or another process is gone.
@@ -63,7 +61,7 @@ def help_run(spec: Spec, options: RunOptions) -> None:
 
 
 def _compress(workspace: Workspace) -> tuple[list[Step], Carrier, list[Artifact]]:
-    """Run passes and exports: the part of a run that processes share."""
+    """Run passes and exports, the part of a run that processes share."""
     steps = run_passes(workspace)
     key = steps[-1].key if steps else workspace.source_key
     if not steps:
@@ -75,7 +73,7 @@ def _compress(workspace: Workspace) -> tuple[list[Step], Carrier, list[Artifact]
 def execute(workspace: Workspace) -> tuple[dict[str, Any], list[Artifact]]:
     """Run everything up to the report; the output folder is not touched yet."""
     plan = workspace.plan
-    # First of all: what is wrong with the data or the metric shows before any long work.
+    # First, so that errors in the data or the metric show before any long work.
     evaluation = workspace.baseline_evaluation
     steps, final, written = _compress(workspace)
     artifacts = [verify(workspace, a, final) for a in written]
@@ -110,7 +108,7 @@ def execute(workspace: Workspace) -> tuple[dict[str, Any], list[Artifact]]:
 
 
 def _not_timed(workspace: Workspace, artifacts: Sequence[Mapping[str, Any]]) -> str:
-    """Say why the float model was not timed."""
+    """Return why the float model was not timed."""
     if not workspace.runs:
         return workspace.cannot_run
     return f"it is timed beside an artifact, and none is run: {artifacts[0]['latency_ms_reason']}"
@@ -135,17 +133,17 @@ def _pass_entries(workspace: Workspace, steps: Sequence[Step]) -> list[dict[str,
 def _untrained(
     workspace: Workspace, step: Step, before: Evaluation | None, after: Evaluation | None
 ) -> dict[str, Any] | None:
-    """Measure what a pass would have given without training, and how much training won back."""
+    """Measure a pass without its training, and how much training won back."""
     metric = workspace.plan.metric
     if step.untrained is None or metric is None or before is None or after is None:
         return None
     key = result_key("untrained", step.key)
-    found = workspace.evaluated(key, step.untrained.runner, f"{step.name} without training")
-    assert found is not None
-    lost = metric.drop(before.metric, found.metric)
+    evaluation = workspace.evaluated(key, step.untrained.runner, f"{step.name} without training")
+    assert evaluation is not None
+    lost = metric.drop(before.metric, evaluation.metric)
     left = metric.drop(before.metric, after.metric)
     return {
-        "metric": found.metric,
+        "metric": evaluation.metric,
         "metric_drop": lost,
         "won_back": 100 * (lost - left) / lost if lost > 0 else None,
         "won_back_reason": None if lost > 0 else "nothing was lost without training",

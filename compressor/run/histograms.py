@@ -18,7 +18,7 @@ from compressor.types.tensors import Array, Batch
 
 @dataclass(frozen=True)
 class CodeRange:
-    """What integer codes can mean: from ``low`` to ``high`` in steps of ``step``."""
+    """The range of integer codes: from ``low`` to ``high`` in steps of ``step``."""
 
     low: float
     high: float
@@ -29,11 +29,11 @@ def activation_range(value: ir.Value | None) -> CodeRange | Literal["dynamic"] |
     """Return the range that a value's codes represent.
 
     Args:
-        value: what a layer reads: the floats behind ``DequantizeLinear``, or codes.
+        value: a layer's input: the floats behind ``DequantizeLinear``, or codes.
 
     Returns:
-        The range; ``dynamic`` where each input gets its own; ``None`` where the value stays
-        float, or its scale is not one constant for the whole tensor.
+        The range; ``dynamic`` if each input gets its own; ``None`` if the value stays float, or has
+        no single constant scale for the whole tensor.
     """
     node = maker_behind(value, "DequantizeLinear", "DynamicQuantizeLinear")
     if node is None:
@@ -62,7 +62,7 @@ def _code_limits(dtype: ir.DataType) -> tuple[float, float] | None:
 
 
 def _clipped(codes: ir.Value, low: float, high: float) -> tuple[float, float]:
-    """Narrow bounds to those of a ``Clip`` in front: codes may be kept in a wider type."""
+    """Narrow bounds to those of a ``Clip`` before, since codes may have a wider type."""
     quantize = maker_behind(codes, "QuantizeLinear")
     if quantize is None or quantize.inputs[0] is None:
         return low, high
@@ -89,7 +89,7 @@ class _Place:
 
     @property
     def weight(self) -> ir.Value | None:
-        """What the node reads as its weight: an initializer, or dequantized codes."""
+        """The node's weight: an initializer, or dequantized codes."""
         names = self.layer.inputs
         return next((v for v in self.node.inputs if v is not None and v.name not in names), None)
 
@@ -97,12 +97,12 @@ class _Place:
 def layer_histograms(
     before: Carrier, after: Carrier, batch: Batch, layers: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Count the values of up to eight layers that a pass made coarser, those that lost most.
+    """Count the values of the up to eight layers that lost most by a pass.
 
     Args:
-        before: the model before a pass, whose weights and activations are counted.
+        before: the model before the pass, whose weights and activations are counted.
         after: the model after it, which has the ranges.
-        batch: what both are run on.
+        batch: input of both models.
         layers: the entries of the layers after the pass in ``report.json``.
 
     Returns:
@@ -128,12 +128,12 @@ def layer_histograms(
 def counted(values: Array, bounds: tuple[float, float] | None = None) -> dict[str, Any]:
     """Count values in 64 equal bins from the least to the greatest.
 
-    Of more than four million values, every second, third and so on is taken.
+    Above four million values, every second, third and so on is counted.
 
     Args:
         values: of any shape, finite, not empty.
-        bounds: edges of the first and last bin in place of the least and greatest value; what
-            lies outside is not counted.
+        bounds: edges of the first and last bin, by default the least and greatest value; values
+            outside are not counted.
 
     Returns:
         ``low`` and ``high``, the edges, and ``counts``.
@@ -158,18 +158,18 @@ def _places(carrier: Carrier) -> dict[str, _Place]:
 
 
 def _worst(layers: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return names of layers whose weight lost something, the least output SQNR first."""
+    """Return the layers whose weight changed, those with the least output SQNR first."""
     coarser = [row for row in layers if row["weight_sqnr_db"] is not None]
-    known = [row for row in coarser if row["sqnr_db"] is not None]
-    return [str(row["name"]) for row in sorted(known, key=lambda row: float(row["sqnr_db"]))]
+    measured = [row for row in coarser if row["sqnr_db"] is not None]
+    return [str(row["name"]) for row in sorted(measured, key=lambda row: float(row["sqnr_db"]))]
 
 
 def _values(
     carrier: Carrier, batch: Batch, places: Sequence[_Place], *, with_inputs: bool
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Return what layers read and what their weights mean, by layer, where those are floats.
+    """Return the inputs and the weights of layers, by layer, if they are floats.
 
-    Weights that stay codes while the model runs have no such values.
+    Weights that stay codes while the model runs have no float values.
     """
     inputs = {p.layer.name: p.layer.inputs[0] for p in places if with_inputs and p.layer.inputs}
     weights: dict[str, Array] = {}
@@ -185,10 +185,10 @@ def _values(
         else:
             taps[name] = value.name
     computed = {v.name for node in carrier.graph().graph for v in node.outputs}
-    wanted = [n for n in dict.fromkeys([*inputs.values(), *taps.values()]) if n in computed]
-    found = {**batch, **(carrier.runner(wanted).run(batch) if wanted else {})}
-    weights.update({name: found[tap] for name, tap in taps.items()})
-    read = {name: found[value] for name, value in inputs.items() if value in found}
+    tapped = [n for n in dict.fromkeys([*inputs.values(), *taps.values()]) if n in computed]
+    values = {**batch, **(carrier.runner(tapped).run(batch) if tapped else {})}
+    weights.update({name: values[tap] for name, tap in taps.items()})
+    read = {name: values[value] for name, value in inputs.items() if value in values}
     return (
         {name: v for name, v in read.items() if _countable(v)},
         {name: v for name, v in weights.items() if _countable(v)},
@@ -200,7 +200,7 @@ def _countable(values: Array) -> bool:
 
 
 def _weight(values: Array | None, stored: Array | None, now: _Place) -> dict[str, Any] | None:
-    """Describe a weight: counts before and after, and the range of what its codes mean."""
+    """Describe a weight: counts before and after the pass, and the range of its codes."""
     if values is None:
         return None
     entry = counted(values)
@@ -215,7 +215,7 @@ def _weight(values: Array | None, stored: Array | None, now: _Place) -> dict[str
 
 
 def _input(values: Array | None, now: _Place) -> dict[str, Any] | None:
-    """Describe what a layer reads: counts before the pass, range, percent that it cuts off."""
+    """Describe a layer's input: counts before the pass, its range, and the percentage clipped."""
     if values is None:
         return None
     entry = {**counted(values), "samples": len(values)}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from compressor.errors import DataError, SpecError, suggestion
+from compressor.errors import DataError, SpecError, located, suggestion
 from compressor.spec.keys import MetricKeys
 from compressor.spec.user_code import importable, load_symbol
 from compressor.types.tensors import Array, Batch
@@ -115,27 +116,19 @@ def _in_top(outputs: Batch, target: Array, k: int) -> Array:
     truth = np.asarray(target).reshape(logits.shape[:-1])
     if truth.min() < 0 or truth.max() >= classes:
         raise ValueError(f"labels {truth.min()} to {truth.max()} for {classes} classes")
-    own = np.take_along_axis(logits, truth[..., None], axis=-1)
-    better = (logits > own).sum(axis=-1)
+    true_logits = np.take_along_axis(logits, truth[..., None], axis=-1)
+    better = (logits > true_logits).sum(axis=-1)
     # A tie counts for the class with the smaller index, as argmax does.
     index = np.arange(classes)
-    ties = ((logits == own) & (index < truth[..., None])).sum(axis=-1)
+    ties = ((logits == true_logits) & (index < truth[..., None])).sum(axis=-1)
     hit = (better + ties < k).astype(np.float64)
     return np.asarray(hit.reshape(hit.shape[0], -1).mean(axis=1))
-
-
-def _accuracy(outputs: Batch, target: Array) -> Array:
-    return _in_top(outputs, target, 1)
-
-
-def _top5(outputs: Batch, target: Array) -> Array:
-    return _in_top(outputs, target, 5)
 
 
 def _log_loss(outputs: Batch, target: Array) -> Array:
     """Return each sample's mean negative log-likelihood, in nats a label.
 
-    Labels of -100 mark positions that do not count, as is the custom for padding.
+    Labels of -100 mark positions that do not count, as is usual for padding.
     """
     logits = _only(outputs)
     truth = np.asarray(target).reshape(logits.shape[:-1])
@@ -148,28 +141,29 @@ def _log_loss(outputs: Batch, target: Array) -> Array:
         raise ValueError(f"labels {labels.min()} to {labels.max()} for {classes} classes")
     # Sample by sample: float64 copies of a whole batch's logits would take much memory.
     return np.array(
-        [_mean_loss(row, own) for row, own in zip(logits, truth, strict=True)], np.float64
+        [_mean_loss(row, row_labels) for row, row_labels in zip(logits, truth, strict=True)],
+        np.float64,
     )
 
 
 def _mean_loss(logits: Array, labels: Array) -> float:
     """Return the mean loss over the labels that count; logits ``[..., classes]``."""
     counted = labels != _NOT_COUNTED
-    chosen = logits[counted].astype(np.float64)
-    shifted = chosen - chosen.max(axis=-1, keepdims=True)
+    rows = logits[counted].astype(np.float64)
+    shifted = rows - rows.max(axis=-1, keepdims=True)
     log_z = np.log(np.exp(shifted).sum(axis=-1))
-    own = np.take_along_axis(shifted, labels[counted][:, None], axis=-1)[:, 0]
-    return float((log_z - own).mean())
+    true_logits = np.take_along_axis(shifted, labels[counted][:, None], axis=-1)[:, 0]
+    return float((log_z - true_logits).mean())
 
 
 def _pairs(outputs: Batch, target: Any) -> Sequence[tuple[Array, Array]]:
-    wanted = target if isinstance(target, dict) else {next(iter(outputs)): target}
+    targets = target if isinstance(target, dict) else {next(iter(outputs)): target}
     return [
         (
             outputs[name].astype(np.float64).reshape(len(outputs[name]), -1),
-            np.asarray(wanted[name]).astype(np.float64).reshape(len(outputs[name]), -1),
+            np.asarray(targets[name]).astype(np.float64).reshape(len(outputs[name]), -1),
         )
-        for name in wanted
+        for name in targets
     ]
 
 
@@ -189,8 +183,8 @@ def _cosine(outputs: Batch, target: Any) -> Array:
 
 
 BUILT_IN: Mapping[str, Metric] = {
-    "accuracy": Metric("accuracy", _accuracy, unit="%"),
-    "top5": Metric("top5", _top5, unit="%"),
+    "accuracy": Metric("accuracy", partial(_in_top, k=1), unit="%"),
+    "top5": Metric("top5", partial(_in_top, k=5), unit="%"),
     "mse": Metric("mse", _mse, higher_is_better=False),
     "cosine": Metric("cosine", _cosine),
     "perplexity": Metric("perplexity", _log_loss, higher_is_better=False, exponential=True),
@@ -201,7 +195,7 @@ _WITHOUT_LABELS = ("mse", "cosine")
 def resolve_metric(
     keys: str | MetricKeys | None, has_target: bool, folder: Path, where: str
 ) -> Metric:
-    """Find the metric of a spec; without one: accuracy where there are labels, else cosine.
+    """Return the metric of a spec, by default accuracy if there are labels, else cosine.
 
     Raises:
         SpecError: it is unknown, does not import, or needs labels that are not there.
@@ -228,11 +222,8 @@ def resolve_metric(
 def _custom(keys: str | MetricKeys, folder: Path, where: str) -> Metric:
     reference = keys if isinstance(keys, str) else keys.function
     higher = True if isinstance(keys, str) else keys.higher_is_better
-    try:
-        with importable([folder]):
-            function = load_symbol(reference, "metric")
-    except SpecError as error:
-        raise error.at(where) from error.__cause__
+    with located(where), importable([folder]):
+        function = load_symbol(reference, "metric")
 
     def call(outputs: Batch, target: Any) -> Array:
         only = _only(outputs) if len(outputs) == 1 else outputs

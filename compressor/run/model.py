@@ -1,16 +1,18 @@
-"""Open a spec's model: structure first, weights when they are needed."""
+"""Open a spec's model, and those that passes name: structure first, weights when needed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 
-from compressor.errors import CompressorError, ModelError, SpecError
+from compressor.errors import CompressorError, ModelError, SpecError, located
 from compressor.files import file_sha256
+from compressor.graph.costs import cannot_run
 from compressor.models.checkpoint.carrier import open_checkpoint
 from compressor.models.checkpoint.weight_files import weight_file_paths, weights_digest
 from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
@@ -24,10 +26,14 @@ from compressor.models.transformers.carrier import (
     open_pretrained,
 )
 from compressor.models.transformers.networks import CONFIG
+from compressor.run.evaluate import signal_and_error
 from compressor.run.store import result_key
-from compressor.spec.load import Spec
+from compressor.spec.keys import InputKeys, ModelKeys
+from compressor.spec.load import Spec, resolve_path
+from compressor.spec.source_text import Document, KeyPath
 from compressor.spec.user_code import code_digest, importable, load_symbol
-from compressor.types.carrier import Carrier
+from compressor.spec.validate import SpecErrors, dotted, validate
+from compressor.types.carrier import Capability, Carrier
 from compressor.types.tensors import Batch, TensorSpec
 
 _LOWERING_SQNR_DB = 60.0
@@ -38,13 +44,13 @@ class OpenedModel:
     """The float model of a spec.
 
     Attributes:
-        carrier: the model; its weights mean nothing before :meth:`load`.
-        files: what was read, for the manifest.
+        carrier: the model; its weights are invalid before :meth:`load`.
+        files: the files that were read, for the manifest.
         digest: returns the key of the model's content; reads the files.
-        quick_digest: the same without reading the files' content, from sizes, times and headers;
-            where that is possible.
         checkpoint: where the weights come from, if not from the factory or the ONNX file.
         where: place in the spec of the file that holds the weights.
+        quick_digest: the same as ``digest`` from sizes, times and headers of the files, where that
+            is possible.
     """
 
     carrier: Carrier
@@ -55,27 +61,25 @@ class OpenedModel:
     quick_digest: Callable[[], str] | None = None
 
     def load(self) -> None:
-        """Read the weights, and look at every one of them.
+        """Read the weights and check every one of them.
 
         Raises:
             ModelError: they are unusable.
         """
-        try:
+        with located(self.where):
             if isinstance(self.carrier, OnnxCarrier):
                 self.carrier.check_finite(f"model {str(self.files[0])!r}")
             if isinstance(self.carrier, TorchCarrier) and self.checkpoint is not None:
                 self.carrier.load(self.checkpoint)
-        except CompressorError as error:
-            raise error.at(self.where) from error.__cause__
 
     def check_lowering(self, batch: Batch) -> None:
-        """Compare the graph that passes work on with the module or file that it came from.
+        """Check that the graph gives the outputs of the module or file that it came from.
 
         Raises:
             ModelError: their outputs differ.
         """
         if isinstance(self.carrier, TorchCarrier):
-            wanted = self.carrier.module_outputs(batch)
+            expected = self.carrier.module_outputs(batch)
             subject = f"module {type(self.carrier.module).__name__}"
             remedy = (
                 "its forward depends on something that export froze: random numbers, "
@@ -83,14 +87,13 @@ class OpenedModel:
             )
         elif isinstance(self.carrier, OnnxCarrier):
             subject = f"model {str(self.files[0])!r}"
-            wanted = list(OrtRunner(self.files[0], subject).run(batch).values())
+            expected = list(OrtRunner(self.files[0], subject).run(batch).values())
             remedy = "report it with the file; until then, export it again with opset 21"
         else:
             return
-        found = self.carrier.runner().run(batch)
-        for (name, ours), theirs in zip(found.items(), wanted, strict=True):
-            error = float(np.square(ours.astype(np.float64) - theirs).sum())
-            signal = float(np.square(theirs.astype(np.float64)).sum())
+        outputs = self.carrier.runner().run(batch)
+        for (name, ours), theirs in zip(outputs.items(), expected, strict=True):
+            signal, error = signal_and_error([theirs], [ours])
             if error > signal * 10 ** (-_LOWERING_SQNR_DB / 10):
                 raise ModelError(
                     subject, f"the graph made of it gives other values for output {name!r}", remedy
@@ -114,10 +117,8 @@ def open_model(spec: Spec) -> OpenedModel:
 def _open_checkpoint(spec: Spec) -> OpenedModel:
     assert spec.checkpoint is not None
     where = spec.where("model", "checkpoint")
-    try:
+    with located(where):
         carrier = open_checkpoint(spec.checkpoint)
-    except CompressorError as error:
-        raise error.at(where) from error.__cause__
     return OpenedModel(
         carrier,
         carrier.files,
@@ -129,20 +130,18 @@ def _open_checkpoint(spec: Spec) -> OpenedModel:
 
 
 def _open_onnx(spec: Spec, path: Path) -> OpenedModel:
-    try:
+    with located(spec.where("model", "onnx")):
         carrier = open_onnx(path, OPSET)
-    except CompressorError as error:
-        raise error.at(spec.where("model", "onnx")) from error.__cause__
     files = (path, *external_files(path))
     declared = {s.name: s for s in spec.inputs}
-    for own in carrier.inputs:
-        want = declared.pop(own.name, None)
-        if want is not None and not _agrees(want, own):
+    for actual in carrier.inputs:
+        want = declared.pop(actual.name, None)
+        if want is not None and not _agrees(want, actual):
             raise SpecError(
-                f"model.inputs.{own.name}",
-                f"says {want}, the ONNX file has {own}",
+                f"model.inputs.{actual.name}",
+                f"says {want}, the ONNX file has {actual}",
                 "leave model.inputs out: the file knows its inputs",
-                where=spec.where("model", "inputs", own.name),
+                where=spec.where("model", "inputs", actual.name),
             )
     if declared:
         name = next(iter(declared))
@@ -160,12 +159,12 @@ def _open_onnx(spec: Spec, path: Path) -> OpenedModel:
     )
 
 
-def _agrees(declared: TensorSpec, own: TensorSpec) -> bool:
-    """Tell whether what a spec says of an input can be so; axes' names do not matter."""
-    lengths = zip(declared.shape, own.shape, strict=False)
+def _agrees(declared: TensorSpec, actual: TensorSpec) -> bool:
+    """Whether a spec's description of an input fits the file's; names of axes do not matter."""
+    lengths = zip(declared.shape, actual.shape, strict=False)
     return (
-        declared.dtype == own.dtype
-        and len(declared.shape) == len(own.shape)
+        declared.dtype == actual.dtype
+        and len(declared.shape) == len(actual.shape)
         and all(a == b for a, b in lengths if isinstance(a, int) and isinstance(b, int))
     )
 
@@ -179,21 +178,16 @@ def _open_torch(spec: Spec, factory: str) -> OpenedModel:
         except CompressorError as error:
             key = error.subject if error.subject.startswith("model.") else "model.checkpoint"
             raise error.at(spec.where(*key.split("."))) from error.__cause__
-    try:
-        with importable([spec.folder]):
-            function = load_symbol(factory, "model.factory")
-            torch.manual_seed(spec.seed)
-            carrier = open_module(function, spec.model.config, spec.inputs, "model.factory")
-    except SpecError as error:
-        raise error.at(where) from error.__cause__
+    with located(where), importable([spec.folder]):
+        function = load_symbol(factory, "model.factory")
+        torch.manual_seed(spec.seed)
+        carrier = open_module(function, spec.model.config, spec.inputs, "model.factory")
     files: tuple[Path, ...] = ()
     where = spec.where("model", "checkpoint")
     if spec.checkpoint is not None:
-        try:
+        with located(where):
             files = weight_file_paths(spec.checkpoint)
             check_checkpoint(carrier, spec.checkpoint)
-        except CompressorError as error:
-            raise error.at(where) from error.__cause__
 
     def digest() -> str:
         weights = None if spec.checkpoint is None else weights_digest(spec.checkpoint)
@@ -240,3 +234,95 @@ def _open_pretrained(spec: Spec, auto_class: str) -> OpenedModel:
         )
 
     return OpenedModel(carrier, files, digest, directory, spec.where("model", "checkpoint"))
+
+
+_MODEL = "model"
+
+
+def open_other_model(
+    spec: Spec, keys: Mapping[str, Any], path: KeyPath, inputs: Sequence[TensorSpec]
+) -> OpenedModel:
+    """Open the structure of a model that a spec names elsewhere than under ``model``.
+
+    Args:
+        spec: its folder is the base of relative paths and of the user's code.
+        keys: as under ``model``.
+        path: the place of the keys, such as ``("passes", 1, "teacher")``.
+        inputs: the inputs of a factory's module, if the keys do not name them.
+
+    Raises:
+        SpecError: a key is wrong, a path is missing, the factory does not work, or the model
+            cannot be run.
+        ModelError: a file is unusable.
+    """
+    declared = validate(ModelKeys, dict(keys), spec.document, path)
+    if declared.factory is not None and not declared.inputs:
+        declared = declared.model_copy(update={"inputs": {i.name: _input_keys(i) for i in inputs}})
+    named = replace(
+        spec,
+        document=_as_model(spec.document, path),
+        model=declared,
+        checkpoint=_file(spec, declared.checkpoint, (*path, "checkpoint")),
+        onnx=_file(spec, declared.onnx, (*path, "onnx")),
+    )
+    with errors_at(path):
+        opened = open_model(named)
+    if Capability.RUN not in opened.carrier.offers:
+        raise SpecError(
+            dotted(path),
+            f"is of no use: {cannot_run(opened.carrier)}",
+            "give factory and checkpoint, or onnx",
+            where=spec.where(*path),
+        )
+    return opened
+
+
+def option_path(index: int, option: str) -> KeyPath:
+    """Return the place of a pass's option, such as ``teachers.0``, in a spec."""
+    parts = (int(p) if p.isdigit() else p for p in option.split("."))
+    return ("passes", index, *parts)
+
+
+@contextmanager
+def errors_at(path: KeyPath) -> Iterator[None]:
+    """Make errors about ``model.checkpoint`` name the same key at another path of the spec."""
+    try:
+        yield
+    except SpecErrors:
+        raise
+    except CompressorError as error:
+        head, dot, key = error.subject.partition(".")
+        if head != _MODEL or not dot:
+            raise
+        subject = f"{dotted(path)}.{key}"
+        raise type(error)(
+            subject, error.problem, error.remedy, where=error.where
+        ) from error.__cause__
+
+
+def _file(spec: Spec, text: str | None, path: KeyPath) -> Path | None:
+    return resolve_path(text, spec.folder, path, spec.document)
+
+
+def _input_keys(spec: TensorSpec) -> InputKeys:
+    shape = tuple(
+        f"{spec.name}_{axis}" if length is None else length
+        for axis, length in enumerate(spec.shape)
+    )
+    return InputKeys.model_construct(shape=shape, dtype=spec.dtype)
+
+
+def _as_model(document: Document, path: KeyPath) -> Document:
+    """Return the document as if the keys at a path were under ``model``."""
+    lines = {
+        (_MODEL, *place[len(path) :]): line
+        for place, line in document.lines.items()
+        if place[: len(path)] == path
+    }
+    return replace(document, lines=lines or {(_MODEL,): _nearest(document, path)})
+
+
+def _nearest(document: Document, path: KeyPath) -> int:
+    while path and path not in document.lines:
+        path = path[:-1]
+    return document.lines.get(path, 1)

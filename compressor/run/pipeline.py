@@ -13,7 +13,7 @@ import torch
 from compressor.calibration.collect import collect_statistics
 from compressor.errors import CompressorError
 from compressor.graph.codebooks import codebook_of
-from compressor.models.sizes import layer_bytes, model_bytes
+from compressor.graph.costs import layer_bytes, model_bytes
 from compressor.run.blockwise import block_run
 from compressor.run.evaluate import RunSamples, layer_signals
 from compressor.run.histograms import layer_histograms

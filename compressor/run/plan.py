@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from compressor.calibration.collect import make_observer
-from compressor.errors import CompressorError, SpecError
-from compressor.graph.layers import index_limits
-from compressor.graph.values import dims, value_by_name
-from compressor.models.sizes import (
+from compressor.errors import SpecError, located
+from compressor.graph.costs import (
     cannot_run,
     layer_bytes,
     model_bytes,
     model_macs,
     model_parameters,
 )
+from compressor.graph.layers import index_limits
+from compressor.graph.values import dims, value_by_name
 from compressor.run.data import Data, check_data, open_data
 from compressor.run.metrics import Metric, resolve_metric
-from compressor.run.model import OpenedModel, open_model
-from compressor.run.other_model import open_other_model, option_path
+from compressor.run.model import OpenedModel, open_model, open_other_model, option_path
 from compressor.run.weight_pass import WeightPass
 from compressor.spec.load import Spec
 from compressor.spec.user_code import importable, load_symbol
@@ -128,7 +126,7 @@ def make_plan(spec: Spec) -> Plan:
     model = open_model(spec)
     carrier = model.carrier
     if Capability.GRAPH in carrier.offers:
-        with _at(spec, "model", "inputs"):
+        with located(spec.where("model", "inputs")):
             carrier.graph()
     _check_data_is_of_use(spec, carrier)
     data = open_data(spec, carrier.inputs)
@@ -144,14 +142,14 @@ def make_plan(spec: Spec) -> Plan:
     passes: list[PassPlan] = []
     float_model = carrier
     for index, step in enumerate(spec.passes):
-        with _at(spec, "passes", index):
+        with located(spec.where("passes", index)):
             plan, after = _plan_pass(step, carrier, context, data)
             _check_named(spec, index, carrier)
         passes.append(plan)
         carrier = after
     exports: list[ExportPlan] = []
     for index, exporter in enumerate(spec.exports):
-        with _at(spec, "exports", index):
+        with located(spec.where("exports", index)):
             exporter.check(carrier)
             size = exporter.predict(carrier)
             exports.append(ExportPlan(exporter.format, size, exporter.bound))
@@ -318,15 +316,6 @@ def _check_training(step: TrainPass, data: Data | None) -> None:
             "trains on the right answers, and data.training names none",
             "add target to data.training",
         )
-
-
-@contextmanager
-def _at(spec: Spec, *path: str | int) -> Iterator[None]:
-    """Give errors of the user's making their place in the spec."""
-    try:
-        yield
-    except CompressorError as error:
-        raise error.at(spec.where(*path)) from error.__cause__
 
 
 def _check_exports(spec: Spec, exports: Sequence[Exporter]) -> None:

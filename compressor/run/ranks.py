@@ -24,7 +24,7 @@ class Group:
         self.size = dist.get_world_size()
 
     def wait(self) -> None:
-        """Go on once all processes have come here.
+        """Wait until all processes have come here.
 
         Raises:
             InputError: one of them is gone.
@@ -52,18 +52,18 @@ class Group:
 def ranks() -> Iterator[Ranks]:
     """Yield this process's place among those that ``torchrun`` started; alone without it.
 
-    Communication is gloo's: what is exchanged are statistics and messages, which lie on the host.
-    Where there are GPUs, nccl takes what lies on them, such as gradients.
+    Statistics and messages, which lie on the host, are exchanged with gloo; tensors on GPUs, such
+    as gradients, with nccl.
 
     Raises:
-        SpecError: the environment is that of ``torchrun`` only in part, or nobody answers.
+        SpecError: the environment of ``torchrun`` is incomplete, or nobody answers.
     """
-    found = [name for name in _VARIABLES if name in os.environ]
-    if "WORLD_SIZE" not in found or int(os.environ["WORLD_SIZE"]) == 1:
+    present = [name for name in _VARIABLES if name in os.environ]
+    if "WORLD_SIZE" not in present or int(os.environ["WORLD_SIZE"]) == 1:
         yield ALONE
         return
-    if len(found) < len(_VARIABLES):
-        missing = next(name for name in _VARIABLES if name not in found)
+    if len(present) < len(_VARIABLES):
+        missing = next(name for name in _VARIABLES if name not in present)
         raise SpecError(
             f"environment variable {missing}",
             "is not set, though WORLD_SIZE is",

@@ -1,4 +1,4 @@
-"""Results by content: what was computed once, from the same inputs, is not computed again."""
+"""Results by content: a result of the same inputs is computed only once."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def result_key(kind: str, upstream: str, **parts: Any) -> str:
     """Return the key of a result.
 
     Args:
-        kind: what is computed.
-        upstream: the key of what it is computed from.
+        kind: the kind of result.
+        upstream: the key of the result that it is computed from.
         parts: everything else that determines it, as JSON values.
     """
     return json_sha256(
@@ -82,9 +82,9 @@ class Store:
         """Yield a folder to fill and a result to set; both are kept if the block succeeds.
 
         Args:
-            key: what the result is found by.
-            resumable: the folder outlives a process that is killed and a disk that is full; the
-                next call with this key yields it again, with all that was in it.
+            key: the key of the result.
+            resumable: keep the folder if the process is killed or the disk is full; the next call
+                with this key yields it again with its content.
         """
         result: dict[str, Any] = {}
         with self._lasting(key) if resumable else staging(self._root) as folder:
@@ -106,7 +106,7 @@ class Store:
 
     @property
     def cache(self) -> Path:
-        """A folder for what several results are made from; its files are named by content."""
+        """A folder for data that several results share; its files are named by content."""
         return self._root / _CACHE
 
     def training(self, key: str) -> Path:
@@ -114,12 +114,12 @@ class Store:
         return self._root / f"{_TRAINING}{key}"
 
     def trainings(self) -> list[Path]:
-        """Return the folders of all trainings that have been begun and not ended."""
+        """Return the folders of all unfinished trainings."""
         return sorted(self._root.glob(f"{_TRAINING}*"))
 
     @contextmanager
     def _lasting(self, key: str) -> Iterator[Path]:
-        """Yield a folder of its own for a key; it goes only where its content is of no use."""
+        """Yield a folder for a key; it is removed only if its content is of no use."""
         folder = self.partial(key)
         try:
             with disk_errors(self._root):
@@ -138,7 +138,7 @@ class Store:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from using the store.
+        """Lock the store against other processes.
 
         Raises:
             SpecError: another process uses it.
@@ -163,7 +163,7 @@ class Store:
             self._remove_if_empty()
 
     def _remove_if_empty(self) -> None:
-        """Leave no trace of a run that failed before anything was finished."""
+        """Remove the store of a run that failed before anything was finished."""
         with suppress(OSError):  # there is none, or it holds something
             self.cache.rmdir()
         if any(path.name != _LOCK for path in self._root.iterdir()):

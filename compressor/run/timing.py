@@ -14,7 +14,7 @@ import numpy as np
 from compressor.types.carrier import Runner
 from compressor.types.tensors import Array, Batch
 
-_ALL = 10  # groups up to which every choice of signs is looked at
+_ALL = 10  # groups up to which every choice of signs is tried
 _DRAWN = 2000
 
 
@@ -23,8 +23,8 @@ def median_interval(groups: Sequence[Array], level: float) -> tuple[float, float
 
     Args:
         groups: one array each, ``[values]``, none empty.
-        level: the least probability that the bounds hold the median. So few groups as cannot
-            reach it (six reach 0.969) give the smallest and the largest value.
+        level: the least probability that the bounds hold the median. With too few groups to reach
+            it (six reach 0.969), the bounds are the smallest and the largest value.
     """
     ordered = [np.sort(group) for group in groups]
     pooled = np.sort(np.concatenate(ordered))
@@ -42,14 +42,14 @@ def median_interval(groups: Sequence[Array], level: float) -> tuple[float, float
 
 
 def _signs(ordered: Array, bound: float) -> int:
-    """Return by how many more values lie above the bound than below."""
+    """Return the number of values above the bound minus the number below it."""
     below, not_above = np.searchsorted(ordered, bound), np.searchsorted(ordered, bound, "right")
     return int(ordered.size - not_above - below)
 
 
 @cache
 def _turned(count: int) -> Array:
-    """Return choices of signs, ``[choices, count]``; the one that turns nothing is among them."""
+    """Return choices of signs, ``[choices, count]``, the one without a change among them."""
     if count <= _ALL:
         bits = np.arange(2**count)[:, None] >> np.arange(count) & 1
     else:
@@ -62,8 +62,8 @@ Opener = Callable[[], Runner]
 
 _BUDGET = 2.0  # seconds
 _PRECISION = 0.01
-# Stopping at the first interval that is narrow enough favours those that are so by chance.
-# Computed for two percent more, intervals keep what they promise.
+# Stopping at the first interval that is narrow enough favours those that are narrow by chance.
+# Intervals computed for two percent more keep their level.
 _LEVEL = 0.97
 _LEAST_OPENINGS = 7  # fewer cannot reach that level
 _OPENINGS_TO_STOP = 8
@@ -79,8 +79,8 @@ class Latencies:
 
     Attributes:
         batch: samples in a run.
-        seconds: for each name and each opening, ``[cycles, inputs]``: a round a row and a column
-            for each input that the models were run on. Rounds pair across names.
+        seconds: for each name and each opening, ``[cycles, inputs]``: a row for each round and a
+            column for each input. Rounds pair across names.
     """
 
     batch: int
@@ -88,13 +88,13 @@ class Latencies:
 
     @property
     def inputs(self) -> int:
-        """On how many inputs in turn the models were run."""
+        """The number of inputs that the models were run on in turn."""
         return int(next(iter(self.seconds.values()))[0].shape[1])
 
     def summary(self, name: str) -> dict[str, Any]:
         """Return percentiles in milliseconds for one run of the batch, over all inputs.
 
-        ``mean`` is the typical time: of each input the median, of these the mean. ``ci95`` is its
+        ``mean`` is the typical time: the mean over inputs of each input's median. ``ci95`` is its
         95 % interval.
         """
         every = np.concatenate(self.seconds[name]) * 1e3
@@ -118,33 +118,33 @@ class Latencies:
     def ratio(self, name: str, base: str) -> dict[str, Any]:
         """Return a model's typical time over another's, with its 95 % interval.
 
-        Times are compared round by round, and the median of the ratios counts. With several
-        inputs, a ratio is that over all of them: of each the median of three rounds, by the time
-        that the base takes for it.
+        Times are compared round by round, and the result is the median of the ratios. With several
+        inputs, a ratio is the mean over them of each input's median of three rounds, weighted by
+        the base's time for it.
         """
         pairs = zip(self.seconds[name], self.seconds[base], strict=True)
-        logs = [np.log(_ratios(_grouped(own), _grouped(other))) for own, other in pairs]
+        logs = [np.log(_ratios(_grouped(times), _grouped(other))) for times, other in pairs]
         low, high = median_interval(logs, _LEVEL)
         value = float(np.exp(np.median(np.concatenate(logs))))
         return {"value": value, "ci95": [float(np.exp(low)), float(np.exp(high))]}
 
     def precise(self, precision: float) -> bool:
-        """Say whether all ratios to the first model are known that well.
+        """Whether all ratios to the first model are known to this precision.
 
         Args:
-            precision: half the interval's width, as a share of the ratio; of a model that was
-                timed alone, of its own time.
+            precision: half the interval's width as a share of the ratio, or of the time of a
+                model that was timed alone.
         """
         base, *others = self.seconds
-        found = [self.ratio(name, base) for name in others]
+        ratios = [self.ratio(name, base) for name in others]
         if not others:
-            own = self.summary(base)
-            found = [{"value": own["mean"], "ci95": own["ci95"]}]
-        return all(f["ci95"][1] - f["ci95"][0] <= 2 * precision * f["value"] for f in found)
+            summary = self.summary(base)
+            ratios = [{"value": summary["mean"], "ci95": summary["ci95"]}]
+        return all(f["ci95"][1] - f["ci95"][0] <= 2 * precision * f["value"] for f in ratios)
 
 
 def already_open(runners: Mapping[str, Runner]) -> dict[str, Opener]:
-    """Return openers of models that are not opened again: intervals are those of these sessions."""
+    """Return openers of open models, which are not opened again."""
 
     def opener(runner: Runner) -> Opener:
         return lambda: runner
@@ -161,12 +161,12 @@ def measure(
     """Time several models in turn on the same inputs.
 
     Args:
-        models: what opens each, by name; the first is the base of the ratios.
-        inputs: batches of one size, which rounds take in turn: several where a model's time
-            depends on what is in them. Of so many that the budget is too small, the first.
-        budget: seconds for everything, 2 if not given; each model is opened and timed seven
-            times whatever that takes.
-        precision: stop as soon as all ratios are known that well; see :meth:`Latencies.precise`.
+        models: openers by name; the first model is the base of the ratios.
+        inputs: batches of one size, which rounds use in turn: several if a model's time depends
+            on their content. If the budget is too small for all, the first ones.
+        budget: seconds for everything, 2 if not given; each model is opened and timed at least
+            seven times, however long that takes.
+        precision: stop as soon as all ratios are this precise; see :meth:`Latencies.precise`.
 
     Raises:
         CompressorError: a model cannot be opened or run.
@@ -179,19 +179,19 @@ def measure(
         inputs = inputs[: _affordable(models, inputs[0], budget)]
     size = len(next(iter(inputs[0].values())))
     blocks: dict[str, list[Array]] = {name: [] for name in models}
-    found = Latencies(size, blocks)
+    latencies = Latencies(size, blocks)
     for count in range(1, _MOST_OPENINGS + 1):
         runners = {name: models[name]() for name in next(openings)}
         block = _timed(runners, inputs, rounds, budget / _MOST_OPENINGS)
-        # All close before the first is opened again, or each would get its own memory back.
+        # All are closed before one is opened again, or each would get its own memory back.
         runners.clear()
         for name, times in block.items():
             blocks[name].append(times)
         if count >= _LEAST_OPENINGS and time.perf_counter() - start > budget:
             break
-        if count >= _OPENINGS_TO_STOP and found.precise(precision):
+        if count >= _OPENINGS_TO_STOP and latencies.precise(precision):
             break
-    return found
+    return latencies
 
 
 def _timed(
@@ -200,7 +200,7 @@ def _timed(
     orders: Iterator[list[str]],
     share: float,
 ) -> dict[str, Array]:
-    """Time models that have just been opened for so many seconds; ``[cycles, inputs]`` of each."""
+    """Time open models for ``share`` seconds; return ``[cycles, inputs]`` for each."""
     for runner in runners.values():
         _warm_up(runner, inputs, share)
     cycles: dict[str, list[list[float]]] = {name: [] for name in runners}
@@ -217,7 +217,7 @@ def _timed(
 
 
 def _warm_up(runner: Runner, inputs: Sequence[Batch], limit: float) -> None:
-    """Run until a few runs in a row take as long as those before them, or time is up."""
+    """Run until a few runs take as long as the few before them, or time is up."""
     start, before = time.perf_counter(), 0.0
     while True:
         now = float(np.median([_seconds(runner, inputs[0]) for _ in range(_WINDOW)]))
@@ -229,7 +229,7 @@ def _warm_up(runner: Runner, inputs: Sequence[Batch], limit: float) -> None:
 
 
 def _affordable(models: Mapping[str, Opener], batch: Batch, budget: float) -> int:
-    """Return over how many inputs a budget lets all openings go."""
+    """Return the number of inputs that a budget allows in all openings."""
     runners = [models[name]() for name in models]
     seconds = 0.0
     for runner in runners:
@@ -245,19 +245,19 @@ def _seconds(runner: Runner, batch: Batch) -> float:
 
 
 def _orders(names: Iterable[str], rng: np.random.Generator) -> Iterator[list[str]]:
-    """Yield random orders, each followed by its reverse, so that no place is had more often."""
-    known = list(names)
+    """Yield random orders, each followed by its reverse, so that positions are balanced."""
+    ordered = list(names)
     while True:
-        order = [known[i] for i in rng.permutation(len(known))]
+        order = [ordered[i] for i in rng.permutation(len(ordered))]
         yield order
         yield order[::-1]
 
 
 def _grouped(times: Array) -> Array:
-    """Make ``[values, rounds, inputs]`` of ``[cycles, inputs]``: the rounds that give one value.
+    """Return ``[values, rounds, inputs]`` of ``[cycles, inputs]``: the rounds of each value.
 
-    A single input's rounds stand for themselves. Of several inputs one or another is always
-    disturbed, so that three rounds are put together; what remains of them is left out.
+    With a single input, each round is a value. With several inputs one or another is always
+    disturbed, so three rounds make a value; incomplete ones are left out.
     """
     cycles, inputs = times.shape
     rounds = 1 if inputs == 1 else min(_LEAST_CYCLES, cycles)
@@ -267,5 +267,5 @@ def _grouped(times: Array) -> Array:
 def _ratios(times: Array, base: Array) -> Array:
     """Return a ratio for each value of ``[values, rounds, inputs]``."""
     weights = np.median(base, axis=1)
-    found: Array = (np.median(times / base, axis=1) * weights).sum(1) / weights.sum(1)
-    return found
+    ratios: Array = (np.median(times / base, axis=1) * weights).sum(1) / weights.sum(1)
+    return ratios

@@ -1,4 +1,4 @@
-"""What a run hands to a pass that trains, and trainings that were begun and not ended."""
+"""Everything that a run hands to a training pass, and the state of unfinished trainings."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from compressor.calibration.collect import collect_statistics
 from compressor.calibration.sources.random_access import RandomAccess
-from compressor.errors import CompressorError
+from compressor.errors import located
 from compressor.files import disk_errors, json_text, remove_stale_staging, write_text
 from compressor.run.data import Data
 from compressor.run.evaluate import RunSamples
-from compressor.run.model import OpenedModel
-from compressor.run.other_model import open_other_model, option_path
+from compressor.run.model import OpenedModel, open_other_model, option_path
 from compressor.run.store import Store
 from compressor.run.workspace import Workspace, metric_code
 from compressor.spec.user_code import code_digest, importable, load_symbol
@@ -32,44 +31,32 @@ from compressor.types.statistics import Request
 from compressor.types.tensors import Batch
 from compressor.types.training import Rows, Training
 
-_LIBRARY = "accelerate"  # it computes, though only where something is trained
-
-
-class _Access(Protocol):
-    """Samples by number; see ``compressor.calibration.sources.random_access``."""
-
-    @property
-    def samples(self) -> int: ...
-
-    @property
-    def random(self) -> bool: ...
-
-    def batch(self, rows: Rows, seed: Sequence[int]) -> Batch: ...
+_LIBRARY = "accelerate"  # used only for training
 
 
 @dataclass(frozen=True)
 class RunTrainingData:
     """The run's training data; see :class:`compressor.types.training.TrainingData`.
 
-    It can be sent to other processes, which then import the user's code themselves.
+    It can be pickled for other processes, which then import the user's code themselves.
 
     Attributes:
         data: as the spec names them.
         access: the same samples by number.
-        folder: the spec's, where the user's code lies.
+        folder: the spec's folder, which holds the user's code.
     """
 
     data: Data
-    access: _Access
+    access: RandomAccess
     folder: Path
 
     def __reduce__(self) -> tuple[Callable[..., RunTrainingData], tuple[Path, bytes]]:
-        """Let the user's code be found where it is unpickled."""
+        """Make the user's code importable where it is unpickled."""
         return _unpickled, (self.folder, pickle.dumps((self.data, self.access)))
 
     @property
     def samples(self) -> int:
-        """How many there are."""
+        """The number of samples."""
         return self.access.samples
 
     @property
@@ -93,10 +80,8 @@ class RunTrainingData:
         Raises:
             DataError: the source cannot be read, or the transform fails.
         """
-        try:
+        with located(self.data.where):
             return self.access.batch(rows, seed)
-        except CompressorError as error:
-            raise error.at(self.data.where) from error.__cause__
 
 
 def _unpickled(folder: Path, content: bytes) -> RunTrainingData:
@@ -106,7 +91,7 @@ def _unpickled(folder: Path, content: bytes) -> RunTrainingData:
 
 
 def open_training_data(workspace: Workspace) -> RunTrainingData:
-    """Open the spec's training data by number; what is a stream is copied to the store first.
+    """Open the spec's training data by sample number; streams are copied to the store first.
 
     Raises:
         CompressorError: they cannot be read, or the disk is full.
@@ -118,21 +103,18 @@ def open_training_data(workspace: Workspace) -> RunTrainingData:
             access = RandomAccess(data.source, workspace.store.cache, advance)
             return RunTrainingData(data, access, workspace.plan.spec.folder)
 
-    try:
-        if workspace.first:  # which makes the copy; the others find it
-            found = opened()
+    with located(data.where):
+        if not workspace.first:  # the first makes the copy that the others find
             ranks.wait()
-        else:
+        training_data = opened()
+        if workspace.first:
             ranks.wait()
-            found = opened()
-    except CompressorError as error:
-        raise error.at(data.where) from error.__cause__
-    return found
+    return training_data
 
 
 @dataclass(frozen=True)
 class References:
-    """What the options of one of the run's passes name: functions of the user's, and models.
+    """The user's functions and the models that the options of a pass name.
 
     Attributes:
         workspace: the run.
@@ -168,16 +150,16 @@ class References:
         return opened.carrier
 
     def parts(self) -> dict[str, Any]:
-        """Return what a result depends on beside the options themselves, for its key."""
-        found: dict[str, Any] = {}
+        """Return the parts of a result's key besides the options themselves."""
+        parts: dict[str, Any] = {}
         if self.declared.code:
-            found["code"] = {r: code_digest(self.symbol(r, "code")) for r in self.declared.code}
+            parts["code"] = {r: code_digest(self.symbol(r, "code")) for r in self.declared.code}
         if self.declared.other_models:
-            found["models"] = {
+            parts["models"] = {
                 option: self._opened(keys, option).digest()
                 for option, keys in self.declared.other_models.items()
             }
-        return found
+        return parts
 
     def _opened(self, keys: Mapping[str, Any], option: str) -> OpenedModel:
         plan = self.workspace.plan
@@ -186,7 +168,7 @@ class References:
 
 
 def training_parts(workspace: Workspace) -> dict[str, Any]:
-    """Return what the result of a training depends on beside model and options, for its key."""
+    """Return the parts of a training's key besides model and options."""
     data, metric = workspace.plan.data["training"], workspace.plan.training_metric
     return {
         "training": {"data": data.digest, "batch": data.batch},
@@ -206,13 +188,13 @@ def training_parts(workspace: Workspace) -> dict[str, Any]:
 def make_training(
     workspace: Workspace, references: References, folder: Path, carrier: Carrier
 ) -> Training:
-    """Return what a pass trains with.
+    """Return the means of training for a pass.
 
     Args:
         workspace: the run.
-        references: what the pass's options name.
-        folder: for the state; it exists.
-        carrier: what is trained.
+        references: the functions and models that the pass's options name.
+        folder: an existing folder for the state.
+        carrier: the model to train.
 
     Raises:
         CompressorError: the training data cannot be read, or the disk is full.
@@ -252,8 +234,8 @@ def _version(name: str) -> str | None:
 
 
 _PARTS = "training.json"
-_SHOWN = 3  # differences that a note tells
-# What a key holds as a hash, and so cannot be shown.
+_SHOWN = 3  # differences in a note
+# Parts of a key that are hashes and cannot be shown.
 _OPAQUE = {
     "upstream": "another model to start from",
     "data": "other calibration data",
@@ -274,13 +256,13 @@ _PREFIXES = {
 
 
 def begin(store: Store, key: str, parts: Mapping[str, Any], base: Path) -> tuple[str, ...]:
-    """Make the folder of a training, or find it again; say which states of others are not used.
+    """Create the folder of a training, or find it again; return notes on unused states of others.
 
     Args:
-        store: has the folders.
-        key: of the training's result.
-        parts: what the key was made from; ``name`` is the pass's.
-        base: the folder that paths in notes start from.
+        store: holds the folders.
+        key: the key of the training's result.
+        parts: the parts of the key; ``name`` is the pass's.
+        base: the folder that paths in notes are relative to.
 
     Raises:
         CompressorError: the disk is full, or the folder cannot be written.
@@ -297,12 +279,12 @@ def begin(store: Store, key: str, parts: Mapping[str, Any], base: Path) -> tuple
         if saved is None or saved.get("name") != parts["name"]:
             continue
         if not any(path.name != _PARTS for path in other.iterdir()):
-            shutil.rmtree(other, ignore_errors=True)  # it came to no state
+            shutil.rmtree(other, ignore_errors=True)  # it never saved a state
             continue
         place = Path(os.path.relpath(other, base)).as_posix()
         notes.append(
             f"a saved state of {parts['name']} at {place} belongs to another spec "
-            f"({_told(differences(saved, parts))}): it is not used; --fresh removes it"
+            f"({_summary(differences(saved, parts))}): it is not used; --fresh removes it"
         )
     return tuple(notes)
 
@@ -312,10 +294,10 @@ def end(store: Store, key: str) -> None:
     shutil.rmtree(store.training(key), ignore_errors=True)
 
 
-def differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
-    """Say in which parts two keys differ, each such as ``epochs 3, here 5``."""
-    before, now = dict(_leaves(saved)), dict(_leaves(own))
-    found = []
+def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    """Return the parts in which two keys differ, each such as ``epochs 3, here 5``."""
+    before, now = dict(_leaves(saved)), dict(_leaves(current))
+    texts = []
     for name in sorted(before.keys() | now.keys(), key=_rank):
         if before.get(name) == now.get(name):
             continue
@@ -323,8 +305,8 @@ def differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
         if opaque is None and _within(name, "models"):
             opaque = f"another model as {name.removeprefix('models.')}"
         shown = (_value(before.get(name)), _value(now.get(name)))
-        found.append(opaque or f"{_label(name)} {shown[0]}, here {shown[1]}")
-    return list(dict.fromkeys(found))
+        texts.append(opaque or f"{_label(name)} {shown[0]}, here {shown[1]}")
+    return list(dict.fromkeys(texts))
 
 
 def _read(folder: Path) -> dict[str, Any] | None:
@@ -335,9 +317,9 @@ def _read(folder: Path) -> dict[str, Any] | None:
     return parts if isinstance(parts, dict) else None
 
 
-def _told(found: list[str]) -> str:
-    rest = len(found) - _SHOWN
-    return "; ".join(found[:_SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
+def _summary(texts: list[str]) -> str:
+    rest = len(texts) - _SHOWN
+    return "; ".join(texts[:_SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
 
 
 def _leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -6,12 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from compressor.errors import ArtifactError
-from compressor.graph.values import all_nodes, is_op
-from compressor.run.artifacts import Artifact
-from compressor.run.evaluate import Evaluation, check_finite, ratio_db
-from compressor.run.memory import artifact_memory
+from compressor.files import scratch
+from compressor.graph.operators import operator
+from compressor.graph.values import all_nodes
+from compressor.run.artifact_file import ONNX, Machinery
+from compressor.run.artifact_file import Artifact as ArtifactFile
+from compressor.run.artifacts import Artifact, artifact_evaluation
+from compressor.run.cold_rounds import cold_starts
+from compressor.run.evaluate import check_finite, ratio_db, signal_and_error
 from compressor.run.store import result_key
 from compressor.run.timing import measure
 from compressor.run.workspace import Workspace, machine
@@ -22,7 +27,7 @@ from compressor.types.tensors import Batch
 _FAITHFUL_DB = 40.0
 _MARGIN_DB = 6.0
 _ROUNDING_DB = 0.5  # by which one way of rounding may be further from the float model
-_SLACK_BYTES = 4096  # names and headers, which small models consist of
+_SLACK_BYTES = 4096  # names and headers, which dominate small models
 _CHECK_SAMPLES = 64
 _TIMED_SAMPLES = 64
 BASELINE = "float"
@@ -38,7 +43,7 @@ def verify(workspace: Workspace, artifact: Artifact, final: Carrier) -> dict[str
     reason = artifact.exporter.cannot_run if workspace.runs else workspace.cannot_run
     if reason:
         return _weighed(workspace, artifact, final, reason)
-    measured = _measured(workspace, artifact, final, _key(artifact))
+    measured = _measured(workspace, artifact, final, artifact.key)
     evaluation = artifact_evaluation(workspace, artifact)
     baseline = workspace.baseline_evaluation
     metric = workspace.plan.metric
@@ -67,20 +72,6 @@ def verify(workspace: Workspace, artifact: Artifact, final: Carrier) -> dict[str
     }
 
 
-def artifact_evaluation(workspace: Workspace, artifact: Artifact) -> Evaluation | None:
-    """Return the results of an artifact that can be run; ``None`` without evaluation data."""
-    return workspace.evaluated(
-        _key(artifact), lambda: artifact.exporter.open(artifact.path), artifact.path.name
-    )
-
-
-def _key(artifact: Artifact) -> str:
-    exporter = artifact.exporter
-    return result_key(
-        "artifact", artifact.digest, format=exporter.format, run_by=dict(exporter.run_by)
-    )
-
-
 def _facts(workspace: Workspace, artifact: Artifact) -> dict[str, Any]:
     return {
         "format": artifact.exporter.format,
@@ -94,14 +85,14 @@ def _facts(workspace: Workspace, artifact: Artifact) -> dict[str, Any]:
 
 
 def _size_check(artifact: Artifact) -> dict[str, Any]:
-    """Compare the bytes of an artifact with what the plan predicted: they may not be many more."""
+    """Check that an artifact does not take many more bytes than the plan predicted."""
     exporter, most = artifact.exporter, artifact.predicted
     within = exporter.predicts_within
-    said = f"at most {most:,}" if exporter.bound else f"{most:,}"
+    predicted = f"at most {most:,}" if exporter.bound else f"{most:,}"
     return {
         "name": "takes the bytes that the plan predicted",
         "ok": within is None or artifact.bytes <= (1 + within) * most + _SLACK_BYTES,
-        "detail": f"{artifact.bytes:,}; predicted {said}",
+        "detail": f"{artifact.bytes:,}; predicted {predicted}",
     }
 
 
@@ -118,7 +109,7 @@ def _no_metric(reason: str) -> dict[str, Any]:
 def _weighed(
     workspace: Workspace, artifact: Artifact, final: Carrier, reason: str
 ) -> dict[str, Any]:
-    """Describe an artifact that cannot be run, or whose model cannot: what it holds is checked."""
+    """Describe an artifact that cannot be run; its content is checked instead."""
     with workspace.progress.stage(f"check {artifact.path.name}"):
         compared = artifact.exporter.check_written(final, artifact.path)
     return {
@@ -141,9 +132,9 @@ def _weighed(
 
 
 def baseline_latency(artifacts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the float model's latencies, as they were timed beside the artifact that is judged.
+    """Return the float model's latencies, timed beside the artifact that is judged.
 
-    Empty where nothing was timed.
+    Empty if nothing was timed.
     """
     timed = [a for a in artifacts if a["latency"]]
     judged = [a for a in timed if a["deployed"]] or timed
@@ -151,8 +142,8 @@ def baseline_latency(artifacts: Sequence[Mapping[str, Any]]) -> list[dict[str, A
 
 
 def _measured(workspace: Workspace, artifact: Artifact, final: Carrier, key: str) -> dict[str, Any]:
-    """Check and time an artifact, or take that from the store."""
-    own = result_key(
+    """Check and time an artifact, unless the store has the result."""
+    stored_key = result_key(
         "measure",
         key,
         baseline=workspace.source_key,
@@ -160,9 +151,9 @@ def _measured(workspace: Workspace, artifact: Artifact, final: Carrier, key: str
         machine=machine(),
         data=None if workspace.evaluation is None else workspace.evaluation.digest,
     )
-    found: dict[str, Any] | None = workspace.store.read(own)
-    if found is not None:
-        return found
+    earlier: dict[str, Any] | None = workspace.store.read(stored_key)
+    if earlier is not None:
+        return earlier
     with workspace.progress.stage(f"time {artifact.path.name}"):
         runner = artifact.exporter.open(artifact.path)
         result = {
@@ -170,7 +161,7 @@ def _measured(workspace: Workspace, artifact: Artifact, final: Carrier, key: str
             **_fidelity(workspace, artifact, runner, final),
             "latency": _latency(workspace, artifact, final),
         }
-    with workspace.store.write(own) as (_, stored):
+    with workspace.store.write(stored_key) as (_, stored):
         stored.update(result)
     return result
 
@@ -181,7 +172,7 @@ def _fidelity(
     """Compare the artifact with the model it was exported from, on one batch.
 
     Raises:
-        ArtifactError: its outputs have other shapes, so that nothing of it can be measured.
+        ArtifactError: its outputs have other shapes, so that nothing can be measured.
         DataError: they are NaN or infinite.
     """
     batch = workspace.sample(_CHECK_SAMPLES)
@@ -196,16 +187,16 @@ def _fidelity(
             f"gives outputs of shape {have}, the model it was exported from {want}",
             "report it, with the spec; leave out this export until then",
         )
-    written = _sqnr(source, outputs)
-    compressed = _sqnr(baseline, source)
+    written = ratio_db(*signal_and_error(source, outputs))
+    compressed = ratio_db(*signal_and_error(baseline, source))
     needed = _FAITHFUL_DB if compressed is None else min(_FAITHFUL_DB, compressed + _MARGIN_DB)
     shown = "equal" if written is None else f"{written:.1f} dB"
     faithful = written is None or written >= needed
     detail = f"{shown}; at least {needed:.1f} dB"
-    beside_float = _sqnr(baseline, outputs)
+    beside_float = ratio_db(*signal_and_error(baseline, outputs))
     if not faithful and compressed is not None and beside_float is not None:
-        # Runtimes round codes that lie between two in other directions. Through many layers that
-        # becomes noise as strong as that of rounding, but not more of it: an error would be added.
+        # Runtimes round ties differently. Over many layers that becomes noise as strong as that of
+        # rounding, but does not add to it, as an error would.
         faithful = min(written or 0.0, beside_float) >= compressed - _ROUNDING_DB
         detail += f", or {compressed - _ROUNDING_DB:.1f} dB beside the float model too: "
         detail += f"{beside_float:.1f} dB"
@@ -250,9 +241,9 @@ def _latency(workspace: Workspace, artifact: Artifact, final: Carrier) -> list[d
 
 
 def _timed_inputs(workspace: Workspace, final: Carrier, count: int) -> list[Batch]:
-    """Return one batch; single samples, where the time may depend on what is in them."""
+    """Return one batch, or single samples if the time may depend on their content."""
     data = workspace.evaluation
-    branches = any(is_op(node, "If", "Loop") for node in all_nodes(final.graph().graph))
+    branches = any(operator(node).branches for node in all_nodes(final.graph().graph))
     if count > 1 or data is None or not branches:
         return [workspace.sample(count)]
     names = [i.name for i in workspace.plan.model.carrier.inputs]
@@ -270,22 +261,12 @@ def _batches(workspace: Workspace) -> list[int]:
     return [1] if data is None or data.batch == 1 else [1, data.batch]
 
 
-def _sqnr(reference: list[Any], other: list[Any]) -> float | None:
-    signal = sum(float(np.square(r, dtype=np.float64).sum()) for r in reference)
-    error = sum(
-        float(np.square(o.astype(np.float64) - r).sum())
-        for r, o in zip(reference, other, strict=True)
-    )
-    return ratio_db(signal, error)
-
-
 def judge(limits: LimitKeys, artifacts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return one entry for each limit and artifact: limit, measured, and whether it holds.
+    """Return an entry for each limit and artifact: limit, measurement, and whether it holds.
 
-    A latency limit fails only where the whole 95 % interval of the measured ratio lies above it,
-    so that noise alone does not fail a run. It applies to what is deployed, not to storage
-    formats. A limit on what was not measured, for which the artifact gives the reason, has no
-    entry: it neither holds nor fails.
+    A latency limit fails only if the whole 95 % interval of the measured ratio lies above it, so
+    that noise alone does not fail a run. It applies to deployed artifacts, not to storage formats.
+    A limit on something that was not measured has no entry: it neither holds nor fails.
     """
     entries: list[dict[str, Any]] = []
     for artifact in artifacts:
@@ -315,3 +296,70 @@ def judge(limits: LimitKeys, artifacts: Sequence[Mapping[str, Any]]) -> list[dic
 
 def _entry(name: str, path: str, limit: float, measured: float, ok: bool) -> dict[str, Any]:
     return {"name": name, "artifact": path, "limit": limit, "measured": measured, "ok": ok}
+
+
+_NOT_ASKED = "not measured: compress run --memory does that, in a process for each model"
+_NO_PEAK = "the system does not tell a process's peak"
+_SECONDS = 10.0  # after which no further start begins, once there were three
+
+
+def artifact_memory(workspace: Workspace, artifact: Artifact, reason: str = "") -> dict[str, Any]:
+    """Return the entries of ``report.json`` on the peak memory of an artifact.
+
+    Args:
+        workspace: of the run.
+        artifact: what is opened and run, in processes of its own.
+        reason: why it cannot be run here, if it cannot.
+    """
+    if reason or not workspace.memory:
+        return _no_memory(reason or _NOT_ASKED)
+    folder, exporter = artifact.path.parent, artifact.exporter
+    options = exporter.model_dump(mode="json")
+    files = tuple(folder / str(file["name"]) for file in artifact.files)
+    model = ArtifactFile(artifact.path.name, artifact.path, exporter.format, files, options)
+    key = result_key("artifact", artifact.digest, run_by=dict(exporter.run_by))
+    return _measured_memory(workspace, key, model)
+
+
+def float_memory(workspace: Workspace) -> dict[str, Any]:
+    """Return the same entries for the float model, which is opened as an ONNX file."""
+    if not workspace.runs or not workspace.memory:
+        return _no_memory(_NOT_ASKED if workspace.runs else workspace.cannot_run)
+    with scratch("float-") as folder:
+        path = folder / "float.onnx"
+        ir.save(workspace.plan.model.carrier.graph(), path, external_data="float.onnx.data")
+        model = ArtifactFile("float", path, ONNX, tuple(sorted(folder.iterdir())))
+        return _measured_memory(workspace, workspace.source_key, model)
+
+
+def _measured_memory(workspace: Workspace, model_key: str, model: ArtifactFile) -> dict[str, Any]:
+    """Start a model several times, unless the store has the result of that."""
+    key = result_key("memory", model_key, machine=machine())
+    stored: dict[str, Any] | None = workspace.store.read(key)
+    if stored is not None:
+        return stored
+    with workspace.progress.stage(f"memory of {model.name}") as advance:
+        try:
+            (start,) = cold_starts([model], Machinery(), workspace.sample(1), _SECONDS, advance)
+        except ArtifactError as error:  # the run's own process has opened it, and goes on
+            return _no_memory(f"in a process of its own it {error.problem}")
+    if start["memory"] is None:
+        entry = _no_memory(_NO_PEAK)
+    else:
+        peak = start["memory"]["peak"]
+        entry = {
+            "peak_memory_bytes": round(peak["median"]),
+            "peak_memory_range": [round(peak["least"]), round(peak["most"])],
+            "peak_memory_bytes_reason": None,
+        }
+    with workspace.store.write(key) as (_, result):
+        result.update(entry)
+    return entry
+
+
+def _no_memory(reason: str) -> dict[str, Any]:
+    return {
+        "peak_memory_bytes": None,
+        "peak_memory_range": None,
+        "peak_memory_bytes_reason": reason,
+    }

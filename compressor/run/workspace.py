@@ -1,4 +1,4 @@
-"""What the stages of a run share: the plan, the store, the float model and its results."""
+"""The state that the stages of a run share: plan, store, float model and its results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from compressor.models.sizes import cannot_run
+from compressor.graph.costs import cannot_run
 from compressor.progress import Progress
 from compressor.run.data import Data
 from compressor.run.evaluate import Evaluation, evaluate
@@ -33,10 +33,11 @@ class Workspace:
     Attributes:
         plan: the checked spec.
         store: finished results.
-        progress: shows how far the run is.
+        progress: shows the run's progress.
         ranks: the processes that share the run; the first alone measures and writes.
-        identify_by_headers: a checkpoint is known by sizes, times and headers of its files, so
-            that it need not be read once more; otherwise by its content.
+        identify_by_headers: identify a checkpoint by sizes, times and headers of its files, which
+            saves reading it once more, instead of by its content.
+        memory: measure the peak memory of models.
     """
 
     plan: Plan
@@ -56,26 +57,26 @@ class Workspace:
 
     @property
     def no_metric(self) -> str:
-        """Why no metric is measured, where none is."""
+        """Why no metric is measured, if none is."""
         return "the spec has no data.evaluation" if self.runs else self.cannot_run
 
     @property
     def cannot_run(self) -> str:
-        """Why the model is not run, where it is not."""
+        """Why the model cannot be run, if it cannot."""
         return cannot_run(self.plan.model.carrier)
 
     @property
     def first(self) -> bool:
-        """This process is the one that measures and writes."""
+        """Whether this process is the one that measures and writes."""
         return self.ranks.rank == 0
 
     @property
     def runs(self) -> bool:
-        """The model can be run."""
+        """Whether the model can be run."""
         return Capability.RUN in self.plan.model.carrier.offers
 
     def load(self) -> None:
-        """Read the float model's weights, once; check that it was lowered faithfully."""
+        """Read the float model's weights once, and check that it was lowered faithfully."""
         if self._loaded:
             return
         with self.progress.stage("load the model"):
@@ -104,9 +105,9 @@ class Workspace:
         return self.plan.data.get("evaluation")
 
     def sample(self, count: int) -> Batch:
-        """Return a batch of real data (zeros, where the spec names none) of ``count`` samples.
+        """Return a batch of ``count`` samples of real data, or zeros if the spec names none.
 
-        A model whose batch is fixed gets that many.
+        A model with a fixed batch gets that many samples.
         """
         inputs = self.plan.model.carrier.inputs
         fixed = inputs[0].shape[0]
@@ -123,11 +124,11 @@ class Workspace:
         return {i.name: np.zeros(shapes[i.name], dtype=i.dtype) for i in inputs}
 
     def evaluated(self, key: str, make_runner: Any, label: str) -> Evaluation | None:
-        """Return the evaluation of the model with this key, from the store if it was done."""
+        """Return the evaluation of the model with this key, from the store if possible."""
         data, metric = self.evaluation, self.plan.metric
         if data is None or metric is None:
             return None
-        own = result_key(
+        evaluation_key = result_key(
             "evaluate",
             key,
             baseline=self.source_key,
@@ -135,16 +136,16 @@ class Workspace:
             metric=metric.name,
             code=metric_code(metric),
         )
-        found = self.store.read(own)
-        if found is None:
+        earlier = self.store.read(evaluation_key)
+        if earlier is None:
             with self.progress.stage(f"evaluate {label}", data.samples) as advance:
                 done = evaluate(make_runner(), self.baseline_runner, data, metric, advance)
-            with self.store.write(own) as (folder, result):
+            with self.store.write(evaluation_key) as (folder, result):
                 np.save(folder / _PER_SAMPLE, done.per_sample)
                 result.update(done.as_json())
             return done
-        per_sample = np.load(self.store.folder(own) / _PER_SAMPLE)
-        return Evaluation(per_sample=per_sample, **found)
+        per_sample = np.load(self.store.folder(evaluation_key) / _PER_SAMPLE)
+        return Evaluation(per_sample=per_sample, **earlier)
 
     @cached_property
     def baseline_evaluation(self) -> Evaluation | None:
@@ -160,7 +161,7 @@ def metric_code(metric: Metric) -> str:
 
 
 def environment() -> dict[str, Any]:
-    """Describe versions and machine, as in ``report.json``."""
+    """Return versions and machine for ``report.json``."""
     return {
         "python": platform.python_version(),
         "versions": dict(compute_versions()),
@@ -169,7 +170,7 @@ def environment() -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Describe what a latency holds for, and no other."""
+    """Return the description of the machine that a latency is valid for."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),

@@ -9,6 +9,10 @@ from typing import Literal
 import torch
 
 LayerKind = Literal["Conv", "ConvTranspose", "Gemm", "MatMul", "Gather"]
+CONVOLUTION: LayerKind = "Conv"
+LINEAR: LayerKind = "MatMul"
+TABLE: LayerKind = "Gather"
+"""The kinds of layer that a bare checkpoint is taken to hold."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +47,34 @@ class Layer:
     output: str = ""
 
     @property
+    def is_table(self) -> bool:
+        """Whether rows of the weight are looked up, not multiplied."""
+        return self.kind == "Gather"
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether the layer is a product of matrices."""
+        return self.kind in ("Gemm", "MatMul")
+
+    @property
+    def is_convolution(self) -> bool:
+        """Whether the layer is a convolution, transposed or not."""
+        return self.kind in ("Conv", "ConvTranspose")
+
+    @property
+    def is_transposed_convolution(self) -> bool:
+        """Whether the layer is a transposed convolution."""
+        return self.kind == "ConvTranspose"
+
+    @property
+    def bias_is_separate(self) -> bool:
+        """Whether the operator takes no bias, so that a node behind it adds one."""
+        return self.kind == "MatMul"
+
+    @property
     def rows(self) -> int:
         """Number of output channels (for an embedding: of table rows)."""
-        if self.kind == "ConvTranspose":
+        if self.is_transposed_convolution:
             return self.shape[1] * self.groups
         return self.shape[-1] if self.transposed else self.shape[0]
 
@@ -62,14 +91,14 @@ class Layer:
     @property
     def output_axis(self) -> int:
         """The axis of the stored weight that runs over output channels (of one group)."""
-        if self.kind == "ConvTranspose":
+        if self.is_transposed_convolution:
             return 1
         return len(self.shape) - 1 if self.transposed else 0
 
     @property
     def rows_first(self) -> bool:
         """Whether the stored weight's first axis is the canonical form's, its rows."""
-        return self.kind != "ConvTranspose" and not self.transposed
+        return not self.is_transposed_convolution and not self.transposed
 
     def canonical(self, weight: torch.Tensor) -> torch.Tensor:
         """Return ``weight`` (stored shape) as a matrix ``[rows, columns]``.
@@ -79,7 +108,7 @@ class Layer:
         """
         if tuple(weight.shape) != self.shape:
             raise ValueError(f"{self.weight}: shape {tuple(weight.shape)} is not {self.shape}")
-        if self.kind == "ConvTranspose":
+        if self.is_transposed_convolution:
             per_group = self.shape[0] // self.groups
             split = weight.reshape(self.groups, per_group, self.shape[1], -1)
             return split.transpose(1, 2).reshape(self.rows, self.columns)
@@ -89,7 +118,7 @@ class Layer:
 
     def stored(self, matrix: torch.Tensor) -> torch.Tensor:
         """Invert :meth:`canonical`."""
-        if self.kind == "ConvTranspose":
+        if self.is_transposed_convolution:
             per_group = self.shape[0] // self.groups
             split = matrix.reshape(self.groups, self.shape[1], per_group, -1)
             return split.transpose(1, 2).reshape(self.shape).contiguous()

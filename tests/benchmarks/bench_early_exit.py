@@ -23,10 +23,9 @@ from compressor.exporters.onnx import OnnxExporter
 from compressor.graph.costs import macs
 from compressor.models.onnx.ort_runner import OrtRunner
 from compressor.passes.fuse.fuse import Fuse
-from compressor.passes.train.early_exit.batches import Batches
 from compressor.passes.train.early_exit.early_exit import EarlyExit
 from compressor.passes.train.early_exit.heads import confidence_name, with_confidences, with_heads
-from compressor.passes.train.early_exit.points import find_answer, find_points
+from compressor.passes.train.early_exit.points import Batches, find_answer, find_points
 from compressor.passes.train.early_exit.thresholds import mean_latencies
 from compressor.types.carrier import Carrier
 from compressor.types.exporter import ExportContext

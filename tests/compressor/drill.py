@@ -13,7 +13,7 @@ from pydantic import Field
 
 from compressor.errors import SpecError
 from compressor.types.carrier import Capability, Carrier
-from compressor.types.passes import GraphPass, LayerOutcome, LayerPlan, Outcome, PassContext, Survey
+from compressor.types.passes import LayerOutcome, LayerPlan, Outcome, PassContext, Survey, TrainPass
 from compressor.types.training import Training
 from tests.compressor.spine_plugins import strike
 
@@ -21,7 +21,7 @@ STATE = "state.json"
 TOLD = "told: "
 
 
-class Drill(GraphPass):
+class Drill(TrainPass):
     """Multiplies weights with a number that depends on all training data that it was given."""
 
     name: ClassVar[str] = "drill"
@@ -32,7 +32,15 @@ class Drill(GraphPass):
     labels: bool = Field(default=True, description="whether it needs them")
     loss: str | None = Field(default=None, description="a function of the user's")
     teacher: dict[str, Any] | None = Field(default=None, description="another model")
-    replays: bool = Field(default=False, description="whether it reads the calibration data")
+    calibrates: bool = Field(default=False, description="whether it reads the calibration data")
+
+    @property
+    def labelled(self) -> bool:
+        return self.labels
+
+    @property
+    def replays(self) -> str:
+        return "to look at them" if self.calibrates else ""
 
     @property
     def code(self) -> tuple[str, ...]:
@@ -51,13 +59,7 @@ class Drill(GraphPass):
 
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         layers = tuple(LayerPlan(layer.name, "train") for layer in carrier.layers())
-        why = "to look at them" if self.replays else ""
-        return Survey(layers, trains=True, labels=self.labels, replays=why)
-
-    def apply(
-        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
-    ) -> Outcome:
-        raise AssertionError("a pass that trains is not applied")
+        return Survey(layers)
 
     def apply_training(
         self,

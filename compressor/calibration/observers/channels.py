@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import torch
 from pydantic import Field
@@ -22,22 +22,41 @@ from compressor.calibration.moments import (
 )
 from compressor.types.statistics import ChannelGrid, Moments, Observer
 
+StateT = TypeVar("StateT")
 
-class SecondMoment(Observer[Moments | None, Moments | None]):
-    """``Σ x xᵀ`` over a layer's inputs ``x``: vectors, or with a kernel the patches it sees.
 
-    Observation stops once there are so many vectors a column; what follows would sharpen the
-    moment and cost more than the rest of calibration. The sum of the vectors comes with it.
-    Planning gets ``None``.
-    """
-
-    name: ClassVar[str] = "second-moment"
+class InputObserver(Observer[StateT, StateT]):
+    """An observer of a layer's inputs: of vectors, or with a kernel of patches."""
 
     kernel: tuple[int, int] | None = Field(default=None, description="kernel of a 2-D convolution")
     strides: tuple[int, int] = Field(default=(1, 1), description="its strides")
     pads: tuple[int, int, int, int] = Field(default=(0, 0, 0, 0), description="its pads")
     dilations: tuple[int, int] = Field(default=(1, 1), description="its dilations")
     groups: int = Field(default=1, ge=1, description="its channel groups")
+
+    @property
+    def window(self) -> Window | None:
+        """The patches that a convolution sees; ``None`` for vectors."""
+        if self.kernel is None:
+            return None
+        return Window(self.kernel, self.strides, self.pads, self.dilations, self.groups)
+
+    def result(self, state: StateT) -> StateT:
+        """Return the state; raises ``ValueError`` if nothing was observed."""
+        if state is None:
+            raise ValueError("nothing was observed")
+        return state
+
+
+class SecondMoment(InputObserver[Moments | None]):
+    """``Σ x xᵀ`` over a layer's inputs ``x``: vectors, or with a kernel the patches it sees.
+
+    Observation stops after a number of vectors for each column; more would sharpen the moment
+    slightly and cost more than the rest of calibration. The result includes the sum of the
+    vectors. Planning gets ``None``.
+    """
+
+    name: ClassVar[str] = "second-moment"
     rows_per_column: int = Field(
         default=8, ge=1, description="vectors for each of their elements after which to stop"
     )
@@ -50,10 +69,9 @@ class SecondMoment(Observer[Moments | None, Moments | None]):
         """Return the state after also seeing ``values``."""
         if self.share(state) >= 1:
             return state
-        if self.kernel is None:
+        if self.window is None:
             return add_vectors(state, values)
-        window = Window(self.kernel, self.strides, self.pads, self.dilations, self.groups)
-        return add_patches(state, values, window)
+        return add_patches(state, values, self.window)
 
     def share(self, state: Moments | None) -> float:
         """Return vectors over wanted vectors."""
@@ -65,12 +83,6 @@ class SecondMoment(Observer[Moments | None, Moments | None]):
         """Return the moment of both streams."""
         return merge_moments(first, second)
 
-    def result(self, state: Moments | None) -> Moments | None:
-        """Return the moments; raises ``ValueError`` if nothing was observed."""
-        if state is None:
-            raise ValueError("nothing was observed")
-        return state
-
     def placeholder(self) -> Moments | None:
         """Return ``None``: a plan needs no moment."""
         return None
@@ -79,20 +91,14 @@ class SecondMoment(Observer[Moments | None, Moments | None]):
 Squares = torch.Tensor | None
 
 
-class ColumnNorm(Observer[Squares, Squares]):
+class ColumnNorm(InputObserver[Squares]):
     """l2 norm of each element of a layer's inputs: of vectors, or with a kernel of patches.
 
-    That is the root of the diagonal of ``second-moment``, in memory that grows with the columns
-    and not with their square. The result is float32 ``[groups, columns]``; planning gets ``None``.
+    This is the root of the diagonal of ``second-moment``, in memory that grows with the columns and
+    not with their square. The result is float32 ``[groups, columns]``; planning gets ``None``.
     """
 
     name: ClassVar[str] = "column-norm"
-
-    kernel: tuple[int, int] | None = Field(default=None, description="kernel of a 2-D convolution")
-    strides: tuple[int, int] = Field(default=(1, 1), description="its strides")
-    pads: tuple[int, int, int, int] = Field(default=(0, 0, 0, 0), description="its pads")
-    dilations: tuple[int, int] = Field(default=(1, 1), description="its dilations")
-    groups: int = Field(default=1, ge=1, description="its channel groups")
 
     def start(self) -> Squares:
         """Return the sums of nothing."""
@@ -100,11 +106,10 @@ class ColumnNorm(Observer[Squares, Squares]):
 
     def update(self, state: Squares, values: torch.Tensor) -> Squares:
         """Return the sums of squares with those of ``values`` added."""
-        if self.kernel is None:
+        if self.window is None:
             vectors = values.reshape(-1, values.shape[-1]).T[None]
         else:
-            window = Window(self.kernel, self.strides, self.pads, self.dilations, self.groups)
-            vectors = patch_vectors(values, window)
+            vectors = patch_vectors(values, self.window)
         return self.merge(state, vectors.to(torch.float64).square().sum(2))
 
     def merge(self, first: Squares, second: Squares) -> Squares:
@@ -125,10 +130,10 @@ class ColumnNorm(Observer[Squares, Squares]):
 
 
 class ChannelGridObserver(Observer[Levels, ChannelGrid | None]):
-    """Tell whether each channel has at most 256 evenly spaced values, as 8-bit images do.
+    """The grid of channels with at most 256 evenly spaced values each, as 8-bit images have.
 
-    Normalizing pixels by a mean and deviation of each channel keeps them on a grid of their
-    channel's own. The result is that grid, or ``None``.
+    Normalizing pixels by the mean and deviation of each channel keeps them on a grid, one for each
+    channel. The result is that grid, or ``None`` if there is none.
     """
 
     name: ClassVar[str] = "channel-grid"
@@ -170,9 +175,9 @@ class MagnitudeSums:
 class ChannelMagnitude(Observer[MagnitudeSums, torch.Tensor | None]):
     """The mean of absolute values at each position of an axis.
 
-    H. Hu et al., Network trimming, 2016 (arXiv:1607.03250), section 2, prune what is inactive on
-    real data. They count zeros; the mean also ranks where an activation function gives none.
-    Planning gets ``None``.
+    H. Hu et al., Network trimming, 2016 (arXiv:1607.03250), section 2, prune channels that are
+    inactive on real data. They count zeros; the mean also ranks channels of activation functions
+    that never return zero. Planning gets ``None``.
     """
 
     name: ClassVar[str] = "channel-magnitude"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -17,6 +18,7 @@ from compressor.calibration.sources.file_source import (
     FileSource,
     Header,
     IndexedFileSource,
+    InOrder,
     ReadAt,
     Rows,
     StreamRows,
@@ -37,29 +39,33 @@ class NpySource(IndexedFileSource):
 
     def headers(self) -> dict[str, Header]:
         """Return the headers of the file, or of all npy files in the folder."""
-        return {name: _checked_header(path) for name, path in self._paths().items()}
+        headers = {}
+        for name, path in self._paths().items():
+            with path.open("rb") as stream:
+                headers[name] = _checked_header(stream, path.name, path.stat().st_size)
+        return headers
 
     @contextmanager
-    def open_rows(self, chosen: Mapping[str, str]) -> Iterator[dict[str, Rows]]:
+    def open_rows(self, arrays: Mapping[str, str]) -> Iterator[dict[str, Rows]]:
         """Open the files."""
         paths = self._paths()
         with ExitStack() as stack:
             rows: dict[str, Rows] = {}
-            for name, stored in chosen.items():
+            for name, stored in arrays.items():
                 stream = stack.enter_context(paths[stored].open("rb"))
                 rows[name] = StreamRows(stream, read_header(stream))
             yield rows
 
-    def open_at(self, chosen: Mapping[str, str]) -> dict[str, ReadAt]:
+    def open_at(self, arrays: Mapping[str, str]) -> dict[str, ReadAt]:
         """Map the files into memory."""
         paths = self._paths()
-        return {name: mapped_rows(paths[stored]) for name, stored in chosen.items()}
+        return {name: mapped_rows(paths[stored]) for name, stored in arrays.items()}
 
     def files(self) -> list[tuple[str, Path]]:
         """Return the file, or those of the folder that the fields name."""
         paths = self._paths()
-        wanted = set(self.fields.values()) & set(paths) or set(paths)
-        return [(name if self.path.is_dir() else "", paths[name]) for name in sorted(wanted)]
+        names = set(self.fields.values()) & set(paths) or set(paths)
+        return [(name if self.path.is_dir() else "", paths[name]) for name in sorted(names)]
 
     def _paths(self) -> dict[str, Path]:
         if self.path.is_dir():
@@ -69,7 +75,7 @@ class NpySource(IndexedFileSource):
 
 
 def mapped_rows(path: Path) -> ReadAt:
-    """Return what reads rows of an npy file, of which only these come into memory.
+    """Return a function that reads rows of an npy file; only these come into memory.
 
     Raises:
         OSError: there is no such file.
@@ -83,12 +89,12 @@ def mapped_rows(path: Path) -> ReadAt:
     return read_at
 
 
-def _checked_header(path: Path) -> Header:
-    with path.open("rb") as stream:
-        header = read_header(stream)
-        have = path.stat().st_size - stream.tell()
+def _checked_header(stream: IO[bytes], name: str, size: int) -> Header:
+    """Read the header of an npy file of ``size`` bytes, and check that its data fit."""
+    header = read_header(stream)
+    have = size - stream.tell()
     if have != header.nbytes and not header.dtype.hasobject:
-        raise ValueError(f"{path.name} has {have} bytes of data, not {header.nbytes}")
+        raise ValueError(f"{name} has {have} bytes of data, not {header.nbytes}")
     return header
 
 
@@ -111,16 +117,17 @@ class NpzSource(FileSource):
             for member in archive.infolist():
                 if member.filename.endswith(_SUFFIX):
                     name = member.filename.removesuffix(_SUFFIX)
-                    headers[name] = _checked_npz_header(archive, member)
+                    with archive.open(member) as stream:
+                        headers[name] = _checked_header(stream, member.filename, member.file_size)
         return headers
 
     @contextmanager
-    def open_rows(self, chosen: Mapping[str, str]) -> Iterator[dict[str, Rows]]:
+    def open_rows(self, arrays: Mapping[str, str]) -> Iterator[dict[str, Rows]]:
         """Open the members."""
         with ExitStack() as stack:
             archive = stack.enter_context(zipfile.ZipFile(self.path))
             rows: dict[str, Rows] = {}
-            for name, stored in chosen.items():
+            for name, stored in arrays.items():
                 stream = stack.enter_context(archive.open(stored + _SUFFIX))
                 rows[name] = StreamRows(stream, read_header(stream))
             yield rows
@@ -128,15 +135,6 @@ class NpzSource(FileSource):
     def files(self) -> list[tuple[str, Path]]:
         """Return the archive."""
         return [("", self.path)]
-
-
-def _checked_npz_header(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Header:
-    with archive.open(member) as stream:
-        header = read_header(stream)
-        have = member.file_size - stream.tell()
-    if have != header.nbytes and not header.dtype.hasobject:
-        raise ValueError(f"{member.filename} has {have} bytes of data, not {header.nbytes}")
-    return header
 
 
 _DTYPES: dict[str, Any] = {
@@ -172,29 +170,24 @@ class SafetensorsSource(IndexedFileSource):
             return {name: _header(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118
 
     @contextmanager
-    def open_rows(self, chosen: Mapping[str, str]) -> Iterator[dict[str, Rows]]:
+    def open_rows(self, arrays: Mapping[str, str]) -> Iterator[dict[str, Rows]]:
         """Map the file."""
         with safe_open(self.path, framework="numpy") as file:
-            yield {name: _SliceRows(file.get_slice(stored)) for name, stored in chosen.items()}
+            slices = {name: file.get_slice(stored) for name, stored in arrays.items()}
+            yield {name: InOrder(partial(_copied_rows, rows)) for name, rows in slices.items()}
 
-    def open_at(self, chosen: Mapping[str, str]) -> dict[str, ReadAt]:
+    def open_at(self, arrays: Mapping[str, str]) -> dict[str, ReadAt]:
         """Map the file."""
         file: Any = safe_open(self.path, framework="numpy")
-        return {name: _rows_at(file.get_slice(stored)) for name, stored in chosen.items()}
+        return {name: _rows_at(file.get_slice(stored)) for name, stored in arrays.items()}
 
     def files(self) -> list[tuple[str, Path]]:
         """Return the file."""
         return [("", self.path)]
 
 
-class _SliceRows:
-    def __init__(self, tensor: Any):
-        self._tensor = tensor
-        self._position = 0
-
-    def take(self, count: int) -> Array:
-        start, self._position = self._position, self._position + count
-        return np.array(self._tensor[start : self._position])
+def _copied_rows(tensor: Any, start: int, stop: int) -> Array:
+    return np.array(tensor[start:stop])
 
 
 def _rows_at(tensor: Any) -> ReadAt:

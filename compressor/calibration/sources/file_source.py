@@ -29,7 +29,7 @@ from compressor.types.tensors import Array, Batch, TensorSpec
 
 @dataclass(frozen=True)
 class Header:
-    """What is known of an array before it is read.
+    """An array's description before it is read.
 
     Attributes:
         shape: its axes, samples first.
@@ -53,7 +53,7 @@ class Header:
 def choose(
     subject: str, fields: Mapping[str, str], headers: Mapping[str, Header]
 ) -> dict[str, str]:
-    """Return ``fields``, model names to stored names, or all arrays under their own names.
+    """Return ``fields`` (model names to stored names), or all arrays under their stored names.
 
     Raises:
         DataError: an array is missing, or there are none at all.
@@ -73,16 +73,16 @@ def choose(
 
 
 def describe(
-    subject: str, chosen: Mapping[str, str], headers: Mapping[str, Header], most: int | None
+    subject: str, arrays: Mapping[str, str], headers: Mapping[str, Header], most: int | None
 ) -> SourceInfo:
     """Return the description of the chosen arrays, of which at most ``most`` samples are used.
 
     Raises:
         DataError: an array is not numeric, is a scalar or empty, or lengths differ.
     """
-    for stored in chosen.values():
+    for stored in arrays.values():
         _check(subject, stored, headers[stored])
-    lengths = {stored: headers[stored].shape[0] for stored in chosen.values()}
+    lengths = {stored: headers[stored].shape[0] for stored in arrays.values()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{stored!r} {length}" for stored, length in lengths.items())
         raise DataError(
@@ -93,7 +93,7 @@ def describe(
     available = next(iter(lengths.values()))
     specs = tuple(
         TensorSpec(name, ("batch", *headers[stored].shape[1:]), native(headers[stored].dtype).name)
-        for name, stored in chosen.items()
+        for name, stored in arrays.items()
     )
     return SourceInfo(available if most is None else min(most, available), specs)
 
@@ -141,11 +141,28 @@ class Rows(Protocol):
         ...
 
 
-class StreamRows:
-    """Rows from a stream that stands behind an npy header.
+class InOrder:
+    """Rows in order from a function that returns those from a start to a stop.
 
-    Only the rows asked for are in memory. An array in Fortran order is the exception: its rows
-    lie scattered over the whole of it, so it is read at once.
+    Args:
+        read: takes start and stop.
+    """
+
+    def __init__(self, read: Callable[[int, int], Array]):
+        self._read = read
+        self._position = 0
+
+    def take(self, count: int) -> Array:
+        """Return the next rows."""
+        start, self._position = self._position, self._position + count
+        return self._read(start, self._position)
+
+
+class StreamRows:
+    """Rows from a stream positioned after an npy header.
+
+    Only the requested rows are in memory, except for an array in Fortran order: its rows are
+    scattered, so it is read at once.
     """
 
     def __init__(self, stream: IO[bytes], header: Header):
@@ -176,7 +193,7 @@ class StreamRows:
 
 
 def read_header(stream: IO[bytes]) -> Header:
-    """Read an npy header; the stream then stands at the data.
+    """Read an npy header, which leaves the stream at the data.
 
     Raises:
         ValueError: the stream does not start with an npy header of version 1 or 2 (version 3 is
@@ -231,7 +248,7 @@ class FileSource(Options, ABC):
         """Return the headers of all arrays there are, by stored name."""
 
     @abstractmethod
-    def open_rows(self, chosen: Mapping[str, str]) -> AbstractContextManager[dict[str, Rows]]:
+    def open_rows(self, arrays: Mapping[str, str]) -> AbstractContextManager[dict[str, Rows]]:
         """Open the chosen arrays, model names to stored names; return rows by model name."""
 
     @abstractmethod
@@ -251,12 +268,12 @@ class FileSource(Options, ABC):
         """Yield batches of up to ``size`` samples, at most ``limit``; raises as ``info`` does."""
         if size < 1:
             raise ValueError(f"batches of {size} samples")
-        chosen, info = self._choose()
+        arrays, info = self._choose()
         left = info.samples or 0
         left = left if limit is None else min(left, limit)
         with ExitStack() as stack:
             with self._guard():
-                readers = stack.enter_context(self.open_rows(chosen))
+                readers = stack.enter_context(self.open_rows(arrays))
             while left > 0:
                 count = min(size, left)
                 with self._guard():
@@ -265,7 +282,7 @@ class FileSource(Options, ABC):
                 left -= count
 
     def digest(self) -> str:
-        """Return a SHA-256 of the options and the files' content; their place has no part."""
+        """Return a SHA-256 of the options and the files' content, whatever their location."""
         settings = self.model_dump(mode="json", exclude={"path"})
         whole = hashlib.sha256(json.dumps([self.kind, settings], sort_keys=True).encode())
         with self._guard():
@@ -278,12 +295,12 @@ class FileSource(Options, ABC):
     def _choose(self) -> tuple[dict[str, str], SourceInfo]:
         with self._guard():
             headers = self.headers()
-        chosen = choose(self.subject, self.fields, headers)
-        return chosen, describe(self.subject, chosen, headers, self.samples)
+        arrays = choose(self.subject, self.fields, headers)
+        return arrays, describe(self.subject, arrays, headers, self.samples)
 
     @contextmanager
     def _guard(self) -> Iterator[None]:
-        """Turn what goes wrong when reading into errors that name the file."""
+        """Turn errors of reading into errors that name the file."""
         if not self.path.exists():
             raise SpecError(self.subject, "does not exist", "correct the path")
         try:
@@ -300,26 +317,26 @@ class IndexedFileSource(FileSource):
     """Files in which any sample can be found without reading those before it."""
 
     @abstractmethod
-    def open_at(self, chosen: Mapping[str, str]) -> dict[str, ReadAt]:
+    def open_at(self, arrays: Mapping[str, str]) -> dict[str, ReadAt]:
         """Open the chosen arrays, model names to stored names; return readers by model name."""
 
     def take(self, rows: NDArray[np.int64]) -> Batch:
         """Return samples by number; raises as ``info`` does.
 
-        The files are looked at once and are expected to stay as they are.
+        The files are examined once and must not change.
         """
         readers = self._readers
         with self._guard():
             return {name: read_at(rows) for name, read_at in readers.items()}
 
     def __getstate__(self) -> dict[Any, Any]:
-        """Leave out of a pickle what is open."""
+        """Leave open files out of a pickle."""
         state = super().__getstate__()
         kept = {name: value for name, value in state["__dict__"].items() if name != _READERS}
         return {**state, "__dict__": kept}
 
     @cached_property
     def _readers(self) -> dict[str, ReadAt]:
-        chosen, _ = self._choose()
+        arrays, _ = self._choose()
         with self._guard():
-            return self.open_at(chosen)
+            return self.open_at(arrays)

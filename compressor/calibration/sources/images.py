@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,7 +14,13 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from pydantic import Field, PositiveInt
 
-from compressor.calibration.sources.file_source import Header, IndexedFileSource, ReadAt, Rows
+from compressor.calibration.sources.file_source import (
+    Header,
+    IndexedFileSource,
+    InOrder,
+    ReadAt,
+    Rows,
+)
 from compressor.errors import DataError
 from compressor.types.tensors import Array
 
@@ -42,7 +49,7 @@ class ImageFolderSource(IndexedFileSource):
     )
 
     def headers(self) -> dict[str, Header]:
-        """Return what the folder gives, from the names of its files."""
+        """Return the headers of images and labels, from the names of the files."""
         items, labelled = self._items()
         if not items:
             raise DataError(
@@ -54,17 +61,15 @@ class ImageFolderSource(IndexedFileSource):
         return headers
 
     @contextmanager
-    def open_rows(self, chosen: Mapping[str, str]) -> Iterator[dict[str, Rows]]:
-        """List the images; each is opened when its turn comes."""
-        items, _ = self._items()
-        arrays = self._arrays(items)
-        yield {name: _InOrder(arrays[stored]) for name, stored in chosen.items()}
+    def open_rows(self, arrays: Mapping[str, str]) -> Iterator[dict[str, Rows]]:
+        """List the images; each is opened when its row is read."""
+        readers = self.open_at(arrays)
+        yield {name: InOrder(partial(_rows, read_at)) for name, read_at in readers.items()}
 
-    def open_at(self, chosen: Mapping[str, str]) -> dict[str, ReadAt]:
-        """List the images; each is decoded when it is asked for."""
-        items, _ = self._items()
-        arrays = self._arrays(items)
-        return {name: arrays[stored] for name, stored in chosen.items()}
+    def open_at(self, arrays: Mapping[str, str]) -> dict[str, ReadAt]:
+        """List the images; each is decoded when it is requested."""
+        readers = self._arrays(self._items()[0])
+        return {name: readers[stored] for name, stored in arrays.items()}
 
     def files(self) -> list[tuple[str, Path]]:
         """Return the images."""
@@ -95,21 +100,15 @@ class ImageFolderSource(IndexedFileSource):
             )
         items = [_Item(path, 0) for path in loose]
         for label, folder in enumerate(folders):
-            found = (path for path in folder.rglob("*") if _is_image(path))
-            items += [_Item(path, label) for path in sorted(found)]
+            images = (path for path in folder.rglob("*") if _is_image(path))
+            items += [_Item(path, label) for path in sorted(images)]
         if self.samples is not None and self.samples < len(items):
             items = [items[i * len(items) // self.samples] for i in range(self.samples)]
         return items, bool(folders)
 
 
-class _InOrder:
-    def __init__(self, read_at: ReadAt):
-        self._read_at = read_at
-        self._position = 0
-
-    def take(self, count: int) -> Array:
-        start, self._position = self._position, self._position + count
-        return self._read_at(np.arange(start, self._position))
+def _rows(read_at: ReadAt, start: int, stop: int) -> Array:
+    return read_at(np.arange(start, stop))
 
 
 def _is_image(path: Path) -> bool:

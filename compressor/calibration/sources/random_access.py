@@ -1,4 +1,4 @@
-"""Copies on disk of sources that are streams, so that any sample can be had at once."""
+"""Access to samples by number, through copies on disk for sources that are streams."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compressor.calibration.sources.arrays import mapped_rows
-from compressor.calibration.sources.regroup import length
-from compressor.calibration.sources.user_functions import TransformedSource
+from compressor.calibration.sources.user_functions import TransformedSource, length
 from compressor.errors import DataError
 from compressor.files import staging, sync
 from compressor.progress import Advance, nobody_watches
@@ -61,12 +60,12 @@ class Spool:
 def spooled(source: Source, folder: Path, advance: Advance = nobody_watches) -> Spool:
     """Return a copy of a source: the one that is in the folder already, or a new one.
 
-    A copy appears whole or not at all. While it is made, one batch is in memory.
+    A copy appears whole or not at all. One batch at a time is in memory.
 
     Args:
         source: read once from start to end; its digest names the copy.
-        folder: where copies are; made if need be.
-        advance: told how many samples have been copied.
+        folder: where copies are kept; created if needed.
+        advance: called with the number of samples copied so far.
 
     Raises:
         DataError: the source is unusable or empty, or an array's dtype is none that npy files
@@ -107,14 +106,14 @@ def _file(place: int) -> str:
 
 
 def _batch_size(source: Source) -> int:
-    """Return how many samples make about 16 MiB, if all are like the first."""
+    """Return how many samples take about 16 MiB if all are like the first."""
     first = next(source.batches(1, 1), {})
     each = sum(array.nbytes for array in first.values())
     return min(max(_BYTES // max(each, 1), 1), _MOST)
 
 
 class _GrowingFile:
-    """An npy file that is written a few rows at a time; how many come is known at the end.
+    """An npy file that is written a few rows at a time, with the number of rows at the end.
 
     Raises:
         DataError: npy files cannot hold the dtype.
@@ -165,14 +164,14 @@ class _GrowingFile:
 
 
 class RandomAccess:
-    """Samples by number: from the source itself where it can, else from a copy on disk.
+    """Samples by number: from the source itself if it can, else from a copy on disk.
 
-    It can be pickled, and then opens the same files again, so that other processes can read too.
+    A pickled copy opens the same files again, so that other processes can read, too.
 
     Args:
-        source: where the samples come from, perhaps with a transform behind it.
-        folder: keeps the copies, each under the digest of its source.
-        advance: told how many samples have been copied.
+        source: where the samples come from, perhaps with a transform.
+        folder: holds the copies, each under the digest of its source.
+        advance: called with the number of samples copied so far.
 
     Raises:
         SpecError: a file does not exist, or the folder cannot be written.

@@ -1,7 +1,8 @@
-"""Windows over one stream of tokens."""
+"""Text files and JSON Lines, tokenized and cut into windows."""
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 from abc import ABC, abstractmethod
@@ -9,13 +10,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, ClassVar, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 from pydantic import Field
 
 from compressor.calibration.sources.file_source import Header, choose, describe
-from compressor.errors import DataError, SpecError
+from compressor.errors import DataError, SpecError, suggestion
 from compressor.types.data import SourceInfo
 from compressor.types.options import Options
 from compressor.types.tensors import Array, Batch
@@ -160,9 +161,9 @@ class TokenSource(Options, ABC):
             SpecError: a file does not exist, or the package ``tokenizers`` is not installed.
             DataError: a file is unusable, or the text is shorter than one sample.
         """
-        chosen = self._chosen()
-        headers = {name: Header((1, self.length), np.dtype(np.int64)) for name in chosen.values()}
-        fields = describe(self.subject, chosen, headers, None).fields
+        arrays = self._chosen()
+        headers = {name: Header((1, self.length), np.dtype(np.int64)) for name in arrays.values()}
+        fields = describe(self.subject, arrays, headers, None).fields
         return SourceInfo(self.count, fields)
 
     def batches(self, size: int, limit: int | None = None) -> Iterator[Batch]:
@@ -171,20 +172,20 @@ class TokenSource(Options, ABC):
             raise ValueError(f"batches of {size} samples")
         limits = [most for most in (self.samples, limit) if most is not None]
         left = min(limits, default=None)
-        chosen = self._chosen()
+        arrays = self._chosen()
         if left is not None and left <= 0:
             return
         rows: list[Array] = []
         for window in self._windows(left):
             rows.append(window)
             if len(rows) == size:
-                yield _batch(rows, chosen)
+                yield _batch(rows, arrays)
                 rows = []
         if rows:
-            yield _batch(rows, chosen)
+            yield _batch(rows, arrays)
 
     def digest(self) -> str:
-        """Return a SHA-256 of the options, the tokenizer and the text; places have no part."""
+        """Return a SHA-256 of the options, the tokenizer and the text, whatever their location."""
         settings = self.model_dump(mode="json", exclude={"path", "tokenizer"})
         whole = hashlib.sha256(json.dumps([self.kind, settings], sort_keys=True).encode())
         with self._guard():
@@ -204,16 +205,16 @@ class TokenSource(Options, ABC):
             raise SpecError(self.subject, "does not exist", "correct the path")
         if not self.path.is_dir():
             return [self.path]
-        found = sorted(path for path in self.path.glob(f"*{self.suffix}") if path.is_file())
-        if not found:
+        files = sorted(path for path in self.path.glob(f"*{self.suffix}") if path.is_file())
+        if not files:
             raise DataError(
                 self.subject, f"holds no {self.suffix} file", f"name a {self.kind} itself"
             )
-        return found
+        return files
 
     @cached_property
     def count(self) -> int | None:
-        """How many samples there are; ``None`` where counting would take long."""
+        """The number of samples; ``None`` if counting would take long."""
         with self._guard():
             size = sum(path.stat().st_size for path in self.files())
         if size > _COUNTED and self.samples is None:
@@ -263,7 +264,7 @@ class TokenSource(Options, ABC):
 
     @contextmanager
     def _guard(self) -> Iterator[None]:
-        """Turn what goes wrong when reading into errors that name the source."""
+        """Turn errors of reading into errors that name the source."""
         try:
             yield
         except OSError as error:
@@ -274,11 +275,100 @@ class TokenSource(Options, ABC):
             ) from error
 
 
-def _batch(rows: list[Array], chosen: dict[str, str]) -> Batch:
+def _batch(rows: list[Array], names: dict[str, str]) -> Batch:
     windows = np.stack(rows)
     arrays = {
         _IDS: windows[:, :-1],
         _LABELS: windows[:, 1:],
         _MASK: np.ones((len(windows), windows.shape[1] - 1), np.int64),
     }
-    return {name: np.array(arrays[stored], order="C") for name, stored in chosen.items()}
+    return {name: np.array(arrays[stored], order="C") for name, stored in names.items()}
+
+
+class TextSource(TokenSource):
+    """Tokenized samples of a text file in UTF-8, or of all ``.txt`` files in a folder.
+
+    Each file is one document.
+    """
+
+    kind: ClassVar[str] = "text file"
+    suffix: ClassVar[str] = ".txt"
+
+    def documents(self, path: Path, stream: IO[bytes]) -> Iterator[Iterator[str]]:
+        """Yield the file as one document."""
+        yield _pieces(path, stream)
+
+
+def _pieces(path: Path, stream: IO[bytes]) -> Iterator[str]:
+    """Yield the text in pieces that end at a line's end, if lines are not very long.
+
+    Raises:
+        DataError: the bytes are not UTF-8.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    done = False
+    position = 0
+    while not done:
+        part = stream.read(PIECE)
+        if not part.endswith(b"\n"):
+            part += stream.readline(PIECE)
+        done = not part
+        try:
+            text = decoder.decode(part, final=done)
+        except UnicodeDecodeError as error:
+            place = position + error.start
+            raise DataError(
+                f"data '{path}'",
+                f"is not UTF-8: byte 0x{error.object[error.start]:02x} at about byte {place:,}",
+                "convert it, e.g. with iconv -t utf-8",
+            ) from error
+        position += len(part)
+        if text:
+            yield text
+
+
+class JsonlSource(TokenSource):
+    """Tokenized samples of a file with one JSON object a line, or of all ``.jsonl`` in a folder.
+
+    Each object is one document: its text stands under ``field``. Empty lines are passed over.
+    """
+
+    kind: ClassVar[str] = "JSON Lines file"
+    suffix: ClassVar[str] = ".jsonl"
+
+    field: str = Field(default="text", description="key of the text in each object")
+
+    def documents(self, path: Path, stream: IO[bytes]) -> Iterator[Iterator[str]]:
+        """Yield the text of each line's object."""
+        for number, line in enumerate(stream, 1):
+            if line.strip():
+                text = self._text(f"data '{path}', line {number}", line)
+                yield (text[start : start + PIECE] for start in range(0, len(text), PIECE))
+
+    def _text(self, subject: str, line: bytes) -> str:
+        try:
+            value: Any = json.loads(line)
+        except UnicodeDecodeError as error:
+            raise DataError(subject, f"is not UTF-8 ({error.reason})", "convert it") from error
+        except (ValueError, RecursionError) as error:
+            raise DataError(
+                subject, f"is not JSON ({error})", "write one JSON object a line"
+            ) from error
+        if not isinstance(value, dict):
+            raise DataError(
+                subject,
+                f"holds a {type(value).__name__}, not an object",
+                f'write it like {{"{self.field}": "..."}}',
+            )
+        if self.field not in value:
+            raise DataError(
+                subject,
+                f"has no {self.field!r}",
+                f"set field: {suggestion(self.field, list(value))}",
+            )
+        text = value[self.field]
+        if not isinstance(text, str):
+            raise DataError(
+                subject, f"has a {type(text).__name__} as {self.field!r}", "give a string"
+            )
+        return text

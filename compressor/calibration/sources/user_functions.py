@@ -1,4 +1,4 @@
-"""Batches from functions of the user's, and batches passed through them."""
+"""Sources from the user's functions: factories of batches, and transforms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from compressor.calibration.sources.regroup import cut, length, regroup
 from compressor.errors import CompressorError, DataError
 from compressor.types.data import Source, SourceInfo
 from compressor.types.tensors import Batch, TensorSpec
@@ -41,7 +40,7 @@ def call(subject: str, function: Callable[..., ResultT], *arguments: Any) -> Res
 
 
 def iterate(subject: str, function: Callable[[], Any]) -> Iterator[Any]:
-    """Yield what the iterable that the function returns yields; raises as ``call`` does."""
+    """Yield the items of the iterable that the function returns; raises as ``call`` does."""
     iterator = call(subject, iter, call(subject, function))
     while (item := call(subject, next, iterator, _END)) is not _END:
         yield item
@@ -91,13 +90,13 @@ _Form = dict[str, tuple[tuple[int, ...], str]]
 
 @dataclass(frozen=True)
 class FactorySource:
-    """Batches that a function makes, the same ones at each call, in batches of any size.
+    """Batches of any size from a function that yields the same samples at each call.
 
     Attributes:
         make: returns an iterable of batches, arrays by name with the samples as first axis.
         name: how errors name the function, such as ``pkg.mod:fn``.
-        fields: names in the model to names in its batches; all if there are none.
-        samples: use at most so many samples.
+        fields: names in the model to names in its batches; all arrays if empty.
+        samples: use at most this many samples.
     """
 
     make: Callable[[], Iterable[Batch]]
@@ -130,7 +129,7 @@ class FactorySource:
         return regroup(self._made(), size, min(limits, default=None))
 
     def digest(self) -> str:
-        """Return a SHA-256 of the samples themselves, however they are batched; made once."""
+        """Return a SHA-256 of the samples, independent of batching; computed once."""
         return self._digest
 
     @cached_property
@@ -141,15 +140,15 @@ class FactorySource:
             used = batch if most is None else cut(batch, 0, most)
             for name, array in used.items():
                 start = f"{name} {array.dtype.str} {array.shape[1:]} ".encode()
-                own = hashes.setdefault(name, hashlib.sha256(start))
-                own.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+                digest = hashes.setdefault(name, hashlib.sha256(start))
+                digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
             most = None if most is None else most - length(used)
             if most == 0:
                 break
         return hashlib.sha256(b"".join(h.digest() for _, h in sorted(hashes.items()))).hexdigest()
 
     def _made(self) -> Iterator[Batch]:
-        """Yield the batches with the fields' names, empty ones left out, checked to be alike."""
+        """Yield the batches under the fields' names, without empty ones; all must be alike."""
         form: _Form = {}
         for value in iterate(self.subject, self.make):
             batch = self._renamed(check_batch(self.subject, value))
@@ -162,12 +161,12 @@ class FactorySource:
                     f"made {objects[0]!r} of Python objects",
                     "give bool, numbers or fixed-length text",
                 )
-            own = {name: (array.shape[1:], array.dtype.name) for name, array in batch.items()}
-            form = form or own
-            if own != form:
+            this_form = {name: (array.shape[1:], array.dtype.name) for name, array in batch.items()}
+            form = form or this_form
+            if this_form != form:
                 raise DataError(
                     self.subject,
-                    f"made batches that differ: {_tell(form)}, then {_tell(own)}",
+                    f"made batches that differ: {_form_text(form)}, then {_form_text(this_form)}",
                     "give all batches the same names, dtypes and shapes but for the first axis",
                 )
             yield batch
@@ -185,16 +184,16 @@ class FactorySource:
         return {name: batch[stored] for name, stored in self.fields.items()}
 
 
-def _tell(form: _Form) -> str:
+def _form_text(form: _Form) -> str:
     return ", ".join(f"{name} {dtype}{list(shape)}" for name, (shape, dtype) in form.items())
 
 
 @dataclass(frozen=True)
 class TransformedSource:
-    """A source followed by ``transform``, which is ``fn(batch)`` or ``fn(batch, rng)``.
+    """A source followed by a transform, ``fn(batch)`` or ``fn(batch, rng)``.
 
-    A parameter named ``rng`` receives a generator seeded with ``seed`` and the batch's index,
-    so the same batch size gives the same batches at each call.
+    A parameter named ``rng`` receives a generator seeded with ``seed`` and the batch's index, so
+    the same batch size gives the same batches at each call.
 
     Attributes:
         source: where batches come from.
@@ -232,7 +231,7 @@ class TransformedSource:
         return wants_rng(self.transform)
 
     def transformed(self, batch: Batch, seed: Sequence[int]) -> Batch:
-        """Return a batch after the transform, whose generator, if it takes one, has this seed.
+        """Return the transformed batch; ``seed`` is for the transform's generator, if it takes one.
 
         Raises:
             DataError: the transform raised, or returned something else than a batch.
@@ -243,7 +242,7 @@ class TransformedSource:
     def digest(self) -> str:
         """Return a SHA-256 of the source's digest, the seed, and the file that has the function.
 
-        What that file imports has no part: change the seed, or run afresh, after editing it.
+        Files that it imports are not included: change the seed, or run afresh, after editing them.
         """
         parts = [self.source.digest().encode(), self.name.encode(), str(self.seed).encode()]
         code = _source_file(self.transform)
@@ -268,3 +267,54 @@ def _source_file(function: Callable[..., object]) -> Path | None:
         return None
     path = Path(name) if name else None
     return path if path and path.is_file() else None
+
+
+def regroup(batches: Iterable[Batch], size: int, limit: int | None = None) -> Iterator[Batch]:
+    """Yield the same samples in batches of ``size``, the last perhaps smaller.
+
+    At most ``limit`` samples are used, and no batch beyond them is requested. All batches have the
+    same names, dtypes and shapes except for the first axis.
+    """
+    if size < 1:
+        raise ValueError(f"batches of {size} samples")
+    parts: list[Batch] = []
+    have = 0
+    for batch in _limited(batches, limit):
+        parts.append(batch)
+        have += length(batch)
+        while have >= size:
+            joined = _join(parts)
+            yield cut(joined, 0, size)
+            have -= size
+            parts = [cut(joined, size, None)] if have else []
+    if have:
+        yield _join(parts)
+
+
+def length(batch: Batch) -> int:
+    """Return the number of samples in a batch."""
+    return len(next(iter(batch.values())))
+
+
+def cut(batch: Batch, start: int, stop: int | None) -> Batch:
+    """Return the samples of a batch from ``start`` to ``stop``."""
+    return {name: array[start:stop] for name, array in batch.items()}
+
+
+def _limited(batches: Iterable[Batch], limit: int | None) -> Iterator[Batch]:
+    if limit is None:
+        yield from batches
+        return
+    if limit <= 0:
+        return
+    for batch in batches:
+        yield cut(batch, 0, limit)
+        limit -= length(batch)
+        if limit <= 0:
+            return
+
+
+def _join(parts: list[Batch]) -> Batch:
+    if len(parts) == 1:
+        return parts[0]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -24,8 +24,8 @@ from compressor.exporters.onnx.matmul_nbits import Compute
 from compressor.exporters.onnx.opsets import Owners
 from compressor.exporters.onnx.targets import TARGETS, first_breach
 from compressor.exporters.onnx.verify import check_file, check_message, check_tensors, described
-from compressor.graph.as_json import Skeleton, skeleton
 from compressor.graph.blocks import sink_initializers
+from compressor.graph.skeleton import Skeleton, skeleton
 from compressor.models.onnx.file import PRODUCER, TARGET
 from compressor.models.onnx.runtimes import runtime_for, versions_of, why_elsewhere
 from compressor.types.carrier import Capability, Carrier, Runner

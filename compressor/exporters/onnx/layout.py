@@ -11,8 +11,8 @@ import onnx_ir as ir
 from onnx import TensorProto
 
 from compressor.errors import ArtifactError
-from compressor.graph.as_json import Skeleton
 from compressor.graph.blocks import all_initializers
+from compressor.graph.skeleton import Skeleton
 
 MODEL = "model.onnx"
 DATA = "model.onnx.data"

@@ -13,12 +13,10 @@ import onnx_ir as ir
 from compressor.graph.codes import BITS
 from compressor.graph.editing import Editor
 from compressor.graph.layers import layer_of, looked_up
+from compressor.graph.operators import operator
 from compressor.graph.values import INTEGER_CODES, all_nodes, is_op, maker_behind, static_shape
 from compressor.types.layers import Layer
 from compressor.types.tensors import Array
-
-_VIEWS = ("Cast", "Transpose", "Identity")
-_PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvTranspose")
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,8 @@ def _codes(value: ir.Value | None) -> ir.Value | None:
 def _readers(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
     """Yield what reads a value, and as which input; casts and transposes are seen through."""
     for use in value.uses():
-        if is_op(use.node, *_VIEWS) and not use.node.outputs[0].is_graph_output():
+        view = operator(use.node).moves in ("same", "type", "order")
+        if view and not use.node.outputs[0].is_graph_output():
             yield from _readers(use.node.outputs[0])
         else:
             yield use.node, use.idx
@@ -100,9 +99,10 @@ def _readers(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
 
 def _is_float(node: ir.Node, index: int) -> bool:
     """Tell whether a reader multiplies floats with the weight, or looks up its rows."""
-    if is_op(node, "Gather") and index == 0:
+    row = operator(node)
+    if row.is_table and index == 0:
         return not any(is_op(use.node, "QuantizeLinear") for use in node.outputs[0].uses())
-    if not is_op(node, *_PRODUCTS) or index != 1:
+    if not row.is_product or index != 1:
         return False
     # ONNX Runtime moves quantization over what only moves elements, so that behind that a product
     # may still be of integers.
@@ -284,22 +284,21 @@ def _is_plain(node: ir.Node, layer: Layer, weight: WeightOnly) -> bool:
         return False
     value = node.inputs[1]
     while value is not None and (view := value.producer()) is not weight.dequantize:
-        if view is None or is_op(view, "Cast"):
+        if view is None or operator(view).moves == "type":
             return False
         value = view.inputs[0]
-    if is_op(node, "MatMul"):
+    row = operator(node)
+    if row.bias_is_separate:
         return True
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     scaled = any(node.attributes.get_float(name, 1.0) != 1 for name in ("alpha", "beta"))
     turned = node.attributes.get_int("transA", 0) == 1
-    return (
-        is_op(node, "Gemm") and not (scaled or turned) and (bias is None or _is_bias(bias, layer))
-    )
+    return layer.is_linear and not (scaled or turned) and (bias is None or _is_bias(bias, layer))
 
 
 def _with_bias(node: ir.Node, layer: Layer) -> tuple[ir.Node, ir.Value | None]:
     """Return the last node of a product and its bias, which may be added by a node of its own."""
-    if is_op(node, "Gemm"):
+    if not layer.bias_is_separate:
         return node, node.inputs[2] if len(node.inputs) > 2 else None
     value = node.outputs[0]
     uses = list(value.uses())

@@ -10,10 +10,9 @@ from onnx import TensorProto, defs, helper
 
 from compressor.errors import SpecError
 from compressor.graph.layers import layers_with_nodes
-from compressor.graph.opset_conversion import converted
+from compressor.graph.operators import operator_named
+from compressor.graph.skeleton import converted
 from compressor.graph.values import all_nodes
-
-_WRAPPING = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "Cast", "Transpose")
 
 
 class Owners:
@@ -36,7 +35,7 @@ class Owners:
         if layer is not None:
             return f"layer {layer!r}"
         first = node.inputs[0] if node.inputs else None
-        if node.op_type in _WRAPPING and first is not None and first.is_initializer():
+        if _wraps(node) and first is not None and first.is_initializer():
             return f"tensor {first.name!r}"
         return f"node {node.name!r} ({node.op_type})" if node.name else f"a {node.op_type} node"
 
@@ -45,11 +44,18 @@ class Owners:
         node = None if value is None else value.producer()
         if node is None or node in self._layers:
             return
-        if node.op_type not in _WRAPPING and not _is_constant(node):
+        if not _wraps(node) and not _is_constant(node):
             return
         self._layers[node] = layer
         for inner in node.inputs:
             self._claim(inner, layer)
+
+
+def _wraps(node: ir.Node) -> bool:
+    """Whether a node rounds, casts or turns what a layer reads."""
+    row = operator_named(node.op_type)
+    rounds = row.family == "quantization" or node.op_type == "DynamicQuantizeLinear"
+    return rounds or row.moves in ("type", "order")
 
 
 def _is_constant(node: ir.Node) -> bool:

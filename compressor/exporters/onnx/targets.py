@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnx_ir import DataType
 
 from compressor.exporters.onnx.opsets import Owners
+from compressor.graph.operators import operator, operator_named
 from compressor.graph.values import all_nodes, constant_of, is_op
 
 _INT8 = frozenset({DataType.INT8, DataType.UINT8})
@@ -17,7 +18,6 @@ _INT16 = frozenset({DataType.INT16, DataType.UINT16})
 _PACKED = frozenset({DataType.INT4, DataType.UINT4, DataType.INT2, DataType.UINT2})
 _HALVES = frozenset({DataType.FLOAT, DataType.FLOAT16})
 _SIGNED = {DataType.UINT8: DataType.INT8, DataType.UINT4: DataType.INT4}
-_INTEGER_OPERATORS = ("ConvInteger", "MatMulInteger", "MatMulIntegerToFloat", "QGemm")
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def _breaches(node: ir.Node, target: Target, evaluate: bool) -> Iterator[Breach]
 def _integer_operator(node: ir.Node, target: Target) -> tuple[str, str] | None:
     if target.integer_operators:
         return None
-    if node.op_type.startswith("QLinear") or node.op_type in _INTEGER_OPERATORS:
+    if node.op_type.startswith("QLinear") or operator_named(node.op_type).integer:
         return (
             f"{target.title} does not take {node.op_type}",
             "start from the float model and quantize it here, or use QuantizeLinear and "
@@ -196,7 +196,8 @@ def _scale_type(node: ir.Node, target: Target) -> tuple[str, str] | None:
 
 
 def _float_type(node: ir.Node, target: Target) -> tuple[str, str] | None:
-    if is_op(node, "QuantizeLinear", "DequantizeLinear", "Cast", "CastLike"):
+    row = operator(node)
+    if row.family in ("quantization", "cast-like") or row.moves == "type":
         return None
     for value in node.inputs:
         tensor = constant_of(value)

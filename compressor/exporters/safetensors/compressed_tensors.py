@@ -295,7 +295,7 @@ def _is_kept(tensor: StoredTensor) -> bool:
 
 
 def _is_table(tensor: StoredTensor) -> bool:
-    return tensor.codes is not None and tensor.codes.layer.kind == "Gather"
+    return tensor.codes is not None and tensor.codes.layer.is_table
 
 
 def _tied_layers(tensors: Mapping[str, StoredTensor]) -> list[str]:

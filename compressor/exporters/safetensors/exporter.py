@@ -18,7 +18,7 @@ from compressor.exporters.safetensors.graph_files import GraphPlan, plan_graph, 
 from compressor.exporters.safetensors.stream_plan import StreamPlan, plan_stream
 from compressor.exporters.safetensors.streaming import write_shards
 from compressor.exporters.safetensors.transformers_runner import TransformersRunner
-from compressor.graph.as_json import skeleton
+from compressor.graph.skeleton import skeleton
 from compressor.models.codec import DESCRIPTION, RuntimeModule, check, check_graph, load
 from compressor.models.executor.dtypes import TORCH_DTYPES
 from compressor.models.torch.matching import TorchRunner

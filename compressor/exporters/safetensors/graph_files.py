@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from compressor import __version__
 from compressor.files import json_text
-from compressor.graph.as_json import Skeleton, graph_as_json
+from compressor.graph.skeleton import Skeleton, graph_as_json
 from compressor.graph.values import tensor_spec
 from compressor.models.codec import (
     DESCRIPTION,

@@ -34,7 +34,7 @@ from compressor.exporters.tensorrt.profiles import (
 )
 from compressor.exporters.tensorrt.runner import EngineRunner, stand_in, weight_bytes
 from compressor.files import file_sha256, json_text, scratch, staging
-from compressor.graph.as_json import skeleton
+from compressor.graph.skeleton import skeleton
 from compressor.graph.values import all_nodes
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.exporter import ExportContext, Exporter

@@ -17,12 +17,11 @@ from compressor.exporters.onnx import OnnxExporter, opsets
 from compressor.exporters.onnx.forms import in_form_for
 from compressor.exporters.onnx.opsets import Owners
 from compressor.graph.editing import Editor
-from compressor.graph.values import all_nodes, constant_array, constant_of, is_op
+from compressor.graph.values import all_nodes, constant_array, constant_of, is_op, moved
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.tensors import Array
 
 _MIDDLE = 128
-_MOVES = ("Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Slice", "MaxPool")
 _LINEAR = ("QuantizeLinear", "DequantizeLinear")
 
 
@@ -113,7 +112,7 @@ def _reader_of_codes(node: ir.Node) -> str:
         if value.is_graph_output():
             return f"the model's output {value.name!r}"
         for use in value.uses():
-            if is_op(use.node, *_MOVES) and use.idx == 0:
+            if moved(use.node) is not None and use.idx == 0:
                 values.append(use.node.outputs[0])
             elif not (is_op(use.node, "DequantizeLinear") and use.idx == 0):
                 return f"node {use.node.name!r} ({use.node.op_type})"
@@ -156,7 +155,7 @@ def _shift(editor: Editor, node: ir.Node) -> None:
 
 def _retype_moves(value: ir.Value) -> None:
     for use in value.uses():
-        if is_op(use.node, *_MOVES):
+        if moved(use.node) is not None:
             use.node.outputs[0].type = ir.TensorType(DataType.INT8)
             _retype_moves(use.node.outputs[0])
 

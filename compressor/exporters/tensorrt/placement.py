@@ -11,14 +11,9 @@ from onnx_ir import DataType
 from compressor.errors import ArtifactError, listed
 from compressor.exporters.tensorrt.layer_report import EngineLayer
 from compressor.graph.layers import layers_with_nodes
-from compressor.graph.values import all_nodes, constant_of, is_op, maker_behind
+from compressor.graph.operators import operator
+from compressor.graph.values import all_nodes, constant_of, maker_behind
 
-_PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-_VIEWS = ("Cast", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")
-_MOVES = (*_VIEWS, "Slice", "MaxPool", "Pad")
-_BETWEEN = ("Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid", "HardSwish", "Gelu")
-_AVERAGES = ("AveragePool", "GlobalAveragePool", "ReduceMean", "Resize")
-_WITH_CONSTANT = ("Add", "Mul", "Sub", "Div")
 _CODES = {
     DataType.INT8: "int8",
     DataType.UINT8: "uint8",
@@ -74,11 +69,11 @@ def quantized_layers(model: ir.Model) -> tuple[QuantizedLayer, ...]:
     names = {node: layer.name for layer, node in layers_with_nodes(model)}
     found = []
     for node in all_nodes(model.graph):
-        if not is_op(node, *_PRODUCTS) or len(node.inputs) < 2:
+        if not operator(node).is_product or len(node.inputs) < 2:
             continue
         weight, other = node.inputs[1], node.inputs[0]
         codes = _codes(weight)
-        if codes is None and is_op(node, "MatMul"):  # which may have its weight on the left
+        if codes is None and operator(node).is_matmul:  # which may have its weight on the left
             codes, other = _codes(other), weight
         if codes is not None and codes.dtype in _CODES:
             stored = _CODES[codes.dtype]
@@ -127,16 +122,17 @@ def _codes(value: ir.Value | None) -> ir.TensorProtocol | None:
 
 def _activation_is_coded(value: ir.Value | None) -> bool:
     node = maker_behind(value, "DequantizeLinear", "Concat", through=_changed_singly)
-    if node is not None and is_op(node, "Concat"):
+    if operator(node).family == "concat" and node is not None:
         return all(_activation_is_coded(part) for part in node.inputs)
     return node is not None
 
 
 def _scaled(node: ir.Node) -> ir.Value | None:
     """Return what a node shows in another form, or combines with a constant."""
-    if is_op(node, *_VIEWS):
+    row = operator(node)
+    if row.moves in ("same", "type", "shape", "order"):
         return node.inputs[0]
-    if not is_op(node, *_WITH_CONSTANT):
+    if row.family != "arithmetic":
         return None
     varying = [value for value in node.inputs if value is not None and constant_of(value) is None]
     return varying[0] if len(varying) == 1 else None
@@ -144,7 +140,8 @@ def _scaled(node: ir.Node) -> ir.Value | None:
 
 def _changed_singly(node: ir.Node) -> ir.Value | None:
     """Return the input whose values a node moves, averages or changes one by one."""
-    return node.inputs[0] if is_op(node, *_MOVES, *_AVERAGES, *_BETWEEN) else _scaled(node)
+    row = operator(node)
+    return node.inputs[0] if row.moves or row.between_codes else _scaled(node)
 
 
 def _found(layer: QuantizedLayer, engine: Sequence[EngineLayer]) -> str:

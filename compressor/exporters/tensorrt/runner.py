@@ -16,8 +16,8 @@ from onnx_ir import DataType
 
 from compressor.errors import ArtifactError, ModelError
 from compressor.exporters.tensorrt.build_process import messages
-from compressor.graph.as_json import Skeleton
 from compressor.graph.blocks import all_initializers
+from compressor.graph.skeleton import Skeleton
 from compressor.models.executor import from_numpy
 from compressor.models.torch.matching import to_numpy
 from compressor.types.tensors import Array, Batch

@@ -1,4 +1,4 @@
-"""Make constants, attributes and shape inputs of operators fit values that have become smaller."""
+"""Adapt constants, attributes and shape inputs of operators to smaller values."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.graph.channels.flow import Flow
-from compressor.graph.channels.lengths import written
 from compressor.graph.channels.picking import gather_places, pad_widths, slice_places
 from compressor.graph.editing import Attributes, Editor
-from compressor.graph.values import constant_array, is_op
+from compressor.graph.operators import operator
+from compressor.graph.values import constant_array, constant_attribute, is_op
 from compressor.types.channels import Flags
 from compressor.types.tensors import Array
 
@@ -20,14 +20,14 @@ Lost = Mapping[int, Flags]
 
 
 class ShapeInputs:
-    """Changes what nodes are told about lengths.
+    """Adapts the lengths that nodes are given.
 
-    ``Shape`` goes on saying what it said before, so that whatever is computed from it stays the
-    same, such as the divisor of a mean; only where a length is used as one it is corrected.
+    ``Shape`` keeps returning the old lengths, so that what is computed from them stays the same,
+    such as the divisor of a mean; a length is corrected only where it is used as a shape.
 
     Args:
         smaller: changed in place.
-        flow: what is known of the graph as it was.
+        flow: the analysis of the original graph.
     """
 
     def __init__(self, smaller: ir.Model, flow: Flow):
@@ -42,55 +42,55 @@ class ShapeInputs:
 
     def set(self, node: ir.Node, at: int, name: str, entries: Mapping[int, int]) -> None:
         """Set some entries of an input that is a vector of integers."""
-        given = node.inputs[at]
-        assert given is not None
-        held = constant_array(given)
+        vector = node.inputs[at]
+        assert vector is not None
+        held = constant_array(vector)
         if held is not None:
             changed = np.array(held)
             for index, number in entries.items():
                 changed[index] = number
             node.replace_input_with(at, self.constant(node, name, changed))
             return
-        length = self.length(given)
-        dtype = np.dtype(np.int64) if given.dtype is None else given.dtype.numpy()
-        own = np.asarray([entries.get(i, 0) for i in range(length)], dtype=dtype)
-        chosen = self.constant(node, f"{name}_set", np.isin(np.arange(length), list(entries)))
-        self.insert(node, at, "Where", [chosen, self.constant(node, name, own), given])
+        length = self.length(vector)
+        dtype = np.dtype(np.int64) if vector.dtype is None else vector.dtype.numpy()
+        numbers = np.asarray([entries.get(i, 0) for i in range(length)], dtype=dtype)
+        replaced = self.constant(node, f"{name}_set", np.isin(np.arange(length), list(entries)))
+        self.insert(node, at, "Where", [replaced, self.constant(node, name, numbers), vector])
 
     def length(self, vector: ir.Value) -> int:
         """Return of how many entries a vector is."""
         return (self._flow.shape(self._as_it_was(vector)) or (0,))[0]
 
     def scale(self, node: ir.Node, at: int, lost: Lost, copied: frozenset[int]) -> None:
-        """Make lengths that a node is given shorter.
+        """Shorten the lengths that a node is given.
 
         Args:
             node: reads them.
             at: which input they are.
             lost: which positions remain, by entry.
-            copied: values that do not stand for a length.
+            copied: numbers that do not stand for a length.
         """
-        given = node.inputs[at]
-        assert given is not None
-        known = self._flow.lengths.constant(self._as_it_was(given))
+        vector = node.inputs[at]
+        assert vector is not None
+        constant = self._flow.lengths.constant(self._as_it_was(vector))
         scaled = {
             entry: stays
             for entry, stays in lost.items()
-            if known is None or int(known.reshape(-1)[entry]) not in copied
+            if constant is None or int(constant.reshape(-1)[entry]) not in copied
         }
-        held = constant_array(given)
+        held = constant_array(vector)
         if held is not None:
-            own = {e: int(held[e]) * int(s.sum()) // len(s) for e, s in scaled.items()}
-            self.set(node, at, "lengths", own)
+            shorter = {e: int(held[e]) * int(s.sum()) // len(s) for e, s in scaled.items()}
+            self.set(node, at, "lengths", shorter)
         elif scaled:
-            length = self.length(given)
+            length = self.length(vector)
             above, below = _ratio(scaled, length)
-            self.insert(node, at, "Mul", [given, self.constant(node, "kept", above)])
-            own_input = node.inputs[at]
-            self.insert(node, at, "Div", [own_input, self.constant(node, "of", below)])
+            self.insert(node, at, "Mul", [vector, self.constant(node, "kept", above)])
+            multiplied = node.inputs[at]
+            self.insert(node, at, "Div", [multiplied, self.constant(node, "of", below)])
 
     def restore(self, node: ir.Node, lost: Lost) -> None:
-        """Let ``Shape`` or ``Size`` say what it said before the axes became shorter."""
+        """Make the readers of ``Shape`` or ``Size`` see the original lengths."""
         output = node.outputs[0]
         if is_op(node, "Size"):
             one = np.ones((), dtype=np.int64)
@@ -128,7 +128,7 @@ class ShapeInputs:
         return self._before.get(value.name or "", value)
 
     def _reads(self, reader: ir.Node, entries: Lost) -> bool:
-        """Return whether a reader of a shape may look at some entries."""
+        """Whether a reader of a shape may look at some entries."""
         places: Array | None = None
         if is_op(reader, "Gather"):
             places = gather_places(self._flow, reader)
@@ -144,7 +144,7 @@ class ShapeInputs:
         inputs: Sequence[ir.Value | None],
         attributes: Attributes | None = None,
     ) -> None:
-        """Put a node before another, in the place of one of its inputs.
+        """Insert a node in front of one input of another.
 
         Args:
             node: what reads the new node.
@@ -153,16 +153,16 @@ class ShapeInputs:
             inputs: of the new node; one of them is what was read before.
             attributes: of the new node.
         """
-        given = node.inputs[at]
+        before = node.inputs[at]
         name = f"{node.outputs[0].name}_{op_type.lower()}"
-        dtype = None if given is None else given.dtype
+        dtype = None if before is None else before.dtype
         made = self._editor.node(op_type, inputs, name, dtype, attributes)
         self._graph.insert_before(node, made)
         node.replace_input_with(at, made.outputs[0])
 
 
 def _ratio(lost: Lost, length: int) -> tuple[Array, Array]:
-    """Return by how much to multiply and divide each entry."""
+    """Return the factor and the divisor of each entry."""
     above, below = np.ones(length, dtype=np.int64), np.ones(length, dtype=np.int64)
     for entry, stays in lost.items():
         common = gcd(int(stays.sum()), len(stays))
@@ -179,7 +179,7 @@ class Adjuster:
 
     Args:
         smaller: the copy of a graph, changed in place; the parameters are small already.
-        flow: what is known of the graph as it was.
+        flow: the analysis of the original graph.
         masks: which positions remain, by value and axis; of axes that lose some.
     """
 
@@ -187,22 +187,25 @@ class Adjuster:
         self._graph = smaller.graph
         self._flow = flow
         self._masks = masks
-        self._given = ShapeInputs(smaller, flow)
+        self._lengths = ShapeInputs(smaller, flow)
 
     def adjust(self, node: ir.Node) -> None:
-        """Make a node's constants and attributes fit."""
+        """Adapt a node's constants and attributes."""
         touched = any(self._mask(v) for v in (*node.inputs, *node.outputs))
         if not touched or node.domain not in ("", "ai.onnx"):
             return
+        row = operator(node)
+        if row.family == "shape":
+            self._lengths.restore(node, self._mask(node.inputs[0]))
+        elif row.is_convolution:
+            self._count(node, "group", self._mask(node.inputs[1]).get(0))
+        elif row.moves == "padded":
+            self._pad(node)
         match node.op_type:
             case "Constant":
                 self._constant(node)
-            case "Shape" | "Size":
-                self._given.restore(node, self._mask(node.inputs[0]))
             case "Reshape" | "Expand" | "ConstantOfShape" | "Tile":
                 self._shape(node)
-            case "Conv" | "ConvTranspose":
-                self._count(node, "group", self._mask(node.inputs[1]).get(0))
             case "GroupNormalization":
                 self._count(node, "num_groups", self._mask(node.inputs[0]).get(1))
             case "Split":
@@ -211,8 +214,6 @@ class Adjuster:
                 self._slice(node)
             case "Gather":
                 self._gather(node)
-            case "Pad":
-                self._pad(node)
             case "Resize":
                 self._resize(node)
             case "Squeeze":
@@ -225,8 +226,8 @@ class Adjuster:
         return len(self._flow.shape(value) or ())
 
     def _constant(self, node: ir.Node) -> None:
-        """Cut a parameter that is written into a node."""
-        tensor = written(node)
+        """Cut a parameter inside a node."""
+        tensor = constant_attribute(node)
         assert tensor is not None
         array = tensor.numpy()
         for axis, stays in self._mask(node.outputs[0]).items():
@@ -237,24 +238,24 @@ class Adjuster:
     def _shape(self, node: ir.Node) -> None:
         """Set the lengths that a node gives to axes that lose positions."""
         at = 0 if node.op_type == "ConstantOfShape" else 1
-        output, given = node.outputs[0], node.inputs[at]
+        output, lengths = node.outputs[0], node.inputs[at]
         lost = self._mask(output)
-        if not lost or given is None:
+        if not lost or lengths is None:
             return
         if node.op_type == "Reshape":
-            self._given.scale(node, at, lost, frozenset((_FOLLOWS, _COPIED)))
+            self._lengths.scale(node, at, lost, frozenset((_FOLLOWS, _COPIED)))
             return
         if node.op_type == "Tile":
             source = self._flow.shape(node.inputs[0]) or ()
             first = self._rank(output) - len(source)
             lost = {a: s for a, s in lost.items() if a < first or source[a - first] == 1}
         copied = frozenset((_KEPT,) if node.op_type == "Expand" else ())
-        behind = self._rank(output) - self._given.length(given)
+        behind = self._rank(output) - self._lengths.length(lengths)
         lost = {axis - behind: stays for axis, stays in lost.items() if axis >= behind}
-        self._given.scale(node, at, lost, copied)
+        self._lengths.scale(node, at, lost, copied)
 
     def _count(self, node: ir.Node, name: str, stays: Flags | None) -> None:
-        """Set how many groups a node divides its channels into."""
+        """Set the number of groups into which a node divides its channels."""
         groups = node.attributes.get_int(name, 1)
         if groups > 1 and stays is not None:
             left = int(stays.reshape(groups, -1)[:, 0].sum())
@@ -271,12 +272,12 @@ class Adjuster:
             lengths.append(int(stays[start : start + length].sum()))
             start += length
         node.resize_inputs(2)
-        sizes = self._given.constant(node, "split", np.asarray(lengths, dtype=np.int64))
+        sizes = self._lengths.constant(node, "split", np.asarray(lengths, dtype=np.int64))
         node.replace_input_with(1, sizes)
         node.attributes.pop("num_outputs", None)
 
     def _slice(self, node: ir.Node) -> None:
-        """Pick what remains of what was picked; other axes are left alone."""
+        """Select what remains of the selected positions; other axes are left alone."""
         lost = self._mask(node.inputs[0])
         places = slice_places(self._flow, node) or {}
         for index, (axis, where) in enumerate(places.items()):
@@ -290,28 +291,28 @@ class Adjuster:
                 line, distances = np.arange(len(line)), np.asarray([1])
             step, left = int(distances[0]), int(stays.sum())
             end = int(line[-1]) + (1 if step > 0 else -1)
-            self._given.set(node, 1, "starts", {index: int(line[0])})
-            self._given.set(node, 2, "ends", {index: end if end >= 0 else -left - 1})
+            self._lengths.set(node, 1, "starts", {index: int(line[0])})
+            self._lengths.set(node, 2, "ends", {index: end if end >= 0 else -left - 1})
             if len(node.inputs) > 4 and node.inputs[4] is not None:
-                self._given.set(node, 4, "steps", {index: step})
+                self._lengths.set(node, 4, "steps", {index: step})
             elif step != 1:
                 count = len(places)
                 if len(node.inputs) < 4 or node.inputs[3] is None:
                     node.resize_inputs(4)
                     axes = np.asarray(list(places), dtype=np.int64)
-                    node.replace_input_with(3, self._given.constant(node, "axes", axes))
+                    node.replace_input_with(3, self._lengths.constant(node, "axes", axes))
                 steps = np.ones(count, dtype=np.int64)
                 steps[index] = step
                 node.resize_inputs(5)
-                node.replace_input_with(4, self._given.constant(node, "steps", steps))
+                node.replace_input_with(4, self._lengths.constant(node, "steps", steps))
 
     def _take_before(self, node: ir.Node, axis: int, line: Array) -> None:
-        """Pick channels at uneven distances, which a ``Slice`` cannot."""
-        self._given.insert(
+        """Select channels at uneven distances, which a ``Slice`` cannot do."""
+        self._lengths.insert(
             node,
             0,
             "Gather",
-            [node.inputs[0], self._given.constant(node, "places", line.astype(np.int64))],
+            [node.inputs[0], self._lengths.constant(node, "places", line.astype(np.int64))],
             {"axis": axis},
         )
 
@@ -322,12 +323,12 @@ class Adjuster:
         if stays is None or places is None:
             return
         index = (np.cumsum(stays) - 1)[places]
-        for own in range(index.ndim):
-            remaining = self._mask(node.outputs[0]).get(axis + own)
+        for index_axis in range(index.ndim):
+            remaining = self._mask(node.outputs[0]).get(axis + index_axis)
             if remaining is not None:
-                index = np.compress(remaining, index, own)
+                index = np.compress(remaining, index, index_axis)
         index = np.asarray(index, dtype=np.int64)
-        node.replace_input_with(1, self._given.constant(node, "indices", index))
+        node.replace_input_with(1, self._lengths.constant(node, "indices", index))
 
     def _pad(self, node: ir.Node) -> None:
         widths = pad_widths(self._flow, node) or {}
@@ -339,21 +340,21 @@ class Adjuster:
                 entries[index] = int(stays[:left].sum())
                 entries[index + len(widths)] = int(stays[len(stays) - right :].sum())
         if entries:
-            self._given.set(node, 1, "pads", entries)
+            self._lengths.set(node, 1, "pads", entries)
 
     def _resize(self, node: ir.Node) -> None:
         """Set the channels of a ``Resize`` that is given the lengths of all axes."""
         sizes = node.inputs[3] if len(node.inputs) > 3 else None
         if sizes is not None and node.attributes.get("axes") is None:
             entries = {a: int(s.sum()) for a, s in self._mask(node.outputs[0]).items()}
-            self._given.set(node, 3, "sizes", entries)
+            self._lengths.set(node, 3, "sizes", entries)
 
     def _squeeze(self, node: ir.Node) -> None:
-        """Say which axes of length 1 are meant, before others get that length."""
+        """Name the squeezed axes of length 1 before other axes get that length."""
         if len(node.inputs) > 1 and node.inputs[1] is not None:
             return
         before = self._flow.shape(node.inputs[0]) or ()
         axes = [axis for axis, length in enumerate(before) if length == 1]
         node.resize_inputs(2)
-        axes_input = self._given.constant(node, "axes", np.asarray(axes, dtype=np.int64))
+        axes_input = self._lengths.constant(node, "axes", np.asarray(axes, dtype=np.int64))
         node.replace_input_with(1, axes_input)

@@ -1,4 +1,4 @@
-"""Find out which channels of a graph can only be removed together.
+"""Find the channels of a graph that can only be removed together.
 
 Every axis of every value is followed through the graph; where two channels meet in an operator
 that needs both, they become one. G. Fang et al., DepGraph: Towards Any Structural Pruning, 2023,
@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from compressor.graph.channels.flow import Flow, Note, named
 from compressor.graph.channels.labels import Family, along, compressed, depends_on
-from compressor.graph.channels.lengths import Lengths
 from compressor.graph.channels.rules import rule_of, settings_of
 from compressor.graph.channels.zeros import Zeros
 from compressor.graph.costs import node_macs
 from compressor.graph.editing import inner_nodes
+from compressor.graph.plain import Lengths
 from compressor.graph.values import all_nodes
 from compressor.types.channels import (
     Activation,
@@ -36,14 +36,14 @@ from compressor.types.channels import (
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """Channels of a graph, with what the slicer needs to know.
+    """Channels of a graph, with the details that the slicer needs.
 
     Attributes:
         channels: the map that passes see.
         axes: for each value, the units along each of its axes; ``None`` for an axis without any.
-        placed: by unit, an operator to which it matters where on its axis the unit lies, though
-            not that others go.
-        flow: what the rules noted.
+        placed: by unit, an operator to which the unit's position on its axis matters, though not
+            the removal of others.
+        flow: what the rules recorded.
     """
 
     channels: ChannelMap
@@ -53,7 +53,12 @@ class Analysis:
 
 
 def map_channels(model: ir.Model) -> ChannelMap:
-    """Find all channels of a graph; reads its structure and small constants only.
+    """Return all channels of a graph, from its structure and small constants alone.
+
+    Example:
+        >>> channels = map_channels(carrier.graph())
+        >>> [group.name for group in channels.groups if not group.frozen]
+        ['conv1', 'layer1.0.conv1']
 
     Args:
         model: the graph, sorted topologically; not changed.
@@ -62,13 +67,13 @@ def map_channels(model: ir.Model) -> ChannelMap:
 
 
 def analyse(model: ir.Model) -> Analysis:
-    """Find all channels of a graph, and where they lie in each of its values."""
+    """Return all channels of a graph and their positions in each of its values."""
     flow = _flowed(model)
     families = _settled(flow)
     _keep_last(flow, families)
     roots = flow.unions.roots()
     units = _units(flow, roots)
-    axes = {name: _axes_of(own, units) for name, own in families.items()}
+    axes = {name: _axes_of(value_families, units) for name, value_families in families.items()}
     frozen = _by_channel(flow.frozen, roots, units)
     mixed = _by_channel(flow.mixed, roots, units)
     for node, added in Zeros(flow, axes).sums:
@@ -81,7 +86,7 @@ def analyse(model: ir.Model) -> Analysis:
         parameters={
             name: axes[name]
             for name in model.graph.initializers
-            if any(own is not None for own in axes.get(name, ()))
+            if any(value_families is not None for value_families in axes.get(name, ()))
         },
         products=tuple(_products(flow, axes)),
         activations=tuple(_activations(flow, axes)),
@@ -92,7 +97,7 @@ def analyse(model: ir.Model) -> Analysis:
 
 
 def _flowed(model: ir.Model) -> Flow:
-    """Let the rules say what they know, node by node."""
+    """Apply the rules of all operators, node by node."""
     flow = Flow(model, Lengths(model))
     for node in model.graph:
         flow.enter(node)
@@ -104,112 +109,116 @@ def _flowed(model: ir.Model) -> Flow:
         else:
             rule(flow, node)
             flow.freeze_values(settings_of(node), node, "is told by them what to do")
-    known = flow.families
+    families = flow.families
     for value in model.graph.outputs:
-        flow.freeze(known.get(value.name or "", []), None, f"{value.name!r} is an output")
+        flow.freeze(families.get(value.name or "", []), None, f"{value.name!r} is an output")
     for value in model.graph.inputs:  # an initializer whose value may be given anew
-        flow.freeze(known.get(value.name or "", []), None, f"{value.name!r} is an input")
+        flow.freeze(families.get(value.name or "", []), None, f"{value.name!r} is an input")
     return flow
 
 
 def _captured(node: ir.Node) -> list[ir.Value]:
-    """Return what the subgraphs of a node read from outside."""
+    """Return the outer values that a node's subgraphs read."""
     inner = inner_nodes(node)
     graphs = {n.graph for n in inner}
     read = [(value, n.graph) for n in inner for value in n.inputs]
     read += [(value, g) for g in graphs if isinstance(g, ir.Graph) for value in g.outputs]
-    return [value for value, own in read if value is not None and value.graph is not own]
+    return [
+        value
+        for value, reader_graph in read
+        if value is not None and value.graph is not reader_graph
+    ]
 
 
 def _settled(flow: Flow) -> dict[str, list[Family]]:
-    """Let each unit of a joint family take whole rows along one axis.
+    """Make each unit of a joint family whole rows along one axis.
 
-    A tensor stays a tensor only if whole rows go. Of the axes on which channels differ, the first
-    remains; what lies on the others goes together: a head with all its features.
+    A tensor stays a tensor only if whole rows are removed. Of the axes on which channels differ,
+    the first remains; along the others channels are united: a head with all its features.
     """
     makers = {v.name or "": node for node in flow.model.graph for v in node.outputs}
     while True:
         families = {
-            name: [compressed(flow.unions.resolved(family)) for family in own]
-            for name, own in flow.families.items()
+            name: [compressed(flow.unions.resolved(family)) for family in value_families]
+            for name, value_families in flow.families.items()
         }
         if not _settle_some(flow, families, makers):
             return families
-        # A row that has a place without a channel has none afterwards.
+        # A row with a position that has no channel has none afterwards.
         flow.families = families
 
 
 def _settle_some(
     flow: Flow, families: Mapping[str, list[Family]], makers: Mapping[str, ir.Node]
 ) -> bool:
-    """Let joint families take whole rows; return whether there were any.
+    """Make joint families whole rows; return whether there were any.
 
-    Each family of a group of channels must see what became of those before it: heads that are
-    transposed stay heads. So of channels that meet, only the first family is treated.
+    Each family of a group must see the result for those before it: heads that are transposed stay
+    heads. So of families that share channels, only the first is treated.
     """
     touched = np.zeros(flow.unions.count, dtype=bool)
-    found = False
-    for name, own in families.items():
+    settled = False
+    for name, value_families in families.items():
         flow.enter(makers.get(name))
-        for index, family in enumerate(own):
+        for index, family in enumerate(value_families):
             inner = [axis for axis in range(family.ndim) if depends_on(family, axis)][1:]
-            known = family[family >= 0] if inner else family[:0]
-            found = found or bool(inner)
-            if not inner or touched[known].any():
+            channels = family[family >= 0] if inner else family[:0]
+            settled = settled or bool(inner)
+            if not inner or touched[channels].any():
                 continue
-            touched[known] = True
+            touched[channels] = True
             for axis in inner:
-                own[index] = flow.couple(own[index], axis)
-    return found
+                value_families[index] = flow.couple(value_families[index], axis)
+    return settled
 
 
 def _keep_last(flow: Flow, families: Mapping[str, Sequence[Family]]) -> None:
-    """Freeze channels without which nothing would be left of a value."""
-    said: set[int] = set()
-    for name, own in families.items():
-        for family in own:
+    """Freeze the only channel of a value."""
+    frozen: set[int] = set()
+    for name, value_families in families.items():
+        for family in value_families:
             if family.size > 1 and family.min() == family.max() >= 0:
-                if (channel := int(family.min())) in said:
+                if (channel := int(family.min())) in frozen:
                     continue
-                said.add(channel)
+                frozen.add(channel)
                 flow.freeze([family], None, f"nothing would be left of {name!r}")
 
 
 def _units(flow: Flow, roots: Units) -> Units:
-    """Number the channels that layers compute; -1 for all others."""
+    """Return the numbers of the channels that layers compute, -1 for all others."""
     units = np.full(flow.unions.count, -1, dtype=np.int64)
     computed = [roots[source.channels] for source in flow.sources]
     if not computed:
         return units
     line = np.concatenate(computed)
-    found, first = np.unique(line, return_index=True)
-    ordered = found[np.argsort(first, kind="stable")]
+    numbered, first = np.unique(line, return_index=True)
+    ordered = numbered[np.argsort(first, kind="stable")]
     numbers = np.full(flow.unions.count, -1, dtype=np.int64)
     numbers[ordered] = np.arange(len(ordered))
     units[:] = numbers[roots]
     return units
 
 
-def _axes_of(own: Iterable[Family], units: Units) -> tuple[Units | None, ...]:
-    found: list[Units | None] = []
-    for family in own:
-        found = found or [None] * family.ndim
+def _axes_of(value_families: Iterable[Family], units: Units) -> tuple[Units | None, ...]:
+    lines: list[Units | None] = []
+    for family in value_families:
+        lines = lines or [None] * family.ndim
         for axis in range(family.ndim):
             if depends_on(family, axis):
                 line = along(family, axis)
                 numbers = np.where(line < 0, -1, units[line])
-                found[axis] = numbers if bool((numbers >= 0).any()) else None
-    return tuple(found)
+                lines[axis] = numbers if bool((numbers >= 0).any()) else None
+    return tuple(lines)
 
 
 def _by_channel(notes: Iterable[Note], roots: Units, units: Units) -> dict[int, Note]:
     """Return the first note on each unit."""
-    found: dict[int, Note] = {}
+    first_notes: dict[int, Note] = {}
     for note in notes:
         numbers = np.unique(units[roots[note.channels]])
         for unit in numbers[numbers >= 0]:
-            found.setdefault(int(unit), note)
-    return found
+            first_notes.setdefault(int(unit), note)
+    return first_notes
 
 
 def _groups(
@@ -219,9 +228,9 @@ def _groups(
     frozen: Mapping[int, Note],
     mixed: Mapping[int, Note],
 ) -> tuple[ChannelGroup, ...]:
-    """Put units together that lie on the same axes of all values and share what is said of them.
+    """Group units that lie on the same axes of all values and share their notes.
 
-    Nothing is then left of a value only if nothing is left of a group.
+    A value then loses all its channels only if a group does.
     """
     count = int(units.max(initial=-1)) + 1
     marks = _marks(axes, count)
@@ -229,21 +238,21 @@ def _groups(
     roots = flow.unions.roots()
     for source in reversed(flow.sources):
         names.update(dict.fromkeys(units[roots[source.channels]].tolist(), source.layer))
-    found: dict[tuple[int, int, int], list[int]] = {}
+    by_key: dict[tuple[int, int, int], list[int]] = {}
     for unit in range(count):
         why, what = frozen.get(unit), mixed.get(unit)
         key = (int(marks[unit]), id(why) if why else 0, id(what) if what else 0)
-        found.setdefault(key, []).append(unit)
-    members = _members(flow, axes, [own[0] for own in found.values()], count)
+        by_key.setdefault(key, []).append(unit)
+    members = _members(flow, axes, [group_units[0] for group_units in by_key.values()], count)
     return tuple(
         ChannelGroup(
-            name=names.get(own[0], ""),
-            units=np.asarray(own, dtype=np.int64),
+            name=names.get(group_units[0], ""),
+            units=np.asarray(group_units, dtype=np.int64),
             members=tuple(members[index]),
-            frozen=_reason(frozen[own[0]]) if own[0] in frozen else "",
-            mixed=mixed[own[0]].op_type if own[0] in mixed else "",
+            frozen=_reason(frozen[group_units[0]]) if group_units[0] in frozen else "",
+            mixed=mixed[group_units[0]].op_type if group_units[0] in mixed else "",
         )
-        for index, own in enumerate(found.values())
+        for index, group_units in enumerate(by_key.values())
     )
 
 
@@ -254,28 +263,28 @@ def _members(
     count: int,
 ) -> list[list[Member]]:
     """Return the axes of parameters on which each group's first unit lies."""
-    found: list[list[Member]] = [[] for _ in firsts]
+    members: list[list[Member]] = [[] for _ in firsts]
     groups = np.full(count, -1, dtype=np.int64)
     groups[list(firsts)] = np.arange(len(firsts))
     for name in flow.model.graph.initializers:
         for axis, line in enumerate(axes.get(name, ())):
             if line is not None:
                 role = flow.roles.get((name, axis), "other")
-                own = groups[line[line >= 0]]
-                for group in np.unique(own[own >= 0]):
-                    found[group].append(Member(name, axis, role))
-    return found
+                group_numbers = groups[line[line >= 0]]
+                for group in np.unique(group_numbers[group_numbers >= 0]):
+                    members[group].append(Member(name, axis, role))
+    return members
 
 
 def _marks(axes: Mapping[str, tuple[Units | None, ...]], count: int) -> NDArray[np.uint64]:
-    """Return a number for each unit that units on the same axes share, and no others.
+    """Return a number for each unit that only units on the same axes share.
 
-    It is the sum of a random number for each axis: as likely to mislead as 64 bits are to agree.
+    It is the sum of a random 64-bit number for each axis, so collisions are improbable.
     """
     rng = np.random.default_rng(0)
     marks = np.zeros(count, dtype=np.uint64)
-    for own in axes.values():
-        for line in own:
+    for value_axes in axes.values():
+        for line in value_axes:
             if line is not None:
                 number = rng.integers(0, 2**64, dtype=np.uint64)
                 marks[np.unique(line[line >= 0])] += number
@@ -293,36 +302,36 @@ def _products(flow: Flow, axes: Mapping[str, tuple[Units | None, ...]]) -> Itera
     for counted in flow.counted:
         lines = []
         for value, axis in counted.axes:
-            own = axes.get(value.name or "", ())
-            units = own[axis] if 0 <= axis < len(own) else None
+            value_axes = axes.get(value.name or "", ())
+            units = value_axes[axis] if 0 <= axis < len(value_axes) else None
             if units is not None and not _moving(flow, value, axis):
                 lines.append(units)
         yield Product(named(counted.node), node_macs(counted.node), tuple(lines))
-    known = {counted.node for counted in flow.counted}
+    counted_nodes = {counted.node for counted in flow.counted}
     for node in all_nodes(flow.model.graph):
-        if node not in known and (work := node_macs(node)):
+        if node not in counted_nodes and (work := node_macs(node)):
             yield Product(named(node), work, ())
 
 
 def _activations(flow: Flow, axes: Mapping[str, tuple[Units | None, ...]]) -> Iterable[Activation]:
     for value, axis in flow.observed:
-        own = axes.get(value.name or "", ())
-        units = own[axis] if axis < len(own) else None
+        value_axes = axes.get(value.name or "", ())
+        units = value_axes[axis] if axis < len(value_axes) else None
         if units is not None and not _moving(flow, value, axis):
             yield Activation(value.name or "", axis, units)
 
 
 def _moving(flow: Flow, value: ir.Value, axis: int) -> bool:
-    """Return whether an axis changes with a dynamic length, as of heads merged with the batch."""
+    """Whether an axis changes with a dynamic length, as of heads merged with the batch."""
     noted = value.shape is not None and isinstance(value.shape[axis], int)
     moving = () if noted else flow.lengths.moving(value)
     return not noted and (axis >= len(moving) or moving[axis])
 
 
 def _frozen_operators(flow: Flow, roots: Units, units: Units) -> tuple[FrozenOperator, ...]:
-    found: dict[FrozenOperator, None] = {}
+    operators: dict[FrozenOperator, None] = {}
     for note in flow.frozen:
         if bool((units[roots[note.channels]] >= 0).any()):
             name = named(note.node) if note.node is not None else ""
-            found[FrozenOperator(name, note.op_type, note.reason)] = None
-    return tuple(found)
+            operators[FrozenOperator(name, note.op_type, note.reason)] = None
+    return tuple(operators)

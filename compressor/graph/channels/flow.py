@@ -1,4 +1,4 @@
-"""Channels as they flow through a graph: what rules say of each operator, and what they note."""
+"""Channels as they flow through a graph, as the rules of operators record them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from compressor.graph.channels.labels import (
     placed,
     spread,
 )
-from compressor.graph.channels.lengths import Lengths, Shape
 from compressor.graph.layers import layer_name
+from compressor.graph.plain import Lengths, Shape
 from compressor.graph.values import is_op
 from compressor.types.channels import Role, Units
 
@@ -34,7 +34,7 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class Note:
-    """Something that a node does to channels."""
+    """An effect of a node on channels."""
 
     node: ir.Node | None
     op_type: str
@@ -44,7 +44,7 @@ class Note:
 
 @dataclass(frozen=True, eq=False)
 class Counted:
-    """A node that multiplies, and the axes of values that its work is proportional to."""
+    """A node that multiplies, and the axes whose lengths its work is proportional to."""
 
     node: ir.Node
     axes: tuple[tuple[ir.Value, int], ...]
@@ -77,11 +77,11 @@ class Flow:
         roles: of the axes of initializers.
         sources: channels that layers compute, in the order of execution.
         frozen: channels that cannot be removed.
-        mixed: channels that an operator computes with all at once.
-        placed: channels that an operator does not treat alike, though any of them may go.
+        mixed: channels that an operator combines, as a normalization does.
+        placed: channels whose position matters to an operator, though any of them may be removed.
         counted: nodes that multiply.
         repeats: channels along axes on which a value is the same everywhere.
-        observed: values behind layers and activation functions, with the axis of their channels.
+        observed: outputs of layers and activation functions, with the axis of their channels.
     """
 
     def __init__(self, model: ir.Model, lengths: Lengths):
@@ -98,21 +98,21 @@ class Flow:
         self.observed: list[tuple[ir.Value, int]] = []
         self.repeats: set[int] = set()
         self._now: ir.Node | None = None
-        given = {value.name for value in model.graph.inputs}
-        self._constants = set(model.graph.initializers) - given
+        inputs = {value.name for value in model.graph.inputs}
+        self._constants = set(model.graph.initializers) - inputs
 
-    # ------------------------------------------------------------------ what is known
+    # ------------------------------------------------------------------ queries
 
     def shape(self, value: ir.Value | None) -> Shape | None:
         """Return a value's shape, if it is known."""
         return self.lengths.shape(value)
 
     def is_constant(self, value: ir.Value | None) -> bool:
-        """Return whether a value depends on no input."""
+        """Whether a value depends on no input."""
         return value is not None and value.name in self._constants
 
     def enter(self, node: ir.Node | None) -> None:
-        """Begin with a node, if there is one; note whether its outputs depend on no input."""
+        """Start on a node, if there is one, and note whether its outputs are constant."""
         self._now = node
         if node is None:
             return
@@ -121,35 +121,35 @@ class Flow:
             self._constants.update(v.name for v in node.outputs if v.name)
 
     def labels(self, value: ir.Value | None) -> list[Family]:
-        """Return a value's families; those of a constant's axes are made when first asked."""
+        """Return a value's families; those of a constant are created on first use."""
         if value is None or not value.name:
             return []
-        known = self.families.get(value.name)
-        if known is None and (value.is_initializer() or is_op(value.producer(), "Constant")):
+        families = self.families.get(value.name)
+        if families is None and (value.is_initializer() or is_op(value.producer(), "Constant")):
             shape = self.shape(value) or ()
-            known = [
+            families = [
                 placed(self.unions.fresh((length,)), axis, len(shape))
                 for axis, length in enumerate(shape)
                 if length > 1
             ]
-            self.families[value.name] = known
-        return known or []
+            self.families[value.name] = families
+        return families or []
 
     def on_axis(self, value: ir.Value | None, axis: int) -> Family | None:
         """Return the family that depends on an axis of a value."""
         return next((f for f in self.labels(value) if depends_on(f, axis)), None)
 
-    # ------------------------------------------------------------------ what rules say
+    # ------------------------------------------------------------------ what rules record
 
     def put(self, value: ir.Value, families: Iterable[Family]) -> None:
-        """Say which channels a value has."""
+        """Set the channels of a value."""
         if value.name:
             self.families[value.name] = list(families)
 
     def unify(self, first: Family, second: Family, node: ir.Node) -> Family:
-        """Say that channels at the same place are one, after broadcasting.
+        """Unite channels at the same position, after broadcasting, and return them.
 
-        Where one has a channel and the other none, the channel cannot go.
+        Where only one of the two has a channel, that channel cannot be removed.
         """
         first, second = np.broadcast_arrays(first, second)
         both = (first >= 0) & (second >= 0)
@@ -158,13 +158,13 @@ class Flow:
         if alone.any():
             lonely = np.maximum(first, second)[alone]
             self._freeze(lonely, node, "meets channels that nothing computes")
-        found: Family = np.where(first >= 0, first, second)
-        return found
+        unified: Family = np.where(first >= 0, first, second)
+        return unified
 
     def couple(self, family: Family, axis: int) -> Family:
-        """Say that channels along an axis are one; return the family without the axis.
+        """Unite channels along an axis; return the family without the axis.
 
-        What stands beside something that is no channel cannot go.
+        Channels beside a position without a channel cannot be removed.
         """
         first = family.take([0], axis)
         lonely = (family < 0).any(axis, keepdims=True)
@@ -172,19 +172,19 @@ class Flow:
             alone = np.broadcast_to(lonely, family.shape) & (family >= 0)
             self._freeze(family[alone], self._now, "puts them beside values without channels")
             first = np.where(lonely, -1, first)
-        known = np.broadcast_to(first, family.shape) >= 0
-        self.unions.join(family[known], np.broadcast_to(first, family.shape)[known])
+        beside = np.broadcast_to(first, family.shape) >= 0
+        self.unions.join(family[beside], np.broadcast_to(first, family.shape)[beside])
         return first
 
     def couple_others(self, family: Family, axis: int) -> Family:
-        """Say that channels are one along all axes but this; return the family along it."""
+        """Unite channels along all axes but this one; return the family along it."""
         for other in range(family.ndim):
             if other != axis and depends_on(family, other):
                 family = self.couple(family, other)
         return family
 
     def freeze(self, families: Iterable[Family], node: ir.Node | None, reason: str) -> None:
-        """Say that channels cannot be removed."""
+        """Record that channels cannot be removed."""
         for family in families:
             self._freeze(family[family >= 0], node, reason)
 
@@ -193,7 +193,7 @@ class Flow:
             self.frozen.append(Note(node, _operator(node), reason, np.unique(channels)))
 
     def freeze_node(self, node: ir.Node, reason: str) -> None:
-        """Say that no channel that a node reads can be removed; its outputs have none."""
+        """Record that no channel that a node reads can be removed; its outputs get no channels."""
         self.freeze_values(node.inputs, node, reason)
         for output in node.outputs:
             self.put(output, [])
@@ -201,12 +201,12 @@ class Flow:
     def freeze_values(
         self, values: Iterable[ir.Value | None], node: ir.Node | None, reason: str
     ) -> None:
-        """Say that none of the channels of some values can be removed."""
+        """Record that no channel of some values can be removed."""
         for value in values:
             self.freeze(self.labels(value), node, reason)
 
     def mix(self, families: Iterable[Family], node: ir.Node) -> None:
-        """Say that an operator computes with all channels at once."""
+        """Record that an operator combines all channels."""
         for family in families:
             channels = family[family >= 0]
             if len(channels):
@@ -214,29 +214,29 @@ class Flow:
                 self.mixed.append(note)
 
     def place(self, families: Iterable[Family], node: ir.Node) -> None:
-        """Say that it matters to an operator where channels lie."""
+        """Record that the positions of channels matter to an operator."""
         for family in families:
             channels = np.unique(family[family >= 0])
             if len(channels):
                 self.placed.append(Note(node, _operator(node), "", channels))
 
     def source(self, node: ir.Node, weight: ir.Value | None, channels: Units) -> None:
-        """Say that a layer computes channels."""
+        """Record that a layer computes channels."""
         name = node.name or "" if weight is None else layer_name(weight.name or "")
         self.sources.append(Source(name, channels[channels >= 0]))
 
     def role(self, value: ir.Value | None, axis: int, role: Role) -> None:
-        """Say what an initializer's channels along an axis are, unless it is known."""
+        """Record the role of an initializer's axis, unless it has one."""
         if value is not None and value.is_initializer() and value.name:
             self.roles.setdefault((value.name, axis), role)
 
     def count(self, node: ir.Node, *axes: tuple[ir.Value | None, int]) -> None:
-        """Say that a node multiplies, in proportion to the lengths of axes of values."""
-        known = tuple((value, axis) for value, axis in axes if value is not None)
-        self.counted.append(Counted(node, known))
+        """Record a node that multiplies, and the axes that its work is proportional to."""
+        factors = tuple((value, axis) for value, axis in axes if value is not None)
+        self.counted.append(Counted(node, factors))
 
     def observe(self, value: ir.Value, axis: int) -> None:
-        """Say that a value holds what a layer or its activation function computes."""
+        """Record a value that a layer or its activation function computes."""
         self.observed.append((value, axis))
 
     # ------------------------------------------------------------------ common to many operators
@@ -252,41 +252,43 @@ class Flow:
         rank = len(shape)
         meetings = []
         for value in inputs:
-            given = self.shape(value) or ()
-            lengths = (1,) * (rank - len(given)) + given
+            value_shape = self.shape(value) or ()
+            lengths = (1,) * (rank - len(value_shape)) + value_shape
             families = [spread(f, rank) for f in self.labels(value)]
             meetings.append(Meeting(value.name or "", lengths, families))
         return self.meet(node, meetings)
 
     def meet(self, node: ir.Node, meetings: Sequence[Meeting]) -> list[Family]:
         """Combine the channels of values of one rank that meet element by element."""
-        found: list[Family] = []
+        merged: list[Family] = []
         for meeting in meetings:
             for family in meeting.families:
-                own: Family | None = family
-                for other in [f for f in found if own is not None and overlap(f, own)]:
-                    own, stays = self._meet(own, other, node)
+                current: Family | None = family
+                for other in [f for f in merged if current is not None and overlap(f, current)]:
+                    current, stays = self._meet(current, other, node)
                     if not stays:
-                        found = [f for f in found if f is not other]
-                if own is not None:
-                    found.append(own)
+                        merged = [f for f in merged if f is not other]
+                if current is not None:
+                    merged.append(current)
         for meeting in meetings:
-            for family in found:
+            for family in merged:
                 axes = [i for i, n in enumerate(family.shape) if n > 1 and meeting.lengths[i] > 1]
-                if axes and not any(overlap(family, own) for own in meeting.families):
+                if axes and not any(overlap(family, current) for current in meeting.families):
                     reason = f"meets {meeting.name!r}, which has no channels"
                     self.fix(family, axes, node, reason)
-        return found
+        return merged
 
-    def _meet(self, own: Family | None, other: Family, node: ir.Node) -> tuple[Family | None, bool]:
-        """Let two families meet; return what becomes of the first, and whether the other stays.
+    def _meet(
+        self, current: Family | None, other: Family, node: ir.Node
+    ) -> tuple[Family | None, bool]:
+        """Combine two families that meet; return the result, and whether the other one stays.
 
-        What is the same for all heads, such as a scale for each of a head's features, meets only
-        the inner axes of a joint family: heads can go, and single features cannot.
+        Values shared by all heads, such as a scale for each feature of a head, meet only the inner
+        axes of a joint family: heads can be removed, single features cannot.
         """
-        if own is None:
+        if current is None:
             return None, True
-        for inner, joint in ((own, other), (other, own)):
+        for inner, joint in ((current, other), (other, current)):
             axes = [i for i, n in enumerate(inner.shape) if n > 1]
             first = next(i for i, n in enumerate(joint.shape) if n > 1)
             if first not in axes and self._outside(joint, axes):
@@ -294,11 +296,11 @@ class Flow:
                     if joint.shape[axis] > 1:
                         self.couple(joint, axis)
                 self.freeze([inner], node, "holds the same for every head or group")
-                return (None, True) if inner is own else (own, False)
-        return self.unify(other, own, node), False
+                return (None, True) if inner is current else (current, False)
+        return self.unify(other, current, node), False
 
     def fix(self, family: Family, axes: Sequence[int], node: ir.Node, reason: str) -> None:
-        """Say that nothing can go from some axes: then from others, or nothing can."""
+        """Record that nothing can be removed along some axes, only along others, if any."""
         if self._outside(family, axes):
             for axis in axes:
                 self.couple(family, axis)
@@ -306,7 +308,7 @@ class Flow:
             self.freeze([family], node, reason)
 
     def mix_over(self, families: Iterable[Family], axes: Sequence[int], node: ir.Node) -> None:
-        """Say that an operator computes with all channels along some axes at once."""
+        """Record that an operator combines all channels along some axes."""
         for family in families:
             touched = [axis for axis in axes if depends_on(family, axis)]
             if touched and self._outside(family, axes):
@@ -316,9 +318,9 @@ class Flow:
                 self.mix([family], node)
 
     def sum_over(self, families: Iterable[Family], axes: Sequence[int]) -> None:
-        """Say that an operator adds up along some axes; what lies on others too goes as a whole.
+        """Record a sum along some axes; channels that lie on others, too, are removed as a whole.
 
-        Whether a sum of channels is the same without those that are gone is asked later: see
+        Whether the sum stays the same without the removed channels is decided later: see
         :mod:`compressor.graph.channels.zeros`.
         """
         for family in families:

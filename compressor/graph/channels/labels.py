@@ -1,8 +1,8 @@
-"""Numbers for the channels of values, and which of them are one.
+"""Numbers for the channels of values, and which of them are united.
 
 The channels of a value are a *family*: an array of as many axes as the value, each as long as the
-value's axis or 1 where the channels do not depend on it. Its numbers say which channel lies at a
-position; -1 says that none does. A family that depends on several axes is *joint*, such as the
+value's axis, or 1 where the channels do not depend on it. Its numbers are the channels at each
+position, -1 where there is none. A family that depends on several axes is *joint*, such as the
 features of a transformer once they are divided into heads. A value has several families where its
 axes hold channels that have nothing to do with each other, as those of a weight do.
 """
@@ -22,7 +22,7 @@ Shape: TypeAlias = tuple[int, ...]
 
 
 class Unions:
-    """Numbers of which some are one."""
+    """Numbers, some of which are united (a union-find structure)."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -31,20 +31,20 @@ class Unions:
         self._roots: Units | None = None
 
     def fresh(self, shape: Shape) -> Family:
-        """Return numbers that nothing has."""
+        """Return unused numbers."""
         start, self.count = self.count, self.count + prod(shape)
         self._roots = None
         return np.arange(start, self.count, dtype=np.int64).reshape(shape)
 
     def join(self, first: Units, second: Units) -> None:
-        """Make pairs of numbers one; neither is -1."""
+        """Unite pairs of numbers, none of them -1."""
         different = first != second
         self._first.append(first[different])
         self._second.append(second[different])
         self._roots = None
 
     def roots(self) -> Units:
-        """Return for each number the least of those that are one with it."""
+        """Return for each number the least that it is united with."""
         if self._roots is None:
             self._roots = _components(
                 self.count,
@@ -59,7 +59,7 @@ class Unions:
 
 
 def _components(count: int, first: Units, second: Units) -> Units:
-    """Find connected components: the least number spreads along edges until nothing changes."""
+    """Return connected components: the least number spreads along edges until nothing changes."""
     least = np.arange(count, dtype=np.int64)
     while len(first):
         lower = np.minimum(least[first], least[second])
@@ -78,7 +78,7 @@ def depends_on(family: Family, axis: int) -> bool:
 
 
 def spread(family: Family, rank: int) -> Family:
-    """Give a family the rank of what its value is broadcast to."""
+    """Return a family with the rank that its value is broadcast to."""
     return family.reshape((1,) * (rank - family.ndim) + family.shape)
 
 
@@ -132,7 +132,7 @@ def reshaped(family: Family, before: Shape, after: Shape) -> Family:
 
 
 def _matching(before: Shape, after: Shape) -> list[tuple[range, range]]:
-    """Divide the axes of both shapes into the shortest runs with as many elements."""
+    """Return the shortest runs of both shapes' axes with equally many elements."""
     runs: list[tuple[range, range]] = []
     old = new = 0
     while old < len(before) or new < len(after):
@@ -158,17 +158,17 @@ def overlap(first: Family, second: Family) -> bool:
 
 
 def joined(parts: Sequence[Family | None], lengths: Sequence[int], axis: int) -> Family | None:
-    """Put families behind each other along an axis; ``None`` stands for no channels."""
-    known = [part for part in parts if part is not None]
-    if not known:
+    """Concatenate families along an axis; ``None`` stands for no channels."""
+    present = [part for part in parts if part is not None]
+    if not present:
         return None
-    shape = list(np.broadcast_shapes(*(_without(part.shape, axis) for part in known)))
+    shape = list(np.broadcast_shapes(*(_without(part.shape, axis) for part in present)))
     pieces = []
     for part, length in zip(parts, lengths, strict=True):
-        own = [*shape]
-        own[axis] = length
-        empty = np.full(own, -1, dtype=np.int64)
-        pieces.append(empty if part is None else np.broadcast_to(part, own))
+        piece_shape = [*shape]
+        piece_shape[axis] = length
+        empty = np.full(piece_shape, -1, dtype=np.int64)
+        pieces.append(empty if part is None else np.broadcast_to(part, piece_shape))
     return np.concatenate(pieces, axis)
 
 

@@ -8,115 +8,114 @@ import onnx_ir as ir
 
 from compressor.graph.channels.flow import UNKNOWN, Flow
 from compressor.graph.channels.labels import Family, along, depends_on, reshaped
+from compressor.graph.operators import operator
 from compressor.graph.values import is_op
 from compressor.types.channels import Role, Units
 
-SUMS = ("ReduceSum", "ReduceL1", "ReduceL2", "ReduceSumSquare")
-"""Reductions that are the same without what is zero."""
 _STATISTICS: tuple[Role, ...] = ("norm-scale", "norm-shift", "norm-mean", "norm-variance")
 
 
 def per_channel(flow: Flow, node: ir.Node) -> None:
     """``BatchNormalization`` and ``InstanceNormalization``: parameters for each channel."""
     if is_op(node, "InstanceNormalization"):
-        found = flow.labels(node.inputs[0])
+        families = flow.labels(node.inputs[0])
         rank = len(flow.shape(node.inputs[0]) or ())
-        flow.mix_over(found, range(2, rank), node)
-    own = _channels(flow, node)
+        flow.mix_over(families, range(2, rank), node)
+    channels = _channels(flow, node)
     for value, role in zip(node.inputs[1:], _STATISTICS, strict=False):
         parameter = flow.on_axis(value, 0)
-        if own is not None and parameter is not None:
-            flow.unify(own, along(parameter, 0), node)
+        if channels is not None and parameter is not None:
+            flow.unify(channels, along(parameter, 0), node)
             flow.role(value, 0, role)
         elif parameter is not None:
             flow.freeze([parameter], node, "scales values that no layer computes")
-        elif own is not None:
-            flow.freeze([own], node, f"meets {value.name if value else ''!r}")
+        elif channels is not None:
+            flow.freeze([channels], node, f"meets {value.name if value else ''!r}")
     _keep(flow, node)
 
 
 def group_norm(flow: Flow, node: ir.Node) -> None:
-    """``GroupNormalization``: whole groups stay or go, or any channels of a single one."""
-    own = _channels(flow, node)
+    """``GroupNormalization``: whole groups are removed, or any channels of a single group."""
+    channels = _channels(flow, node)
     groups = node.attributes.get_int("num_groups", 1)
-    if own is not None and groups == 1:
-        flow.mix([own], node)
-    elif own is not None:
-        flow.couple(own.reshape(groups, -1), 1)
+    if channels is not None and groups == 1:
+        flow.mix([channels], node)
+    elif channels is not None:
+        flow.couple(channels.reshape(groups, -1), 1)
     for value, role in zip(node.inputs[1:3], _STATISTICS, strict=False):
         parameter = flow.on_axis(value, 0)
         if parameter is None:
             # Of one group, opset 18 has a single number: it stays.
-            if own is not None and flow.shape(value) != (1,):
-                flow.freeze([own], node, f"meets {value.name if value else ''!r}")
-        elif own is None:
+            if channels is not None and flow.shape(value) != (1,):
+                flow.freeze([channels], node, f"meets {value.name if value else ''!r}")
+        elif channels is None:
             flow.freeze([parameter], node, "scales values that no layer computes")
         else:
             held = along(parameter, 0)
-            flow.unify(own.reshape(len(held), -1), held[:, None], node)
+            flow.unify(channels.reshape(len(held), -1), held[:, None], node)
             flow.role(value, 0, role)
     _keep(flow, node)
 
 
 def layer_norm(flow: Flow, node: ir.Node) -> None:
-    """``LayerNormalization`` and its relatives: over the last axes, all channels at once."""
+    """``LayerNormalization`` and its relatives: combine all channels of the last axes."""
     source = node.inputs[0]
     shape = flow.shape(source)
     if source is None or shape is None:
         flow.freeze_node(node, UNKNOWN)
         return
     parameters = [v for v in node.inputs[1:3] if v is not None]
-    found = flow.broadcast(node, [source, *parameters], shape)
+    families = flow.broadcast(node, [source, *parameters], shape)
     first = node.attributes.get_int("axis", -1) % len(shape)
-    flow.mix_over(found, range(first, len(shape)), node)
+    flow.mix_over(families, range(first, len(shape)), node)
     for value, role in zip(parameters, _STATISTICS, strict=False):
         rank = len(flow.shape(value) or ())
         for axis in range(rank):
             flow.role(value, axis, role)
-    flow.put(node.outputs[0], found)
-    for output in node.outputs[1:]:  # a mean and a deviation for each of what is normalized
-        flow.put(output, [f for f in found if not _over([f], range(first, len(shape)))])
+    flow.put(node.outputs[0], families)
+    for output in node.outputs[1:]:  # the means and deviations
+        flow.put(output, [f for f in families if not _over([f], range(first, len(shape)))])
 
 
 def softmax(flow: Flow, node: ir.Node) -> None:
     """Normalize along one axis."""
-    found = flow.labels(node.inputs[0])
+    families = flow.labels(node.inputs[0])
     shape = flow.shape(node.inputs[0])
-    if found and shape is None:
+    if families and shape is None:
         flow.freeze_node(node, UNKNOWN)
         return
-    if found and shape is not None:
+    if families and shape is not None:
         axis = node.attributes.get_int("axis", -1) % len(shape)
-        flow.mix_over(found, [axis], node)
+        flow.mix_over(families, [axis], node)
         if is_op(node, "Hardmax"):  # of equal values the first is the largest
-            flow.place(_over(found, [axis]), node)
-    flow.put(node.outputs[0], found)
+            flow.place(_over(families, [axis]), node)
+    flow.put(node.outputs[0], families)
 
 
 def reduction(flow: Flow, node: ir.Node) -> None:
-    """Reduce along axes; those of one axis alone are gone then."""
+    """Reduce along axes; channels of those axes alone disappear."""
     source = node.inputs[0]
-    found = flow.labels(source)
+    families = flow.labels(source)
     before, after = flow.shape(source), flow.shape(node.outputs[0])
     axes = _axes(flow, node)
-    if not found:
+    if not families:
         flow.put(node.outputs[0], [])
         return
     if before is None or after is None or axes is None:
         flow.freeze_node(node, "reduces axes that are not known")
         return
     if not axes and node.attributes.get_int("noop_with_empty_axes", 0) != 0:
-        flow.put(node.outputs[0], found)
+        flow.put(node.outputs[0], families)
         return
     reduced = [axis % len(before) for axis in axes] or list(range(len(before)))
     if node.op_type in ("ArgMax", "ArgMin"):
-        flow.freeze(_over(found, reduced), node, "counts channels")
-    elif node.op_type in SUMS:
-        flow.sum_over(found, reduced)
+        flow.freeze(_over(families, reduced), node, "counts channels")
+    elif operator(node).adds:
+        flow.sum_over(families, reduced)
     else:
-        flow.mix_over(found, reduced, node)
+        flow.mix_over(families, reduced, node)
     left = []
-    for family in found:
+    for family in families:
         rest = family
         others = [i for i in range(family.ndim) if i not in reduced and depends_on(family, i)]
         for axis in reduced:
@@ -129,33 +128,33 @@ def reduction(flow: Flow, node: ir.Node) -> None:
 
 
 def cumulative(flow: Flow, node: ir.Node) -> None:
-    """``CumSum``: the order of what lies along its axis matters."""
-    found = flow.labels(node.inputs[0])
-    axes = _known(flow, node.inputs[1])
+    """``CumSum``: the order of channels along its axis matters."""
+    families = flow.labels(node.inputs[0])
+    axes = _constant_integers(flow, node.inputs[1])
     shape = flow.shape(node.inputs[0])
-    if found and (axes is None or shape is None):
+    if families and (axes is None or shape is None):
         flow.freeze_node(node, "adds up along an axis that is not known")
         return
-    if found and axes is not None and shape is not None:
-        flow.freeze(_over(found, [a % len(shape) for a in axes]), node, "adds up channels")
-    flow.put(node.outputs[0], found)
+    if families and axes is not None and shape is not None:
+        flow.freeze(_over(families, [a % len(shape) for a in axes]), node, "adds up channels")
+    flow.put(node.outputs[0], families)
 
 
 def _axes(flow: Flow, node: ir.Node) -> Sequence[int] | None:
     if node.op_type in ("ArgMax", "ArgMin"):
         return [node.attributes.get_int("axis", 0)]
-    given = node.attributes.get_ints("axes", None)
-    if given is not None:
-        return list(given)
+    axes = node.attributes.get_ints("axes", None)
+    if axes is not None:
+        return list(axes)
     if len(node.inputs) > 1 and node.inputs[1] is not None:
-        return _known(flow, node.inputs[1])
+        return _constant_integers(flow, node.inputs[1])
     return []
 
 
-def _known(flow: Flow, value: ir.Value | None) -> list[int] | None:
-    given = flow.lengths.integers(value)
-    own = [n for n in given or [] if n is not None]
-    return own if given is not None and len(own) == len(given) else None
+def _constant_integers(flow: Flow, value: ir.Value | None) -> list[int] | None:
+    integers = flow.lengths.integers(value)
+    constants = [n for n in integers or [] if n is not None]
+    return constants if integers is not None and len(constants) == len(integers) else None
 
 
 def _over(families: Sequence[Family], axes: Sequence[int] | range) -> list[Family]:
@@ -165,14 +164,14 @@ def _over(families: Sequence[Family], axes: Sequence[int] | range) -> list[Famil
 def _channels(flow: Flow, node: ir.Node) -> Units | None:
     """Return the channels along the first input's second axis.
 
-    Where they depend on other axes too, those go as a whole.
+    Channels that depend on other axes, too, are united along those.
     """
     family = flow.on_axis(node.inputs[0], 1)
     return None if family is None else along(flow.couple_others(family, 1), 1)
 
 
 def _keep(flow: Flow, node: ir.Node) -> None:
-    found = flow.labels(node.inputs[0])
-    flow.put(node.outputs[0], found)
+    families = flow.labels(node.inputs[0])
+    flow.put(node.outputs[0], families)
     if any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
-        flow.freeze(found, node, "is in training mode")
+        flow.freeze(families, node, "is in training mode")

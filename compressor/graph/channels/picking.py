@@ -1,4 +1,4 @@
-"""Channels through operators that pick some elements, or put values behind each other."""
+"""Channels through operators that select elements or concatenate values."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from compressor.graph.channels.labels import (
 from compressor.types.tensors import Array
 
 Places: TypeAlias = dict[int, Array | None]
-"""The positions that are picked, by axis; ``None`` where they follow from a dynamic length."""
+"""The selected positions by axis; ``None`` where they depend on a dynamic length."""
 
 _STEPPED = 4  # starts, ends, axes and steps of a Slice
 
 
 def concat(flow: Flow, node: ir.Node) -> None:
-    """``Concat``: behind each other along one axis; along the others, the channels are one."""
+    """``Concat``: joined along one axis; along the others, the channels are united."""
     inputs = [v for v in node.inputs if v is not None]
     shapes = [flow.shape(v) for v in inputs]
     shape = flow.shape(node.outputs[0])
@@ -44,13 +44,13 @@ def concat(flow: Flow, node: ir.Node) -> None:
         if part is None:  # what lies on the same other axes as a joint part belongs to it
             parts[index] = _beside(parts, rest[index])
     lengths = [(s or ())[axis] for s in shapes]
-    found = _side_by_side(flow, node, rest)
+    beside = _side_by_side(flow, node, rest)
     line = joined(parts, lengths, axis)
-    flow.put(node.outputs[0], found if line is None else [*found, line])
+    flow.put(node.outputs[0], beside if line is None else [*beside, line])
 
 
 def _beside(parts: Sequence[Family | None], rest: list[Family]) -> Family | None:
-    """Take a family out of ``rest`` that lies on an axis of another part."""
+    """Remove and return a family of ``rest`` that lies on an axis of another part."""
     for index, family in enumerate(rest):
         if any(part is not None and overlap(part, family) for part in parts):
             return rest.pop(index)
@@ -58,45 +58,45 @@ def _beside(parts: Sequence[Family | None], rest: list[Family]) -> Family | None
 
 
 def _side_by_side(flow: Flow, node: ir.Node, rest: Sequence[Sequence[Family]]) -> list[Family]:
-    """Unify what lies on the axes along which nothing is put behind each other."""
-    found: list[Family] = []
-    for own in rest:
-        for family in own:
+    """Unite the families on the axes along which nothing is concatenated."""
+    merged_families: list[Family] = []
+    for families in rest:
+        for family in families:
             merged = family
-            for other in [f for f in found if overlap(f, merged)]:
+            for other in [f for f in merged_families if overlap(f, merged)]:
                 merged = flow.unify(other, merged, node)
-                found = [f for f in found if f is not other]
-            found.append(merged)
-    for family in found:
-        for own in rest:
-            if not any(overlap(family, f) for f in own):
+                merged_families = [f for f in merged_families if f is not other]
+            merged_families.append(merged)
+    for family in merged_families:
+        for families in rest:
+            if not any(overlap(family, f) for f in families):
                 flow.freeze([family], node, "puts them beside values without channels")
-    return found
+    return merged_families
 
 
 def split(flow: Flow, node: ir.Node) -> None:
     """``Split``: into pieces along an axis."""
     pieces = [flow.shape(v) for v in node.outputs]
-    found = flow.labels(node.inputs[0])
+    families = flow.labels(node.inputs[0])
     shape = flow.shape(node.inputs[0])
-    if found and (shape is None or any(s is None for s in pieces)):
+    if families and (shape is None or any(s is None for s in pieces)):
         flow.freeze_node(node, UNKNOWN)
         return
     start = 0
-    for output, own in zip(node.outputs, pieces, strict=True):
-        if shape is None or own is None:
+    for output, piece in zip(node.outputs, pieces, strict=True):
+        if shape is None or piece is None:
             flow.put(output, [])
             continue
         axis = node.attributes.get_int("axis", 0) % len(shape)
-        flow.put(output, _picked(flow, node, found, axis, np.arange(start, start + own[axis])))
-        start += own[axis]
+        flow.put(output, _picked(flow, node, families, axis, np.arange(start, start + piece[axis])))
+        start += piece[axis]
 
 
 def cut(flow: Flow, node: ir.Node) -> None:
     """``Slice``: with constant bounds where it touches channels."""
-    found = flow.labels(node.inputs[0])
+    families = flow.labels(node.inputs[0])
     shape = flow.shape(node.inputs[0])
-    if not found:
+    if not families:
         flow.put(node.outputs[0], [])
         return
     places = None if shape is None else slice_places(flow, node)
@@ -105,25 +105,25 @@ def cut(flow: Flow, node: ir.Node) -> None:
         return
     for axis, where in places.items():
         if where is None:
-            moved = [f for f in found if depends_on(f, axis)]
+            moved = [f for f in families if depends_on(f, axis)]
             flow.freeze(moved, node, "has bounds that follow from a dynamic length")
-            found = [f for f in found if not depends_on(f, axis)]
+            families = [f for f in families if not depends_on(f, axis)]
         else:
-            found = _picked(flow, node, found, axis, where)
-    flow.put(node.outputs[0], found)
+            families = _picked(flow, node, families, axis, where)
+    flow.put(node.outputs[0], families)
 
 
 def slice_places(flow: Flow, node: ir.Node) -> Places | None:
     """Return which positions a ``Slice`` picks, by axis; ``None`` where its axes are unknown."""
     shape = flow.shape(node.inputs[0])
-    given = [flow.lengths.integers(v) if v is not None else [] for v in node.inputs[1:]]
-    if shape is None or any(g is None for g in given):
+    bounds = [flow.lengths.integers(v) if v is not None else [] for v in node.inputs[1:]]
+    if shape is None or any(g is None for g in bounds):
         return None
-    starts, ends, axes, steps = [g or [] for g in [*given, [], [], []][:_STEPPED]]
-    chosen = [None if a is None else a % len(shape) for a in axes] or list(range(len(starts)))
+    starts, ends, axes, steps = [g or [] for g in [*bounds, [], [], []][:_STEPPED]]
+    sliced_axes = [None if a is None else a % len(shape) for a in axes] or list(range(len(starts)))
     places: Places = {}
     for start, end, axis, step in zip(
-        starts, ends, chosen, steps or [1] * len(starts), strict=True
+        starts, ends, sliced_axes, steps or [1] * len(starts), strict=True
     ):
         if axis is None:
             return None
@@ -138,11 +138,11 @@ def slice_places(flow: Flow, node: ir.Node) -> Places | None:
 
 
 def gather(flow: Flow, node: ir.Node) -> None:
-    """``Gather``: constant places are picked; computed ones look something up in a table."""
+    """``Gather``: constant indices select channels; computed ones look up rows of a table."""
     data, index = node.inputs[0], node.inputs[1]
-    found = flow.labels(data)
+    families = flow.labels(data)
     shape, picked = flow.shape(data), flow.shape(index)
-    if not found:
+    if not families:
         flow.put(node.outputs[0], [])
         return
     if shape is None or picked is None:
@@ -150,15 +150,15 @@ def gather(flow: Flow, node: ir.Node) -> None:
         return
     axis = node.attributes.get_int("axis", 0) % len(shape)
     places = gather_places(flow, node)
-    touched = [f for f in found if depends_on(f, axis)]
-    rest = [f for f in found if not depends_on(f, axis)]
+    touched = [f for f in families if depends_on(f, axis)]
+    rest = [f for f in families if not depends_on(f, axis)]
     left = []
     if places is None:
         flow.freeze(touched, node, "looks them up by a computed index")
     else:
         for family in touched:
-            own = np.take(_couple_others(flow, family, axis), places, axis)
-            left.append(_compared(flow, node, own, family))
+            picked_family = np.take(_couple_others(flow, family, axis), places, axis)
+            left.append(_compared(flow, node, picked_family, family))
     for family in rest:
         lengths = (*family.shape[:axis], *([1] * len(picked)), *family.shape[axis + 1 :])
         left.append(family.reshape(lengths))
@@ -172,7 +172,7 @@ def gather(flow: Flow, node: ir.Node) -> None:
 
 
 def gather_places(flow: Flow, node: ir.Node) -> Array | None:
-    """Return the places that a ``Gather`` picks; ``None`` where they are computed."""
+    """Return the indices of a ``Gather``; ``None`` where they are computed."""
     places = flow.lengths.integers(node.inputs[1])
     index, shape = flow.shape(node.inputs[1]), flow.shape(node.inputs[0])
     if places is None or index is None or not shape or any(place is None for place in places):
@@ -183,29 +183,29 @@ def gather_places(flow: Flow, node: ir.Node) -> Array | None:
 
 
 def gather_nd(flow: Flow, node: ir.Node) -> None:
-    """``GatherND``: looks up along the first axes; what lies on the others stays together."""
+    """``GatherND``: looks up along the first axes; channels on the others are kept."""
     data, index = node.inputs[0], node.inputs[1]
-    found = flow.labels(data)
+    families = flow.labels(data)
     picked = flow.shape(index)
-    if not found:
+    if not families:
         flow.put(node.outputs[0], [])
         return
     if picked is None or node.attributes.get_int("batch_dims", 0) != 0:
         flow.freeze_node(node, "looks them up by an index")
         return
     count = picked[-1]
-    touched = [f for f in found if any(depends_on(f, axis) for axis in range(count))]
+    touched = [f for f in families if any(depends_on(f, axis) for axis in range(count))]
     flow.freeze(touched, node, "looks them up by an index")
-    rest = [f for f in found if not any(depends_on(f, axis) for axis in range(count))]
+    rest = [f for f in families if not any(depends_on(f, axis) for axis in range(count))]
     lead = (1,) * (len(picked) - 1)
     flow.put(node.outputs[0], [f.reshape((*lead, *f.shape[count:])) for f in rest])
 
 
 def pad(flow: Flow, node: ir.Node) -> None:
-    """``Pad``: constants beside the channels are channels that can go as well."""
-    found = flow.labels(node.inputs[0])
+    """``Pad``: the added constants are channels that can be removed, too."""
+    families = flow.labels(node.inputs[0])
     shape = flow.shape(node.inputs[0])
-    if not found:
+    if not families:
         flow.put(node.outputs[0], [])
         return
     widths = None if shape is None else pad_widths(flow, node)
@@ -214,66 +214,66 @@ def pad(flow: Flow, node: ir.Node) -> None:
         return
     constant = node.attributes.get_string("mode", "constant") == "constant"
     left = []
-    for family in found:
-        own = family
+    for family in families:
+        padded = family
         for axis, (before, after) in widths.items():
-            if not depends_on(own, axis) or before == after == 0:
+            if not depends_on(padded, axis) or before == after == 0:
                 continue
             if before is None or after is None or not constant or min(before, after) < 0:
-                flow.freeze([own], node, "repeats or drops channels")
-                own = own[:0]
+                flow.freeze([padded], node, "repeats or drops channels")
+                padded = padded[:0]
                 break
-            own = flow.couple_others(own, axis)
-            parts = [flow.unions.fresh((before,)), along(own, axis), flow.unions.fresh((after,))]
-            own = placed(np.concatenate(parts), axis, len(shape))
-        if own.size:
-            left.append(own)
+            padded = flow.couple_others(padded, axis)
+            parts = [flow.unions.fresh((before,)), along(padded, axis), flow.unions.fresh((after,))]
+            padded = placed(np.concatenate(parts), axis, len(shape))
+        if padded.size:
+            left.append(padded)
     flow.put(node.outputs[0], left)
 
 
 def pad_widths(flow: Flow, node: ir.Node) -> dict[int, tuple[int | None, int | None]] | None:
-    """Return how many elements a ``Pad`` puts before and behind, by axis."""
+    """Return how many elements a ``Pad`` adds before and after, by axis."""
     shape = flow.shape(node.inputs[0])
-    given = flow.lengths.integers(node.inputs[1]) if len(node.inputs) > 1 else None
-    if shape is None or given is None:
+    widths = flow.lengths.integers(node.inputs[1]) if len(node.inputs) > 1 else None
+    if shape is None or widths is None:
         return None
-    chosen = list(range(len(shape)))
+    padded_axes = list(range(len(shape)))
     if len(node.inputs) > 3 and node.inputs[3] is not None:
         axes = flow.lengths.integers(node.inputs[3])
         if axes is None or any(a is None for a in axes):
             return None
-        chosen = [a % len(shape) for a in axes if a is not None]
-    half = len(given) // 2
-    return dict(zip(chosen, zip(given[:half], given[half:], strict=True), strict=True))
+        padded_axes = [a % len(shape) for a in axes if a is not None]
+    half = len(widths) // 2
+    return dict(zip(padded_axes, zip(widths[:half], widths[half:], strict=True), strict=True))
 
 
 def _picked(
-    flow: Flow, node: ir.Node, found: Sequence[Family], axis: int, places: Array
+    flow: Flow, node: ir.Node, families: Sequence[Family], axis: int, places: Array
 ) -> list[Family]:
-    """Take positions along an axis."""
+    """Return families reduced to some positions along an axis."""
     left = []
-    for family in found:
+    for family in families:
         whole = len(places) == family.shape[axis] and bool((places == np.arange(len(places))).all())
         if not depends_on(family, axis) or whole:
             left.append(family)
             continue
-        own = compressed(_couple_others(flow, family, axis).take(places, axis))
-        left.append(_compared(flow, node, own, family))
+        taken = compressed(_couple_others(flow, family, axis).take(places, axis))
+        left.append(_compared(flow, node, taken, family))
     return [f for f in left if f.size > 1]
 
 
-def _compared(flow: Flow, node: ir.Node, own: Family, family: Family) -> Family:
-    """Freeze what is picked where it is a single channel: its axis has no length to lose."""
-    if own.size == 1 and family.size > 1:
-        flow.freeze([own], node, "picks a single one of them")
-    return own
+def _compared(flow: Flow, node: ir.Node, taken: Family, family: Family) -> Family:
+    """Freeze a single picked channel, since its axis cannot become shorter."""
+    if taken.size == 1 and family.size > 1:
+        flow.freeze([taken], node, "picks a single one of them")
+    return taken
 
 
 def _couple_others(flow: Flow, family: Family, axis: int) -> Family:
-    """Keep positions that are picked: where channels depend on other axes too, those are theirs.
+    """Unite channels along a picked axis if they depend on other axes, too; return the family.
 
-    Heads divided into queries, keys and values, for instance: a place among the three is picked,
-    and a head goes from all three.
+    For heads divided into queries, keys and values, for instance, one of the three is picked, and
+    a head is removed from all three.
     """
     if family.size > family.shape[axis]:
         flow.couple(family, axis)

@@ -1,4 +1,4 @@
-"""Channels through convolutions, matrix products and ``Einsum``: here they begin and end."""
+"""Channels through convolutions, matrix products and ``Einsum``, where they begin and end."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from compressor.graph.channels.labels import (
     overlap,
     placed,
 )
-from compressor.graph.channels.lengths import Shape
 from compressor.graph.layers import weight_source
+from compressor.graph.plain import Shape
 from compressor.types.channels import Role, Units
 
 
@@ -43,15 +43,15 @@ def transposed_convolution(flow: Flow, node: ir.Node) -> None:
     groups, weight, shape = _kernel(flow, node)
     if not shape:
         return
-    read, own = _read(flow, node), _axis(flow, weight, 0, shape[0])
+    read, inputs = _read(flow, node), _axis(flow, weight, 0, shape[0])
     if groups == 1:
-        _meet(flow, node, read, own)
+        _meet(flow, node, read, inputs)
         written = _axis(flow, weight, 1, shape[1])
         _role(flow, weight, 0, "input")
         _role(flow, weight, 1, "output")
     else:
-        _group_wise(flow, node, read, own.reshape(groups, -1))
-        written = own.reshape(groups, -1)[:, :1].repeat(shape[1], 1).reshape(-1)
+        _group_wise(flow, node, read, inputs.reshape(groups, -1))
+        written = inputs.reshape(groups, -1)[:, :1].repeat(shape[1], 1).reshape(-1)
         _role(flow, weight, 0, "output")
     _keep_kernel(flow, node, weight, 2 if groups == 1 else 1)
     _write(flow, node, weight, written, sourced=groups < shape[0] or groups == 1)
@@ -72,40 +72,40 @@ def _kernel(flow: Flow, node: ir.Node) -> tuple[int, ir.Value | None, Shape]:
 
 
 def _read(flow: Flow, node: ir.Node) -> Units | None:
-    """Return the channels that a convolution reads; what lies on its other axes is frozen."""
-    found = None
+    """Return the channels that a convolution reads; those on its other axes are frozen."""
+    channels = None
     for family in flow.labels(node.inputs[0]):
         if depends_on(family, 1) and family.size == family.shape[1]:
-            found = along(family, 1)
+            channels = along(family, 1)
         elif any(depends_on(family, axis) for axis in range(1, family.ndim)):
             flow.freeze([family], node, "slides over them")
-    return found
+    return channels
 
 
 def _keep_kernel(flow: Flow, node: ir.Node, weight: ir.Value | None, first: int) -> None:
-    """Keep the other axes of a weight, which a second reader of it may cut."""
+    """Freeze the other axes of a weight, which a second reader might cut."""
     for family in flow.labels(weight):
         if any(depends_on(family, axis) for axis in range(first, family.ndim)):
             flow.freeze([family], node, "slides over them")
 
 
-def _meet(flow: Flow, node: ir.Node, read: Units | None, own: Units) -> None:
-    """Unify what is read with the weight's axis for it."""
+def _meet(flow: Flow, node: ir.Node, read: Units | None, weight_channels: Units) -> None:
+    """Unite the channels that are read with the weight's input axis."""
     if read is not None:
-        flow.unify(read, own, node)
+        flow.unify(read, weight_channels, node)
     else:
-        flow.freeze([own], node, "reads channels that nothing computes")
+        flow.freeze([weight_channels], node, "reads channels that nothing computes")
 
 
 def _group_wise(flow: Flow, node: ir.Node, read: Units | None, written: Units) -> None:
-    """Let the channels that a group reads and writes stay or go together."""
+    """Unite the channels that a group reads and writes."""
     flow.couple(written, 1)
     if read is None:
         flow.freeze([written], node, "reads channels that nothing computes")
         return
-    own = read.reshape(len(written), -1)
-    flow.couple(own, 1)
-    flow.unify(own[:, :1], written[:, :1], node)
+    grouped = read.reshape(len(written), -1)
+    flow.couple(grouped, 1)
+    flow.unify(grouped[:, :1], written[:, :1], node)
 
 
 def _write(
@@ -123,16 +123,16 @@ def _write(
         origin, _ = weight_source(weight)
         flow.source(node, origin, written)
     # Channels of several initializer axes are of their own; a single one has none to remove.
-    own = [placed(written, 1, rank)] if len(written) > 1 else []
+    families = [placed(written, 1, rank)] if len(written) > 1 else []
     batches = [
         f for f in flow.labels(node.inputs[0]) if f.ndim == rank and f.size == f.shape[0] > 1
     ]
-    flow.put(output, [*own, *batches])
+    flow.put(output, [*families, *batches])
     flow.observe(output, 1)
 
 
 def _axis(flow: Flow, value: ir.Value | None, axis: int, length: int) -> Units:
-    """Return the channels along an axis of a weight, in whatever way it comes about."""
+    """Return the channels along an axis of a weight, however the weight is stored."""
     family = flow.on_axis(value, axis)
     if family is not None and next(i for i, n in enumerate(family.shape) if n > 1) == axis:
         family = flow.couple_others(family, axis)  # a weight that is stored as one long line
@@ -183,17 +183,17 @@ def _product(flow: Flow, node: ir.Node, left: list[Family], right: list[Family])
     """Multiply ``[..., M, K]`` and ``[..., K, N]``."""
     first, second = node.inputs[0], node.inputs[1]
     output = node.outputs[0]
-    summed = _summed(flow, node, left, [_swapped(f) for f in right])
+    summed = _summed(flow, node, left, [np.swapaxes(f, -1, -2) for f in right])
     # What is left of [..., M, K] is [..., M, 1]; a head that is summed over leaves its batch axis.
-    found = [f[..., :1] for f in left]
-    other = [f[..., :1, :] for f in right]
-    merged: list[Family] = [f for f in found if f.size > 1]
-    for family in (f for f in other if f.size > 1):
-        own = family
-        for known in [f for f in merged if overlap(f, own)]:
-            own = flow.unify(known, own, node)
-            merged = [f for f in merged if f is not known]
-        merged.append(own)
+    rows = [f[..., :1] for f in left]
+    columns = [f[..., :1, :] for f in right]
+    merged: list[Family] = [f for f in rows if f.size > 1]
+    for family in (f for f in columns if f.size > 1):
+        current = family
+        for earlier in [f for f in merged if overlap(f, current)]:
+            current = flow.unify(earlier, current, node)
+            merged = [f for f in merged if f is not earlier]
+        merged.append(current)
     _check_batches(flow, node, merged)
     flow.put(output, merged)
     rank = len(flow.shape(output) or ())
@@ -224,14 +224,10 @@ def _product_roles(flow: Flow, node: ir.Node, value: ir.Value | None, written: i
     _role(flow, value, 2 * rank - 3 - axis, "input")
 
 
-def _swapped(family: Family) -> Family:
-    return np.swapaxes(family, -1, -2)
-
-
 def _summed(flow: Flow, node: ir.Node, left: list[Family], right: list[Family]) -> bool:
-    """Unify the channels that are summed over, the last axis of both; tell whether there are any.
+    """Unite the channels that are summed over, the last axis of both; return whether there are any.
 
-    Where they also depend on the batch, as those of a head do, a whole batch element stays or goes.
+    Where they also depend on the batch, as in heads, a whole batch element stays or goes.
     """
     read = [_alone(flow, f, node) for f in left if depends_on(f, -1)]
     held = [_alone(flow, f, node) for f in right if depends_on(f, -1)]
@@ -248,7 +244,7 @@ def _summed(flow: Flow, node: ir.Node, left: list[Family], right: list[Family]) 
 
 
 def _sum(flow: Flow, node: ir.Node, mine: Family, theirs: Family) -> None:
-    """Unify what two factors sum over; what is the same for all heads stays whole."""
+    """Unite what two factors sum over; values shared by all heads stay whole."""
     heads = [family.size > family.shape[-1] for family in (mine, theirs)]
     if heads[0] == heads[1]:
         flow.unify(mine, theirs, node)
@@ -257,7 +253,7 @@ def _sum(flow: Flow, node: ir.Node, mine: Family, theirs: Family) -> None:
 
 
 def _alone(flow: Flow, family: Family, node: ir.Node) -> Family:
-    """Return channels that are summed over without the axis that they form a matrix with."""
+    """Return summed channels without the axis with which they form a matrix."""
     if depends_on(family, -2):
         flow.freeze([family], node, "sums over channels that lie on both axes of a matrix")
         return family[..., :1, :]
@@ -271,13 +267,13 @@ def _check_batches(flow: Flow, node: ir.Node, merged: list[Family]) -> None:
         shape = flow.shape(value) or ()
         lengths = (1,) * (rank - len(shape)) + shape
         for family in merged:
-            own = [f.reshape((1,) * (rank - f.ndim) + f.shape) for f in flow.labels(value)]
+            families = [f.reshape((1,) * (rank - f.ndim) + f.shape) for f in flow.labels(value)]
             fixed = [
                 i
                 for i in range(rank - 2)
                 if depends_on(family, i)
                 and lengths[i] > 1
-                and not any(depends_on(f, i) for f in own)
+                and not any(depends_on(f, i) for f in families)
             ]
             if fixed:
                 name = "" if value is None else value.name
@@ -295,39 +291,39 @@ def einsum(flow: Flow, node: ir.Node) -> None:
     if parsed is None:
         flow.freeze_node(node, "has an equation that is not understood")
         return
-    given, result = parsed
-    letters = [*result, *sorted(set("".join(given)) - set(result))]
+    input_terms, result = parsed
+    letters = [*result, *sorted(set("".join(input_terms)) - set(result))]
     meetings = [
         Meeting(
             value.name or "",
             tuple(_length(shape, term, letter) for letter in letters),
             [_spread(family, term, letters) for family in flow.labels(value)],
         )
-        for value, shape, term in zip(inputs, shapes, given, strict=True)
+        for value, shape, term in zip(inputs, shapes, input_terms, strict=True)
     ]
-    found = flow.meet(node, meetings)
+    families = flow.meet(node, meetings)
     summed = list(range(len(result), len(letters)))
-    flow.sum_over(found, summed)
+    flow.sum_over(families, summed)
     left = []
-    for family in found:
+    for family in families:
         rest = family
         for axis in summed:
             rest = rest.take([0], axis)
         if rest.size > 1:
             left.append(rest.reshape(rest.shape[: len(result)]))
     flow.put(node.outputs[0], left)
-    _note_layers(flow, node, given, result)
+    _note_layers(flow, node, input_terms, result)
 
 
 def terms(equation: str, ranks: list[int]) -> tuple[list[str], str] | None:
     """Return the letters of each input and of the output, ellipses written out.
 
     Args:
-        equation: as ONNX has it.
+        equation: the attribute of the node.
         ranks: of the inputs.
     """
-    given, arrow, result = equation.replace(" ", "").partition("->")
-    named = given.split(",")
+    inputs, arrow, result = equation.replace(" ", "").partition("->")
+    named = inputs.split(",")
     free = [c for c in string.ascii_letters if c not in equation]
     lengths = [
         rank - len(t.replace("...", ""))
@@ -355,19 +351,19 @@ def _length(shape: tuple[int, ...], term: str, letter: str) -> int:
 
 
 def _spread(family: Family, term: str, letters: list[str]) -> Family:
-    """Give a family an axis for each letter."""
+    """Return a family with an axis for each letter."""
     order = [term.index(letter) for letter in letters if letter in term]
-    own = np.transpose(family, order)
-    return own.reshape([_length(family.shape, term, letter) for letter in letters])
+    ordered = np.transpose(family, order)
+    return ordered.reshape([_length(family.shape, term, letter) for letter in letters])
 
 
-def _note_layers(flow: Flow, node: ir.Node, given: list[str], result: str) -> None:
-    """Say which letters a weight alone brings in: those are what a layer computes."""
+def _note_layers(flow: Flow, node: ir.Node, input_terms: list[str], result: str) -> None:
+    """Record the letters that only a weight has: they are channels that a layer computes."""
     output = node.outputs[0]
     if flow.is_constant(output):
         return
-    for index, (value, term) in enumerate(zip(node.inputs, given, strict=True)):
-        others = "".join(t for i, t in enumerate(given) if i != index)
+    for index, (value, term) in enumerate(zip(node.inputs, input_terms, strict=True)):
+        others = "".join(t for i, t in enumerate(input_terms) if i != index)
         if value is None or not flow.is_constant(value) or all(c in result for c in term):
             continue
         origin, _ = weight_source(value)

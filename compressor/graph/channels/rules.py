@@ -10,57 +10,26 @@ import onnx_ir as ir
 from compressor.graph.channels import normalizing, picking, products, views
 from compressor.graph.channels.flow import UNKNOWN, Flow
 from compressor.graph.channels.labels import depends_on
+from compressor.graph.operators import Family, operator
 from compressor.graph.values import is_op
-
-ACTIVATIONS = (
-    "Relu",
-    "LeakyRelu",
-    "PRelu",
-    "Elu",
-    "Selu",
-    "Celu",
-    "Gelu",
-    "Sigmoid",
-    "HardSigmoid",
-    "HardSwish",
-    "Mish",
-    "Swish",
-    "Softplus",
-    "Softsign",
-    "ThresholdedRelu",
-    "Tanh",
-    "Clip",
-    "Erf",
-)
-UNARY = (
-    *(name for name in ACTIVATIONS if name != "PRelu"),
-    *("Abs", "Neg", "Sqrt", "Reciprocal", "Exp", "Log", "Sin", "Cos", "Tan", "Asin", "Acos"),
-    *("Atan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh", "Ceil", "Floor", "Round", "Sign"),
-    *("Not", "IsNaN", "IsInf", "Cast", "CastLike", "Identity", "Dropout", "Shrink", "BitwiseNot"),
-)
-BINARY = (
-    *("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Min", "Max", "Mean", "Sum", "Where", "PRelu"),
-    *("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Xor"),
-    *("BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor"),
-)
 
 
 def unary(flow: Flow, node: ir.Node) -> None:
-    """Keep the channels of the first input; all others are single numbers."""
-    found = flow.labels(node.inputs[0])
+    """Keep the channels of the first input; the other inputs are single numbers."""
+    families = flow.labels(node.inputs[0])
     for output in node.outputs:
-        flow.put(output, found)
+        flow.put(output, families)
     _observe(flow, node)
 
 
 def quantized(flow: Flow, node: ir.Node) -> None:
-    """``QuantizeLinear`` and its like: what they hold stays whole."""
+    """``QuantizeLinear`` and the like: their channels cannot be removed."""
     flow.put(node.outputs[0], flow.labels(node.inputs[0]))
     flow.freeze_values(node.inputs, node, "holds quantized numbers")
 
 
 def binary(flow: Flow, node: ir.Node) -> None:
-    """Unify the channels of all inputs where they meet."""
+    """Unite the channels of all inputs where they meet."""
     output = node.outputs[0]
     shape = flow.shape(output)
     inputs = [v for v in node.inputs if v is not None]
@@ -74,7 +43,7 @@ def binary(flow: Flow, node: ir.Node) -> None:
 
 
 def _observe(flow: Flow, node: ir.Node) -> None:
-    if not is_op(node, *ACTIVATIONS):
+    if not operator(node).activation:
         return
     output = node.outputs[0]
     for family in flow.labels(output):
@@ -85,46 +54,32 @@ def _observe(flow: Flow, node: ir.Node) -> None:
 
 Rule: TypeAlias = Callable[[Flow, ir.Node], None]
 
-_REDUCTIONS = (
-    *("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2"),
-    *("ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare", "ArgMax", "ArgMin"),
-)
-_SPATIAL = (
-    *("MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"),
-    *("Resize", "Upsample", "GridSample"),
-)
-_INDIFFERENT = (*("Shape", "Size", "Range", "RandomNormal", "RandomUniform"),)
+FAMILIES: Mapping[Family, Rule] = {
+    "unary": unary,
+    "cast-like": unary,
+    "binary": binary,
+    "arithmetic": binary,
+    "quantization": quantized,
+    "reduction": normalizing.reduction,
+    "spatial": views.spatial,
+    "channel-norm": normalizing.per_channel,
+    "group-norm": normalizing.group_norm,
+    "layer-norm": normalizing.layer_norm,
+    "softmax": normalizing.softmax,
+    "reshape": views.reshape,
+    "concat": picking.concat,
+    "shape": views.nothing,
+    "source": views.nothing,
+}
 RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(UNARY, unary),
-    **dict.fromkeys(BINARY, binary),
-    "QuantizeLinear": quantized,
-    "DequantizeLinear": quantized,
     "Conv": products.convolution,
     "ConvTranspose": products.transposed_convolution,
     "Gemm": products.gemm,
     "MatMul": products.matmul,
-    "BatchNormalization": normalizing.per_channel,
-    "InstanceNormalization": normalizing.per_channel,
-    "GroupNormalization": normalizing.group_norm,
-    "LayerNormalization": normalizing.layer_norm,
-    "RMSNormalization": normalizing.layer_norm,
-    "SimplifiedLayerNormalization": normalizing.layer_norm,
-    "Softmax": normalizing.softmax,
-    "LogSoftmax": normalizing.softmax,
-    "Hardmax": normalizing.softmax,
-    "LpNormalization": normalizing.softmax,
     "CumSum": normalizing.cumulative,
-    **dict.fromkeys(_REDUCTIONS, normalizing.reduction),
-    **dict.fromkeys(_SPATIAL, views.spatial),
-    **dict.fromkeys(_INDIFFERENT, views.nothing),
     "Constant": views.constant,
     "Einsum": products.einsum,
-    "Reshape": views.reshape,
-    "Flatten": views.reshape,
-    "Squeeze": views.reshape,
-    "Unsqueeze": views.reshape,
     "Transpose": views.transpose,
-    "Concat": picking.concat,
     "Split": picking.split,
     "Slice": picking.cut,
     "Gather": picking.gather,
@@ -136,21 +91,23 @@ RULES: Mapping[str, Rule] = {
     "DepthToSpace": views.depth_to_space,
     "SpaceToDepth": views.space_to_depth,
 }
-"""By operator of ONNX's own domain."""
-
-
-_ALL = (
-    *(*BINARY, "Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "Concat"),
-    *("BatchNormalization", "InstanceNormalization", "GroupNormalization", "LayerNormalization"),
-    *("RMSNormalization", "SimplifiedLayerNormalization", "CastLike", *_INDIFFERENT),
+"""By operator, where the family has no rule."""
+_ALL: frozenset[Family] = frozenset(
+    {
+        *("binary", "arithmetic", "product", "concat", "cast-like", "shape", "source"),
+        *("channel-norm", "group-norm", "layer-norm"),
+    }
 )
+"""Families whose rules look at all inputs."""
 
 
 def rule_of(node: ir.Node) -> Rule | None:
     """Return the rule for a node; ``None`` where it is not understood."""
-    return RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+    row = operator(node)
+    return FAMILIES.get(row.family) or RULES.get(row.name)
 
 
 def settings_of(node: ir.Node) -> Sequence[ir.Value | None]:
     """Return the inputs that a node's rule does not look at: bounds, indices, numbers."""
-    return () if node.op_type in _ALL else node.inputs[1:]
+    row = operator(node)
+    return () if row.family in _ALL else node.inputs[1:]

@@ -1,4 +1,4 @@
-"""A graph without some of its channels, and which channels may change places."""
+"""Remove channels from a graph, and find out which channels may be reordered."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import onnx_ir as ir
 from compressor.errors import ModelError
 from compressor.graph.channels.adjusting import Adjuster
 from compressor.graph.channels.analysis import Analysis, analyse
-from compressor.graph.editing import infer_shapes
+from compressor.graph.plain import infer_shapes
 from compressor.graph.values import is_op
 from compressor.types.channels import ChannelGroup, ChannelMap, Flags, Units, kept
 
@@ -24,33 +24,33 @@ Kept: TypeAlias = Mapping[str, Mapping[int, Units]]
 def remove_channels(
     model: ir.Model, channels: ChannelMap | Analysis, removed: Flags
 ) -> tuple[ir.Model, Kept]:
-    """Return a copy of a graph without some units; no parameter is read before the copy's is.
+    """Return a copy of a graph without some units; parameters are read only when the copy's are.
 
     Args:
         model: the graph; it is not changed, and weights that stay whole are shared.
-        channels: what :func:`compressor.graph.channels.analysis.map_channels` found in it, or
-            ``analyse``, of which the map is a part that has to be completed again.
+        channels: the result of ``analyse``, or of
+            :func:`compressor.graph.channels.analysis.map_channels`, which takes another analysis.
         removed: one flag for each unit.
 
     Returns:
-        The smaller graph, and which positions remain of its parameters' axes.
+        The smaller graph, and the positions that remain on its parameters' axes.
 
     Raises:
         ValueError: a unit that cannot be removed is, or the map is of another graph.
         ModelError: nothing would be left of a value.
     """
-    known = channels if isinstance(channels, ChannelMap) else channels.channels
-    if len(removed) != known.count or bool((removed & ~known.removable).any()):
+    channel_map = channels if isinstance(channels, ChannelMap) else channels.channels
+    if len(removed) != channel_map.count or bool((removed & ~channel_map.removable).any()):
         raise ValueError("units are removed that cannot be, or the map is of another graph")
-    found = analyse(model) if isinstance(channels, ChannelMap) else channels
-    if found.channels.count != known.count or found.flow.model is not model:
+    analysis = analyse(model) if isinstance(channels, ChannelMap) else channels
+    if analysis.channels.count != channel_map.count or analysis.flow.model is not model:
         raise ValueError("the map is of another graph")
     smaller = model.clone()
-    positions = kept_positions(known.parameters, removed)
+    positions = kept_positions(channel_map.parameters, removed)
     for name, axes in positions.items():
         _shrink(smaller.graph.initializers[name], axes)
-    masks = _masks(found, removed)
-    adjuster = Adjuster(smaller, found.flow, masks)
+    masks = _masks(analysis, removed)
+    adjuster = Adjuster(smaller, analysis.flow, masks)
     unread = {v.name for v in smaller.graph.initializers.values() if not v.uses()}
     for node in list(smaller.graph):
         adjuster.adjust(node)
@@ -71,21 +71,21 @@ def kept_positions(
         parameters: units along the axes of parameters.
         removed: the units that go.
     """
-    found: dict[str, dict[int, Units]] = {}
+    positions: dict[str, dict[int, Units]] = {}
     for name, axes in parameters.items():
         for axis, units in enumerate(axes):
             if units is None:
                 continue
             stays = kept(units, removed)
             if not stays.all():
-                found.setdefault(name, {})[axis] = np.flatnonzero(stays)
-    return found
+                positions.setdefault(name, {})[axis] = np.flatnonzero(stays)
+    return positions
 
 
-def _masks(found: Analysis, removed: Flags) -> dict[str, dict[int, Flags]]:
-    """Return which positions remain of every value's axes that lose some."""
+def _masks(analysis: Analysis, removed: Flags) -> dict[str, dict[int, Flags]]:
+    """Return a mask of the remaining positions for each value's axes that lose some."""
     masks: dict[str, dict[int, Flags]] = {}
-    for name, axes in found.axes.items():
+    for name, axes in analysis.axes.items():
         for axis, units in enumerate(axes):
             if units is None:
                 continue
@@ -124,11 +124,11 @@ def _forget_shapes(model: ir.Model, masks: Mapping[str, Mapping[int, Flags]]) ->
     """Correct the shapes of values that have become smaller."""
     for node in model.graph:
         for value in node.outputs:
-            own = masks.get(value.name or "")
-            if own is None or value.shape is None:
+            value_masks = masks.get(value.name or "")
+            if value_masks is None or value.shape is None:
                 continue
             dims = list(value.shape)
-            for axis, stays in own.items():
+            for axis, stays in value_masks.items():
                 whole = isinstance(dims[axis], int)
                 dims[axis] = int(stays.sum()) if whole else ir.SymbolicDim(None)
             value.shape = ir.Shape(dims)
@@ -136,12 +136,12 @@ def _forget_shapes(model: ir.Model, masks: Mapping[str, Mapping[int, Flags]]) ->
 
 @dataclass(frozen=True, eq=False)
 class Ordering:
-    """In which orders a graph's channels lie.
+    """The orders in which a graph's channels lie.
 
     Attributes:
         lines: by unit, every axis of every value on which it lies.
-        placed: by unit, an operator that looks at its place.
-        inline: units that lie on tensors which are written into nodes, and so are no parameters.
+        placed: by unit, an operator to which its position matters.
+        inline: units on constants inside nodes, which are no parameters.
     """
 
     lines: Mapping[int, list[Units]]
@@ -149,7 +149,7 @@ class Ordering:
     inline: frozenset[int]
 
     def obstacle(self, group: ChannelGroup) -> str:
-        """Say why a group's channels cannot change places among each other; empty if they can."""
+        """Return why the channels of a group cannot be reordered; empty if they can."""
         if group.frozen:
             return group.frozen
         units = group.units.tolist()
@@ -166,25 +166,25 @@ class Ordering:
         return ""
 
 
-def ordering(found: Analysis) -> Ordering:
-    """Look up every axis on which channels lie."""
+def ordering(analysis: Analysis) -> Ordering:
+    """Return the orders in which channels lie on all axes."""
     lines: dict[int, list[Units]] = {}
-    for axes in found.axes.values():
+    for axes in analysis.axes.values():
         for axis in axes:
             if axis is not None:
                 for unit in _on(axis):
                     lines.setdefault(unit, []).append(axis)
     inline = {
         unit
-        for node in found.flow.model.graph
+        for node in analysis.flow.model.graph
         if is_op(node, "Constant")
-        for axis in found.axes.get(node.outputs[0].name or "", ())
+        for axis in analysis.axes.get(node.outputs[0].name or "", ())
         if axis is not None
         for unit in _on(axis)
     }
-    return Ordering(lines, found.placed, frozenset(inline))
+    return Ordering(lines, analysis.placed, frozenset(inline))
 
 
 def _on(axis: Units) -> list[int]:
-    found: list[int] = np.unique(axis[axis >= 0]).tolist()
-    return found
+    units: list[int] = np.unique(axis[axis >= 0]).tolist()
+    return units

@@ -21,29 +21,29 @@ from compressor.graph.channels.labels import (
 def reshape(flow: Flow, node: ir.Node) -> None:
     """``Reshape``, ``Flatten``, ``Squeeze`` and ``Unsqueeze``."""
     before, after = flow.shape(node.inputs[0]), flow.shape(node.outputs[0])
-    found = flow.labels(node.inputs[0])
-    if found and (before is None or after is None):
+    families = flow.labels(node.inputs[0])
+    if families and (before is None or after is None):
         flow.freeze_node(node, UNKNOWN)
         return
     if before is not None and after is not None:
-        found = sorted(found, key=lambda family: _precedence(flow, family))
-        found = _apart(flow, node, [reshaped(f, before, after) for f in found])
-    flow.put(node.outputs[0], found)
+        families = sorted(families, key=lambda family: _precedence(flow, family))
+        families = _apart(flow, node, [reshaped(f, before, after) for f in families])
+    flow.put(node.outputs[0], families)
 
 
 def _precedence(flow: Flow, family: Family) -> tuple[bool, int]:
-    """Rank families that may come to lie on one axis: heads before their features.
+    """Rank families that may come to share an axis: heads before their features.
 
-    What is repeated comes last, since it may be of any length.
+    Repeated values come last, since they may have any length.
     """
     first = next((axis for axis in range(family.ndim) if depends_on(family, axis)), 0)
     return int(family.flat[0]) in flow.repeats, first
 
 
-def _apart(flow: Flow, node: ir.Node, found: Sequence[Family]) -> list[Family]:
-    """Keep the first of families that have come to lie on one axis; the others cannot go."""
+def _apart(flow: Flow, node: ir.Node, families: Sequence[Family]) -> list[Family]:
+    """Keep the first of the families that share an axis now; the others cannot be removed."""
     left: list[Family] = []
-    for family in found:
+    for family in families:
         if any(overlap(family, other) for other in left):
             flow.freeze([family], node, "merges their axis with that of other channels")
         else:
@@ -53,48 +53,48 @@ def _apart(flow: Flow, node: ir.Node, found: Sequence[Family]) -> list[Family]:
 
 def transpose(flow: Flow, node: ir.Node) -> None:
     """``Transpose``: the axes in another order."""
-    found = flow.labels(node.inputs[0])
+    families = flow.labels(node.inputs[0])
     shape = flow.shape(node.inputs[0]) or ()
     order = node.attributes.get_ints("perm", None) or list(reversed(range(len(shape))))
-    flow.put(node.outputs[0], [np.transpose(f, order) for f in found])
+    flow.put(node.outputs[0], [np.transpose(f, order) for f in families])
 
 
 def expand(flow: Flow, node: ir.Node) -> None:
-    """``Expand``: repeats what has length 1, as often as there are channels where it ends up."""
+    """``Expand``: repeats axes of length 1 as often as there are channels in the result."""
     source, output = node.inputs[0], node.outputs[0]
     before, after = flow.shape(source), flow.shape(output)
-    found = flow.labels(source)
+    families = flow.labels(source)
     if before is None or after is None:
         flow.freeze_node(node, UNKNOWN)
         return
     rank = len(after)
-    found = [f.reshape((1,) * (rank - f.ndim) + f.shape) for f in found]
+    families = [f.reshape((1,) * (rank - f.ndim) + f.shape) for f in families]
     lengths = (1,) * (rank - len(before)) + before
-    found += _anything(flow, after, [i for i in range(rank) if lengths[i] == 1])
-    flow.put(output, found)
+    families += _anything(flow, after, [i for i in range(rank) if lengths[i] == 1])
+    flow.put(output, families)
 
 
 def constant_of_shape(flow: Flow, node: ir.Node) -> None:
-    """``ConstantOfShape``: as many as there are channels where it ends up."""
+    """``ConstantOfShape``: one constant for each channel of the result."""
     after = flow.shape(node.outputs[0])
     axes = range(len(after or ()))
     flow.put(node.outputs[0], [] if after is None else _anything(flow, after, list(axes)))
 
 
 def _anything(flow: Flow, shape: tuple[int, ...], axes: Sequence[int]) -> list[Family]:
-    """Return channels of their own along axes on which a value is the same everywhere."""
-    found = []
+    """Return new channels along axes on which a value is constant."""
+    families = []
     for axis in axes:
         if shape[axis] > 1:
-            own = flow.unions.fresh((shape[axis],))
-            flow.repeats.update(own.tolist())
-            found.append(placed(own, axis, len(shape)))
-    return found
+            repeated = flow.unions.fresh((shape[axis],))
+            flow.repeats.update(repeated.tolist())
+            families.append(placed(repeated, axis, len(shape)))
+    return families
 
 
 def tile(flow: Flow, node: ir.Node) -> None:
-    """``Tile``: repeats whole axes; those of length 1 as often as there are channels."""
-    found = flow.labels(node.inputs[0])
+    """``Tile``: repeats whole axes; an axis of length 1 as often as there are channels."""
+    families = flow.labels(node.inputs[0])
     before, after = flow.shape(node.inputs[0]), flow.shape(node.outputs[0])
     repeats = flow.lengths.integers(node.inputs[1])
     if before is None or after is None or repeats is None:
@@ -102,12 +102,12 @@ def tile(flow: Flow, node: ir.Node) -> None:
         return
     moved = [axis for axis, count in enumerate(repeats) if count is None]
     flow.freeze(
-        [f for f in found if any(depends_on(f, axis) for axis in moved)],
+        [f for f in families if any(depends_on(f, axis) for axis in moved)],
         node,
         "repeats them, it is not known how often",
     )
     left = []
-    for family in found:
+    for family in families:
         counts = [n // m if depends_on(family, i) else 1 for i, (n, m) in _pairs(after, before)]
         left.append(np.tile(family, counts))
     left += _anything(flow, after, [i for i, (_, n) in _pairs(after, before) if n == 1])
@@ -119,7 +119,7 @@ def _pairs(first: Sequence[int], second: Sequence[int]) -> Iterable[tuple[int, t
 
 
 def depth_to_space(flow: Flow, node: ir.Node) -> None:
-    """``DepthToSpace``: the channels that become one pixel's block stay or go together."""
+    """``DepthToSpace``: the channels that become one block of pixels are united."""
     size = node.attributes.get_int("blocksize", 1)
     crd = node.attributes.get_string("mode", "DCR") == "CRD"
     left: list[Family] = []
@@ -133,7 +133,7 @@ def depth_to_space(flow: Flow, node: ir.Node) -> None:
 
 
 def _across(flow: Flow, node: ir.Node, family: Family, left: list[Family]) -> bool:
-    """Return whether a family lies on the second axis alone; one on the first alone stays."""
+    """Whether a family lies on the second axis only; one on the first axis only is kept."""
     axes = [axis for axis in range(family.ndim) if depends_on(family, axis)]
     if axes == [0]:
         left.append(family)
@@ -143,7 +143,7 @@ def _across(flow: Flow, node: ir.Node, family: Family, left: list[Family]) -> bo
 
 
 def space_to_depth(flow: Flow, node: ir.Node) -> None:
-    """``SpaceToDepth``: every channel becomes several, one for each pixel of a block."""
+    """``SpaceToDepth``: each channel becomes several, one for each pixel of a block."""
     size = node.attributes.get_int("blocksize", 1)
     left: list[Family] = []
     for family in flow.labels(node.inputs[0]):
@@ -154,7 +154,7 @@ def space_to_depth(flow: Flow, node: ir.Node) -> None:
 
 
 def spatial(flow: Flow, node: ir.Node) -> None:
-    """Pooling, resizing and sampling: each channel by itself; other axes are moved."""
+    """Pooling, resizing and sampling: channels stay separate; channels on other axes are frozen."""
     before, after = flow.shape(node.inputs[0]), flow.shape(node.outputs[0])
     left = []
     for family in flow.labels(node.inputs[0]):
@@ -170,11 +170,11 @@ def spatial(flow: Flow, node: ir.Node) -> None:
 
 
 def constant(flow: Flow, node: ir.Node) -> None:
-    """``Constant``: a parameter that is written into a node."""
+    """``Constant``: a parameter inside a node."""
     flow.labels(node.outputs[0])
 
 
 def nothing(flow: Flow, node: ir.Node) -> None:
-    """Operators whose results hold no channels, and that do not mind how many there are."""
+    """Operators whose results hold no channels and do not depend on their number."""
     for output in node.outputs:
         flow.put(output, [])

@@ -11,7 +11,8 @@ import torch
 
 from compressor import catalog
 from compressor.errors import DataError, SpecError
-from compressor.graph.values import all_nodes, is_op, tensor_spec
+from compressor.graph.operators import operator
+from compressor.graph.values import all_nodes, tensor_spec
 from compressor.run.artifact_file import ONNX, Artifact
 from compressor.run.evaluate import made_up_batch
 from compressor.types.tensors import Array, Batch, TensorSpec
@@ -48,7 +49,7 @@ def declared(artifact: Artifact) -> Declared:
 
     def of_graph(model: ir.Model) -> Declared:
         inputs = [v for v in model.graph.inputs if not v.is_initializer()]
-        branches = any(is_op(node, "If", "Loop") for node in all_nodes(model.graph))
+        branches = any(operator(node).branches for node in all_nodes(model.graph))
         return Declared(tuple(tensor_spec(value) for value in inputs), branches)
 
     if artifact.format == ONNX:

@@ -23,7 +23,7 @@ from compressor.lab.compare.sides import (
 )
 from compressor.progress import Progress, Silent
 from compressor.run.artifact_file import Artifact, Machinery
-from compressor.run.per_sample import FLOAT
+from compressor.run.artifacts import FLOAT
 from compressor.run.timing import Latencies, measure
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from compressor.errors import DataError, InputError, SpecError
 from compressor.lab.inspect.run_output import MANIFEST, REPORT, inspect_run
 from compressor.progress import Progress
-from compressor.run.per_sample import SAMPLES
+from compressor.run.artifacts import SAMPLES
 from compressor.types.tensors import Array
 
 SCHEMA = 1

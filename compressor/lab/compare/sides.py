@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from compressor.errors import SpecError, suggestion
 from compressor.lab.compare.opened_run import OpenedRun
-from compressor.run.per_sample import FLOAT
+from compressor.run.artifacts import FLOAT
 from compressor.spec.validate import SpecErrors
 from compressor.types.tensors import Array
 

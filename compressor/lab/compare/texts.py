@@ -15,7 +15,7 @@ from compressor.lab.inspect.run_output import REPORT
 from compressor.report import formats
 from compressor.report.past_runs import PastRun, PastRuns
 from compressor.report.rows import FLOAT_MODEL
-from compressor.run.per_sample import FLOAT
+from compressor.run.artifacts import FLOAT
 
 Status = Literal["passed", "failed", "undecided"]
 

@@ -17,7 +17,7 @@ from compressor.lab.compare.sides import Allowed, Side
 from compressor.lab.compare.statistics import Step, find_steps
 from compressor.progress import Progress
 from compressor.report.verdict import main_artifact
-from compressor.run.per_sample import FLOAT
+from compressor.run.artifacts import FLOAT
 
 METHOD = "binary segmentation, each cut judged by a paired test over the samples"
 

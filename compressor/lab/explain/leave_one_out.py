@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from compressor.errors import CompressorError, SpecError
+from compressor.graph.costs import model_bytes
 from compressor.lab.compare.difference import Scale, paired_difference
 from compressor.lab.explain.by_sqnr import FinishedRun, suspects
 from compressor.lab.explain.explanation import (
@@ -21,7 +22,6 @@ from compressor.lab.explain.explanation import (
     share_of,
     together,
 )
-from compressor.models.sizes import model_bytes
 from compressor.progress import Progress, Silent
 from compressor.report import formats
 from compressor.run.evaluate import Evaluation

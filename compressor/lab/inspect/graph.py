@@ -19,6 +19,7 @@ import torch
 from compressor.graph.codebooks import codebook_of
 from compressor.graph.costs import macs, node_macs, parameters
 from compressor.graph.layers import layers_with_nodes
+from compressor.graph.operators import operator_named
 from compressor.graph.values import all_nodes, constant_array, tensor_spec
 from compressor.lab.inspect.contents import (
     GraphFacts,
@@ -45,14 +46,6 @@ _SMALL = 16  # elements: shorter constants of nodes are arguments, no weights
 _DEFAULT_DOMAIN = "ai.onnx"
 _LINEAR = ("QuantizeLinear", "DequantizeLinear")
 _SIDE = ("scale", "zero point")  # what these two read beside the numbers
-# Operators that read codes: the inputs that hold them, their scale and their zero point.
-_CODED = {
-    "DequantizeLinear": (0, 1, 2),
-    "QLinearConv": (3, 4, 5),
-    "QLinearMatMul": (3, 4, 5),
-    "ConvInteger": (1, None, 3),
-    "MatMulInteger": (1, None, 3),
-}
 
 
 def inspect_graph(
@@ -149,15 +142,16 @@ def _coding(value: ir.Value, shape: tuple[int, ...]) -> tuple[str, Array | None]
         return str(book), book.zero_codes()
     for use in value.uses():
         node, index = use.node, use.idx
-        if node.op_type == "MatMulNBits" and index == 1:
+        row = operator_named(node.op_type)
+        if row.packed and index == 1:
             group = node.attributes.get_int("block_size", 0)
             return f"int{node.attributes.get_int('bits', 4)}/group {group}", None
         if node.op_type in _LINEAR and 0 < index <= len(_SIDE):
             return _SIDE[index - 1], None
-        positions = _CODED.get(node.op_type)
-        if positions is None or positions[0] != index or value.dtype is None:
+        if row.codes is None or row.codes.codes != index or value.dtype is None:
             continue
-        scale, zero = (constant_array(_input(node, position)) for position in positions[1:])
+        positions = (row.codes.scale, row.codes.zero_point)
+        scale, zero = (constant_array(_input(node, position)) for position in positions)
         asymmetric = " asym" if zero is not None and np.any(zero) else ""
         scheme = value.dtype.numpy().name + _granularity(node, scale) + asymmetric
         return scheme, None if zero is None else _broadcast(node, zero, shape)
@@ -181,12 +175,11 @@ def _broadcast(node: ir.Node, zero: Array, shape: tuple[int, ...]) -> Array:
     """Bring zero points into a shape that broadcasts to the tensor's."""
     if zero.size == 1:
         return zero.reshape(())
-    axis = node.attributes.get_int("axis", 1 if node.op_type == "DequantizeLinear" else 0)
+    codes = operator_named(node.op_type).codes
+    axis = node.attributes.get_int("axis", 0 if codes is None else codes.axis)
     block = node.attributes.get_int("block_size", 0)
     if block:
         return np.repeat(zero, block, axis=axis).take(range(shape[axis]), axis=axis)
-    if node.op_type in ("QLinearMatMul", "MatMulInteger"):
-        axis = -1
     spread = [1] * len(shape)
     spread[axis] = zero.size
     return zero.reshape(spread)

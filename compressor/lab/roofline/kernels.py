@@ -17,6 +17,7 @@ import onnx
 import onnx_ir as ir
 
 from compressor.graph.layers import layer_of
+from compressor.graph.operators import names, operator_named
 from compressor.graph.values import all_nodes
 from compressor.models.onnx.ort_runner import EXECUTED, OrtRunner
 from compressor.types.tensors import Array, Batch
@@ -26,8 +27,7 @@ _LEAST_RUNS, _MOST_RUNS = 15, 200
 _SECONDS = 2.0
 _END = "_kernel_time"
 _ADDED = re.compile(r"(_nchwc)?(_token_\d+)*$")
-_NESTED = ("If", "Loop", "Scan")  # their times hold those of the nodes inside
-_PRODUCTS = ("Attention", "Conv", "Gather", "Gemm", "MatMul", "GRU", "LSTM", "RNN")
+_WITHOUT_ROW = ("Attention", "GRU", "LSTM", "RNN")
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ def _kernels(
         ops[kernel] = str(event["args"]["op_name"])
         times[kernel].append(float(event["dur"]) * 1e-6)
     for kernel, seconds in times.items():
-        if ops[kernel] in _NESTED:
-            continue
+        if operator_named(ops[kernel]).family == "control":
+            continue  # its time holds those of the nodes inside
         node = nodes.get(kernel)
         yield Kernel(
             kernel,
@@ -171,7 +171,8 @@ def nodes_of_kernels(model: ir.Model, kernels: Sequence[Kernel]) -> dict[str, li
 
 
 def _multiplies(op: str) -> bool:
-    return any(product in op for product in _PRODUCTS)
+    products = (*names(lambda row: row.layer is not None), *_WITHOUT_ROW)
+    return any(product in op for product in products)
 
 
 def _named(nodes: Sequence[ir.Node]) -> dict[str, ir.Node]:

@@ -14,7 +14,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from compressor.errors import InputError, SpecError
-from compressor.graph.channels.lengths import with_shapes
+from compressor.graph.plain import with_shapes
 from compressor.graph.values import all_nodes, tensor_spec
 from compressor.lab.doctor import usable_cores
 from compressor.lab.inspect.run_output import MANIFEST

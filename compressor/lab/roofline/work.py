@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from compressor.graph.costs import Traffic, node_macs, node_traffic
 from compressor.graph.layers import layer_of
+from compressor.graph.operators import operator_named
 from compressor.lab.roofline.kernels import Kernel
 from compressor.lab.roofline.peaks import Peaks
 
@@ -200,34 +201,6 @@ def total_traffic(parts: Iterable[Traffic]) -> Traffic:
     )
 
 
-_INTEGER_KERNELS = frozenset(
-    {
-        "Add",
-        "AveragePool",
-        "Clip",
-        "Concat",
-        "Conv",
-        "ConvTranspose",
-        "Flatten",
-        "Gemm",
-        "GlobalAveragePool",
-        "LeakyRelu",
-        "MatMul",
-        "MaxPool",
-        "Mul",
-        "Pad",
-        "ReduceMean",
-        "Relu",
-        "Resize",
-        "Sigmoid",
-        "Slice",
-        "Softmax",
-        "Split",
-        "Transpose",
-    }
-)
-
-
 @dataclass(frozen=True)
 class Kind:
     """A kind of compression.
@@ -357,7 +330,7 @@ def _bytes(work: Work, kind: Kind) -> float:
     weight_bits = kind.weight_bits if work.layer else None
     weights = _narrowed(work.traffic.weight_bytes, work.traffic.weights, weight_bits)
     whole = kind.activation_bits is None or kind.activation_bits > 8
-    follows = whole or work.op in _INTEGER_KERNELS
+    follows = whole or operator_named(work.op).int8_form
     bits = kind.activation_bits if follows else None
     activations = _narrowed(work.traffic.activation_bytes, work.traffic.activations, bits)
     return weights * (kind.weights if work.layer else 1.0) + activations * kind.channels

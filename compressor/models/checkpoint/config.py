@@ -11,7 +11,7 @@ from typing import Any
 from compressor.errors import ModelError, listed
 from compressor.graph.layers import layer_name
 from compressor.models.checkpoint.headers import read_json
-from compressor.types.layers import Layer, LayerKind
+from compressor.types.layers import CONVOLUTION, LINEAR, TABLE, Layer, LayerKind
 
 # Model types whose decoder layers have Llama's names and shapes; "" stands for a config that does
 # not say. Others keep to rules of their own, which only their own code knows.
@@ -194,7 +194,7 @@ def layer_of(
     if kind is None:
         return None
     transposed = (
-        kind == "MatMul"
+        kind == LINEAR
         and str(config.get("model_type")) in _CONV1D_MODELS
         and name.split(".")[-2] in _CONV1D_LAYERS
     )
@@ -206,7 +206,7 @@ def _kind(name: str, shape: tuple[int, ...]) -> LayerKind | None:
         return None
     module = layer_name(name).rpartition(".")[2]
     if len(shape) in _CONVOLUTION_AXES:
-        return "Conv"
+        return CONVOLUTION
     if len(shape) != 2 or _NORM.fullmatch(module):
         return None
-    return "Gather" if _TABLE.fullmatch(module) else "MatMul"
+    return TABLE if _TABLE.fullmatch(module) else LINEAR

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import onnx_ir as ir
 
 from compressor.errors import ModelError
-from compressor.graph.as_json import graph_from_json
+from compressor.graph.skeleton import graph_from_json
 from compressor.models.codec.forms import INTEGERS, STORED, Bitmask, Bits, Entry, Form, NOfM
 from compressor.models.codec.sparse import GROUP
 
@@ -34,7 +34,7 @@ class Description:
         digest: sha256 of the file.
         inputs: names of what the model takes; as it says beside the graph.
         outputs: names of what it returns.
-        graph: the graph, as :func:`compressor.graph.as_json.graph_from_json` takes it.
+        graph: the graph, as :func:`compressor.graph.skeleton.graph_from_json` takes it.
         tensors: how each tensor is stored.
         weights: the file beside it with the tensors, or the index of several.
     """

@@ -14,22 +14,28 @@ import torch
 from onnx_ir import tensor_adapters
 
 from compressor.errors import ModelError, SpecError
-from compressor.graph.channels.lengths import note_static_lengths
 from compressor.graph.codebooks import attach_codebook
 from compressor.graph.codes import attach_codes
-from compressor.graph.editing import clean, infer_shapes
 from compressor.graph.layers import graph_layers
+from compressor.graph.plain import make_plain
+from compressor.graph.skeleton import converted
 from compressor.graph.values import tensor_spec
 from compressor.models.executor import from_numpy
 from compressor.models.executor.dtypes import TORCH_DTYPES
-from compressor.models.onnx.checks import upgraded
 from compressor.models.onnx.file import read_onnx
-from compressor.models.onnx.ort_runner import runner_of
+from compressor.models.onnx.ort_runner import (
+    OLDEST_RUN,
+    check_loads,
+    check_operators,
+    foreign_operators,
+    runner_of,
+)
+from compressor.progress import quiet_libraries
 from compressor.types.carrier import Capability, Runner, WeightChange
 from compressor.types.channels import Units
 from compressor.types.layers import Layer
 from compressor.types.quantized import QuantizedTensor, WeightCodes
-from compressor.types.tensors import StoredTensor, TensorSpec
+from compressor.types.tensors import StoredTensor
 
 _STATE = "graph.onnx"
 _EXTERNAL_FROM = 1 << 16  # bytes: larger tensors lie beside the graph, where they can be mapped
@@ -47,20 +53,22 @@ class OnnxCarrier:
 
     def __init__(self, graph: ir.Model):
         self._graph = graph
-        self.inputs = _specs(graph.graph.inputs)
-        self.outputs = _specs(graph.graph.outputs)
+        self.inputs = tuple(tensor_spec(value) for value in graph.graph.inputs)
+        self.outputs = tuple(tensor_spec(value) for value in graph.graph.outputs)
 
     @cached_property
     def offers(self) -> frozenset[Capability]:
-        """All, but no run where an operator is of a domain that ONNX Runtime does not know."""
-        from compressor.models.onnx.checks import foreign_operators
+        """Weights and graph, and run unless ONNX Runtime lacks an operator's domain."""
+        offered = frozenset({Capability.WEIGHTS, Capability.RUN, Capability.GRAPH})
+        return offered - {Capability.RUN} if foreign_operators(self._graph) else offered
 
-        every = frozenset({Capability.WEIGHTS, Capability.RUN, Capability.GRAPH})
-        return every - {Capability.RUN} if foreign_operators(self._graph) else every
+    @cached_property
+    def _layers(self) -> tuple[Layer, ...]:
+        return graph_layers(self._graph)
 
     def layers(self) -> tuple[Layer, ...]:
-        """The layers in the order of execution."""
-        return graph_layers(self._graph)
+        """The layers in the order of execution; the graph is walked once."""
+        return self._layers
 
     def weight(self, layer: Layer) -> torch.Tensor:
         """The layer's weight in its stored shape."""
@@ -68,17 +76,17 @@ class OnnxCarrier:
 
     def tensors(self) -> dict[str, StoredTensor]:
         """All initializers of the main graph."""
-        found = {}
+        tensors = {}
         for name, value in self._graph.graph.initializers.items():
             tensor = value.const_value
             if tensor is not None and tensor.dtype in TORCH_DTYPES:
-                found[name] = StoredTensor(
+                tensors[name] = StoredTensor(
                     name,
                     tuple(int(d) for d in tensor.shape.numpy()),
                     TORCH_DTYPES[tensor.dtype],
                     partial(from_numpy, tensor),
                 )
-        return found
+        return tensors
 
     def with_weights(self, changes: Mapping[str, torch.Tensor]) -> OnnxCarrier:
         """Return a carrier with some initializers replaced."""
@@ -93,7 +101,7 @@ class OnnxCarrier:
         return OnnxCarrier(graph)
 
     def with_changes(self, changes: Mapping[str, WeightChange]) -> OnnxCarrier:
-        """Return a carrier with some float weights changed; they are computed at once.
+        """Return a carrier with some float weights changed; the changes are computed now.
 
         Raises:
             KeyError: there is no initializer of a name.
@@ -103,7 +111,7 @@ class OnnxCarrier:
         )
 
     def with_codes(self, changes: Mapping[str, WeightCodes]) -> OnnxCarrier:
-        """Return a carrier with some float weights stored as codes, found when they are read."""
+        """Return a carrier with some float weights stored as codes, computed when first read."""
         return OnnxCarrier(graph_with_codes(self._graph, changes, self.weight))
 
     def graph(self) -> ir.Model:
@@ -135,12 +143,25 @@ class OnnxCarrier:
         return OnnxCarrier(graph)
 
     def check_finite(self, subject: str) -> None:
-        """Refuse NaN everywhere, and infinity in layers: a mask may well hold it.
+        """Refuse NaN everywhere, and infinity in layers (masks may well hold it).
 
         Raises:
             ModelError: a tensor holds such values.
         """
-        _check_finite(self._graph, subject)
+        weights = {name for layer in self._layers for name in (layer.weight, layer.bias)}
+        for name, value in self._graph.graph.initializers.items():
+            tensor = value.const_value
+            if tensor is None or not tensor.dtype.is_floating_point():
+                continue
+            array = tensor.numpy().astype(np.float32, copy=False)
+            wrong = ~np.isfinite(array) if name in weights else np.isnan(array)
+            bad = int(np.count_nonzero(wrong))
+            if bad:
+                raise ModelError(
+                    subject,
+                    f"tensor {name!r} holds {bad} values that are NaN or infinite",
+                    "the training diverged or the file is damaged; use an earlier checkpoint",
+                )
 
     def trainable(self) -> NoReturn:
         """Raise ``SpecError``: a graph is not trained."""
@@ -151,13 +172,11 @@ class OnnxCarrier:
         )
 
     def runner(self, taps: Sequence[str] = ()) -> Runner:
-        """Start what runs the graph; ``taps`` are yielded as further outputs.
+        """Start a runtime for the graph, which also returns the values named by ``taps``.
 
         Raises:
             ModelError: the runtime does not load the graph.
         """
-        from compressor.models.onnx.checks import foreign_operators
-
         foreign = foreign_operators(self._graph)
         if foreign:
             raise ModelError(
@@ -169,7 +188,7 @@ class OnnxCarrier:
         return runner_of(self._graph, taps)
 
     def save(self, directory: Path) -> None:
-        """Write the graph, large tensors beside it."""
+        """Write the graph, with large tensors in a file beside it."""
         ir.save(
             self._graph,
             directory / _STATE,
@@ -178,7 +197,7 @@ class OnnxCarrier:
         )
 
     def restore(self, directory: Path) -> OnnxCarrier:
-        """Return the carrier that was saved there."""
+        """Return the carrier that was saved in ``directory``."""
         return restore_graph(directory)
 
 
@@ -200,20 +219,14 @@ def graph_with_codes(
     """
     changed = graph.clone()
     layers = {layer.weight: layer for layer in graph_layers(changed)}
+
+    def computed(codes: WeightCodes, layer: Layer) -> QuantizedTensor:
+        return codes.compute(layer.canonical(weight(layer)))
+
     for name, codes in changes.items():
-        layer = layers[name]
-        compute = partial(_computed, codes, layer, weight)
-        if codes.scheme.element == "codebook":
-            attach_codebook(changed, layer, codes.scheme, compute)
-        else:
-            attach_codes(changed, layer, codes.scheme, compute)
+        attach = attach_codebook if codes.scheme.element == "codebook" else attach_codes
+        attach(changed, layers[name], codes.scheme, partial(computed, codes, layers[name]))
     return changed
-
-
-def _computed(
-    codes: WeightCodes, layer: Layer, weight: Callable[[Layer], torch.Tensor]
-) -> QuantizedTensor:
-    return codes.compute(layer.canonical(weight(layer)))
 
 
 def restore_graph(directory: Path) -> OnnxCarrier:
@@ -222,19 +235,17 @@ def restore_graph(directory: Path) -> OnnxCarrier:
 
 
 def open_onnx(path: Path, opset: int) -> OnnxCarrier:
-    """Read an ONNX file, check it, and bring it to ``opset`` where it is older.
+    """Read an ONNX file, check it, and convert it to ``opset`` if it is older.
+
+    Example:
+        >>> carrier = open_onnx(Path("model.onnx"), opset=21)
+        >>> carrier.layers()[0].name
+        'conv1'
 
     Raises:
         SpecError: the path is missing or a folder.
         ModelError: it is cut, not ONNX, breaks ONNX's rules, or ONNX Runtime refuses it.
     """
-    from compressor.models.onnx.checks import (
-        OLDEST_RUN,
-        check_loads,
-        check_operators,
-        foreign_operators,
-    )
-
     subject = f"model {str(path)!r}"
     model = read_onnx(path)
     common.InlinePass()(model)
@@ -243,17 +254,11 @@ def open_onnx(path: Path, opset: int) -> OnnxCarrier:
     old = model.opset_imports.get("", opset) < OLDEST_RUN
     if runs and not old:
         check_loads(model, subject)
-    model = upgraded(model, opset, subject)
-    clean(model)
-    infer_shapes(model)
-    note_static_lengths(model)
+    model = _upgraded(model, opset, subject)
+    make_plain(model)
     if runs and old:
         check_loads(model, subject)
     return OnnxCarrier(model)
-
-
-def _specs(values: Sequence[ir.Value]) -> tuple[TensorSpec, ...]:
-    return tuple(tensor_spec(v) for v in values)
 
 
 def _constant(model: ir.Model, name: str) -> ir.TensorProtocol:
@@ -263,19 +268,51 @@ def _constant(model: ir.Model, name: str) -> ir.TensorProtocol:
     return value.const_value
 
 
-def _check_finite(model: ir.Model, subject: str) -> None:
-    layers = graph_layers(model)
-    weights = {layer.weight for layer in layers} | {layer.bias for layer in layers}
-    for name, value in model.graph.initializers.items():
-        tensor = value.const_value
-        if tensor is None or not tensor.dtype.is_floating_point():
-            continue
-        array = tensor.numpy().astype(np.float32, copy=False)
-        wrong = ~np.isfinite(array) if name in weights else np.isnan(array)
-        bad = int(np.count_nonzero(wrong))
-        if bad:
-            raise ModelError(
-                subject,
-                f"tensor {name!r} holds {bad} values that are NaN or infinite",
-                "the training diverged or the file is damaged; use an earlier checkpoint",
-            )
+_OLDEST_OF_ONNXSCRIPT = 18  # its converter works in memory; older opsets need the onnx package's
+
+
+def _upgraded(model: ir.Model, opset: int, subject: str) -> ir.Model:
+    """Return a graph in an opset, or in its own if that is newer; value names stay the same.
+
+    Args:
+        model: the graph; may be changed.
+        opset: the least opset that is wanted.
+        subject: what messages call the model.
+
+    Raises:
+        ModelError: an operator has no form in the newer opset.
+    """
+    have = model.opset_imports.get("")
+    if have is None:  # all operators are of other domains
+        model.opset_imports[""] = opset
+        return model
+    if have >= opset:
+        return model
+    try:
+        with quiet_libraries():
+            result = _raised(model, have, opset)
+    except (RuntimeError, ValueError, NotImplementedError, ir.serde.SerdeError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise _refused(subject, have, opset, lines[0].strip()[:200]) from error
+    if result.opset_imports.get("") != opset:
+        raise _refused(subject, have, opset, "the converter left it as it was")
+    return result
+
+
+def _raised(model: ir.Model, have: int, opset: int) -> ir.Model:
+    if have >= _OLDEST_OF_ONNXSCRIPT:
+        from onnxscript import version_converter
+
+        version_converter.convert_version(model, opset, fallback=False)
+        return model
+    result = converted(model, opset)
+    result.producer_name, result.producer_version = model.producer_name, model.producer_version
+    return result
+
+
+def _refused(subject: str, have: int, opset: int, reason: str) -> ModelError:
+    return ModelError(
+        subject,
+        f"opset {have} cannot be brought to {opset} ({reason})",
+        "export the model again with a newer opset",
+    )

@@ -1,14 +1,16 @@
-"""Read an ONNX file as it is found, and refuse what is broken in it.
+"""Read an ONNX file and refuse broken ones.
 
-Everything here looks at structure: names, types, lengths and places. Weights that lie in other
-files are mapped and not read.
+Only structure is checked: names, types, lengths and the places of external data. Weights in other
+files are mapped, not read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import onnx
 import onnx_ir as ir
@@ -16,7 +18,6 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto
 
 from compressor.errors import ModelError, SpecError
-from compressor.models.onnx.checks import check_names, operators
 
 PRODUCER = "compressor"
 """The producer of a file that was exported here."""
@@ -24,6 +25,7 @@ PRODUCER = "compressor"
 TARGET = "target"
 """Key of such a file's metadata: the runtime that it was written for."""
 
+K = TypeVar("K", bound=Hashable)
 _CUT = "the file is cut or of another format"
 _AGAIN = "export the model again"
 # Where a tensor message holds its numbers if not as raw bytes; others are in int32_data.
@@ -52,7 +54,7 @@ def read_onnx(path: Path) -> ir.Model:
     subject = f"model {str(path)!r}"
     proto = _parsed(path, subject)
     _check_header(proto, subject)
-    check_names(proto, subject)
+    _check_names(proto, subject)
     for tensor in _tensors(proto):
         if tensor.data_location == TensorProto.EXTERNAL:
             _check_external(tensor, path.parent, subject)
@@ -133,7 +135,7 @@ def _check_header(proto: onnx.ModelProto, subject: str) -> None:
             "install a newer onnx, or export the model again for an older one",
         )
     versions = {entry.domain or "ai.onnx": entry.version for entry in proto.opset_import}
-    default = next((o for d, o in operators(proto.graph.node) if d in ("", "ai.onnx")), None)
+    default = next((o for d, o in _operators(proto.graph.node) if d in ("", "ai.onnx")), None)
     if default is not None and "ai.onnx" not in versions:
         raise ModelError(subject, f"does not say which opset its {default} is of", _AGAIN)
     have, newest = versions.get("ai.onnx", 1), onnx.defs.onnx_opset_version()
@@ -155,52 +157,45 @@ def _check_header(proto: onnx.ModelProto, subject: str) -> None:
 
 def _check_tensor(role: str, value: onnx.ValueInfoProto, subject: str) -> None:
     kind = value.type.WhichOneof("value")
-    given = kind == "tensor_type" and value.type.tensor_type.elem_type != TensorProto.UNDEFINED
-    if given or (kind is None and role == "output"):  # inference finds the types of outputs
+    typed = kind == "tensor_type" and value.type.tensor_type.elem_type != TensorProto.UNDEFINED
+    if typed or (kind is None and role == "output"):  # inference finds the types of outputs
         return
-    said = "no element type" if kind in (None, "tensor_type") else f"a {kind.removesuffix('_type')}"
-    verb = "has" if said.startswith("no ") else "is"
+    untyped = kind in (None, "tensor_type")
+    problem = "has no element type" if untyped else f"is a {kind.removesuffix('_type')}"
     raise ModelError(
         subject,
-        f"{role} {value.name!r} {verb} {said}",
+        f"{role} {value.name!r} {problem}",
         "only tensors go in and out: let the model take and give those",
     )
 
 
 def _tensors(proto: onnx.ModelProto) -> Iterator[TensorProto]:
-    """Yield every stored tensor: of initializers and of attributes, everywhere."""
-    yield from _tensors_of_graph(proto.graph)
-    for function in proto.functions:
-        for node in function.node:
-            yield from _tensors_of_node(node)
+    """Yield all initializers and all tensors in attributes, those of subgraphs included."""
+    yield from proto.graph.initializer
+    for nodes in (proto.graph.node, *(function.node for function in proto.functions)):
+        yield from _tensors_of_nodes(nodes)
 
 
-def _tensors_of_graph(graph: onnx.GraphProto) -> Iterator[TensorProto]:
-    yield from graph.initializer
-    for node in graph.node:
-        yield from _tensors_of_node(node)
-
-
-def _tensors_of_node(node: onnx.NodeProto) -> Iterator[TensorProto]:
-    for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.TENSOR:
-            yield attribute.t
-        yield from attribute.tensors
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            yield from _tensors_of_graph(attribute.g)
-        for inner in attribute.graphs:
-            yield from _tensors_of_graph(inner)
+def _tensors_of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[TensorProto]:
+    for node in nodes:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.TENSOR:
+                yield attribute.t
+            yield from attribute.tensors
+        for graph in _subgraphs(node):
+            yield from graph.initializer
+            yield from _tensors_of_nodes(graph.node)
 
 
 def _elements(tensor: TensorProto, subject: str) -> int:
-    """Return the number of elements; the type and the lengths of the axes must be possible."""
+    """Return the number of elements; refuse impossible types and shapes."""
     elements = 1
     for length in tensor.dims:
         elements *= length
         if length < 0:
             _refuse(tensor, subject, f"has a negative length in its shape {list(tensor.dims)}")
-    known = {kind.value for kind in ir.DataType} - {TensorProto.UNDEFINED}
-    if tensor.data_type not in known:
+    types = {kind.value for kind in ir.DataType} - {TensorProto.UNDEFINED}
+    if tensor.data_type not in types:
         _refuse(tensor, subject, f"has element type {tensor.data_type}, which is not known")
     return elements
 
@@ -210,7 +205,7 @@ def _bytes(tensor: TensorProto, elements: int) -> int:
 
 
 def _check_length(tensor: TensorProto, subject: str) -> None:
-    """Compare the data of a tensor in the file itself with the tensor's shape."""
+    """Check that a tensor stored in the file itself holds as much data as its shape needs."""
     elements = _elements(tensor, subject)
     if tensor.HasField("raw_data"):
         if tensor.data_type == TensorProto.STRING:
@@ -230,7 +225,7 @@ def _check_length(tensor: TensorProto, subject: str) -> None:
 
 
 def _check_external(tensor: TensorProto, folder: Path, subject: str) -> None:
-    """Check that data in another file lies beside the model, and lies there whole."""
+    """Check that external data lies beside the model and is complete."""
     places = {entry.key: entry.value for entry in tensor.external_data}
     location = places.get("location", "")
     root = folder.resolve()
@@ -273,3 +268,127 @@ def _refuse(tensor: TensorProto, subject: str, problem: str) -> NoReturn:
         f"tensor {tensor.name!r} {problem}",
         "the file is damaged or was edited; export it again",
     )
+
+
+_REMEDY = "the file was edited or its exporter is broken; export the model again"
+
+
+_SHOWN = 4
+
+
+def _check_names(proto: onnx.ModelProto, subject: str) -> None:
+    """Check the names in all graphs and functions of a file.
+
+    Nodes need not be sorted: runtimes sort them too.
+
+    Raises:
+        ModelError: a name is written twice, read but never written, or depends on itself.
+    """
+    _check_graph(proto.graph, set(), subject)
+    for function in proto.functions:
+        where = f"{subject}, function {function.name!r}"
+        _check_nodes(function.node, set(function.input), set(), function.output, where)
+    calls = {(f.domain, f.name): set(_operators(f.node)) for f in proto.functions}
+    cycle = _cycle(calls)
+    if cycle:
+        raise ModelError(subject, f"has a function {cycle[0][1]!r} that calls itself", _REMEDY)
+
+
+def _operators(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, str]]:
+    """Yield domain and operator type of all nodes, those of subgraphs included."""
+    for node in nodes:
+        yield node.domain, node.op_type
+        for graph in _subgraphs(node):
+            yield from _operators(graph.node)
+
+
+def _described(node: onnx.NodeProto) -> str:
+    """Return a node's operator and its name, or that of its first output."""
+    name = node.name or next((output for output in node.output if output), "")
+    return f"{node.op_type} {name!r}" if name else node.op_type
+
+
+def _check_graph(graph: onnx.GraphProto, outer: Set[str], subject: str) -> None:
+    inputs = [value.name for value in graph.input]
+    stored = [tensor.name for tensor in graph.initializer]
+    stored += [tensor.values.name for tensor in graph.sparse_initializer]
+    outputs = [value.name for value in graph.output]
+    for kind, names in (("input", inputs), ("initializer", stored), ("output", outputs)):
+        twice = next((name for name, count in Counter(names).items() if count > 1), None)
+        if twice is not None and not (outer and kind == "output"):
+            raise ModelError(subject, f"has two {kind}s named {twice!r}", _REMEDY)
+    _check_nodes(graph.node, {*inputs, *stored}, outer, outputs, subject)
+
+
+def _check_nodes(
+    nodes: Sequence[onnx.NodeProto],
+    fed: Set[str],
+    outer: Set[str],
+    outputs: Sequence[str],
+    subject: str,
+) -> None:
+    """Check the nodes of one graph or function, and their subgraphs.
+
+    Args:
+        nodes: the nodes.
+        fed: names of inputs and initializers.
+        outer: names that the surrounding graphs provide.
+        outputs: names of the graph's outputs.
+        subject: for messages.
+    """
+    writer: dict[str, int] = {}
+    for index, node in enumerate(nodes):
+        for name in filter(None, node.output):
+            if name in writer or name in fed:
+                where = _described(node)
+                raise ModelError(
+                    subject, f"writes {name!r} twice, the second time in {where}", _REMEDY
+                )
+            writer[name] = index
+    names = {*outer, *fed, *writer}
+    before: dict[int, set[int]] = {}
+    for index, node in enumerate(nodes):
+        for name in filter(None, node.input):
+            if name not in names:
+                raise ModelError(
+                    subject, f"{_described(node)} reads {name!r}, which nothing writes", _REMEDY
+                )
+        before[index] = {writer[name] for name in _names_read(node) if name in writer}
+    for name in outputs:
+        if name not in names:
+            raise ModelError(subject, f"gives {name!r}, which nothing writes", _REMEDY)
+    cycle = _cycle(before)
+    if cycle:
+        shown = " -> ".join(_described(nodes[index]) for index in cycle[:_SHOWN])
+        raise ModelError(subject, f"holds a cycle of {len(cycle)} nodes ({shown})", _REMEDY)
+    for node in nodes:
+        for inner in _subgraphs(node):
+            _check_graph(inner, names, subject)
+
+
+def _names_read(node: onnx.NodeProto) -> Iterator[str]:
+    """Yield the names that a node reads, itself or in its subgraphs."""
+    yield from node.input
+    for graph in _subgraphs(node):
+        inside = {value.name for value in graph.input} | {t.name for t in graph.initializer}
+        inside.update(name for inner in graph.node for name in inner.output)
+        for inner in graph.node:
+            yield from (name for name in _names_read(inner) if name not in inside)
+        yield from (value.name for value in graph.output if value.name not in inside)
+
+
+def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _cycle(before: Mapping[K, Iterable[K]]) -> list[K]:
+    """Return the members of a cycle, each once, or an empty list if there is none."""
+    try:
+        TopologicalSorter(before).prepare()
+    except CycleError as error:
+        members: list[K] = error.args[1]
+        return members[:-1]
+    return []

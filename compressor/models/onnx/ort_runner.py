@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
+import onnx_ir.passes.common as common
 
 from compressor.errors import ModelError
 from compressor.files import scratch
-from compressor.graph.values import all_nodes, is_op, value_by_name
+from compressor.graph.blocks import sink_initializers
+from compressor.graph.operators import operator
+from compressor.graph.values import DEFAULT_DOMAINS, all_nodes, is_op, value_by_name
 from compressor.models.executor import GraphModule
 from compressor.models.torch.matching import TorchRunner
 from compressor.types.carrier import Runner
@@ -24,7 +27,7 @@ PROVIDERS: Mapping[str, str] = {
     "cuda": "CUDAExecutionProvider",
     "tensorrt": "TensorrtExecutionProvider",
 }
-"""ONNX Runtime's names of what computes, by ours; the CPU steps in for what one does not have."""
+"""ONNX Runtime's execution providers by our names; the CPU runs operators that one lacks."""
 
 _TITLES = {"cpu": "CPU", "cuda": "CUDA", "tensorrt": "TensorRT"}
 EXECUTED = "executed.onnx"
@@ -36,12 +39,12 @@ class OrtRunner:
 
     Args:
         model: a path, or a serialized model.
-        subject: what the model is, for messages.
+        subject: what messages call the model.
         threads: intra-operator threads; ``None`` leaves the choice to the runtime.
-        optimize: let the runtime optimize the graph; what is only loaded need not be.
-        provider: what computes; see :func:`usable_providers`.
-        profile: an empty folder for the graph as it is executed, :data:`EXECUTED`, and the times
-            of its operators, which :meth:`end_profile` writes.
+        optimize: let the runtime optimize the graph, which checking that it loads does not need.
+        provider: the execution provider; see :func:`usable_providers`.
+        profile: an empty folder for the optimized graph, :data:`EXECUTED`, and the times of its
+            operators, which :meth:`end_profile` writes.
 
     Raises:
         ModelError: the runtime does not load the model, or does not start the provider.
@@ -111,7 +114,7 @@ class OrtRunner:
         return dict(zip(self._outputs, results, strict=True))
 
     def end_profile(self) -> Path:
-        """Return the file with the times of all operators since the start, as JSON events."""
+        """Return the file with the times of all operators so far, as JSON events."""
         return Path(self._session.end_profiling())
 
 
@@ -119,7 +122,7 @@ def _profiled(options: Any, folder: Path) -> None:
     options.enable_profiling = True
     options.profile_file_prefix = str(folder / "profile")
     options.optimized_model_filepath = str(folder / EXECUTED)
-    # A protobuf file holds 2 GB at most; and nobody reads the weights there.
+    # A protobuf file holds at most 2 GB, and nobody reads the weights there.
     prefix = "session.optimized_model_external_initializers"
     options.add_session_config_entry(f"{prefix}_file_name", "weights.bin")
     options.add_session_config_entry(f"{prefix}_min_size_in_bytes", "1024")
@@ -143,8 +146,8 @@ def usable_providers() -> tuple[str, ...]:
         graph, opset_imports=[opset], ir_version=helper.find_min_ir_version_for([opset])
     ).SerializeToString()
     built = ort.get_available_providers()
-    found = ["cpu"]
-    ort.set_default_logger_severity(4)  # what does not start says so at length
+    usable = ["cpu"]
+    ort.set_default_logger_severity(4)  # a provider that does not start logs at length
     try:
         for name in ("cuda", "tensorrt"):
             if PROVIDERS[name] in built:
@@ -152,23 +155,23 @@ def usable_providers() -> tuple[str, ...]:
                     OrtRunner(model, "probe", provider=name)
                 except ModelError:  # its libraries or its device are missing
                     continue
-                found.append(name)
+                usable.append(name)
     finally:
         ort.set_default_logger_severity(2)
-    return tuple(found)
+    return tuple(usable)
 
 
 def _session(model: bytes | str, options: Any, provider: str) -> Any:
-    """Start a session; where an optimizer of the runtime breaks the graph, without that one."""
+    """Start a session; where one of the runtime's optimizers breaks the graph, without it."""
     import onnxruntime as ort
 
     providers = list(dict.fromkeys((PROVIDERS[provider], PROVIDERS["cpu"])))
     try:
-        # What falls back to the CPU in silence would be measured for something else.
+        # A silent fallback to the CPU would be measured as if it were the provider.
         return ort.InferenceSession(model, options, providers=providers, enable_fallback=False)
     except _failures() as error:
-        # ONNX Runtime 1.31 moves int8 QuantizeLinear over Slice, and on some processors another
-        # of its steps has by then changed the zero point to uint8.
+        # ONNX Runtime 1.31 moves int8 QuantizeLinear across Slice, and on some processors another
+        # optimizer has changed the zero point to uint8 by then.
         if "QuantizeLinear" not in str(error) or "zero_point" not in str(error):
             raise
         return ort.InferenceSession(
@@ -182,7 +185,6 @@ def _session(model: bytes | str, options: Any, provider: str) -> Any:
 
 def graph_runner(model: ir.Model, taps: Sequence[str] = (), subject: str = "model") -> OrtRunner:
     """Start a session for an ONNX IR model that also yields the values ``taps``."""
-    from compressor.graph.blocks import sink_initializers
     from compressor.graph.values import value_by_name
 
     missing = [t for t in taps if t not in {o.name for o in model.graph.outputs}]
@@ -233,20 +235,17 @@ def _failures() -> tuple[type[Exception], ...]:
 
 
 def _first_line(error: Exception) -> str:
-    """Return what the runtime says, without its own name, its code and the file's path."""
+    """Return the runtime's message without its own name, error code and file path."""
     line = str(error).strip().partition("\n")[0]
     return re.sub(_PREFIX, "", line)[:300]
 
 
-_READS_CODES = ("Cast", "CastLike", "DequantizeLinear", "Identity")
-
-
 def runner_of(model: ir.Model, taps: Sequence[str]) -> Runner:
-    """Start what runs a graph: ONNX Runtime, or PyTorch for what that has no kernels for.
+    """Start a runtime for a graph: ONNX Runtime, or PyTorch where that lacks the kernels.
 
     Args:
         model: the graph.
-        taps: names of values that are returned beside the outputs.
+        taps: names of values that are returned along with the outputs.
 
     Raises:
         ModelError: it does not load.
@@ -255,16 +254,109 @@ def runner_of(model: ir.Model, taps: Sequence[str]) -> Runner:
         return graph_runner(model, taps)
     model = model.clone()
     values, outputs = value_by_name(model), model.graph.outputs
-    known = {output.name for output in outputs}
-    outputs.extend(values[name] for name in taps if name not in known)
+    names = {output.name for output in outputs}
+    outputs.extend(values[name] for name in taps if name not in names)
     return TorchRunner(GraphModule(model).eval(), "the graph")
 
 
+def _reads_codes(node: ir.Node) -> bool:
+    row = operator(node)
+    same = row.moves in ("same", "type") or row.family == "cast-like"
+    return same or is_op(node, "DequantizeLinear")
+
+
 def computes_in_bfloat16(model: ir.Model) -> bool:
-    """Tell whether an operator works on bfloat16, beside those that only read a stored weight."""
+    """Whether an operator computes in bfloat16, other than those that only read a weight."""
     return any(
         value is not None and value.dtype == ir.DataType.BFLOAT16
         for node in all_nodes(model.graph)
-        if not is_op(node, *_READS_CODES)
+        if not _reads_codes(node)
         for value in (*node.inputs, *node.outputs)  # a file may say types of its weights alone
     )
+
+
+_KEPT = 1 << 14  # bytes: shapes, axes, zero points: constants that a runtime reads as it starts
+
+
+OLDEST_RUN = 7  # opset from which on ONNX Runtime has kernels
+
+
+def check_operators(model: ir.Model, subject: str) -> None:
+    """Check that the standard operators of a graph exist in its opset.
+
+    Raises:
+        ModelError: names the first that neither onnx nor ONNX Runtime knows.
+    """
+    from onnx import defs
+
+    opset = model.opset_imports.get("", 1)
+    for node in all_nodes(model.graph):
+        if node.domain not in DEFAULT_DOMAINS or defs.has(node.op_type, opset, ""):
+            continue
+        later = defs.has(node.op_type, defs.onnx_opset_version(), "")
+        if not later and ("", node.op_type) in _runtime_operators():  # one its optimizer writes
+            continue
+        name = node.name or next((v.name for v in node.outputs if v.name), "")
+        raise ModelError(
+            subject,
+            f"node {name!r} has the operator {node.op_type!r}, which opset {opset} does not have",
+            "give the file the opset it was made with"
+            if later
+            else "it is misspelt, of another domain, or newer than the installed onnx",
+        )
+
+
+def foreign_operators(model: ir.Model) -> tuple[str, ...]:
+    """Return the operators of other domains that ONNX Runtime does not know, sorted.
+
+    Args:
+        model: a graph whose functions have been inlined.
+    """
+    named = {
+        (node.domain, node.op_type)
+        for node in all_nodes(model.graph)
+        if node.domain not in DEFAULT_DOMAINS
+    }
+    if not named:
+        return ()
+    return tuple(sorted(f"{domain}.{name}" for domain, name in named - _runtime_operators()))
+
+
+def check_loads(model: ir.Model, subject: str) -> None:
+    """Check that ONNX Runtime loads a graph: types, shapes, and a kernel for every operator.
+
+    Weights become inputs without a value. Only if that is refused is the model loaded as it is,
+    since a few kernels need constants.
+
+    Raises:
+        ModelError: the runtime refuses the model.
+    """
+    try:
+        OrtRunner(_without_weights(model), subject, optimize=False)
+    except ModelError:
+        graph_runner(model, subject=subject)
+
+
+def _without_weights(model: ir.Model) -> bytes:
+    plain = model.clone()
+    common.RemoveInitializersFromInputsPass()(plain)
+    common.LiftSubgraphInitializersToMainGraphPass()(plain)
+    graph = plain.graph
+    for name, value in list(graph.initializers.items()):
+        tensor = value.const_value
+        if tensor is None or tensor.nbytes <= _KEPT:
+            continue
+        del graph.initializers[name]
+        value.const_value = None
+        value.shape, value.type = ir.Shape(tensor.shape.numpy()), ir.TensorType(tensor.dtype)
+        if not value.is_graph_input():
+            graph.inputs.append(value)
+    return ir.to_proto(plain).SerializeToString()
+
+
+@cache
+def _runtime_operators() -> frozenset[tuple[str, str]]:
+    """Return domain and name of every operator that ONNX Runtime knows."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    return frozenset((schema.domain, schema.name) for schema in state.get_all_operator_schema())

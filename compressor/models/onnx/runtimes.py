@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OnnxRuntime:
-    """What runs an ONNX file.
+    """The runtime that executes an ONNX file.
 
     Attributes:
-        library: the module that is imported for it.
-        provider: of ONNX Runtime, by our name; the others compute on the CPU.
+        library: the Python module of the runtime.
+        provider: execution provider of ONNX Runtime; the other libraries compute on the CPU.
     """
 
     library: Literal["onnxruntime", "openvino", "torch"] = "onnxruntime"
@@ -38,8 +38,8 @@ class OnnxRuntime:
 
         Args:
             path: the file.
-            subject: what it is, for messages.
-            threads: how many compute; ``None`` leaves it to the runtime. PyTorch takes as many
+            subject: what messages call it.
+            threads: number of threads; ``None`` leaves it to the runtime. PyTorch uses as many
                 as it is set to.
 
         Raises:
@@ -56,7 +56,7 @@ class OnnxRuntime:
 
 
 def why_elsewhere(target: str) -> str:
-    """Say why a file for a target is run in another runtime here; empty if it is not."""
+    """Return why a file for a target runs in another runtime here; empty if it does not."""
     if target == "tensorrt":
         return "meant for TensorRT"
     if target == "openvino" and find_spec("openvino") is None:
@@ -67,17 +67,16 @@ def why_elsewhere(target: str) -> str:
 
 
 def versions_of(target: str) -> dict[str, str]:
-    """Return what runs a file for a target besides ONNX Runtime and PyTorch, with its version."""
+    """Return further libraries that run a file for a target, with their versions."""
     if why_elsewhere(target) or target == "ort-cpu":
         return {}
     return {target: version(target) if target == "openvino" else ""}
 
 
 def runtime_for(target: str, path: Path) -> OnnxRuntime:
-    """Return a file's target where this machine has it, else ONNX Runtime on the CPU.
+    """Return the runtime of a file's target if this machine has it, else ONNX Runtime on the CPU.
 
-    That has no kernels for bfloat16, which only TensorRT's files may compute in: PyTorch runs
-    those.
+    PyTorch runs TensorRT's files that compute in bfloat16, for which ONNX Runtime has no kernels.
     """
     if target == "tensorrt":
         from compressor.models.onnx.ort_runner import computes_in_bfloat16
@@ -91,8 +90,8 @@ def runtime_for(target: str, path: Path) -> OnnxRuntime:
     return OnnxRuntime(provider="cuda" if target == "ort-cuda" else "cpu")
 
 
-# Where a CPU has instructions for it, OpenVINO computes in bfloat16, and it rounds activations to
-# 8 bits before narrow weights. What is measured is the file, on every machine the same one.
+# On CPUs with the instructions, OpenVINO would compute in bfloat16, and it would round activations
+# to 8 bits before narrow weights. Every machine should measure the same file.
 _EXACT: Mapping[str, Any] = {
     "INFERENCE_PRECISION_HINT": "f32",
     "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
@@ -105,8 +104,8 @@ class OpenVinoRunner:
 
     Args:
         path: the ONNX file.
-        subject: what the model is, for messages.
-        threads: how many compute; ``None`` leaves it to OpenVINO.
+        subject: what messages call the model.
+        threads: number of threads; ``None`` leaves it to OpenVINO.
 
     Raises:
         ModelError: OpenVINO does not read or compile it.
@@ -140,29 +139,29 @@ class OpenVinoRunner:
         """
         feed = {name: array for name, array in batch.items() if name in self._inputs}
         try:
-            found = self._request.infer(feed)
+            results = self._request.infer(feed)
         except RuntimeError as error:
             raise ModelError(
                 self._subject,
                 f"does not run ({_reason(error)})",
                 "check the inputs' shapes and dtypes in the spec",
             ) from error
-        # The request's own buffers are written again by the next run.
-        return {name: np.array(found[name]) for name in self._outputs}
+        # The next run overwrites the request's buffers.
+        return {name: np.array(results[name]) for name in self._outputs}
 
     @property
     def threads(self) -> int:
-        """How many threads compute."""
+        """Number of threads that compute."""
         return int(self._model.get_property("INFERENCE_NUM_THREADS"))
 
     def precisions(self) -> Counter[tuple[str, str]]:
-        """Count the layers that were compiled, by their kind and the type they compute in."""
-        found: Counter[tuple[str, str]] = Counter()
+        """Return the number of compiled layers by their kind and the type that they compute in."""
+        counts: Counter[tuple[str, str]] = Counter()
         for op in self._model.get_runtime_model().get_ops():
             facts = op.get_rt_info()
             if "layerType" in facts and "runtimePrecision" in facts:
-                found[facts["layerType"].astype(str), facts["runtimePrecision"].astype(str)] += 1
-        return found
+                counts[facts["layerType"].astype(str), facts["runtimePrecision"].astype(str)] += 1
+        return counts
 
 
 def _reason(error: Exception) -> str:

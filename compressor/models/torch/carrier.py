@@ -13,9 +13,8 @@ import onnx_ir as ir
 import torch
 
 from compressor.errors import ModelError, SpecError
-from compressor.graph.channels.lengths import note_static_lengths
-from compressor.graph.editing import clean, infer_shapes
 from compressor.graph.layers import graph_layers
+from compressor.graph.plain import make_plain
 from compressor.models.checkpoint.weight_files import read_weights
 from compressor.models.onnx.carrier import OnnxCarrier, graph_with_codes, restore_graph
 from compressor.models.onnx.ort_runner import runner_of
@@ -23,7 +22,6 @@ from compressor.models.torch.lowering import NamedModule, attach_weights, lower
 from compressor.models.torch.matching import check_names, load_into
 from compressor.models.torch.saved_module import (
     Alterations,
-    AlteredModule,
     holds_module,
     load_codes,
     restore_module,
@@ -56,10 +54,10 @@ class TorchCarrier:
     Args:
         module: the network.
         inputs: its inputs' names, shapes and dtypes.
-        lowered: the module's float graph, where it is known already.
-        codes: what is stored in place of some of the module's weights, by their names.
+        lowered: the module's float graph, if known already.
+        codes: the codes stored in place of some of the module's weights, by their names.
         folder: the Hugging Face directory that it came from.
-        altered: what of the module is no longer as factory and checkpoint made it.
+        altered: how the module differs from what factory and checkpoint made.
     """
 
     kind = "torch"
@@ -89,9 +87,8 @@ class TorchCarrier:
     def executes_graph(self) -> bool:
         """The module was replaced by one that executes the graph.
 
-        That is done where channels were removed, or layers replaced by others. It is trained like
-        any other, but its forward is no longer the factory's: it returns a dictionary of the
-        outputs by name.
+        This happens where channels were removed or layers replaced. The module is trained like any
+        other, but its forward is not the factory's: it returns a dictionary of outputs by name.
         """
         return self._altered.executes_graph
 
@@ -106,15 +103,13 @@ class TorchCarrier:
         if self._lowered is not None:
             return self._lowered
         graph = lower(self.module, self.inputs)
-        clean(graph)
-        infer_shapes(graph)
-        note_static_lengths(graph)
+        make_plain(graph)
         attach_weights(graph, self.module)
         return graph
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        """The model's outputs; asks for the graph."""
+        """The model's outputs, from its graph."""
         return OnnxCarrier(self._graph).outputs
 
     @cached_property
@@ -127,16 +122,20 @@ class TorchCarrier:
         return altered_config(self.module, self.folder, self._altered, self.inputs)
 
     def load(self, checkpoint: Path) -> None:
-        """Fill the module, and so the lowered graph, with a checkpoint's weights.
+        """Load a checkpoint's weights into the module, and so into the lowered graph.
 
         Raises:
             ModelError: the checkpoint is unusable or does not fit the module.
         """
         load_into(self.module, read_weights(checkpoint), str(checkpoint))
 
-    def layers(self) -> tuple[Layer, ...]:
-        """The layers in the order of execution."""
+    @cached_property
+    def _layers(self) -> tuple[Layer, ...]:
         return graph_layers(self._graph)
+
+    def layers(self) -> tuple[Layer, ...]:
+        """The layers in the order of execution; the graph is walked once."""
+        return self._layers
 
     def weight(self, layer: Layer) -> torch.Tensor:
         """The layer's weight in its stored shape; its codes, where it has been quantized."""
@@ -150,7 +149,7 @@ class TorchCarrier:
 
     def tensors(self) -> dict[str, StoredTensor]:
         """The module's parameters and persistent buffers; a shared one under its first name."""
-        found: dict[str, StoredTensor] = {}
+        tensors: dict[str, StoredTensor] = {}
         seen = set()
         for name, tensor in self.module.state_dict().items():
             place = (tensor.data_ptr(), tensor.shape, tensor.stride())
@@ -159,8 +158,8 @@ class TorchCarrier:
             seen.add(place)
             read = partial(_itself, tensor)
             shape, codes = tuple(tensor.shape), self._codes.get(name)
-            found[name] = StoredTensor(name, shape, tensor.dtype, read, codes)
-        return found
+            tensors[name] = StoredTensor(name, shape, tensor.dtype, read, codes)
+        return tensors
 
     def with_weights(self, changes: Mapping[str, torch.Tensor]) -> TorchCarrier:
         """Return a carrier with some parameters replaced.
@@ -181,7 +180,7 @@ class TorchCarrier:
         return TorchCarrier(module, self.inputs, graph, self._codes, self.folder, altered)
 
     def with_changes(self, changes: Mapping[str, WeightChange]) -> TorchCarrier:
-        """Return a carrier with some float weights changed; they are computed at once.
+        """Return a carrier with some float weights changed; the changes are computed now.
 
         Raises:
             KeyError: the module has no float parameter of a name.
@@ -224,11 +223,10 @@ class TorchCarrier:
     ) -> TorchCarrier | OnnxCarrier:
         """Return a carrier of a smaller module, or of one that executes the smaller graph.
 
-        The sizes that the module has as attributes are adapted; of several ways to read them, the
-        first is taken whose outputs on a small batch are the graph's. Where there is none, such
-        as with sizes written into ``forward``, a module that executes the graph takes its place,
-        and where that cannot be made, the graph alone. What is only planned is taken for a module
-        that can be adapted, wherever the graph could take its place otherwise.
+        The module's size attributes are adapted; of several readings, the first is taken whose
+        outputs on a small batch are the graph's. If there is none, as with sizes hard-coded in
+        ``forward``, a module that executes the graph replaces it, and if that cannot be made, the
+        graph alone. Plans assume a module that can be adapted if the graph could be executed.
 
         Raises:
             SpecError: weights are stored as codes.
@@ -284,12 +282,12 @@ class TorchCarrier:
     ) -> TorchCarrier:
         """Return a carrier of a module that executes a graph; both hold the same tensors."""
         attach_weights(graph, module)
-        known = self._altered.parameters.union(parameters) & graph.graph.initializers.keys()
-        altered = Alterations(executes_graph=True, parameters=frozenset(known))
+        trained = self._altered.parameters.union(parameters) & graph.graph.initializers.keys()
+        altered = Alterations(executes_graph=True, parameters=frozenset(trained))
         return TorchCarrier(module, self.inputs, graph, None, self.folder, altered)
 
     def _planned(self, graph: ir.Model, kept: Mapping[str, Mapping[int, Units]]) -> TorchCarrier:
-        """Return a carrier of a module whose tensors have the right sizes, and nothing else."""
+        """Return a carrier of a module whose tensors have the right sizes but no values."""
         tensors = shortened(self.module, kept)
         module = with_tensors(self.module, tensors)
         attach_smaller(graph, module)
@@ -314,36 +312,29 @@ class TorchCarrier:
         return NamedModule(deepcopy(self.module), inputs, outputs)
 
     def runner(self, taps: Sequence[str] = ()) -> Runner:
-        """Start what runs the lowered module; ``taps`` are yielded as further outputs."""
+        """Start a runtime for the lowered module that also returns the values ``taps``."""
         return runner_of(self._graph, taps)
 
     def module_outputs(self, batch: Batch) -> list[Array]:
-        """Run the module itself; its output tensors in the order of the graph's outputs."""
+        """Run the module itself; return its output tensors in the order of the graph's outputs."""
         return run_module(self.module, self.inputs, batch)
 
     def save(self, directory: Path) -> None:
-        """Write the tensors that passes have changed, what sizes became, and the codes."""
+        """Write the tensors that passes have changed, the new sizes, and the codes."""
         graph = self._float_graph if self._altered.channels_removed else None
-        save_module(AlteredModule(self.module, self._altered, graph), directory)
+        save_module(self.module, self._altered, graph, directory)
         save_codes(self._codes, self._float_weight, directory)
 
     def restore(self, directory: Path) -> Carrier:
         """Return the carrier saved there: of the same module, or of a graph made from it."""
         if not holds_module(directory):
             return restore_graph(directory)
-        found = restore_module(directory, self.module)
-        graph = found.graph
+        module, altered, graph = restore_module(directory, self.module)
         if graph is None:
             graph = self._float_graph.clone()
-            attach_weights(graph, found.module)
-        return TorchCarrier(
-            found.module,
-            self.inputs,
-            graph,
-            load_codes(directory),
-            self.folder,
-            found.alterations,
-        )
+            attach_weights(graph, module)
+        codes = load_codes(directory)
+        return TorchCarrier(module, self.inputs, graph, codes, self.folder, altered)
 
 
 def _itself(tensor: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ _IMAGE_RANK, _FIRST_SPATIAL = 4, 2
 
 
 def example_inputs(inputs: Sequence[TensorSpec]) -> dict[str, torch.Tensor]:
-    """Make zero tensors of the inputs' shapes; each dynamic axis gets a length of its own.
+    """Return zero tensors of the inputs' shapes, with a different length for each dynamic axis.
 
     Heights and widths are large enough for the strides and windows of usual networks.
     """
@@ -89,7 +89,7 @@ def lower(module: torch.nn.Module, inputs: Sequence[TensorSpec]) -> ir.Model:
 
 
 def attach_weights(model: ir.Model, module: torch.nn.Module) -> None:
-    """Let a lowered model's initializers refer to the module's present parameters."""
+    """Make a lowered model's initializers refer to the module's current parameters."""
     # A tied weight has several names; the graph may use any of them.
     state = {
         **dict(module.named_parameters(remove_duplicate=False)),
@@ -103,7 +103,7 @@ def attach_weights(model: ir.Model, module: torch.nn.Module) -> None:
 def _bind(
     module: torch.nn.Module, example: dict[str, torch.Tensor], dynamic: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any] | None, Any]:
-    """Pass inputs by name where ``forward`` has parameters so named, else by position."""
+    """Return arguments: by name if ``forward`` has parameters of these names, else by position."""
     parameters = inspect.signature(module.forward).parameters
     if all(name in parameters for name in example):
         return (), dict(example), dict(dynamic)
@@ -122,7 +122,7 @@ def _bind(
 
 
 def _name_outputs(model: ir.Model) -> None:
-    """Call a single output ``output``, several ``output_0``, ``output_1``, ..."""
+    """Name a single output ``output``, several ``output_0``, ``output_1``, ..."""
     outputs = model.graph.outputs
     taken = set(model.graph.initializers) | {v.name for v in model.graph.inputs}
     for index, value in enumerate(outputs):
@@ -132,7 +132,7 @@ def _name_outputs(model: ir.Model) -> None:
 
 
 def _root_cause(error: BaseException) -> str:
-    """Return the first line of the innermost cause: the exporter wraps what went wrong."""
+    """Return the first line of the innermost cause, since the exporter wraps errors."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -140,7 +140,7 @@ def _root_cause(error: BaseException) -> str:
 
 
 def call(module: nn.Module, tensors: Mapping[str, Tensor]) -> list[Tensor]:
-    """Call a module with inputs by name, or in their order where its forward has other names.
+    """Call a module with inputs by name, or by position if its forward uses other names.
 
     Returns:
         Its output tensors, in the order of the outputs of its graph.
@@ -176,14 +176,14 @@ class NamedModule(nn.Module):
             The outputs by name.
 
         Raises:
-            ModelError: it returns another number of tensors than its graph.
+            ModelError: it does not return as many tensors as its graph.
         """
-        found = call(self.module, {name: tensors[name] for name in self.inputs})
-        if len(found) != len(self.outputs):
+        results = call(self.module, {name: tensors[name] for name in self.inputs})
+        if len(results) != len(self.outputs):
             raise ModelError(
                 f"module {type(self.module).__name__}",
-                f"returns {len(found)} tensors in training and {len(self.outputs)} in evaluation "
+                f"returns {len(results)} tensors in training and {len(self.outputs)} in evaluation "
                 f"({', '.join(self.outputs)})",
                 "let its forward return the same in both",
             )
-        return dict(zip(self.outputs, found, strict=True))
+        return dict(zip(self.outputs, results, strict=True))

@@ -24,9 +24,9 @@ def check_names(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], pa
         ModelError: a tensor is missing, unexpected, or of another shape; the message names the
             closest ones.
     """
-    wanted = module.state_dict(keep_vars=True)
-    missing = [n for n in wanted if n not in tensors and not n.endswith(_OPTIONAL)]
-    unexpected = [n for n in tensors if n not in wanted]
+    expected = module.state_dict(keep_vars=True)
+    missing = [n for n in expected if n not in tensors and not n.endswith(_OPTIONAL)]
+    unexpected = [n for n in tensors if n not in expected]
     problems: list[str] = []
     if missing:
         problems.append(f"lacks {listed(missing)}")
@@ -41,18 +41,18 @@ def check_names(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], pa
             "; ".join(near) or "check that the factory builds the network that was saved",
         )
     for name, tensor in tensors.items():
-        if wanted[name].is_floating_point() and not tensor.is_floating_point():
+        if expected[name].is_floating_point() and not tensor.is_floating_point():
             raise ModelError(
                 f"checkpoint {path!r}",
                 f"has {name!r} as {str(tensor.dtype).removeprefix('torch.')}, the module wants "
                 "floating point",
                 "give the float checkpoint: codes of a quantized one have lost their scales",
             )
-        if tensor.shape != wanted[name].shape:
+        if tensor.shape != expected[name].shape:
             raise ModelError(
                 f"checkpoint {path!r}",
                 f"has {name!r} with shape {list(tensor.shape)}, the factory's module wants "
-                f"{list(wanted[name].shape)}",
+                f"{list(expected[name].shape)}",
                 "build the network with the sizes it was trained with (model.config)",
             )
 
@@ -71,12 +71,12 @@ def load_into(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], path
 def check_finite(
     tensors: Mapping[str, torch.Tensor], path: str, may_be_infinite: Collection[str] = ()
 ) -> None:
-    """Raise ``ModelError`` naming the first tensor that holds NaN or infinity.
+    """Raise ``ModelError`` for the first tensor that holds NaN or infinity.
 
     Args:
         tensors: what is checked.
         path: where they come from, for the message.
-        may_be_infinite: names of tensors, such as masks, in which only NaN is wrong.
+        may_be_infinite: names of tensors, such as masks, that may hold infinity.
     """
     for name, tensor in tensors.items():
         if not tensor.is_floating_point():
@@ -100,7 +100,7 @@ class TorchRunner:
 
     Args:
         module: such as ``compressor.load`` returns.
-        how: what made it, for reports.
+        how: where it comes from, for reports.
     """
 
     def __init__(self, module: torch.nn.Module, how: str = "compressor.load"):

@@ -1,4 +1,4 @@
-"""What passes have made of a module, and how that is kept between the passes of a run."""
+"""How a module differs from the factory's, and how it is stored between the passes of a run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
 
 @contextmanager
 def system_errors() -> Iterator[None]:
-    """Raise what the system said, where safetensors repeats it as text.
+    """Raise the system's error where safetensors only repeats it as text.
 
     Raises:
         OSError: with the number of the system's error.
@@ -50,17 +50,17 @@ _SIZES = "sizes.json"
 
 @dataclass(frozen=True)
 class Alterations:
-    """What of a module is no longer as factory and checkpoint made it.
+    """How a module differs from what factory and checkpoint made.
 
     Attributes:
-        tensors: names of the parameters and buffers that are other ones.
-        attributes: the sizes that are other ones since channels were removed; ``None`` if none
-            ever were.
-        executes_graph: the module executes its graph: no sizes made the factory's network do what
-            the graph without the removed channels does, or layers were replaced by others.
-        parameters: names of tensors that are trained, though the factory's module has none of
-            that name; of a module that executes its graph.
-        planned: the tensors have the right sizes and nothing else; the module cannot be run.
+        tensors: names of the parameters and buffers that changed.
+        attributes: the sizes that changed when channels were removed; ``None`` if none ever
+            were.
+        executes_graph: the module executes its graph, because no sizes made the factory's network
+            compute the same as the smaller graph, or because layers were replaced by others.
+        parameters: names of trained tensors that the factory's module does not have; only if the
+            module executes its graph.
+        planned: the tensors have the right sizes but no values; the module cannot be run.
     """
 
     tensors: frozenset[str] = frozenset()
@@ -70,7 +70,7 @@ class Alterations:
     planned: bool = False
 
     def adding(self, tensors: Iterable[str], attributes: Attributes | None = None) -> Alterations:
-        """Return these and later ones."""
+        """Return these alterations and later ones together."""
         changed, merged = self.tensors.union(tensors), self.attributes
         if attributes is not None:
             before = self.attributes or {}
@@ -82,30 +82,16 @@ class Alterations:
 
     @property
     def channels_removed(self) -> bool:
-        """The module's tensors have not the shapes that the factory gives them."""
+        """The module's tensors no longer have the factory's shapes."""
         return self.executes_graph or self.attributes is not None
 
 
-@dataclass(frozen=True)
-class AlteredModule:
-    """A module with the float graph that it was lowered to, where that is known.
-
-    Attributes:
-        module: the network.
-        alterations: what distinguishes it from the factory's.
-        graph: its initializers refer to the module's parameters.
-    """
-
-    module: nn.Module
-    alterations: Alterations
-    graph: ir.Model | None = None
-
-
-def save_module(altered: AlteredModule, directory: Path) -> None:
-    """Write what differs from the factory's module; once channels are gone, the graph too."""
-    alterations = altered.alterations
+def save_module(
+    module: nn.Module, alterations: Alterations, graph: ir.Model | None, directory: Path
+) -> None:
+    """Write how a module differs from the factory's, and its graph if channels were removed."""
     if alterations.channels_removed:
-        assert altered.graph is not None
+        assert graph is not None
         document = {
             "attributes": alterations.attributes or {},
             "executes_graph": alterations.executes_graph,
@@ -113,12 +99,11 @@ def save_module(altered: AlteredModule, directory: Path) -> None:
         }
         text = json.dumps(document, indent=1, sort_keys=True)
         (directory / _SIZES).write_text(text, encoding="utf-8")
-        stored = altered.graph
         if not alterations.executes_graph:
-            stored = _without_weights(stored, altered.module)
-        OnnxCarrier(stored).save(directory)
+            graph = _without_weights(graph, module)
+        OnnxCarrier(graph).save(directory)
     if not alterations.executes_graph:
-        held = held_tensors(altered.module)
+        held = held_tensors(module)
         names = sorted(alterations.tensors)
         tensors = {name: held[name].detach().contiguous().clone() for name in names}
         with system_errors():
@@ -126,12 +111,14 @@ def save_module(altered: AlteredModule, directory: Path) -> None:
 
 
 def holds_module(directory: Path) -> bool:
-    """Tell whether a module was saved there, and not a graph alone."""
+    """Whether a module was saved there, and not just a graph."""
     return any((directory / name).exists() for name in (_STATE, _SIZES))
 
 
-def restore_module(directory: Path, base: nn.Module) -> AlteredModule:
-    """Return the module that was saved there.
+def restore_module(
+    directory: Path, base: nn.Module
+) -> tuple[nn.Module, Alterations, ir.Model | None]:
+    """Return the module that was saved there, its alterations, and its graph if that was saved.
 
     It shares the tensors that did not change with ``base``, whose weights may be loaded later.
 
@@ -142,14 +129,14 @@ def restore_module(directory: Path, base: nn.Module) -> AlteredModule:
     sizes = directory / _SIZES
     if not sizes.exists():
         tensors = load_file(directory / _STATE)
-        return AlteredModule(with_tensors(base, tensors), Alterations(frozenset(tensors)))
+        return with_tensors(base, tensors), Alterations(frozenset(tensors)), None
     document = json.loads(sizes.read_text(encoding="utf-8"))
     graph = restore_graph(directory).graph()
     if document["executes_graph"]:
         parameters = frozenset(document["parameters"])
         module: nn.Module = trainable_graph(graph, base, parameters)
         attach_weights(graph, module)
-        return AlteredModule(module, Alterations(executes_graph=True, parameters=parameters), graph)
+        return module, Alterations(executes_graph=True, parameters=parameters), graph
     tensors = load_file(directory / _STATE)
     module = with_tensors(base, tensors)
     parts = dict(base.named_modules())
@@ -162,11 +149,11 @@ def restore_module(directory: Path, base: nn.Module) -> AlteredModule:
     }
     set_attributes(module, attributes)
     attach_weights(graph, module)
-    return AlteredModule(module, Alterations(frozenset(tensors), attributes), graph)
+    return module, Alterations(frozenset(tensors), attributes), graph
 
 
 def _without_weights(graph: ir.Model, module: nn.Module) -> ir.Model:
-    """Return a graph in which the module's tensors hold no values: they are stored elsewhere."""
+    """Return a graph without the values of the module's tensors, which are stored elsewhere."""
     graph = graph.clone()
     held = held_tensors(module)
     for name, value in graph.graph.initializers.items():
@@ -196,11 +183,11 @@ def save_codes(
     tensors: dict[str, torch.Tensor] = {}
     described = {}
     for name, entry in codes.items():
-        found = entry.compute(entry.layer.canonical(weight(entry.layer)))
-        tensors |= {f"{name}:{part}": getattr(found, part).contiguous() for part in _PARTS}
-        others = {part: getattr(found, part) for part in _OPTIONAL}
+        quantized = entry.compute(entry.layer.canonical(weight(entry.layer)))
+        tensors |= {f"{name}:{part}": getattr(quantized, part).contiguous() for part in _PARTS}
+        others = {part: getattr(quantized, part) for part in _OPTIONAL}
         tensors |= {f"{name}:{k}": v.contiguous() for k, v in others.items() if v is not None}
-        described[name] = {"layer": asdict(entry.layer), "scheme": asdict(found.scheme)}
+        described[name] = {"layer": asdict(entry.layer), "scheme": asdict(quantized.scheme)}
     with system_errors():
         save_file(tensors, directory / _CODES, {"codes": json.dumps(described)})
 
@@ -210,7 +197,7 @@ def load_codes(directory: Path) -> dict[str, WeightCodes]:
     path = directory / _CODES
     if not path.is_file():
         return {}
-    found = {}
+    loaded = {}
     with safe_open(path, framework="pt") as file:
         described = json.loads(file.metadata()["codes"])
         names = set(file.keys())
@@ -222,12 +209,12 @@ def load_codes(directory: Path) -> dict[str, WeightCodes]:
                 if f"{name}:{part}" in names
             }
             stored = QuantizedTensor(**parts, scheme=Scheme(**entry["scheme"]))
-            found[name] = known_codes(_layer(entry["layer"]), stored)
-    return found
+            loaded[name] = known_codes(_layer(entry["layer"]), stored)
+    return loaded
 
 
 def known_codes(layer: Layer, stored: QuantizedTensor) -> WeightCodes:
-    """Return codes that need not be found any more."""
+    """Return codes that are computed already."""
 
     def compute(_: torch.Tensor) -> QuantizedTensor:
         return stored

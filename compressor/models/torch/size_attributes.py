@@ -1,7 +1,7 @@
-"""What the integer attributes of modules become when channels are removed.
+"""New values of modules' integer attributes when channels are removed.
 
-The usual layers say it plainly. Elsewhere an integer such as 64 may be a width, a number of heads
-or a head's size, so there are several readings of it, of which one is right.
+For the usual layers they are certain. Elsewhere an integer such as 64 may be a width, a number of
+heads or a head's size, so it has several readings, one of which is right.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _OTHERS = re.compile(
 )
 
 Kind: TypeAlias = tuple[str, str, int]
-"""How a value is understood, and the tensor (relative to the module) and axis it belongs to."""
+"""How a value is read, and the tensor (relative to the module) and axis that it belongs to."""
 _KEEP: Kind = ("keep", "", 0)
 
 
 @dataclass(frozen=True)
 class _Axis:
-    """An axis in sight of a module that becomes shorter."""
+    """An axis of a tensor in or below a module that becomes shorter."""
 
     tensor: str
     axis: int
@@ -63,21 +63,21 @@ class _Choice:
 
 
 def readings(module: nn.Module, masks: Masks) -> Iterator[Attributes]:
-    """Yield the attributes that change, in every way that they may be meant; likelier ones first.
+    """Yield new attribute values for every possible reading, likelier readings first.
 
-    The same attribute of modules of one class is read in the same way everywhere.
+    An attribute is read in the same way in all modules of a class.
 
     Args:
-        module: the network as it is before.
-        masks: what remains of its tensors.
+        module: the network before the removal.
+        masks: the positions that remain on its tensors' axes.
     """
     certain: dict[str, dict[str, Value]] = {}
     choices: list[_Choice] = []
     parents = _parents(module)
     for path, part in module.named_modules():
-        known = _known(part, masks)
-        if known is not None:
-            certain[path] = known
+        plain = _certain_values(part, masks)
+        if plain is not None:
+            certain[path] = plain
             continue
         choices += _choices(path, part, parents.get(path), masks)
     orders: dict[tuple[str, str], list[Kind]] = {}
@@ -87,10 +87,10 @@ def readings(module: nn.Module, masks: Masks) -> Iterator[Attributes]:
     for key, order in orders.items():
         orders[key] = sorted([*order, _KEEP], key=lambda kind: _rank(key[1], kind[0]))
     seen: list[Attributes] = []
-    for chosen in _combinations(choices, orders):
+    for preferences in _combinations(choices, orders):
         attributes = {path: dict(values) for path, values in certain.items()}
         for choice in choices:
-            value = _value(choice, chosen[choice.key])
+            value = _value(choice, preferences[choice.key])
             if value != choice.value:
                 attributes.setdefault(choice.path, {})[choice.name] = value
         attributes = {path: values for path, values in attributes.items() if values}
@@ -102,9 +102,9 @@ def readings(module: nn.Module, masks: Masks) -> Iterator[Attributes]:
 def _combinations(
     choices: list[_Choice], orders: Mapping[tuple[str, str], list[Kind]]
 ) -> Iterator[Mapping[tuple[str, str], list[Kind]]]:
-    """Yield orders of preference: the usual one, careful ones, then one attribute otherwise.
+    """Yield orders of preference: the usual one, cautious ones, ones by axis, then single changes.
 
-    Between them come those in which all attributes look at the same axis first.
+    In those by axis, all attributes prefer readings of the same axis.
     """
     ambiguous = {choice.key for choice in choices if choice.ambiguous}
     streams = {key for key in ambiguous if _STREAM.search(key[1])}
@@ -185,16 +185,16 @@ def _choices(
 
 
 def _in_sight(part: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield a module's own tensors and those of its children, looking through containers."""
-    yield from _own(part, prefix)
+    """Yield the tensors of a module and of its children, and of the children of containers."""
+    yield from _own_tensors(part, prefix)
     for name, child in part.named_children():
         if isinstance(child, _CONTAINERS):
             yield from _in_sight(child, f"{prefix}{name}.")
         else:
-            yield from _own(child, f"{prefix}{name}.")
+            yield from _own_tensors(child, f"{prefix}{name}.")
 
 
-def _own(part: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
+def _own_tensors(part: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in [
         *part.named_parameters(recurse=False, remove_duplicate=False),
         *part.named_buffers(recurse=False, remove_duplicate=False),
@@ -209,7 +209,7 @@ def _is_size(value: object) -> bool:
 
 
 def _options(value: Value, mask: Flags) -> Iterator[tuple[str, Value]]:
-    """Yield what a value becomes if it has to do with an axis, and how it is then understood.
+    """Yield new values for each reading of a value that fits an axis, with the kind of reading.
 
     ``whole`` is the axis's length; ``block`` the length of blocks that lose equally much, such as
     queries, keys and values; ``blocks`` a number of blocks that are kept or lost whole, such as
@@ -240,10 +240,10 @@ def _options(value: Value, mask: Flags) -> Iterator[tuple[str, Value]]:
         yield "last", int(mask[-value:].sum())
 
 
-def _known(part: nn.Module, masks: Masks) -> dict[str, Value] | None:
-    """Return what changes of a layer of PyTorch or of ``transformers``; ``None`` for others.
+def _certain_values(part: nn.Module, masks: Masks) -> dict[str, Value] | None:
+    """Return changed attributes of a PyTorch or ``transformers`` layer; ``None`` for other modules.
 
-    A layer without tensors of its own is an other one: what surrounds it may tell.
+    A layer without tensors counts as another module, since only its surroundings show its sizes.
     """
     weight = getattr(part, "weight", None)
     if not isinstance(weight, Tensor):
@@ -282,7 +282,7 @@ def _known(part: nn.Module, masks: Masks) -> dict[str, Value] | None:
 
 
 def _groups(groups: int, mask: Flags | None) -> int:
-    """Return how many groups of channels are left where some channels go."""
+    """Return how many groups of channels remain."""
     if mask is None:
         return groups
     return int(mask.reshape(groups, -1).any(1).sum())

@@ -1,4 +1,4 @@
-"""A module with fewer channels: tensors cut, size attributes to match, outputs compared."""
+"""Make a module with fewer channels: cut tensors, set size attributes, compare outputs."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _TOLERANCE = 1e-4  # of an output's largest value
 
 
 def run_module(module: torch.nn.Module, inputs: Sequence[TensorSpec], batch: Batch) -> list[Array]:
-    """Run a module; its output tensors in the order of the outputs of its graph."""
+    """Run a module and return its output tensors in the order of its graph's outputs."""
     tensors = {i.name: torch.from_numpy(batch[i.name]) for i in inputs}
     with torch.inference_mode():
         return [output.numpy() for output in call(module, tensors)]
 
 
 def random_batch(inputs: Sequence[TensorSpec]) -> dict[str, Array]:
-    """Make a batch that most models take: normal floats, the ids 0 and 1, masks of ones.
+    """Return a batch that most models take: normal floats, the ids 0 and 1, masks of ones.
 
     The same inputs always give the same batch.
     """
@@ -48,10 +48,10 @@ def random_batch(inputs: Sequence[TensorSpec]) -> dict[str, Array]:
 
 
 class Agreement:
-    """Compares modules with a graph, which is run once, in ONNX Runtime.
+    """Compares modules with a graph that is run once in ONNX Runtime.
 
     Args:
-        graph: what is to be computed.
+        graph: the reference.
         inputs: the model's inputs.
     """
 
@@ -61,31 +61,31 @@ class Agreement:
         self._wanted = list(graph_runner(graph).run(self._batch).values())
 
     def holds(self, module: torch.nn.Module) -> bool:
-        """Tell whether the module's outputs are the graph's, within 1e-4 of the largest value."""
+        """Whether the module's outputs are the graph's, within 1e-4 of the largest value."""
         try:
-            found = run_module(module, self._inputs, self._batch)
+            outputs = run_module(module, self._inputs, self._batch)
         except Exception:  # noqa: BLE001  # the user's forward, with sizes it may not be made for
             return False
-        return len(found) == len(self._wanted) and all(map(close, found, self._wanted))
+        return len(outputs) == len(self._wanted) and all(map(close, outputs, self._wanted))
 
 
-def close(found: Array, wanted: Array) -> bool:
-    """Tell whether an output is within 1e-4 of another's largest value."""
-    if found.shape != wanted.shape:
+def close(output: Array, reference: Array) -> bool:
+    """Whether an output is within 1e-4 of the reference's largest value."""
+    if output.shape != reference.shape:
         return False
-    finite = np.isfinite(wanted)
-    if not np.array_equal(finite, np.isfinite(found)):
+    finite = np.isfinite(reference)
+    if not np.array_equal(finite, np.isfinite(output)):
         return False
-    wide = wanted[finite].astype(np.float64)
+    wide = reference[finite].astype(np.float64)
     reach = float(np.abs(wide).max(initial=0.0))
-    return bool(np.all(np.abs(found[finite] - wide) <= _TOLERANCE * reach))
+    return bool(np.all(np.abs(output[finite] - wide) <= _TOLERANCE * reach))
 
 
 _MOST_READINGS = 64
 
 
 def held_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers by name, tied ones under each of theirs."""
+    """Return parameters and buffers by name, tied ones under each of their names."""
     return {
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
@@ -93,14 +93,14 @@ def held_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def copied(module: nn.Module, changes: Collection[str]) -> nn.Module:
-    """Copy a module, except for the tensors that will not change: the two share those."""
+    """Copy a module; both share the tensors that are not named in ``changes``."""
     held = held_tensors(module)
     replaced = {id(held[name]) for name in changes if name in held}
     return deepcopy(module, {id(t): t for t in held.values() if id(t) not in replaced})
 
 
 def with_tensors(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """Copy a module with some tensors replaced, of whatever shape; the two share the others.
+    """Copy a module with some tensors replaced, of any shape; both share the others.
 
     Tensors that are tied stay tied.
 
@@ -113,12 +113,13 @@ def with_tensors(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
         raise KeyError(f"no parameter {unknown[0]!r}")
     memo = {id(tensor): tensor for tensor in held.values()}
     for name, tensor in tensors.items():
-        memo[id(held[name])] = _like(held[name], tensor)
+        old = held[name]
+        memo[id(old)] = _parameter(tensor, old) if isinstance(old, nn.Parameter) else tensor
     return deepcopy(module, memo)
 
 
 def selected(module: nn.Module, kept: Mapping[str, Mapping[int, Units]]) -> dict[str, Tensor]:
-    """Return what remains of the tensors that become shorter, by all their names.
+    """Return the remaining parts of the tensors that become shorter, by all their names.
 
     Args:
         module: the network; unchanged.
@@ -133,7 +134,7 @@ def selected(module: nn.Module, kept: Mapping[str, Mapping[int, Units]]) -> dict
 
 
 def shortened(module: nn.Module, kept: Mapping[str, Mapping[int, Units]]) -> dict[str, Tensor]:
-    """Return tensors of the shapes of :func:`selected`: views of other positions, none is read."""
+    """Return tensors of the shapes of :func:`selected` that are views, so that none is read."""
     return _shorter(module, kept, lambda t, axis, positions: t.narrow(axis, 0, len(positions)))
 
 
@@ -143,15 +144,15 @@ def _shorter(
     shorten: Callable[[Tensor, int, Units], Tensor],
 ) -> dict[str, Tensor]:
     held = held_tensors(module)
-    found: dict[int, Tensor] = {}
+    shorter: dict[int, Tensor] = {}
     for name in held.keys() & kept.keys():
         tensor = held[name].detach()
         for axis, positions in kept[name].items():
             if len(positions) < tensor.shape[axis]:
                 tensor = shorten(tensor, axis, positions)
         if tensor.shape != held[name].shape:
-            found[id(held[name])] = tensor
-    return {name: found[id(tensor)] for name, tensor in held.items() if id(tensor) in found}
+            shorter[id(held[name])] = tensor
+    return {name: shorter[id(tensor)] for name, tensor in held.items() if id(tensor) in shorter}
 
 
 def fitting_attributes(
@@ -160,13 +161,13 @@ def fitting_attributes(
     kept: Mapping[str, Mapping[int, Units]],
     agreement: Agreement,
 ) -> Attributes | None:
-    """Set the attributes of a module with smaller tensors so that it runs as its graph does.
+    """Set the size attributes of a module with smaller tensors so that it runs like its graph.
 
     Args:
         module: the module before.
         smaller: its copy with fewer channels; on success its attributes are set.
         kept: the positions that remain, by parameter and axis.
-        agreement: tells whether it computes what it should.
+        agreement: compares the module with its graph.
 
     Returns:
         The attributes that were set; ``None`` where no reading of them agrees.
@@ -182,7 +183,7 @@ def fitting_attributes(
 
 
 def attach_smaller(graph: ir.Model, module: nn.Module) -> None:
-    """Let a smaller graph's initializers refer to a smaller module's parameters, in place.
+    """Make a smaller graph's initializers refer to a smaller module's parameters, in place.
 
     Raises:
         ValueError: a shape is another.
@@ -208,7 +209,7 @@ def set_attributes(module: nn.Module, attributes: Attributes) -> None:
 
 
 def executable(graph: ir.Model) -> bool:
-    """Tell whether :func:`trainable_graph` knows all operators of a graph; no weight is read."""
+    """Whether :func:`trainable_graph` knows all operators of a graph; no weight is read."""
     try:
         check_executable(graph)
     except ModelError:
@@ -245,14 +246,14 @@ def trainable_graph(
 ) -> GraphModule:
     """Return a module that executes a graph and can be trained like the module it came from.
 
-    What is a parameter of the module is one of the result, under the same name; tied ones stay
+    Parameters of the module are parameters of the result, under the same names; tied ones stay
     tied. Nothing is shared with the graph, which may be mapped from a file.
 
     Args:
         graph: its initializers have values.
         module: the network that it was lowered from, whatever its sizes.
-        added: names of initializers that are parameters as well, though not of the module.
-        shared: the tensors are the graph's, without a copy; for what is only planned.
+        added: names of initializers that are parameters, too, though not of the module.
+        shared: use the graph's tensors without a copy, for plans.
 
     Raises:
         ModelError: an operator is not supported.
@@ -276,10 +277,6 @@ def trainable_graph(
         else:
             tensors[name] = tensor
     return GraphModule(graph, tensors, parameters)
-
-
-def _like(old: Tensor, new: Tensor) -> Tensor:
-    return _parameter(new, old) if isinstance(old, nn.Parameter) else new
 
 
 def _parameter(tensor: Tensor, like: Tensor) -> nn.Parameter:

@@ -33,7 +33,7 @@ class MappedCarrier(TorchCarrier):
     """A module whose parameters are views of mapped files, from the start."""
 
     def load(self, checkpoint: Path) -> None:
-        """Look at every weight; they are in place already.
+        """Check every weight; they are in place already.
 
         Raises:
             ModelError: a tensor holds NaN or infinity.
@@ -43,13 +43,13 @@ class MappedCarrier(TorchCarrier):
 
 
 def auto_class_name(factory: str) -> str | None:
-    """Return the class that ``transformers.NAME`` or ``transformers:NAME`` means, else ``None``."""
-    found = _REFERENCE.fullmatch(factory)
-    return found[1] if found else None
+    """Return the class name in ``transformers.NAME`` or ``transformers:NAME``, else ``None``."""
+    match = _REFERENCE.fullmatch(factory)
+    return match[1] if match else None
 
 
 def library_version() -> str:
-    """Return the version of ``transformers``; raises ``SpecError`` where it is not installed."""
+    """Return the version of ``transformers``; raise ``SpecError`` if it is not installed."""
     return str(library().__version__)
 
 
@@ -66,7 +66,7 @@ def open_pretrained(
         name: a ``transformers`` auto class, such as ``AutoModelForCausalLM``.
         directory: holds ``config.json`` and the weights.
         config: replaces values of ``config.json``.
-        inputs: the module's; where there are none, the main input that its class names.
+        inputs: the module's inputs; if empty, the main input that its class names.
 
     Raises:
         SpecError: there is no such auto class or value, the class is for other models, the
@@ -97,7 +97,7 @@ def _auto_class(name: str) -> Any:
 
 
 def _changes(config: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the spec changes of ``config.json``, its ``dtype`` apart.
+    """Return the spec's changes to ``config.json`` other than ``dtype``.
 
     Raises:
         SpecError: an entry does not exist, or cannot be changed.
@@ -109,11 +109,11 @@ def _changes(config: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, 
         raise SpecError("model.config.dtype", f"is {dtype!r}", f"give one of {', '.join(names)}")
     for key in changes:
         if key not in stored or key in _FIXED:
-            known = [k for k in stored if k not in _FIXED]
+            changeable = [k for k in stored if k not in _FIXED]
             raise SpecError(
                 f"model.config.{key}",
                 f"is no entry of {CONFIG} that can be changed",
-                suggestion(key, dict.fromkeys([*known, "dtype"])),
+                suggestion(key, dict.fromkeys([*changeable, "dtype"])),
             )
     return changes
 
@@ -125,15 +125,15 @@ def _filled(
     subject = f"checkpoint {str(directory)!r}"
     usual = _usual_dtype(weights, subject)
     try:
-        wanted = getattr(torch, dtype) if dtype else usual
-        module, found = loaded(type(network), network.config, weights, wanted)
+        target_dtype = getattr(torch, dtype) if dtype else usual
+        module, loading = loaded(type(network), network.config, weights, target_dtype)
     except Exception as error:  # as in network_of
         raise ModelError(
             subject,
             f"does not load into {type(network).__name__} ({reason_of(error)})",
             "check that config.json belongs to the weights",
         ) from error
-    check_fit(type(network).__name__, found, subject)
+    check_fit(type(network).__name__, loading, subject)
     filled: torch.nn.Module = module.requires_grad_(False).eval()
     codes = [name for name, tensor in weights.items() if not tensor.is_floating_point()]
     floats = {name for name, tensor in filled.state_dict().items() if tensor.is_floating_point()}
@@ -152,7 +152,7 @@ def _usual_dtype(weights: Mapping[str, torch.Tensor], subject: str) -> torch.dty
 
 
 def _refuse_codes(names: list[str], weights: Mapping[str, torch.Tensor], subject: str) -> None:
-    """Raise ``ModelError`` where weights are stored as something that needs scales."""
+    """Raise ``ModelError`` for weights in a type that needs scales."""
     if names:
         raise ModelError(
             subject,

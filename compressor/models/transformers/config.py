@@ -1,8 +1,8 @@
-"""The ``config.json`` of a network of ``transformers`` that has become smaller.
+"""The ``config.json`` of a ``transformers`` network that lost channels.
 
-A configuration states most sizes once for all layers, so not every smaller network has one. Which
-of its numbers are which sizes only the network's own class knows. So numbers are tried until the
-class builds tensors of the shapes at hand; on the ``meta`` device that takes no memory.
+A configuration states most sizes once for all layers, so not every smaller network has one. Only
+the network's class knows which of its numbers are which sizes. So numbers are tried until the class
+builds tensors of the right shapes, which takes no memory on the ``meta`` device.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NO_SIZE = re.compile(
 _HEADS = re.compile(r"head|groups")
 _HEAD_SIZE = re.compile(r"head_(dim|size)|d_kv")
 _OWN_SIZE = re.compile(r"inner|intermediate|ffn|head_dim")
-"""What a configuration may leave open, for the class to derive from another size."""
+"""Sizes that a configuration may omit, so that the class derives them from others."""
 _MOST_BUILT = 64
 _MOST_VALUES = 6
 
@@ -50,13 +50,13 @@ def altered_config(
     altered: Alterations,
     inputs: Sequence[TensorSpec],
 ) -> Mapping[str, Any]:
-    """Return the content of ``config.json`` for what has become of a module; empty without one.
+    """Return the content of ``config.json`` for a changed module; empty without one.
 
     Args:
-        module: the network as it is now.
-        directory: the one of Hugging Face that it came from, if it did.
-        altered: what of it is another.
-        inputs: the network's.
+        module: the network.
+        directory: the Hugging Face directory that it came from, if any.
+        altered: how it differs from what factory and checkpoint made.
+        inputs: the network's inputs.
 
     Raises:
         SpecError: no configuration describes the network.
@@ -77,16 +77,17 @@ def smaller_config(
 
     Args:
         network: an instance of a class of ``transformers`` with smaller tensors.
-        directory: where the network came from; holds its ``config.json`` as it was.
-        inputs: of the network, which is compared with one of that configuration on a small batch:
-            heads may have any size, by their shapes. ``None`` where only the shapes are known.
+        directory: where the network came from; holds its original ``config.json``.
+        inputs: the network's inputs, to compare it with a network of that configuration on a small
+            batch, since shapes do not determine the size of heads. ``None`` if only the shapes are
+            known.
 
     Raises:
         SpecError: no configuration describes the network.
     """
     stored = read_config(directory)
-    wanted = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-    search = _Search(type(network), stored, wanted, _stated(network, stored))
+    shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    search = _Search(type(network), stored, shapes, _stated(network, stored))
     ends = []
     for values in search.ends():
         ends.append(values)
@@ -115,44 +116,43 @@ def _same_function(
     network: torch.nn.Module, values: Mapping[str, Any], inputs: Sequence[TensorSpec]
 ) -> bool:
     batch = random_batch(inputs)
-    found = run_module(described_network(network, values), inputs, batch)
-    wanted = run_module(network, inputs, batch)
-    return len(found) == len(wanted) and all(map(close, found, wanted))
+    described = run_module(described_network(network, values), inputs, batch)
+    actual = run_module(network, inputs, batch)
+    return len(described) == len(actual) and all(map(close, described, actual))
 
 
 def _stated(network: torch.nn.Module, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Add to a configuration the sizes of heads, which would follow from others otherwise."""
+    """Add the sizes of heads to a configuration, which would otherwise follow from other sizes."""
     whole: Mapping[str, Any] = network.config.to_dict()  # type: ignore[operator, union-attr]
-    own = {k: v for k, v in whole.items() if _HEAD_SIZE.search(k) and type(v) is int}
-    return {**own, **stored}
+    head_sizes = {k: v for k, v in whole.items() if _HEAD_SIZE.search(k) and type(v) is int}
+    return {**head_sizes, **stored}
 
 
 @dataclass
 class _Search:
-    """Tries values of a configuration.
+    """Searches the values of a configuration.
 
     Attributes:
         network: the class.
-        stored: the configuration as it was.
-        wanted: the shapes that it should have.
-        stated: the configuration with what is left open in it, so that it stays as it is.
-        built: the tensors of wrong shapes, by the values that were tried; ``None`` where the class
-            does not take them.
+        stored: the original configuration.
+        target: the target shapes.
+        stated: the configuration with the sizes that it omits.
+        built: the shapes by the values that were tried; ``None`` where the class rejects them.
     """
 
     network: type[torch.nn.Module]
     stored: Mapping[str, Any]
-    wanted: _Shapes
+    target: _Shapes
     stated: Mapping[str, Any]
     built: dict[tuple[tuple[_Key, int | None], ...], _Shapes | None] = field(default_factory=dict)
 
     def ends(self) -> Iterator[_Values]:
-        """Yield the values that give the most tensors their shape, from two starts."""
+        """Yield the best values found from each of two starts."""
         before = described_shapes(self.network, self.stored) or {}
         lengths = Counter(
             pair
             for name, shape in before.items()
-            for pair in zip(shape, self.wanted.get(name, ()), strict=False)
+            for pair in zip(shape, self.target.get(name, ()), strict=False)
         )
         choices = {key: _meanings(key, value, lengths) for key, value in _sizes(self.stated, ())}
         choices = {key: values for key, values in choices.items() if len(values) > 1}
@@ -162,7 +162,7 @@ class _Search:
             yield self._improved(start, choices)
 
     def _improved(self, start: _Values, choices: Mapping[_Key, Sequence[int | None]]) -> _Values:
-        """Change one value at a time for as long as that helps."""
+        """Change one value at a time as long as that helps."""
         best = start
         better = True
         while better and self.wrong(best):
@@ -175,15 +175,15 @@ class _Search:
         return best
 
     def cost(self, values: _Values) -> int:
-        """Return how many tensors have another shape."""
+        """Return the number of tensors with a wrong shape."""
         return len(self.wrong(values))
 
     def wrong(self, values: _Values) -> list[str]:
-        """Return the tensors whose shape is another; all, where the class takes no such values."""
-        found = self._shapes(values)
-        if found is None:
-            return sorted(self.wanted)
-        return sorted(n for n in {**self.wanted, **found} if self.wanted.get(n) != found.get(n))
+        """Return the tensors with a wrong shape: all of them if the class rejects the values."""
+        shapes = self._shapes(values)
+        if shapes is None:
+            return sorted(self.target)
+        return sorted(n for n in {**self.target, **shapes} if self.target.get(n) != shapes.get(n))
 
     def _shapes(self, values: _Values) -> _Shapes | None:
         key = tuple(values.items())
@@ -194,7 +194,7 @@ class _Search:
         return self.built[key]
 
     def written(self, values: _Values) -> dict[str, Any]:
-        """Return the configuration with some values."""
+        """Return the configuration with these values."""
         content: dict[str, Any] = _copied(self.stated)
         for (*parents, last), value in values.items():
             place: Any = content
@@ -204,27 +204,28 @@ class _Search:
         return content
 
     def trouble(self, values: _Values) -> str:
-        """Say what stands against a configuration."""
+        """Return why a configuration does not describe the network."""
         name = self.wrong(values)[0]
-        own = self.wanted.get(name, ())
-        for other, shape in self.wanted.items():
-            if shape != own and _numberless(other) == _numberless(name):
-                return f"{name!r} is {list(own)} and {other!r} {list(shape)}"
+        actual = self.target.get(name, ())
+        for other, shape in self.target.items():
+            if shape != actual and _numberless(other) == _numberless(name):
+                return f"{name!r} is {list(actual)} and {other!r} {list(shape)}"
         built = self._shapes(values)
-        told = ", ".join(f"{_text(k)}: {v}" for k, v in values.items())
+        tried = ", ".join(f"{_text(k)}: {v}" for k, v in values.items())
         if built is None:
-            return f"{self.network.__name__} does not take {told}"
-        found = built.get(name)
-        nearest = f", and {list(found)} by the nearest ({told})" if found is not None else ""
-        return f"{name!r} is {list(own)}{nearest}"
+            return f"{self.network.__name__} does not take {tried}"
+        shape_built = built.get(name)
+        if shape_built is None:
+            return f"{name!r} is {list(actual)}"
+        return f"{name!r} is {list(actual)}, and {list(shape_built)} by the nearest ({tried})"
 
 
 def _sizes(values: Any, key: _Key) -> Iterator[tuple[_Key, int | None]]:
-    """Yield the numbers of a configuration that may be sizes, with the way to each."""
+    """Yield the numbers of a configuration that may be sizes, with the path to each."""
     name = next((str(k) for k in reversed(key) if isinstance(k, str)), "")
     if isinstance(values, Mapping):
-        for own, value in values.items():
-            yield from _sizes(value, (*key, own))
+        for entry, value in values.items():
+            yield from _sizes(value, (*key, entry))
     elif isinstance(values, list):
         for index, value in enumerate(values):
             yield from _sizes(value, (*key, index))
@@ -237,12 +238,12 @@ def _sizes(values: Any, key: _Key) -> Iterator[tuple[_Key, int | None]]:
 def _meanings(
     key: _Key, value: int | None, lengths: Mapping[tuple[int, int], int]
 ) -> list[int | None]:
-    """Return what a number may have become, likelier ones first; what it was is one of them.
+    """Return the candidates for a number, the old one included, likelier ones first.
 
     Args:
-        key: where it stands.
-        value: what it was.
-        lengths: lengths before and after, and on how many axes.
+        key: its path.
+        value: its old value.
+        lengths: pairs of old and new lengths, with the number of axes that have them.
     """
     every = sorted(lengths, key=lambda pair: (-lengths[pair], pair))
     often = [pair for pair in every if pair[0] != pair[1]]
@@ -250,9 +251,9 @@ def _meanings(
         if not often:
             return [None]
         # What another size no longer gives may be what has stayed as it was.
-        own = [after for _, after in often][:_MOST_VALUES]
+        changed = [after for _, after in often][:_MOST_VALUES]
         same = [after for before, after in every if before == after][:_MOST_VALUES]
-        return list(dict.fromkeys([None, *own, *same]))
+        return list(dict.fromkeys([None, *changed, *same]))
     whole: list[int | None] = [after for before, after in often if before == value]
     parts: list[int | None] = [
         value * after // before

@@ -17,12 +17,12 @@ from compressor.errors import ModelError, SpecError, close_names, listed, sugges
 from compressor.progress import quiet_libraries
 
 CONFIG = "config.json"
-_ATTENTION = "eager"  # products and softmax one by one: what lowers to the plainest graph
+_ATTENTION = "eager"  # separate products and softmax, which lower to the plainest graph
 _WRONG_CLASS = "Unrecognized configuration class"  # begins the ValueError of an auto class
 
 
 def library() -> ModuleType:
-    """Return ``transformers``; raises ``SpecError`` where it does not import."""
+    """Return the module ``transformers``; raise ``SpecError`` if it does not import."""
     try:
         with _silent():  # some of its modules warn of packages that they would like to have
             return importlib.import_module("transformers")
@@ -35,7 +35,7 @@ def library() -> ModuleType:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """Return what ``config.json`` of a float model says.
+    """Return the content of the ``config.json`` of a float model.
 
     Raises:
         SpecError: there is none.
@@ -72,7 +72,7 @@ def network_of(auto: Any, values: dict[str, Any], directory: Path) -> Any:
     Args:
         auto: a class that builds it, such as ``AutoModelForCausalLM``.
         values: the content of ``config.json``.
-        directory: where that lies, for messages.
+        directory: the folder of ``config.json``, for messages.
 
     Raises:
         SpecError: the class is for other models.
@@ -81,8 +81,8 @@ def network_of(auto: Any, values: dict[str, Any], directory: Path) -> Any:
     subject = f"config {str(directory / CONFIG)!r}"
     kind = values["model_type"]
     package = library()
-    known = package.CONFIG_MAPPING
-    if kind not in known:
+    configurations = package.CONFIG_MAPPING
+    if kind not in configurations:
         if values.get("auto_map"):
             raise ModelError(
                 subject,
@@ -92,7 +92,7 @@ def network_of(auto: Any, values: dict[str, Any], directory: Path) -> Any:
         raise ModelError(
             subject,
             f"has model_type {kind!r}, which transformers {package.__version__} does not know",
-            f"install a newer one, or correct it: {suggestion(kind, known.keys())}",
+            f"install a newer one, or correct it: {suggestion(kind, configurations.keys())}",
         )
     try:
         with _silent(), torch.device("meta"):
@@ -114,7 +114,7 @@ def network_of(auto: Any, values: dict[str, Any], directory: Path) -> Any:
 def described_shapes(
     network: type[torch.nn.Module], values: Mapping[str, Any]
 ) -> dict[str, tuple[int, ...]] | None:
-    """Return the shapes of the tensors that a network of a configuration has; no memory is used.
+    """Return the shapes of the tensors of a network with a configuration, without using memory.
 
     Args:
         network: a class of ``transformers``.
@@ -144,8 +144,8 @@ def described_network(network: torch.nn.Module, values: Mapping[str, Any]) -> to
     config = _configuration(values)
     weights = network.state_dict()
     dtype = next(network.parameters()).dtype
-    module, found = loaded(type(network), config, weights, dtype)
-    check_fit(type(network).__name__, found, "the smaller network")
+    module, loading = loaded(type(network), config, weights, dtype)
+    check_fit(type(network).__name__, loading, "the smaller network")
     filled: torch.nn.Module = module.eval()
     return filled
 
@@ -170,7 +170,7 @@ def auto_class_for(saved: str) -> str:
 
 
 def _fitting_class(architectures: Any) -> str:
-    """Say which auto class fits the class that the checkpoint was saved from."""
+    """Return which auto class fits the class that the checkpoint was saved from."""
     saved = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
     name = auto_class_for(saved)
     if saved and name in dir(library()):
@@ -181,10 +181,10 @@ def _fitting_class(architectures: Any) -> str:
 def loaded(
     network: Any, config: Any, weights: Mapping[str, torch.Tensor], dtype: torch.dtype
 ) -> tuple[Any, Mapping[str, Any]]:
-    """Return a network of a class with weights, and what the library says of them."""
+    """Return a network of a class with weights, and the library's report on loading them."""
     with _silent():
         # Without a path it looks for no other files; names of older versions are translated.
-        module, found = network.from_pretrained(
+        module, loading = network.from_pretrained(
             None,
             config=config,
             state_dict=dict(weights),
@@ -194,25 +194,25 @@ def loaded(
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
-    return module, found
+    return module, loading
 
 
-def check_fit(network: str, found: Mapping[str, Any], subject: str) -> None:
-    """Raise ``ModelError`` where names or shapes of the weights are not the network's."""
-    for name, have, want in sorted(found["mismatched_keys"]):
+def check_fit(network: str, loading: Mapping[str, Any], subject: str) -> None:
+    """Raise ``ModelError`` if names or shapes of the weights are not the network's."""
+    for name, have, want in sorted(loading["mismatched_keys"]):
         raise ModelError(
             subject,
             f"has {name!r} with shape {list(have)}, {network} as config.json describes it wants "
             f"{list(want)}",
             "use the config.json that belongs to the weights",
         )
-    missing, unexpected = sorted(found["missing_keys"]), sorted(found["unexpected_keys"])
+    missing, unexpected = sorted(loading["missing_keys"]), sorted(loading["unexpected_keys"])
     problems = []
     if missing:
         problems.append(f"lacks {listed(missing)} of {network}")
     if unexpected:
         problems.append(f"has {listed(unexpected)}, which {network} does not")
-    problems += [str(message) for message in found.get("error_msgs") or ()][:1]
+    problems += [str(message) for message in loading.get("error_msgs") or ()][:1]
     if not problems:
         return
     pairs = [(name, close_names(name, unexpected, 1)) for name in missing[:3]]
@@ -223,12 +223,12 @@ def check_fit(network: str, found: Mapping[str, Any], subject: str) -> None:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Keep the libraries' logs, warnings and progress bars from the terminal."""
+    """Suppress the libraries' logs, warnings and progress bars."""
     with quiet_libraries(), redirect_stderr(StringIO()):
         yield
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what kind of error it is, and the first two lines of what it says."""
+    """Return an error's type and the first two lines of its message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return ": ".join([type(error).__name__, *lines[:2]])[:300]

@@ -5,27 +5,63 @@ is minus the logarithm of the energy that it keeps: layers whose weights differ 
 layer loses nearly all of its energy, and the sum over the layers is least where the product of the
 energies is greatest, which is the aim of X. Zhang et al., 2015 (arXiv:1505.06798), section 3.3.
 
-With each rank that goes, the next one costs more loss; so layers give up ranks in the order of
-loss for each unit of cost, and at every point of that order no other choice of ranks that costs
-as little loses less. To leave the whole layer is the first step of each: it goes at once to the
-rank where loss over saving is least."""
+Each further rank that a layer gives up costs more loss than the one before. So ranks are given up
+in the order of loss per unit of cost, and at every point of that order no other choice of ranks
+that costs as little loses less. A layer's first step leaves the whole layer: it goes at once to
+the rank where loss over saving is least.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, model_validator
 
 from compressor.errors import SpecError
-from compressor.models.sizes import model_macs, model_parameters
-from compressor.passes.factor.choice import Candidate, Choice, SizeTarget
+from compressor.graph.costs import model_macs, model_parameters
+from compressor.passes.factor.factored_graph import Candidate, Choice
 from compressor.types.carrier import Carrier
+from compressor.types.options import Options
 
+Kind: TypeAlias = Literal["macs", "parameters"]
 Values = NDArray[np.float64]
+
+_KINDS: dict[Kind, str] = {"macs": "multiply-accumulates", "parameters": "weights"}
 _TOLERANCE = 1e-9  # of the budget
+
+
+class SizeTarget(Options):
+    """How much of the model is to remain; exactly one of them."""
+
+    macs: float | None = Field(
+        default=None, gt=0, lt=1, description="multiply-accumulates that remain, as a share"
+    )
+    parameters: float | None = Field(
+        default=None, gt=0, lt=1, description="weights that remain, as a share"
+    )
+
+    @model_validator(mode="after")
+    def _one(self) -> SizeTarget:
+        if (self.macs is None) == (self.parameters is None):
+            raise ValueError(f"give one of {', '.join(_KINDS)}")
+        return self
+
+    @property
+    def kind(self) -> Kind:
+        """The one that is set."""
+        return "parameters" if self.macs is None else "macs"
+
+    @property
+    def value(self) -> float:
+        """Its value."""
+        value = self.parameters if self.macs is None else self.macs
+        assert value is not None
+        return value
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,15 +86,14 @@ class Curve:
         """Return the loss at a rank; ``None`` is the whole layer."""
         return 0.0 if rank is None else float(self.losses[rank - 1])
 
+    def above(self, rank: int) -> int | None:
+        """Return the next higher rank; after the highest comes the whole layer."""
+        return rank + 1 if rank < len(self.losses) else None
 
-@dataclass(frozen=True, order=True)
-class _Step:
-    """A layer goes down to a rank; steps are ordered by what they lose for what they save."""
-
-    price: float
-    layer: int
-    order: int
-    rank: int
+    def gain(self, rank: int) -> float:
+        """Return the loss that the next higher rank avoids, per unit of its cost."""
+        above = self.above(rank)
+        return (self.loss(rank) - self.loss(above)) / (self.cost(above) - self.cost(rank))
 
 
 def log_losses(shares: Values) -> Values:
@@ -71,8 +106,8 @@ def allocate(curves: Sequence[Curve], budget: float) -> list[int | None]:
 
     Args:
         curves: one for each layer.
-        budget: what all of them may cost together. Where every layer at rank 1 costs more, that
-            is what is returned.
+        budget: what all layers may cost together. If even rank 1 everywhere costs more, every
+            layer gets rank 1.
     """
     return refilled(curves, reduced(curves, budget), budget)
 
@@ -81,41 +116,41 @@ def reduced(curves: Sequence[Curve], budget: float) -> list[int | None]:
     """Take the steps that save most for their loss, until the budget is met."""
     ranks: list[int | None] = [None] * len(curves)
     cost = sum(curve.whole for curve in curves)
-    steps = sorted(step for i, curve in enumerate(curves) for step in _steps(i, curve))
-    for step in steps:
+    steps = sorted(step for index, curve in enumerate(curves) for step in _steps(index, curve))
+    for _, index, _, rank in steps:
         if cost <= budget * (1 + _TOLERANCE):
             break
-        curve = curves[step.layer]
-        cost += curve.cost(step.rank) - curve.cost(ranks[step.layer])
-        ranks[step.layer] = step.rank
+        cost += curves[index].cost(rank) - curves[index].cost(ranks[index])
+        ranks[index] = rank
     return ranks
 
 
 def refilled(
     curves: Sequence[Curve], ranks: Sequence[int | None], budget: float
 ) -> list[int | None]:
-    """Give back what the last step saved beyond need, where it wins most for its cost."""
+    """Spend what the last step saved beyond need on the ranks that gain most for their cost."""
     result = list(ranks)
     cost = sum(curve.cost(rank) for curve, rank in zip(curves, result, strict=True))
     slack = budget * (1 + _TOLERANCE) - cost
-    offers = [(-_gain(c, r), i) for i, (c, r) in enumerate(zip(curves, result, strict=True)) if r]
+    offers = [(-c.gain(r), i) for i, (c, r) in enumerate(zip(curves, result, strict=True)) if r]
     heapify(offers)
     while offers:
         _, index = heappop(offers)
         curve, rank = curves[index], result[index]
         assert rank is not None
-        above = _above(curve, rank)
+        above = curve.above(rank)
         price = curve.cost(above) - curve.cost(rank)
         if price > slack:
             continue
         result[index] = above
         slack -= price
         if above is not None:
-            heappush(offers, (-_gain(curve, above), index))
+            heappush(offers, (-curve.gain(above), index))
     return result
 
 
-def _steps(index: int, curve: Curve) -> list[_Step]:
+def _steps(index: int, curve: Curve) -> list[tuple[float, int, int, int]]:
+    """Return a layer's steps as loss per saving, ``index``, position, and the rank it goes to."""
     ranks = np.arange(1, len(curve.losses) + 1)
     if not len(ranks):
         return []
@@ -124,20 +159,7 @@ def _steps(index: int, curve: Curve) -> list[_Step]:
     later = -np.diff(curve.losses[: first + 1])[::-1] / curve.unit
     # Rounding must not let a step come before the one that it follows.
     ordered = np.maximum.accumulate([prices[first], *later])
-    return [_Step(float(p), index, k, first + 1 - k) for k, p in enumerate(ordered)]
-
-
-def _above(curve: Curve, rank: int) -> int | None:
-    return rank + 1 if rank < len(curve.losses) else None
-
-
-def _gain(curve: Curve, rank: int) -> float:
-    """Return what the next rank wins for its cost."""
-    above = _above(curve, rank)
-    return (curve.loss(rank) - curve.loss(above)) / (curve.cost(above) - curve.cost(rank))
-
-
-_NAMES = {"macs": "multiply-accumulates", "parameters": "weights"}
+    return [(float(price), index, k, first + 1 - k) for k, price in enumerate(ordered)]
 
 
 class Budget:
@@ -150,31 +172,30 @@ class Budget:
     """
 
     def __init__(self, carrier: Carrier, choice: Choice, target: SizeTarget):
-        self._choice = choice
+        self._candidates = choice.candidates
         self._target = target
-        macs = target.kind == "macs"
-        self._whole = (model_macs(carrier) if macs else model_parameters(carrier)) or 0
-        self._free = [c for c in choice.candidates if c.rank is None]
+        self._macs = target.kind == "macs"
+        self._whole = (model_macs(carrier) if self._macs else model_parameters(carrier)) or 0
 
     def check(self) -> None:
-        """Tell early what no ranks can reach.
+        """Check before any work is done that some ranks meet the target.
 
         Raises:
             SpecError: the target is out of reach, or would leave every layer whole.
         """
-        target, name = self._target, _NAMES[self._target.kind]
-        least = self._cost({c.layer.name: c.rank or 1 for c in self._choice.candidates})
-        if least > target.value * self._whole:
+        value, kind = self._target.value, self._target.kind
+        least = self._cost({c.layer.name: c.rank or 1 for c in self._candidates})
+        if least > value * self._whole:
             share = np.ceil(least / self._whole * 1000) / 1000
             raise SpecError(
-                target.key,
-                f"is {target.value:g}, and {least / self._whole:.3f} of the {name} remain with "
+                f"target.{kind}",
+                f"is {value:g}, and {least / self._whole:.3f} of the {_KINDS[kind]} remain with "
                 "every layer at rank 1 that can be factored",
                 f"set it to {share:g} or more, or skip fewer layers",
             )
 
     def proportional(self) -> dict[str, int]:
-        """Return ranks that are the same share of the highest that saves, under the target."""
+        """Return ranks under the target that are the same share of each layer's highest."""
         low, high = 0.0, 1.0
         for _ in range(30):
             middle = (low + high) / 2
@@ -191,41 +212,29 @@ class Budget:
             shares: what the ranks from 1 to the highest that saves keep, by layer.
         """
         fixed: dict[str, int | None] = {
-            c.layer.name: c.rank for c in self._choice.candidates if c.rank is not None
+            c.layer.name: c.rank for c in self._candidates if c.rank is not None
         }
-        curves = [self._curve(c, shares[c.layer.name]) for c in self._free]
-        budget = self._target.value * self._whole - self._cost(dict(fixed)) + self._free_cost()
-        found = allocate(curves, budget)
-        names = [c.layer.name for c in self._free]
-        return {**fixed, **dict(zip(names, found, strict=True))}
+        free = [c for c in self._candidates if c.rank is None]
+        curves = [Curve(log_losses(shares[c.layer.name]), *self._costs(c)) for c in free]
+        budget = self._target.value * self._whole - self._cost(fixed)
+        allocated = allocate(curves, budget + sum(curve.whole for curve in curves))
+        names = [c.layer.name for c in free]
+        return {**fixed, **dict(zip(names, allocated, strict=True))}
 
     def _scaled(self, share: float) -> dict[str, int]:
-        return {
-            c.layer.name: c.rank or max(1, int(share * c.most)) for c in self._choice.candidates
-        }
-
-    def _curve(self, candidate: Candidate, shares: Values) -> Curve:
-        return Curve(log_losses(shares), self._unit(candidate), self._full(candidate))
+        return {c.layer.name: c.rank or max(1, int(share * c.most)) for c in self._candidates}
 
     def _cost(self, ranks: Mapping[str, int | None]) -> float:
         """Return what the model costs where some layers have become two."""
         cost = float(self._whole)
-        for candidate in self._choice.candidates:
+        for candidate in self._candidates:
             rank = ranks.get(candidate.layer.name)
             if rank is not None:
-                cost += rank * self._unit(candidate) - self._full(candidate)
+                unit, whole = self._costs(candidate)
+                cost += rank * unit - whole
         return cost
 
-    def _free_cost(self) -> float:
-        """Return what the layers without a fixed rank cost as they are."""
-        return sum(self._full(candidate) for candidate in self._free)
-
-    def _unit(self, candidate: Candidate) -> float:
-        layer = candidate.layer
-        return float(self._times(candidate) * (layer.rows + layer.columns))
-
-    def _full(self, candidate: Candidate) -> float:
-        return float(self._times(candidate) * candidate.layer.parameters)
-
-    def _times(self, candidate: Candidate) -> int:
-        return candidate.positions if self._target.kind == "macs" else 1
+    def _costs(self, candidate: Candidate) -> tuple[float, float]:
+        """Return what one rank of a layer costs, and what the layer costs as it is."""
+        layer, times = candidate.layer, candidate.positions if self._macs else 1
+        return float(times * (layer.rows + layer.columns)), float(times * layer.parameters)

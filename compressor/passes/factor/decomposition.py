@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_ROUNDING = 1e-12  # of the energy: less than that is not there
+_ROUNDING = 1e-12  # of the energy: anything less is rounding error
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +27,7 @@ class Decomposition:
         energies: what each product contributes to the sum of squares, ``[min(rows, columns)]``,
             float64, descending.
         up: the first columns, ``[rows, most]``.
-        down: the rows that belong to them, ``[most, columns]``. Of each pair, both have the same
+        down: the rows that belong to them, ``[most, columns]``; the two of each pair have the same
             norm.
     """
 
@@ -39,7 +39,7 @@ class Decomposition:
         """Return ``up`` and ``down`` of a rank; their product is the approximation.
 
         Raises:
-            ValueError: as many products are not there.
+            ValueError: there are not that many products.
         """
         if not 1 <= rank <= self.up.shape[1]:
             raise ValueError(f"rank {rank} is not from 1 to {self.up.shape[1]}")
@@ -74,11 +74,11 @@ def decompose(
 
     Args:
         matrix: the weight, ``[rows, columns]``, finite.
-        most: the highest rank that is wanted of it.
+        most: the highest rank that is needed.
         moment: ``Σ x xᵀ`` over the layer's inputs, ``[columns, columns]``; any positive multiple
-            gives the same. ``None``, or one of zeros, stands for inputs that are all alike.
+            gives the same. ``None``, or zeros, stands for inputs of the same power throughout.
         damping: share of the mean input power that is added to every diagonal element, so that
-            inputs that calibration did not see count, too.
+            inputs that calibration did not see also count.
 
     Raises:
         ValueError: the moment has another shape or is not finite.
@@ -126,12 +126,12 @@ def _main_directions(gram: Tensor, most: int) -> tuple[Tensor, Tensor]:
 def _balanced(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
     """Give both parts of each pair the same norm, and the first one a positive largest value.
 
-    Gradients and ranges of the two are then alike; and which of two eigenvectors the library finds
-    does not matter.
+    Gradients and ranges of the two are then alike, and the sign that the eigenvector routine
+    happens to choose does not matter.
     """
     left, right = up.norm(dim=0), down.norm(dim=1)
-    there = (left > 0) & (right > 0)
-    scale = torch.where(there, (right / left.where(there, 1.0)).sqrt(), 1.0)
+    nonzero = (left > 0) & (right > 0)
+    scale = torch.where(nonzero, (right / left.where(nonzero, 1.0)).sqrt(), 1.0)
     largest = up.gather(0, up.abs().argmax(0, keepdim=True))[0]
     scale = torch.where(largest < 0, -scale, scale)
     return up * scale, down / scale[:, None]

@@ -1,20 +1,180 @@
-"""Replace layers of a graph by two that are smaller."""
+"""Layers that can become two smaller ones, and the graph in which they are two."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated, TypeAlias
 
 import onnx_ir as ir
 from onnx_ir import tensor_adapters
+from pydantic import Field
 from torch import Tensor
 
+from compressor.errors import SpecError
+from compressor.graph.costs import node_macs
 from compressor.graph.editing import Editor
 from compressor.graph.layers import layers_with_nodes
-from compressor.graph.values import is_op
+from compressor.graph.operators import operator
+from compressor.types.carrier import Carrier
+from compressor.types.layer_rules import resolve_rules, skip_reason
 from compressor.types.layers import Layer
+from compressor.types.passes import LayerRule
 
+Rank: TypeAlias = Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, le=1)]
+
+_FLOATS = ("float32", "float16", "bfloat16", "float64")
 _VIEWS = ("Transpose", "Identity")
+
+
+class LowRankRule(LayerRule):
+    """Per-layer settings of ``low-rank``."""
+
+    rank: Rank | None = Field(
+        default=None,
+        description="these layers' rank, whatever the pass says: a number (16), or a share (0.25) "
+        "of the full rank",
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A layer that may become two.
+
+    Attributes:
+        layer: the layer.
+        node: what multiplies with its weight.
+        most: the highest rank at which two layers are smaller than this one.
+        rank: the rank that an option sets; ``None`` if it is still to be chosen.
+        positions: how often the weight is used for one sample; 0 if that is not known.
+    """
+
+    layer: Layer
+    node: ir.Node
+    most: int
+    rank: int | None
+    positions: int
+
+    @property
+    def full(self) -> int:
+        """The highest rank that its weight can have."""
+        return full_rank(self.layer)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What can be done to each layer.
+
+    Attributes:
+        candidates: the layers that can become two, in the order of execution.
+        reasons: why a layer stays whole, for every layer in order; empty for candidates.
+    """
+
+    candidates: tuple[Candidate, ...]
+    reasons: Mapping[str, str]
+
+
+def full_rank(layer: Layer) -> int:
+    """Return the highest rank that a layer's weight can have."""
+    return min(layer.rows, layer.columns)
+
+
+def most_saving(layer: Layer) -> int:
+    """Return the highest rank that takes fewer weights than the layer; 0 if there is none.
+
+    Two layers take ``rank * (rows + columns)`` in place of ``rows * columns``, of weights and, at
+    each position, of multiply-accumulates.
+    """
+    return (layer.parameters - 1) // (layer.rows + layer.columns)
+
+
+def choose(
+    carrier: Carrier,
+    everywhere: Rank | None,
+    rules: Sequence[LowRankRule],
+    *,
+    counted: bool,
+) -> Choice:
+    """Find the layers that can become two.
+
+    Args:
+        carrier: the model; it has a graph.
+        everywhere: the rank of layers for which no rule sets one.
+        rules: for single layers; the first that matches wins.
+        counted: layers whose multiply-accumulates are unknown stay whole.
+
+    Raises:
+        SpecError: a rule matches no layer, or gives one a rank that it cannot have.
+    """
+    ruled = resolve_rules(rules, [layer.name for layer in carrier.layers()])
+    model = carrier.graph()
+    nodes: dict[str, ir.Node] = {}
+    for layer, node in layers_with_nodes(model):
+        nodes.setdefault(layer.weight, node)
+    candidates = []
+    reasons: dict[str, str] = {}
+    for layer in carrier.layers():
+        rule, node = ruled[layer.name], nodes[layer.weight]
+        reason = skip_reason(rule) or obstacle(model, layer, node)
+        positions = 0 if reason else node_macs(node) // layer.parameters
+        if not reason and counted and not positions:
+            reason = "its multiply-accumulates are not known"
+        rank = None
+        if not reason:
+            ruled_rank = None if rule is None else rule.rank
+            option = everywhere if ruled_rank is None else ruled_rank
+            if option is not None:
+                rank = _rank(layer, option, of_rule=ruled_rank is not None)
+            reason = "" if rank is None else _wasted(layer, rank)
+        reasons[layer.name] = reason
+        if not reason:
+            candidates.append(Candidate(layer, node, most_saving(layer), rank, positions))
+    return Choice(tuple(candidates), reasons)
+
+
+def obstacle(model: ir.Model, layer: Layer, node: ir.Node) -> str:
+    """Return why a layer cannot become two smaller ones; empty if it can."""
+    if layer.is_table:
+        return "a table is looked up, not multiplied"
+    if layer.dtype not in _FLOATS:
+        return f"its weight is {layer.dtype}"
+    if node.graph is not model.graph or layer.weight not in model.graph.initializers:
+        return "it lies in a subgraph"
+    if layer.is_transposed_convolution:
+        return "a transposed convolution is not factored"
+    if layer.groups > 1:
+        return f"a convolution of {layer.groups} groups is not factored"
+    if sole_path(node) is None:
+        return "its weight is computed, or read by others as well"
+    if most_saving(layer) < 1:
+        return f"{layer.rows} x {layer.columns} is no smaller in two, at any rank"
+    return ""
+
+
+def _rank(layer: Layer, option: Rank, *, of_rule: bool) -> int:
+    """Return a layer's rank as a number.
+
+    Raises:
+        SpecError: its own rule says more than the full rank.
+    """
+    full = full_rank(layer)
+    if isinstance(option, float):
+        return max(1, round(option * full))
+    if option > full and of_rule:
+        raise SpecError(
+            f"layer {layer.name!r}",
+            f"its rule says rank {option}, and its full rank is {full}",
+            f"give at most {max(most_saving(layer), 1)}, above which two layers are not smaller",
+        )
+    return option
+
+
+def _wasted(layer: Layer, rank: int) -> str:
+    """Return why a rank saves nothing; empty if it saves."""
+    full, most = full_rank(layer), most_saving(layer)
+    if rank > full:
+        return f"rank {rank} is above its full rank, {full}"
+    return f"at rank {rank} of {full} two are no smaller; at {most} they are" if rank > most else ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,9 +182,9 @@ class Factors:
     """A layer's weight as a product.
 
     Attributes:
-        layer: the layer, in the graph that is to be changed.
-        down: ``[rank, columns]``; what reads the layer's input.
-        up: ``[rows, rank]``; what writes its output and adds its bias.
+        layer: the layer, in the graph to change.
+        down: ``[rank, columns]``; reads the layer's input.
+        up: ``[rows, rank]``; writes its output and adds its bias.
     """
 
     layer: Layer
@@ -42,7 +202,7 @@ def factor_names(layer: str, taken: Collection[str]) -> tuple[str, str]:
 
     Args:
         layer: the layer's name.
-        taken: names of the graph's initializers; where a weight's is among them, both names get a
+        taken: names of the graph's initializers; if a weight's is among them, both names get a
             number.
     """
     number, mark = 0, ""
@@ -56,7 +216,7 @@ def sole_path(node: ir.Node, index: int = 1) -> list[ir.Node] | None:
     """Return the views between a layer's weight and its node, the weight's first.
 
     Returns:
-        ``None`` where the weight is computed in another way, or read by others as well.
+        ``None`` if the weight is computed in another way, or read by others as well.
     """
     path: list[ir.Node] = []
     value = node.inputs[index]
@@ -66,7 +226,7 @@ def sole_path(node: ir.Node, index: int = 1) -> list[ir.Node] | None:
         if value.is_initializer():
             return path[::-1]
         maker = value.producer()
-        if maker is None or not is_op(maker, *_VIEWS):
+        if maker is None or operator(maker).moves not in ("same", "order"):
             return None
         path.append(maker)
         value = maker.inputs[0]
@@ -102,25 +262,32 @@ def factored(model: ir.Model, factors: Sequence[Factors]) -> tuple[ir.Model, tup
 def _split(editor: Editor, node: ir.Node, factors: Factors) -> tuple[str, str]:
     layer, views = factors.layer, sole_path(node)
     assert views is not None, "the layer has a weight of its own"
-    swapped = sum(view.op_type == "Transpose" for view in views) % 2 == 1
+    swapped = sum(operator(view).moves == "order" for view in views) % 2 == 1
     weight, old = node.inputs[1], editor.model.graph.initializers[layer.weight]
     assert weight is not None
     down_name, up_name = factor_names(layer.name, editor.model.graph.initializers)
-    down = _weight(editor, down_name, _stored(layer, factors.down, narrow=False))
-    up = _weight(editor, up_name, _stored(layer, factors.up, narrow=True))
+    down, up = (
+        editor.initializer(
+            f"{name}.weight", tensor_adapters.TorchTensor(_stored(layer, matrix, narrow).detach())
+        )
+        for name, matrix, narrow in (
+            (down_name, factors.down, False),
+            (up_name, factors.up, True),
+        )
+    )
     first, second = down, up
     if swapped:
         first, second = (_turned(editor, node, value) for value in (down, up))
     output = node.outputs[0]
     attributes = {name: a.value for name, a in node.attributes.items()}
-    if node.op_type == "Gemm":
+    if layer.is_linear:
         attributes = {k: v for k, v in attributes.items() if k in ("transA", "transB")}
         node.attributes.pop("transA", None)
-    elif node.op_type == "Conv":
+    elif layer.is_convolution:
         node.attributes.clear()
         node.attributes["kernel_shape"] = ir.AttrInt64s("kernel_shape", [1] * len(layer.shape[2:]))
     narrow = editor.node(node.op_type, [node.inputs[0], first], down_name, output.dtype, attributes)
-    narrow.outputs[0].shape = _between(output, 1 if layer.kind == "Conv" else -1, factors.rank)
+    narrow.outputs[0].shape = _between(output, 1 if layer.is_convolution else -1, factors.rank)
     node.prepend([narrow])
     node.replace_input_with(0, narrow.outputs[0])
     node.replace_input_with(1, second)
@@ -130,16 +297,12 @@ def _split(editor: Editor, node: ir.Node, factors: Factors) -> tuple[str, str]:
     return down.name or "", up.name or ""
 
 
-def _stored(layer: Layer, matrix: Tensor, *, narrow: bool) -> Tensor:
+def _stored(layer: Layer, matrix: Tensor, narrow: bool) -> Tensor:
     """Return a factor in the form in which the layer's weight is stored."""
-    if layer.kind == "Conv":
+    if layer.is_convolution:
         form = (*matrix.shape, *[1] * len(layer.shape[2:])) if narrow else (-1, *layer.shape[1:])
         return matrix.reshape(form)
     return matrix.T if layer.transposed else matrix
-
-
-def _weight(editor: Editor, layer: str, tensor: Tensor) -> ir.Value:
-    return editor.initializer(f"{layer}.weight", tensor_adapters.TorchTensor(tensor.detach()))
 
 
 def _turned(editor: Editor, node: ir.Node, value: ir.Value) -> ir.Value:

@@ -7,18 +7,34 @@ from dataclasses import replace
 from math import ceil
 from typing import Any, ClassVar
 
+import torch
 from pydantic import Field, model_validator
 
-from compressor.errors import SpecError, listed
-from compressor.passes.factor.budget import Budget
-from compressor.passes.factor.choice import Candidate, Choice, LowRankRule, Rank, SizeTarget, choose
-from compressor.passes.factor.factored_graph import factor_names
-from compressor.passes.factor.factoring import Factoring, planned, seen_inputs
+from compressor.errors import DataError, SpecError, listed
+from compressor.graph.costs import model_macs, model_parameters
+from compressor.graph.layers import moment_request
+from compressor.models.executor.dtypes import TORCH_DTYPES
+from compressor.passes.factor.budget import Budget, SizeTarget
+from compressor.passes.factor.decomposition import Decomposition, decompose, rank_for, shares
+from compressor.passes.factor.factored_graph import (
+    Candidate,
+    Choice,
+    Factors,
+    LowRankRule,
+    Rank,
+    choose,
+    factor_names,
+    factored,
+)
+from compressor.progress import Progress
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers
-from compressor.types.passes import GraphPass, Outcome, PassContext, Survey
+from compressor.types.matrices import check_finite, sqnr_db
+from compressor.types.passes import GraphPass, LayerOutcome, Outcome, PassContext, Survey
+from compressor.types.statistics import Blocks, Moments, Request
 
 _GOALS = ("rank", "energy", "target")
+_ROWS_PER_COLUMN = 16  # input vectors per column of the weight from which moments are computed
 
 
 class LowRank(GraphPass):
@@ -45,18 +61,18 @@ class LowRank(GraphPass):
         default=None,
         gt=0,
         le=1,
-        description="in place of rank: each layer has the least rank that keeps this share of its "
-        "squared singular values",
+        description="in place of rank: each layer gets the lowest rank that keeps this share of "
+        "its squared singular values",
     )
     target: SizeTarget | None = Field(
         default=None,
-        description="in place of rank: what remains of the model; layers give up ranks in the "
-        "order of the energy that they lose for what is saved",
+        description="in place of rank: how much of the model remains; the ranks go first that "
+        "lose least energy for what they save",
     )
     weighted: bool = Field(
         default=False,
-        description="change what layers compute from the calibration data least, rather than "
-        "their weights; energy is then that of their outputs",
+        description="keep what layers compute from the calibration data as close as possible, "
+        "rather than their weights; energy is then that of their outputs",
     )
     layers: tuple[LowRankRule, ...] = Field(
         default=(), description="rules for single layers; the first that matches wins"
@@ -64,14 +80,14 @@ class LowRank(GraphPass):
 
     @model_validator(mode="after")
     def _one_goal(self) -> LowRank:
-        given = [name for name in _GOALS if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(f"give one of {', '.join(given or _GOALS)}")
+        goals = [name for name in _GOALS if getattr(self, name) is not None]
+        if len(goals) != 1:
+            raise ValueError(f"give one of {', '.join(goals or _GOALS)}")
         return self
 
     @property
     def required(self) -> frozenset[Capability]:
-        """What looks at inputs needs a model that runs."""
+        """Weighting by inputs needs a model that runs."""
         return self.needs | ({Capability.RUN} if self.weighted else set())
 
     @property
@@ -159,3 +175,162 @@ class LowRank(GraphPass):
     def _energy_rank(self, candidate: Candidate) -> int:
         assert self.energy is not None
         return min(candidate.most, ceil(self.energy * candidate.full))
+
+
+def seen_inputs(choice: Choice) -> dict[str, Request]:
+    """Return the request for what flows into each layer, by its name, where there is one."""
+    requests = {
+        c.layer.name: moment_request(c.layer, c.node, _ROWS_PER_COLUMN) for c in choice.candidates
+    }
+    return {name: request for name, request in requests.items() if request is not None}
+
+
+def planned(carrier: Carrier, choice: Choice, ranks: Mapping[str, int]) -> Carrier:
+    """Return a model whose factors have the right sizes; no weight is read."""
+    factors = []
+    for candidate in choice.candidates:
+        layer, rank = candidate.layer, ranks[candidate.layer.name]
+        tensor = carrier.graph().graph.initializers[layer.weight].const_value
+        assert tensor is not None
+        nothing = torch.zeros((), dtype=TORCH_DTYPES[tensor.dtype])
+        down, up = nothing.expand(rank, layer.columns), nothing.expand(layer.rows, rank)
+        factors.append(Factors(layer, down, up))
+    graph, names = factored(carrier.graph(), factors)
+    return carrier.with_trainable_graph(graph, names, planned=True)
+
+
+class Factoring:
+    """Decompositions of a model's layers, and the model that ranks make of them.
+
+    Args:
+        carrier: the model.
+        choice: which layers can become two.
+        energy: the share of the energy that layers without a rank keep; ``None`` if
+            :meth:`choose_ranks` chooses their ranks together.
+    """
+
+    def __init__(self, carrier: Carrier, choice: Choice, energy: float | None):
+        self._carrier = carrier
+        self._choice = choice
+        self._energy = energy
+        self._decompositions: dict[str, Decomposition] = {}
+        self._ranks: dict[str, int | None] = {}
+        self._notes: list[str] = []
+
+    def by_weights(self, progress: Progress) -> None:
+        """Decompose all layers by their weights alone.
+
+        Raises:
+            ModelError: a weight is not finite.
+        """
+        candidates = self._choice.candidates
+        with progress.stage("low-rank: decompose", len(candidates)) as advance:
+            for done, candidate in enumerate(candidates, start=1):
+                self._decompose(candidate, None)
+                advance(done)
+
+    def by_inputs(self, blocks: Blocks) -> None:
+        """Decompose layers by what they do to the inputs that blocks show, the rest by weights.
+
+        Raises:
+            ModelError: a weight is not finite.
+            DataError: calibration found nothing about a layer's input.
+        """
+        requests = seen_inputs(self._choice)
+        waiting = {c.layer.name: c for c in self._choice.candidates}
+        for block in blocks:
+            for candidate in [c for c in waiting.values() if c.layer.weight in block.weights]:
+                request = requests.get(candidate.layer.name)
+                moment = None if request is None else _moment(candidate, request, block.statistics)
+                self._decompose(candidate, moment)
+                del waiting[candidate.layer.name]
+        assert not waiting, "every weight is read in some block"
+
+    def choose_ranks(self, budget: Budget) -> None:
+        """Choose the ranks that no option sets."""
+        self._ranks |= budget.ranks(
+            {
+                c.layer.name: shares(self._decompositions[c.layer.name].energies)[: c.most].numpy()
+                for c in self._choice.candidates
+            }
+        )
+
+    def outcome(self) -> Outcome:
+        """Put the factors in place of the layers.
+
+        Raises:
+            SpecError: all layers stay whole.
+        """
+        factors = []
+        for candidate in self._choice.candidates:
+            rank = self._ranks[candidate.layer.name]
+            if rank is not None:
+                up, down = self._decompositions[candidate.layer.name].factors(rank)
+                factors.append(Factors(candidate.layer, down.contiguous(), up.contiguous()))
+        if not factors:
+            raise SpecError(
+                "pass 'low-rank'",
+                f"touches no layer: {self._notes[0] if self._notes else 'the target is met'}",
+                "lower energy, or remove the pass",
+            )
+        graph, names = factored(self._carrier.graph(), factors)
+        after = self._carrier.with_trainable_graph(graph, names)
+        taken = self._carrier.graph().graph.initializers
+        rows = tuple(row for one in factors for row in self._described(one, taken))
+        whole = [name for name, rank in self._ranks.items() if rank is None]
+        if whole and self._energy is None:
+            self._notes.append(f"the target leaves whole: {', '.join(whole)}")
+        return Outcome(after, rows, (*self._notes, *_size_notes(self._carrier, after)))
+
+    def _decompose(self, candidate: Candidate, moment: torch.Tensor | None) -> None:
+        layer = candidate.layer
+        matrix = layer.canonical(self._carrier.weight(layer))
+        check_finite(layer, matrix)
+        rank = candidate.rank
+        decomposition = decompose(matrix, rank or candidate.most, moment)
+        self._decompositions[layer.name] = decomposition
+        if rank is None and self._energy is not None:
+            needed = rank_for(decomposition.energies, self._energy)
+            rank = needed if needed <= candidate.most else None
+            if rank is None:
+                self._notes.append(
+                    f"layer {layer.name!r} stays whole: energy {self._energy:g} takes rank "
+                    f"{needed} of {candidate.full}, and up to {candidate.most} two are smaller"
+                )
+        self._ranks[layer.name] = rank
+
+    def _described(self, factors: Factors, taken: Mapping[str, Any]) -> tuple[LayerOutcome, ...]:
+        layer, rank = factors.layer, factors.rank
+        decomposition = self._decompositions[layer.name]
+        full = len(decomposition.energies)
+        matrix = layer.canonical(self._carrier.weight(layer)).to(torch.float32)
+        product = factors.up.to(torch.float32) @ factors.down.to(torch.float32)
+        details = {"rank": rank, "full_rank": full, "energy": decomposition.kept(rank)}
+        down, up = factor_names(layer.name, taken)
+        scheme = f"{layer.dtype}, rank {rank} of {full}"
+        return (
+            LayerOutcome(down, scheme, details={"rank": rank}),
+            LayerOutcome(up, scheme, sqnr_db(matrix, product), details),
+        )
+
+
+def _size_notes(before: Carrier, after: Carrier) -> list[str]:
+    notes = []
+    for name, count in (("MACs", model_macs), ("parameters", model_parameters)):
+        old, new = count(before), count(after)
+        if old and new is not None:
+            notes.append(f"{name} {old:,} -> {new:,} ({100 * new / old:.1f} %)")
+    if Capability.TRAIN in before.offers - after.offers:
+        notes.append("the result cannot be trained: PyTorch has no form of its graph")
+    return notes
+
+
+def _moment(candidate: Candidate, request: Request, statistics: Mapping[str, Any]) -> torch.Tensor:
+    moments = statistics.get(request.key)
+    if not isinstance(moments, Moments):
+        raise DataError(
+            f"layer {candidate.layer.name!r}",
+            f"calibration found nothing about its input {request.tensor!r}",
+            "skip the layer, or leave weighted out",
+        )
+    return moments.second[0]

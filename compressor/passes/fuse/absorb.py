@@ -11,16 +11,62 @@ import onnx_ir as ir
 import torch
 
 from compressor.errors import ModelError
+from compressor.graph.layers import layer_of
+from compressor.graph.operators import operator
 from compressor.graph.values import constant_of, is_op, static_shape
-from compressor.passes.fuse.draft import Draft, bypass, replace
-from compressor.passes.fuse.target import (
-    Affine,
-    Target,
-    batch_norm,
-    find_target,
-    identity,
-    set_bias,
-)
+from compressor.passes.fuse.draft import Draft, bypass, input_of, rank, replace, sole_reader
+from compressor.types.layers import Layer
+from compressor.types.tensors import Array
+
+
+@dataclass(frozen=True)
+class Affine:
+    """The map ``y = scale * x + shift`` of every channel.
+
+    Attributes:
+        scale: ``[channels]`` or ``[1]``, float64.
+        shift: ``[channels]`` or ``[1]``, float64.
+    """
+
+    scale: torch.Tensor
+    shift: torch.Tensor
+
+    def weight(self, matrix: torch.Tensor) -> torch.Tensor:
+        """Return the weight ``[rows, columns]`` of the layer followed by this map."""
+        return matrix * self.scale[:, None]
+
+    def bias(self, bias: torch.Tensor) -> torch.Tensor:
+        """Return the bias ``[rows]`` of the layer followed by this map."""
+        return bias * self.scale + self.shift
+
+
+def identity() -> Affine:
+    """Return the map that changes nothing."""
+    return Affine(torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
+
+
+def batch_norm(
+    gamma: torch.Tensor,
+    beta: torch.Tensor,
+    mean: torch.Tensor,
+    variance: torch.Tensor,
+    epsilon: float,
+) -> Affine:
+    """Return batch normalization in evaluation mode as an affine map.
+
+    ``y = gamma * (x - mean) / sqrt(variance + epsilon) + beta``, all ``[channels]``, float64
+    (S. Ioffe, C. Szegedy, Batch Normalization, 2015, algorithm 2).
+
+    Raises:
+        ValueError: ``variance + epsilon`` of a channel is not positive.
+    """
+    spread = variance + epsilon
+    bad = torch.nonzero(~(spread > 0)).flatten()
+    if len(bad):
+        channel = int(bad[0])
+        raise ValueError(f"variance + epsilon is {float(spread[channel]):g} in channel {channel}")
+    scale = gamma / torch.sqrt(spread)
+    return Affine(scale, beta - mean * scale)
 
 
 @dataclass(frozen=True)
@@ -64,7 +110,7 @@ def fold_affine(node: ir.Node, draft: Draft) -> bool:
 
 
 def _batch_norm_step(node: ir.Node) -> Step | None:
-    if not is_op(node, "BatchNormalization") or len(node.inputs) != 5:
+    if not operator(node).running_statistics or len(node.inputs) != 5:
         return None
     if node.attributes.get_int("training_mode", 0) or any(v.uses() for v in node.outputs[1:]):
         return None
@@ -96,7 +142,7 @@ def _batch_norm_name(node: ir.Node) -> str:
 
 
 def _arithmetic_step(node: ir.Node) -> Step | None:
-    if not is_op(node, "Add", "Sub", "Mul", "Div") or len(node.inputs) != 2:
+    if operator(node).family != "arithmetic" or len(node.inputs) != 2:
         return None
     first, second = node.inputs
     if is_op(node, "Add", "Mul") and constant_of(first) is not None:
@@ -131,10 +177,10 @@ def _fold(step: Step, draft: Draft) -> bool:
     if target is None or not _length_fits(step, target):
         return False
     layer = target.layer
-    bare = target.node.op_type == "MatMul" and target.bias_node is None
+    bare = layer.bias_is_separate and target.bias_node is None
     if bare and step.shifts and (not step.scales or target.passed):
         return False  # the term is the layer's bias already, or would need a place to go
-    if step.scales and not target.weight_is_own:
+    if step.scales and target.obstacle:
         draft.kept(layer.name, f"{step.name} stays: {target.obstacle}")
         return False
     if step.scales:
@@ -167,7 +213,7 @@ def _scale_weight(step: Step, target: Target, draft: Draft) -> None:
     if old is None or value.dtype is None:
         raise TypeError(f"{layer.weight} is no constant")
 
-    def scaled() -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    def scaled() -> Array:
         matrix = step.affine().weight(layer.canonical(_wide(old)))
         return np.asarray(layer.stored(matrix).numpy())
 
@@ -176,3 +222,171 @@ def _scale_weight(step: Step, target: Target, draft: Draft) -> None:
 
 def _wide(tensor: ir.TensorProtocol) -> torch.Tensor:
     return torch.from_numpy(np.array(tensor.numpy(), dtype=np.float64))
+
+
+@dataclass(frozen=True)
+class Target:
+    """A layer whose output nothing but the map (and what lies between) reads.
+
+    Attributes:
+        layer: the layer.
+        node: its operator.
+        bias_node: the Add behind a MatMul that holds its bias.
+        passed: outputs of the transpositions between the layer and the map, last first.
+    """
+
+    layer: Layer
+    node: ir.Node
+    bias_node: ir.Node | None
+    passed: tuple[ir.Value, ...]
+
+    @property
+    def weight(self) -> ir.Value:
+        """The value the layer reads as its weight."""
+        value = self.node.inputs[1]
+        if value is None:
+            raise TypeError(f"layer {self.layer.name!r} reads no weight")
+        return value
+
+    @property
+    def bias(self) -> ir.Value | None:
+        """The constant the layer adds."""
+        if self.bias_node is None:
+            return input_of(self.node, 2)
+        return next(v for v in self.bias_node.inputs if constant_of(v) is not None)
+
+    @property
+    def obstacle(self) -> str:
+        """Why the weight may not be changed; empty if it may."""
+        value = self.weight
+        if not value.is_initializer():
+            return "the weight is quantized or computed"
+        if value.is_graph_input() or value.is_graph_output():
+            return "the weight is an input or output of the graph"
+        if len(value.uses()) != 1:
+            return "another layer reads the same weight"
+        return ""
+
+    def changed(self, last: ir.Value) -> list[ir.Value]:
+        """Return the values before ``last`` that will mean something else after folding."""
+        nodes = [self.node] + ([self.bias_node] if self.bias_node is not None else [])
+        values = [node.outputs[0] for node in nodes] + list(self.passed)
+        return [value for value in values if value is not last]
+
+
+def find_target(value: ir.Value, reader: ir.Node, axis: int | None, draft: Draft) -> Target | None:
+    """Walk up from a map's input to the layer that writes it.
+
+    Args:
+        value: what the map reads.
+        reader: the map's node.
+        axis: the map's channel axis in ``value``; ``None`` if it treats all channels alike.
+        draft: reasons are recorded there.
+
+    Returns:
+        The layer, or ``None`` if there is none or it cannot take the map over.
+    """
+    passed: list[ir.Value] = []
+    bias_node: ir.Node | None = None
+    while True:
+        node = value.producer()
+        if node is None or node.graph is not reader.graph:
+            return None
+        if sole_reader(value) is not reader:
+            layer = _layer(node)
+            if layer is not None:
+                why = "its output has other readers, so what follows stays apart"
+                draft.kept(layer.name, why)
+            return None
+        if operator(node).moves == "order" and bias_node is None:
+            perm = node.attributes.get_ints("perm", None)
+            if perm is None:
+                return None
+            axis = None if axis is None else perm[axis]
+            passed.append(value)
+        elif _is_bias(node) and bias_node is None:
+            bias_node = node
+        else:
+            break
+        reader = node
+        value = next(v for v in node.inputs if v is not None and constant_of(v) is None)
+    layer = _layer(node)
+    if layer is None or (bias_node is not None and not layer.bias_is_separate):
+        return None
+    count = rank(node.outputs[0])
+    last = None if count is None else count - 1
+    if axis not in (None, last if layer.bias_is_separate else 1) or not _bias_fits(node, layer):
+        return None
+    return Target(layer, node, bias_node, tuple(passed))
+
+
+def set_bias(target: Target, affine: Callable[[], Affine], draft: Draft) -> ir.Value:
+    """Map the layer's bias affinely; a layer without one gets one.
+
+    The bias is stored as a vector. A bias parameter that only this layer reads keeps its name;
+    another is called after the layer.
+    """
+    layer, old = target.layer, target.bias
+    tensor = constant_of(old)
+    beta = target.node.attributes.get_float("beta", 1.0)
+
+    def mapped() -> Array:
+        bias = torch.zeros(layer.rows, dtype=torch.float64)
+        if tensor is not None:
+            bias = bias + beta * _wide(tensor)
+        return np.asarray(affine().bias(bias.reshape(-1)).numpy())
+
+    dtype = target.weight.dtype
+    if dtype is None:
+        raise TypeError(f"the type of {layer.weight!r} is unknown")
+    shape = (layer.rows,)
+    reused = old is not None and old in draft.parameters and sole_reader(old) is not None
+    if reused and old is not None and old.name:
+        old.const_value = draft.promise(mapped, dtype, shape, old.name)
+        old.shape = ir.Shape(shape)
+        value = old
+    else:
+        name = f"{layer.name}.bias"
+        value = draft.initializer(draft.promise(mapped, dtype, shape, name), name)
+        draft.parameters.add(value)
+    _attach(target, old, value)
+    return value
+
+
+def _attach(target: Target, old: ir.Value | None, value: ir.Value) -> None:
+    node = target.bias_node or target.node
+    if target.node.attributes.get_float("beta", 1.0) != 1.0:
+        target.node.attributes.pop("beta")
+    if target.bias_node is not None:
+        node.replace_input_with(node.inputs.index(old), value)
+    elif not target.layer.bias_is_separate:
+        if len(node.inputs) < 3:
+            node.resize_inputs(3)
+        node.replace_input_with(2, value)
+
+
+def _is_bias(node: ir.Node) -> bool:
+    """Whether a node is ``MatMul(x, W) + vector``."""
+    if not is_op(node, "Add"):
+        return False
+    constants = [v for v in node.inputs if constant_of(v) is not None]
+    others = [v for v in node.inputs if constant_of(v) is None]
+    if len(constants) != 1 or len(others) != 1 or others[0] is None:
+        return False
+    shape = None if constants[0] is None else static_shape(constants[0])
+    return operator(others[0].producer()).bias_is_separate and shape is not None and len(shape) == 1
+
+
+def _bias_fits(node: ir.Node, layer: Layer) -> bool:
+    """Whether the layer's bias is absent or a constant for each channel."""
+    bias = input_of(node, 2)
+    if bias is None:
+        return True
+    shape = static_shape(bias)
+    if constant_of(bias) is None or shape is None:
+        return False
+    return shape in ((layer.rows,), (1, layer.rows), (1,), ())
+
+
+def _layer(node: ir.Node) -> Layer | None:
+    return layer_of(node) if operator(node).is_product else None

@@ -15,7 +15,7 @@ from compressor.graph.values import constant_array, is_op
 from compressor.types.tensors import Array
 
 Rule = Callable[[ir.Node, "Draft"], bool]
-"""Changes the graph around a node if it fits, and says whether it did."""
+"""Changes the graph around a node if it fits, and returns whether it did."""
 
 
 @dataclass
@@ -200,7 +200,7 @@ def positive(axes: Sequence[int], count: int | None) -> list[int] | None:
 
 
 def same_dim(first: Dim, second: Dim) -> bool:
-    """Tell whether two lengths are surely equal: the same number or the same symbol."""
+    """Whether two lengths are surely equal: the same number or the same symbol."""
     if isinstance(first, int) or isinstance(second, int):
         return isinstance(first, int) and isinstance(second, int) and first == second
     return first.value is not None and first.value == second.value

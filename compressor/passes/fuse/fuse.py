@@ -1,9 +1,8 @@
-"""The order in which a graph is fused."""
+"""``fuse``: the pass, and the order in which its rules are applied."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import onnx_ir as ir
@@ -12,21 +11,24 @@ from pydantic import Field
 
 from compressor.errors import ModelError
 from compressor.graph.layers import graph_layers
-from compressor.graph.values import all_nodes, is_op
+from compressor.graph.operators import operator
+from compressor.graph.values import all_nodes
 from compressor.passes.fuse import simplify
 from compressor.passes.fuse.absorb import fold_affine, fold_batch_norm
 from compressor.passes.fuse.draft import Draft, Rule
-from compressor.passes.fuse.parameters import fold_parameters
 from compressor.passes.fuse.patterns import (
     drop_neutral,
     gelu,
     layer_norm,
+    matmul_to_gemm,
+    mean_to_pool,
     merge_clips,
     scale_queries,
     separate_heads,
 )
 from compressor.passes.fuse.shapes import (
     copy_lengths,
+    merge_slices,
     note_shapes,
     plain_reshape,
     shape_of_input,
@@ -34,7 +36,6 @@ from compressor.passes.fuse.shapes import (
     swap_last_axes,
     transpose_without_unsqueeze,
 )
-from compressor.passes.fuse.simplify import matmul_to_gemm, mean_to_pool, merge_slices, tidy
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer
 from compressor.types.passes import (
@@ -69,69 +70,8 @@ _PATTERNS: tuple[Rule, ...] = (
 )
 
 
-@dataclass(frozen=True)
-class Choice:
-    """Which groups of rules to apply; see the options of ``Fuse``."""
-
-    constants: bool
-    batch_norm: bool
-    affine: bool
-    patterns: bool
-
-
-def run(draft: Draft, choice: Choice) -> None:
-    """Fuse a draft in place.
-
-    Raises:
-        ModelError: a library pass fails on the graph, or a batch-norm cannot be folded.
-    """
-    known = frozenset(node.name for node in all_nodes(draft.model.graph) if node.name)
-    try:
-        with simplify.quiet():
-            simplify.inline_functions(draft.model)
-            with draft.hidden_parameters(), draft.doubted_outputs():
-                _simplify(draft, choice)
-            if choice.constants:
-                fold_parameters(draft)
-            _absorb(draft, choice)
-            tidy(draft, known)
-    except (ir_passes.PassError, RuntimeError) as error:
-        raise ModelError(
-            "pass fuse", f"the graph cannot be simplified ({error})", "try constants: false"
-        ) from error
-
-
-def _simplify(draft: Draft, choice: Choice) -> None:
-    """Apply the rules about structure until nothing changes."""
-    rules = (_SHAPES if choice.constants else ()) + (_PATTERNS if choice.patterns else ())
-    for _ in range(_ROUNDS):
-        changed = False
-        if choice.constants:
-            changed, symbolic = simplify.fold(draft.model)
-            note_shapes(draft.model, symbolic)
-            changed |= simplify.rewrite(draft.model, draft.opset, choice.patterns)
-        changed |= apply(rules, draft)
-        changed |= simplify.remove_unused(draft.model)
-        if choice.constants:
-            changed |= simplify.share_expressions(draft.model)
-        if not changed:
-            return
-
-
-def _absorb(draft: Draft, choice: Choice) -> None:
-    rules: list[Rule] = []
-    if choice.batch_norm:
-        rules.append(fold_batch_norm)
-    if choice.affine:
-        rules.append(fold_affine)
-    if rules:
-        apply(rules, draft)
-    if choice.patterns:
-        apply((matmul_to_gemm,), draft)
-
-
-def apply(rules: Sequence[Rule], draft: Draft) -> bool:
-    """Offer every node to every rule, in the order of execution; say whether one fitted."""
+def _offer(rules: Sequence[Rule], draft: Draft) -> bool:
+    """Offer every node to every rule, in the order of execution; return whether one fitted."""
     changed = False
     for node in list(all_nodes(draft.model.graph)):
         for rule in rules:
@@ -139,11 +79,6 @@ def apply(rules: Sequence[Rule], draft: Draft) -> bool:
                 draft.counts[rule.__name__] += 1
                 changed = True
     return changed
-
-
-def op_count(model: ir.Model) -> int:
-    """Return the number of nodes, subgraphs included."""
-    return sum(1 for _ in all_nodes(model.graph))
 
 
 _NOTHING = "nothing to fuse: the graph is in its final form already"
@@ -186,7 +121,7 @@ class Fuse(GraphPass):
     )
 
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:  # noqa: ARG002
-        """Say which layers take something over; weights are not read."""
+        """Plan which layers take over what follows them; weights are not read."""
         draft = self._run(carrier, evaluate=False)
         layers = tuple(_plan(layer, draft) for layer in graph_layers(carrier.graph()))
         return Survey(layers, notes=_notes(carrier, draft))
@@ -220,17 +155,50 @@ class Fuse(GraphPass):
             evaluate: compute new weights; otherwise they are computed when they are read.
 
         Raises:
-            ModelError: a batch-norm's variance is not positive.
+            ModelError: a batch-norm's variance is not positive, or a library cannot simplify the
+                graph.
         """
         draft = Draft(graph.clone(), lowered=lowered, evaluate=evaluate)
-        choice = Choice(
-            constants=self.constants,
-            batch_norm=self.batch_norm,
-            affine=self.affine,
-            patterns=self.patterns,
-        )
-        run(draft, choice)
+        names = frozenset(node.name for node in all_nodes(draft.model.graph) if node.name)
+        try:
+            with simplify.quiet():
+                simplify.inline_functions(draft.model)
+                with draft.hidden_parameters(), draft.doubted_outputs():
+                    self._simplify(draft)
+                if self.constants:
+                    simplify.fold_parameters(draft)
+                self._absorb(draft)
+                simplify.tidy(draft, names)
+        except (ir_passes.PassError, RuntimeError) as error:
+            raise ModelError(
+                "pass fuse", f"the graph cannot be simplified ({error})", "try constants: false"
+            ) from error
         return draft
+
+    def _simplify(self, draft: Draft) -> None:
+        """Apply the rules about structure until nothing changes."""
+        rules = (_SHAPES if self.constants else ()) + (_PATTERNS if self.patterns else ())
+        for _ in range(_ROUNDS):
+            changed = False
+            if self.constants:
+                changed, symbolic = simplify.fold(draft.model)
+                note_shapes(draft.model, symbolic)
+                changed |= simplify.rewrite(draft.model, draft.opset, self.patterns)
+            changed |= _offer(rules, draft)
+            changed |= simplify.remove_unused(draft.model)
+            if self.constants:
+                changed |= simplify.share_expressions(draft.model)
+            if not changed:
+                return
+
+    def _absorb(self, draft: Draft) -> None:
+        """Fold what follows layers into them."""
+        folds = ((fold_batch_norm, self.batch_norm), (fold_affine, self.affine))
+        rules = tuple(rule for rule, on in folds if on)
+        if rules:
+            _offer(rules, draft)
+        if self.patterns:
+            _offer((matmul_to_gemm,), draft)
 
     def _run(self, carrier: Carrier, *, evaluate: bool) -> Draft:
         return self.fused(carrier.graph(), lowered=carrier.kind == "torch", evaluate=evaluate)
@@ -245,12 +213,12 @@ def _plan(layer: Layer, draft: Draft) -> LayerPlan:
 
 
 def _notes(carrier: Carrier, draft: Draft) -> tuple[str, ...]:
-    before, after = op_count(carrier.graph()), op_count(draft.model)
+    before, after = (sum(1 for _ in all_nodes(m.graph)) for m in (carrier.graph(), draft.model))
     if before == after and not draft.actions and not draft.counts:
         notes = [_NOTHING]
     else:
         notes = [f"{before} operators became {after}"]
-    left = sum(is_op(n, "BatchNormalization") for n in all_nodes(draft.model.graph))
+    left = sum(operator(n).running_statistics for n in all_nodes(draft.model.graph))
     if left:
         many = "batch-norm stays" if left == 1 else "batch-norms stay"
         notes.append(f"{left} {many}: before it is no layer that could take it over")

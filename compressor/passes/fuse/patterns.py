@@ -1,19 +1,19 @@
-"""Recognise operators that are written out: activations, attention, normalizations."""
+"""Recognise operators that are written out: activations, attention, normalizations, pooling."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import isclose, pi, sqrt
 
 import numpy as np
 import onnx_ir as ir
 
-from compressor.graph.values import constant_array, is_op, static_shape
+from compressor.graph.values import constant_array, constant_of, is_op, static_shape
 from compressor.passes.fuse.draft import (
     Draft,
     axes_of,
     input_of,
     maker,
+    node_graph,
     private_maker,
     put,
     rank,
@@ -45,7 +45,7 @@ def gelu(node: ir.Node, draft: Draft) -> bool:
 
 
 def _gate(gate: ir.Value, source: ir.Value) -> str | None:
-    """Tell which form of GELU ``1 + f(source)`` belongs to."""
+    """Return the form of GELU that ``1 + f(source)`` belongs to, if any."""
     add = maker(gate, "Add")
     if add is None or sole_reader(gate) is None:
         return None
@@ -65,7 +65,7 @@ def _gate(gate: ir.Value, source: ir.Value) -> str | None:
 
 
 def _is_cubic(value: ir.Value, source: ir.Value) -> bool:
-    """Tell whether a value is ``source + 0.044715 source^3``."""
+    """Whether a value is ``source + 0.044715 source^3``."""
     add = maker(value, "Add")
     if add is None or source not in add.inputs:
         return False
@@ -95,13 +95,13 @@ def _factors(value: ir.Value) -> tuple[float, list[ir.Value]]:
             return 1.0, [value]
         factor, values = _factors(first)
         return factor / divisor, values
-    total, found = 1.0, []
+    total, variables = 1.0, []
     for part in (first, second):
         number = scalar(part)
         factor, values = (number, []) if number is not None else _factors(part)
         total *= factor
-        found += values
-    return total, found
+        variables += values
+    return total, variables
 
 
 def _near(first: float, second: float) -> bool:
@@ -138,9 +138,9 @@ def _bounds(node: ir.Node) -> tuple[float, float] | None:
         return 0.0, np.inf
     bounds = [-np.inf, np.inf]
     for index in (0, 1):
-        given = input_of(node, index + 1)
-        if given is not None:
-            number = scalar(given)
+        bound = input_of(node, index + 1)
+        if bound is not None:
+            number = scalar(bound)
             if number is None:
                 return None
             bounds[index] = number
@@ -157,14 +157,11 @@ def drop_neutral(node: ir.Node, draft: Draft) -> bool:  # noqa: ARG001
         if scalar(number) != neutral or other is None or other.shape is None:
             continue
         array = constant_array(number)
-        if array is not None and array.ndim <= len(other.shape) and _is_computed(other):
+        computed = constant_array(other) is None
+        if array is not None and array.ndim <= len(other.shape) and computed:
             replace(node, "Identity", [other])
             return True
     return False
-
-
-def _is_computed(value: ir.Value) -> bool:
-    return constant_array(value) is None
 
 
 _BETWEEN = ("Add", "Sub", "Mul", "Div", "Where", "Cast")
@@ -243,12 +240,6 @@ def _feeds_softmax(node: ir.Node) -> bool:
     return False
 
 
-@dataclass(frozen=True)
-class _Normalized:
-    source: ir.Value
-    epsilon: float
-
-
 def layer_norm(node: ir.Node, draft: Draft) -> bool:
     """Replace ``(x - mean) / sqrt(variance + epsilon) [* scale] [+ bias]`` by LayerNormalization.
 
@@ -257,9 +248,9 @@ def layer_norm(node: ir.Node, draft: Draft) -> bool:
     """
     if draft.opset < 17 or not is_op(node, "Div", "Mul"):
         return False
-    found = _normalized(node)
-    length = None if found is None else _last_length(found.source)
-    if found is None or length is None or found.source.dtype != ir.DataType.FLOAT:
+    source, epsilon = _normalized(node) or (None, 0.0)
+    length = None if source is None or not source.shape else source.shape[-1]
+    if source is None or not isinstance(length, int) or source.dtype != ir.DataType.FLOAT:
         return False
     last, scale = node, None
     reader = sole_reader(node.outputs[0])
@@ -274,13 +265,13 @@ def layer_norm(node: ir.Node, draft: Draft) -> bool:
     if scale is None:
         ones = np.ones(length, np.float32)
         scale = draft.constant(ones, ir.DataType.FLOAT, f"{node.outputs[0].name}/scale")
-    inputs = [found.source, scale] + ([bias] if bias is not None else [])
-    replace(last, "LayerNormalization", inputs, {"axis": -1, "epsilon": found.epsilon})
+    inputs = [source, scale] + ([bias] if bias is not None else [])
+    replace(last, "LayerNormalization", inputs, {"axis": -1, "epsilon": epsilon})
     return True
 
 
-def _normalized(node: ir.Node) -> _Normalized | None:
-    """Match ``(x - mean(x)) / sqrt(mean((x - mean(x))^2) + epsilon)``."""
+def _normalized(node: ir.Node) -> tuple[ir.Value, float] | None:
+    """Return ``x`` and epsilon of ``(x - mean(x)) / sqrt(mean((x - mean(x))^2) + epsilon)``."""
     deviation, root = node.inputs
     if is_op(node, "Mul"):
         inverse = maker(root, "Reciprocal")
@@ -302,7 +293,7 @@ def _normalized(node: ir.Node) -> _Normalized | None:
     squares = _mean_of(rest[0])
     if mean is not source or squares is None or not _is_square(squares, deviation):
         return None
-    return _Normalized(source, epsilons[0])
+    return source, epsilons[0]
 
 
 def _mean_of(value: ir.Value | None) -> ir.Value | None:
@@ -322,17 +313,61 @@ def _is_square(value: ir.Value, of: ir.Value) -> bool:
     return node.inputs[1] is of if is_op(node, "Mul") else scalar(node.inputs[1]) == 2
 
 
-def _last_length(value: ir.Value) -> int | None:
-    if value.shape is None or not len(value.shape):
-        return None
-    last = value.shape[-1]
-    return last if isinstance(last, int) else None
-
-
 def _vector(node: ir.Node, other: ir.Value, length: int) -> ir.Value | None:
     """Return the other operand if it is a known vector of ``length``."""
     rest = [v for v in node.inputs if v is not other and v is not None]
     if len(rest) != 1 or static_shape(rest[0]) != (length,):
         return None
-    known = rest[0].is_initializer() or constant_array(rest[0]) is not None
-    return rest[0] if known else None
+    constant = rest[0].is_initializer() or constant_array(rest[0]) is not None
+    return rest[0] if constant else None
+
+
+def matmul_to_gemm(node: ir.Node, draft: Draft) -> bool:  # noqa: ARG001
+    """Replace ``MatMul(x, W) + b`` with ``x`` of rank 2 and a constant vector ``b`` by Gemm."""
+    if not is_op(node, "Add"):
+        return False
+    for value, bias in (node.inputs, reversed(node.inputs)):
+        product = private_maker(value, node, "MatMul")
+        if product is None or bias is None or constant_of(bias) is None:
+            continue
+        source, weight = product.inputs
+        if weight is None or not weight.is_initializer() or rank(source) != 2:
+            continue
+        shape = static_shape(weight)
+        if shape is None or len(shape) != 2 or static_shape(bias) != (shape[1],):
+            continue
+        replace(node, "Gemm", [source, weight, bias])
+        node_graph(product).remove(product, safe=True)
+        return True
+    return False
+
+
+_IMAGE_RANKS = (4, 5)
+
+
+def mean_to_pool(node: ir.Node, draft: Draft) -> bool:  # noqa: ARG001
+    """Replace a mean over all spatial axes of ``[N, C, H, W]`` (or 3-D) by GlobalAveragePool.
+
+    A mean that drops the axes gets a Flatten behind it. Means of ``[N, T, C]`` are left alone:
+    there they are usually part of a normalization.
+    """
+    if not is_op(node, "ReduceMean"):
+        return False
+    source = node.inputs[0]
+    count = rank(source)
+    if source is None or count not in _IMAGE_RANKS:
+        return False
+    axes = axes_of(node, count)
+    if axes is None or sorted(axes) != list(range(2, count)):
+        return False
+    if source.dtype is None or not source.dtype.is_floating_point():
+        return False
+    if node.attributes.get_int("keepdims", 1):
+        replace(node, "GlobalAveragePool", [source])
+        return True
+    pool = put(node, "GlobalAveragePool", [source])
+    if source.shape is not None:
+        pool.outputs[0].shape = ir.Shape([*source.shape[:2], *[1] * (count - 2)])
+    pool.outputs[0].name = f"{node.outputs[0].name}_pool"
+    replace(node, "Flatten", [pool.outputs[0]], {"axis": 1})
+    return True

@@ -14,6 +14,7 @@ from compressor.passes.fuse.draft import (
     axes_of,
     input_of,
     integers,
+    positive,
     private_maker,
     rank,
     replace,
@@ -26,16 +27,16 @@ def note_shapes(model: ir.Model, symbolic: Mapping[ir.Value, Any]) -> None:
 
     Args:
         model: changed in place; shapes only.
-        symbolic: what is known of values that carry a shape, from constant folding.
+        symbolic: the shapes that values hold, as far as constant folding found them.
     """
     for node in all_nodes(model.graph):
         if not is_op(node, "Reshape"):
             continue
-        given, output = node.inputs[1], node.outputs[0]
-        wanted = None if given is None else symbolic.get(given)
-        if not isinstance(wanted, ir.Shape):
+        shape, output = node.inputs[1], node.outputs[0]
+        computed = None if shape is None else symbolic.get(shape)
+        if not isinstance(computed, ir.Shape):
             continue
-        dims: list[Any] = [None if isinstance(d, int) and d <= 0 else d for d in wanted]
+        dims: list[Any] = [None if isinstance(d, int) and d <= 0 else d for d in computed]
         if output.shape is not None:
             if len(output.shape) != len(dims):
                 continue
@@ -75,10 +76,10 @@ def shape_of_input(node: ir.Node, draft: Draft) -> bool:
     start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", -1)
     if shape is None or start < 0 or end != start + 1 or end > len(shape):
         return False
-    wanted = shape[start]
+    length = shape[start]
     for value in draft.model.graph.inputs:
         for axis, dim in enumerate(value.shape or ()):
-            if not isinstance(dim, int) and same_dim(dim, wanted):
+            if not isinstance(dim, int) and same_dim(dim, length):
                 replace(node, "Shape", [value], {"start": axis, "end": axis + 1})
                 return True
     return False
@@ -168,6 +169,52 @@ def plain_reshape(node: ir.Node, draft: Draft) -> bool:  # noqa: ARG001
         return False
     node.attributes.pop("allowzero")
     return True
+
+
+_Cut = tuple[int, int, int]
+
+
+def merge_slices(node: ir.Node, draft: Draft) -> bool:
+    """Replace ``Slice(Slice(x))`` on different axes, with constant bounds, by one Slice."""
+    if not is_op(node, "Slice"):
+        return False
+    inner = private_maker(node.inputs[0], node, "Slice")
+    if inner is None:
+        return False
+    first, second = _cuts(inner), _cuts(node)
+    if first is None or second is None or first.keys() & second.keys():
+        return False
+    cuts = sorted((first | second).items())
+    name = node.outputs[0].name or "slice"
+    columns = {
+        "starts": [cut[0] for _, cut in cuts],
+        "ends": [cut[1] for _, cut in cuts],
+        "axes": [axis for axis, _ in cuts],
+        "steps": [cut[2] for _, cut in cuts],
+    }
+    inputs = [draft.constant(v, ir.DataType.INT64, f"{name}/{k}") for k, v in columns.items()]
+    data = inner.inputs[0]
+    replace(node, "Slice", [data, *inputs])
+    if inner.graph is not None:
+        inner.graph.remove(inner, safe=True)
+    return True
+
+
+def _cuts(node: ir.Node) -> dict[int, _Cut] | None:
+    """Return start, end and step by axis, or ``None`` if they are not constants."""
+    starts, ends = integers(input_of(node, 1)), integers(input_of(node, 2))
+    if starts is None or ends is None:
+        return None
+    axes: list[int] | None = list(range(len(starts)))
+    steps: list[int] | None = [1] * len(starts)
+    if input_of(node, 3) is not None:
+        axes = integers(input_of(node, 3))
+        axes = None if axes is None else positive(axes, rank(node.inputs[0]))
+    if input_of(node, 4) is not None:
+        steps = integers(input_of(node, 4))
+    if axes is None or steps is None:
+        return None
+    return dict(zip(axes, zip(starts, ends, steps, strict=True), strict=True))
 
 
 def _known(dim: Dim) -> bool:

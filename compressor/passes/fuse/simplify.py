@@ -1,130 +1,246 @@
-"""Small simplifications: products, pooling, slices, and what is left over."""
+"""Compute constants ahead, with the libraries' passes and for parameters; and tidy up."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
+from itertools import count, islice, takewhile
+from math import prod
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
 from onnx_ir.passes import common
 from onnxscript.optimizer import fold_constants
 from onnxscript.rewriter import RewritePass
 from onnxscript.rewriter.rules import common as rules
 
-from compressor.graph.values import all_nodes, constant_of, is_op, static_shape
-from compressor.passes.fuse.draft import (
-    Draft,
-    axes_of,
-    input_of,
-    integers,
-    node_graph,
-    positive,
-    private_maker,
-    put,
-    rank,
-    replace,
-)
+from compressor.graph.layers import layer_name, lookups_of
+from compressor.graph.operators import operator
+from compressor.graph.values import all_nodes, constant_of, static_shape
+from compressor.passes.fuse.draft import Draft, node_graph, sole_reader
+from compressor.types.tensors import Array
+
+_FOLD_LIMIT = 1 << 16
+"""Elements of a constant that may be computed ahead; larger ones would bloat the file."""
 
 
-def matmul_to_gemm(node: ir.Node, draft: Draft) -> bool:  # noqa: ARG001
-    """Replace ``MatMul(x, W) + b`` with ``x`` of rank 2 and a constant vector ``b`` by Gemm."""
-    if not is_op(node, "Add"):
-        return False
-    for value, bias in (node.inputs, reversed(node.inputs)):
-        product = private_maker(value, node, "MatMul")
-        if product is None or bias is None or constant_of(bias) is None:
-            continue
-        source, weight = product.inputs
-        if weight is None or not weight.is_initializer() or rank(source) != 2:
-            continue
-        shape = static_shape(weight)
-        if shape is None or len(shape) != 2 or static_shape(bias) != (shape[1],):
-            continue
-        replace(node, "Gemm", [source, weight, bias])
-        node_graph(product).remove(product, safe=True)
-        return True
-    return False
+def inline_functions(model: ir.Model) -> None:
+    """Put the bodies of model-local functions in place of their calls, where opsets agree."""
+
+    def fits(function: ir.Function) -> bool:
+        imports = function.opset_imports
+        return all(model.opset_imports.get(d, v) == v for d, v in imports.items())
+
+    if model.functions:
+        common.InlinePass(criteria=fits)(model)
 
 
-_IMAGE_RANKS = (4, 5)
+def fold(model: ir.Model) -> tuple[bool, Mapping[ir.Value, Any]]:
+    """Fold constants, drop identities, infer shapes.
 
-
-def mean_to_pool(node: ir.Node, draft: Draft) -> bool:  # noqa: ARG001
-    """Replace a mean over all spatial axes of ``[N, C, H, W]`` (or 3-D) by GlobalAveragePool.
-
-    A mean that drops the axes gets a Flatten behind it. Means of ``[N, T, C]`` are left alone:
-    there they are usually part of a normalization.
+    Returns:
+        Whether anything changed, and the shapes that values hold, where they are known.
     """
-    if not is_op(node, "ReduceMean"):
-        return False
-    source = node.inputs[0]
-    count = rank(source)
-    if source is None or count not in _IMAGE_RANKS:
-        return False
-    axes = axes_of(node, count)
-    if axes is None or sorted(axes) != list(range(2, count)):
-        return False
-    if source.dtype is None or not source.dtype.is_floating_point():
-        return False
-    if node.attributes.get_int("keepdims", 1):
-        replace(node, "GlobalAveragePool", [source])
-        return True
-    pool = put(node, "GlobalAveragePool", [source])
-    if source.shape is not None:
-        pool.outputs[0].shape = ir.Shape([*source.shape[:2], *[1] * (count - 2)])
-    pool.outputs[0].name = f"{node.outputs[0].name}_pool"
-    replace(node, "Flatten", [pool.outputs[0]], {"axis": 1})
-    return True
+
+    result = fold_constants(
+        model,
+        onnx_shape_inference=True,
+        input_size_limit=_FOLD_LIMIT,
+        output_size_limit=_FOLD_LIMIT,
+        should_fold=lambda node: False if operator(node).random else None,
+    )
+    return bool(result), result.symbolic_value_map
 
 
-_Cut = tuple[int, int, int]
+def rewrite(model: ir.Model, opset: int, patterns: bool) -> bool:
+    """Apply the library's rewrite rules; return whether one fitted."""
+    applied = [
+        rules.cast_cast_rule,
+        rules.cast_constant_of_shape_rule,
+        rules.no_op_cast_rule,
+        rules.no_op_expand_rule,
+        rules.no_op_transpose_rule,
+        rules.collapse_slice_rule,
+        rules.collapse_slice2_rule,
+        rules.reshape_reshape_rule,
+        rules.squeeze_reshape_1d_rule,
+        rules.transpose_transpose_rule,
+        rules.unsqueeze_unsqueeze_rule,
+        rules.fuse_pad_into_conv_rule,
+        rules.remove_optional_bias_from_conv_rule,
+        rules.remove_optional_bias_from_conv_transpose_rule,
+        rules.remove_optional_bias_from_gemm_rule,
+    ]
+    if opset >= 14:
+        applied.append(rules.materialize_reshape_shape_rule)
+    if opset >= 14 and patterns:
+        applied += list(rules.fuse_hardswish_rules())
+    return bool(RewritePass(applied)(model).modified)
 
 
-def merge_slices(node: ir.Node, draft: Draft) -> bool:
-    """Replace ``Slice(Slice(x))`` on different axes, with constant bounds, by one Slice."""
-    if not is_op(node, "Slice"):
+def remove_unused(model: ir.Model) -> bool:
+    """Remove nodes and initializers that nothing reads; return whether there were any."""
+    return common.RemoveUnusedNodesPass()(model).modified
+
+
+def share_expressions(model: ir.Model) -> bool:
+    """Compute equal expressions once; return whether there were any."""
+    if any(operator(node).random for node in all_nodes(model.graph)):
         return False
-    inner = private_maker(node.inputs[0], node, "Slice")
-    if inner is None:
-        return False
-    first, second = _cuts(inner), _cuts(node)
-    if first is None or second is None or first.keys() & second.keys():
-        return False
-    cuts = sorted((first | second).items())
-    name = node.outputs[0].name or "slice"
-    columns = {
-        "starts": [cut[0] for _, cut in cuts],
-        "ends": [cut[1] for _, cut in cuts],
-        "axes": [axis for axis, _ in cuts],
-        "steps": [cut[2] for _, cut in cuts],
-    }
-    inputs = [draft.constant(v, ir.DataType.INT64, f"{name}/{k}") for k, v in columns.items()]
-    data = inner.inputs[0]
-    replace(node, "Slice", [data, *inputs])
-    inner_graph = inner.graph
-    if inner_graph is not None:
-        inner_graph.remove(inner, safe=True)
-    return True
+    return common.CommonSubexpressionEliminationPass()(model).modified
 
 
-def _cuts(node: ir.Node) -> dict[int, _Cut] | None:
-    """Return start, end and step by axis, or ``None`` if they are not constants."""
-    starts, ends = integers(input_of(node, 1)), integers(input_of(node, 2))
-    if starts is None or ends is None:
-        return None
-    axes: list[int] | None = list(range(len(starts)))
-    steps: list[int] | None = [1] * len(starts)
-    if input_of(node, 3) is not None:
-        given = integers(input_of(node, 3))
-        axes = None if given is None else positive(given, rank(node.inputs[0]))
-    if input_of(node, 4) is not None:
-        steps = integers(input_of(node, 4))
-    if axes is None or steps is None:
-        return None
-    return dict(zip(axes, zip(starts, ends, steps, strict=True), strict=True))
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep the libraries' logging and numpy's floating-point warnings from the user."""
+    loggers = [logging.getLogger(name) for name in ("onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with np.errstate(all="ignore"):
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+_SMALL = 4096
+"""Bytes that a result may be larger than what it makes superfluous."""
+
+
+def fold_parameters(draft: Draft) -> None:
+    """Replace expressions of parameters by their values.
+
+    A parameter that is only viewed differently keeps its name. Nothing is folded that would make
+    the model larger: the transposed weight of an embedding that is also read as it is stays a
+    Transpose, which runtimes fold when they load it.
+    """
+    for node in list(all_nodes(draft.model.graph)):
+        if _foldable(node, draft) and _affordable(node, draft):
+            _fold(node, draft)
+            draft.counts["fold_parameters"] += 1
+
+
+def _is_view(node: ir.Node) -> bool:
+    """Whether a node only gives a parameter another type, shape or order."""
+    return operator(node).moves in ("same", "type", "shape", "order")
+
+
+def _foldable(node: ir.Node, draft: Draft) -> bool:
+    """Whether a node depends on constants only, one of them a parameter."""
+    if not (_is_view(node) or operator(node).folds) or node.graph is None:
+        return False
+    inputs = [value for value in node.inputs if value is not None]
+    if any(constant_of(value) is None or value.is_graph_input() for value in inputs):
+        return False
+    if not any(value in draft.parameters for value in inputs):
+        return False
+    # Codes are as small as it gets.
+    if operator(node).moves == "type" and any(lookups_of(inputs[0])):
+        return False
+    return all(
+        value.dtype is not None and static_shape(value) is not None and not value.is_graph_output()
+        for value in node.outputs
+    )
+
+
+def _affordable(node: ir.Node, draft: Draft) -> bool:
+    """Whether the results are no larger than the parameters that become superfluous."""
+    size = sum(_bytes(value) for value in node.outputs)
+    for value in dict.fromkeys(node.inputs):
+        if value is None or value not in draft.parameters:
+            continue
+        readers = {use.node: None for use in value.uses()}
+        made = sum(_bytes(output) for reader in readers for output in reader.outputs)
+        alone = all(_foldable(reader, draft) for reader in readers)
+        if alone and not value.is_graph_output() and made <= _bytes(value):
+            return True
+        if len(readers) == 1 and not value.is_graph_output():
+            size -= _bytes(value)
+    return size <= _SMALL
+
+
+def _bytes(value: ir.Value) -> int:
+    shape = static_shape(value)
+    if shape is None or value.dtype is None:
+        return 0
+    return (prod(shape) * value.dtype.bitwidth + 7) // 8
+
+
+def _fold(node: ir.Node, draft: Draft) -> None:
+    tensors = [constant_of(value) for value in node.inputs]
+    parameters = [v for v in node.inputs if v is not None and v in draft.parameters]
+    names = _names(node, parameters, draft)
+    for value in parameters:
+        if sole_reader(value) is node and isinstance(value.graph, ir.Graph):
+            value.graph.initializers.pop(value.name or "")
+    results = _evaluation(node, tensors)
+    for index, (output, name) in enumerate(zip(node.outputs, names, strict=True)):
+        shape, dtype = static_shape(output), output.dtype
+        if shape is None or dtype is None:
+            continue
+        tensor = draft.promise(
+            lambda index=index: results()[index],  # type: ignore[misc]
+            dtype,
+            shape,
+            name,
+        )
+        source = parameters[0]
+        made = draft.initializer(tensor, name)
+        if operator(node).moves == "order" and name == source.name and len(shape) == 2:
+            draft.did(layer_name(name), "store the weight transposed")
+        draft.parameters.add(made)
+        output.replace_all_uses_with(made)
+    node_graph(node).remove(node, safe=True)
+
+
+def _names(node: ir.Node, parameters: list[ir.Value], draft: Draft) -> list[str]:
+    """Name the results after the parameters they come from."""
+    names = [value.name or "" for value in parameters]
+    if len(names) == 1:
+        if _is_view(node) and sole_reader(parameters[0]) is node:
+            return names
+        taken = draft.model.graph.initializers
+        free = (f"{names[0]}.{i}" for i in count() if f"{names[0]}.{i}" not in taken)
+        return list(islice(free, len(node.outputs)))
+    levels = zip(*(name.split(".")[:-1] for name in names), strict=False)
+    prefix = [level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels)]
+    if not prefix:
+        return [value.name or names[0] for value in node.outputs]
+    # torch keeps the parts of a parametrized weight at layer.parametrizations.weight.original0
+    if len(prefix) > 2 and prefix[-2] == "parametrizations":
+        return [".".join([*prefix[:-2], prefix[-1]])]
+    return [".".join([*prefix, "weight"])]
+
+
+def _evaluation(
+    node: ir.Node, tensors: list[ir.TensorProtocol | None]
+) -> Callable[[], list[Array]]:
+    """Return a function that computes one node's results, once, when they are first asked for."""
+    inputs = [
+        None if tensor is None else ir.Value(name=f"i{index}", type=ir.TensorType(tensor.dtype))
+        for index, tensor in enumerate(tensors)
+    ]
+    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+    copy = ir.node(node.op_type, inputs, attributes, num_outputs=len(node.outputs))
+    for index, (made, output) in enumerate(zip(copy.outputs, node.outputs, strict=True)):
+        made.name, made.type = f"o{index}", output.type
+    opsets = {"": node_graph(node).opset_imports.get("", 21)}
+    present = [value for value in inputs if value is not None]
+    graph = ir.Graph(present, copy.outputs, nodes=[copy], opset_imports=opsets, name="expression")
+    model = ir.serde.serialize_model(ir.Model(graph, ir_version=10))
+
+    @cache
+    def results() -> list[Array]:
+        feeds = {f"i{i}": np.asarray(t.numpy()) for i, t in enumerate(tensors) if t is not None}
+        return [np.asarray(r) for r in ReferenceEvaluator(model).run(None, feeds)]
+
+    return results
 
 
 def tidy(draft: Draft, known_names: frozenset[str]) -> None:
@@ -167,106 +283,10 @@ def _share_constants(draft: Draft) -> None:
 
 def _clear_metadata(model: ir.Model) -> None:
     common.ClearMetadataAndDocStringPass()(model)
-    for value in _values(model.graph):
-        value.metadata_props.clear()
-        value.doc_string = None
-
-
-def _values(graph: ir.Graph) -> Iterator[ir.Value]:
-    for part in (graph, *graph.subgraphs()):
+    for part in (model.graph, *model.graph.subgraphs()):
         part.metadata_props.clear()
         part.doc_string = None
-        yield from part.inputs
-        yield from part.initializers.values()
-        for node in part:
-            yield from node.outputs
-
-
-_FOLD_LIMIT = 1 << 16
-"""Elements of a constant that may be computed ahead; larger ones would bloat the file."""
-
-_RANDOM = ("Bernoulli", "Dropout", "Multinomial")
-
-
-def inline_functions(model: ir.Model) -> None:
-    """Put the bodies of model-local functions in place of their calls, where opsets agree."""
-
-    def fits(function: ir.Function) -> bool:
-        imports = function.opset_imports
-        return all(model.opset_imports.get(d, v) == v for d, v in imports.items())
-
-    if model.functions:
-        common.InlinePass(criteria=fits)(model)
-
-
-def fold(model: ir.Model) -> tuple[bool, Mapping[ir.Value, Any]]:
-    """Fold constants, drop identities, infer shapes.
-
-    Returns:
-        Whether anything changed, and what is known of values that carry a shape.
-    """
-
-    def wanted(node: ir.Node) -> bool | None:
-        return False if is_op(node, *_RANDOM) else None
-
-    result = fold_constants(
-        model,
-        onnx_shape_inference=True,
-        input_size_limit=_FOLD_LIMIT,
-        output_size_limit=_FOLD_LIMIT,
-        should_fold=wanted,
-    )
-    return bool(result), result.symbolic_value_map
-
-
-def rewrite(model: ir.Model, opset: int, patterns: bool) -> bool:
-    """Apply the library's rewrite rules; say whether one fitted."""
-    chosen = [
-        rules.cast_cast_rule,
-        rules.cast_constant_of_shape_rule,
-        rules.no_op_cast_rule,
-        rules.no_op_expand_rule,
-        rules.no_op_transpose_rule,
-        rules.collapse_slice_rule,
-        rules.collapse_slice2_rule,
-        rules.reshape_reshape_rule,
-        rules.squeeze_reshape_1d_rule,
-        rules.transpose_transpose_rule,
-        rules.unsqueeze_unsqueeze_rule,
-        rules.fuse_pad_into_conv_rule,
-        rules.remove_optional_bias_from_conv_rule,
-        rules.remove_optional_bias_from_conv_transpose_rule,
-        rules.remove_optional_bias_from_gemm_rule,
-    ]
-    if opset >= 14:
-        chosen.append(rules.materialize_reshape_shape_rule)
-    if opset >= 14 and patterns:
-        chosen += list(rules.fuse_hardswish_rules())
-    return bool(RewritePass(chosen)(model).modified)
-
-
-def remove_unused(model: ir.Model) -> bool:
-    """Remove nodes and initializers that nothing reads."""
-    return common.RemoveUnusedNodesPass()(model).modified
-
-
-def share_expressions(model: ir.Model) -> bool:
-    """Compute equal expressions once."""
-    if any(is_op(node, *_RANDOM) for node in all_nodes(model.graph)):
-        return False
-    return common.CommonSubexpressionEliminationPass()(model).modified
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep the libraries' logging and numpy's floating-point warnings from the user."""
-    loggers = [logging.getLogger(name) for name in ("onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        with np.errstate(all="ignore"):
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        written = (value for node in part for value in node.outputs)
+        for value in (*part.inputs, *part.initializers.values(), *written):
+            value.metadata_props.clear()
+            value.doc_string = None

@@ -19,6 +19,7 @@ from compressor.errors import SpecError
 from compressor.graph.codes import Codes, obstacle, read_through, store_codes
 from compressor.graph.editing import Attributes, Editor
 from compressor.graph.layers import layers_with_nodes
+from compressor.graph.operators import operator_named
 from compressor.passes.quantize.maths.affine import absmax_parameters, quantize
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
@@ -39,12 +40,12 @@ _CONVOLUTION_ATTRIBUTES = ("auto_pad", "dilations", "group", "kernel_shape", "pa
 
 
 def unfit(layer: Layer, node: ir.Node, *, convolutions: bool) -> str:
-    """Say why a node that multiplies with a weight cannot be integer; empty if it can."""
-    if layer.kind == "ConvTranspose":
+    """Return why a node that multiplies with a weight cannot be integer; empty if it can."""
+    if layer.is_transposed_convolution:
         return "ONNX has no integer ConvTranspose"
-    if layer.kind == "Conv" and not convolutions:
+    if layer.is_convolution and not convolutions:
         return "a convolution, and the option convolutions is off"
-    if layer.kind == "Gemm":
+    if layer.is_linear:
         attributes = node.attributes
         plain = attributes.get_float("alpha", 1.0) == 1.0 == attributes.get_float("beta", 1.0)
         if not plain or attributes.get_int("transA", 0) != 0:
@@ -93,7 +94,7 @@ class DynamicWriter:
         """Replace a ``MatMul``, ``Gemm`` or ``Conv``; its output keeps its name.
 
         Args:
-            node: as :func:`unfit` finds nothing to say about.
+            node: one that :func:`unfit` has no reason against.
             layer: the layer as this node reads it.
             codes: its weight.
         """
@@ -103,7 +104,7 @@ class DynamicWriter:
         activation, scale, zero = self._activation(graph, node, source)
         chain = _Chain(self._editor, output.name or "")
         weight, weight_scale = self._weight(chain, layer, codes)
-        convolution = layer.kind == "Conv"
+        convolution = layer.is_convolution
         integers = chain.add(
             "ConvInteger" if convolution else "MatMulInteger",
             [activation, weight, zero],
@@ -126,7 +127,7 @@ class DynamicWriter:
 
     def _weight(self, chain: _Chain, layer: Layer, codes: Codes) -> tuple[ir.Value, ir.Value]:
         """Return the codes and their scale in the form that the integer operator wants."""
-        if layer.kind == "Conv":
+        if layer.is_convolution:
             if codes.scheme.granularity == "tensor":
                 return codes.codes, codes.scale
             form = [codes.scale, self._channels(layer)]
@@ -167,17 +168,15 @@ class DynamicWriter:
 
 
 def _convolution(node: ir.Node) -> Attributes:
-    given = {
-        name: node.attributes[name] for name in _CONVOLUTION_ATTRIBUTES if name in node.attributes
-    }
-    return {name: attribute.value for name, attribute in given.items()}
+    attributes = node.attributes
+    return {n: attributes[n].value for n in _CONVOLUTION_ATTRIBUTES if n in attributes}
 
 
 def _is_direct(weight: ir.Value | None) -> bool:
-    """Tell whether a weight comes from its initializer through transposes alone."""
+    """Whether a weight comes from its initializer through transposes alone."""
     while weight is not None and not weight.is_initializer():
         node = weight.producer()
-        if node is None or node.op_type not in ("Transpose", "Identity"):
+        if node is None or operator_named(node.op_type).moves not in ("same", "order"):
             return False
         weight = node.inputs[0]
     return weight is not None
@@ -227,9 +226,8 @@ class QuantizeDynamic(GraphPass):
                 "use quantize-static or quantize-weights, or export to onnx with target ort-cpu",
             )
         reasons = self._kept(carrier)
-        chosen = str(self._scheme) + " dynamic"
-        rows = plan_layers(self.name, dict.fromkeys(reasons, chosen), reasons)
-        return Survey(rows)
+        action = f"{self._scheme} dynamic"
+        return Survey(plan_layers(self.name, dict.fromkeys(reasons, action), reasons))
 
     def apply(
         self,
@@ -242,8 +240,8 @@ class QuantizeDynamic(GraphPass):
         outcomes = []
         for codes in weights:
             before = codes.layer.canonical(carrier.weight(codes.layer))
-            found = sqnr_db(before, codes.quantized().dequantize())
-            outcomes.append(LayerOutcome(codes.layer.name, f"{codes.scheme} dynamic", found))
+            loss = sqnr_db(before, codes.quantized().dequantize())
+            outcomes.append(LayerOutcome(codes.layer.name, f"{codes.scheme} dynamic", loss))
         return Outcome(carrier.with_graph(graph), tuple(outcomes))
 
     def preview(
@@ -280,7 +278,7 @@ class QuantizeDynamic(GraphPass):
         problem = obstacle(layer, self._scheme, model.opset_imports.get("", 0))
         if problem:
             return problem
-        multiplied = [(other, node) for other, node in readers if other.kind != "Gather"]
+        multiplied = [(other, node) for other, node in readers if not other.is_table]
         if not multiplied:
             return "a table is looked up, not multiplied"
         for other, node in multiplied:
@@ -304,9 +302,9 @@ class QuantizeDynamic(GraphPass):
             weight = model.graph.initializers[layer.weight]
             compute: Callable[[], QuantizedTensor] = partial(_rounded, carrier, layer, self._scheme)
             codes = store_codes(editor, layer, self._scheme, compute)
-            for own, node in readers[layer.weight]:
-                if own.kind != "Gather":
-                    writer.replace(node, own, codes)
+            for reader, node in readers[layer.weight]:
+                if not reader.is_table:
+                    writer.replace(node, reader, codes)
             read_through(editor, weight, codes)
             stored.append(codes)
         common.RemoveUnusedNodesPass()(model)

@@ -1,98 +1,44 @@
-"""Ctrl-C during training: the step is finished and its state saved before the process ends."""
+"""The training loop: resumed from its saved state, watched, and ended cleanly by Ctrl-C."""
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from compressor.errors import DataError, ModelError, SpecError
-from compressor.passes.train.job import Job
-from compressor.passes.train.optimizers import (
+from compressor.passes.train.job import (
+    Job,
+    Micro,
+    Objective,
+    Order,
+    Steps,
+    Trained,
+    as_tensors,
+    read_steps,
+)
+from compressor.passes.train.optimizers import checkpoint_blocks, make_optimizer, set_rate
+from compressor.passes.train.recipe import Recipe, rate_factor
+from compressor.passes.train.watch import (
     Best,
-    checkpoint_blocks,
+    Interruption,
+    SavedState,
+    deferred_interrupts,
     divergence,
     last_losses,
-    make_optimizer,
-    set_rate,
 )
-from compressor.passes.train.recipe import Recipe, rate_factor
-from compressor.passes.train.steps import Micro, Order, SavedState, Steps, as_tensors, read_steps
+from compressor.types.carrier import Carrier
 from compressor.types.tensors import Array, TensorSpec
 from compressor.types.training import Advance, Training
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-class Interruption:
-    """Whether somebody wants the training to end."""
-
-    def __init__(self) -> None:
-        self.wanted = False
-
-    def note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Take a signal.
-
-        Raises:
-            KeyboardInterrupt: it is the second one: there is no time to save anything.
-        """
-        if self.wanted:
-            raise KeyboardInterrupt
-        self.wanted = True
-
-
-@contextmanager
-def deferred_interrupts() -> Iterator[Interruption]:
-    """Yield what tells whether SIGINT or SIGTERM has come, which no longer end the process at once.
-
-    Outside of the main thread nothing changes: only that one is told about signals.
-    """
-    found = Interruption()
-    if threading.current_thread() is not threading.main_thread():
-        yield found
-        return
-    before = {number: signal.signal(number, found.note) for number in _SIGNALS}
-    try:
-        yield found
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 _PRECISION = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
-
-
-@dataclass(frozen=True)
-class Trained:
-    """The result of a training.
-
-    Attributes:
-        tensors: parameters and buffers of the job's module, by its names, on the CPU.
-        losses: of each step, over all processes.
-        terms: the loss's terms at the last step.
-        validations: step and value of each.
-        best_step: after how many steps the tensors were had.
-        started: the step that this process began with.
-    """
-
-    tensors: Mapping[str, Tensor]
-    losses: tuple[float, ...]
-    terms: Mapping[str, float]
-    validations: tuple[tuple[int, float], ...]
-    best_step: int
-    started: int
 
 
 def length(recipe: Recipe, order: Order) -> int:
@@ -108,11 +54,11 @@ def make_order(
     Args:
         recipe: options.
         training: data and processes.
-        inputs: the model's, which may fix the batch.
+        inputs: the model's, which may have a fixed batch.
         seed: the spec's.
 
     Raises:
-        SpecError: the batch does not divide over the processes, or is not the model's.
+        SpecError: the batch does not divide among the processes, or is not the model's.
         DataError: there are fewer samples than a batch.
     """
     batch, parts = recipe.batch or training.batch, training.ranks.size
@@ -142,13 +88,33 @@ def make_order(
     return order
 
 
+def train_model(
+    recipe: Recipe,
+    carrier: Carrier,
+    module: nn.Module,
+    objective: Objective,
+    training: Training,
+    order: Order,
+) -> Trained:
+    """Train all of a model's module in place; see :func:`train`."""
+    job = Job(
+        name=recipe.name,
+        module=module,
+        objective=objective,
+        inputs=tuple(spec.name for spec in carrier.inputs),
+        outputs=tuple(spec.name for spec in carrier.outputs),
+        regulators=recipe.regulators(carrier, module, length(recipe, order)),
+    )
+    return train(job, recipe, training, order)
+
+
 def train(job: Job, recipe: Recipe, training: Training, order: Order) -> Trained:
     """Train a job's module in place.
 
     Raises:
-        KeyboardInterrupt: somebody pressed Ctrl-C; the state has been saved.
+        KeyboardInterrupt: the user pressed Ctrl-C; the state has been saved.
         ModelError: the loss diverged.
-        DataError: the data cannot be had, or do not fit the loss.
+        DataError: the data cannot be read, or do not fit the loss.
     """
     steps = length(recipe, order)
     accelerator = _accelerator(recipe.precision)
@@ -165,7 +131,7 @@ def _accelerator(precision: str) -> Accelerator:
         raise SpecError(
             "precision", "is float16, which needs a GPU", "set bfloat16 or float32, or use a GPU"
         )
-    # One process may train several times, each time with another precision.
+    # One process may train several times, each time in another precision.
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     return Accelerator(
@@ -199,21 +165,21 @@ class _Loop:
         for regulator in job.regulators:
             accelerator.register_for_checkpointing(regulator)
         self._saved = SavedState(training.folder, accelerator, training.ranks)
+        # Without a metric against labels, held-out data are judged by the loss.
         metric = training.metric
-        self._judged = metric is not None and not metric.against_float
-        higher = metric is not None and self._judged and metric.higher_is_better
-        self._best = Best(higher)
+        self._metric = None if metric is None or metric.against_float else metric
+        self._best = Best(self._metric is not None and self._metric.higher_is_better)
         self._losses: list[float] = []
         self._terms: dict[str, float] = {}
 
     def run(self, advance: Advance, interruption: Interruption) -> Trained:
-        start = self._resume()
-        micro = self._recipe.micro_batch or self._order.batch
-        rank = self._training.ranks.rank
-        data = Steps(self._training.data, self._order, micro, rank)
-        step = start
-        for micros in read_steps(data, start, self._steps, self._recipe.workers):
-            if self._stopped():
+        step = start = self._resume()
+        recipe, rank = self._recipe, self._training.ranks.rank
+        data = Steps(
+            self._training.data, self._order, recipe.micro_batch or self._order.batch, rank
+        )
+        for micros in read_steps(data, start, self._steps, recipe.workers):
+            if recipe.patience is not None and self._best.since >= recipe.patience:
                 break
             self._watch(step, self._step(step, micros, interruption))
             step += 1
@@ -222,7 +188,7 @@ class _Loop:
             if interruption.wanted:
                 self._save(step)
                 raise KeyboardInterrupt
-            if step % self._recipe.save_every == 0 and step < self._steps:
+            if step % recipe.save_every == 0 and step < self._steps:
                 self._save(step)
         return self._result(start, step)
 
@@ -239,10 +205,6 @@ class _Loop:
         progress = {"losses": self._losses, "terms": self._terms, "best": self._best.as_json()}
         self._saved.save(step, progress)
 
-    def _stopped(self) -> bool:
-        patience = self._recipe.patience
-        return patience is not None and self._best.since >= patience
-
     def _step(self, step: int, micros: tuple[Micro, ...], interruption: Interruption) -> float:
         """Move the weights once; return the loss over all processes."""
         rank = self._training.ranks.rank
@@ -255,7 +217,8 @@ class _Loop:
         samples = len(self._order.rows(step))
         totals: dict[str, Tensor] = {}
         for index, micro in enumerate(micros):
-            with self._synchronized(index == len(micros) - 1):
+            last = index == len(micros) - 1
+            with nullcontext() if last else self._accelerator.no_sync(self._model):
                 self._backward(micro, step, samples, totals)
         if self._recipe.clip is not None:
             self._accelerator.clip_grad_norm_(self._model.parameters(), self._recipe.clip)
@@ -280,13 +243,10 @@ class _Loop:
         inputs = {name: moved.tensors[name] for name in self._job.inputs}
         return self._model(**inputs), moved
 
-    def _synchronized(self, last: bool) -> AbstractContextManager[Any]:
-        return nullcontext() if last else self._accelerator.no_sync(self._model)
-
     def _reduced(
         self, totals: Mapping[str, Tensor], samples: int, interruption: Interruption
     ) -> float:
-        """Average over processes, which also tell each other that somebody wants to end."""
+        """Return the mean loss over all processes, which also learn of an interruption in any."""
         names = sorted(totals)
         values = [totals[n].double() for n in names]
         sums = torch.stack([*values, torch.tensor(float(interruption.wanted)).double()])
@@ -299,11 +259,12 @@ class _Loop:
     def _watch(self, step: int, loss: float) -> None:
         problem = divergence(loss, self._losses)
         if problem:
-            kept = f"the best state so far, of step {self._best.step}, is kept"
+            problem += f"; the losses before: {last_losses(self._losses)}"
+            if self._best.value is not None:
+                problem += f"; the best state so far, of step {self._best.step}, is kept"
             raise ModelError(
                 f"pass {self._job.name!r}, step {step + 1} of {self._steps}",
-                f"{problem}; the losses before: {last_losses(self._losses)}"
-                + (f"; {kept}" if self._best.value is not None else ""),
+                problem,
                 f"lower learning-rate ({self._recipe.learning_rate:g}), or set clip or warm-up",
             )
         self._losses.append(loss)
@@ -317,39 +278,38 @@ class _Loop:
 
     @torch.no_grad()
     def _validated(self) -> float:
-        """Return the metric, or where there is none the loss, on what was held out."""
+        """Return the metric, or if there is none the loss, on the held-out samples."""
         self._model.eval()
         ranks, size = self._training.ranks, self._recipe.micro_batch or self._order.batch
-        own = self._order.validation[ranks.rank :: ranks.size]
-        found: list[Array] = [np.zeros(0)]
-        for start in range(0, len(own), size):
-            rows = own[start : start + size]
+        share = self._order.validation[ranks.rank :: ranks.size]
+        parts: list[Array] = [np.zeros(0)]
+        for start in range(0, len(share), size):
+            rows = share[start : start + size]
             batch = self._training.data.batch(rows, (self._order.seed, 0, 0, start))
             micro = Micro(rows, as_tensors(batch, len(rows)))
             outputs, moved = self._forward(micro)
-            found.append(self._values(outputs, moved))
-        values = np.concatenate(ranks.gathered(np.concatenate(found)))
-        metric = self._training.metric
-        if metric is not None and self._judged:
-            return float(metric.summary(values)["value"])
-        return float(values.mean())
+            parts.append(self._values(outputs, moved))
+        values = np.concatenate(ranks.gathered(np.concatenate(parts)))
+        return float(
+            values.mean() if self._metric is None else self._metric.summary(values)["value"]
+        )
 
     def _values(self, outputs: Mapping[str, Tensor], micro: Micro) -> Array:
-        metric, target = self._training.metric, self._training.data.target
-        if metric is None or not self._judged or target is None:
+        """Return the metric, or the loss, of each sample."""
+        target = self._training.data.target
+        if self._metric is None or target is None:
             terms = self._job.objective.losses(outputs, micro, self._steps)
             return sum(
                 (each.double().cpu().numpy() for each in terms.values()), np.zeros(len(micro.rows))
             )
         arrays = {name: outputs[name].float().cpu().numpy() for name in self._job.outputs}
         labels = micro.tensors[target].cpu().numpy()
-        return metric.per_sample(arrays, labels, len(micro.rows))
+        return self._metric.per_sample(arrays, labels, len(micro.rows))
 
     def _shown(self) -> str:
         text = f"loss {self._losses[-1]:.4g}"
         if self._best.history:
-            metric = self._training.metric
-            name = metric.name if metric is not None and self._judged else "validation loss"
+            name = "validation loss" if self._metric is None else self._metric.name
             text += f"  {name} {self._best.history[-1][1]:.4g}"
         return text
 

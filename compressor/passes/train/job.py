@@ -1,21 +1,178 @@
-"""What is trained, and for what."""
+"""A training as data: the module, what it is trained for, and the samples of each step.
+
+Which samples a step has, and in which process, is a function of the seed and the step alone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
+import numpy as np
+import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
-from compressor.passes.train.steps import Micro
+from compressor.errors import CompressorError, DataError
+from compressor.passes.train.watch import growth
+from compressor.types.training import Measure, Rows, TrainingData
+
+PREFIX = "module."
+"""What a :class:`NamedModule` puts before the model's own names."""
+
+_HELD_OUT = 0x5E1D  # sets these random numbers apart from those of the epochs
+_MOST_LOSSES = 500
+
+
+@dataclass(frozen=True)
+class Order:
+    """The samples of each step.
+
+    Every epoch is a permutation of its own. If the samples do not divide into batches, an epoch's
+    last batch is smaller; it is left out if some process would have no sample of it, or if the
+    model takes whole batches only.
+
+    Attributes:
+        samples: how many there are.
+        batch: how many go into a step, over all processes.
+        seed: of the permutations.
+        held_out: share of the samples that are never trained on.
+        parts: the processes that share a step.
+        whole: batches must have full size.
+    """
+
+    samples: int
+    batch: int
+    seed: int
+    held_out: float = 0.0
+    parts: int = 1
+    whole: bool = False
+
+    @cached_property
+    def _shuffled(self) -> Rows:
+        rng = np.random.default_rng((self.seed, _HELD_OUT))
+        return rng.permutation(self.samples).astype(np.int64)
+
+    @cached_property
+    def validation(self) -> Rows:
+        """The samples that are held out, ascending."""
+        return np.sort(self._shuffled[: round(self.held_out * self.samples)])
+
+    @cached_property
+    def trained(self) -> Rows:
+        """The samples that are trained on, ascending."""
+        return np.sort(self._shuffled[round(self.held_out * self.samples) :])
+
+    @property
+    def steps_in_epoch(self) -> int:
+        """How many steps an epoch has."""
+        full, rest = divmod(len(self.trained), self.batch)
+        return full + (rest >= self.parts and not self.whole and rest > 0)
+
+    def rows(self, step: int) -> Rows:
+        """Return the samples of a step, over all processes."""
+        epoch, index = divmod(step, self.steps_in_epoch)
+        return _permuted(self, epoch)[index * self.batch : (index + 1) * self.batch]
+
+    def part(self, step: int, rank: int) -> Rows:
+        """Return one process's samples of a step; sizes differ by one at most."""
+        return self.rows(step)[rank :: self.parts]
+
+
+@lru_cache(maxsize=2)
+def _permuted(order: Order, epoch: int) -> Rows:
+    return np.random.default_rng((order.seed, epoch)).permutation(order.trained)
+
+
+@dataclass(frozen=True)
+class Micro:
+    """Samples that go through the network at once.
+
+    Attributes:
+        rows: their numbers.
+        tensors: inputs, target and whatever else the data have, by name.
+    """
+
+    rows: Rows
+    tensors: Mapping[str, Tensor]
+
+
+class Steps(Dataset[tuple[Micro, ...] | CompressorError]):
+    """One process's part of each step.
+
+    Args:
+        data: the samples.
+        order: which ones a step has.
+        micro: how many go through the network at once.
+        rank: the process.
+    """
+
+    def __init__(self, data: TrainingData, order: Order, micro: int, rank: int):
+        self._data = data
+        self._order = order
+        self._micro = micro
+        self._rank = rank
+
+    def __getitem__(self, step: int) -> tuple[Micro, ...] | CompressorError:
+        """Return the parts that a step is done in, or what is wrong with its samples.
+
+        An error raised in a worker process would come back as PyTorch's.
+        """
+        rows = self._order.part(step, self._rank)
+        try:
+            batch = self._data.batch(rows, (self._order.seed, step, self._rank))
+            tensors = as_tensors(batch, len(rows))
+        except CompressorError as error:
+            return error
+        parts = [slice(i, i + self._micro) for i in range(0, len(rows), self._micro)]
+        return tuple(Micro(rows[p], {n: t[p] for n, t in tensors.items()}) for p in parts)
+
+
+def as_tensors(batch: Mapping[str, np.ndarray], samples: int) -> dict[str, Tensor]:
+    """Return arrays as tensors; text and other objects are left out.
+
+    Raises:
+        DataError: an array has another number of samples.
+    """
+    tensors = {}
+    for name, array in batch.items():
+        if array.dtype.kind not in "fiub":
+            continue
+        if len(array) != samples:
+            raise DataError(
+                f"training data, array {name!r}",
+                f"has {len(array)} samples, and {samples} were asked for",
+                "let the transform return as many as it gets",
+            )
+        tensors[name] = torch.from_numpy(np.ascontiguousarray(array))
+    return tensors
+
+
+def read_steps(steps: Steps, start: int, stop: int, workers: int) -> Iterator[tuple[Micro, ...]]:
+    """Yield the steps from ``start`` on, read ahead by ``workers`` processes.
+
+    Raises:
+        DataError: a step's samples cannot be read.
+    """
+    loader = DataLoader(
+        steps,
+        batch_size=None,
+        sampler=range(start, stop),
+        num_workers=workers,
+        multiprocessing_context="spawn" if workers else None,
+    )
+    for micros in loader:
+        if isinstance(micros, CompressorError):
+            raise micros
+        yield micros
 
 
 class Objective(Protocol):
-    """What training makes small."""
+    """What training minimizes."""
 
     def losses(self, outputs: Mapping[str, Tensor], micro: Micro, step: int) -> dict[str, Tensor]:
-        """Return the terms of the loss by name, weighted already.
+        """Return the terms of the loss by name, already weighted.
 
         Args:
             outputs: of the trained module.
@@ -32,24 +189,21 @@ class Objective(Protocol):
         ...
 
 
-class Regulator(Protocol):
-    """Something that is done at every step beside the gradient step, such as pruning."""
+class Regulator:
+    """Something done at every step beside the gradient step, such as pruning."""
 
     def before(self, step: int) -> None:
         """Act before a step's forward."""
-        ...
 
     def after(self, step: int) -> None:
         """Act once the weights have been moved."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """Return what has to be saved; tensors, numbers and text only."""
-        ...
+        return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take what :meth:`state_dict` returned."""
-        ...
+        """Load what :meth:`state_dict` returned."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +227,12 @@ class Job:
 
     Attributes:
         name: the pass, for messages.
-        module: takes the model's inputs by name, and returns tensors by name. It is trained in
-            place.
+        module: takes the model's inputs by name and returns tensors by name; trained in place.
         objective: the loss.
         inputs: names of the model's inputs.
-        outputs: names of those of its outputs that are the model's, which a metric sees.
+        outputs: names of the model's outputs among what the module returns, for the metric.
         regulators: what else is done at each step.
-        groups: parameters that are treated in a way of their own.
+        groups: parameters with settings of their own.
     """
 
     name: str
@@ -88,4 +241,61 @@ class Job:
     inputs: Sequence[str]
     outputs: Sequence[str]
     regulators: Sequence[Regulator] = ()
-    groups: Sequence[ParameterGroup] = field(default=())
+    groups: Sequence[ParameterGroup] = ()
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The result of a training.
+
+    Attributes:
+        tensors: parameters and buffers of the job's module, by its names, on the CPU.
+        losses: of each step, over all processes.
+        terms: the loss's terms at the last step.
+        validations: step and value of each.
+        best_step: the number of steps that the tensors have been trained for.
+        started: the step that this process began with.
+    """
+
+    tensors: Mapping[str, Tensor]
+    losses: tuple[float, ...]
+    terms: Mapping[str, float]
+    validations: tuple[tuple[int, float], ...]
+    best_step: int
+    started: int
+
+    def model_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that are the model's own, by its names for them."""
+        return {
+            name.removeprefix(PREFIX): tensor
+            for name, tensor in self.tensors.items()
+            if name.startswith(PREFIX)
+        }
+
+    def record(self) -> dict[str, Any]:
+        """Return how the training went, for the report: at most 500 of the losses."""
+        steps = len(self.losses)
+        shown = range(0, steps, max(1, -(-steps // _MOST_LOSSES)))
+        return {
+            "steps": steps,
+            "losses": [[step + 1, self.losses[step]] for step in shown],
+            "terms": dict(self.terms),
+            "validations": [list(entry) for entry in self.validations],
+            "best_step": self.best_step,
+        }
+
+    def notes(self, metric: Measure | None) -> tuple[str, ...]:
+        """Return how the training went, for people."""
+        steps = len(self.losses)
+        notes = [f"loss {self.losses[0]:.4g} -> {self.losses[-1]:.4g} over {steps:,} steps"]
+        if self.validations:
+            name = "loss" if metric is None or metric.against_float else metric.name
+            best = dict(self.validations)[self.best_step]
+            notes.append(
+                f"held-out {name}: {best:.4g} after step {self.best_step:,}, whose weights are "
+                f"kept; {self.validations[-1][1]:.4g} at the end"
+            )
+        notes += [grown] if (grown := growth(self.losses)) else []
+        if self.started:
+            notes.append(f"went on from the state saved after step {self.started:,}")
+        return tuple(notes)

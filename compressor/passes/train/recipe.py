@@ -1,14 +1,28 @@
-"""How large the learning rate is at a step."""
+"""What passes that train share: their options, what is trained, and what comes out of it."""
 
 from __future__ import annotations
 
 from math import cos, pi
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from pydantic import Field, model_validator
+from torch import nn
 
-from compressor.types.options import Options
-from compressor.types.passes import LayerRule, TrainPass
+from compressor.errors import SpecError
+from compressor.passes.prune.magnitude.magnitude import choose_layers
+from compressor.passes.train.job import PREFIX, Regulator, Trained
+from compressor.passes.train.pruning import Gradual, GradualPruning, ZerosKept
+from compressor.types.carrier import Carrier
+from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
+from compressor.types.layers import Layer
+from compressor.types.passes import (
+    LayerOutcome,
+    LayerPlan,
+    LayerRule,
+    Outcome,
+    TrainPass,
+)
+from compressor.types.training import Measure
 
 Schedule: TypeAlias = Literal["cosine", "linear", "constant"]
 
@@ -18,7 +32,10 @@ def rate_factor(step: int, steps: int, schedule: Schedule, warm_up: int = 0) -> 
 
     It rises linearly over the first ``warm_up`` steps, and then falls along half a cosine
     (I. Loshchilov and F. Hutter, SGDR, 2017, arXiv:1608.03983, equation 5, without restarts), along
-    a line, or not at all; to zero, which the step after the last would have.
+    a line, or not at all. It would reach zero at the step after the last::
+
+        rate_factor(0, 4, "linear")  # 1.0
+        rate_factor(3, 4, "linear")  # 0.25
 
     Args:
         step: the step, from 0.
@@ -27,7 +44,7 @@ def rate_factor(step: int, steps: int, schedule: Schedule, warm_up: int = 0) -> 
         warm_up: how many steps it rises, fewer than ``steps``.
 
     Raises:
-        ValueError: the step or the warm-up lies outside of the training.
+        ValueError: the step or the warm-up lies outside the training.
     """
     if not 0 <= step < steps:
         raise ValueError(f"step {step} lies outside of {steps} steps")
@@ -42,36 +59,6 @@ def rate_factor(step: int, steps: int, schedule: Schedule, warm_up: int = 0) -> 
 
 
 Precision: TypeAlias = Literal["float32", "bfloat16", "float16"]
-
-
-class Gradual(Options):
-    """Pruning while training: weights of least magnitude go, ever fewer at a time."""
-
-    target: float = Field(gt=0, lt=1, description="share of the weights that is zero at the end")
-    scope: Literal["global", "local"] = Field(
-        default="local",
-        description="local zeroes the same share of each layer; global ranks all weights together",
-    )
-    begin: float = Field(default=0.0, ge=0, lt=1, description="share of the training before it")
-    end: float = Field(
-        default=0.7, gt=0, le=1, description="share of the training after which no more weights go"
-    )
-    every: int = Field(default=10, ge=1, description="steps from one pruning to the next")
-    block: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] = Field(
-        default=(1, 1), description="rows and columns that go together"
-    )
-    rewind: int | None = Field(
-        default=None,
-        ge=0,
-        description="once the last weights are gone, give those that remain the values that they "
-        "had after this many steps, and train on (the lottery ticket); left out, they keep theirs",
-    )
-
-    @model_validator(mode="after")
-    def _in_order(self) -> Gradual:
-        if self.end <= self.begin:
-            raise ValueError(f"end {self.end:g} is not after begin {self.begin:g}")
-        return self
 
 
 class Recipe(TrainPass):
@@ -92,7 +79,7 @@ class Recipe(TrainPass):
         default=None,
         ge=1,
         description="samples that go through the network at once; gradients of a step are "
-        "accumulated, which saves memory and changes nothing else but for batch norm",
+        "accumulated, which saves memory and changes nothing but batch norm",
     )
     optimizer: Literal["adamw", "sgd"] = Field(
         default="adamw", description="AdamW, or gradient descent with momentum"
@@ -104,30 +91,30 @@ class Recipe(TrainPass):
     )
     schedule: Schedule = Field(default="cosine", description="how the learning rate falls")
     warm_up: float = Field(
-        default=0.0, ge=0, lt=1, description="share of the steps in which the rate rises"
+        default=0.0, ge=0, lt=1, description="share of the steps over which the rate rises"
     )
     clip: float | None = Field(
-        default=None, gt=0, description="longest gradient, of all parameters together"
+        default=None, gt=0, description="largest norm of the gradient of all parameters together"
     )
     precision: Precision = Field(
         default="float32",
-        description="what products are computed in; float16 scales the loss and needs a GPU",
+        description="number format of matrix products; float16 scales the loss and needs a GPU",
     )
     checkpointing: bool = Field(
         default=False,
-        description="compute activations of repeated blocks again in place of keeping them",
+        description="compute activations of repeated blocks again instead of keeping them",
     )
     validation: float = Field(
         default=0.0,
         ge=0,
         le=0.5,
         description="share of the training data that is held out to find the best state, which is "
-        "the one that is kept; with 0 the last is",
+        "kept; with 0 the last state is kept",
     )
     patience: int | None = Field(
         default=None,
         ge=1,
-        description="stop after so many validations without a better one; one follows each epoch",
+        description="stop after so many validations without an improvement; one follows each epoch",
     )
     save_every: int = Field(default=100, ge=1, description="steps from one saved state to the next")
     workers: int = Field(default=0, ge=0, description="processes that prepare data")
@@ -151,3 +138,106 @@ class Recipe(TrainPass):
         if self.patience is not None and self.validation == 0:
             raise ValueError("patience needs validation, such as validation: 0.1")
         return self
+
+    def skip_reasons(self, carrier: Carrier) -> dict[str, str]:
+        """Return for each layer why it is not trained; empty if it is.
+
+        Raises:
+            SpecError: a rule matches no layer.
+        """
+        rules = resolve_rules(self.layers, [layer.name for layer in carrier.layers()])
+        return {name: skip_reason(rule) for name, rule in rules.items()}
+
+    def pruned_layers(self, carrier: Carrier) -> dict[str, Layer]:
+        """Return the layers that lose weights while they are trained, by name.
+
+        Raises:
+            SpecError: ``prune`` is set, and there is none.
+        """
+        if self.prune is None:
+            return {}
+        each = self.prune.scope == "local"
+        sparsity = choose_layers(
+            carrier, self.prune.target, self.prune.block, (), each=each
+        ).sparsity
+        reasons = self.skip_reasons(carrier)
+        layers = {
+            layer.name: layer
+            for layer in carrier.layers()
+            if layer.name in sparsity and not reasons[layer.name]
+        }
+        if not layers:
+            raise SpecError(
+                "prune",
+                "touches no layer",
+                "change its block or target, or the layers that are skipped",
+            )
+        return layers
+
+    def plan(self, carrier: Carrier) -> tuple[LayerPlan, ...]:
+        """Return the plan's rows: which layers are trained, and which are pruned meanwhile.
+
+        Raises:
+            SpecError: a rule matches no layer, or nothing would be trained.
+        """
+        reasons = self.skip_reasons(carrier)
+        actions = dict.fromkeys(reasons, "train")
+        actions |= dict.fromkeys(self.pruned_layers(carrier), f"train{self.pruned_note}")
+        return plan_layers(self.name, actions, reasons)
+
+    @property
+    def pruned_note(self) -> str:
+        """What the plan adds to the action on a layer that is pruned."""
+        return "" if self.prune is None else f", {100 * self.prune.target:g} % zero"
+
+    def freeze(self, carrier: Carrier, module: nn.Module) -> None:
+        """Keep skipped layers' weights and biases from being trained, in place.
+
+        Args:
+            carrier: the model.
+            module: what is trained; a :class:`NamedModule` of the model's module.
+
+        Raises:
+            SpecError: nothing is left to train.
+        """
+        parameters = dict(module.named_parameters(remove_duplicate=False))
+        reasons = self.skip_reasons(carrier)
+        for layer in carrier.layers():
+            for name in (layer.weight, layer.bias) if reasons[layer.name] else ():
+                if name is not None and PREFIX + name in parameters:
+                    parameters[PREFIX + name].requires_grad_(False)
+        if not any(parameter.requires_grad for parameter in parameters.values()):
+            raise SpecError(
+                f"pass {self.name!r}",
+                "has nothing to train: the factory or the rules freeze every parameter",
+                "leave requires_grad on, or change the rules",
+            )
+
+    def regulators(self, carrier: Carrier, module: nn.Module, steps: int) -> tuple[Regulator, ...]:
+        """Return what keeps zeros zero, and what prunes gradually."""
+        parameters = dict(module.named_parameters())
+        weights = {
+            PREFIX + layer.weight: layer
+            for layer in carrier.layers()
+            if PREFIX + layer.weight in parameters
+        }
+        kept = ZerosKept(module, list(weights))
+        regulators: list[Regulator] = [kept] if kept.masks else []
+        if self.prune is not None:
+            pruned = self.pruned_layers(carrier)
+            thinned = {name: layer for name, layer in weights.items() if layer.name in pruned}
+            regulators.append(GradualPruning(module, thinned, self.prune, steps))
+        return tuple(regulators)
+
+    def outcome(self, carrier: Carrier, trained: Trained, metric: Measure | None) -> Outcome:
+        """Return the model with the trained weights, and how the training went."""
+        names = carrier.tensors().keys()
+        changes = {n: t for n, t in trained.model_tensors().items() if n in names}
+        reasons = self.skip_reasons(carrier)
+        layers = tuple(
+            LayerOutcome(layer.name, layer.dtype, details={"trained": True})
+            for layer in carrier.layers()
+            if not reasons[layer.name]
+        )
+        after = carrier.with_weights(changes)
+        return Outcome(after, layers, trained.notes(metric), trained.record())

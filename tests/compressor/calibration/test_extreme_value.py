@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 
-from compressor.calibration.observers.extreme_value import ExtremeValue
-from compressor.calibration.observers.ranges import MinMax
+from compressor.calibration.observers.ranges import ExtremeValue, MinMax
 from compressor.types.statistics import Range
 
 

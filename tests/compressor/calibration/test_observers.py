@@ -11,9 +11,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from compressor.calibration.observers.extreme_value import ExtremeValue
 from compressor.calibration.observers.ranges import (
     Entropy,
+    ExtremeValue,
     HistogramObserver,
     MinMax,
     MovingAverage,

@@ -187,7 +187,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path, characters: Path) ->
     program = """
 import resource, sys
 from pathlib import Path
-from compressor.calibration.sources.text import TextSource
+from compressor.calibration.sources.tokens import TextSource
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 def run(path):

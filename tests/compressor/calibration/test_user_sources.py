@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressor.calibration.sources.arrays import NpzSource
-from compressor.calibration.sources.regroup import regroup
-from compressor.calibration.sources.user_functions import FactorySource, TransformedSource
+from compressor.calibration.sources.user_functions import FactorySource, TransformedSource, regroup
 from compressor.errors import DataError, SpecError
 from compressor.types.tensors import TensorSpec
 

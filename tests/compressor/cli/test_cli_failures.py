@@ -72,7 +72,7 @@ def plan(text: str, *settings: str) -> Result:
         (
             replaced("observer: mse", "observer: entropie"),
             'error: spec.yaml:8: passes.1.activations.observer: is "entropie"; '
-            "use 'mse', 'min-max', 'moving-average', 'percentile', 'entropy' or 'extreme-value'\n",
+            "did you mean 'entropy'?\n",
         ),
         (
             replaced("format: onnx", "format: onxx"),

@@ -21,7 +21,7 @@ from compressor.exporters.onnx import OnnxExporter, exporter
 from compressor.exporters.onnx.layout import lay_out, write_layout
 from compressor.exporters.onnx.opsets import newest_opset
 from compressor.exporters.safetensors import SafetensorsExporter
-from compressor.graph.as_json import Skeleton, skeleton
+from compressor.graph.skeleton import Skeleton, skeleton
 from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
 from compressor.types.carrier import Capability
 from tests.compressor.exporters.hand_made import (

@@ -25,7 +25,7 @@ from compressor.errors import ArtifactError, SpecError
 from compressor.exporters.onnx import OnnxExporter
 from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.exporters.safetensors.graph_files import plan_graph, write_graph
-from compressor.graph.as_json import Skeleton
+from compressor.graph.skeleton import Skeleton
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.types.carrier import Capability
 from compressor.types.quantized import Scheme, WeightCodes

@@ -8,9 +8,8 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compressor.graph.channels.lengths import note_static_lengths
 from compressor.graph.costs import macs
-from compressor.graph.editing import infer_shapes
+from compressor.graph.plain import infer_shapes, note_static_lengths
 
 FLOAT = TensorProto.FLOAT
 

@@ -7,8 +7,8 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compressor.graph.channels.lengths import with_shapes
 from compressor.graph.costs import Traffic, node_traffic
+from compressor.graph.plain import with_shapes
 from compressor.graph.values import all_nodes
 from tests.compressor.tiny_project import tiny_onnx
 

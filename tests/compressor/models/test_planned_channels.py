@@ -11,8 +11,8 @@ from torch import nn
 
 from compressor.graph.channels.analysis import analyse
 from compressor.graph.channels.slicing import remove_channels
+from compressor.graph.costs import layer_bytes, model_bytes, model_parameters
 from compressor.models.onnx.carrier import OnnxCarrier
-from compressor.models.sizes import layer_bytes, model_bytes, model_parameters
 from compressor.models.torch import carrier as torch_carrier
 from compressor.models.torch import smaller_module as agreement
 from compressor.models.torch.carrier import TorchCarrier

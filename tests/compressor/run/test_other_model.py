@@ -8,8 +8,7 @@ import numpy as np
 import onnx
 import torch
 
-from compressor.run.model import OpenedModel
-from compressor.run.other_model import open_other_model, option_path
+from compressor.run.model import OpenedModel, open_other_model, option_path
 from compressor.spec.load import load_spec
 from compressor.types.tensors import TensorSpec
 from tests.compressor.tiny_project import NETWORK, SIDE, Project, sample_images, tiny_onnx

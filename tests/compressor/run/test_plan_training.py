@@ -29,7 +29,7 @@ def test_a_pass_that_trains_is_known(on_onnx: Project):
     (planned,) = drilled(on_onnx).plan().passes
     assert planned.trains
     assert not planned.reads_data
-    assert drilled(on_onnx, replays=True).plan().passes[0].reads_data
+    assert drilled(on_onnx, calibrates=True).plan().passes[0].reads_data
 
 
 def test_no_training_data(on_onnx: Project):

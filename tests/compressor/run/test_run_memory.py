@@ -9,7 +9,7 @@ import pytest
 from compressor.errors import ArtifactError
 from compressor.report.rows import model_rows
 from compressor.report.run import run_spec
-from compressor.run import memory
+from compressor.run import verify
 from compressor.run.execute import RunOptions
 from compressor.spec.load import load_spec
 from tests.compressor.tiny_project import Project
@@ -43,7 +43,7 @@ def test_a_process_that_fails_is_a_reason(
     def fail(*_: object) -> None:
         raise ArtifactError("artifact 'float'", "ends the process that starts it", "look")
 
-    monkeypatch.setattr(memory, "cold_starts", fail)
+    monkeypatch.setattr(verify, "cold_starts", fail)
     for entry in entries(run(on_onnx, memory=True)):
         assert entry["peak_memory_bytes"] is None
         assert "it ends the process that starts it" in entry["peak_memory_bytes_reason"]

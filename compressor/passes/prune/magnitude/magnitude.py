@@ -113,7 +113,7 @@ def _units(layer: Layer, block: tuple[int, int]) -> int:
 
 def _unfit(layer: Layer, shared: frozenset[str], graph: ir.Model | None) -> str:
     """Return why a layer cannot lose weights, whatever the options; empty if it can."""
-    if layer.kind == "Gather":
+    if layer.is_table:
         return "a table is looked up, not multiplied"
     if layer.weight in shared:
         return "its weight is shared with a table"
@@ -138,7 +138,7 @@ def _read_as_tables(graph: ir.Model | None) -> frozenset[str]:
     """Return the weights that are looked up somewhere in a graph."""
     if graph is None:
         return frozenset()
-    return frozenset(x.weight for x, _ in layers_with_nodes(graph) if x.kind == "Gather")
+    return frozenset(x.weight for x, _ in layers_with_nodes(graph) if x.is_table)
 
 
 _PART = 1 << 22  # elements looked at together

@@ -54,7 +54,7 @@ def choose_layers(
 
 def positions(layer: Layer) -> int:
     """Return how many weights connect one input channel with one output channel."""
-    return prod(layer.shape[2:]) if layer.kind in ("Conv", "ConvTranspose") else 1
+    return prod(layer.shape[2:]) if layer.is_convolution else 1
 
 
 def input_channels(layer: Layer) -> int:
@@ -80,7 +80,7 @@ def _unlike_readers(carrier: Carrier) -> dict[str, str]:
         return {}
     ways: dict[str, set[tuple[str, bool, int]]] = {}
     for layer, _ in layers_with_nodes(carrier.graph()):
-        family = "linear" if layer.kind in ("Gemm", "MatMul") else layer.kind
+        family = "linear" if layer.is_linear else layer.kind
         ways.setdefault(layer.name, set()).add((family, layer.transposed, layer.groups))
     reason = "its weight is shared by layers that read it along different axes"
     return {name: reason for name, readers in ways.items() if len(readers) > 1}

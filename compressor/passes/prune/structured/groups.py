@@ -1,4 +1,4 @@
-"""Options of ``prune-structured``."""
+"""What ``prune-structured`` is asked to remove, and which groups of channels can go."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from compressor.errors import listed
 from compressor.graph.costs import parameters
-from compressor.passes.prune.selection import Tensors, allowed_counts, unit_step
+from compressor.passes.prune.criteria import Tensors, allowed_counts, unit_step
 from compressor.types.channels import ChannelGroup, ChannelMap, Flags, Units, kept
 from compressor.types.layer_rules import resolve_rules, skip_reason
 from compressor.types.layers import Layer
@@ -51,26 +51,26 @@ class Target(Options):
 
     @model_validator(mode="after")
     def _one(self) -> Target:
-        given = [k for k in _KINDS if getattr(self, k) is not None]
-        if len(given) != 1:
-            raise ValueError(f"give one of {', '.join(given or _KINDS)}")
+        kinds = [k for k in _KINDS if getattr(self, k) is not None]
+        if len(kinds) != 1:
+            raise ValueError(f"give one of {', '.join(kinds or _KINDS)}")
         return self
 
     @property
     def kind(self) -> Kind:
-        """Which one is given."""
+        """What is limited: the option that is set."""
         return next(k for k in _KINDS if getattr(self, k) is not None)
 
     @property
     def value(self) -> float:
-        """Its value."""
+        """The value of that option."""
         value = getattr(self, self.kind)
         assert isinstance(value, float)
         return value
 
     @property
     def key(self) -> str:
-        """Its place in a spec, such as ``target.macs``."""
+        """The option's key in a spec, such as ``target.macs``."""
         return f"target.{kebab(self.kind)}"
 
 
@@ -85,29 +85,14 @@ class StructuredRule(LayerRule):
     )
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What bounds the removal in each group.
-
-    Attributes:
-        criterion: how units are ranked; some need what not every group has.
-        minimum: least number or share of units that stay.
-        round_to: positions on output axes come in multiples of it.
-    """
-
-    criterion: Criterion
-    minimum: Minimum
-    round_to: int
-
-
 @dataclass(frozen=True, eq=False)
 class Prunable:
-    """A group of which something can go.
+    """A group that can lose units.
 
     Attributes:
         group: the group.
         remaining: how many of its units may remain, ascending; the last is all of them.
-        ratio: the share that is to go by a layer's own rule.
+        ratio: the share that a layer's rule removes; ``None`` without one.
     """
 
     group: ChannelGroup
@@ -132,20 +117,22 @@ class Choice:
     reasons: Mapping[int, str]
 
     def kept_reason(self, layer: Layer) -> str:
-        """Say why a layer keeps all of its output channels; empty if it need not."""
-        own = self.writers.get(layer.name, ())
-        if not own:
+        """Return why a layer keeps all of its output channels; empty if it need not."""
+        groups = self.writers.get(layer.name, ())
+        if not groups:
             return "none of its output channels can be removed"
-        if any(index not in self.reasons for index in own):
+        if any(index not in self.reasons for index in groups):
             return ""
-        return self.reasons[own[0]]
+        return self.reasons[groups[0]]
 
 
 def choose(
     channels: ChannelMap,
     layers: Sequence[Layer],
     rules: Sequence[StructuredRule],
-    limits: Limits,
+    criterion: Criterion,
+    minimum: Minimum,
+    round_to: int,
 ) -> Choice:
     """Find what may be removed.
 
@@ -153,33 +140,37 @@ def choose(
         channels: the model's.
         layers: the model's.
         rules: for single layers; one that protects a layer protects all channels that it writes.
-        limits: for all.
+        criterion: how units are ranked; some need what not every group has.
+        minimum: least number or share of units that stay in each group.
+        round_to: positions on output axes come in multiples of it.
 
     Raises:
         SpecError: a rule matches no layer.
     """
-    own_rules = resolve_rules(rules, [layer.name for layer in layers])
+    layer_rules = resolve_rules(rules, [layer.name for layer in layers])
     writers = _writers(channels, layers)
     by_group: dict[int, list[StructuredRule]] = defaultdict(list)
     for name, groups in writers.items():
-        rule = own_rules[name]
-        for index in groups if rule is not None else ():
-            assert rule is not None
-            by_group[index].append(rule)
+        rule = layer_rules[name]
+        if rule is not None:
+            for index in groups:
+                by_group[index].append(rule)
     prunable: list[Prunable] = []
     reasons: dict[int, str] = {}
     for index, group in enumerate(channels.groups):
-        found = by_group.get(index, [])
-        skipped = next((skip_reason(rule) for rule in found if rule.skip), "")
-        step = unit_step(channels, group, limits.round_to)
-        counts = allowed_counts(len(group.units), step, limits.minimum)
-        reason = group.frozen or skipped or _unranked(channels, group, limits.criterion)
+        group_rules = by_group.get(index, [])
+        skipped = next((skip_reason(rule) for rule in group_rules if rule.skip), "")
+        step = unit_step(channels, group, round_to)
+        counts = allowed_counts(len(group.units), step, minimum)
+        reason = group.frozen or skipped or _unranked(channels, group, criterion)
         if not reason and len(counts) == 1:
-            reason = _whole(len(group.units), step, limits)
+            size = len(group.units)
+            limit = f"round-to {round_to}" if size <= step > 1 else f"minimum {minimum}"
+            reason = f"{limit} leaves its {size} channels whole"
         if reason:
             reasons[index] = reason
             continue
-        ratios = [rule.ratio for rule in found if rule.ratio is not None]
+        ratios = [rule.ratio for rule in group_rules if rule.ratio is not None]
         prunable.append(Prunable(group, counts, min(ratios, default=None)))
     return Choice(channels, tuple(prunable), writers, reasons)
 
@@ -194,7 +185,7 @@ def _writers(channels: ChannelMap, layers: Sequence[Layer]) -> dict[str, tuple[i
 
 
 def _unranked(channels: ChannelMap, group: ChannelGroup, criterion: Criterion) -> str:
-    """Say what a criterion misses in a group; empty if nothing."""
+    """Return what a criterion misses in a group; empty if nothing."""
     if criterion == "batch-norm" and not any(m.role == "norm-scale" for m in group.members):
         return "no normalization scales its channels, and criterion batch-norm ranks by that"
     if criterion == "activation" and not any(
@@ -202,12 +193,6 @@ def _unranked(channels: ChannelMap, group: ChannelGroup, criterion: Criterion) -
     ):
         return "none of its activations can be observed for criterion activation"
     return ""
-
-
-def _whole(count: int, step: int, limits: Limits) -> str:
-    if count <= step > 1:
-        return f"round-to {limits.round_to} leaves its {count} channels whole"
-    return f"minimum {limits.minimum} leaves its {count} channels whole"
 
 
 def tensors_of(model: ir.Model, channels: ChannelMap) -> Tensors:
@@ -263,11 +248,11 @@ def layer_change(channels: ChannelMap, layer: Layer, removed: Flags) -> Change:
 
 
 def frozen_notes(channels: ChannelMap) -> tuple[str, ...]:
-    """Say which operators keep channels from being removed, one sentence a reason."""
+    """Return which operators keep channels from being removed, a sentence for each reason."""
     nodes: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for found in channels.frozen:
-        if found.op_type:  # that outputs stay is no surprise
-            nodes[found.op_type, found.reason].append(found.node)
+    for stop in channels.frozen:
+        if stop.op_type:  # that outputs stay is no surprise
+            nodes[stop.op_type, stop.reason].append(stop.node)
     return tuple(
         f"{op_type} keeps channels from being removed: {reason} ({listed(names, 3)})"
         for (op_type, reason), names in nodes.items()

@@ -1,4 +1,4 @@
-"""Prove a removal by masking, and estimate batch statistics again."""
+"""Prove a removal by zeroing the same units, and estimate batch statistics anew."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from compressor.errors import DataError, ModelError
 from compressor.graph.editing import Editor
-from compressor.graph.values import is_op
+from compressor.graph.operators import operator
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.channels import ChannelGroup, ChannelMap, Flags
 from compressor.types.tensors import Array, Batch
@@ -71,13 +71,8 @@ class MaskedModel:
         Raises:
             ModelError: the runtime does not load or run the model.
         """
-        return self._runner.run({**batch, **self._masked(removed)})
-
-    def _masked(self, removed: Flags) -> Batch:
-        return {
-            name: zeroed(array, self._axes[name], removed)
-            for name, array in self._parameters.items()
-        }
+        masked = {n: zeroed(a, self._axes[n], removed) for n, a in self._parameters.items()}
+        return self._runner.run({**batch, **masked})
 
 
 def zeroed(parameter: Array, axes: Mapping[int, Array], removed: Flags) -> Array:
@@ -98,19 +93,19 @@ def zeroed(parameter: Array, axes: Mapping[int, Array], removed: Flags) -> Array
 
 
 def _zeroed_axes(channels: ChannelMap, biases: Collection[str]) -> dict[str, dict[int, Array]]:
-    found: dict[str, dict[int, Array]] = {}
+    axes: dict[str, dict[int, Array]] = {}
     for group in channels.groups:
         for member in group.members:
             units = channels.parameters[member.parameter][member.axis]
             spared = member.role in _NEVER_ZEROED and member.parameter not in biases
             if not spared and units is not None:
-                found.setdefault(member.parameter, {})[member.axis] = units
-    return found
+                axes.setdefault(member.parameter, {})[member.axis] = units
+    return axes
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What was shown of the removed units.
+    """What was proved about the removed units.
 
     Attributes:
         proved: how many of them, by comparing the sliced with the zeroed model.
@@ -123,7 +118,7 @@ class Proof:
     difference: float
 
     def note(self, made_up: bool) -> str:
-        """Say it in one sentence."""
+        """Return it in one sentence."""
         data = "random inputs" if made_up else "calibration data"
         shown = (
             f"{self.proved} removed units were proved on {data}: the smaller model differs by at "
@@ -163,8 +158,8 @@ def prove(
         return Proof(0, mixed, 0.0)
 
     def difference(groups: Sequence[ChannelGroup]) -> tuple[float, float]:
-        own = _only(groups, removed)
-        return worst_difference(masked(own), sliced(own))
+        flags = _only(groups, removed)
+        return worst_difference(masked(flags), sliced(flags))
 
     found, limit = difference(pure)
     if found <= limit:
@@ -202,10 +197,10 @@ def worst_difference(reference: Batch, other: Batch) -> tuple[float, float]:
             return np.inf, limit
         if ours.dtype.kind != "f":
             continue
-        own = _TOLERANCES.get(ours.itemsize, _TOLERANCE)
-        found = _relative(ours.astype(np.float64), theirs.astype(np.float64))
-        if found / own >= worst / limit:
-            worst, limit = found, own
+        tolerance = _TOLERANCES.get(ours.itemsize, _TOLERANCE)
+        share = _relative(ours.astype(np.float64), theirs.astype(np.float64))
+        if share / tolerance >= worst / limit:
+            worst, limit = share, tolerance
     return worst, limit
 
 
@@ -260,11 +255,11 @@ class PooledMoments:
 def batch_norms(model: ir.Model) -> Iterator[ir.Node]:
     """Yield the batch normalizations of the main graph whose statistics are parameters."""
     for node in model.graph:
-        if is_op(node, "BatchNormalization") and len(node.outputs) == 1:
+        if operator(node).running_statistics and len(node.outputs) == 1:
             value, mean, variance = node.inputs[0], node.inputs[3], node.inputs[4]
-            known = value is not None and value.shape is not None
+            shaped = value is not None and value.shape is not None
             held = all(v is not None and v.is_initializer() for v in (mean, variance))
-            if known and held:
+            if shaped and held:
                 yield node
 
 
@@ -354,8 +349,3 @@ class _Insertion:
         node = self.editor.node(op_type, inputs, name, self.dtype)
         self.before.graph.insert_before(self.before, node)  # type: ignore[union-attr]  # it is in one
         return node.outputs[0]
-
-
-def has_batch_norms(model: ir.Model) -> bool:
-    """Tell whether there is anything to estimate."""
-    return any(True for _ in batch_norms(model))

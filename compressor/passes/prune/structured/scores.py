@@ -14,6 +14,7 @@ from torch import Tensor
 from compressor.errors import DataError, ModelError
 from compressor.models.executor import GraphModule, from_numpy
 from compressor.passes.prune.criteria import (
+    Queue,
     Scores,
     average,
     magnitude,
@@ -23,7 +24,6 @@ from compressor.passes.prune.criteria import (
     unit_means,
     unit_sums,
 )
-from compressor.passes.prune.selection import Queue
 from compressor.run.evaluate import ratio_db
 from compressor.types.channels import ChannelGroup, ChannelMap, Flags, Member
 from compressor.types.statistics import Request
@@ -34,17 +34,17 @@ _WEIGHED = ("output", "input", "norm-scale")
 
 
 def weighed_members(model: ir.Model, groups: Sequence[ChannelGroup]) -> list[list[Member]]:
-    """Return for each group what its units' size is measured on.
+    """Return for each group the members on which its units' size is measured.
 
     Weights of the layers that write and read a channel, and the scales of its normalizations.
     Biases and shifts are no part of how strongly a channel depends on its input.
     """
-    found = []
+    members = []
     for group in groups:
-        own = [m for m in group.members if m.role in _WEIGHED]
-        matrices = [m for m in own if m.role == "norm-scale" or _rank(model, m) > 1]
-        found.append(matrices or own or list(group.members))
-    return found
+        weighed = [m for m in group.members if m.role in _WEIGHED]
+        matrices = [m for m in weighed if m.role == "norm-scale" or _rank(model, m) > 1]
+        members.append(matrices or weighed or list(group.members))
+    return members
 
 
 def _rank(model: ir.Model, member: Member) -> int:
@@ -67,11 +67,11 @@ def magnitude_scores(
         For each group the scores of its units, ``[n]``, with mean 1.
     """
     terms = MemberSums(model, channels, norm)
-    found = []
+    scores = []
     for group, members in zip(groups, weighed_members(model, groups), strict=True):
-        own = [terms.of(m)[group.units] for m in members] or [np.zeros(len(group.units))]
-        found.append(normalized(magnitude(own)))
-    return found
+        sums = [terms.of(m)[group.units] for m in members] or [np.zeros(len(group.units))]
+        scores.append(normalized(magnitude(sums)))
+    return scores
 
 
 def norm_scale_scores(
@@ -83,11 +83,11 @@ def norm_scale_scores(
     (arXiv:1708.06519), section 3. Where several normalize a group, their mean counts.
     """
     terms = MemberSums(model, channels, 1)
-    found = []
+    scores = []
     for group in groups:
         scales = [m for m in group.members if m.role == "norm-scale"]
-        found.append(normalized(magnitude([terms.of(m)[group.units] for m in scales])))
-    return found
+        scores.append(normalized(magnitude([terms.of(m)[group.units] for m in scales])))
+    return scores
 
 
 class MemberSums:
@@ -103,34 +103,34 @@ class MemberSums:
         self._model = model
         self._channels = channels
         self._norm = norm
-        self._known: dict[tuple[str, int], Scores] = {}
+        self._sums: dict[tuple[str, int], Scores] = {}
 
     def of(self, member: Member) -> Scores:
         """Return the sums over a member, ``[units of the model]``."""
         key = (member.parameter, member.axis)
-        if key not in self._known:
+        if key not in self._sums:
             axis = self._channels.parameters[member.parameter][member.axis]
             assert axis is not None
             tensor = self._model.graph.initializers[member.parameter].const_value
             assert tensor is not None
             positions = position_sums(powers(from_numpy(tensor), self._norm), member.axis)
-            self._known[key] = unit_sums(positions, axis, self._channels.count)
-        return self._known[key]
+            self._sums[key] = unit_sums(positions, axis, self._channels.count)
+        return self._sums[key]
 
 
 def activation_requests(
     channels: ChannelMap, groups: Sequence[ChannelGroup]
 ) -> tuple[Request, ...]:
     """Ask for the mean magnitudes of all activations on which units of groups lie."""
-    wanted = np.zeros(channels.count, dtype=bool)
+    prunable = np.zeros(channels.count, dtype=bool)
     for group in groups:
-        wanted[group.units] = True
-    found = {}
+        prunable[group.units] = True
+    requests = {}
     for value in channels.activations:
-        if wanted[value.units[value.units >= 0]].any():
+        if prunable[value.units[value.units >= 0]].any():
             request = _request(value.value, value.axis)
-            found[request.key] = request
-    return tuple(found.values())
+            requests[request.key] = request
+    return tuple(requests.values())
 
 
 def _request(value: str, axis: int) -> Request:
@@ -148,11 +148,11 @@ def activation_scores(
             present = np.zeros(channels.count, dtype=bool)
             present[value.units[value.units >= 0]] = True
             means.append((unit_means(observed.numpy(), value.units, channels.count), present))
-    found = []
+    scores = []
     for group in groups:
-        own = [mean[group.units] for mean, present in means if present[group.units].all()]
-        found.append(normalized(average(own)) if own else np.zeros(len(group.units)))
-    return found
+        averages = [mean[group.units] for mean, present in means if present[group.units].all()]
+        scores.append(normalized(average(averages)) if averages else np.zeros(len(group.units)))
+    return scores
 
 
 def random_scores(channels: ChannelMap, groups: Sequence[ChannelGroup], seed: int) -> list[Scores]:
@@ -190,7 +190,7 @@ def scan(
     """Zero the least important units of each group alone and compare the outputs.
 
     H. Li et al., Pruning filters for efficient ConvNets, 2017 (arXiv:1608.08710), section 3.2,
-    find by the same experiment which layers to prune less; there with accuracy.
+    find by the same experiment, but measuring accuracy, which layers to prune less.
 
     Args:
         masked: outputs of the model with units zeroed, always on the same batch.
@@ -198,15 +198,15 @@ def scan(
         count: units of the model.
     """
     reference = masked(np.zeros(count, dtype=bool))
-    found = []
+    costs = []
     for name, queue in queues:
         losses = []
         for share in SHARES:
             flags = np.zeros(count, dtype=bool)
             flags[queue.units[: round(share * len(queue.units))]] = True
             losses.append(relative_error(reference, masked(flags)))
-        found.append(Sensitivity(name, tuple(losses)))
-    return tuple(found)
+        costs.append(Sensitivity(name, tuple(losses)))
+    return tuple(costs)
 
 
 def relative_error(reference: Batch, other: Batch) -> float:
@@ -216,16 +216,16 @@ def relative_error(reference: Batch, other: Batch) -> float:
         if ours.dtype.kind != "f":
             continue
         finite = np.isfinite(ours) & np.isfinite(theirs)
-        wanted = ours[finite].astype(np.float64)
-        signal += float(np.square(wanted).sum())
-        error += float(np.square(wanted - theirs[finite]).sum())
+        exact = ours[finite].astype(np.float64)
+        signal += float(np.square(exact).sum())
+        error += float(np.square(exact - theirs[finite]).sum())
     return error / signal if signal > 0 else 0.0
 
 
-def ranking_note(found: Sequence[Sensitivity]) -> str:
-    """Say which groups cost most and least with half of their units gone."""
+def ranking_note(costs: Sequence[Sensitivity]) -> str:
+    """Return which groups cost most and least with half of their units gone."""
     middle = SHARES.index(0.5)
-    ranked = sorted(found, key=lambda s: -s.losses[middle])
+    ranked = sorted(costs, key=lambda s: -s.losses[middle])
 
     def shown(part: Sequence[Sensitivity]) -> str:
         levels = ((s.name, s.sqnr_db[middle]) for s in part)
@@ -308,8 +308,8 @@ def _gradients(
                 "choose another criterion, such as l2",
             )
         total = torch.stack(projected).sum()
-        found = torch.autograd.grad(total, list(weights.values()), allow_unused=True)
-    return {n: g for n, g in zip(weights, found, strict=True) if g is not None}
+        gradients = torch.autograd.grad(total, list(weights.values()), allow_unused=True)
+    return {n: g for n, g in zip(weights, gradients, strict=True) if g is not None}
 
 
 def _signed(output: Tensor, generator: torch.Generator) -> Tensor:

@@ -8,8 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from compressor.errors import SpecError
-from compressor.passes.prune.criteria import Scores
-from compressor.passes.prune.selection import Queue, Ranking, Tensors, by_loss, by_score, by_share
+from compressor.passes.prune.criteria import (
+    Queue,
+    Ranking,
+    Scores,
+    Tensors,
+    by_loss,
+    by_score,
+    by_share,
+)
 from compressor.passes.prune.structured.groups import Choice, Minimum, Prunable, Scope, Target
 from compressor.passes.prune.structured.scores import SHARES, Sensitivity
 from compressor.types.channels import Flags
@@ -35,12 +42,12 @@ class Selector:
 
     @property
     def prunable(self) -> tuple[Prunable, ...]:
-        """The groups of which something may go."""
+        """The groups that may lose units."""
         return self.choice.prunable
 
     @property
     def nothing(self) -> Flags:
-        """Flags of which none is set."""
+        """Flags of all units, none set."""
         return np.zeros(self.choice.channels.count, dtype=bool)
 
     def cost(self, removed: Flags) -> float:
@@ -50,7 +57,7 @@ class Selector:
         return self.choice.channels.macs(removed)
 
     def check(self) -> None:
-        """Tell early what no choice of units can reach.
+        """Check what no choice of units can reach, before any is scored.
 
         Raises:
             SpecError: the target is out of reach, would remove nothing, or counts what the model
@@ -148,8 +155,8 @@ class Selector:
 
     def cut(self, ranking: Ranking) -> Flags:
         """Remove as little of a ranking as the target allows."""
-        wanted = self.target.value * self.cost(self.nothing)
-        return ranking.removed(ranking.cut(self.cost, wanted))
+        most = self.target.value * self.cost(self.nothing)
+        return ranking.removed(ranking.cut(self.cost, most))
 
     def planned(self) -> Flags:
         """Return units whose removal gives about the sizes of the result, without any weights.
@@ -173,49 +180,39 @@ _MOST_STEPS = 6
 _CLOSE = 0.02  # of the float model's time; timings repeat no better than that
 
 
-@dataclass(frozen=True)
-class Timed:
-    """A candidate that was measured.
-
-    Attributes:
-        length: how much of the order is removed.
-        ratio: its time over the whole model's.
-    """
-
-    length: int
-    ratio: float
-
-
 def search_latency(
     ranking: Ranking,
     macs: Callable[[Flags], float],
     measured: Callable[[Flags], float],
     target: float,
-) -> Timed:
-    """Return the mildest measured candidate whose latency ratio is at most ``target``.
+) -> tuple[int, float]:
+    """Find the mildest measured candidate whose latency ratio is at most ``target``.
 
-    Bisects over multiply-accumulates, of which time is roughly a function, and starts at the
+    Bisects over multiply-accumulates, since time roughly follows them, and starts at the
     target itself. At most seven models are measured.
 
     Args:
         ranking: the order in which units go.
         macs: of the model without some units.
         measured: its time over the whole model's; noisy.
-        target: the ratio that is wanted.
+        target: the ratio to reach.
+
+    Returns:
+        How much of the order is removed, and the measured ratio.
 
     Raises:
         SpecError: even with the whole order gone, the model is slower than that.
     """
     whole, least = macs(ranking.removed(0)), macs(ranking.removed(len(ranking)))
     low, high = least / whole, 1.0  # shares of MACs: of the last too small, and too large
-    best: Timed | None = None
+    best: tuple[int, float] | None = None
     share = max(target, low)
     for _ in range(_MOST_STEPS):
         length = ranking.cut(macs, share * whole)
         ratio = measured(ranking.removed(length))
         if ratio <= target:
-            if best is None or length < best.length:
-                best = Timed(length, ratio)
+            if best is None or length < best[0]:
+                best = length, ratio
             low = share
             if ratio > target - _CLOSE:
                 break
@@ -228,7 +225,7 @@ def search_latency(
         return best
     ratio = measured(ranking.removed(len(ranking)))
     if ratio <= target:
-        return Timed(len(ranking), ratio)
+        return len(ranking), ratio
     raise SpecError(
         "target.latency",
         f"is {target:g}, and {ratio:.2f} was measured with every removable unit but the minimum "

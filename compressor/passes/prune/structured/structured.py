@@ -12,13 +12,11 @@ from pydantic import Field
 from compressor.errors import SpecError
 from compressor.graph.channels.analysis import analyse, map_channels
 from compressor.graph.channels.slicing import remove_channels
-from compressor.models.sizes import model_macs, model_parameters
+from compressor.graph.costs import model_macs, model_parameters
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.passes.prune.criteria import Scores, normalized
-from compressor.passes.prune.selection import Queue, Ranking
+from compressor.passes.prune.criteria import Queue, Ranking, Scores, normalized
 from compressor.passes.prune.structured.groups import (
     Criterion,
-    Limits,
     Minimum,
     Scope,
     StructuredRule,
@@ -30,7 +28,7 @@ from compressor.passes.prune.structured.groups import (
 )
 from compressor.passes.prune.structured.masking import (
     MaskedModel,
-    has_batch_norms,
+    batch_norms,
     prove,
     re_estimated,
 )
@@ -121,12 +119,12 @@ class PruneStructured(GraphPass):
     @property
     def replays(self) -> str:
         """What calibration data are run for."""
-        wanted = {
+        purposes = {
             "to score by taylor": self.criterion == "taylor",
             "to measure sensitivity": self.sensitivity or self.scope == "sensitivity",
             "to re-estimate batch-norm statistics": self.re_estimate,
         }
-        return " and ".join(text for text, true in wanted.items() if true)
+        return " and ".join(purpose for purpose, needed in purposes.items() if needed)
 
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Find the channels that can go; exact counts where the target is a ratio."""
@@ -188,9 +186,10 @@ class PruneStructured(GraphPass):
         statistics: Mapping[str, Any],  # noqa: ARG002
     ) -> Carrier:
         """Remove as many channels, though not the same: no weight is looked at."""
-        found = analyse(carrier.graph())
-        planned = self.selector(carrier, found.channels).planned()
-        smaller, kept = remove_channels(carrier.graph(), found, planned)
+        graph = carrier.graph()
+        analysis = analyse(graph)
+        planned = self.selector(carrier, analysis.channels).planned()
+        smaller, kept = remove_channels(graph, analysis, planned)
         return carrier.with_channels(smaller, kept, planned=True)
 
     def _check(self, graph: ir.Model) -> None:
@@ -200,7 +199,7 @@ class PruneStructured(GraphPass):
                 f"is {self.scope}, and a ratio is taken of each group by itself",
                 "leave it out, or give target macs, parameters or latency",
             )
-        if self.re_estimate and not has_batch_norms(graph):
+        if self.re_estimate and next(batch_norms(graph), None) is None:
             raise SpecError(
                 "re-estimate",
                 "is true, and the model has no batch normalization",
@@ -213,8 +212,8 @@ class PruneStructured(GraphPass):
         Raises:
             SpecError: a rule matches no layer.
         """
-        limits = Limits(self.criterion, self.minimum, self.round_to)
-        choice = choose(channels, carrier.layers(), self.layers, limits)
+        layers, limits = carrier.layers(), (self.criterion, self.minimum, self.round_to)
+        choice = choose(channels, layers, self.layers, *limits)
         tensors = tensors_of(carrier.graph(), channels)
         return Selector(choice, self.target, tensors, self.minimum)
 
@@ -236,8 +235,8 @@ class _Pruning:
         self._seed = context.seed
         self._statistics = statistics
         self._samples = samples
-        self._found = analyse(self._graph)
-        self._channels = self._found.channels
+        self._analysis = analyse(self._graph)
+        self._channels = self._analysis.channels
         self._selector = options.selector(carrier, self._channels)
         self._notes: list[str] = []
 
@@ -246,7 +245,7 @@ class _Pruning:
         queues = self._selector.queues(self._scores())
         sensitivities = self._sensitivities(queues)
         removed = self._removed(queues, sensitivities)
-        smaller, kept = remove_channels(self._graph, self._found, removed)
+        smaller, kept = remove_channels(self._graph, self._analysis, removed)
         after = self._carrier.with_channels(smaller, kept)
         self._describe(after)
         self._prove(removed, smaller)
@@ -271,7 +270,7 @@ class _Pruning:
             case "random":
                 return random_scores(channels, groups, self._seed)
         assert self._samples is not None
-        members = [m for own in weighed_members(self._graph, groups) for m in own]
+        members = [m for weighed in weighed_members(self._graph, groups) for m in weighed]
         scores = taylor_scores(
             self._graph,
             channels,
@@ -316,16 +315,16 @@ class _Pruning:
             return float(times.ratio("smaller", "whole")["value"])
 
         target = self._options.target.value
-        found = search_latency(ranking, self._channels.macs, measured, target)
+        length, ratio = search_latency(ranking, self._channels.macs, measured, target)
         samples = len(next(iter(batch.values())))
         self._notes.append(
             f"latency at batch {samples}, measured beside the model before pruning: "
-            f"{found.ratio:.2f} of its time; the target is {target:g}"
+            f"{ratio:.2f} of its time; the target is {target:g}"
         )
-        return ranking.removed(found.length)
+        return ranking.removed(length)
 
     def _sliced(self, flags: Flags) -> Runner:
-        smaller, _ = remove_channels(self._graph, self._found, flags)
+        smaller, _ = remove_channels(self._graph, self._analysis, flags)
         return self._carrier.with_graph(smaller).runner()
 
     def _prove(self, removed: Flags, smaller: ir.Model) -> None:

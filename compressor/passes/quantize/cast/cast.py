@@ -15,11 +15,10 @@ from pydantic import Field
 from compressor.errors import SpecError
 from compressor.graph.editing import Editor
 from compressor.graph.layers import layers_with_nodes
-from compressor.graph.opset_conversion import converted
-from compressor.passes.quantize.cast.half import store_narrow, to_half
+from compressor.graph.skeleton import converted
 from compressor.passes.quantize.cast.islands import FloatIslands
 from compressor.passes.quantize.cast.precision import extreme
-from compressor.passes.quantize.cast.widen import to_single
+from compressor.passes.quantize.cast.rewrite import store_narrow, to_half, to_single
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
 from compressor.types.layers import Layer
@@ -101,8 +100,8 @@ class Cast(GraphPass):
             }
             return Survey(plan_layers(self.name, dict.fromkeys(reasons, self.dtype), reasons))
         decision = self._decide(carrier, evaluate=False)
-        chosen = f"{self.dtype} weights" if self.weights_only else self.dtype
-        rows = plan_layers(self.name, dict.fromkeys(decision.reasons, chosen), decision.reasons)
+        action = f"{self.dtype} weights" if self.weights_only else self.dtype
+        rows = plan_layers(self.name, dict.fromkeys(decision.reasons, action), decision.reasons)
         return Survey(rows, notes=self._notes(decision, context))
 
     def apply(
@@ -193,11 +192,10 @@ class Cast(GraphPass):
         )
         names = {layer.weight: layer.name for layer in layers}
         for layer, node in layers_with_nodes(model):
+            inner = node.graph is not model.graph
+            reason = "it is read in a subgraph" if inner else islands.reasons.get(node, "")
             name = names[layer.weight]
-            found = islands.reasons.get(node, "")
-            if node.graph is not model.graph:
-                found = "it is read in a subgraph"
-            reasons[name] = reasons[name] or found
+            reasons[name] = reasons[name] or reason
         return _Decision(model, reasons, islands)
 
     def _too_large(self, model: ir.Model, layer: Layer) -> str:

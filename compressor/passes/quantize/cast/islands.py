@@ -10,17 +10,15 @@ import onnx_ir.passes.common as common
 
 from compressor.graph.editing import inner_nodes
 from compressor.graph.layers import layer_of
+from compressor.graph.operators import operator, operator_named
 from compressor.graph.values import constant_of, is_op
 from compressor.passes.quantize.cast.precision import (
-    BOUNDED,
     CODES,
-    FOLLOWERS,
-    INTEGER_PRODUCTS,
-    ISLANDS,
     PLACE,
     admits,
     bound_outputs,
     extreme,
+    float32_reason,
 )
 
 
@@ -65,15 +63,15 @@ class FloatIslands:
         self._keep_enclosed()
 
     def is_float(self, value: ir.Value | None) -> bool:
-        """Tell whether a value is a float32 tensor of the main graph."""
+        """Whether a value is a float32 tensor of the main graph."""
         return value is not None and self.types.get(value) == ir.DataType.FLOAT
 
     def is_half(self, node: ir.Node) -> bool:
-        """Tell whether a node of the main graph is to compute in the narrow type."""
+        """Whether a node of the main graph is to compute in the narrow type."""
         return self.computes(node) and node not in self.reasons and not is_transparent(node)
 
     def computes(self, node: ir.Node) -> bool:
-        """Tell whether a node reads or writes float32 tensors."""
+        """Whether a node reads or writes float32 tensors."""
         return any(self.is_float(v) for v in (*node.inputs, *node.outputs))
 
     def half_outputs(self, node: ir.Node) -> list[ir.Value]:
@@ -102,7 +100,7 @@ class FloatIslands:
             return ""
         # The bias of a product without one of its own belongs to it.
         product = next((v.producer() for v in node.inputs if v is not None and v.producer()), None)
-        owner = layer_of(product) if is_op(product, "MatMul") and product is not None else None
+        owner = layer_of(product) if operator(product).bias_is_separate and product else None
         alone = any(v is not None and v.is_initializer() for v in node.inputs)
         return skipped.get(owner.weight, "") if owner is not None and alone else ""
 
@@ -111,10 +109,9 @@ class FloatIslands:
             return "holds a subgraph"
         if node.domain not in ("", "ai.onnx"):
             return f"is an operator of {node.domain}"
-        if node.op_type in ISLANDS:
-            return ISLANDS[node.op_type]
-        if self._serves_codes(node):
-            return CODES
+        reason = float32_reason(node.op_type)
+        if reason or self._serves_codes(node):
+            return reason or CODES
         positions = self._float_positions(node)
         name = self.narrow.name.lower()
         if not is_transparent(node) and not admits(name, node.op_type, self._opset, positions):
@@ -122,7 +119,7 @@ class FloatIslands:
         return ""
 
     def _serves_codes(self, node: ir.Node) -> bool:
-        """Tell whether a runtime fuses the node with quantization around it."""
+        """Whether a runtime fuses the node with quantization around it."""
         producers = [v.producer() for v in node.inputs if v is not None]
         if any(is_op(p, "DequantizeLinear") for p in producers):
             return True
@@ -132,20 +129,20 @@ class FloatIslands:
             return False
         scaled = [p for p in producers if p is not None and is_op(p, "Cast", "Mul")]
         before = [v.producer() for p in scaled for v in p.inputs if v is not None]
-        return any(is_op(p, *INTEGER_PRODUCTS) for p in (*producers, *before))
+        return any(operator(p).unscaled for p in (*producers, *before))
 
     def _keep_places(self) -> None:
         """Keep what is computed from integers alone: positions, angles, masks."""
         constants = set(self.model.graph.initializers.values())
         places: set[ir.Value] = set()
         for node in self.model.graph:
-            given = [v for v in node.inputs if v is not None]
-            if all(v in constants for v in given):
+            inputs = [v for v in node.inputs if v is not None]
+            if all(v in constants for v in inputs):
                 constants.update(node.outputs)
                 continue
             if not any(self.is_float(v) for v in node.outputs) or layer_of(node) is not None:
                 continue
-            if all(v in constants or v in places for v in given if self._is_real(v)):
+            if all(v in constants or v in places for v in inputs if self._is_real(v)):
                 places.update(node.outputs)
                 self._keep(node, PLACE)
 
@@ -161,13 +158,14 @@ class FloatIslands:
                 continue
             for node in self._float_readers(value):
                 layer = layer_of(node)
-                own = layer is not None and layer.weight == value.name
-                self._keep(node, f"{'its weight' if own else 'a constant'} {problem}")
+                weighs = layer is not None and layer.weight == value.name
+                self._keep(node, f"{'its weight' if weighs else 'a constant'} {problem}")
                 if layer is None and "above" in problem:
                     large.append(node)
         passed = set(large)
         for node in large:
-            if node.op_type in BOUNDED or node.op_type not in FOLLOWERS:
+            row = operator_named(node.op_type)
+            if row.bounded or row.float16 != "cheap":
                 continue
             readers = (reader for value in node.outputs for reader in self._float_readers(value))
             for reader in readers:
@@ -178,15 +176,16 @@ class FloatIslands:
 
     def _float_readers(self, value: ir.Value) -> list[ir.Node]:
         """Nodes of the main graph that compute with a value, transposes of it included."""
-        found: list[ir.Node] = []
+        readers: list[ir.Node] = []
         for use in value.uses():
             node = use.node
             if node.graph is not self.model.graph or is_transparent(node):
                 continue
-            found.append(node)
-            if value.is_initializer() and is_op(node, "Transpose", "Identity", "Reshape"):
-                found.extend(self._float_readers(node.outputs[0]))
-        return found
+            readers.append(node)
+            views = operator(node).moves in ("same", "order") or is_op(node, "Reshape")
+            if value.is_initializer() and views:
+                readers.extend(self._float_readers(node.outputs[0]))
+        return readers
 
     def _keep_enclosed(self) -> None:
         """Keep groups of cheap operators that have only float32 around them."""
@@ -211,8 +210,9 @@ class FloatIslands:
                     self._keep(member, "lies between float32 operators")
 
     def _follows(self, node: ir.Node) -> bool:
-        layer = node.op_type == "Gather" and layer_of(node) is not None
-        return node.op_type in FOLLOWERS and self.is_half(node) and not layer
+        row = operator_named(node.op_type)
+        layer = row.is_table and layer_of(node) is not None
+        return row.float16 == "cheap" and self.is_half(node) and not layer
 
     def _around(self, node: ir.Node) -> Iterator[ir.Node | None]:
         """Yield what a node exchanges float32 tensors with; ``None`` is float32 for certain."""
@@ -237,10 +237,10 @@ class FloatIslands:
 
 
 def is_transparent(node: ir.Node) -> bool:
-    """Tell whether a node takes any type and gives none that depends on it."""
+    """Whether a node takes any type and gives none that depends on it."""
     if is_op(node, "Cast"):
         return node.attributes.get_int("to", 0) != ir.DataType.FLOAT.value
-    return is_op(node, "Shape", "Size")
+    return operator(node).family == "shape"
 
 
 def value_types(model: ir.Model) -> dict[ir.Value, ir.DataType]:
@@ -249,18 +249,18 @@ def value_types(model: ir.Model) -> dict[ir.Value, ir.DataType]:
     for value in inferred.graph.initializers.values():
         value.const_value = None  # inference would read small ones, and so compute lazy ones
     common.ShapeInferencePass(check_type=False, strict_mode=False)(inferred)
-    found: dict[ir.Value, ir.DataType] = {}
+    types: dict[ir.Value, ir.DataType] = {}
     for value in (*model.graph.inputs, *model.graph.initializers.values()):
         if value.dtype is not None and _is_tensor(value):
-            found[value] = value.dtype
+            types[value] = value.dtype
     for node, twin in zip(model.graph, inferred.graph, strict=True):
-        entry = next((found[v] for v in node.inputs if v in found), None)
+        entry = next((types[v] for v in node.inputs if v in types), None)
         for value, other in zip(node.outputs, twin.outputs, strict=True):
             # Operators outside the standard have no inference; most keep their first input's type.
             kind = value.dtype or other.dtype or entry
             if kind is not None and _is_tensor(value) and _is_tensor(other):
-                found[value] = kind
-    return found
+                types[value] = kind
+    return types
 
 
 def _is_tensor(value: ir.Value) -> bool:

@@ -9,118 +9,42 @@ from math import isfinite
 import numpy as np
 import onnx
 
+from compressor.graph.operators import Float16, operator_named
 from compressor.types.tensors import Array
 
 HALF_MAX = float(np.finfo(np.float16).max)
 
-_SUM = "adds up many terms"
-_WIDE = "its values span more than float16 does"
-_ANGLE = "reduces its argument by a period"
 PLACE = "computes places, not signals"
-_CHOICE = "equal values would choose another index"
 CODES = "works with integer codes"
-_TYPED = "an attribute sets its type"
-_LIST = "works with a sequence of tensors"
-
-ISLANDS: Mapping[str, str] = {
-    "AffineGrid": PLACE,
-    "ArgMax": _CHOICE,
-    "ArgMin": _CHOICE,
-    "Bernoulli": _TYPED,
-    "CastLike": _TYPED,
-    "ConcatFromSequence": _LIST,
-    "Cos": _ANGLE,
-    "Cosh": _WIDE,
-    "CumSum": _SUM,
-    "DFT": _SUM,
-    "DequantizeLinear": CODES,
-    "Det": _SUM,
-    "DynamicQuantizeLinear": CODES,
-    "Exp": _WIDE,
-    "EyeLike": _TYPED,
-    "GlobalAveragePool": _SUM,
-    "GlobalLpPool": _SUM,
-    "GridSample": PLACE,
-    "InstanceNormalization": _SUM,
-    "LRN": _SUM,
-    "Log": _WIDE,
-    "LogSoftmax": _SUM,
-    "LpNormalization": _SUM,
-    "MaxRoiPool": PLACE,
-    "MeanVarianceNormalization": _SUM,
-    "MelWeightMatrix": PLACE,
-    "Multinomial": _TYPED,
-    "NegativeLogLikelihoodLoss": _SUM,
-    "NonMaxSuppression": PLACE,
-    "Optional": _LIST,
-    "OptionalGetElement": _LIST,
-    "Pow": _WIDE,
-    "QuantizeLinear": CODES,
-    "RandomNormal": _TYPED,
-    "RandomNormalLike": _TYPED,
-    "RandomUniform": _TYPED,
-    "RandomUniformLike": _TYPED,
-    "Range": PLACE,
-    "Reciprocal": _WIDE,
-    "ReduceL1": _SUM,
-    "ReduceL2": _SUM,
-    "ReduceLogSum": _SUM,
-    "ReduceLogSumExp": _SUM,
-    "ReduceMean": _SUM,
-    "ReduceProd": _WIDE,
-    "ReduceSum": _SUM,
-    "ReduceSumSquare": _SUM,
-    "Resize": PLACE,
-    "RoiAlign": PLACE,
-    "STFT": _SUM,
-    "SequenceAt": _LIST,
-    "SequenceConstruct": _LIST,
-    "SequenceEmpty": _LIST,
-    "SequenceErase": _LIST,
-    "SequenceInsert": _LIST,
-    "Sin": _ANGLE,
-    "Sinh": _WIDE,
-    "Softmax": _SUM,
-    "SoftmaxCrossEntropyLoss": _SUM,
-    "SplitToSequence": _LIST,
-    "Sqrt": _WIDE,
-    "Tan": _ANGLE,
-    "TopK": _CHOICE,
-    "Upsample": PLACE,
+_REASONS: Mapping[Float16, str] = {
+    "sum": "adds up many terms",
+    "range": "its values span more than float16 does",
+    "angle": "reduces its argument by a period",
+    "place": PLACE,
+    "choice": "equal values would choose another index",
+    "codes": CODES,
+    "typed": "an attribute sets its type",
+    "list": "works with a sequence of tensors",
 }
-"""Operators that stay in float32 wherever they are.
 
-Normalizations that compute their statistics in float32 whatever their inputs are, such as
-LayerNormalization by its ``stash_type``, are not among them.
-"""
 
-FOLLOWERS = frozenset(
-    {
-        *("Abs", "Add", "Cast", "Clip", "Compress", "Concat", "DepthToSpace", "Div", "Dropout"),
-        *("Equal", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Greater"),
-        *("GreaterOrEqual", "Identity", "IsInf", "IsNaN", "LeakyRelu", "Less", "LessOrEqual"),
-        *("Max", "Min", "Mul", "Neg", "Pad", "Relu", "Reshape", "ScatterElements", "ScatterND"),
-        *("Sigmoid", "Sign", "Slice", "SpaceToDepth", "Split", "Squeeze", "Sub", "Sum", "Tanh"),
-        *("Tile", "Transpose", "Trilu", "Unsqueeze", "Where"),
-    }
-)
-"""Cheap operators: among float32 neighbours they stay float32, so that nothing is cast twice."""
+def float32_reason(op_type: str) -> str:
+    """Return why an operator stays in float32 wherever it is; empty if it need not.
 
-BOUNDED = frozenset({"Clip", "Sigmoid", "Sign", "Tanh"})
-"""Followers whose output is moderate whatever they read."""
-
-INTEGER_PRODUCTS = ("MatMulInteger", "ConvInteger", "DynamicQuantizeLinear")
-"""Operators whose results must be scaled before float16 can hold them."""
+    Normalizations that compute their statistics in float32 whatever their inputs are, such as
+    LayerNormalization by its ``stash_type``, need not.
+    """
+    return _REASONS.get(operator_named(op_type).float16, "")
 
 
 def admits(dtype: str, op_type: str, opset: int, positions: Sequence[int]) -> bool:
-    """Tell whether an operator of the default domain takes an element type at these inputs."""
+    """Whether an operator of the default domain takes an element type at these inputs."""
     schema = _schema(op_type, opset)
     if schema is None:
         return False
     kinds = {c.type_param_str: set(c.allowed_type_strs) for c in schema.type_constraints}
-    wanted = (_formal(schema.inputs, position).type_str for position in positions)
-    return all(f"tensor({dtype})" in kinds.get(kind, {kind}) for kind in wanted)
+    types = (_formal(schema.inputs, position).type_str for position in positions)
+    return all(f"tensor({dtype})" in kinds.get(kind, {kind}) for kind in types)
 
 
 def bound_outputs(op_type: str, opset: int, positions: Sequence[int], count: int) -> list[int]:
@@ -133,7 +57,7 @@ def bound_outputs(op_type: str, opset: int, positions: Sequence[int], count: int
 
 
 def extreme(array: Array) -> str:
-    """Say what float16 cannot hold of a constant; empty if nothing matters.
+    """Return what float16 cannot hold of a constant; empty if nothing matters.
 
     Values that vanish matter only in a constant of one element, such as an epsilon.
     """

@@ -94,10 +94,10 @@ def mse_parameters(
     counts = None if importance is None else importance.to(torch.float32).reshape(blocks.shape[1:])
     if scheme.granularity == "tensor":
         return _searched(blocks, scheme, shares, counts)
-    found = [_searched(blocks[part], scheme, shares, counts) for part in row_chunks(blocks)]
-    if not found:
+    parts = [_searched(blocks[part], scheme, shares, counts) for part in row_chunks(blocks)]
+    if not parts:
         return absmax_parameters(matrix, scheme)
-    return torch.cat([scale for scale, _ in found]), torch.cat([zero for _, zero in found])
+    return torch.cat([scale for scale, _ in parts]), torch.cat([zero for _, zero in parts])
 
 
 def quantize(matrix: Tensor, scale: Tensor, zero_point: Tensor, scheme: Scheme) -> QuantizedTensor:
@@ -259,12 +259,12 @@ def _squared_error(
     """Squared error of rounding, float64, in the shape of ``scale``."""
     errors = []
     for part, values in converted_chunks(blocks, torch.float32):
-        found = _levels(values, scale, zero_point, part, scheme)
+        levels = _levels(values, scale, zero_point, part, scheme)
         if not scheme.symmetric:
-            found.sub_(_of_rows(zero_point, part))
-        found.mul_(_of_rows(scale, part)).sub_(blocks[part]).square_()
+            levels.sub_(_of_rows(zero_point, part))
+        levels.mul_(_of_rows(scale, part)).sub_(blocks[part]).square_()
         if importance is not None:
-            found.mul_(importance)
-        errors.append(found.sum(-1, dtype=torch.float64))
+            levels.mul_(importance)
+        errors.append(levels.sum(-1, dtype=torch.float64))
     whole = torch.cat(errors)
     return whole.sum(0, keepdim=True) if scheme.granularity == "tensor" else whole

@@ -61,23 +61,23 @@ class Rounded:
         alone = replace(scheme, granularity="channel", group=None)
         width = in_groups(self._matrix, scheme).shape[2]
         for group in range(self._scale.shape[1]):
-            own = slice(group * width, (group + 1) * width)
-            part = self._matrix[:, own] * self._factors[own]
-            moment = self._moment[own, own]
+            columns = slice(group * width, (group + 1) * width)
+            part = self._matrix[:, columns] * self._factors[columns]
+            moment = self._moment[columns, columns]
             scale, zero = self._scale[:, group].clone(), self._zero[:, group].clone()
             least, moved = torch.zeros(len(part)), torch.zeros_like(part)
             for tried in self._tries(part, alone):
-                delta = tried.dequantize() / self._factors[own]
-                delta.sub_(self._matrix[:, own]).sub_(self._error[:, own])
-                change = ((delta @ moment).add_(self._gradient[:, own], alpha=2) * delta).sum(1)
+                delta = tried.dequantize() / self._factors[columns]
+                delta.sub_(self._matrix[:, columns]).sub_(self._error[:, columns])
+                change = ((delta @ moment).add_(self._gradient[:, columns], alpha=2) * delta).sum(1)
                 better = change < least
                 least = torch.where(better, change, least)
                 moved = torch.where(better[:, None], delta, moved)
                 scale = torch.where(better, tried.scale[:, 0], scale)
                 zero = torch.where(better, tried.zero_point[:, 0], zero)
             self._scale[:, group], self._zero[:, group] = scale, zero
-            self._error[:, own] += moved
-            self._gradient.addmm_(moved, self._moment[own])
+            self._error[:, columns] += moved
+            self._gradient.addmm_(moved, self._moment[columns])
 
     def change(self, columns: Tensor, ratios: Tensor) -> tuple[Tensor, Tensor]:
         """Try other factors for some columns, steps held.
@@ -209,8 +209,8 @@ def awq(
         return fallback
     problem = _Problem(weights, moment, schemes, owner)
     factors = ones if int(owner.max()) == 0 and columns > 1 else problem.from_grid(search)
-    found = problem.refined(factors, sweeps) if search == "mse" else problem.plain(factors)
-    return found if problem.error(found) < problem.error(fallback) else fallback
+    scaled = problem.refined(factors, sweeps) if search == "mse" else problem.plain(factors)
+    return scaled if problem.error(scaled) < problem.error(fallback) else fallback
 
 
 @dataclass(frozen=True, eq=False)

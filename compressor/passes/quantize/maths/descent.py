@@ -88,12 +88,12 @@ def better_rows(
 
 def _where(condition: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """``torch.where``, also for floats of 8 bits, which it does not take."""
-    chosen = torch.where(condition, first.view(torch.uint8), second.view(torch.uint8))
-    return chosen.view(first.dtype)
+    taken = torch.where(condition, first.view(torch.uint8), second.view(torch.uint8))
+    return taken.view(first.dtype)
 
 
 def zeros_by_row(matrix: Tensor) -> list[Tensor] | None:
-    """Tell, row by row, which numbers are exactly zero; ``None`` where none is."""
+    """Return, row by row, which numbers are exactly zero; ``None`` where none is."""
     zero = (matrix == 0).contiguous()
     return list(zero.unbind()) if bool(zero.any()) else None
 
@@ -188,40 +188,40 @@ class _Block:
         # Lists of rows: taking a row out of a tensor costs as much as the arithmetic on it.
         values = state.values[self.begin + begin : self.begin + end].unbind()
         rows = zip(values, gradient.unbind(), moved.unbind(), inverse, strict=True)
-        for own, (value, slope, delta, inverse_power) in enumerate(rows):
-            wanted = torch.addcdiv(value, slope, step, value=inverse_power)
-            found = state.nearest(wanted, group)
+        for index, (value, slope, delta, inverse_power) in enumerate(rows):
+            target = torch.addcdiv(value, slope, step, value=inverse_power)
+            rounded = state.nearest(target, group)
             if state.pruned is not None:
-                found.masked_fill_(state.pruned[self.begin + begin + own], 0)
-            torch.sub(found, value, out=delta).mul_(step)
-            value.copy_(found)
-            gradient[own + 1 :].addcmul_(shares[own, own + 1 :], delta, value=-1)
+                rounded.masked_fill_(state.pruned[self.begin + begin + index], 0)
+            torch.sub(rounded, value, out=delta).mul_(step)
+            value.copy_(rounded)
+            gradient[index + 1 :].addcmul_(shares[index, index + 1 :], delta, value=-1)
         return moved
 
     def visit_scale(self, group: int) -> None:
         """Give each row's scale the value, among those of its type, near its minimum."""
         state = self.state
         first = group * state.width - self.begin
-        own = slice(first, first + state.width)
+        columns = slice(first, first + state.width)
         values = state.values[group * state.width : (group + 1) * state.width]
-        slope = (values * self.gradient[own]).sum(0)
-        curve = ((self.moment[own, own] @ values) * values).sum(0)
+        slope = (values * self.gradient[columns]).sum(0)
+        curve = ((self.moment[columns, columns] @ values) * values).sum(0)
         scale = state.scale[group]
         step = scale * state.whole
-        wanted = step + torch.where(curve > 0, slope / curve, 0.0)
-        found = state.rounded_scale(wanted.clamp(min=0).to(torch.float64))
-        delta = found * state.whole - step
+        target = step + torch.where(curve > 0, slope / curve, 0.0)
+        rounded = state.rounded_scale(target.clamp(min=0).to(torch.float64))
+        delta = rounded * state.whole - step
         # Rounding to a coarse type may overshoot, and a scale cannot be negative.
-        falls = (wanted > 0) & (delta * (delta * curve - 2 * slope) < 0)
+        falls = (target > 0) & (delta * (delta * curve - 2 * slope) < 0)
         delta = torch.where(falls, delta, 0.0)
-        state.scale[group] = torch.where(falls, found, scale)
-        self._add(own.start, own.stop, values * delta)
+        state.scale[group] = torch.where(falls, rounded, scale)
+        self._add(columns.start, columns.stop, values * delta)
 
     def _add(self, begin: int, end: int, moved: Tensor) -> None:
         self.gradient.addmm_(self.moment[:, begin:end], moved, alpha=-1)
         self.change[begin:end] += moved
 
     def finish(self) -> None:
-        """Tell all other columns."""
+        """Pass the block's changes on to all other columns."""
         state = self.state
         state.gradient.addmm_(state.moment[:, self.begin : self.end], self.change, alpha=-1)

@@ -33,7 +33,7 @@ _LEAST_EXPONENT, _GREATEST_EXPONENT = -126, 127  # of e8m0 that are normal float
 _E2M1_EXPONENT = 2  # of the largest power of two among the values of e2m1
 
 # What the search for the best range tries beside the scale of the greatest magnitude: steps of
-# the scale's own type, as many as reach half and twice as far or about so.
+# the scale's own type, from about half to about twice that scale.
 _E8M0_STEPS = (-1, 1)
 _E4M3_STEPS = tuple(step for step in range(-8, 9) if step)
 _FINE_FACTORS = tuple(2.0 ** (step / 16) for step in range(-4, 17) if step)
@@ -109,10 +109,10 @@ def float_mse_parameters(
     counts = None if importance is None else importance.to(torch.float32).reshape(blocks.shape[1:])
     if scheme.granularity == "tensor":
         return _searched(blocks, scale, scheme, whole, counts)
-    found = [
+    scales = [
         _searched(blocks[part], scale[part], scheme, whole, counts) for part in row_chunks(blocks)
     ]
-    return torch.cat(found) if found else scale
+    return torch.cat(scales) if scales else scale
 
 
 def quantize_floats(
@@ -190,9 +190,9 @@ def _largest(blocks: Tensor, scheme: Scheme) -> Tensor:
     return torch.maximum(-low, high)
 
 
-def _tensor_scale(largest: Tensor, scheme: Scheme, given: Tensor | None) -> Tensor | None:
-    if scheme.scale_type != "e4m3" or given is not None:
-        return given
+def _tensor_scale(largest: Tensor, scheme: Scheme, tensor_scale: Tensor | None) -> Tensor | None:
+    if scheme.scale_type != "e4m3" or tensor_scale is not None:
+        return tensor_scale
     return nvfp4_tensor_scale(largest.max() if largest.numel() else 0.0)
 
 
@@ -283,12 +283,12 @@ def _squared_error(
     steps = scale if tensor_scale is None else scale * tensor_scale
     errors = []
     for part in row_chunks(blocks):
-        found = nearest_values(_of_rows(blocks[part], steps, part), scheme)
-        found.mul_((steps if steps.shape[0] == 1 else steps[part])[:, :, None])
-        found.sub_(blocks[part]).square_()
+        values = nearest_values(_of_rows(blocks[part], steps, part), scheme)
+        values.mul_((steps if steps.shape[0] == 1 else steps[part])[:, :, None])
+        values.sub_(blocks[part]).square_()
         if importance is not None:
-            found.mul_(importance)
-        errors.append(found.sum(-1, dtype=torch.float64))
+            values.mul_(importance)
+        errors.append(values.sum(-1, dtype=torch.float64))
     whole = torch.cat(errors)
     return whole.sum(0, keepdim=True) if scheme.granularity == "tensor" else whole
 

@@ -1,10 +1,10 @@
-"""GPTQ: rounding in which later columns make up for the error of earlier ones.
+"""GPTQ: rounding in which later columns compensate the errors of earlier ones.
 
 E. Frantar et al., GPTQ: Accurate Post-Training Quantization for Generative Pre-trained
 Transformers, 2022 (arXiv:2210.17323), sections 3.3 and 4. The objective is the squared error of
 the layer's output, ``tr(E M Eᵀ)`` for the weights' error ``E`` and the second moment ``M`` of the
 layer's inputs; any positive multiple of ``M`` gives the same codes. A weight that is exactly zero
-has been pruned, and stays zero: what it should make up for is passed on to the columns after it.
+has been pruned, and stays zero; the columns after it compensate in its place.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def gptq_weights(
 ) -> QuantizedTensor:
     """Quantize a weight, its scales included, so that the layer's output changes least.
 
-    Ranges are found first (by ``mse``: each column counts by how much an error in it costs once
-    the others have made up for what they can), then codes as in :func:`gptq`, and then both are
+    Ranges are found first (by ``mse``: each column counts by what an error in it costs once
+    the others have compensated what they can), then codes as in :func:`gptq`, and then both are
     refined by coordinate descent on the output error
     (:mod:`compressor.passes.quantize.maths.descent`). A row for which nearest rounding does better
     keeps that, so the result is never worse.
@@ -95,13 +95,13 @@ def gptq_weights(
     _check(matrix, moment)
     nearest = round_to_nearest(matrix, scheme)
     moment = moment.to(torch.float32)
-    found = _order_and_factor(moment, damping)
-    if found is None:
+    inverse = _order_and_factor(moment, damping)
+    if inverse is None:
         return nearest
     start = nearest
     if search == "mse":
-        start = round_to_nearest(matrix, scheme, search, nearest.tensor_scale, _costs(*found))
-    start = _from_nearest(matrix, moment, start, found)
+        start = round_to_nearest(matrix, scheme, search, nearest.tensor_scale, _costs(*inverse))
+    start = _from_nearest(matrix, moment, start, inverse)
     damped = moment.clone()
     damped.diagonal().add_(damping * _mean_power(moment))
     refined = descend(matrix, damped, start, sweeps)
@@ -133,12 +133,12 @@ def _from_nearest(
     matrix: Tensor,
     moment: Tensor,
     nearest: QuantizedTensor,
-    found: tuple[Tensor, Tensor] | None,
+    inverse: tuple[Tensor, Tensor] | None,
 ) -> QuantizedTensor:
     """Round with compensation, with the scales of ``nearest``; its rows where they are better."""
-    if found is None:
+    if inverse is None:
         return nearest
-    order, factor = found
+    order, factor = inverse
     codes = torch.empty_like(nearest.codes)
     scale = nearest.scale
     if nearest.tensor_scale is not None:
@@ -257,8 +257,8 @@ def _compensated(
                     code.copy_(nearest_values(code, scheme))
                     error.copy_(code)
                 torch.addcmul(weight, error, step, value=-1, out=error).mul_(pivots[column])
-                own = column - small
-                left[column + 1 : stop].addcmul_(shares[own, own + 1 :], error, value=-1)
+                index = column - small
+                left[column + 1 : stop].addcmul_(shares[index, index + 1 :], error, value=-1)
             if stop < end:
                 done = errors[small - start : stop - start]
                 left[stop:end].addmm_(factor[small:stop, stop:end].T, done, alpha=-1)

@@ -51,10 +51,10 @@ def hqq(matrix: Tensor, scheme: Scheme, norm: float = 0.7) -> QuantizedTensor:
     """
     whole = in_groups(matrix, scheme)
     blocks = whole.reshape(1, 1, -1) if scheme.granularity == "tensor" else whole
-    found = [_searched(blocks[part], scheme, norm) for part in row_chunks(blocks, _CHUNK)]
-    if not found:
-        found = [parameters(*extremes(blocks, scheme), scheme)]
-    scale, zero = (torch.cat(parts) for parts in zip(*found, strict=True))
+    searched = [_searched(blocks[part], scheme, norm) for part in row_chunks(blocks, _CHUNK)]
+    if not searched:
+        searched = [parameters(*extremes(blocks, scheme), scheme)]
+    scale, zero = (torch.cat(parts) for parts in zip(*searched, strict=True))
     return quantize(matrix, scale, zero, scheme)
 
 

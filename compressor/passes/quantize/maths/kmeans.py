@@ -53,7 +53,7 @@ class _Sorted:
 def codebook(
     values: Tensor, size: int, importance: Tensor | None = None, *, zero: bool = False
 ) -> Tensor:
-    """Find the numbers of which the nearest stands for each value with the least squared error.
+    """Find the numbers to which values are rounded with the least squared error.
 
     Lloyd's algorithm, as in Han et al. 2016 (arXiv:1510.00149, section 3), from the best division
     of a histogram, which dynamic programming finds: of 256 numbers for Gaussian values it
@@ -78,10 +78,10 @@ def codebook(
         others = flat != 0
         flat, weights = flat[others], None if weights is None else weights[others]
         size -= 1
-    found = _free(_sorted(flat, weights), size, pinned=zero)
+    centroids = _free(_sorted(flat, weights), size, pinned=zero)
     if zero:
-        found = torch.cat([found, torch.zeros(1, dtype=found.dtype)])
-    return _different(found.to(torch.float32))
+        centroids = torch.cat([centroids, torch.zeros(1, dtype=centroids.dtype)])
+    return _different(centroids.to(torch.float32))
 
 
 def clustered(matrix: Tensor, scheme: Scheme, importance: Tensor | None = None) -> QuantizedTensor:
@@ -103,12 +103,12 @@ def clustered(matrix: Tensor, scheme: Scheme, importance: Tensor | None = None) 
     books = torch.zeros(scheme.codebooks(rows), size)
     for group, start in enumerate(range(0, rows, step)):
         part = slice(start, start + step)
-        own = None if importance is None else importance[part]
+        weights = None if importance is None else importance[part]
         zero = sparse and bool(zeros[part].any())
-        found = codebook(matrix[part], size, own, zero=zero)
-        found = _different(found.to(_TYPES[scheme.scale_type]).to(torch.float32))
-        codes[part] = nearest(matrix[part], found)
-        books[group, : found.numel()] = found
+        book = codebook(matrix[part], size, weights, zero=zero)
+        book = _different(book.to(_TYPES[scheme.scale_type]).to(torch.float32))
+        codes[part] = nearest(matrix[part], book)
+        books[group, : book.numel()] = book
     return QuantizedTensor(
         codes, torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.uint8), scheme, codebook=books
     )
@@ -139,15 +139,15 @@ def _sorted(flat: Tensor, weights: Tensor | None) -> _Sorted:
         # numpy sorts several times faster than torch does.
         ordered = torch.from_numpy(flat.contiguous().numpy().copy())
         ordered.numpy().sort()
-        own = torch.ones(ordered.numel(), dtype=torch.float64)
+        ordered_weights = torch.ones(ordered.numel(), dtype=torch.float64)
     else:
         ordered, order = torch.sort(flat, stable=True)
-        own = weights[order]
-        if not bool((own > 0).any()):
-            own = torch.ones_like(own)
+        ordered_weights = weights[order]
+        if not bool((ordered_weights > 0).any()):
+            ordered_weights = torch.ones_like(ordered_weights)
     wide = ordered.to(torch.float64)
     zero = torch.zeros(1, dtype=torch.float64)
-    parts = (own, own * wide, own * wide * wide)
+    parts = (ordered_weights, ordered_weights * wide, ordered_weights * wide * wide)
     counts, sums, squares = (torch.cat([zero, part.cumsum(0)]) for part in parts)
     return _Sorted(ordered, counts, sums, squares)
 
@@ -168,7 +168,7 @@ def _with_zero(centroids: Tensor) -> Tensor:
 
 
 def _lloyd(data: _Sorted, start: Tensor, *, pinned: bool) -> Tensor:
-    """Move centroids to the means of what is nearest to them until they stay."""
+    """Move centroids to the means of the values nearest to them until they stay."""
     centroids = start
     least = _DONE * float(data.values[-1] - data.values[0])
     for _ in range(_ROUNDS):
@@ -206,10 +206,10 @@ def _divided(data: _Sorted, size: int) -> Tensor:
     cuts = [bounds.numel() - 1]
     for origin in reversed(origins):
         cuts.append(int(origin[cuts[-1]]))
-    chosen = bounds[torch.tensor([0, *reversed(cuts)])]
+    edges = bounds[torch.tensor([0, *reversed(cuts)])]
     wide = data.values.to(torch.float64)
-    lower = wide[chosen[:-1].clamp(max=wide.numel() - 1)]
-    return data.means(chosen, lower).sort().values
+    lower = wide[edges[:-1].clamp(max=wide.numel() - 1)]
+    return data.means(edges, lower).sort().values
 
 
 def _cells(data: _Sorted) -> Tensor:
@@ -227,5 +227,5 @@ def _cells(data: _Sorted) -> Tensor:
 
 def _different(values: Tensor) -> Tensor:
     """Return the values that differ, in rising order."""
-    found: Tensor = values.unique()  # type: ignore[no-untyped-call]  # torch's own has no types
-    return found
+    unique: Tensor = values.unique()  # type: ignore[no-untyped-call]  # torch's own has no types
+    return unique

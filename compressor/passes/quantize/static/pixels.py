@@ -1,4 +1,4 @@
-"""Exact codes for images: let the codes of a network's input be the pixels it was made from.
+"""Exact codes for images: the codes of a network's input are the pixels it was made from.
 
 Normalized 8-bit images lie on a grid of 256 values a channel, but on a different one in each
 channel, and an activation has one scale for all. Rounding to a common grid costs more accuracy
@@ -10,7 +10,7 @@ channels share one grid, a scale and zero point suffice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,8 +18,6 @@ import onnx_ir as ir
 import torch
 
 from compressor.graph.editing import Editor
-from compressor.graph.layers import layers_with_nodes
-from compressor.graph.values import is_op
 from compressor.types.layers import Layer
 from compressor.types.statistics import ChannelGrid, Moments
 from compressor.types.tensors import Array
@@ -36,39 +34,49 @@ class PixelInput:
     Attributes:
         value: the input's name.
         layer: the convolution.
+        node: its node.
         pads: its zero padding, beginnings then ends.
     """
 
     value: str
     layer: Layer
+    node: ir.Node
     pads: tuple[int, ...]
 
 
-def pixel_inputs(model: ir.Model) -> tuple[PixelInput, ...]:
-    """Find inputs that may hold images: ``[batch, channels, ...]``, read by one convolution."""
-    found = []
-    by_node = {node: layer for layer, node in layers_with_nodes(model)}
+def pixel_inputs(model: ir.Model, readers: Mapping[ir.Node, Layer]) -> tuple[PixelInput, ...]:
+    """Return the inputs that may hold images: ``[batch, channels, ...]``, read by a convolution.
+
+    Args:
+        model: the graph.
+        readers: the layer that each node multiplies with.
+    """
+    pixels = []
     for value in model.graph.inputs:
         uses = list(value.uses())
         node = uses[0].node if len(uses) == 1 else None
-        if node is None or not is_op(node, "Conv") or node not in by_node:
+        if node is None or node not in readers:
             continue
-        layer = by_node[node]
-        weight, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
-        single = weight is not None and weight.is_initializer() and len(list(weight.uses())) == 1
-        own = bias is None or (bias.is_initializer() and len(list(bias.uses())) == 1)
+        layer = readers[node]
+        if not layer.is_convolution or layer.is_transposed_convolution:
+            continue
         explicit = node.attributes.get_string("auto_pad", "NOTSET") == "NOTSET"
         plain = layer.groups == 1 and layer.dtype == "float32" and value.dtype == ir.DataType.FLOAT
-        if single and own and explicit and plain:
+        unshared = all(v is None or _is_read_once(v) for v in node.inputs[1:])
+        if unshared and explicit and plain and node.graph is model.graph:
             pads = node.attributes.get_ints("pads", [0] * 2 * (len(layer.shape) - 2))
-            found.append(PixelInput(value.name or "", layer, tuple(pads)))
-    return tuple(found)
+            pixels.append(PixelInput(value.name or "", layer, node, tuple(pads)))
+    return tuple(pixels)
+
+
+def _is_read_once(value: ir.Value) -> bool:
+    return value.is_initializer() and len(list(value.uses())) == 1
 
 
 def read_pixels(
     model: ir.Model, pixel: PixelInput, grid: ChannelGrid, *, signed: bool
 ) -> tuple[str, ChannelGrid]:
-    """Let the convolution read pixel levels, in place; the graph computes the same function.
+    """Make the convolution read pixel levels, in place; the graph computes the same function.
 
     Zero padding moves in front of the rescaling, since zero is another level in each channel.
 
@@ -81,13 +89,11 @@ def read_pixels(
     Returns:
         The name of the value that holds the levels, and the grid that maps them back.
     """
-    editor = Editor(model)
+    editor, added = Editor(model), list[ir.Node]()
     used = levels_of(grid, signed=signed)
     step, offset = np.asarray(used.step), np.asarray(used.offset)
-    node = next(n for layer, n in layers_with_nodes(model) if layer.name == pixel.layer.name)
-    source = node.inputs[0]
+    node, source = pixel.node, pixel.node.inputs[0]
     assert source is not None
-    added: list[ir.Node] = []
 
     def add(op_type: str, inputs: Sequence[ir.Value], suffix: str) -> ir.Value:
         made = editor.node(op_type, inputs, pixel.value + suffix, ir.DataType.FLOAT)

@@ -1,101 +1,86 @@
-"""Where a runtime fuses Q/DQ into integer kernels, one small table a target."""
+"""Where a runtime fuses Q/DQ into integer kernels: one small table for each target."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
-from compressor.graph.layers import activation_input, layer_of
+from compressor.graph.layers import activation_input
+from compressor.graph.operators import Kernel, Target, names, operator
 from compressor.graph.values import constant_array, constant_of, is_op
 from compressor.types.layers import Layer
+
+_LAYERS = ("layer", "layer-to-codes", "layer-with-zero")
 
 
 @dataclass(frozen=True)
 class Profile:
     """What a runtime does with quantized tensors.
 
+    Which operators have integer kernels, and on what terms, is in the table of operators.
+
     Attributes:
-        layers: operators with a constant weight that have an integer kernel.
-        output_needed: those whose integer kernel exists only with a quantized output.
-        joins: operators without a weight that have an integer kernel, if all that they read and
-            write is quantized.
-        carriers: operators that move elements and so work on codes as they are.
-        absorbed: activations that the kernel before them takes in.
+        target: the runtime's column in the table.
         integer_bias: biases are stored as int32 codes.
-        explicit_zero: operators whose integer kernel wants the weight's zero point written out.
         unsigned: asymmetric activations are uint8; where false, activations must be symmetric.
-        kept: why an operator stays in floating point.
+        missing: why a product without an integer kernel stays in floating point.
     """
 
-    layers: frozenset[str]
-    output_needed: frozenset[str]
-    joins: frozenset[str]
-    carriers: frozenset[str]
-    absorbed: frozenset[str]
+    target: Target
     integer_bias: bool
     unsigned: bool
-    explicit_zero: frozenset[str] = frozenset()
-    kept: Mapping[str, str] = field(default_factory=dict)
+    missing: str = ""
+
+    def kernel(self, node: ir.Node | None) -> Kernel | None:
+        """Return what the runtime does with a node between codes; ``None`` if it takes floats."""
+        return operator(node).kernels.get(self.target)
+
+    @property
+    def layers(self) -> frozenset[str]:
+        """Operators with a constant weight that have an integer kernel."""
+        return frozenset(names(lambda row: row.kernels.get(self.target, "") in _LAYERS))
+
+    @property
+    def explicit_zero(self) -> frozenset[str]:
+        """Operators whose integer kernel wants the weight's zero point written out."""
+        return frozenset(names(lambda row: row.kernels.get(self.target) == "layer-with-zero"))
+
+    @property
+    def kept(self) -> Mapping[str, str]:
+        """Why products stay in floating point."""
+        products = names(lambda row: row.is_product) if self.missing else ()
+        return {name: self.missing for name in products if name not in self.layers}
 
 
 # ONNX Runtime, CPU provider: QLinearConv, QGemm, MatMulIntegerToFloat, QLinearAdd/Mul/Concat,
 # QLinearAveragePool/GlobalAveragePool, QLinearSigmoid/LeakyRelu. Relu and Clip before a
 # QuantizeLinear are dropped, since saturation does the same.
 ORT_CPU = Profile(
-    layers=frozenset({"Conv", "Gemm", "MatMul"}),
-    output_needed=frozenset({"Conv"}),
-    joins=frozenset(
-        {"Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool", "Sigmoid", "LeakyRelu"}
-    ),
-    carriers=frozenset(
-        {"MaxPool", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Pad"}
-    ),
-    absorbed=frozenset({"Relu", "Clip"}),
+    "ort-cpu",
     integer_bias=True,
     unsigned=True,
-    explicit_zero=frozenset({"Gemm"}),
-    kept={"ConvTranspose": "ONNX Runtime has no integer kernel for it"},
+    missing="ONNX Runtime has no integer kernel for it",
 )
 
 # TensorRT: explicit quantization; the builder moves Q/DQ over data movement by itself, adds a
 # residual in the convolution's epilogue, and wants float biases and zero points 0.
-TENSORRT = Profile(
-    layers=frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"}),
-    output_needed=frozenset(),
-    joins=frozenset({"Add", "AveragePool", "GlobalAveragePool"}),
-    carriers=frozenset(),
-    absorbed=frozenset({"Relu"}),
-    integer_bias=False,
-    unsigned=False,
-)
+TENSORRT = Profile("tensorrt", integer_bias=False, unsigned=False)
 
 # OpenVINO, CPU plugin 2026.4, by the precisions that its compiled model reports for ResNet-20: a
 # layer with a float output is int8 all the same, and a residual sum goes into the convolution
 # before it. Biases in float save it a conversion.
-OPENVINO = Profile(
-    layers=frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"}),
-    output_needed=frozenset(),
-    joins=frozenset({"Add", "Concat", "AveragePool", "GlobalAveragePool"}),
-    carriers=ORT_CPU.carriers,
-    absorbed=frozenset({"Relu", "Clip"}),
-    integer_bias=False,
-    unsigned=True,
-)
+OPENVINO = Profile("openvino", integer_bias=False, unsigned=True)
 
 # ONNX Runtime, CUDA provider: it has kernels for Q/DQ and none for products of integers, so that
 # every Q/DQ that is not there is time saved; int32 biases would be computed on the CPU.
 ORT_CUDA = Profile(
-    layers=frozenset({"Conv", "Gemm", "MatMul"}),
-    output_needed=frozenset(),
-    joins=frozenset(),
-    carriers=frozenset(),
-    absorbed=frozenset({"Relu"}),
+    "ort-cuda",
     integer_bias=False,
     unsigned=True,
-    kept={"ConvTranspose": "ONNX Runtime has no integer kernel for it"},
+    missing="ONNX Runtime has no integer kernel for it",
 )
 
 PROFILES: Mapping[str, Profile] = {
@@ -120,7 +105,6 @@ class Placement:
     Attributes:
         values: names of the values to quantize, in the order of execution.
         layers: the layers that become integer, with the value each reads.
-        integer: names of all nodes that read dequantized values.
         carried: names of the nodes that work on codes.
         gates: for values that only matter where another value is positive, that value.
         readers: for values to quantize, the names of the layers that read their codes.
@@ -128,57 +112,52 @@ class Placement:
 
     values: tuple[str, ...]
     layers: tuple[tuple[Layer, str], ...]
-    integer: frozenset[str]
     carried: frozenset[str]
     gates: Mapping[str, str]
     readers: Mapping[str, tuple[str, ...]]
 
 
 class _Placer:
-    def __init__(self, model: ir.Model, profile: Profile, chosen: Collection[str]):
+    def __init__(self, model: ir.Model, profile: Profile):
         self.graph = model.graph
         self.profile = profile
-        self.chosen = set(chosen)
         self.wanted: set[ir.Value] = set()
-        self.integer: dict[ir.Node, None] = {}
+        self.integer: set[ir.Node] = set()
         self.layers: list[tuple[Layer, str]] = []
         self.readers: dict[str, list[str]] = {}
 
-    def run(self) -> Placement:
-        for node in self.graph:
-            layer = layer_of(node)
-            if layer is not None and layer.name in self.chosen:
+    def run(self, names: Collection[str], readers: Mapping[ir.Node, Layer]) -> Placement:
+        for node, layer in readers.items():
+            if layer.name in names and node.graph is self.graph:
                 self._want_layer(node, layer)
-        joins = [n for n in self.graph if is_op(n, *self.profile.joins)]
+        joins = [n for n in self.graph if self.profile.kernel(n) == "join"]
         changed = True
         while changed:
-            found = [self._want_join(n) for n in joins if n not in self.integer]
-            changed = any(found)
-        carried = self._carried()
+            joined = [self._want_join(n) for n in joins if n not in self.integer]
+            changed = any(joined)
         order = [*self.graph.inputs, *(v for n in self.graph for v in n.outputs)]
         return Placement(
             values=tuple(v.name or "" for v in order if v in self.wanted),
             layers=tuple(self.layers),
-            integer=frozenset(n.name or "" for n in self.integer),
-            carried=frozenset(n.name or "" for n in carried),
+            carried=frozenset(n.name or "" for n in self._carried()),
             gates={v.name or "": g for v in self.wanted if (g := _gate(v)) is not None},
             readers={name: tuple(layers) for name, layers in self.readers.items()},
         )
 
     def _want_layer(self, node: ir.Node, layer: Layer) -> None:
-        value = activation_input(node)
-        if value is None or not _is_float(value):
+        value = float_input(node)
+        if value is None:
             return
         root = self._root(value)
         self._want(root)
         self.readers.setdefault(root.name or "", []).append(layer.name)
-        self.integer[node] = None
+        self.integer.add(node)
         self.layers.append((layer, value.name or ""))
-        if node.op_type in self.profile.output_needed:
+        if self.profile.kernel(node) == "layer-to-codes":
             self.wanted.add(self._absorbing(node))
 
     def _want_join(self, node: ir.Node) -> bool:
-        """Make a join integer where what it writes is wanted and what it reads can be had."""
+        """Make a join integer where its output is to be quantized and its inputs can be."""
         inputs = [v for v in node.inputs if v is not None]
         if any(constant_of(v) is not None or not _is_float(v) for v in inputs):
             return False
@@ -189,7 +168,7 @@ class _Placer:
             return False
         for root in roots:
             self._want(root)
-        self.integer[node] = None
+        self.integer.add(node)
         return True
 
     def _want(self, value: ir.Value) -> None:
@@ -198,22 +177,23 @@ class _Placer:
             self.wanted.add(value)
 
     def _can_emit(self, value: ir.Value) -> bool:
-        """Tell whether an integer kernel could write the value, or does."""
+        """Whether an integer kernel could write the value, or does."""
         if quantized_source(value) is not None:
             return True
         node = value.producer()
-        if is_op(node, *self.profile.absorbed) and node is not None and node.inputs[0] is not None:
+        absorbed = self.profile.kernel(node) == "absorbed"
+        if absorbed and node is not None and node.inputs[0] is not None:
             node = node.inputs[0].producer()
-        return node is not None and (node in self.integer or is_op(node, *self.profile.joins))
+        return node is not None and (node in self.integer or self.profile.kernel(node) == "join")
 
     def _absorbing(self, node: ir.Node) -> ir.Value:
-        """The value that a node writes, after the activation that its kernel takes in."""
+        """Return what a node writes, after the activation that its kernel takes in."""
         value = node.outputs[0]
         uses = list(value.uses())
         if value.is_graph_output() or len(uses) != 1:
             return value
         reader = uses[0].node
-        return reader.outputs[0] if is_op(reader, *self.profile.absorbed) else value
+        return reader.outputs[0] if self.profile.kernel(reader) == "absorbed" else value
 
     def _root(self, value: ir.Value) -> ir.Value:
         """Follow a value back over nodes that only move elements."""
@@ -224,9 +204,9 @@ class _Placer:
         return value
 
     def _moves(self, node: ir.Node) -> bool:
-        if not is_op(node, *self.profile.carriers) or len(node.outputs) != 1:
+        if self.profile.kernel(node) != "carrier" or len(node.outputs) != 1:
             return False
-        if node.op_type != "Pad":
+        if operator(node).moves != "padded":
             return True
         mode = node.attributes.get_string("mode", "constant")
         fill = node.inputs[2] if len(node.inputs) > 2 else None
@@ -234,19 +214,21 @@ class _Placer:
         zero = fill is None or (filled is not None and not np.any(filled))
         return mode != "constant" or zero
 
-    def _carried(self) -> dict[ir.Node, None]:
-        """Nodes between a quantized value and an integer node that only move elements."""
-        found: dict[ir.Node, None] = {}
+    def _carried(self) -> set[ir.Node]:
+        """Return the nodes between quantized values and integer nodes: they only move elements."""
+        carried: set[ir.Node] = set()
         for reader in self.integer:
             for value in reader.inputs:
                 node = None if value is None else value.producer()
                 while node is not None and self._moves(node) and node.inputs[0] is not None:
-                    found[node] = None
+                    carried.add(node)
                     node = node.inputs[0].producer()
-        return found
+        return carried
 
 
-def place(model: ir.Model, profile: Profile, chosen: Collection[str]) -> Placement:
+def place(
+    model: ir.Model, profile: Profile, names: Collection[str], readers: Mapping[ir.Node, Layer]
+) -> Placement:
     """Choose the values to quantize.
 
     Layers' inputs are quantized, and outputs where the integer kernel needs it. Joins (residual
@@ -256,9 +238,10 @@ def place(model: ir.Model, profile: Profile, chosen: Collection[str]) -> Placeme
     Args:
         model: the graph; subgraphs stay in floating point.
         profile: the target's rules.
-        chosen: names of the layers to make integer.
+        names: the layers to make integer.
+        readers: the layer that each node multiplies with, in the order of execution.
     """
-    return _Placer(model, profile, chosen).run()
+    return _Placer(model, profile).run(names, readers)
 
 
 def quantized_source(value: ir.Value) -> ir.Node | None:
@@ -271,6 +254,12 @@ def quantized_source(value: ir.Value) -> ir.Node | None:
     return node if single else None
 
 
+def float_input(node: ir.Node) -> ir.Value | None:
+    """Return the float activation that a layer's node reads first, if it does."""
+    value = activation_input(node)
+    return value if value is not None and _is_float(value) else None
+
+
 def _gate(value: ir.Value) -> str | None:
     """Return the output of the ReLU behind the one addition that reads the value.
 
@@ -278,7 +267,7 @@ def _gate(value: ir.Value) -> str | None:
     """
     add = _only_reader(value)
     relu = None if not is_op(add, "Add") or add is None else _only_reader(add.outputs[0])
-    return relu.outputs[0].name if relu is not None and is_op(relu, "Relu") else None
+    return relu.outputs[0].name if relu is not None and operator(relu).rectifies else None
 
 
 def _only_reader(value: ir.Value) -> ir.Node | None:

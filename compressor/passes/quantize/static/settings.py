@@ -1,19 +1,23 @@
-"""Options of ``quantize-static``."""
+"""What the options of ``quantize-static`` make of a graph: which layers, values and codes."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import onnx_ir as ir
-from pydantic import Field
 
 from compressor.errors import SpecError
-from compressor.graph.code_forms import FLOATS
-from compressor.graph.layers import layers_with_nodes
+from compressor.graph.layers import layer_of, layers_with_nodes
 from compressor.graph.values import INTEGER_CODES, constant_of
 from compressor.passes.quantize.maths.affine import activation_parameters
+from compressor.passes.quantize.static.options import (
+    ActivationOptions,
+    QuantizeRule,
+    WeightSettings,
+)
 from compressor.passes.quantize.static.pixels import (
     PixelInput,
     common_code,
@@ -22,98 +26,37 @@ from compressor.passes.quantize.static.pixels import (
     pixel_inputs,
     read_pixels,
 )
-from compressor.passes.quantize.static.placement import Placement, Profile
-from compressor.passes.quantize.static.qdq import ActivationCode
+from compressor.passes.quantize.static.placement import Placement, Profile, float_input, place
 from compressor.types.layer_rules import resolve_rules, rule_of, skip_reason
 from compressor.types.layers import Layer
-from compressor.types.options import Options
-from compressor.types.passes import LayerRule
 from compressor.types.quantized import Scheme
-from compressor.types.statistics import ChannelGrid, Moments, Range, Request
-
-Bits = Literal[4, 8]
-
-
-class WeightOptions(Options):
-    """How weights are quantized."""
-
-    bits: Bits = Field(default=8, description="width of a weight")
-    granularity: Literal["channel", "tensor"] = Field(
-        default="channel", description="one scale for each output channel, or one a tensor"
-    )
-    symmetric: bool = Field(default=True, description="zero point 0")
-    range: Literal["min-max", "mse"] = Field(
-        default="min-max", description="full range, or the one of least squared error"
-    )
-    rounding: Literal["gptq", "nearest"] = Field(
-        default="gptq",
-        description="gptq minds the layer's output: each weight's rounding error is made up for "
-        "by the weights after it (arXiv:2210.17323)",
-    )
-
-
-class ActivationOptions(Options):
-    """How activations are quantized."""
-
-    bits: Bits = Field(default=8, description="width of an activation")
-    observer: Literal[
-        "mse", "min-max", "moving-average", "percentile", "entropy", "extreme-value"
-    ] = Field(
-        default="mse",
-        description="how the range is chosen from the calibration data; extreme-value where large "
-        "values carry the answer and calibration data are few, as with detectors",
-    )
-    symmetric: bool | Literal["auto"] = Field(
-        default="auto",
-        description="zero point 0; auto: only where an export's target demands it",
-    )
-    percentile: float | None = Field(
-        default=None, gt=50, le=100, description="for observer percentile: share of values inside"
-    )
-    exact_pixels: bool = Field(
-        default=True,
-        description="where the input is normalized 8-bit images, let its codes be the pixels: "
-        "no rounding; where channels are normalized differently, for three cheap operators",
-    )
-
-
-class StaticRule(LayerRule):
-    """Per-layer settings of ``quantize-static``."""
-
-    bits: Bits | None = Field(default=None, description="width of these layers' weights")
-    granularity: Literal["channel", "tensor"] | None = Field(
-        default=None, description="granularity of these layers' weights"
-    )
-    activation_bits: Bits | None = Field(
-        default=None,
-        description="width of what these layers read; where others read it, too, the widest counts",
-    )
-
+from compressor.types.statistics import ChannelGrid, Moments, Request
 
 ALREADY = "it is quantized already"
 """Why a layer is kept whose weight is stored as codes."""
 
+_COMPUTED = "its weight is computed or has other readers"
 _BYTE = 8
 _NARROW_FROM = 3  # bits: of two, the fourth code is worth more than products that cannot overflow
 
 
-class WeightSettings(Protocol):
-    """How weights are quantized, as far as a scheme says it."""
+@dataclass(frozen=True)
+class ActivationCode:
+    """How one activation is quantized.
 
-    @property
-    def bits(self) -> int:
-        """Width of a weight."""
-        ...
+    Attributes:
+        scale: step between codes.
+        zero_point: code of zero.
+        dtype: type of the codes.
+        limits: for codes narrower than their type: least and greatest value that is represented.
+            Runtimes have kernels for 8-bit activations only, so 4-bit ones are clipped to 16
+            values and kept in bytes.
+    """
 
-    @property
-    def granularity(self) -> Literal["channel", "tensor"]:
-        """What has a scale of its own."""
-        ...
-
-    @property
-    def symmetric(self) -> bool:
-        """The zero point is 0."""
-        ...
+    scale: float
+    zero_point: int
+    dtype: ir.DataType
+    limits: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -124,38 +67,45 @@ class StaticSettings:
         profile: the target's rules.
         weights: of all layers.
         activations: likewise.
-        rules: for single layers; those that have ``bits`` and ``granularity`` change weights',
-            those that have ``activation_bits`` what they read.
+        rules: for single layers.
     """
 
     profile: Profile
     weights: WeightSettings
     activations: ActivationOptions
-    rules: Sequence[LayerRule]
+    rules: Sequence[QuantizeRule]
 
     @property
     def symmetric(self) -> bool:
         """Activations' zero points are 0, and their codes signed."""
-        given = self.activations.symmetric
-        return not self.profile.unsigned if given == "auto" else given
+        symmetric = self.activations.symmetric
+        return not self.profile.unsigned if symmetric == "auto" else symmetric
+
+    @property
+    def code_type(self) -> ir.DataType:
+        """The type of activations' codes."""
+        return ir.DataType.INT8 if self.symmetric else ir.DataType.UINT8
 
     def activation_type(self, layer: str) -> str:
-        """What a layer's input becomes, for plans."""
+        """Return what a layer's input becomes, for plans."""
         return f"{'int' if self.symmetric else 'uint'}{self.input_bits(layer)}"
 
     def activation_scheme(self, bits: int) -> Scheme:
-        """What activations of a width become."""
+        """Return what activations of a width become."""
         return Scheme(bits, self.symmetric, self.symmetric, "tensor")
 
     def input_bits(self, layer: str) -> int:
         """Return the width of what a layer reads, by its rule or that of all."""
-        own: int | None = getattr(rule_of(self.rules, layer), "activation_bits", None)
-        return own or self.activations.bits
+        rule = rule_of(self.rules, layer)
+        return (rule and rule.activation_bits) or self.activations.bits
 
-    def value_bits(self, value: str, placement: Placement) -> int:
-        """Return the width of a value: the widest of those that its readers want."""
-        wanted = [self.input_bits(layer) for layer in placement.readers.get(value, ())]
-        return max(wanted, default=self.activations.bits)
+    def code(self, scale: float, zero: int, bits: int) -> ActivationCode:
+        """Return how a value is quantized with a scale and a zero point."""
+        if bits == _BYTE:
+            return ActivationCode(scale, zero, self.code_type)
+        scheme = self.activation_scheme(bits)
+        limits = ((scheme.low - zero) * scale, (scheme.high - zero) * scale)
+        return ActivationCode(scale, zero, self.code_type, limits)
 
     def check(self) -> None:
         """Compare the options with each other and with the target.
@@ -167,7 +117,7 @@ class StaticSettings:
         if activations.percentile is not None and activations.observer != "percentile":
             raise SpecError(
                 "activations.percentile",
-                f"is given, and the observer is {activations.observer}",
+                f"is given, and the observer is {activations.observer_name}",
                 "set observer: percentile, or leave it out",
             )
         if self.profile.unsigned:
@@ -183,141 +133,170 @@ class StaticSettings:
                     "leave it out, or set it to true",
                 )
 
-    def schemes(
-        self, layers: Sequence[Layer], model: ir.Model
-    ) -> tuple[dict[str, Scheme], dict[str, str]]:
-        """Return the scheme of each layer to quantize, and why the others are kept.
+    def decide(self, model: ir.Model) -> Decision:
+        """Choose the layers to quantize, in one walk over the graph.
+
+        Args:
+            model: the graph; not changed.
 
         Raises:
             SpecError: a rule matches no layer.
         """
+        readers = {node: layer for layer, node in layers_with_nodes(model)}
+        nodes = {layer.name: node for node, layer in readers.items()}
+        first = {layer.weight: layer for layer in reversed(readers.values())}
+        layers = tuple(layer for layer in readers.values() if first[layer.weight] is layer)
+        placeable = {
+            layer.name
+            for node, layer in readers.items()
+            if node.graph is model.graph and float_input(node) is not None
+        }
         rules = resolve_rules(self.rules, [layer.name for layer in layers])
-        nodes = {layer.name: node for layer, node in layers_with_nodes(model)}
         schemes: dict[str, Scheme] = {}
         reasons: dict[str, str] = {}
         for layer in layers:
             rule = rules[layer.name]
             reason = skip_reason(rule) or _kept(layer, nodes[layer.name], self.profile)
+            if not reason and layer.name not in placeable:
+                reason = "it reads no float value of the main graph"
             if reason:
                 reasons[layer.name] = reason
                 continue
-            granularity = getattr(rule, "granularity", None) or self.weights.granularity
-            if layer.kind == "ConvTranspose" and layer.groups > 1:
+            granularity = (rule and rule.granularity) or self.weights.granularity
+            if layer.is_transposed_convolution and layer.groups > 1:
                 granularity = "tensor"
-            bits = getattr(rule, "bits", None) or self.weights.bits
+            bits = (rule and rule.bits) or self.weights.bits
             schemes[layer.name] = Scheme(
                 bits=bits,
                 symmetric=self.weights.symmetric,
                 granularity=granularity,
                 narrow=bits >= _NARROW_FROM,
             )
-        return schemes, reasons
+        return Decision(self, model, readers, layers, schemes, reasons)
 
-    def requests(self, model: ir.Model, placement: Placement) -> tuple[Request, ...]:
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """What is quantized in one graph.
+
+    Attributes:
+        settings: the options, and the target's rules.
+        model: the graph.
+        readers: the layer that each node multiplies with, in the order of execution.
+        layers: the same layers, each weight once.
+        schemes: of the layers to quantize, by name.
+        reasons: why the other layers are kept, by name.
+    """
+
+    settings: StaticSettings
+    model: ir.Model
+    readers: Mapping[ir.Node, Layer]
+    layers: tuple[Layer, ...]
+    schemes: Mapping[str, Scheme]
+    reasons: Mapping[str, str]
+
+    @cached_property
+    def placement(self) -> Placement:
+        """Which values get Q/DQ, and who reads them."""
+        return place(self.model, self.settings.profile, self.schemes, self.readers)
+
+    @cached_property
+    def nodes(self) -> dict[str, ir.Node]:
+        """The (last) node that multiplies with each layer's weight, by the layer's name."""
+        return {layer.name: node for node, layer in self.readers.items()}
+
+    def requests(self) -> tuple[Request, ...]:
         """Return what has to be known of the activations."""
-        found = {}
-        for name in placement.values:
-            request = self.range_request(name, placement)
-            found[request.key] = request
-        for pixel in self.pixel_inputs(model, [layer.name for layer, _ in placement.layers]):
-            grid = _grid_request(pixel)
-            found[grid.key] = grid
-        return tuple(found.values())
+        ranges = (self.range_request(name) for name in self.placement.values)
+        grids = (_grid_request(pixel) for pixel in self.pixel_inputs())
+        return tuple({r.key: r for r in (*ranges, *grids)}.values())
 
-    def range_request(self, value: str, placement: Placement) -> Request:
+    def value_bits(self, value: str) -> int:
+        """Return the width of a value: the widest that any of its readers is to have."""
+        settings = self.settings
+        widths = [settings.input_bits(layer) for layer in self.placement.readers.get(value, ())]
+        return max(widths, default=settings.activations.bits)
+
+    def range_request(self, value: str) -> Request:
         """Ask for the range of a value."""
-        options: dict[str, Any] = {
-            "bits": self.value_bits(value, placement),
-            "symmetric": self.symmetric,
+        activations = self.settings.activations
+        options = {
+            "bits": self.value_bits(value),
+            "symmetric": self.settings.symmetric,
+            **activations.observer_options,
         }
-        if self.activations.percentile is not None:
-            options["percentile"] = self.activations.percentile
-        gate = placement.gates.get(value)
-        return Request(value, self.activations.observer, options, gate)
-
-    def activation_code(self, found: Range, bits: int) -> ActivationCode:
-        """Return how a value of a range is quantized."""
-        symmetric = self.symmetric
-        scale, zero = activation_parameters(found, bits, symmetric, symmetric)
-        return self.code(scale, zero, bits)
-
-    def code(self, scale: float, zero: int, bits: int) -> ActivationCode:
-        """Return how a value is quantized with a scale and a zero point."""
-        scheme, dtype = self.activation_scheme(bits), _code_type(self.symmetric)
-        if scheme.bits == _BYTE:
-            return ActivationCode(scale, zero, dtype)
-        limits = ((scheme.low - zero) * scale, (scheme.high - zero) * scale)
-        return ActivationCode(scale, zero, dtype, limits)
+        gate = self.placement.gates.get(value)
+        return Request(value, activations.observer_name, options, gate)
 
     def codes(
-        self,
-        placement: Placement,
-        known: Mapping[str, ActivationCode],
-        statistics: Mapping[str, Any],
+        self, pixels: Mapping[str, ActivationCode], statistics: Mapping[str, Any]
     ) -> dict[str, ActivationCode]:
-        """Return how each placed value is quantized: as known already, or by its range."""
-        found = dict(known)
-        for name in placement.values:
-            if name not in found:
-                request = self.range_request(name, placement)
-                bits = self.value_bits(name, placement)
-                found[name] = self.activation_code(statistics[request.key], bits)
-        return found
+        """Return how each placed value is quantized: as in ``pixels``, or by its range."""
+        codes, symmetric = dict(pixels), self.settings.symmetric
+        for name in self.placement.values:
+            if name not in codes:
+                span, bits = statistics[self.range_request(name).key], self.value_bits(name)
+                scale, zero = activation_parameters(span, bits, symmetric, symmetric)
+                codes[name] = self.settings.code(scale, zero, bits)
+        return codes
 
-    def pixel_inputs(self, model: ir.Model, chosen: Collection[str]) -> list[PixelInput]:
+    def pixel_inputs(self) -> list[PixelInput]:
         """Return the inputs that may be images whose pixels the codes can be."""
-        if not self.activations.exact_pixels:
+        settings = self.settings
+        if not settings.activations.exact_pixels:
             return []
         return [
             pixel
-            for pixel in pixel_inputs(model)
-            if pixel.layer.name in chosen and self.input_bits(pixel.layer.name) == _BYTE
+            for pixel in pixel_inputs(self.model, self.readers)
+            if pixel.layer.name in self.schemes and settings.input_bits(pixel.layer.name) == _BYTE
         ]
 
-    def pixel_codes(
-        self,
-        model: ir.Model,
-        chosen: Collection[str],
-        statistics: Mapping[str, Any],
-        moments: dict[str, Moments],
-    ) -> dict[str, ActivationCode]:
-        """Give inputs that are images codes that are their pixels; change the graph if need be.
+    def with_pixels(
+        self, statistics: Mapping[str, Any], moments: dict[str, Moments]
+    ) -> tuple[Decision, dict[str, ActivationCode]]:
+        """Give inputs that are images codes that are their pixels.
+
+        The graph is changed in place where one scale and zero point do not hold the pixels of all
+        channels.
 
         Args:
-            model: changed in place.
-            chosen: names of the layers that are quantized.
             statistics: the answers to :meth:`requests`.
-            moments: of the layers' inputs; changed where a layer's input is.
+            moments: of the layers' inputs, by the layer's name; changed where a layer's input is.
+
+        Returns:
+            The decision about the graph as it is then, and the codes by the value's name.
         """
-        codes: dict[str, ActivationCode] = {}
-        for pixel in self.pixel_inputs(model, chosen):
+        readers, codes = dict(self.readers), dict[str, ActivationCode]()
+        signed, dtype = self.settings.symmetric, self.settings.code_type
+        for pixel in self.pixel_inputs():
             grid = statistics[_grid_request(pixel).key]
             if grid is None:
                 continue
-            common = None if self.symmetric else common_code(grid)
+            common = None if signed else common_code(grid)
             if common is not None:
-                codes[pixel.value] = ActivationCode(*common, _code_type(self.symmetric))
+                codes[pixel.value] = ActivationCode(*common, dtype)
                 continue
-            name, used = read_pixels(model, pixel, grid, signed=self.symmetric)
-            codes[name] = ActivationCode(1.0, 0, _code_type(self.symmetric))
-            if pixel.layer.name in moments:
-                moments[pixel.layer.name] = level_moments(moments[pixel.layer.name], used)
-        return codes
+            name, used = read_pixels(self.model, pixel, grid, signed=signed)
+            codes[name] = ActivationCode(1.0, 0, dtype)
+            layer = layer_of(pixel.node)
+            assert layer is not None
+            readers[pixel.node] = layer
+            if layer.name in moments:
+                moments[layer.name] = level_moments(moments[layer.name], used)
+        return replace(self, readers=readers), codes
 
-    def pixel_grids(
-        self, model: ir.Model, chosen: Collection[str], statistics: Mapping[str, Any]
-    ) -> dict[str, ChannelGrid]:
-        """Return the grids that :meth:`pixel_codes` folds into layers, by the layer's name."""
-        found = {}
-        for pixel in self.pixel_inputs(model, chosen):
+    def pixel_grids(self, statistics: Mapping[str, Any]) -> dict[str, ChannelGrid]:
+        """Return the grids that :meth:`with_pixels` folds into layers, by the layer's name."""
+        signed, grids = self.settings.symmetric, {}
+        for pixel in self.pixel_inputs():
             grid = statistics[_grid_request(pixel).key]
-            if grid is not None and (self.symmetric or common_code(grid) is None):
-                found[pixel.layer.name] = levels_of(grid, signed=self.symmetric)
-        return found
+            if grid is not None and (signed or common_code(grid) is None):
+                grids[pixel.layer.name] = levels_of(grid, signed=signed)
+        return grids
 
 
 def kernel_notes(targets: frozenset[str], settings: StaticSettings) -> tuple[str, ...]:
-    """Say what a target is slow with."""
+    """Return what a target is slow with."""
     notes = []
     if "ort-cpu" in targets and settings.symmetric:
         notes.append(
@@ -335,16 +314,17 @@ def kernel_notes(targets: frozenset[str], settings: StaticSettings) -> tuple[str
     return tuple(notes)
 
 
+_CODE_TYPES = frozenset(code.numpy().name for code in INTEGER_CODES)
+
+
 def _kept(layer: Layer, node: ir.Node, profile: Profile) -> str:
-    """Say why a layer stays in floating point; empty if it need not."""
-    if is_quantized(layer):
+    """Return why a layer stays in floating point; empty if it need not."""
+    if layer.dtype in _CODE_TYPES:
         return ALREADY
     if node.op_type not in profile.layers:
-        table = node.op_type == "Gather"
-        return profile.kept.get(
-            node.op_type, "a table is looked up, not multiplied" if table else "no integer kernel"
-        )
-    if node.op_type == "Gemm":
+        other = "a table is looked up, not multiplied" if layer.is_table else "no integer kernel"
+        return profile.kept.get(node.op_type, other)
+    if layer.is_linear:
         plain = (
             node.attributes.get_float("alpha", 1.0) == 1.0
             and node.attributes.get_float("beta", 1.0) == 1.0
@@ -353,26 +333,10 @@ def _kept(layer: Layer, node: ir.Node, profile: Profile) -> str:
         if not plain:
             return "its alpha, beta or transA has no integer kernel"
     weight = node.inputs[1]
-    if weight is None or constant_of(weight) is None or not _read_as_weight(weight):
-        return "its weight is computed or has other readers"
-    return ""
-
-
-def is_quantized(layer: Layer) -> bool:
-    """Tell whether a layer's weight is stored as integer codes."""
-    return layer.dtype in _CODE_TYPES and layer.dtype not in FLOATS
-
-
-_CODE_TYPES = frozenset(code.numpy().name for code in INTEGER_CODES)
-
-
-def _read_as_weight(weight: ir.Value) -> bool:
-    return all(use.idx == 1 for use in weight.uses()) and not weight.is_graph_output()
+    if weight is None or constant_of(weight) is None or weight.is_graph_output():
+        return _COMPUTED
+    return "" if all(use.idx == 1 for use in weight.uses()) else _COMPUTED
 
 
 def _grid_request(pixel: PixelInput) -> Request:
     return Request(pixel.value, "channel-grid")
-
-
-def _code_type(signed: bool) -> ir.DataType:
-    return ir.DataType.INT8 if signed else ir.DataType.UINT8

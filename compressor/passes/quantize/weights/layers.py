@@ -233,7 +233,7 @@ def _misfit(layer: Layer, scheme: Scheme, opset: int, *, error: bool) -> str:
         SpecError: its columns do not divide into groups, and that is to be an error.
     """
     undivided = scheme.group is not None and layer.columns % scheme.group != 0
-    blocked = layer.kind == "ConvTranspose" or any(d != 1 for d in layer.shape[2:])
+    blocked = layer.is_transposed_convolution or any(d != 1 for d in layer.shape[2:])
     if undivided and not blocked:
         problem = f"{layer.columns} input columns do not divide into groups of {scheme.group}"
         if error:

@@ -18,6 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.graph.layers import layer_of, layers_with_nodes, moment_request
+from compressor.graph.operators import operator, operator_named
 from compressor.graph.values import is_op, static_shape
 from compressor.models.layer_uses import nodes_of
 from compressor.types.layers import Layer
@@ -25,9 +26,6 @@ from compressor.types.statistics import Request
 from compressor.types.tensors import Array
 
 _SIZES = (2, 3, 5, 7, 11, 13)  # of dynamic axes, in the order in which they are met
-_NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
-_POINTWISE = ("Relu", "LeakyRelu", "Identity", "Dropout", "Cast")
-_RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 _FEW = 1
 _ROWS_PER_COLUMN = 32  # input vectors for each of their elements, from which moments are found
 
@@ -151,7 +149,7 @@ class _Tracer:
         if traced is None:
             return None
         labels = traced.labels
-        if layer.kind == "Conv":
+        if layer.is_convolution and not layer.is_transposed_convolution:
             labels = np.moveaxis(labels, 1, -1)
         channels = labels.reshape(-1, labels.shape[-1])
         if not (channels == channels[0]).all():
@@ -192,20 +190,20 @@ class _Tracer:
 
     def _start(self, node: ir.Node, value: ir.Value, shape: tuple[int, ...]) -> _Traced | None:
         """Return the labels of a value that a source writes."""
-        if node.op_type in _NORMS and value is node.outputs[0]:
+        if operator_named(node.op_type).family == "layer-norm" and value is node.outputs[0]:
             return _labelled(_norm_source(node, shape), shape, -1)
         if is_op(node, "Mul"):
             return _labelled(_vector_source(node, shape), shape, -1)
         layer, bias = self._layer_behind(node)
-        if layer is None or self._uses[layer.weight] > 1 or layer.kind == "ConvTranspose":
+        if layer is None or self._uses[layer.weight] > 1 or layer.is_transposed_convolution:
             return None
         source = Source((), layer.rows, (bias,) if bias else (), layer)
-        return _labelled(source, shape, 1 if layer.kind == "Conv" else -1)
+        return _labelled(source, shape, 1 if layer.is_convolution else -1)
 
     def _layer_behind(self, node: ir.Node) -> tuple[Layer | None, str | None]:
         """Return the layer that a node is, or adds a bias to, and the bias that it owns."""
         layer = layer_of(node)
-        if layer is not None and layer.kind != "Gather":
+        if layer is not None and not layer.is_table:
             bias = node.inputs[2] if len(node.inputs) > 2 else None
             if bias is None:
                 return layer, None
@@ -218,7 +216,8 @@ class _Tracer:
                 continue
             inner = product.producer()
             layer = None if inner is None or len(inner.inputs) > 2 else layer_of(inner)
-            if layer is not None and layer.kind == "MatMul" and _vector_length(bias) == layer.rows:
+            fits = layer is not None and _vector_length(bias) == layer.rows
+            if layer is not None and layer.bias_is_separate and fits:
                 return layer, bias.name
         return None, None
 
@@ -226,12 +225,12 @@ class _Tracer:
         """Return the labels of a value that a node makes of another with the same factors."""
         if is_op(node, "Mul"):
             return self._product(node, shape)
-        if is_op(node, "MatMul"):
+        if operator(node).is_product and operator(node).is_matmul:
             return self._mixture(node, shape)
         entry = node.inputs[0] if node.inputs else None
-        if entry is None or not is_op(
-            node, *_POINTWISE, *_RESHAPES, "Transpose", "Expand", "Slice", "Split"
-        ):
+        row = operator(node)
+        moves = row.moves in ("same", "type", "shape", "order")
+        if entry is None or not (moves or row.passes_factor):
             return None
         traced = self._trace(entry)
         if traced is None:
@@ -242,13 +241,13 @@ class _Tracer:
     def _moved(
         self, node: ir.Node, value: ir.Value, labels: Array, shape: tuple[int, ...]
     ) -> Array | None:
-        if is_op(node, *_RESHAPES):
+        if operator(node).family == "reshape":
             lengths = [d for d in shape if d != -1]
             fits = (
                 labels.size % max(int(np.prod(lengths)), 1) == 0 and len(lengths) >= len(shape) - 1
             )
             return labels.reshape(shape) if fits else None
-        if is_op(node, "Transpose"):
+        if operator(node).moves == "order":
             perm = node.attributes.get_ints("perm", None)
             return labels.transpose(None if perm is None else list(perm))
         if is_op(node, "Expand"):

@@ -1,7 +1,8 @@
-"""Teacher assistants: models of sizes between teacher and student, taught one after the other.
+"""``distill``: a student learns from a teacher, or from assistants between the two in size.
 
 S. Mirzadeh et al., Improved knowledge distillation via teacher assistant, 2020 (arXiv:1902.03393),
-section 3: a teacher that is far larger than its student teaches worse than one in between."""
+section 3: a teacher that is far larger than its student teaches worse than one in between.
+"""
 
 from __future__ import annotations
 
@@ -12,35 +13,45 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from compressor.errors import SpecError
 from compressor.files import disk_errors, json_text, staging, sync
 from compressor.passes.train.distill.distilling import (
+    Distillation,
     Pupil,
     distilled_loss,
     matched_outputs,
+    model_keys,
     opened_teacher,
 )
-from compressor.passes.train.distill.options import (
-    AssistantKeys,
-    Distillation,
-    LayerPair,
-    Soft,
-    model_keys,
-)
-from compressor.passes.train.distill.students import Pairs, make_student
-from compressor.passes.train.engine import length, make_order, train
-from compressor.passes.train.job import Job
-from compressor.passes.train.layer_places import check_layer
-from compressor.passes.train.preparing import freeze, outcome, plan_training, regulators
+from compressor.passes.train.distill.taps import LayerPair, Pairs, check_layer, make_student
+from compressor.passes.train.engine import make_order, train_model
 from compressor.passes.train.recipe import Recipe
+from compressor.spec.keys import ModelKeys
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.passes import Outcome, PassContext, Survey
 from compressor.types.training import Training
 
+
+class AssistantKeys(ModelKeys):
+    """A model of a size between teacher and student."""
+
+    epochs: float = Field(
+        default=1.0,
+        ge=0,
+        description="how long it is taught by the one before; 0 if it is trained already",
+    )
+
+    @model_validator(mode="after")
+    def _trainable(self) -> AssistantKeys:
+        if self.epochs and self.factory is None:
+            raise ValueError("only a factory's module is trained; give factory, or epochs: 0")
+        return self
+
+
 Teaches: TypeAlias = Callable[[int, Carrier, Carrier, Training], Outcome]
-"""Teaches an assistant by its number: assistant and teacher, and what it is trained with."""
+"""Teaches an assistant, by its number; takes the assistant, its teacher and the training."""
 
 _MODEL, _NOTES, _STATE = "model", "notes.json", "state"
 
@@ -48,16 +59,16 @@ _MODEL, _NOTES, _STATE = "model", "notes.json", "state"
 def last_assistant(
     assistants: Sequence[AssistantKeys], teacher: Carrier, training: Training, teaches: Teaches
 ) -> tuple[Carrier, tuple[str, ...]]:
-    """Teach each assistant by the one before; those that have been taught already are kept.
+    """Teach each assistant by the one before; those taught by an earlier run are kept.
 
     Args:
         assistants: from large to small.
         teacher: of the first.
-        training: of the student; each assistant has a folder of its own in its folder.
+        training: of the student; each assistant has a folder of its own inside its folder.
         teaches: trains one.
 
     Returns:
-        The last one, and what is to be told about all of them.
+        The last assistant, and notes about all of them.
 
     Raises:
         CompressorError: one cannot be opened or trained.
@@ -69,8 +80,8 @@ def last_assistant(
         if keys.epochs:
             if Capability.TRAIN not in assistant.offers:
                 raise SpecError(option, "cannot be trained", "give a factory, or set epochs: 0")
-            assistant, own = _taught(index, assistant, teacher, training, teaches)
-            notes += [f"{option}: {note}" for note in own]
+            assistant, remarks = _taught(index, assistant, teacher, training, teaches)
+            notes += [f"{option}: {note}" for note in remarks]
         teacher = assistant
     return teacher, tuple(notes)
 
@@ -80,9 +91,9 @@ def _taught(
 ) -> tuple[Carrier, list[str]]:
     folder = training.folder / f"assistant-{index}"
     done, state = folder / "taught", folder / _STATE
-    known = done.is_dir()
+    taught = done.is_dir()
     training.ranks.wait()  # all have looked before the first one writes
-    if not known:
+    if not taught:
         with disk_errors(state):
             state.mkdir(parents=True, exist_ok=True)
         outcome = teaches(index, assistant, teacher, replace(training, folder=state))
@@ -97,22 +108,22 @@ def _taught(
 def _store(outcome: Outcome, target: Path) -> None:
     """Write a taught assistant, whole or not at all."""
     with staging(target.parent) as staged:
-        own = staged / target.name
-        (own / _MODEL).mkdir(parents=True)
-        outcome.carrier.save(own / _MODEL)
-        (own / _NOTES).write_text(json_text(list(outcome.notes)), encoding="utf-8")
-        for file in own.rglob("*"):
+        folder = staged / target.name
+        (folder / _MODEL).mkdir(parents=True)
+        outcome.carrier.save(folder / _MODEL)
+        (folder / _NOTES).write_text(json_text(list(outcome.notes)), encoding="utf-8")
+        for file in folder.rglob("*"):
             sync(file)
-        own.rename(target)
+        folder.rename(target)
         sync(target.parent)
 
 
 class Distill(Recipe, Distillation):
     """Train the weights on, with a teacher's outputs beside or in place of the target.
 
-    The teacher is the spec's own model as it was before the first pass, or another one. Outputs,
-    and where they are named those of layers, are drawn towards the teacher's. Assistants, models
-    of sizes in between, may be taught first, each by the one before.
+    The teacher is the spec's own model as it was before the first pass, or another one. The
+    student's outputs, and those of the layers that are named, are trained towards the teacher's.
+    Assistants, models of sizes in between, may be taught first, each by the one before.
     """
 
     name: ClassVar[str] = "distill"
@@ -125,13 +136,13 @@ class Distill(Recipe, Distillation):
 
     features: tuple[LayerPair, ...] = Field(
         default=(),
-        description="layers whose outputs are drawn to those of the teacher's layers, through a "
-        "trained projection where widths differ",
+        description="layers whose outputs are trained towards those of the teacher's layers, "
+        "through a trained projection if widths differ",
     )
     attention: tuple[LayerPair, ...] = Field(
         default=(),
-        description="layers whose attention maps, which say where they are active, are drawn to "
-        "those of the teacher's layers",
+        description="layers whose attention maps, which show where they are active, are trained "
+        "towards those of the teacher's layers",
     )
     assistants: tuple[AssistantKeys, ...] = Field(
         default=(),
@@ -146,14 +157,14 @@ class Distill(Recipe, Distillation):
 
     @property
     def compares_layers(self) -> bool:
-        """Layers are compared with the teacher's, too."""
+        """Whether layers are compared with the teacher's, too."""
         return bool(self.features or self.attention)
 
     @property
     def other_models(self) -> Mapping[str, Mapping[str, Any]]:
-        """The teacher, where it is not the spec's model, and the assistants."""
-        own = {f"assistants.{i}": model_keys(keys) for i, keys in enumerate(self.assistants)}
-        return {**self.named_models, **own}
+        """The teacher, if it is not the spec's model, and the assistants."""
+        assistants = {f"assistants.{i}": model_keys(k) for i, k in enumerate(self.assistants)}
+        return {**self.named_models, **assistants}
 
     def check_models(self, carrier: Carrier, others: Mapping[str, Carrier]) -> None:
         """Compare outputs and layers of teachers with the student's.
@@ -184,9 +195,15 @@ class Distill(Recipe, Distillation):
         soft = self.soft_loss(self.loss, context.metric)
         matched_outputs(carrier.outputs, carrier.outputs, self.outputs)
         self._check_layers(carrier, "student")
-        compared = f"{1 - self.alpha:g} of the loss is {_soft_name(soft, self.temperature)}"
+        soft_name = (
+            "the squared difference to the teacher's outputs"
+            if soft == "mse"
+            else "the divergence from the teacher's probabilities at temperature "
+            f"{self.temperature:g}"
+        )
+        compared = f"{1 - self.alpha:g} of the loss is {soft_name}"
         notes = [compared + (f", {self.alpha:g} {hard}" if hard else "")]
-        return Survey(plan_training(self, carrier), notes=tuple(notes))
+        return Survey(self.plan(carrier), notes=tuple(notes))
 
     def apply_training(
         self,
@@ -203,8 +220,8 @@ class Distill(Recipe, Distillation):
         self._check_layers(carrier, "student")
         teacher = opened_teacher(self, training)
 
-        def teaches(index: int, assistant: Carrier, above: Carrier, own: Training) -> Outcome:
-            return self._for_assistant(index)._taught(assistant, above, context, own)
+        def teaches(index: int, assistant: Carrier, above: Carrier, inner: Training) -> Outcome:
+            return self._for_assistant(index)._taught(assistant, above, context, inner)
 
         teacher, notes = last_assistant(self.assistants, teacher, training, teaches)
         self._check_layers(teacher, "teacher")
@@ -212,33 +229,23 @@ class Distill(Recipe, Distillation):
         return replace(result, notes=(*notes, *result.notes))
 
     def _for_assistant(self, index: int) -> Distill:
-        """Return what an assistant is taught with: the same, but for what names layers."""
-        own = {"epochs": self.assistants[index].epochs, "steps": None, "prune": None}
+        """Return the options an assistant is taught with: all but those that name layers."""
+        length = {"epochs": self.assistants[index].epochs, "steps": None, "prune": None}
         alpha = self.alpha if self.alpha < 1 else type(self).model_fields["alpha"].default
         bare = dict.fromkeys(("features", "attention", "layers", "assistants"), ())
-        return self.model_copy(update={**own, **bare, "alpha": alpha})
+        return self.model_copy(update={**length, **bare, "alpha": alpha})
 
     def _taught(
         self, carrier: Carrier, teacher: Carrier, context: PassContext, training: Training
     ) -> Outcome:
         """Train one model with one teacher."""
         order = make_order(self, training, carrier.inputs, context.seed)
-        steps = length(self, order)
         module = make_student(carrier, self.pairs)
-        freeze(self, carrier, module)
-        outputs = tuple(output.name for output in carrier.outputs)
+        self.freeze(carrier, module)
         pupil = Pupil(carrier, module, self.pairs)
         loss = distilled_loss(self, self, teacher, pupil, training, context)
-        job = Job(
-            name=self.name,
-            module=module,
-            objective=loss,
-            inputs=tuple(i.name for i in carrier.inputs),
-            outputs=outputs,
-            regulators=regulators(self, carrier, module, steps),
-        )
-        trained = train(job, self, training, order)
-        result = outcome(self, carrier, trained, training.metric)
+        trained = train_model(self, carrier, module, loss, training, order)
+        result = self.outcome(carrier, trained, training.metric)
         parts = ", ".join(f"{name} {value:.4g}" for name, value in sorted(trained.terms.items()))
         notes = (*result.notes, f"loss at the last step: {parts}", *loss.notes())
         return replace(result, notes=notes)
@@ -251,9 +258,3 @@ class Distill(Recipe, Distillation):
     ) -> Carrier:
         """Return the model as it is: training changes no shape."""
         return carrier
-
-
-def _soft_name(soft: Soft, temperature: float) -> str:
-    if soft == "mse":
-        return "the squared difference to the teacher's outputs"
-    return f"the divergence from the teacher's probabilities at temperature {temperature:g}"

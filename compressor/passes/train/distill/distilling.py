@@ -4,52 +4,127 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from compressor.errors import SpecError, suggestion
-from compressor.passes.train.distill.losses import (
+from compressor.passes.train.distill.taps import (
+    ATTENTION,
+    Pairs,
+    Student,
+    attention_axis,
+    fit_widths,
+)
+from compressor.passes.train.distill.teacher_outputs import Course, TeacherOutputs, fields_of
+from compressor.passes.train.distill.teachers import Taps, Teacher
+from compressor.passes.train.engine import length, make_order
+from compressor.passes.train.finetune import MSE, loss_name, task_loss
+from compressor.passes.train.job import Micro, Objective, as_tensors
+from compressor.passes.train.losses import (
+    NOT_COUNTED,
     attention_difference,
     attention_map,
     kl_divergence,
     mean_square,
 )
-from compressor.passes.train.distill.options import Distillation, Soft, model_keys
-from compressor.passes.train.distill.students import (
-    ATTENTION,
-    FEATURE,
-    Pairs,
-    Student,
-    attention_axis,
-    fit_widths,
-    tap_name,
-)
-from compressor.passes.train.distill.teacher_outputs import Course, TeacherOutputs, fields_of
-from compressor.passes.train.distill.teachers import Taps, Teacher
-from compressor.passes.train.engine import length, make_order
-from compressor.passes.train.finetune import NOT_COUNTED, task_loss
-from compressor.passes.train.job import Objective
 from compressor.passes.train.recipe import Recipe
-from compressor.passes.train.steps import Micro, as_tensors
+from compressor.spec.keys import ModelKeys
 from compressor.types.carrier import Carrier
+from compressor.types.options import Options
 from compressor.types.passes import PassContext
 from compressor.types.tensors import TensorSpec
 from compressor.types.training import Training
 
+Soft: TypeAlias = Literal["kl", "mse"]
+
 _PROBED = 2  # samples that shapes are found with
+_BY_DISTANCE = (MSE, "cosine")  # metrics of outputs that are not logits
+
+
+class Distillation(Options):
+    """Learning from a teacher's outputs."""
+
+    alpha: float = Field(
+        default=0.5,
+        ge=0,
+        le=1,
+        description="weight of the loss against the target; the loss against the teacher has the "
+        "rest, and with 0 the training data need no target",
+    )
+    temperature: float = Field(
+        default=4.0, gt=0, description="what logits are divided by before they are compared"
+    )
+    soft: Soft | None = Field(
+        default=None,
+        description="how outputs are compared with the teacher's: kl as logits, mse as numbers; "
+        "by the loss or metric if left out",
+    )
+    outputs: tuple[str, ...] | None = Field(
+        default=None, description="names of the outputs that are compared; all if left out"
+    )
+    teacher: ModelKeys | None = Field(
+        default=None,
+        description="keys as under model: factory, checkpoint and config, or onnx; the spec's own "
+        "model, as it was before the first pass, if left out",
+    )
+    cache: bool | None = Field(
+        default=None,
+        description="keep the teacher's outputs on disk for further epochs and runs; if left out, "
+        "up to 1 GiB of them are kept",
+    )
+
+    @model_validator(mode="after")
+    def _learns_from_the_teacher(self) -> Distillation:
+        if self.alpha == 1 and not self.compares_layers:
+            raise ValueError(
+                "alpha is 1 and no layers are paired, so nothing is learnt from the teacher; "
+                "lower alpha, or leave the teacher out"
+            )
+        return self
+
+    @property
+    def compares_layers(self) -> bool:
+        """Whether layers are compared with the teacher's, too."""
+        return False
+
+    @property
+    def named_models(self) -> dict[str, Mapping[str, Any]]:
+        """Models that these options name, by option; see ``Pass.other_models``."""
+        return {} if self.teacher is None else {"teacher": model_keys(self.teacher)}
+
+    def hard_loss(self, loss: str | None, metric: str | None) -> str | None:
+        """Return the name of the loss against the target; ``None`` if there is none.
+
+        Raises:
+            SpecError: the option is left out, and the metric implies none.
+        """
+        return loss_name(loss, metric) if self.alpha > 0 else None
+
+    def soft_loss(self, loss: str | None, metric: str | None) -> Soft:
+        """Return how outputs are compared with the teacher's."""
+        if self.soft is not None:
+            return self.soft
+        distance = loss == MSE or (loss is None and metric in _BY_DISTANCE)
+        return "mse" if distance else "kl"
+
+
+def model_keys(keys: ModelKeys) -> dict[str, Any]:
+    """Return a model's keys as written in a spec, without those that only an assistant has."""
+    fields = set(ModelKeys.model_fields)
+    return keys.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=fields)
 
 
 @dataclass(frozen=True)
 class Pupil:
-    """What is taught.
+    """The model that learns.
 
     Attributes:
         carrier: the model.
         module: what is trained; it takes the model's inputs and returns its outputs by name.
-        pairs: layers that are compared, too; the module is then a
-            :class:`compressor.passes.train.distill.students.Student`.
+        pairs: layers that are compared, too; if there are any, the module is a :class:`Student`.
     """
 
     carrier: Carrier
@@ -64,7 +139,7 @@ class LossTerms:
     Attributes:
         options: the weights.
         soft: how outputs are compared.
-        hard: the loss against the target, where there is one.
+        hard: the loss against the target, if there is one.
     """
 
     options: Distillation
@@ -73,9 +148,9 @@ class LossTerms:
 
 
 class DistilledLoss:
-    """``alpha`` times the loss against the target, and the rest of it against the teacher.
+    """``alpha`` times the loss against the target, the rest against the teacher.
 
-    An :class:`compressor.passes.train.job.Objective`; made by :func:`teach`.
+    An :class:`Objective`, made by :func:`teach`.
 
     Args:
         terms: what is added up.
@@ -83,7 +158,7 @@ class DistilledLoss:
         compared: names of the outputs that are compared.
         attention: axes that attention maps are summed over, by tap.
         outputs: the teacher's.
-        target: name of the labels, if there are any.
+        target: name of the labels, if any.
     """
 
     def __init__(
@@ -99,45 +174,41 @@ class DistilledLoss:
         self._inputs = tuple(spec.name for spec in pupil.carrier.inputs)
         self._pairs = pupil.pairs
         self._compared = tuple(compared)
-        self._attention = dict(attention)
+        self._axes = dict(attention)
         self._outputs = outputs
         self._target = target
 
     def losses(self, outputs: Mapping[str, Tensor], micro: Micro, step: int) -> dict[str, Tensor]:
-        """Return the terms for each sample; see :class:`compressor.passes.train.job.Objective`."""
+        """Return the terms for each sample; see :class:`Objective`."""
         options = self._terms.options
         inputs = {name: micro.tensors[name] for name in self._inputs}
         theirs = self._outputs.of(micro, inputs, step)
-        found: dict[str, Tensor] = {}
+        terms: dict[str, Tensor] = {}
         if self._terms.hard is not None:
             hard = self._terms.hard.losses(outputs, micro, step)
-            found["hard"] = options.alpha * sum_of(list(hard.values()))
+            terms["hard"] = options.alpha * _sum(list(hard.values()))
         if options.alpha < 1:
             each = [self._soft(outputs[name], theirs[name], micro) for name in self._compared]
-            found["soft"] = (1 - options.alpha) * sum_of(each)
-        features = [
-            pair.weight * mean_square(outputs[tap], theirs[tap])
-            for index, pair in enumerate(self._pairs.features)
-            for tap in [tap_name(FEATURE, index)]
-        ]
-        attention = [
-            pair.weight
-            * attention_difference(attention_map(outputs[tap], self._attention[tap]), theirs[tap])
-            for index, pair in enumerate(self._pairs.attention)
-            for tap in [tap_name(ATTENTION, index)]
-        ]
-        found |= {"features": sum_of(features)} if features else {}
-        found |= {"attention": sum_of(attention)} if attention else {}
-        return found
+            terms["soft"] = (1 - options.alpha) * _sum(each)
+        features, attention = [], []
+        for tap, pair in self._pairs.by_tap.items():
+            if tap in self._axes:
+                ours = attention_map(outputs[tap], self._axes[tap])
+                attention.append(pair.weight * attention_difference(ours, theirs[tap]))
+            else:
+                features.append(pair.weight * mean_square(outputs[tap], theirs[tap]))
+        terms |= {"features": _sum(features)} if features else {}
+        terms |= {"attention": _sum(attention)} if attention else {}
+        return terms
 
     def notes(self) -> tuple[str, ...]:
-        """Say where the teacher's outputs came from."""
+        """Return where the teacher's outputs came from."""
         return self._outputs.notes()
 
     def _soft(self, ours: Tensor, theirs: Tensor, micro: Micro) -> Tensor:
         if self._terms.soft == "mse":
             return mean_square(ours, theirs)
-        labels = micro.tensors.get(self._target) if self._target is not None else None
+        labels = None if self._target is None else micro.tensors.get(self._target)
         counted = None
         if labels is not None and labels.numel() == ours[..., 0].numel():
             counted = labels != NOT_COUNTED
@@ -157,8 +228,8 @@ def distilled_loss(
     Args:
         recipe: how the pass trains.
         options: how it learns; may be the recipe itself.
-        teacher: as :func:`opened_teacher` returns it.
-        pupil: the model, and the module that is trained.
+        teacher: the model to learn from.
+        pupil: the model that learns, and the module that is trained.
         training: data and the folder of the cache.
         context: has the seed and the metric.
 
@@ -166,8 +237,7 @@ def distilled_loss(
         SpecError: outputs or layers do not fit together.
         CompressorError: data cannot be read, or the teacher does not run.
     """
-    outputs = tuple(output.name for output in pupil.carrier.outputs)
-    hard = task_loss(recipe, outputs, training, context) if options.alpha > 0 else None
+    hard = task_loss(recipe, pupil.carrier, training, context) if options.alpha > 0 else None
     terms = LossTerms(options, options.soft_loss(recipe.loss, context.metric), hard)
     order = make_order(recipe, training, pupil.carrier.inputs, context.seed)
     micro, steps = recipe.micro_batch or order.batch, length(recipe, order)
@@ -176,12 +246,7 @@ def distilled_loss(
 
 
 def opened_teacher(options: Distillation, training: Training, where: str = "teacher") -> Carrier:
-    """Return the model that an option names as teacher, or else the one before the first pass.
-
-    Args:
-        options: may name it.
-        training: opens it.
-        where: the option.
+    """Return the model that option ``where`` names as teacher, or the one before the first pass.
 
     Raises:
         CompressorError: it cannot be opened.
@@ -191,8 +256,7 @@ def opened_teacher(options: Distillation, training: Training, where: str = "teac
     return training.open_model(model_keys(options.teacher), where)
 
 
-def sum_of(each: Sequence[Tensor]) -> Tensor:
-    """Add up tensors of one shape."""
+def _sum(each: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(each)).sum(dim=0)
 
 
@@ -201,8 +265,9 @@ def teach(
 ) -> DistilledLoss:
     """Return the loss of a student that learns from a teacher.
 
-    Both are run on a few samples, to compare what they give; then what can be is computed ahead.
-    Where the student's layers have other widths, its module gets projections.
+    Both are run on a few samples to compare the shapes of their outputs; then those outputs of the
+    teacher that are the same in every epoch are computed. Where the student's layers have other
+    widths than the teacher's, the student gets projections.
 
     Args:
         terms: what the loss is made of.
@@ -219,8 +284,10 @@ def teach(
     layers = pupil.pairs.teacher_layers
     taps = Taps(tuple(sources.values()), layers, f"{pupil.pairs.where}.teacher")
     taught = Teacher(teacher, taps, pupil.carrier.inputs)
-    given = _probe(pupil.carrier, course)
-    ours, theirs = _outputs(pupil.module, given), taught(given)
+    probe = _probe(pupil.carrier, course)
+    with torch.no_grad():
+        ours: dict[str, Tensor] = pupil.module.eval()(**probe)
+    theirs = taught(probe)
     for name, source in sources.items():
         _check_pair(name, ours[name], theirs[source], terms.soft)
     pairs = pupil.pairs.by_tap
@@ -236,19 +303,19 @@ def teach(
             fit_widths(pupil.module, pupil.pairs, ours, theirs)
 
     def compute(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        found = taught(inputs)
-        result = {name: found[source] for name, source in sources.items()}
+        outputs = taught(inputs)
+        result = {name: outputs[source] for name, source in sources.items()}
         for tap, pair in pairs.items():
-            value = found[pair.teacher]
+            value = outputs[pair.teacher]
             result[tap] = attention_map(value, axes[tap]) if tap in axes else value
         return result
 
     identity: dict[str, Any] = {**taught.identity, "outputs": sources, "axes": axes}
     identity["layers"] = {tap: pair.teacher for tap, pair in pairs.items()}
-    outputs = TeacherOutputs(compute, identity, fields_of(compute(given)), course)
-    outputs.prepare([spec.name for spec in pupil.carrier.inputs])
+    kept = TeacherOutputs(compute, identity, fields_of(compute(probe)), course)
+    kept.prepare([spec.name for spec in pupil.carrier.inputs])
     target = course.training.data.target
-    return DistilledLoss(terms, pupil, list(sources), axes, outputs, target)
+    return DistilledLoss(terms, pupil, list(sources), axes, kept, target)
 
 
 def _probe(carrier: Carrier, course: Course) -> dict[str, Tensor]:
@@ -260,48 +327,41 @@ def _probe(carrier: Carrier, course: Course) -> dict[str, Tensor]:
     return {spec.name: tensors[spec.name] for spec in carrier.inputs}
 
 
-@torch.no_grad()
-def _outputs(module: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = module.eval()(**given)
-    return found
-
-
 def matched_outputs(
-    ours: Sequence[TensorSpec], theirs: Sequence[TensorSpec], wanted: Sequence[str] | None
+    ours: Sequence[TensorSpec], theirs: Sequence[TensorSpec], names: Sequence[str] | None
 ) -> dict[str, str]:
     """Return the teacher's output for each of the student's that is compared.
 
-    They go by name where the teacher has all of the names, else by order.
+    They are matched by name if the teacher has all of the names, else by order.
 
     Args:
         ours: the student's outputs.
         theirs: the teacher's.
-        wanted: names of the student's that are compared; all that are floats if ``None``.
+        names: of the student's outputs that are compared; all that are floats if ``None``.
 
     Raises:
-        SpecError: there is no such output, the teacher has another number of them, or shapes
-            that are known differ.
+        SpecError: there is no such output, the teacher has another number of them, or known
+            shapes differ.
     """
-    names = [spec.name for spec in ours]
-    for name in wanted or ():
-        if name not in names:
-            raise SpecError("outputs", f"names {name!r}", suggestion(name, names))
-    chosen = [s for s in ours if (s.name in wanted if wanted else s.dtype.startswith("float"))]
+    available = [spec.name for spec in ours]
+    for name in names or ():
+        if name not in available:
+            raise SpecError("outputs", f"names {name!r}", suggestion(name, available))
+    compared = [s for s in ours if (s.name in names if names else s.dtype.startswith("float"))]
     by_name = {spec.name: spec for spec in theirs}
-    if not all(spec.name in by_name for spec in chosen):
+    if not all(spec.name in by_name for spec in compared):
         if len(theirs) != len(ours):
             raise _other_outputs(", ".join(map(str, ours)), ", ".join(map(str, theirs)))
-        by_name = {own.name: spec for own, spec in zip(ours, theirs, strict=True)}
-    for spec in chosen:
+        by_name = {mine.name: spec for mine, spec in zip(ours, theirs, strict=True)}
+    for spec in compared:
         other = by_name[spec.name]
-        known = [
-            (a, b)
+        differs = any(
+            isinstance(a, int) and isinstance(b, int) and a != b
             for a, b in zip(spec.shape, other.shape, strict=False)
-            if isinstance(a, int) and isinstance(b, int)
-        ]
-        if len(spec.shape) != len(other.shape) or any(a != b for a, b in known):
+        )
+        if len(spec.shape) != len(other.shape) or differs:
             raise _other_outputs(str(spec), str(other))
-    return {spec.name: by_name[spec.name].name for spec in chosen}
+    return {spec.name: by_name[spec.name].name for spec in compared}
 
 
 def _check_pair(name: str, ours: Tensor, theirs: Tensor, soft: Soft) -> None:

@@ -1,7 +1,8 @@
-"""What a teacher gave, kept on the disk: one entry a sample, each with a checksum of its own.
+"""A teacher's outputs kept on disk: one row a sample, each with a checksum of its own.
 
-A row without its checksum is not there, so a process that is killed while it writes, or a disk
-that loses what was written last, leaves nothing that would be taken for a result."""
+A row without its checksum does not count, so neither a process killed while it writes nor a disk
+that loses the last writes leaves anything that would be taken for a result.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from compressor.files import disk_errors, json_sha256, json_text, staging
-from compressor.passes.train.steps import Micro, Order, as_tensors
+from compressor.passes.train.job import Micro, Order, as_tensors
 from compressor.types.tensors import Array
 from compressor.types.training import Rows, Training
 
@@ -33,7 +34,7 @@ _MARK = 1 << 32  # tells a checksum of zero from none
 
 @dataclass(frozen=True)
 class Field:
-    """One of the things that a teacher gives for a sample.
+    """One of a teacher's outputs for a sample.
 
     Attributes:
         name: such as ``logits``.
@@ -52,18 +53,18 @@ class Field:
 
 
 def page_bytes(fields: Sequence[Field], samples: int) -> int:
-    """Return how large a page is on the disk, once it is full."""
+    """Return how large a full page is on disk."""
     return samples * (sum(field.row_bytes for field in fields) + 8)
 
 
 class Page:
-    """Memory-mapped arrays ``[samples, ...]``, of which some rows are there.
+    """Memory-mapped arrays ``[samples, ...]``, of which some rows have been written.
 
     Args:
-        folder: pages lie in it, each in a folder named by what its content depends on.
-        key: what that is; JSON values.
+        folder: holds pages, each in a folder named after what its content depends on.
+        key: what the content depends on; JSON values.
         fields: what a row consists of.
-        samples: how many rows there may be.
+        samples: the number of rows.
 
     Raises:
         InputError: the disk is full.
@@ -84,60 +85,56 @@ class Page:
         }
 
     def _sizes(self) -> dict[str, int]:
-        own = {f"{i}.bin": self._samples * f.row_bytes for i, f in enumerate(self._fields)}
-        return {_CHECKSUMS: self._samples * 8, **own}
+        sizes = {f"{i}.bin": self._samples * f.row_bytes for i, f in enumerate(self._fields)}
+        return {_CHECKSUMS: self._samples * 8, **sizes}
 
     def _is_whole(self) -> bool:
-        paths = {self.folder / name: size for name, size in self._sizes().items()}
-        return all(path.is_file() and path.stat().st_size == n for path, n in paths.items())
+        paths = ((self.folder / name, size) for name, size in self._sizes().items())
+        return all(path.is_file() and path.stat().st_size == size for path, size in paths)
 
     def _create(self, key: Mapping[str, Any]) -> None:
         """Make files without rows, all at once; another process may do the same."""
         with staging(self.folder.parent) as staged:
-            own = staged / "page"
-            own.mkdir()
-            (own / _KEY).write_text(json_text(json.loads(json.dumps(key))), encoding="utf-8")
+            page = staged / "page"
+            page.mkdir()
+            (page / _KEY).write_text(json_text(json.loads(json.dumps(key))), encoding="utf-8")
             for name, size in self._sizes().items():
-                with (own / name).open("wb") as file:
+                with (page / name).open("wb") as file:
                     file.truncate(size)
             try:
-                own.rename(self.folder)
+                page.rename(self.folder)
             except OSError:
                 if not self._is_whole():  # damaged; otherwise another process was faster
                     shutil.rmtree(self.folder)
-                    own.rename(self.folder)
+                    page.rename(self.folder)
 
     def _mapped(self, name: str, shape: tuple[int, ...], dtype: str) -> Array:
         return np.memmap(self.folder / name, dtype, "r", shape=shape)
 
-    def has(self, rows: Rows) -> NDArray[np.bool_]:
-        """Tell which rows have a checksum; whether it is right is seen when they are read."""
-        return np.asarray(self._sums[rows] != 0)
-
     def read(self, rows: Rows) -> dict[str, Array] | None:
-        """Return rows by field, or ``None`` where one is not there or damaged."""
+        """Return rows by field, or ``None`` if one is missing or damaged."""
         sums = self._sums[rows]
         if not sums.all():
             return None
-        found = {name: np.asarray(array[rows]) for name, array in self._arrays.items()}
-        return found if np.array_equal(self._checksums(found), sums) else None
+        values = {name: np.asarray(array[rows]) for name, array in self._arrays.items()}
+        return values if np.array_equal(self._checksums(values), sums) else None
 
     def write(self, rows: Rows, values: Mapping[str, Array]) -> None:
-        """Put rows into the files.
+        """Write rows to the files.
 
-        Written as to any file, not through the mapping: a full disk is then an error with a
-        message, and no signal that ends the process.
+        Not through the mapping: a full disk is then an error with a message, instead of a signal
+        that ends the process.
 
         Raises:
             InputError: the disk is full.
         """
-        own = {
+        arrays = {
             field.name: np.ascontiguousarray(values[field.name], field.dtype)
             for field in self._fields
         }
-        files = [(f"{i}.bin", own[f.name], f.row_bytes) for i, f in enumerate(self._fields)]
+        files = [(f"{i}.bin", arrays[f.name], f.row_bytes) for i, f in enumerate(self._fields)]
         with disk_errors(self.folder):
-            for name, array, size in [*files, (_CHECKSUMS, self._checksums(own), 8)]:
+            for name, array, size in [*files, (_CHECKSUMS, self._checksums(arrays), 8)]:
                 with (self.folder / name).open("r+b", buffering=0) as file:
                     for row, value in zip(rows, array, strict=True):
                         file.seek(int(row) * size)
@@ -145,17 +142,17 @@ class Page:
 
     def _checksums(self, values: Mapping[str, Array]) -> NDArray[np.uint64]:
         arrays = [values[field.name] for field in self._fields]
-        found = np.zeros(len(arrays[0]), np.uint64)
-        for index in range(len(found)):
+        sums = np.zeros(len(arrays[0]), np.uint64)
+        for row in range(len(sums)):
             total = 0
             for array in arrays:
-                total = zlib.crc32(array[index].tobytes(), total)
-            found[index] = total | _MARK
-        return found
+                total = zlib.crc32(array[row].tobytes(), total)
+            sums[row] = total | _MARK
+        return sums
 
 
 def _write_all(file: Any, data: bytes) -> None:
-    """Write everything: an unbuffered file may take a part only, such as where the disk is full."""
+    """Write everything: an unbuffered file may take a part only, as on a full disk."""
     view = memoryview(data)
     while view:
         view = view[file.write(view) :]
@@ -177,7 +174,7 @@ class Course:
         order: which samples each step has.
         micro: how many go through the networks at once.
         steps: how many there are.
-        cache: whether outputs are kept; ``None`` if they are not too many.
+        cache: whether outputs are kept; ``None`` keeps them if they are not too large.
     """
 
     training: Training
@@ -190,16 +187,16 @@ class Course:
 class TeacherOutputs:
     """A teacher's outputs by sample and step.
 
-    Where the transform draws no random numbers, a sample is the same in all epochs: all samples
-    are done before the first step, in batches that depend on nothing else. Where it does, or there
-    is one epoch only, each step's are computed in the step and kept for other trainings with the
-    same order, such as with another alpha or a resumed one. So they are the same bytes wherever
-    they come from.
+    If the transform draws no random numbers, a sample is the same in all epochs: the outputs of all
+    samples are computed before the first step, in batches that depend on nothing else. If it does,
+    or there is only one epoch, each step's outputs are computed in the step and kept for other
+    trainings with the same order, such as one with another alpha or a resumed one. So outputs are
+    the same bytes wherever they come from.
 
     Args:
-        teach: computes them.
+        teach: computes the outputs.
         identity: what they depend on beside the data.
-        fields: what there is for each sample.
+        fields: the outputs for a sample.
         course: the training.
     """
 
@@ -216,14 +213,14 @@ class TeacherOutputs:
         self._bytes = pages * page_bytes(fields, data.samples)
         allowed = self._bytes <= _KEPT_UNASKED if course.cache is None else course.cache
         self._kept = allowed and all(field.row_bytes for field in fields)
-        self._computed = self._found = 0
+        self._computed = self._read = 0
         self._page = lru_cache(maxsize=2)(self._open)
 
     def prepare(self, inputs: Sequence[str]) -> None:
-        """Compute what is the same in all epochs and not there yet.
+        """Compute the outputs that are the same in all epochs and have not been kept yet.
 
         Args:
-            inputs: names of what the teacher is given.
+            inputs: names of the teacher's inputs.
 
         Raises:
             CompressorError: data cannot be read, the teacher does not run, or the disk is full.
@@ -233,9 +230,9 @@ class TeacherOutputs:
             return
         page, rows = self._page(_SHARED), course.order.trained
         blocks = [rows[i : i + course.micro] for i in range(0, len(rows), course.micro)]
-        own = blocks[ranks.rank :: ranks.size]
-        with course.training.stage("teacher outputs", len(own)) as advance:
-            for done, block in enumerate(own, 1):
+        share = blocks[ranks.rank :: ranks.size]
+        with course.training.stage("teacher outputs", len(share)) as advance:
+            for done, block in enumerate(share, 1):
                 if page.read(block) is None:
                     batch = course.training.data.batch(block, (course.order.seed,))
                     tensors = as_tensors(batch, len(block))
@@ -244,26 +241,26 @@ class TeacherOutputs:
         ranks.wait()
 
     def of(self, micro: Micro, inputs: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
-        """Return what the teacher gives for some samples, on the inputs' device.
+        """Return the teacher's outputs for some samples, on the inputs' device.
 
         Args:
             micro: the samples.
             inputs: of the teacher.
-            step: the step; those from the last on are validations.
+            step: the step; after the last one come validations.
         """
         page = self._page(self._page_name(step)) if self._kept else None
-        known = page.read(micro.rows) if page is not None else None
-        if known is None:
+        kept = page.read(micro.rows) if page is not None else None
+        if kept is None:
             return self._compute(micro.rows, inputs, page)
-        self._found += len(micro.rows)
+        self._read += len(micro.rows)
         device = next(iter(inputs.values())).device
-        return {name: torch.from_numpy(array).to(device) for name, array in known.items()}
+        return {name: torch.from_numpy(array).to(device) for name, array in kept.items()}
 
     def notes(self) -> tuple[str, ...]:
-        """Say where the outputs came from, over all processes."""
-        gathered = self._course.training.ranks.gathered((self._computed, self._found))
-        computed, found = (sum(part) for part in zip(*gathered, strict=True))
-        text = f"teacher outputs: {computed:,} samples computed, {found:,} read from the cache"
+        """Return where the outputs came from, over all processes."""
+        gathered = self._course.training.ranks.gathered((self._computed, self._read))
+        computed, read = (sum(part) for part in zip(*gathered, strict=True))
+        text = f"teacher outputs: {computed:,} samples computed, {read:,} read from the cache"
         if not self._kept:
             return (f"{text}: it is off, {_size(self._bytes)} would be kept",)
         return (f"{text} of {_size(self._bytes)}",)
@@ -271,13 +268,12 @@ class TeacherOutputs:
     def _compute(
         self, rows: Rows, inputs: Mapping[str, Tensor], page: Page | None
     ) -> dict[str, Tensor]:
-        found = self._teach(inputs)
+        outputs = self._teach(inputs)
         self._computed += len(rows)
-        fits = all(tuple(t.shape[1:]) == self._fields[n].shape for n, t in found.items())
+        fits = all(tuple(t.shape[1:]) == self._fields[n].shape for n, t in outputs.items())
         if page is not None and fits:
-            arrays: dict[str, Array] = {n: t.cpu().numpy() for n, t in found.items()}
-            page.write(rows, arrays)
-        return found
+            page.write(rows, {n: t.cpu().numpy() for n, t in outputs.items()})
+        return outputs
 
     def _page_name(self, step: int) -> str:
         if step >= self._course.steps:
@@ -300,16 +296,16 @@ class TeacherOutputs:
         return Page(course.training.cache, key, fields, course.training.data.samples)
 
 
-def fields_of(found: Mapping[str, Tensor]) -> tuple[Field, ...]:
-    """Describe what a teacher gave for some samples."""
+def fields_of(outputs: Mapping[str, Tensor]) -> tuple[Field, ...]:
+    """Return the fields of a teacher's outputs for some samples."""
     return tuple(
         Field(name, tuple(t.shape[1:]), np.dtype(str(t.dtype).removeprefix("torch.")).name)
-        for name, t in found.items()
+        for name, t in outputs.items()
     )
 
 
 def _size(number: int) -> str:
-    """Write a number of bytes for people."""
+    """Return a number of bytes as text."""
     size, units = float(number), ["B", "kB", "MB", "GB"]
     while size >= 1000 and len(units) > 1:
         size, units = size / 1000, units[1:]

@@ -1,11 +1,10 @@
-"""A teacher: a model that is run, and what of it a student is compared with."""
+"""A teacher: a model that is run for the outputs that a student is compared with."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import onnx_ir as ir
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from compressor.errors import SpecError
 from compressor.models.torch.lowering import NamedModule
-from compressor.passes.train.layer_places import (
+from compressor.passes.train.distill.taps import (
     executes_graph,
     has_layer_values,
     hooked,
@@ -25,22 +24,9 @@ from compressor.types.carrier import Capability, Carrier
 from compressor.types.tensors import TensorSpec
 
 
-class Runs(Protocol):
-    """Runs a model without gradients, as in evaluation."""
-
-    @property
-    def runtime(self) -> str:
-        """What executes it."""
-        ...
-
-    def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return outputs by name, and layers' outputs by the layers' names."""
-        ...
-
-
 @dataclass(frozen=True)
 class Taps:
-    """What is wanted of a teacher.
+    """What a teacher is run for.
 
     Attributes:
         outputs: names of outputs.
@@ -56,13 +42,13 @@ class Taps:
 class Teacher:
     """A model that a student learns from.
 
-    A module is run by PyTorch where there is a GPU, and where layers are named that a graph does
-    not know; otherwise ONNX Runtime runs the graph, which takes less time on a CPU.
+    PyTorch runs a module if there is a GPU, or if layers are named that a graph does not have;
+    otherwise ONNX Runtime runs the graph, which takes less time on a CPU.
 
     Args:
         carrier: the model.
-        taps: what is wanted of it.
-        inputs: the student's, which the data are given for.
+        taps: what it is run for.
+        inputs: the student's, which the data fit.
 
     Raises:
         SpecError: it takes other inputs than the student, or has no layer of a name.
@@ -75,18 +61,10 @@ class Teacher:
         self._specs = {spec.name: spec for spec in carrier.inputs}
         first = carrier.inputs[0].shape if carrier.inputs else ()
         self._fixed = first[0] if first and isinstance(first[0], int) else None
-        self._digest = digest(carrier)
-        self._run = _runs(carrier, taps)
-
-    @property
-    def identity(self) -> dict[str, str]:
-        """What its outputs depend on beside the data."""
-        return {"digest": self._digest, "runtime": self._run.runtime}
-
-    @property
-    def runtime(self) -> str:
-        """What executes it."""
-        return self._run.runtime
+        self._run = _runner(carrier, taps)
+        self.runtime = self._run.runtime
+        # What its outputs depend on beside the data.
+        self.identity = {"digest": digest(carrier), "runtime": self.runtime}
 
     def __call__(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run it on samples.
@@ -97,42 +75,41 @@ class Teacher:
         Returns:
             Outputs and layers' outputs, as float32 where they are floats.
         """
-        given = {name: self._cast(name, tensors[source]) for name, source in self._inputs.items()}
-        samples = len(next(iter(given.values())))
+        inputs = {name: self._cast(name, tensors[source]) for name, source in self._inputs.items()}
+        samples = len(next(iter(inputs.values())))
         if self._fixed is None or samples == self._fixed:
-            return self._run(given)
+            return self._run(inputs)
         parts = [
-            self._run({name: _filled(t[start:], self._fixed) for name, t in given.items()})
+            self._run({name: _filled(t[start:], self._fixed) for name, t in inputs.items()})
             for start in range(0, samples, self._fixed)
         ]
         return {name: torch.cat([part[name] for part in parts])[:samples] for name in parts[0]}
 
     def _cast(self, name: str, tensor: Tensor) -> Tensor:
-        wanted = getattr(torch, self._specs[name].dtype, tensor.dtype)
-        return tensor.to(wanted)
+        return tensor.to(getattr(torch, self._specs[name].dtype, tensor.dtype))
 
 
 def _filled(tensor: Tensor, samples: int) -> Tensor:
-    """Return exactly so many samples, the last one as often as it takes."""
+    """Return exactly ``samples`` samples, the last one repeated as often as it takes."""
     rows = torch.arange(samples, device=tensor.device).clamp(max=len(tensor) - 1)
     return tensor[rows]
 
 
-def _matched(own: Sequence[TensorSpec], given: Sequence[TensorSpec]) -> dict[str, str]:
+def _matched(teacher: Sequence[TensorSpec], student: Sequence[TensorSpec]) -> dict[str, str]:
     """Return which of the student's inputs each of the teacher's is."""
-    names = [spec.name for spec in given]
-    if all(spec.name in names for spec in own):
-        return {spec.name: spec.name for spec in own}
-    if len(own) == len(given):
-        return {spec.name: name for spec, name in zip(own, names, strict=True)}
+    names = [spec.name for spec in student]
+    if all(spec.name in names for spec in teacher):
+        return {spec.name: spec.name for spec in teacher}
+    if len(teacher) == len(student):
+        return {spec.name: name for spec, name in zip(teacher, names, strict=True)}
     raise SpecError(
         "teacher",
-        f"takes {', '.join(map(str, own))}, the student {', '.join(map(str, given))}",
+        f"takes {', '.join(map(str, teacher))}, the student {', '.join(map(str, student))}",
         "name a teacher that takes the same inputs",
     )
 
 
-def _runs(carrier: Carrier, taps: Taps) -> Runs:
+def _runner(carrier: Carrier, taps: Taps) -> _ByModule | _BySession:
     if Capability.TRAIN in carrier.offers:
         graph_only = has_layer_values(taps.layers, carrier)
         if torch.cuda.is_available() or not graph_only:
@@ -160,8 +137,8 @@ class _ByModule:
         with hooked(self._module.module, self._taps.layers) as seen:
             outputs = self._module(**inputs)
         layers = {name: seen_output(seen, name) for name in self._taps.layers}
-        found = {**layers, **{name: outputs[name] for name in self._taps.outputs}}
-        return {n: t.float() if t.is_floating_point() else t for n, t in found.items()}
+        tensors = {**layers, **{name: outputs[name] for name in self._taps.outputs}}
+        return {n: t.float() if t.is_floating_point() else t for n, t in tensors.items()}
 
 
 class _BySession:
@@ -178,23 +155,23 @@ class _BySession:
             *zip(self._taps.layers, self._values, strict=True),
             *((name, name) for name in self._taps.outputs),
         ]
-        found = {}
+        tensors = {}
         for name, value in sources:
             array = outputs[value]
-            known = array.dtype.kind in "iub"
-            tensor = torch.from_numpy(array if known else array.astype(np.float32, copy=False))
-            found[name] = tensor.to(device)
-        return found
+            if array.dtype.kind not in "iub":
+                array = array.astype(np.float32, copy=False)
+            tensors[name] = torch.from_numpy(array).to(device)
+        return tensors
 
 
 def digest(carrier: Carrier) -> str:
     """Return a hash of a model's operators and weights."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     graph = carrier.graph().graph
     for node in graph:
-        found.update(ir.serde.serialize_node(node).SerializeToString(deterministic=True))
+        sha256.update(ir.serde.serialize_node(node).SerializeToString(deterministic=True))
     for name, value in sorted(graph.initializers.items()):
         if value.const_value is not None:
-            found.update(f"{name}:{value.const_value.dtype}:{value.const_value.shape}".encode())
-            found.update(value.const_value.tobytes())
-    return found.hexdigest()
+            sha256.update(f"{name}:{value.const_value.dtype}:{value.const_value.shape}".encode())
+            sha256.update(value.const_value.tobytes())
+    return sha256.hexdigest()

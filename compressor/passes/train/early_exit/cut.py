@@ -1,8 +1,8 @@
 """A graph that really stops early: what comes after an exit lies in a branch of ``If``.
 
 At each exit the samples whose head is sure enough keep its answer. The others are gathered, with
-everything that what follows reads of them, and go on in the branch, which is not executed where
-none is left; their answers are then written over the head's.
+all values that later nodes read of them, and go on in the branch, which is not executed if none is
+left; their answers are then written over the head's.
 """
 
 from __future__ import annotations
@@ -17,9 +17,16 @@ from compressor.errors import SpecError
 from compressor.graph.costs import node_macs
 from compressor.graph.editing import inner_nodes
 from compressor.graph.values import is_op, value_by_name
-from compressor.passes.train.early_exit.batches import Batches, Origin, refused
 from compressor.passes.train.early_exit.heads import BOOL, FLOAT, INT64, HeadWriter
-from compressor.passes.train.early_exit.points import Answer, Confidence, ExitPoint, ancestors
+from compressor.passes.train.early_exit.points import (
+    Answer,
+    Batches,
+    Confidence,
+    ExitPoint,
+    Origin,
+    ancestors,
+    refused,
+)
 from compressor.types.tensors import Array
 
 
@@ -30,8 +37,7 @@ class CutExit:
     Attributes:
         point: where.
         threshold: the confidence from which samples leave.
-        parameters: of the head, as
-            :func:`compressor.passes.train.early_exit.heads.initial_parameters` names them.
+        parameters: of the head, as :func:`initial_parameters` names them.
     """
 
     point: ExitPoint
@@ -44,21 +50,21 @@ class _Part:
     """What is executed between two exits.
 
     Attributes:
-        nodes: in order, those that are done already.
-        rows: numbers of the samples that are left, counted among those of the part before,
-            ``[rows]``; ``None`` in the first part.
-        known: values of earlier parts as they are had here, gathered or computed again.
+        nodes: the nodes moved here so far, in order.
+        rows: indices of the samples that are left among those of the part before, ``[rows]``;
+            ``None`` in the first part.
+        local: what values of earlier parts are here, gathered or computed again.
     """
 
     nodes: list[ir.Node] = field(default_factory=list)
     rows: ir.Value | None = None
-    known: dict[ir.Value, ir.Value] = field(default_factory=dict)
+    local: dict[ir.Value, ir.Value] = field(default_factory=dict)
 
 
 def cut(
     model: ir.Model, exits: Sequence[CutExit], measure: Confidence, batches: Batches, answer: Answer
 ) -> ir.Model:
-    """Return a model that lets samples leave early; inputs and outputs are what they were.
+    """Return a model that lets samples leave early, with the same inputs and outputs.
 
     Args:
         model: not changed.
@@ -68,23 +74,23 @@ def cut(
         answer: of this very model.
 
     Raises:
-        SpecError: something after an exit reads what is neither each sample's own nor the same
-            for any number of samples.
+        SpecError: a node after an exit reads a value that is neither each sample's own nor the
+            same for any number of samples.
     """
     return _Cut(model, exits, measure, batches, answer).model()
 
 
 def part_macs(model: ir.Model, points: Sequence[ExitPoint], answer: Answer) -> tuple[int, ...]:
-    """Return the multiply-accumulates of each part, with the head that it ends in."""
-    found = []
-    for index, nodes in enumerate(_parts(model, points)):
-        head = points[index].features * answer.classes if index < len(points) else 0
-        found.append(sum(node_macs(node) for node in nodes) + head)
-    return tuple(found)
+    """Return the multiply-accumulates of each part, with the head at its end."""
+    heads = [*(point.features * answer.classes for point in points), 0]
+    return tuple(
+        sum(node_macs(node) for node in nodes) + head
+        for nodes, head in zip(_parts(model, points), heads, strict=True)
+    )
 
 
 def _parts(model: ir.Model, points: Sequence[ExitPoint]) -> list[list[ir.Node]]:
-    """Divide the nodes: a part has what its exit's value needs and no part before it has."""
+    """Divide the nodes: a part has those that its exit's value needs and no earlier part has."""
     values = value_by_name(model)
     ends = [*(values[point.value] for point in points), model.graph.outputs[0]]
     done: set[ir.Node] = set()
@@ -111,7 +117,7 @@ class _Cut:
         self._model = model.clone()
         pairs = list(zip(_values(self._model), _values(model), strict=True))
         self._twins = dict(pairs)
-        self._copies = {original: own for own, original in pairs}
+        self._copies = {original: copy for copy, original in pairs}
         self._writer = HeadWriter(self._model, answer)
         self._editor = self._writer.editor
         self._activation = answer.activation
@@ -135,7 +141,7 @@ class _Cut:
         return self._model
 
     def _filled(self, index: int, output: ir.Value) -> ir.Value:
-        """Fill a part and, inside it, those behind; return the answers of its samples."""
+        """Fill a part and, inside it, the later ones; return the answers of its samples."""
         part = self._parts[index]
         for node in self._nodes[index]:
             self._move(node, index)
@@ -173,7 +179,7 @@ class _Cut:
         return answers, self._add(part, "Not", [sure], f"exit{number}.stays", BOOL)
 
     def _branch(self, index: int, answers: ir.Value, later: ir.Value) -> ir.Value:
-        """Add the ``If``: with samples left, the parts behind are executed, and else nothing."""
+        """Add the ``If``: with samples left, the later parts are executed, else nothing."""
         number = self._exits[index].point.number
         part, inner = self._parts[index], self._parts[index + 1]
         assert inner.rows is not None
@@ -210,20 +216,21 @@ class _Cut:
         return ir.Graph([], [output], nodes=part.nodes, opset_imports=opsets, name=name)
 
     def _move(self, node: ir.Node, index: int) -> None:
-        """Put a node into its part, and let it read what is had there."""
+        """Put a node into its part, and make it read that part's values.
+
+        Raises:
+            SpecError: it would be computed from fewer samples than before.
+        """
         if index:
             for value in node.outputs:
-                self._check_samples(self._twins[value])
+                original = self._twins[value]
+                data = self._batches.origin(original) is Origin.DATA
+                if data and self._batches.fixed(original):
+                    raise refused(original)
             self._redirect(node, index)
             for value in node.outputs:
                 self._rename(value, index)
         self._parts[index].nodes.append(node)
-
-    def _check_samples(self, original: ir.Value) -> None:
-        """Refuse what would be computed from fewer samples than it was."""
-        data = self._batches.origin(original) is Origin.DATA
-        if data and self._batches.fixed(original):
-            raise refused(original)
 
     def _redirect(self, node: ir.Node, index: int) -> None:
         for reader in (node, *inner_nodes(node)):
@@ -238,7 +245,7 @@ class _Cut:
                         outputs[place] = here
 
     def _rename(self, value: ir.Value, index: int) -> None:
-        """Say by its name that a value is that of some samples only, so of another size."""
+        """Give a value of fewer samples a name and a shape of its own."""
         if value.name:
             value.name = self._editor.free_name(f"{value.name}.rows{index}")
         if value.shape is not None:
@@ -254,16 +261,16 @@ class _Cut:
         )
 
     def _here(self, value: ir.Value, index: int) -> ir.Value:
-        """Return what a value is in a part: of this part's samples only."""
+        """Return what a value is in a part, for this part's samples only."""
         node = value.producer()
         made = self._part_of.get(node, index) if node is not None else 0
         original = self._twins.get(value)
         if original is None or value.is_initializer() or made >= index:
             return value  # of this part, constant, or of a subgraph
-        known = self._parts[index].known
-        if value not in known:
-            known[value] = self._crossing(value, original, index)
-        return known[value]
+        local = self._parts[index].local
+        if value not in local:
+            local[value] = self._crossing(value, original, index)
+        return local[value]
 
     def _crossing(self, value: ir.Value, original: ir.Value, index: int) -> ir.Value:
         origin = self._batches.origin(original)
@@ -274,7 +281,7 @@ class _Cut:
             same = self._batches.same_for_all(original)
             return value if same else self._again(node, value, index)
         if node is not None and is_op(node, "DequantizeLinear"):
-            return self._again(node, value, index)  # next to what reads it, where it is fused
+            return self._again(node, value, index)  # beside its reader, so that they fuse
         axis = self._batches.axis(original)
         if axis is None:
             raise refused(original)
@@ -326,9 +333,8 @@ class _Cut:
             name=outputs[0].name,
         )
         part.nodes.append(copy)
-        for own, new in zip(node.outputs, outputs, strict=True):
-            part.known[own] = new
-        return part.known[value]
+        part.local.update(zip(node.outputs, outputs, strict=True))
+        return part.local[value]
 
     def _constant(self, name: str, values: list[int]) -> ir.Value:
         return self._editor.shared_constant(name, np.asarray(values, np.int64))

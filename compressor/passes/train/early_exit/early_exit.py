@@ -13,9 +13,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from compressor.errors import SpecError
-from compressor.models.torch.lowering import NamedModule
 from compressor.models.torch.smaller_module import trainable_graph
-from compressor.passes.train.early_exit.batches import Batches
 from compressor.passes.train.early_exit.cut import CutExit, cut, part_macs
 from compressor.passes.train.early_exit.heads import (
     FrozenTrunk,
@@ -29,6 +27,7 @@ from compressor.passes.train.early_exit.heads import (
 )
 from compressor.passes.train.early_exit.points import (
     Answer,
+    Batches,
     Confidence,
     Exit,
     ExitPoint,
@@ -46,19 +45,12 @@ from compressor.passes.train.early_exit.thresholds import (
     nobody_leaves,
     share_notes,
 )
-from compressor.passes.train.engine import Trained, length, make_order, train
+from compressor.passes.train.engine import length, make_order, train
 from compressor.passes.train.finetune import CROSS_ENTROPY, TaskLoss, loss_name
-from compressor.passes.train.job import Job
-from compressor.passes.train.preparing import (
-    PREFIX,
-    freeze,
-    regulators,
-    training_notes,
-    training_record,
-)
+from compressor.passes.train.job import PREFIX, Job, Trained
 from compressor.passes.train.recipe import Recipe
 from compressor.types.carrier import Capability, Carrier
-from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
+from compressor.types.layer_rules import plan_layers
 from compressor.types.passes import LayerOutcome, Outcome, PassContext, Survey
 from compressor.types.tensors import Array
 from compressor.types.training import Training
@@ -81,21 +73,21 @@ class _Places:
         parameters: Sequence[Mapping[str, Array]],
         how: Confidence,
     ) -> ir.Model:
-        """Return the graph that stops early; exits that let nobody leave are not in it."""
-        known = zip(self.points, thresholds, parameters, strict=True)
-        used = [CutExit(point, t, own) for point, t, own in known if t < inf]
+        """Return the graph that stops early, without exits at which no sample leaves."""
+        exits = zip(self.points, thresholds, parameters, strict=True)
+        used = [CutExit(*entry) for entry in exits if entry[1] < inf]
         return cut(self.graph, used, how, self.batches, self.answer)
 
 
 class EarlyExit(Recipe):
-    """Let samples that are easy leave the network early.
+    """Let easy samples leave the network early.
 
     A head after each named layer learns from the labels and from the network's own answers. Each
     sample takes the answer of the first head that is sure enough: thresholds are chosen on the
-    calibration data so that the wanted share of the answers is the full network's. What comes
-    after an exit lies in a branch of an ONNX `If`, which is executed for the samples that are left,
-    and not at all where none is; the model's inputs and outputs stay what they were. Exits that
-    would let nobody leave are left out.
+    calibration data so that the required share of the answers agrees with the full network. What
+    comes after an exit lies in a branch of an ONNX `If`, which is executed for the samples that are
+    left, and not at all if there are none; the model's inputs and outputs do not change. Exits at
+    which no sample would leave are left out.
     """
 
     name: ClassVar[str] = "early-exit"
@@ -108,7 +100,7 @@ class EarlyExit(Recipe):
     exits: tuple[Exit, ...] = Field(min_length=1, description="where, in the order of execution")
     agreement: Annotated[float, Field(gt=0, le=100)] = Field(
         default=99.0,
-        description="percent of the calibration samples that are to get the full network's answer",
+        description="percent of the calibration samples that must get the full network's answer",
     )
     confidence: Confidence = Field(
         default="probability",
@@ -117,14 +109,14 @@ class EarlyExit(Recipe):
     )
     train: Literal["heads", "all"] = Field(
         default="heads",
-        description="heads leaves the network, and so its own answers, as they are; all trains it "
+        description="heads leaves the network, and so its own answers, unchanged; all trains it "
         "with them",
     )
     alpha: float = Field(
         default=0.3,
         ge=0,
         le=1,
-        description="weight of the labels in what heads learn from; the network's answers have the "
+        description="weight of the labels in what heads learn from; the network's answers get the "
         "rest",
     )
     temperature: float = Field(
@@ -134,8 +126,8 @@ class EarlyExit(Recipe):
     @model_validator(mode="after")
     def _only_heads(self) -> EarlyExit:
         if self.train == "heads" and (self.prune is not None or self.layers):
-            given = "prune" if self.prune is not None else "layers"
-            raise ValueError(f"{given} needs train: all; with train: heads no layer is changed")
+            option = "prune" if self.prune is not None else "layers"
+            raise ValueError(f"{option} needs train: all; with train: heads no layer is changed")
         return self
 
     @property
@@ -163,13 +155,12 @@ class EarlyExit(Recipe):
             f"{places.answer.classes}"
             for point in places.points
         }
-        rules = resolve_rules(self.layers, [layer.name for layer in carrier.layers()])
         trained = self.train == "all"
         reasons, actions = {}, {}
-        for name, rule in rules.items():
-            skipped = skip_reason(rule) if trained else "only heads are trained"
-            reasons[name] = "" if name in exits else skipped
-            parts = ["train"] * (trained and not skip_reason(rule)) + [exits.get(name, "")]
+        for name, skipped in self.skip_reasons(carrier).items():
+            reason = skipped if trained else "only heads are trained"
+            reasons[name] = "" if name in exits else reason
+            parts = ["train"] * (trained and not skipped) + [exits.get(name, "")]
             actions[name] = "; ".join(part for part in parts if part)
         rows = plan_layers(self.name, actions, reasons)
         return Survey(rows)
@@ -194,12 +185,12 @@ class EarlyExit(Recipe):
                 "add data.calibration",
             )
         places = self._places(carrier)
-        given = self._with_heads(carrier, places, context.seed, training)
-        trained, carrier, given = self._trained(carrier, context, training, given)
-        network = _without_heads(given.model)
+        headed = self._with_heads(carrier, places, context.seed, training)
+        trained, carrier, headed = self._trained(carrier, context, training, headed)
+        network = _without_heads(headed.model)
         places = replace(places, graph=network, batches=Batches(network))
-        cut = self._cut(carrier, places, given, training, training_notes(trained, None))
-        return replace(cut, training=training_record(trained))
+        cut = self._cut(carrier, places, headed, training, trained.notes(None))
+        return replace(cut, training=trained.record())
 
     def preview(
         self,
@@ -207,7 +198,7 @@ class EarlyExit(Recipe):
         context: PassContext,  # noqa: ARG002
         statistics: Mapping[str, Any],  # noqa: ARG002
     ) -> Carrier:
-        """Return the model as it is if every exit is used."""
+        """Return the model with every exit used."""
         places = self._places(carrier)
         return carrier.with_graph(places.written(*self._untrained(places), self.confidence))
 
@@ -218,9 +209,9 @@ class EarlyExit(Recipe):
         return _Places(graph, batches, answer, find_points(graph, self.exits, batches, answer))
 
     def _untrained(self, places: _Places) -> tuple[list[float], list[dict[str, Array]]]:
-        count = len(places.points)
-        own = [initial_parameters(point, places.answer.classes, 0) for point in places.points]
-        return [1.0] * count, own
+        classes = places.answer.classes
+        parameters = [initial_parameters(point, classes, 0) for point in places.points]
+        return [1.0] * len(parameters), parameters
 
     def _loss(self) -> str:
         return loss_name(self.loss or CROSS_ENTROPY, None)
@@ -234,80 +225,80 @@ class EarlyExit(Recipe):
         first = with_heads(places.graph, places.points, places.answer, starts)
         names = [head.features for head in first.heads]
         runner = carrier.with_graph(first.model).runner(names)
-        found = feature_statistics(runner, training.samples, names)
-        for start, (mean, scale) in zip(starts, found, strict=True):
+        statistics = feature_statistics(runner, training.samples, names)
+        for start, (mean, scale) in zip(starts, statistics, strict=True):
             start.update(mean=mean, scale=scale)
         return with_heads(places.graph, places.points, places.answer, starts)
 
     def _trained(
-        self, carrier: Carrier, context: PassContext, training: Training, given: WithHeads
+        self, carrier: Carrier, context: PassContext, training: Training, headed: WithHeads
     ) -> tuple[Trained, Carrier, WithHeads]:
         """Train; return the model with trained weights, and its graph with the heads."""
-        names = [name for head in given.heads for name in head.parameters]
+        names = [name for head in headed.heads for name in head.parameters]
         inputs = tuple(i.name for i in carrier.inputs)
-        outputs = tuple(v.name or "" for v in given.model.graph.outputs)
+        outputs = tuple(v.name or "" for v in headed.model.graph.outputs)
         order = make_order(self, training, carrier.inputs, context.seed)
         executing = carrier
         if self.train == "all":
-            executing = carrier.with_trainable_graph(given.model, names)
+            executing = carrier.with_trainable_graph(headed.model, names)
             if Capability.TRAIN not in executing.offers:
                 raise SpecError("train", "is all, and the graph cannot be trained", "set heads")
             module = executing.trainable()
-            freeze(self, executing, module)
-            watched = regulators(self, executing, module, length(self, order))
+            self.freeze(executing, module)
+            watched = self.regulators(executing, module, length(self, order))
         else:
-            module, watched = _heads_only(given, names, inputs, outputs), ()
+            graph = trainable_graph(headed.model, nn.Module(), names)
+            module, watched = FrozenTrunk(graph, inputs, outputs), ()
         job = Job(
             name=self.name,
             module=module,
-            objective=self._objective(given, training),
+            objective=self._objective(headed, training),
             inputs=inputs,
             outputs=outputs[:1],
             regulators=watched,
         )
-        # No metric looks at the heads: the best state is that of the least loss.
+        # No metric looks at the heads: the best state is the one of least loss.
         trained = train(job, self, replace(training, metric=None), order)
         tensors = {n.removeprefix(PREFIX): t for n, t in trained.tensors.items()}
         if self.train == "all":
-            known = executing.tensors().keys()
-            own = executing.with_weights({n: t for n, t in tensors.items() if n in known})
-            return trained, own, replace(given, model=own.graph().clone())
-        return trained, carrier, replace(given, model=_with_tensors(given.model, names, tensors))
+            names_of = executing.tensors().keys()
+            after = executing.with_weights({n: t for n, t in tensors.items() if n in names_of})
+            return trained, after, replace(headed, model=after.graph().clone())
+        return trained, carrier, replace(headed, model=_with_tensors(headed.model, names, tensors))
 
-    def _objective(self, given: WithHeads, training: Training) -> SelfDistillation:
-        exits = [head.logits for head in given.heads]
+    def _objective(self, headed: WithHeads, training: Training) -> SelfDistillation:
+        exits = [head.logits for head in headed.heads]
         name = self._loss()
         labelled = {n: TaskLoss(name, (n,), training) for n in exits} if self.alpha > 0 else {}
-        network = TaskLoss(name, (given.teacher,), training) if self.train == "all" else None
+        network = TaskLoss(name, (headed.teacher,), training) if self.train == "all" else None
         return SelfDistillation(
-            exits, given.teacher, self.alpha, self.temperature, labelled, network
+            exits, headed.teacher, self.alpha, self.temperature, labelled, network
         )
 
     def _cut(
         self,
         carrier: Carrier,
         places: _Places,
-        given: WithHeads,
+        headed: WithHeads,
         training: Training,
         notes: Sequence[str],
     ) -> Outcome:
-        """Choose thresholds and cut the graph; compare it with the model that it was."""
-        flat, answers = with_confidences(given, self.confidence, places.answer)
-        every = carrier.with_graph(flat)
-        runner, heads = every.runner(), [head.logits for head in given.heads]
-        sure, same = collect(runner, training.samples, heads, given.teacher)
+        """Choose thresholds and cut the graph; compare it with the model before."""
+        flat, answers = with_confidences(headed, self.confidence, places.answer)
+        runner, heads = carrier.with_graph(flat).runner(), [head.logits for head in headed.heads]
+        sure, same = collect(runner, training.samples, heads, headed.teacher)
         costs = part_macs(places.graph, places.points, places.answer)
-        found = choose_thresholds(sure, same, self.agreement, costs)
-        if not sum(found.left):
+        chosen = choose_thresholds(sure, same, self.agreement, costs)
+        if not sum(chosen.left):
             raise nobody_leaves(self.agreement, sure, same, costs)
-        parameters = [_parameters(given.model, head) for head in given.heads]
-        after = carrier.with_graph(places.written(found.values, parameters, self.confidence))
+        parameters = [_parameters(headed.model, head) for head in headed.heads]
+        after = carrier.with_graph(places.written(chosen.values, parameters, self.confidence))
         probe = training.samples.probe(_PROBED)
-        check_answers(after.runner(), runner.run(probe), probe, answers, found.values)
+        check_answers(after.runner(), runner.run(probe), probe, answers, chosen.values)
         notes = [
             *notes,
-            *share_notes(places.points, found, self.agreement),
-            macs_note(found, costs),
+            *share_notes(places.points, chosen, self.agreement),
+            macs_note(chosen, costs),
         ]
         if training.ranks.rank == 0:
             whole = carrier.with_graph(places.graph).runner()
@@ -316,26 +307,20 @@ class EarlyExit(Recipe):
                 f"mean latency at batch 1 in ONNX Runtime, over {count} calibration samples: "
                 f"{early:.3g} ms with exits, {full:.3g} ms without ({early / full:.2f} of it)"
             )
-        return Outcome(after, self._layers(after, places.points, found), tuple(notes))
+        return Outcome(after, self._layers(after, places.points, chosen), tuple(notes))
 
     def _layers(
-        self, after: Carrier, points: Sequence[ExitPoint], found: Thresholds
+        self, after: Carrier, points: Sequence[ExitPoint], chosen: Thresholds
     ) -> tuple[LayerOutcome, ...]:
         rows = {
             f"exit{point.number}": {"after": point.after, "threshold": value, "leave": share}
-            for point, value, share in zip(points, found.values, found.shares, strict=False)
+            for point, value, share in zip(points, chosen.values, chosen.shares, strict=False)
         }
         return tuple(
             LayerOutcome(layer.name, layer.dtype, details=rows.get(layer.name, {"trained": True}))
             for layer in after.layers()
             if layer.name in rows or self.train == "all"
         )
-
-
-def _heads_only(
-    given: WithHeads, names: Sequence[str], inputs: Sequence[str], outputs: Sequence[str]
-) -> NamedModule:
-    return FrozenTrunk(trainable_graph(given.model, nn.Module(), names), inputs, outputs)
 
 
 def _with_tensors(model: ir.Model, names: Sequence[str], tensors: Mapping[str, Tensor]) -> ir.Model:
@@ -355,9 +340,9 @@ def _without_heads(model: ir.Model) -> ir.Model:
 
 def _parameters(model: ir.Model, head: HeadNames) -> dict[str, Array]:
     """Return a head's parameters under the names that heads are made from."""
-    found = {}
+    arrays = {}
     for key, name in head.tensors.items():
         tensor = model.graph.initializers[name].const_value
         assert tensor is not None
-        found[key] = tensor.numpy()
-    return folded(found)
+        arrays[key] = tensor.numpy()
+    return folded(arrays)

@@ -1,4 +1,4 @@
-"""Heads of early exits as nodes of a graph."""
+"""Heads of early exits: nodes of a graph, what they start with, and what they learn from."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from torch import Tensor
 from compressor.graph.editing import Attributes, Editor
 from compressor.graph.values import value_by_name
 from compressor.models.torch.lowering import NamedModule
-from compressor.passes.train.distill.losses import kl_divergence
 from compressor.passes.train.early_exit.points import Answer, Confidence, ExitPoint
-from compressor.passes.train.job import Objective
-from compressor.passes.train.steps import Micro
+from compressor.passes.train.job import Micro, Objective
+from compressor.passes.train.losses import kl_divergence
 from compressor.types.tensors import Array
 
 _EPSILON = 1e-5
@@ -29,7 +28,7 @@ class HeadNames:
     """Names of what a head adds to a graph.
 
     Attributes:
-        tensors: its initializers, by the names that :func:`initial_parameters` has for them.
+        tensors: its initializers, by the names that :func:`initial_parameters` gives them.
         features: value ``[batch, features]`` that the linear layer, or its norm, reads.
         logits: value ``[batch, classes]``.
     """
@@ -40,7 +39,7 @@ class HeadNames:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """What is trained."""
+        """The initializers that are trained."""
         return tuple(name for key, name in self.tensors.items() if key not in _STATISTICS)
 
 
@@ -49,7 +48,7 @@ class HeadWriter:
 
     Args:
         model: changed in place; operators of opset 18 or newer.
-        answer: what the model answers.
+        answer: the model's logits and classes.
     """
 
     def __init__(self, model: ir.Model, answer: Answer):
@@ -59,13 +58,13 @@ class HeadWriter:
     def head(
         self, point: ExitPoint, value: ir.Value, parameters: Mapping[str, Array]
     ) -> tuple[HeadNames, list[ir.Node]]:
-        """Make a head's nodes, in order; the parameters are in the graph then, the nodes not.
+        """Make a head's nodes, in order; adds the parameters to the graph, but not the nodes.
 
         Args:
             point: the exit.
             value: what the head reads.
-            parameters: as :func:`initial_parameters` names them; with ``mean`` and ``scale`` of the
-                features, these are standardized first.
+            parameters: as :func:`initial_parameters` names them; with ``mean`` and ``scale``, the
+                features are standardized first.
         """
         start, made = f"exit{point.number}", list[ir.Node]()
 
@@ -98,7 +97,7 @@ class HeadWriter:
         return HeadNames(tensors, features.name or "", logits.name or ""), made
 
     def _pooled(self, point: ExitPoint, value: ir.Value, add: Callable[..., ir.Value]) -> ir.Value:
-        """Average over places; return ``[batch, features]``."""
+        """Average over positions; return ``[batch, features]``."""
         if point.kernel:
             attributes = {"kernel_shape": point.kernel, "strides": point.kernel}
             value = add("AveragePool", [value], "parts", attributes)
@@ -113,7 +112,7 @@ class HeadWriter:
         return add("ReduceMean", [value, places], "features", {"keepdims": 0})
 
     def activation(self, like: ir.Node, logits: ir.Value, number: int) -> ir.Node:
-        """Make the node that turns a head's logits into what the model gives."""
+        """Make the node that turns a head's logits into the model's output."""
         axis = like.attributes.get_int("axis", -1)
         name = f"exit{number}.output"
         node = self.editor.node(like.op_type, [logits], name, FLOAT, {"axis": axis})
@@ -121,10 +120,10 @@ class HeadWriter:
         return node
 
     def confidence(self, logits: ir.Value, measure: Confidence, number: int) -> list[ir.Node]:
-        """Make the nodes of a confidence, 0 to 1, ``[batch]``: the last one's output.
+        """Make the nodes of a confidence, 0 to 1, ``[batch]``, which is the last one's output.
 
-        It is the largest probability; or by how much that exceeds the second; or one minus the
-        entropy, of which a uniform distribution has 1.
+        It is the largest probability, its margin over the second, or one minus the entropy, which
+        is 1 for a uniform distribution.
         """
         start, made = f"exit{number}", list[ir.Node]()
 
@@ -165,31 +164,27 @@ def initial_parameters(point: ExitPoint, classes: int, seed: int) -> dict[str, A
 
     Args:
         point: the exit.
-        classes: how many.
+        classes: the number of classes.
         seed: with the exit's number, of the random numbers.
 
     Returns:
-        ``weight`` ``[classes, features]``, ``bias`` ``[classes]``, and where there is a layer norm
+        ``weight`` ``[classes, features]``, ``bias`` ``[classes]``, and if there is a layer norm
         ``norm.weight`` and ``norm.bias`` ``[features]``.
     """
     rng = np.random.default_rng((seed, point.number))
     bound = 1 / sqrt(point.features)
-    found = {
+    parameters = {
         "weight": rng.uniform(-bound, bound, (classes, point.features)).astype(np.float32),
         "bias": np.zeros(classes, np.float32),
     }
     if point.head == "norm-linear":
-        found["norm.weight"] = np.ones(point.features, np.float32)
-        found["norm.bias"] = np.zeros(point.features, np.float32)
-    return found
+        parameters["norm.weight"] = np.ones(point.features, np.float32)
+        parameters["norm.bias"] = np.zeros(point.features, np.float32)
+    return parameters
 
 
 def folded(parameters: Mapping[str, Array]) -> dict[str, Array]:
-    """Let a head's linear layer standardize its features itself.
-
-    Args:
-        parameters: with ``mean`` and ``scale`` ``[features]``, or without.
-    """
+    """Return a head's parameters with ``mean`` and ``scale``, if any, folded into its weight."""
     rest = {n: array for n, array in parameters.items() if n not in _STATISTICS}
     if "mean" in parameters:
         weight = parameters["weight"].astype(np.float64) * parameters["scale"]
@@ -200,11 +195,11 @@ def folded(parameters: Mapping[str, Array]) -> dict[str, Array]:
 
 @dataclass(frozen=True)
 class WithHeads:
-    """A graph that gives the answers of all exits beside the model's own.
+    """A graph that returns the answers of all exits beside the model's own.
 
     Attributes:
-        model: outputs are the model's own, its logits where those are others, and each head's
-            logits.
+        model: its outputs are the model's own, the logits if they are another value, and each
+            head's logits.
         heads: names, exit by exit.
         teacher: name of the output with the model's logits.
     """
@@ -220,15 +215,15 @@ def with_heads(
     answer: Answer,
     parameters: Sequence[Mapping[str, Array]],
 ) -> WithHeads:
-    """Add heads to a copy of a graph, which runs as a whole and gives all answers."""
+    """Add heads to a copy of a graph, which runs as a whole and returns all answers."""
     copy = model.clone()
     values = value_by_name(copy)
     writer = HeadWriter(copy, answer)
     names = []
     if answer.activation is not None:
         copy.graph.outputs.append(values[answer.logits])
-    for point, own in zip(points, parameters, strict=True):
-        head, nodes = writer.head(point, values[point.value], own)
+    for point, arrays in zip(points, parameters, strict=True):
+        head, nodes = writer.head(point, values[point.value], arrays)
         copy.graph.extend(nodes)
         copy.graph.outputs.append(nodes[-1].outputs[0])
         names.append(head)
@@ -236,19 +231,19 @@ def with_heads(
 
 
 def with_confidences(
-    given: WithHeads, measure: Confidence, answer: Answer
+    headed: WithHeads, measure: Confidence, answer: Answer
 ) -> tuple[ir.Model, tuple[str, ...]]:
-    """Let a graph with heads give what exits decide by.
+    """Add to a graph with heads the outputs that exits decide by.
 
     Returns:
-        A model with further outputs: the confidences, see :func:`confidence_name`, and the
-        answers; and the names of the answers: each exit's, and last the model's own.
+        A model with the confidences, see :func:`confidence_name`, and the answers as further
+        outputs; and the names of the answers: each exit's, and last the model's own.
     """
-    copy = given.model.clone()
+    copy = headed.model.clone()
     values, outputs = value_by_name(copy), copy.graph.outputs
     answers = []
     writer = HeadWriter(copy, answer)
-    for number, head in enumerate(given.heads, start=1):
+    for number, head in enumerate(headed.heads, start=1):
         nodes = writer.confidence(values[head.logits], measure, number)
         nodes[-1].outputs[0].name = confidence_name(number)
         outputs.append(nodes[-1].outputs[0])
@@ -271,7 +266,7 @@ def _rows(*lengths: int) -> ir.Shape:
 
 
 class FrozenTrunk(NamedModule):
-    """A module that runs as in evaluation while its heads are trained: its statistics stay."""
+    """A module that stays in evaluation mode, so with its statistics, while heads are trained."""
 
     def train(self, mode: bool = True) -> FrozenTrunk:  # noqa: ARG002
         """Stay in evaluation mode."""
@@ -283,16 +278,16 @@ class FrozenTrunk(NamedModule):
 class SelfDistillation:
     """What exits learn from: the labels, and the network's own answer.
 
-    L. Zhang et al., Be your own teacher, 2019 (arXiv:1905.08094), section 3.2, without the loss of
-    features. Gradients do not flow into the teacher.
+    L. Zhang et al., Be your own teacher, 2019 (arXiv:1905.08094), section 3.2, without the feature
+    loss. Gradients do not flow into the teacher.
 
     Attributes:
         exits: outputs of the heads.
         teacher: output with the network's own logits.
-        alpha: weight of the labels; the network's answer has the rest.
+        alpha: weight of the labels; the network's answer gets the rest.
         temperature: of both logits.
         labelled: the loss of each exit against the labels; empty where alpha is 0.
-        network: the loss of the network itself, where it is trained too.
+        network: the loss of the network itself, if it is trained, too.
     """
 
     exits: Sequence[str]
@@ -303,14 +298,14 @@ class SelfDistillation:
     network: Objective | None = None
 
     def losses(self, outputs: Mapping[str, Tensor], micro: Micro, step: int) -> dict[str, Tensor]:
-        """Return one term for each exit, and one for the network where it is trained."""
-        own = outputs[self.teacher].detach()
-        found = {} if self.network is None else dict(self.network.losses(outputs, micro, step))
+        """Return one term for each exit, and one for the network if it is trained."""
+        teacher = outputs[self.teacher].detach()
+        terms = {} if self.network is None else dict(self.network.losses(outputs, micro, step))
         for number, name in enumerate(self.exits, start=1):
-            soft = kl_divergence(outputs[name], own, self.temperature)
+            soft = kl_divergence(outputs[name], teacher, self.temperature)
             term = (1 - self.alpha) * soft
             if name in self.labelled:
                 hard = self.labelled[name].losses(outputs, micro, step)
                 term = term + self.alpha * sum(hard.values())
-            found[f"exit {number}"] = term
-        return found
+            terms[f"exit {number}"] = term
+        return terms

@@ -1,18 +1,23 @@
-"""Options of early exits."""
+"""Where samples may leave a network, and which axis of its values runs over the samples."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Literal, TypeAlias
 
+import numpy as np
 import onnx_ir as ir
 from pydantic import Field
 
 from compressor.errors import SpecError, suggestion
+from compressor.graph.editing import inner_nodes
 from compressor.graph.layers import layers_with_nodes
-from compressor.graph.values import is_op
-from compressor.passes.train.early_exit.batches import Batches, reads
+from compressor.graph.operators import operator
+from compressor.graph.plain import Lengths
+from compressor.graph.values import tensor_spec
+from compressor.models.torch.lowering import example_inputs
 from compressor.types.layers import Layer
 from compressor.types.options import Options
 
@@ -24,31 +29,21 @@ class Exit(Options):
     """A place where samples may leave the network."""
 
     after: str = Field(
-        description="a layer, or the part of the network that several are in, such as layer2 for "
-        "layer2.0.conv1 and layer2.1.conv2; the exit lies after its last layer, and the "
+        description="a layer, or a part of the network with several, such as layer2 for "
+        "layer2.0.conv1 and layer2.1.conv2; the exit lies after its last layer and the "
         "normalization, residual sum and activation that directly follow"
     )
     head: Head = Field(
         default="linear",
-        description="linear: means over places or tokens, and a linear layer; norm-linear: with a "
-        "layer norm between the two",
+        description="linear: means over positions or tokens, and a linear layer; norm-linear: with "
+        "a layer norm between the two",
     )
     grid: int = Field(
         default=4,
         ge=1,
-        description="pictures are averaged over a grid of so many by so many parts, or the most "
-        "below that their height and width divide into; 1 is the mean over all places",
+        description="images are averaged in a grid of this many by this many parts, or the most "
+        "below that their height and width divide into; 1 is the mean over all positions",
     )
-
-
-_FOLLOWING = (
-    *("BatchNormalization", "InstanceNormalization", "GroupNormalization", "LayerNormalization"),
-    *("RMSNormalization", "Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Neg", "Exp", "Erf", "Cast"),
-    *("Relu", "LeakyRelu", "PRelu", "ThresholdedRelu", "Elu", "Selu", "Celu", "Gelu", "Mish"),
-    *("Sigmoid", "HardSigmoid", "HardSwish", "Swish", "Tanh", "Softplus", "Softsign", "Clip"),
-    *("Min", "Max", "Identity", "Dropout", "QuantizeLinear", "DequantizeLinear"),
-)
-"""Operators without products that belong to the layer which they follow."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +52,13 @@ class ExitPoint:
 
     Attributes:
         number: of the exit, from 1.
-        after: as the option names it.
+        after: the layer or part that the option names.
         layer: the last layer before it.
         value: name of the value, ``[batch, ...]`` float32.
         channels: length of the axis that the head does not average over.
         averaged: the other axes but the batch's.
-        grid: of two such axes, in how many parts each is averaged.
-        kernel: lengths of these parts; empty where there is one.
+        grid: if there are two such axes, the number of parts that each is averaged in.
+        kernel: lengths of these parts; empty if there is one.
         head: what kind.
     """
 
@@ -90,7 +85,7 @@ class Answer:
     Attributes:
         logits: name of the value that holds them, ``[batch, classes]``.
         classes: how many.
-        activation: the softmax that makes the model's output of them; ``None`` where they are it.
+        activation: the softmax that turns them into the model's output; ``None`` if there is none.
     """
 
     logits: str
@@ -102,8 +97,8 @@ def find_answer(model: ir.Model, batches: Batches) -> Answer:
     """Find the logits of a classifier.
 
     Raises:
-        SpecError: the model is none: it has several outputs, or one that is no ``[batch, classes]``
-            of float32.
+        SpecError: the model is not a classifier: it has several outputs, or one that is not
+            ``[batch, classes]`` of float32.
     """
     outputs = model.graph.outputs
     output = outputs[0]
@@ -123,7 +118,7 @@ def find_answer(model: ir.Model, batches: Batches) -> Answer:
         )
     node = output.producer()
     last = node is not None and node.attributes.get_int("axis", -1) in (-1, 1)
-    if node is not None and last and is_op(node, "Softmax", "LogSoftmax") and node.inputs[0]:
+    if node is not None and last and operator(node).probabilities and node.inputs[0]:
         return Answer(node.inputs[0].name or "", shape[1], node)
     return Answer(output.name or "", shape[1], None)
 
@@ -140,11 +135,11 @@ def find_points(
     points = tuple(
         _point(model, number, option, batches) for number, option in enumerate(exits, start=1)
     )
-    known = {v.name: v for node in model.graph for v in node.outputs}
-    logits = ancestors(known[answer.logits])
+    values = {v.name: v for node in model.graph for v in node.outputs}
+    logits = ancestors(values[answer.logits])
     for index, point in enumerate(points):
         where = f"exits.{index}.after"
-        value = known[point.value]
+        value = values[point.value]
         if value.producer() not in logits or point.value == answer.logits:
             raise SpecError(
                 where,
@@ -157,7 +152,7 @@ def find_points(
         if before.value == point.value:
             problem = f"is {point.after!r}, the same place as {before.after!r}"
             raise SpecError(where, problem, "name each place once")
-        if known[before.value].producer() not in ancestors(value):
+        if values[before.value].producer() not in ancestors(value):
             raise SpecError(
                 where,
                 f"is {point.after!r}, which is not computed from {before.after!r}",
@@ -167,27 +162,27 @@ def find_points(
 
 
 def ancestors(value: ir.Value) -> set[ir.Node]:
-    """Return the nodes that a value is computed by."""
-    found: set[ir.Node] = set()
+    """Return the nodes that a value depends on."""
+    nodes: set[ir.Node] = set()
     pending = [value]
     while pending:
         node = pending.pop().producer()
-        if node is not None and node not in found:
-            found.add(node)
+        if node is not None and node not in nodes:
+            nodes.add(node)
             pending.extend(reads(node))
-    return found
+    return nodes
 
 
 def _point(model: ir.Model, number: int, option: Exit, batches: Batches) -> ExitPoint:
     where = f"exits.{number - 1}.after"
-    found = [(layer, node) for layer, node in layers_with_nodes(model) if node.graph is model.graph]
-    names = [layer.name for layer, _ in found]
-    own = [entry for entry in found if f"{entry[0].name}.".startswith(f"{option.after}.")]
-    if not own:
+    layers = [entry for entry in layers_with_nodes(model) if entry[1].graph is model.graph]
+    inside = [entry for entry in layers if f"{entry[0].name}.".startswith(f"{option.after}.")]
+    if not inside:
+        names = [layer.name for layer, _ in layers]
         parts = {".".join(n.split(".")[:k]) for n in names for k in range(1, n.count(".") + 1)}
         close = suggestion(option.after, [*names, *sorted(parts)])
         raise SpecError(where, f"is {option.after!r}, which is no layer", close)
-    layer, node = own[-1]
+    layer, node = inside[-1]
     value = _settled(model, node)
     shape = batches.shape(value)
     if shape is None or len(shape) < 2 or batches.axis(value) != 0:
@@ -202,7 +197,7 @@ def _point(model: ir.Model, number: int, option: Exit, batches: Batches) -> Exit
             f"is {option.after!r}, whose output is {value.dtype}; heads read float32",
             "put early-exit before cast",
         )
-    channels = 1 if layer.kind in ("Conv", "ConvTranspose") else len(shape) - 1
+    channels = 1 if layer.is_convolution else len(shape) - 1
     averaged = tuple(i for i in range(1, len(shape)) if i != channels)
     grid = _grid(value, averaged, option.grid)
     kernel = tuple(shape[i] // grid for i in averaged) if grid > 1 else ()
@@ -213,7 +208,7 @@ def _point(model: ir.Model, number: int, option: Exit, batches: Batches) -> Exit
 
 
 def _grid(value: ir.Value, axes: Sequence[int], most: int) -> int:
-    """Return in how many parts height and width are averaged: 1 where they are not fixed."""
+    """Return the number of parts that height and width are averaged in; 1 if they are not fixed."""
     lengths = [value.shape[i] for i in axes] if value.shape is not None else []
     if axes != (2, 3) or not all(isinstance(length, int) for length in lengths):
         return 1
@@ -223,18 +218,19 @@ def _grid(value: ir.Value, axes: Sequence[int], most: int) -> int:
 
 
 def _settled(model: ir.Model, node: ir.Node) -> ir.Value:
-    """Return the value after what follows a layer without products: norm, sum and activation.
+    """Return the value after the norm, residual sum and activation that follow a layer.
 
-    It is the last one that alone carries on what the layer gave.
+    It is the last value that alone carries the layer's output on.
     """
     order = {other: index for index, other in enumerate(model.graph)}
     outputs = set(model.graph.outputs)
-    found = node.outputs[0]
-    live = {found}
+    settled = node.outputs[0]
+    live = {settled}
     for other in list(model.graph)[order[node] + 1 :]:
         if live.isdisjoint(reads(other)):
             continue
-        if not is_op(other, *_FOLLOWING):
+        row = operator(other)
+        if not (row.activation or row.follows):
             break
         live.update(other.outputs[:1])
         live = {v for v in live if v in outputs or _last_reader(v, order) > order[other]}
@@ -243,10 +239,140 @@ def _settled(model: ir.Model, node: ir.Node) -> ir.Value:
         (only,) = live
         if only in outputs:
             break
-        found = only
-    return found
+        settled = only
+    return settled
 
 
 def _last_reader(value: ir.Value, order: dict[ir.Node, int]) -> int:
-    """Return the place of the last node that reads a value, itself or in a subgraph."""
+    """Return the position of the last node that reads a value, itself or in a subgraph."""
     return max((order.get(use.node, len(order)) for use in value.uses()), default=-1)
+
+
+_FEW, _MORE = 3, 5  # batches that are tried: what differs between them depends on the batch
+
+
+class Origin(IntEnum):
+    """What a value is computed from; of several, the largest counts."""
+
+    CONSTANTS = 0
+    SHAPES = 1
+    DATA = 2
+
+
+class Batches:
+    """How a graph's values change with the number of samples.
+
+    Args:
+        model: not changed. The first axis of its first input is the batch.
+
+    Raises:
+        SpecError: that axis has a fixed length.
+    """
+
+    def __init__(self, model: ir.Model):
+        specs = [tensor_spec(value) for value in model.graph.inputs]
+        batch = specs[0].shape[0] if specs and specs[0].shape else None
+        if not isinstance(batch, str):
+            raise SpecError(
+                "early exits",
+                f"need a batch of any size, and the model takes {batch} samples at a time",
+                "give the first axis of its inputs a name, such as batch",
+            )
+        self.symbol = batch
+        examples = example_inputs(specs)
+        self._tries: list[Lengths] = []
+        for count in (_FEW, _MORE):
+            lengths = {
+                axis: int(length)
+                for spec in specs
+                for axis, length in zip(spec.shape, examples[spec.name].shape, strict=True)
+                if isinstance(axis, str)
+            }
+            self._tries.append(Lengths(_with_lengths(model, {**lengths, batch: count})))
+        self._origins = _origins(model)
+
+    def shape(self, value: ir.Value) -> tuple[int, ...] | None:
+        """Return a value's shape for a small batch, if it is known."""
+        return self._tries[0].shape(value)
+
+    def origin(self, value: ir.Value) -> Origin:
+        """Return what a value is computed from."""
+        return self._origins.get(value, Origin.CONSTANTS)
+
+    def axis(self, value: ir.Value) -> int | None:
+        """Return the axis that runs over the samples; ``None`` if there is none.
+
+        Raises:
+            SpecError: the value's axes are unknown, or one mixes samples with something else.
+        """
+        few, more = (tried.shape(value) for tried in self._tries)
+        if few is None or more is None or len(few) != len(more):
+            raise _crossing(value, "has axes whose lengths are not known")
+        moving = [i for i, pair in enumerate(zip(few, more, strict=True)) if pair[0] != pair[1]]
+        if not moving:
+            return None
+        if len(moving) > 1 or (few[moving[0]], more[moving[0]]) != (_FEW, _MORE):
+            raise _crossing(value, f"has samples mixed with other things on axis {moving[0]}")
+        return moving[0]
+
+    def fixed(self, value: ir.Value) -> bool:
+        """Return whether a value is known to have the same shape for any number of samples."""
+        few, more = (tried.shape(value) for tried in self._tries)
+        return few is not None and few == more
+
+    def same_for_all(self, value: ir.Value) -> bool:
+        """Return whether a value without samples is known not to change with their number."""
+        if self.origin(value) is Origin.CONSTANTS:
+            return True
+        few, more = (tried.constant(value) for tried in self._tries)
+        return few is not None and more is not None and np.array_equal(few, more)
+
+    def counts_samples(self, node: ir.Node) -> bool:
+        """Return whether a node computes the number of samples, and nothing else, as ``[1]``."""
+        few, more = (tried.constant(node.outputs[0]) for tried in self._tries)
+        found = [None if x is None else (x.shape, x.tolist()) for x in (few, more)]
+        return operator(node).family == "shape" and found == [((1,), [_FEW]), ((1,), [_MORE])]
+
+
+def refused(value: ir.Value) -> SpecError:
+    """Return the error for a value that depends on all samples together."""
+    return _crossing(value, "is computed from all samples together")
+
+
+def reads(node: ir.Node) -> Iterator[ir.Value]:
+    """Yield the values that a node reads, in subgraphs, too."""
+    for reader in (node, *inner_nodes(node)):
+        yield from (value for value in reader.inputs if value is not None)
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield from attribute.as_graph().outputs
+
+
+def _crossing(value: ir.Value, problem: str) -> SpecError:
+    return SpecError(
+        f"value {value.name!r}",
+        f"is read after an exit, and {problem}",
+        "put the exit after another layer",
+    )
+
+
+def _with_lengths(model: ir.Model, lengths: dict[str, int]) -> ir.Model:
+    """Return a copy with numbers in place of dynamic lengths."""
+    copy = model.clone()
+    written = {v for node in copy.graph for v in node.outputs}
+    for value in (*copy.graph.inputs, *written):
+        if value.shape is not None:
+            value.shape = ir.Shape(
+                [d if isinstance(d, int) else lengths.get(str(d.value), d) for d in value.shape]
+            )
+    return copy
+
+
+def _origins(model: ir.Model) -> dict[ir.Value, Origin]:
+    origins = dict.fromkeys((v for v in model.graph.inputs if not v.is_initializer()), Origin.DATA)
+    for node in model.graph:
+        origin = max((origins.get(v, Origin.CONSTANTS) for v in reads(node)), default=Origin(0))
+        if operator(node).family == "shape":
+            origin = min(origin, Origin.SHAPES)
+        origins.update(dict.fromkeys(node.outputs, origin))
+    return origins

@@ -1,4 +1,4 @@
-"""How sure a head must be: thresholds that keep to a wanted agreement with the full network."""
+"""How sure a head must be: thresholds chosen and checked on data, and what they bring."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ from compressor.types.data import Samples
 from compressor.types.tensors import Array, Batch
 
 _MOST_DIVISIONS = 1000  # of the samples that may differ among exits
-_BELOW = 1e-4  # of the least confidence that leaves, where everybody does
+_BELOW = 1e-4  # below the least confidence, relative to it, if all samples leave
+_TOLERANCE = 1e-4  # of the largest answer; products of other sizes round differently
+_FLAT = 1e-6  # of a feature's mean: what varies less does so by rounding
+_ROUNDS = 5
+_SECONDS = 3.0
+_LEAST = 8  # samples that are timed
+_LOWER = (99.9, 99.5, 99.0, 98.0, 97.0, 95.0, 90.0, 80.0, 50.0)  # agreements to suggest
 
 Flags = NDArray[np.bool_]
 
@@ -28,11 +34,11 @@ class Thresholds:
     """When samples leave.
 
     Attributes:
-        values: of each exit; infinite where nobody leaves.
-        left: how many samples leave at each exit.
-        wrong: how many of those get another answer than the full network's.
-        samples: how many there are.
-        cost: what a sample costs on average.
+        values: of each exit; infinite if no sample leaves.
+        left: the number of samples that leave at each exit.
+        wrong: the number of those that get another answer than the full network's.
+        samples: the number of samples.
+        cost: mean cost of a sample.
     """
 
     values: tuple[float, ...]
@@ -56,18 +62,18 @@ class Thresholds:
 def choose_thresholds(
     confidences: Array, agrees: Flags, agreement: float, costs: Sequence[float]
 ) -> Thresholds:
-    """Find the thresholds with which samples cost least, for a wanted agreement.
+    """Find the thresholds with which samples cost least, for a required agreement.
 
-    A sample leaves at the first exit whose confidence is at least the threshold. Of the samples
-    that may get another answer, each exit is given a part, and takes the lowest threshold that
-    needs no more; all divisions are tried, in coarser steps where that were more than a thousand.
-    Given a division that is the best choice: whoever leaves earlier with the same answer costs
-    less and takes nothing from the exits behind.
+    A sample leaves at the first exit whose confidence is at least the threshold. The samples that
+    may get another answer are divided among the exits, and each exit takes the lowest threshold
+    that needs no more than its part. All divisions are tried, in coarser steps if there are more
+    than a thousand. For a division, that is the best choice: a sample that leaves earlier with the
+    same answer costs less and takes nothing from later exits.
 
     Args:
         confidences: ``[exits, samples]``.
-        agrees: the head's answer is the full network's, likewise.
-        agreement: wanted percentage of samples with the full network's answer.
+        agrees: whether the head's answer is the full network's, likewise.
+        agreement: required percentage of samples with the full network's answer.
         costs: of the parts of the network: up to and with the first exit, from there to the
             second, ..., and after the last.
 
@@ -89,7 +95,7 @@ def choose_thresholds(
     return best
 
 
-_Found = tuple[tuple[float, ...], tuple[int, ...], tuple[int, ...]]
+_Division = tuple[tuple[float, ...], tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -98,19 +104,19 @@ class _Search:
 
     Attributes:
         sure: confidences ``[exits, samples]``.
-        differs: the head's answer is another, likewise.
-        step: from one tried part of the samples that may differ to the next.
+        differs: whether the head's answer is not the full network's, likewise.
+        step: how far apart the numbers of differing samples are that are tried.
     """
 
     sure: NDArray[np.float32]
     differs: Flags
     step: int
 
-    def divisions(self, here: Flags, index: int, budget: int) -> Iterator[_Found]:
-        """Yield thresholds, leavers and wrong ones of the exits from ``index`` on.
+    def divisions(self, here: Flags, index: int, budget: int) -> Iterator[_Division]:
+        """Yield thresholds, leaving and wrong samples of the exits from ``index`` on.
 
         Args:
-            here: the samples that reach this exit.
+            here: whether a sample reaches this exit.
             index: the exit.
             budget: how many of them may get another answer.
         """
@@ -122,21 +128,21 @@ class _Search:
         ranked, errors = self.sure[index, order], np.cumsum(self.differs[index, order])
         last = index == len(self.sure) - 1
         tried: set[int] = set()
-        for given in [budget] if last else [*range(0, budget, self.step), budget]:
-            count = _leavers(ranked, errors, given)
+        for part in [budget] if last else [*range(0, budget, self.step), budget]:
+            count = _leavers(ranked, errors, part)
             if count in tried:
                 continue
             tried.add(count)
             staying = here.copy()
             staying[order[:count]] = False
             wrong = int(errors[count - 1]) if count else 0
-            own = _between(ranked, count)
+            threshold = _between(ranked, count)
             for values, left, others in self.divisions(staying, index + 1, budget - wrong):
-                yield (own, *values), (count, *left), (wrong, *others)
+                yield (threshold, *values), (count, *left), (wrong, *others)
 
 
 def _step(exits: int, budget: int) -> int:
-    """Return the least step with which there are not too many divisions."""
+    """Return the smallest step that gives at most a thousand divisions."""
     step = 1
     while comb(budget // step + exits - 1, exits - 1) > _MOST_DIVISIONS:
         step += 1
@@ -144,7 +150,7 @@ def _step(exits: int, budget: int) -> int:
 
 
 def _leavers(ranked: NDArray[np.float32], errors: NDArray[np.int64], budget: int) -> int:
-    """Return how many may leave, the surest first; those who are equally sure do so together."""
+    """Return how many samples may leave, the surest first; equally sure ones leave together."""
     count = int(np.searchsorted(errors, budget, side="right"))
     while 0 < count < len(ranked) and ranked[count - 1] == ranked[count]:
         count -= 1
@@ -152,7 +158,7 @@ def _leavers(ranked: NDArray[np.float32], errors: NDArray[np.int64], budget: int
 
 
 def _between(ranked: NDArray[np.float32], count: int) -> float:
-    """Return a threshold that the first ``count`` reach: halfway to the next."""
+    """Return a threshold that only the first ``count`` reach: halfway to the next."""
     if count == 0:
         return inf
     if count == len(ranked):
@@ -161,22 +167,15 @@ def _between(ranked: NDArray[np.float32], count: int) -> float:
     return float(middle if middle > ranked[count] else ranked[count - 1])
 
 
-_TOLERANCE = 1e-4  # of the largest answer; products of other sizes round differently
-_FLAT = 1e-6  # of a feature's mean: what varies less does so by rounding
-_ROUNDS = 5
-_SECONDS = 3.0
-_LEAST = 8  # samples that are timed
-
-
 def feature_statistics(
     runner: Runner, samples: Samples, features: Sequence[str]
 ) -> list[tuple[Array, Array]]:
     """Return mean and one over the standard deviation of each feature, in one pass over the data.
 
-    A feature that never changes is left as large as it is.
+    A feature that never changes keeps its scale.
 
     Args:
-        runner: yields the features ``[batch, features]`` by name.
+        runner: returns the features ``[batch, features]`` by name.
         samples: the data.
         features: their names, head by head.
 
@@ -185,10 +184,10 @@ def feature_statistics(
     """
     count, sums = 0, [np.zeros((2, 1))] * len(features)
     for batch in samples.batches():
-        found = runner.run(batch)
-        each = [found[name].astype(np.float64) for name in features]
-        own = [np.stack([x.sum(0), np.square(x).sum(0)]) for x in each]
-        sums = [before + more for before, more in zip(sums, own, strict=True)]
+        outputs = runner.run(batch)
+        each = [outputs[name].astype(np.float64) for name in features]
+        added = [np.stack([x.sum(0), np.square(x).sum(0)]) for x in each]
+        sums = [before + more for before, more in zip(sums, added, strict=True)]
         count += len(next(iter(batch.values())))
     if not count:
         raise _no_samples()
@@ -204,7 +203,7 @@ def feature_statistics(
 def collect(
     runner: Runner, samples: Samples, heads: Sequence[str], teacher: str
 ) -> tuple[Array, Flags]:
-    """Run all heads on the calibration data, which are never in memory together.
+    """Run all heads on the calibration data, which are never all in memory at once.
 
     Args:
         runner: of the model with heads and confidences.
@@ -221,10 +220,10 @@ def collect(
     sure: list[Array] = []
     same: list[Flags] = []
     for batch in samples.batches():
-        found = runner.run(batch)
-        sure.append(np.stack([found[confidence_name(n + 1)] for n in range(len(heads))]))
-        answer = found[teacher].argmax(1)
-        same.append(np.stack([found[name].argmax(1) == answer for name in heads]))
+        outputs = runner.run(batch)
+        sure.append(np.stack([outputs[confidence_name(n + 1)] for n in range(len(heads))]))
+        answer = outputs[teacher].argmax(1)
+        same.append(np.stack([outputs[name].argmax(1) == answer for name in heads]))
     if not sure:
         raise _no_samples()
     return np.concatenate(sure, axis=1), np.concatenate(same, axis=1)
@@ -237,32 +236,32 @@ def check_answers(
     answers: Sequence[str],
     thresholds: Sequence[float],
 ) -> None:
-    """Compare what a model with exits answers with what it should, sample by sample.
+    """Compare the answers of a model with exits with what they should be, sample by sample.
 
     Args:
         runner: of the model with exits.
-        reference: outputs of the model that gives all answers, for the same batch.
+        reference: outputs of the model that returns all answers, for the same batch.
         batch: the samples.
-        answers: which of them hold the exits' answers and then the model's own.
-        thresholds: of the exits; infinite where nobody leaves.
+        answers: names of the outputs with the exits' answers, and last the model's own.
+        thresholds: of the exits; infinite if no sample leaves.
 
     Raises:
-        ModelError: they differ: what a sample is answered depends on the others in its batch.
+        ModelError: they differ: the answer to a sample depends on the others in its batch.
     """
-    (found,) = runner.run(batch).values()
-    wanted = reference[answers[-1]].copy()
-    open_rows = np.ones(len(wanted), dtype=bool)
+    (answered,) = runner.run(batch).values()
+    expected = reference[answers[-1]].copy()
+    open_rows = np.ones(len(expected), dtype=bool)
     for number, (name, threshold) in enumerate(zip(answers, thresholds, strict=False), start=1):
         leaves = open_rows & (reference[confidence_name(number)] >= np.float32(threshold))
-        wanted[leaves] = reference[name][leaves]
+        expected[leaves] = reference[name][leaves]
         open_rows &= ~leaves
-    reach = float(np.abs(wanted).max(initial=0.0))
-    wrong = np.flatnonzero(~np.all(np.abs(found - wanted) <= _TOLERANCE * reach, axis=1))
+    reach = float(np.abs(expected).max(initial=0.0))
+    wrong = np.flatnonzero(~np.all(np.abs(answered - expected) <= _TOLERANCE * reach, axis=1))
     if wrong.size:
         raise ModelError(
             "early exits",
-            f"change the answer to sample {int(wrong[0])} of {len(wanted)}: what the network gives "
-            "for a sample depends on the others in the batch",
+            f"change the answer to sample {int(wrong[0])} of {len(expected)}: what the network "
+            "gives for a sample depends on the others in the batch",
             "put the exits elsewhere, or leave this pass out",
         )
 
@@ -275,11 +274,11 @@ def mean_latencies(
     Args:
         runners: the models.
         batch: samples.
-        seconds: as many samples are used as these suffice for, though at least 8.
+        seconds: the time to spend, though at least 8 samples are timed.
 
     Returns:
-        Mean milliseconds a sample for each model, of each sample's best of five; and how many
-        samples there were.
+        Mean milliseconds a sample for each model, of each sample's best of five; and the number of
+        samples.
     """
     size = len(next(iter(batch.values())))
     alone = [{n: a[i : i + 1] for n, a in batch.items()} for i in range(size)]
@@ -304,15 +303,12 @@ def _no_samples() -> DataError:
     return DataError("calibration data", "have no samples", "give some: thresholds need them")
 
 
-_LOWER = (99.9, 99.5, 99.0, 98.0, 97.0, 95.0, 90.0, 80.0, 50.0)
-
-
 def share_notes(
-    points: Sequence[ExitPoint], found: Thresholds, agreement: float
+    points: Sequence[ExitPoint], chosen: Thresholds, agreement: float
 ) -> tuple[str, ...]:
-    """Say who leaves where, and how many answers are the full network's."""
+    """Return how many samples leave where, and how many answers are the full network's."""
     parts, notes = [], []
-    for point, value, share in zip(points, found.values, found.shares, strict=False):
+    for point, value, share in zip(points, chosen.values, chosen.shares, strict=False):
         if value < inf:
             parts.append(f"exit {point.number} after {point.after} {share:.1f} %")
             continue
@@ -321,19 +317,20 @@ def share_notes(
             "would let nobody leave"
         )
     notes.append(
-        f"of {found.samples:,} calibration samples leave at {', '.join(parts)}; all the way go "
-        f"{found.shares[-1]:.1f} %"
+        f"of {chosen.samples:,} calibration samples leave at {', '.join(parts)}; all the way go "
+        f"{chosen.shares[-1]:.1f} %"
     )
     notes.append(
-        f"{found.agreement:.2f} % of them get the full network's answer, {agreement:g} % are wanted"
+        f"{chosen.agreement:.2f} % of them get the full network's answer, "
+        f"{agreement:g} % are wanted"
     )
     return tuple(notes)
 
 
-def macs_note(found: Thresholds, costs: Sequence[float]) -> str:
-    """Say what exits save, and that a sample which goes all the way costs more than before."""
-    reaching = found.samples - np.cumsum([0, *found.left])
-    mean, most = float(np.dot(reaching, costs)) / found.samples, float(sum(costs))
+def macs_note(chosen: Thresholds, costs: Sequence[float]) -> str:
+    """Return what exits save; a sample that goes all the way costs more than before."""
+    reaching = chosen.samples - np.cumsum([0, *chosen.left])
+    mean, most = float(np.dot(reaching, costs)) / chosen.samples, float(sum(costs))
     return (
         f"a calibration sample takes {mean / 1e6:.4g} million multiply-accumulates on average and "
         f"{most / 1e6:.4g} million at most, heads included ({100 * mean / max(most, 1):.0f} %); "
@@ -342,7 +339,7 @@ def macs_note(found: Thresholds, costs: Sequence[float]) -> str:
 
 
 def nobody_leaves(agreement: float, sure: Array, same: Flags, costs: Sequence[float]) -> ModelError:
-    """Return the error for exits that no sample can leave at, and what would change that."""
+    """Return the error for exits at which no sample can leave, with what would change that."""
     remedy = "train longer, or put exits after later layers"
     for lower in (value for value in _LOWER if value < agreement):
         tried = choose_thresholds(sure, same, lower, costs)

@@ -11,15 +11,23 @@ import torch
 
 from compressor.graph.editing import Editor
 from compressor.graph.layers import layers_with_nodes
-from compressor.graph.values import is_op, value_by_name
+from compressor.graph.operators import operator
+from compressor.graph.values import value_by_name
 from compressor.models.executor.training import TRAINING_DOMAIN
-from compressor.passes.train.qat.networks import Networks, folding_factor, norm_factor
-from compressor.passes.train.qat.points import ActivationPoint, Points, WeightPoint
+from compressor.passes.train.qat.networks import (
+    ActivationPoint,
+    Networks,
+    Points,
+    WeightPoint,
+    folding_factor,
+    norm_factor,
+)
+from compressor.types.quantized import Scheme
 from compressor.types.statistics import ChannelGrid
 from compressor.types.tensors import Array
 
 FROZEN = "batch_norm.frozen"
-"""The initializer that says that batch norms no longer take the statistics of batches."""
+"""The initializer that is true once batch norms no longer use the statistics of batches."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +38,7 @@ class ScaleNames:
         size: the scale, as a multiple of ``unit``.
         unit: the scale at the beginning.
         zero: the zero point at the beginning.
-        offset: what is added to it, in multiples of the range; ``None`` if it stays.
+        offset: what is added to it, in multiples of the range; ``None`` if it is fixed.
     """
 
     size: str
@@ -44,7 +52,7 @@ class FakeQuantized:
     """A graph with fake quantization.
 
     Attributes:
-        graph: the graph; it has operators of a domain of our own.
+        graph: the graph; it has operators of our own domain.
         weights: the scales of weights, by the layer's name.
         activations: those of activations, by the value's name.
         trained: names of the scales and zero points that are trained.
@@ -89,7 +97,7 @@ class _Writer:
         self._readers = {layer.name: node for layer, node in layers_with_nodes(model)}
 
     def freezable_norms(self, norms: Mapping[str, str]) -> None:
-        """Let the batch norms that stay read whether they are frozen."""
+        """Make the batch norms that stay read whether they are frozen."""
         if not norms:
             return
         frozen = self._editor.constant(FROZEN, np.asarray(False))
@@ -100,7 +108,7 @@ class _Writer:
             node.replace_input_with(5, frozen)
 
     def weight(self, point: WeightPoint, rows: torch.Tensor | None) -> ScaleNames:
-        """Quantize a weight, multiplied with factors of its rows, for all that read it."""
+        """Quantize a weight, multiplied with factors of its rows, for all its readers."""
         layer, scheme = point.layer, point.scheme
         value = self.model.graph.initializers[layer.weight]
         readers = tuple(value.uses())
@@ -111,12 +119,8 @@ class _Writer:
         scale = point.scale.reshape(shape).double()
         if point.norm is not None and point.scales_folded:
             scale = scale / folding_factor(self._nodes[point.norm], {}).abs()
-        names, inputs = self._scales(
-            layer.weight,
-            scale.numpy(),
-            point.zero_point.reshape(shape).numpy(),
-            movable=False,
-        )
+        zero = point.zero_point.reshape(shape).numpy()
+        names, inputs = self._scales(layer.weight, scale.numpy(), zero, movable=False)
         factor, added = self._factor(point)
         measure = self._measure(point, rows, scale)
         source: ir.Value = value
@@ -126,16 +130,10 @@ class _Writer:
             name = f"{layer.weight}.folded"
             added.append(self._editor.node("Mul", [value, held], name, ir.DataType.FLOAT))
             source = added[-1].outputs[0]
-        node = self._node(
-            "FakeQuantize",
-            [source, *inputs, None, factor, measure],
-            layer.weight,
-            {
-                "low": scheme.low,
-                "high": scheme.high,
-                "axis": layer.output_axis if channels else -1,
-            },
-        )
+        axis = layer.output_axis if channels else -1
+        fields = {"low": scheme.low, "high": scheme.high, "axis": axis}
+        operands = [source, *inputs, None, factor, measure]
+        node = self._node("FakeQuantize", operands, layer.weight, fields)
         first.prepend([*added, node])
         for reader, index in readers:
             reader.replace_input_with(index, node.outputs[0])
@@ -144,7 +142,7 @@ class _Writer:
         return names
 
     def _pad_with_pixels(self, node: ir.Node, grid: ChannelGrid, name: str) -> None:
-        """Let a convolution pad with the level next to zero, which is what codes can say."""
+        """Make a convolution pad with the level next to zero, the nearest that has a code."""
         source, pads = node.inputs[0], tuple(node.attributes.get_ints("pads", ()))
         if source is None or not any(pads):
             return
@@ -157,7 +155,7 @@ class _Writer:
         node.attributes["pads"] = ir.AttrInt64s("pads", [0] * len(pads))
 
     def activation(self, point: ActivationPoint) -> ScaleNames:
-        """Quantize a value for all that read it."""
+        """Quantize a value for all its readers."""
         value = self._values[point.value]
         readers, output = tuple(value.uses()), value.is_graph_output()
         source = self._before_relu(value, point)
@@ -172,7 +170,7 @@ class _Writer:
             "FakeQuantize",
             [source, *inputs],
             point.value,
-            {"low": point.low, "high": point.high, "batched": 1},
+            {"low": point.scheme.low, "high": point.scheme.high, "batched": 1},
         )
         producer = value.producer()
         if producer is None:
@@ -184,8 +182,8 @@ class _Writer:
         if output:
             value.name = f"{point.value}.float"
             node.outputs[0].name = point.value
-            for index, found in enumerate(self.model.graph.outputs):
-                if found is value:
+            for index, listed in enumerate(self.model.graph.outputs):
+                if listed is value:
                     self.model.graph.outputs[index] = node.outputs[0]
         if source is not value and producer is not None:
             self.model.graph.remove(producer, safe=True)
@@ -205,27 +203,29 @@ class _Writer:
         held = node.inputs[2] if len(node.inputs) > 2 else None
         norm = None if point.norm is None else self._nodes[point.norm]
         if norm is not None:
-            own, target = norm.inputs[2], norm
+            bias, target = norm.inputs[2], norm
             more: ir.Value | None = self._norm_shift(point, norm, self._sum(name, held, rows))
         else:
-            own, target, more = held, node, rows
-            if own is None:
-                own = self._editor.constant(f"{name}.no_bias", np.zeros(point.layer.rows, "f4"))
+            bias, target, more = held, node, rows
+            if bias is None:
+                bias = self._editor.constant(f"{name}.no_bias", np.zeros(point.layer.rows, "f4"))
                 node.resize_inputs(3)
-        known = self.model.graph.initializers
+        initializers = self.model.graph.initializers
         one = self._editor.shared_constant("one", np.ones((), np.float32))
-        pair = [one, one] if inputs is None else [known[inputs.size], known[inputs.unit]]
-        unit: ir.Value = known[scale.unit]
+        pair = [one, one]
+        if inputs is not None:
+            pair = [initializers[inputs.size], initializers[inputs.unit]]
+        unit: ir.Value = initializers[scale.unit]
         if norm is not None and point.scales_folded:
             factor = self._folding_factor(norm, name, "size", (0, 1))
-            whole = [unit, factor.outputs[0]]
-            folded = self._editor.node("Mul", whole, f"{name}.scale.folded", ir.DataType.FLOAT)
+            factors = [unit, factor.outputs[0]]
+            folded = self._editor.node("Mul", factors, f"{name}.scale.folded", ir.DataType.FLOAT)
             norm.prepend([factor, folded])
             unit = folded.outputs[0]
-        given = [own, known[scale.size], unit, *pair, more]
+        operands = [bias, initializers[scale.size], unit, *pair, more]
         if norm is not None:
-            given.append(known[FROZEN])
-        made = self._node("RoundBias", given, f"{name}.bias", {})
+            operands.append(initializers[FROZEN])
+        made = self._node("RoundBias", operands, f"{name}.bias", {})
         target.prepend(made)
         target.replace_input_with(2, made.outputs[0])
 
@@ -241,9 +241,9 @@ class _Writer:
 
     def _norm_shift(self, point: WeightPoint, norm: ir.Node, inner: ir.Value | None) -> ir.Value:
         gamma, _, mean, variance = norm.inputs[1:5]
-        given = [gamma, mean, variance, *([] if inner is None else [inner])]
+        operands = [gamma, mean, variance, *([] if inner is None else [inner])]
         fields = {"epsilon": norm_factor(norm)[2]}
-        made = self._node("NormShift", given, f"{point.layer.weight}.norm_shift", fields)
+        made = self._node("NormShift", operands, f"{point.layer.weight}.norm_shift", fields)
         norm.prepend(made)
         return made.outputs[0]
 
@@ -257,18 +257,18 @@ class _Writer:
         return made.outputs[0]
 
     def _before_relu(self, value: ir.Value, point: ActivationPoint) -> ir.Value:
-        """Return what a ReLU reads that rounding makes superfluous; the value itself otherwise.
+        """Return the input of a ReLU that rounding makes superfluous; the value itself otherwise.
 
-        Where zero is the first code, rounding cuts off what is negative, as runtimes' kernels do.
+        If zero is the first code, rounding cuts off negative values, as runtimes' kernels do.
         """
         node = value.producer()
-        if not is_op(node, "Relu") or node is None or point.zero_point != point.low:
+        if not operator(node).rectifies or node is None or point.zero_point != point.scheme.low:
             return value
         source = node.inputs[0]
         return value if source is None or source.producer() is None else source
 
     def _factor(self, point: WeightPoint) -> tuple[ir.Value | None, list[ir.Node]]:
-        """Return what the weight is multiplied with when it is stored, and what computes it."""
+        """Return what the weight is multiplied with when it is stored, and the nodes that do."""
         added: list[ir.Node] = []
         factors: list[ir.Value] = []
         name, layer = point.layer.weight, point.layer
@@ -306,7 +306,7 @@ class _Writer:
     def _folding_factor(
         self, norm: ir.Node, name: str, part: str, place: tuple[int, int]
     ) -> ir.Node:
-        """Return what computes a batch norm's factor; ``place`` is its axis, and of how many."""
+        """Return the node of a batch norm's factor; ``place`` is its axis and the rank."""
         gamma, variance, epsilon = norm_factor(norm)
         fields: dict[str, int | float | str | Sequence[int]] = {
             "epsilon": epsilon,
@@ -356,10 +356,10 @@ class _Writer:
 
 
 def current_scale(
-    names: ScaleNames, span: tuple[int, int], tensors: Mapping[str, torch.Tensor]
+    names: ScaleNames, scheme: Scheme, tensors: Mapping[str, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the scale and the rounded zero point that trained tensors mean, float32."""
-    low, high = span
+    """Return the scale and the rounded zero point that trained tensors stand for, float32."""
+    low, high = scheme.low, scheme.high
     scale = tensors[names.size] * tensors[names.unit]
     zero = tensors[names.zero]
     if names.offset is not None:

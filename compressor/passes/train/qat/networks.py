@@ -1,25 +1,36 @@
-"""The graphs of quantization-aware training: the one that is trained, and what is made of it."""
+"""The graphs of quantization-aware training, and the weights and values quantized in them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import onnx_ir as ir
 import torch
+from torch import Tensor
 
+from compressor import catalog
 from compressor.errors import SpecError
 from compressor.graph.layers import graph_layers
-from compressor.graph.values import is_op
+from compressor.graph.operators import operator
+from compressor.graph.values import value_by_name
 from compressor.models.executor import from_numpy
 from compressor.models.executor.training import LEAST_FACTOR
+from compressor.passes.fuse.absorb import find_target
 from compressor.passes.fuse.draft import Draft
 from compressor.passes.fuse.fuse import Fuse
-from compressor.passes.fuse.target import find_target
+from compressor.passes.quantize.maths.affine import absmax_parameters, mse_parameters
+from compressor.passes.quantize.static.settings import StaticSettings
+from compressor.passes.quantize.static.writing import input_sources, own_bias
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Layer
+from compressor.types.quantized import Scheme
+from compressor.types.statistics import ChannelGrid, Request
 
 _FOLDED = "set batch-norm: folded"
+_LEAST_SHARE = 1e-4  # of a layer's largest scale: what a dead channel's scale is at least
+_BYTE = 8
 
 
 @dataclass(frozen=True)
@@ -27,10 +38,10 @@ class Networks:
     """A model before and after batch norms are folded.
 
     Attributes:
-        trained: the graph that is trained; fused but for batch norms that stay.
-        folded: the fused graph, which is quantized; the same one where none stay.
+        trained: the graph that is trained; fused except for batch norms that stay.
+        folded: the fused graph, which is quantized; the same one if no batch norm stays.
         lowered: the graphs were made from a torch module.
-        norms: names of the layers behind which a batch norm stays, with the name of its node.
+        norms: for layers followed by a batch norm that stays, the name of its node.
         factors: for layers whose weight is trained as it was before something was folded into it,
             what folding multiplied its rows with, ``[rows]``.
     """
@@ -39,7 +50,7 @@ class Networks:
     folded: ir.Model
     lowered: bool
     norms: Mapping[str, str] = field(default_factory=dict)
-    factors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    factors: Mapping[str, Tensor] = field(default_factory=dict)
 
     def layers(self) -> dict[str, Layer]:
         """Return the layers of the graph that is trained, by name."""
@@ -55,7 +66,7 @@ def make_networks(carrier: Carrier, *, live: bool, evaluate: bool = True) -> Net
         evaluate: compute weights; otherwise only the structure is right.
 
     Raises:
-        SpecError: batch norms are to stay, and there is none that could be folded later.
+        SpecError: batch norms are to stay, and none could be folded later.
         ModelError: the graph cannot be fused.
     """
     lowered = carrier.kind == "torch"
@@ -64,18 +75,18 @@ def make_networks(carrier: Carrier, *, live: bool, evaluate: bool = True) -> Net
         return Networks(folded, folded, lowered)
     trained = Fuse(batch_norm=False).fused(carrier.graph(), lowered=lowered, evaluate=evaluate)
     folded = Fuse().fused(trained.model, lowered=lowered, evaluate=evaluate).model
-    found = Networks(trained.model, folded, lowered, _norms(trained))
-    if not found.norms:
+    norms = _norms(trained)
+    if not norms:
         raise SpecError("batch-norm", "is live, and no layer is followed by a batch norm", _FOLDED)
-    return found
+    return Networks(trained.model, folded, lowered, norms)
 
 
 def with_factors(networks: Networks, carrier: Carrier, names: Collection[str]) -> Networks:
-    """Let folded weights be trained as multiples of what was folded into them.
+    """Train folded weights at the size that they had before folding.
 
-    A step of the optimizer then moves a weight by as much as it would in the network before, whose
-    recipe is thereby the right one here, too. Folding multiplies a channel's weights with
-    ``gamma / sigma``, which may be small or large.
+    Folding multiplies a channel's weights with ``gamma / sigma``, which may be small or large. With
+    that factor kept apart, a step of the optimizer moves a weight by as much as it would in the
+    network before, so its learning rate suits the folded network, too.
 
     Args:
         networks: without batch norms that stay.
@@ -87,15 +98,9 @@ def with_factors(networks: Networks, carrier: Carrier, names: Collection[str]) -
     factors = {}
     for name, layer in networks.layers().items():
         old = before.get(name)
-        if (
-            name not in names
-            or old is None
-            or (old.rows, old.columns)
-            != (
-                layer.rows,
-                layer.columns,
-            )
-        ):
+        if name not in names or old is None:
+            continue
+        if (old.rows, old.columns) != (layer.rows, layer.columns):
             continue
         folded = layer.canonical(_weight(networks.folded, layer)).double()
         factor = folded.norm(dim=1) / old.canonical(carrier.weight(old)).double().norm(dim=1)
@@ -108,12 +113,12 @@ def with_factors(networks: Networks, carrier: Carrier, names: Collection[str]) -
     return replace(networks, trained=trained, factors=factors)
 
 
-def refolded(networks: Networks, tensors: Mapping[str, torch.Tensor]) -> ir.Model:
+def refolded(networks: Networks, tensors: Mapping[str, Tensor]) -> ir.Model:
     """Return the fused graph with tensors that were trained.
 
     Args:
         networks: what was trained.
-        tensors: initializers of the trained graph by name; other names are passed over.
+        tensors: initializers of the trained graph by name; other names are ignored.
     """
     graph = networks.trained.clone()
     factors = {
@@ -146,8 +151,8 @@ def check_factors(networks: Networks) -> None:
         layer, factor = networks.layers()[name], folding_factor(nodes[norm], {})
         before = layer.canonical(_weight(networks.trained, layer)).double()
         folded = after[name].canonical(_weight(networks.folded, after[name])).double()
-        wanted = before * factor[:, None]
-        if not torch.allclose(folded, wanted, rtol=1e-3, atol=1e-6 * float(wanted.abs().max())):
+        expected = before * factor[:, None]
+        if not torch.allclose(folded, expected, rtol=1e-3, atol=1e-6 * float(expected.abs().max())):
             raise SpecError(
                 f"batch-norm of layer {name!r}",
                 "is followed by another factor that is folded with it",
@@ -155,17 +160,19 @@ def check_factors(networks: Networks) -> None:
             )
 
 
-def folding_factor(node: ir.Node, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def folding_factor(node: ir.Node, tensors: Mapping[str, Tensor]) -> Tensor:
     """Return what folding a batch norm multiplies rows with, ``[rows]``, float64; never zero.
 
     Args:
         node: the batch norm.
-        tensors: what was trained, by name; what is not among them has the value of the graph.
+        tensors: trained tensors by name; what is not among them has its value in the graph.
     """
     gamma, variance, epsilon = norm_factor(node)
-    found = [tensors.get(v.name or "") for v in (gamma, variance)]
-    known = [_read(v) if t is None else t for v, t in zip((gamma, variance), found, strict=True)]
-    scale, spread = (t.detach().cpu().double() for t in known)
+    trained = [tensors.get(v.name or "") for v in (gamma, variance)]
+    scale, spread = (
+        (_read(value) if tensor is None else tensor).detach().cpu().double()
+        for value, tensor in zip((gamma, variance), trained, strict=True)
+    )
     factor = scale / (spread + epsilon).sqrt()
     return torch.where(factor.abs() < LEAST_FACTOR, LEAST_FACTOR, factor)
 
@@ -179,27 +186,174 @@ def norm_factor(node: ir.Node) -> tuple[ir.Value, ir.Value, float]:
 
 
 def _norms(draft: Draft) -> dict[str, str]:
-    found: dict[str, str] = {}
+    """Return the batch norms that can be folded later, by the layer before them."""
+    norms: dict[str, str] = {}
     for node in draft.model.graph:
-        if not is_op(node, "BatchNormalization") or node.inputs[0] is None:
+        if not operator(node).running_statistics or node.inputs[0] is None:
             continue
         target = find_target(node.inputs[0], node, 1, draft)
-        if target is None or not target.weight_is_own:
+        if target is None or target.obstacle:
             continue
-        if target.layer.kind == "ConvTranspose" and target.layer.groups > 1:
+        if target.layer.is_transposed_convolution and target.layer.groups > 1:
             raise SpecError(
                 f"layer {target.layer.name!r}",
                 "is a transposed convolution with groups, whose batch norm cannot stay",
                 _FOLDED,
             )
-        found[target.layer.name] = node.name or ""
-    return found
+        norms[target.layer.name] = node.name or ""
+    return norms
 
 
-def _weight(graph: ir.Model, layer: Layer) -> torch.Tensor:
+def _weight(graph: ir.Model, layer: Layer) -> Tensor:
     return _read(graph.graph.initializers[layer.weight])
 
 
-def _read(value: ir.Value) -> torch.Tensor:
+def _read(value: ir.Value) -> Tensor:
     assert value.const_value is not None
     return from_numpy(value.const_value)
+
+
+@dataclass(frozen=True)
+class WeightPoint:
+    """A weight that is quantized.
+
+    Attributes:
+        layer: in the graph that is trained.
+        scheme: what its codes mean.
+        scale: at the beginning, ``[rows, 1]`` or ``[1, 1]``, of the weight as it will be stored.
+        zero_point: likewise.
+        grid: the levels of the input's channels, which are folded into the layer, if the input's
+            codes are pixels.
+        norm: name of the batch norm that is folded into it at the end.
+        source: the activation that the layer reads; ``None`` if there is a ``grid``.
+        integer_bias: the layer will have a bias, stored as integers at the scale of the product.
+    """
+
+    layer: Layer
+    scheme: Scheme
+    scale: Tensor
+    zero_point: Tensor
+    grid: ChannelGrid | None = None
+    norm: str | None = None
+    source: str | None = None
+    integer_bias: bool = False
+
+    @property
+    def scales_folded(self) -> bool:
+        """Whether scales are trained without the batch norm's factors, and get them later.
+
+        Rows with a scale each are rounded to the same codes before and after a factor goes into
+        both. So the running variances, which move while norms are live, move no range.
+        """
+        return self.norm is not None and self.scheme.granularity == "channel"
+
+    def column_factors(self) -> Tensor | None:
+        """Return what is folded into each column of the weight in canonical form."""
+        if self.grid is None:
+            return None
+        steps = torch.tensor(self.grid.step, dtype=torch.float64)
+        return steps.repeat_interleave(self.layer.columns // len(steps))
+
+
+@dataclass(frozen=True)
+class ActivationPoint:
+    """An activation that is quantized.
+
+    Attributes:
+        value: its name.
+        scale: at the beginning.
+        zero_point: likewise.
+        scheme: what its codes mean.
+        exact: its codes are the pixels of images, so that nothing is to be learned.
+    """
+
+    value: str
+    scale: float
+    zero_point: int
+    scheme: Scheme
+    exact: bool
+
+    @property
+    def movable(self) -> bool:
+        """Whether the zero point may move: it lies inside the range, not at an end of it."""
+        return not self.scheme.symmetric and self.scheme.low < self.zero_point < self.scheme.high
+
+
+@dataclass(frozen=True)
+class Points:
+    """Everything that is quantized.
+
+    Attributes:
+        weights: by the layer's name.
+        activations: by the value's name.
+    """
+
+    weights: Mapping[str, WeightPoint]
+    activations: Mapping[str, ActivationPoint]
+
+
+def find_points(
+    networks: Networks,
+    settings: StaticSettings,
+    statistics: Mapping[str, Any],
+    span: Literal["min-max", "mse"],
+) -> Points:
+    """Return where to quantize, with ranges from calibration and scales from the weights.
+
+    Args:
+        networks: with their weights.
+        settings: what to quantize, and how.
+        statistics: the answers to the requests of the decision about the fused graph.
+        span: how weights' scales are found.
+
+    Raises:
+        SpecError: batch norms are to stay, and a value of the fused graph exists only without them.
+    """
+    changed = settings.decide(networks.folded.clone())
+    schemes, grids = changed.schemes, changed.pixel_grids(statistics)
+    changed, pixels = changed.with_pixels(statistics, {})
+    placement, codes = changed.placement, changed.codes(pixels, statistics)
+    present = value_by_name(networks.trained)
+    activations = {}
+    for name in placement.values:
+        if name in present:
+            code, scheme = codes[name], settings.activation_scheme(changed.value_bits(name))
+            if scheme.bits == _BYTE and scheme.signed:
+                scheme = replace(scheme, narrow=False)  # bytes saturate at -128, not before
+            activations[name] = ActivationPoint(
+                name, code.scale, code.zero_point, scheme, exact=name in pixels
+            )
+        elif name not in pixels:
+            raise SpecError(
+                f"activation {name!r}",
+                "exists only once batch norms are folded",
+                "set batch-norm: folded",
+            )
+    find = mse_parameters if span == "mse" else absmax_parameters
+    trained, sources = networks.layers(), input_sources(changed.model, placement)
+    weights: dict[str, WeightPoint] = {}
+    for layer, value in placement.layers:
+        if layer.name in weights:
+            continue
+        matrix = layer.canonical(_weight(changed.model, layer)).to(torch.float32)
+        scale, zero = find(matrix, schemes[layer.name])
+        bias = own_bias(changed.nodes[layer.name]) if settings.profile.integer_bias else None
+        weights[layer.name] = WeightPoint(
+            layer=trained[layer.name],
+            scheme=schemes[layer.name],
+            scale=torch.maximum(scale, scale.max() * _LEAST_SHARE),
+            zero_point=zero,
+            grid=grids.get(layer.name),
+            norm=networks.norms.get(layer.name),
+            source=None if layer.name in grids else sources[value].name,
+            integer_bias=bias is not None,
+        )
+    return Points(weights, activations)
+
+
+def placeholders(requests: Sequence[Request]) -> Mapping[str, Any]:
+    """Return statistics of the right form, for planning."""
+    return {
+        request.key: catalog.load("observer", request.observer)(**request.options).placeholder()
+        for request in requests
+    }

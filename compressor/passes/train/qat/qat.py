@@ -1,134 +1,72 @@
-"""Options of ``qat`` about what is quantized."""
+"""``qat``: training with fake quantization, stored as ``quantize-static`` stores it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import onnx_ir as ir
 from pydantic import Field, model_validator
-from torch import Tensor
 
-from compressor.models.executor import GraphModule, from_numpy
+from compressor.models.executor import from_numpy
 from compressor.models.torch.lowering import NamedModule
 from compressor.models.torch.smaller_module import check_executable, trainable_graph
 from compressor.passes.quantize.maths.affine import absmax_parameters, quantize
-from compressor.passes.quantize.static.graph import LeastScale, StaticCodes, write_static_codes
-from compressor.passes.quantize.static.placement import place, profile_for
-from compressor.passes.quantize.static.settings import (
+from compressor.passes.quantize.static.options import (
     ActivationOptions,
-    Bits,
-    StaticSettings,
-    kernel_notes,
+    QuantizeRule,
+    WeightSettings,
 )
+from compressor.passes.quantize.static.placement import profile_for
+from compressor.passes.quantize.static.settings import StaticSettings, kernel_notes
+from compressor.passes.quantize.static.writing import LeastScale, write_static_codes
 from compressor.passes.train.distill.distilling import (
+    Distillation,
     DistilledLoss,
     Pupil,
     distilled_loss,
     matched_outputs,
     opened_teacher,
 )
-from compressor.passes.train.distill.options import Distillation
 from compressor.passes.train.engine import length, make_order, train
-from compressor.passes.train.finetune import loss_name, make_objective
-from compressor.passes.train.job import Job, Objective, ParameterGroup, Regulator
-from compressor.passes.train.preparing import (
-    PREFIX,
-    freeze,
-    gradual_layers,
-    regulators,
-    training_notes,
-    training_record,
-)
-from compressor.passes.train.qat.graph import FakeQuantized, fake_quantized
+from compressor.passes.train.finetune import loss_name, task_loss
+from compressor.passes.train.job import PREFIX, Job, Objective, ParameterGroup
+from compressor.passes.train.qat.graph import fake_quantized
 from compressor.passes.train.qat.networks import (
-    Networks,
     check_factors,
+    find_points,
     make_networks,
+    placeholders,
     with_factors,
 )
-from compressor.passes.train.qat.points import Points, chosen_layers, find_points, placeholders
-from compressor.passes.train.qat.writing import NormsFrozen, ScalesInRange, written
+from compressor.passes.train.qat.writing import NormsFrozen, Prepared, ScalesInRange
 from compressor.passes.train.recipe import Recipe
 from compressor.types.carrier import Capability, Carrier
-from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
+from compressor.types.layer_rules import plan_layers
 from compressor.types.layers import Layer
-from compressor.types.options import Options
-from compressor.types.passes import LayerOutcome, LayerPlan, LayerRule, Outcome, PassContext, Survey
+from compressor.types.passes import LayerPlan, Outcome, PassContext, Survey
 from compressor.types.quantized import QuantizedTensor
 from compressor.types.training import Training
 
-WeightBits = Literal[2, 4, 8]
 
-
-class QatWeightOptions(Options):
+class QatWeightOptions(WeightSettings):
     """How weights are quantized."""
 
-    bits: WeightBits = Field(default=8, description="width of a weight")
-    granularity: Literal["channel", "tensor"] = Field(
-        default="channel", description="one scale for each output channel, or one a tensor"
-    )
-    symmetric: bool = Field(default=True, description="zero point 0")
     range: Literal["min-max", "mse"] = Field(
         default="mse",
-        description="what scales begin with: the full range, or the one of least squared error",
+        description="what scales start from: the full range, or the one of least squared error",
     )
 
 
-class QatRule(LayerRule):
+class QatRule(QuantizeRule):
     """Per-layer settings of ``qat``."""
-
-    bits: WeightBits | None = Field(default=None, description="width of these layers' weights")
-    granularity: Literal["channel", "tensor"] | None = Field(
-        default=None, description="granularity of these layers' weights"
-    )
-    activation_bits: Bits | None = Field(
-        default=None,
-        description="width of what these layers read; where others read it, too, the widest counts",
-    )
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A network that is quantized as far as training sees it.
-
-    Attributes:
-        module: what is trained.
-        graph: the part of it that executes the graph.
-        networks: what it was made from.
-        points: what is quantized.
-        quantized: the graph, and the names of its scales.
-        settings: what to quantize, and how.
-        statistics: of the activations.
-    """
-
-    module: NamedModule
-    graph: GraphModule
-    networks: Networks
-    points: Points
-    quantized: FakeQuantized
-    settings: StaticSettings
-    statistics: Mapping[str, Any]
-
-    def written(self, tensors: Mapping[str, Tensor]) -> tuple[ir.Model, tuple[LayerOutcome, ...]]:
-        """Return the graph with integer codes, and what was done to each layer.
-
-        Args:
-            tensors: of the trained module, by its names.
-        """
-        own = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
-        return written(
-            self.networks, self.points, self.quantized, self.settings, own, self.statistics
-        )
 
 
 class Qat(Recipe):
-    """Train weights and ranges while the network computes with what quantization leaves of them.
+    """Train weights and ranges while the network computes with quantized values.
 
-    The graph is fused, and quantized where `quantize-static` would quantize it, from ranges of the
-    calibration data on. Then weights, scales and zero points are trained, and stored as integers:
-    what comes out is what `quantize-static` writes, but trained.
+    The graph is fused, and quantized where `quantize-static` would quantize it, with the ranges of
+    the calibration data. Then weights, scales and zero points are trained and stored as integers:
+    the result has the form that `quantize-static` writes, with trained values.
     """
 
     name: ClassVar[str] = "qat"
@@ -156,7 +94,7 @@ class Qat(Recipe):
     )
     batch_norm: Literal["folded", "live"] = Field(
         default="folded",
-        description="folded trains the fused graph; live goes on normalizing by batches, and "
+        description="folded trains the fused graph; live keeps normalizing by batches, and "
         "quantizes weights as they will be once batch norms are folded",
     )
     freeze_batch_norm: float = Field(
@@ -183,7 +121,7 @@ class Qat(Recipe):
 
     @property
     def other_models(self) -> Mapping[str, Mapping[str, Any]]:
-        """The teacher, where it is not the spec's model."""
+        """The teacher, if it is not the spec's model."""
         named = {} if self.distill is None else self.distill.named_models
         return {f"distill.{option}": keys for option, keys in named.items()}
 
@@ -193,9 +131,9 @@ class Qat(Recipe):
         Raises:
             SpecError: they do not fit.
         """
-        wanted = None if self.distill is None else self.distill.outputs
+        compared = None if self.distill is None else self.distill.outputs
         for other in others.values():
-            matched_outputs(carrier.outputs, other.outputs, wanted)
+            matched_outputs(carrier.outputs, other.outputs, compared)
 
     @property
     def replays(self) -> str:
@@ -204,31 +142,26 @@ class Qat(Recipe):
 
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Choose the layers; check the loss, the options and the operators."""
-        name: str | None = None
-        if self.labelled:
-            name = loss_name(self.loss, context.metric)
+        name = loss_name(self.loss, context.metric) if self.labelled else None
         if self.distill is not None:
             matched_outputs(carrier.outputs, carrier.outputs, self.distill.outputs)
         settings = self._settings(context)
         settings.check()
         networks = make_networks(carrier, live=self._live, evaluate=False)
         check_executable(networks.trained)
-        _, schemes, reasons = chosen_layers(networks, settings)
+        decision = settings.decide(networks.folded)
         actions = {
             layer: f"{scheme} x {settings.activation_type(layer)}, trained"
-            for layer, scheme in schemes.items()
+            for layer, scheme in decision.schemes.items()
         }
         inner = carrier.with_graph(networks.trained)
-        if self.prune is not None:
-            for layer in gradual_layers(self, self.prune, inner):
-                action = actions.get(layer, "train")
-                actions[layer] = f"{action}, {100 * self.prune.target:g} % zero"
-        order = [layer.name for layer in inner.layers()]
-        rows = plan_layers(self.name, actions, {n: reasons.get(n, "") for n in order})
-        rules = resolve_rules(self.layers, order)
+        for layer in self.pruned_layers(inner):
+            actions[layer] = actions.get(layer, "train") + self.pruned_note
+        skipped = self.skip_reasons(inner)
+        rows = plan_layers(self.name, actions, {n: decision.reasons.get(n, "") for n in skipped})
         rows = tuple(
             row
-            if row.touched or skip_reason(rules[row.name])
+            if row.touched or skipped[row.name]
             else LayerPlan(row.name, actions.get(row.name, "train"), row.reason)
             for row in rows
         )
@@ -258,11 +191,10 @@ class Qat(Recipe):
         job = self.job(prepared, carrier, context, training)
         trained = train(job, self, training, order)
         graph, layers = prepared.written(trained.tensors)
-        notes = training_notes(trained, training.metric)
+        notes = trained.notes(training.metric)
         if isinstance(job.objective, DistilledLoss):
             notes += job.objective.notes()
-        record = training_record(trained)
-        return Outcome(carrier.with_graph(graph), layers, notes, record, untrained)
+        return Outcome(carrier.with_graph(graph), layers, notes, trained.record(), untrained)
 
     def prepared(self, carrier: Carrier, context: PassContext, training: Training) -> Prepared:
         """Return the network with fake quantization, its ranges calibrated.
@@ -273,36 +205,38 @@ class Qat(Recipe):
         settings = self._settings(context)
         networks = make_networks(carrier, live=self._live)
         check_factors(networks)
-        placement, schemes, _ = chosen_layers(networks, settings)
+        decision = settings.decide(networks.folded)
         if not self._live:
-            networks = with_factors(networks, carrier, schemes)
-        requests = settings.requests(networks.folded, placement)
+            networks = with_factors(networks, carrier, decision.schemes)
+        requests = decision.requests()
         statistics = training.collect(
             carrier.with_graph(networks.folded), training.samples.batches(), requests
         )
         points = find_points(networks, settings, statistics, self.weights.range)
         quantized = fake_quantized(networks, points, learned=self.scales == "learned")
         layers = networks.layers().values()
-        known = [name for x in layers for name in (x.weight, x.bias) if name is not None]
+        tensors = [name for x in layers for name in (x.weight, x.bias) if name is not None]
         source = carrier.trainable()
         assert isinstance(source, NamedModule)
-        graph = trainable_graph(quantized.graph, source.module, {*known, *quantized.trained})
+        graph = trainable_graph(quantized.graph, source.module, {*tensors, *quantized.trained})
         outputs = tuple(output.name for output in carrier.outputs)
         module = NamedModule(graph, [i.name for i in carrier.inputs], outputs)
-        freeze(self, carrier.with_graph(networks.trained), module)
+        self.freeze(carrier.with_graph(networks.trained), module)
         return Prepared(module, graph, networks, points, quantized, settings, statistics)
 
     def job(
         self, prepared: Prepared, carrier: Carrier, context: PassContext, training: Training
     ) -> Job:
-        """Return what is trained, and for what."""
+        """Return what is trained, and with which loss."""
         order = make_order(self, training, carrier.inputs, context.seed)
         steps, module = length(self, order), prepared.module
         inner = carrier.with_graph(prepared.networks.trained)
-        beside: list[Regulator] = [*regulators(self, inner, module, steps)]
-        beside.append(ScalesInRange(module, prepared.quantized, prepared.points.activations))
+        regulators = [
+            *self.regulators(inner, module, steps),
+            ScalesInRange(module, prepared.quantized, prepared.points.activations),
+        ]
         if self._live:
-            beside.append(NormsFrozen(prepared.graph, round(self.freeze_batch_norm * steps)))
+            regulators.append(NormsFrozen(prepared.graph, round(self.freeze_batch_norm * steps)))
         scales = frozenset(PREFIX + name for name in prepared.quantized.trained)
         return Job(
             name=self.name,
@@ -310,7 +244,7 @@ class Qat(Recipe):
             objective=self._objective(module, carrier, context, training),
             inputs=module.inputs,
             outputs=module.outputs,
-            regulators=tuple(beside),
+            regulators=regulators,
             groups=(ParameterGroup(scales, self.scale_rate),),
         )
 
@@ -323,12 +257,9 @@ class Qat(Recipe):
         """Quantize lazily: no weight is read."""
         settings = self._settings(context)
         networks = make_networks(carrier, live=False, evaluate=False)
-        before, schemes, _ = chosen_layers(networks, settings)
-        made_up = placeholders(settings.requests(networks.folded, before))
-        model = networks.folded
-        known = settings.pixel_codes(model, schemes, made_up, {})
-        placement = place(model, settings.profile, schemes)
-        codes = StaticCodes(placement, schemes, settings.codes(placement, known, made_up))
+        decision = settings.decide(networks.folded)
+        model, schemes = decision.model, decision.schemes
+        made_up = placeholders(decision.requests())
 
         def make_codes(layer: Layer, least: LeastScale) -> Callable[[], QuantizedTensor]:
             del least
@@ -342,15 +273,16 @@ class Qat(Recipe):
 
             return make
 
-        write_static_codes(model, settings.profile, codes, make_codes)
+        decision, pixels = decision.with_pixels(made_up, {})
+        write_static_codes(decision, decision.codes(pixels, made_up), make_codes)
         return carrier.with_graph(model)
 
     def _objective(
         self, module: NamedModule, carrier: Carrier, context: PassContext, training: Training
     ) -> Objective:
-        """Return the loss against the target, or with a teacher's part in it."""
+        """Return the loss against the target, the teacher, or both."""
         if self.distill is None:
-            return make_objective(self, carrier, training, context)
+            return task_loss(self, carrier, training, context)
         teacher = opened_teacher(self.distill, training, "distill.teacher")
         pupil = Pupil(carrier, module)
         return distilled_loss(self, self.distill, teacher, pupil, training, context)

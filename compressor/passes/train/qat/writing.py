@@ -1,77 +1,108 @@
-"""From a trained network to the graph that ``quantize-static`` would have made of it."""
+"""From fake quantization to the graph that ``quantize-static`` would have made, with integers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
-from compressor.graph.layers import graph_layers
 from compressor.models.executor import GraphModule, from_numpy
+from compressor.models.torch.lowering import NamedModule
 from compressor.passes.quantize.maths.affine import code_dtype, quantize
-from compressor.passes.quantize.static.graph import LeastScale, StaticCodes, write_static_codes
-from compressor.passes.quantize.static.placement import place
 from compressor.passes.quantize.static.settings import StaticSettings
-from compressor.passes.train.preparing import PREFIX
+from compressor.passes.quantize.static.writing import LeastScale, write_static_codes
+from compressor.passes.train.job import PREFIX, Regulator
 from compressor.passes.train.qat.graph import FROZEN, FakeQuantized, ScaleNames, current_scale
-from compressor.passes.train.qat.networks import Networks, folding_factor, refolded
-from compressor.passes.train.qat.points import ActivationPoint, Points, WeightPoint
+from compressor.passes.train.qat.networks import (
+    ActivationPoint,
+    Networks,
+    Points,
+    WeightPoint,
+    folding_factor,
+    refolded,
+)
 from compressor.types.layers import Layer
 from compressor.types.matrices import sqnr_db
 from compressor.types.passes import LayerOutcome
 from compressor.types.quantized import QuantizedTensor
 
+_MOST_CHANGE = 0.01  # share by which a scale may change in a step
+_FARTHEST = 64.0  # times smaller or larger than at the beginning: positive, and far from overflow
 
-def written(
-    networks: Networks,
-    points: Points,
-    quantized: FakeQuantized,
-    settings: StaticSettings,
-    tensors: Mapping[str, Tensor],
-    statistics: Mapping[str, Any],
-) -> tuple[ir.Model, tuple[LayerOutcome, ...]]:
-    """Return the graph with integer codes, and what was done to each layer.
 
-    Args:
-        networks: what was trained.
+@dataclass(frozen=True)
+class Prepared:
+    """A network with fake quantization, ready for training.
+
+    Attributes:
+        module: what is trained.
+        graph: the part of it that executes the graph.
+        networks: what it was made from.
         points: what is quantized.
-        quantized: names the trained scales.
+        quantized: the graph, and the names of its scales.
         settings: what to quantize, and how.
-        tensors: what training returned, by the names of the trained graph's initializers.
-        statistics: as they were when training began.
+        statistics: of the activations.
     """
-    model = refolded(networks, tensors)
-    codes: dict[str, QuantizedTensor] = {}
-    outcomes = []
-    for layer in graph_layers(model):
-        point = points.weights.get(layer.name)
-        if point is None:
-            outcomes.append(LayerOutcome(layer.name, layer.dtype, details={"trained": True}))
-            continue
-        before = _stored_matrix(model, layer, point)
-        scale, zero = _weight_scale(networks, point, quantized, tensors)
-        codes[layer.name] = after = quantize(before, scale, zero, point.scheme)
-        loss = sqnr_db(before, after.dequantize())
-        outcomes.append(LayerOutcome(layer.name, str(after.scheme), loss, {"trained": True}))
-        _set_values(model, layer, point, after)
-    schemes = {name: point.scheme for name, point in points.weights.items()}
-    known = settings.pixel_codes(model, schemes, statistics, {})
-    for name, names in quantized.activations.items():
-        own = points.activations[name]
-        scale, zero = current_scale(names, (own.low, own.high), tensors)
-        if name not in known:
-            known[name] = settings.code(float(scale), int(zero), own.bits)
-    placement = place(model, settings.profile, schemes)
-    static = StaticCodes(placement, schemes, known)
 
-    def make_codes(layer: Layer, least: LeastScale) -> Callable[[], QuantizedTensor]:
-        return lambda: _fitting(codes[layer.name], least)
+    module: NamedModule
+    graph: GraphModule
+    networks: Networks
+    points: Points
+    quantized: FakeQuantized
+    settings: StaticSettings
+    statistics: Mapping[str, Any]
 
-    write_static_codes(model, settings.profile, static, make_codes)
-    return model, tuple(outcomes)
+    def written(self, tensors: Mapping[str, Tensor]) -> tuple[ir.Model, tuple[LayerOutcome, ...]]:
+        """Return the graph with integer codes, and what was done to each layer.
+
+        Args:
+            tensors: of the trained module, by its names.
+        """
+        trained = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
+        model = refolded(self.networks, trained)
+        decision = self.settings.decide(model)
+        codes: dict[str, QuantizedTensor] = {}
+        outcomes = []
+        for layer in decision.layers:
+            point = self.points.weights.get(layer.name)
+            if point is None:
+                outcomes.append(LayerOutcome(layer.name, layer.dtype, details={"trained": True}))
+                continue
+            before = _stored_matrix(model, layer, point)
+            scale, zero = self._weight_scale(point, trained)
+            codes[layer.name] = after = quantize(before, scale, zero, point.scheme)
+            loss = sqnr_db(before, after.dequantize())
+            outcomes.append(LayerOutcome(layer.name, str(after.scheme), loss, {"trained": True}))
+            _set_values(model, layer, point, after)
+        schemes = {name: point.scheme for name, point in self.points.weights.items()}
+        decision, values = replace(decision, schemes=schemes).with_pixels(self.statistics, {})
+        for name, names in self.quantized.activations.items():
+            activation = self.points.activations[name]
+            scale, zero = current_scale(names, activation.scheme, trained)
+            if name not in values:
+                values[name] = self.settings.code(float(scale), int(zero), activation.scheme.bits)
+
+        def make_codes(layer: Layer, least: LeastScale) -> Callable[[], QuantizedTensor]:
+            return lambda: _fitting(codes[layer.name], least)
+
+        write_static_codes(decision, values, make_codes)
+        return model, tuple(outcomes)
+
+    def _weight_scale(
+        self, point: WeightPoint, tensors: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return scale and zero point of a weight as it will be stored."""
+        names, scheme = self.quantized.weights[point.layer.name], point.scheme
+        scale, zero = current_scale(names, scheme, tensors)
+        if point.norm is not None and point.scales_folded:
+            norm = next(node for node in self.networks.trained.graph if node.name == point.norm)
+            scale = (scale.double() * folding_factor(norm, tensors).abs()).float()
+        form = point.scale.shape
+        return scale.reshape(form), zero.to(code_dtype(scheme)).reshape(form)
 
 
 def _stored_matrix(model: ir.Model, layer: Layer, point: WeightPoint) -> Tensor:
@@ -81,22 +112,6 @@ def _stored_matrix(model: ir.Model, layer: Layer, point: WeightPoint) -> Tensor:
     matrix = layer.canonical(from_numpy(tensor)).to(torch.float32)
     factors = point.column_factors()
     return matrix if factors is None else matrix * factors.to(torch.float32)
-
-
-def _weight_scale(
-    networks: Networks,
-    point: WeightPoint,
-    quantized: FakeQuantized,
-    tensors: Mapping[str, Tensor],
-) -> tuple[Tensor, Tensor]:
-    """Return scale and zero point of a weight as it will be stored."""
-    names, scheme = quantized.weights[point.layer.name], point.scheme
-    scale, zero = current_scale(names, (scheme.low, scheme.high), tensors)
-    if point.norm is not None and point.scales_folded:
-        norm = next(node for node in networks.trained.graph if node.name == point.norm)
-        scale = (scale.double() * folding_factor(norm, tensors).abs()).float()
-    form = point.scale.shape
-    return scale.reshape(form), zero.to(code_dtype(scheme)).reshape(form)
 
 
 def _set_values(model: ir.Model, layer: Layer, point: WeightPoint, codes: QuantizedTensor) -> None:
@@ -120,14 +135,10 @@ def _fitting(codes: QuantizedTensor, least: LeastScale) -> QuantizedTensor:
     return quantize(codes.dequantize(), wider, codes.zero_point, codes.scheme)
 
 
-_MOST_CHANGE = 0.01  # share by which a scale may change in a step
-_FARTHEST = 64.0  # times smaller or larger than at the beginning: positive, and far from overflow
-
-
-class ScalesInRange:
+class ScalesInRange(Regulator):
     """Keeps scales positive and from jumping, and zero points among the codes.
 
-    A scale's gradient is a sum with many signs, and where a channel's weights are small, or codes
+    A scale's gradient is a sum of terms of both signs; if a channel's weights are small, or codes
     are many, one step of gradient descent may be several times the scale itself.
 
     Args:
@@ -147,36 +158,28 @@ class ScalesInRange:
         self._sizes = [parameters[PREFIX + n.size] for n in names if n.size in quantized.trained]
         self._before: list[Tensor] = []
         self._offsets = []
-        for value, own in quantized.activations.items():
-            if own.offset is not None:
-                point = activations[value]
-                steps = point.high - point.low
-                least = (point.low - point.zero_point) / steps
-                most = (point.high - point.zero_point) / steps
-                self._offsets.append((parameters[PREFIX + own.offset], least, most))
+        for value, scale in quantized.activations.items():
+            if scale.offset is not None:
+                zero, scheme = activations[value].zero_point, activations[value].scheme
+                steps = scheme.high - scheme.low
+                least, most = (scheme.low - zero) / steps, (scheme.high - zero) / steps
+                self._offsets.append((parameters[PREFIX + scale.offset], least, most))
 
     def before(self, step: int) -> None:  # noqa: ARG002
-        """Keep the scales."""
+        """Remember the scales."""
         self._before = [size.detach().clone() for size in self._sizes]
 
     @torch.no_grad()
     def after(self, step: int) -> None:  # noqa: ARG002
-        """Bring back what a step has moved too far."""
+        """Clamp what a step has moved too far."""
         for size, old in zip(self._sizes, self._before, strict=True):
             least, most = old * (1 - _MOST_CHANGE), old * (1 + _MOST_CHANGE)
             size.clamp_(least, most).clamp_(1 / _FARTHEST, _FARTHEST)
         for offset, lowest, highest in self._offsets:
             offset.clamp_(lowest, highest)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing: there is no state."""
-        return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take nothing."""
-
-
-class NormsFrozen:
+class NormsFrozen(Regulator):
     """Lets batch norms use their running statistics from a step on.
 
     R. Krishnamoorthi, Quantizing deep convolutional networks for efficient inference, 2018
@@ -192,15 +195,5 @@ class NormsFrozen:
         self._first = first
 
     def before(self, step: int) -> None:
-        """Say whether this step's norms are frozen."""
+        """Set whether this step's norms are frozen."""
         self._graph.get_buffer(FROZEN).fill_(step >= self._first)
-
-    def after(self, step: int) -> None:
-        """Do nothing."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing: the step says it all."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take nothing."""

@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 from compressor.graph.channels.analysis import analyse, map_channels
 from compressor.graph.channels.slicing import ordering, remove_channels
 from compressor.graph.costs import macs
-from compressor.graph.editing import infer_shapes
+from compressor.graph.plain import infer_shapes
 from compressor.models.onnx.ort_runner import graph_runner
 from compressor.types.channels import ChannelGroup, ChannelMap, Flags, kept
 from compressor.types.tensors import Array, Batch

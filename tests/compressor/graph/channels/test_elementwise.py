@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compressor.graph.channels.rules import ACTIVATIONS
+from compressor.graph.operators import names
 from tests.compressor.graph.channels.channel_graphs import (
     Weight,
     checked,
@@ -18,7 +18,9 @@ from tests.compressor.graph.channels.channel_graphs import (
 NUMBER = np.asarray(0.5, np.float32)
 
 
-@pytest.mark.parametrize("name", [n for n in ACTIVATIONS if n not in ("PRelu", "Clip", "Swish")])
+@pytest.mark.parametrize(
+    "name", [n for n in names(lambda row: row.activation) if n not in ("PRelu", "Clip", "Swish")]
+)
 def test_activations(name: str):
     channels = checked(image_net(f"z = {name}(h)", {}), 8)
     assert {(a.value, a.axis) for a in channels.activations if a.axis == 1} >= {("h", 1), ("z", 1)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compressor.graph.channels.lengths import Lengths
+from compressor.graph.plain import Lengths
 from compressor.models.onnx.ort_runner import graph_runner
 from tests.compressor.graph.channels.channel_graphs import Weight, graph, positive
 

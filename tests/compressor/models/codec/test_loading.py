@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from compressor.errors import ModelError, SpecError
 from compressor.exporters.safetensors import SafetensorsExporter
-from compressor.graph.as_json import graph_as_json, graph_from_json, skeleton
+from compressor.graph.skeleton import graph_as_json, graph_from_json, skeleton
 from compressor.models.codec import check, load
 from compressor.models.codec.load import _operators
 from compressor.models.executor import LazyTensor

@@ -12,9 +12,15 @@ from hypothesis import strategies as st
 from compressor.graph.costs import macs, node_macs
 from compressor.graph.layers import layers_with_nodes
 from compressor.models.onnx.carrier import OnnxCarrier
-from compressor.passes.factor.choice import full_rank, most_saving
 from compressor.passes.factor.decomposition import decompose
-from compressor.passes.factor.factored_graph import Factors, factor_names, factored, sole_path
+from compressor.passes.factor.factored_graph import (
+    Factors,
+    factor_names,
+    factored,
+    full_rank,
+    most_saving,
+    sole_path,
+)
 from compressor.types.tensors import Array
 from tests.compressor.passes.factor.factor_graphs import WEIGHT, normal, one_layer, output
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from compressor.graph.costs import model_bytes, model_macs, model_parameters
 from compressor.models.onnx.carrier import OnnxCarrier
-from compressor.models.sizes import model_bytes, model_macs, model_parameters
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.types.carrier import Capability
 from compressor.types.tensors import TensorSpec

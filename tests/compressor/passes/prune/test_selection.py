@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressor.passes.prune.selection import (
+from compressor.passes.prune.criteria import (
     Queue,
     Ranking,
     Tensors,

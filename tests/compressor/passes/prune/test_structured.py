@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import compressor.passes.prune.structured.structured as module_under_test
 from compressor.errors import ModelError
 from compressor.graph.channels.analysis import map_channels
+from compressor.graph.costs import model_macs, model_parameters
 from compressor.models.onnx.carrier import OnnxCarrier
-from compressor.models.sizes import model_macs, model_parameters
 from compressor.models.torch import carrier as torch_carrier
 from compressor.models.torch import smaller_module as agreement
 from compressor.models.torch.carrier import TorchCarrier

@@ -208,7 +208,7 @@ def test_preview_has_the_form_of_the_result_and_reads_no_weight(
         pytest.fail("a weight was read")
 
     with monkeypatch.context() as patch:
-        patch.setattr("compressor.passes.quantize.cast.half._converted", refuse)
+        patch.setattr("compressor.passes.quantize.cast.rewrite._converted", refuse)
         patch.setattr("compressor.passes.quantize.cast.islands.extreme", refuse)
         preview = step.preview(transformer(), PLAIN, {})
     result = applied(transformer(), step).carrier

@@ -14,10 +14,10 @@ from compressor import catalog
 from compressor.calibration.collect import collect, make_observer
 from compressor.errors import ModelError, SpecError
 from compressor.graph.codebooks import codebook_of
+from compressor.graph.costs import layer_bytes, model_bytes, model_parameters
 from compressor.lab.inspect.path import inspect_path
 from compressor.models.checkpoint.carrier import open_checkpoint
 from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
-from compressor.models.sizes import layer_bytes, model_bytes, model_parameters
 from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.quantize.cast.cast import Cast
 from compressor.passes.quantize.cluster import Cluster, ClusterRule

@@ -5,10 +5,12 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 import torch
 from torch import nn
 
+from compressor.graph.layers import layers_with_nodes
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.quantize.static.pixels import (
     common_code,
@@ -17,6 +19,7 @@ from compressor.passes.quantize.static.pixels import (
     read_pixels,
 )
 from compressor.passes.quantize.static.static import QuantizeStatic
+from compressor.types.layers import Layer
 from compressor.types.statistics import ChannelGrid, Moments
 from compressor.types.tensors import Batch
 from tests.compressor.passes.quantize.static_models import (
@@ -45,6 +48,11 @@ def images(seed: int, batches: int = 4) -> list[Batch]:
     ]
 
 
+def readers(graph: ir.Model) -> dict[ir.Node, Layer]:
+    """The layer that each node multiplies with."""
+    return {node: layer for layer, node in layers_with_nodes(graph)}
+
+
 class First(nn.Module):
     """One convolution."""
 
@@ -68,7 +76,7 @@ def first(bias: bool, padding: int) -> TorchCarrier:
 def test_reading_pixels_leaves_the_function_as_it_is(signed, bias, padding):
     model = first(bias, padding)
     graph = model.graph().clone()
-    (pixel,) = pixel_inputs(graph)
+    (pixel,) = pixel_inputs(graph, readers(graph))
     name, grid = read_pixels(graph, pixel, GRID, signed=signed)
     after = model.with_graph(graph)
     batch = images(3)[0]
@@ -156,7 +164,8 @@ def test_an_input_with_two_readers_is_left_alone():
         def forward(self, image: torch.Tensor) -> torch.Tensor:
             return self.conv(image) + image.mean()
 
-    assert pixel_inputs(TorchCarrier(Two(), [IMAGE]).graph()) == ()
+    graph = TorchCarrier(Two(), [IMAGE]).graph()
+    assert pixel_inputs(graph, readers(graph)) == ()
 
 
 def test_moments_of_levels_are_those_of_the_levels():

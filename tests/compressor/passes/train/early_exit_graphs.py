@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 from onnx import helper, numpy_helper
 
-from compressor.graph.editing import clean, infer_shapes
+from compressor.graph.plain import clean, infer_shapes
 from compressor.models.onnx.carrier import OnnxCarrier
 
 CLASSES = 3

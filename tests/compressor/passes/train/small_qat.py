@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.train.engine import make_order, train
-from compressor.passes.train.qat.qat import Prepared, Qat
+from compressor.passes.train.qat.qat import Qat
+from compressor.passes.train.qat.writing import Prepared
 from compressor.types.carrier import Carrier
 from compressor.types.passes import Outcome, PassContext
 from compressor.types.tensors import Array, Batch

@@ -10,12 +10,11 @@ import torch
 
 from compressor.passes.prune.structured.structured import PruneStructured
 from compressor.passes.train.distill.distill import Distill
-from compressor.passes.train.distill.distilling import DistilledLoss, LossTerms, Pupil
-from compressor.passes.train.distill.losses import kl_divergence
-from compressor.passes.train.distill.options import Distillation
+from compressor.passes.train.distill.distilling import Distillation, DistilledLoss, LossTerms, Pupil
 from compressor.passes.train.distill.teacher_outputs import TeacherOutputs
 from compressor.passes.train.distill.teachers import Taps, Teacher
-from compressor.passes.train.steps import Micro
+from compressor.passes.train.job import Micro
+from compressor.passes.train.losses import kl_divergence
 from compressor.run.metrics import BUILT_IN
 from compressor.types.carrier import Carrier
 from compressor.types.passes import PassContext

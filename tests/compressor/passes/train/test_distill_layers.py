@@ -9,11 +9,16 @@ import pytest
 import torch
 
 from compressor.passes.train.distill.distill import Distill
-from compressor.passes.train.distill.options import LayerPair
-from compressor.passes.train.distill.students import Pairs, Student, fit_widths, make_student
-from compressor.passes.train.engine import Trained
-from compressor.passes.train.layer_places import has_layer_values, layer_values
-from compressor.passes.train.preparing import outcome
+from compressor.passes.train.distill.taps import (
+    LayerPair,
+    Pairs,
+    Student,
+    fit_widths,
+    has_layer_values,
+    layer_values,
+    make_student,
+)
+from compressor.passes.train.job import Trained
 from compressor.types.carrier import Carrier
 from tests.compressor.passes.train.distill_models import (
     Killed,
@@ -166,5 +171,5 @@ def test_a_kill_in_any_training_changes_nothing(tmp_path: Path, number: int) -> 
 def test_what_is_trained_beside_the_model_is_no_part_of_it() -> None:
     own = {"module.fc.bias": torch.ones(3), "fc.bias": torch.zeros(3)}
     trained = Trained(own, (1.0,), {}, (), 1, 0)
-    found = outcome(Distill(), student(), trained, None)
+    found = Distill().outcome(student(), trained, None)
     assert bool((state(found)["fc.bias"] == 1).all())

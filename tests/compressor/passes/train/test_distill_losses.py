@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from compressor.passes.train.distill.losses import (
-    Projection,
+from compressor.passes.train.distill.taps import Projection, width_axis
+from compressor.passes.train.losses import (
     attention_difference,
     attention_map,
     kl_divergence,
     mean_square,
-    width_axis,
 )
 
 

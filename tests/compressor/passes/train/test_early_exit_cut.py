@@ -26,7 +26,6 @@ from compressor.models.executor import GraphModule
 from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
 from compressor.models.onnx.ort_runner import OrtRunner
 from compressor.models.torch.matching import TorchRunner
-from compressor.passes.train.early_exit.batches import Batches
 from compressor.passes.train.early_exit.cut import CutExit, cut, part_macs
 from compressor.passes.train.early_exit.heads import (
     confidence_name,
@@ -36,6 +35,7 @@ from compressor.passes.train.early_exit.heads import (
 )
 from compressor.passes.train.early_exit.points import (
     Answer,
+    Batches,
     Confidence,
     Exit,
     ExitPoint,

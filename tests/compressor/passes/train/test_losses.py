@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from compressor.passes.train.finetune import cross_entropy, squared_error
+from compressor.passes.train.losses import cross_entropy, squared_error
 from compressor.run.metrics import BUILT_IN
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressor.passes.train.steps import Order
+from compressor.passes.train.job import Order
 
 ORDERS = st.builds(
     Order,

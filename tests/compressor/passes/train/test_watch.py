@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from compressor.passes.train.optimizers import Best, divergence, growth, last_losses
+from compressor.passes.train.watch import Best, divergence, growth, last_losses
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, 5000.0])

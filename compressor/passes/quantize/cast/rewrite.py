@@ -1,18 +1,20 @@
-"""Bring a graph to 16-bit floats, or store single weights in a narrow type."""
+"""Write a graph's new float types: to 16 bits but for islands, or back to float32."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from compressor.graph.editing import Editor
-from compressor.graph.values import is_op
+from compressor.graph.values import all_nodes, is_op
 from compressor.passes.quantize.cast.islands import FloatIslands, is_transparent
 
 _FLOAT = ir.DataType.FLOAT
+_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_TYPE_NAMES = ("to", "dtype", "output_dtype")  # attributes that hold an element type
 _SUFFIX = {
     ir.DataType.FLOAT16: "_float16",
     ir.DataType.BFLOAT16: "_bfloat16",
@@ -34,7 +36,7 @@ def store_narrow(editor: Editor, value: ir.Value, dtype: ir.DataType) -> None:
     for use in tuple(value.uses()):
         if use.node is not narrow:
             use.node.replace_input_with(use.idx, narrow.outputs[0])
-    _narrow(value, dtype)
+    _convert(value, dtype)
     if before is None:
         editor.model.graph.insert_before(editor.model.graph[0], narrow)
     else:
@@ -78,13 +80,13 @@ class _Rewrite:
             self._cross(value, self._half if value in half else _FLOAT, node.append)
         for value in half:
             if value.is_initializer():
-                _narrow(value, self._half)
+                _convert(value, self._half)
             else:
                 value.type = ir.TensorType(self._half)
         for node in self._half_nodes:
             if is_op(node, "Cast"):
                 node.attributes["to"] = ir.AttrInt64("to", self._half.value)
-        _drop_idle_casts(self._model)
+        _drop_idle_casts(self._model, self._graph)
 
     def _wanted(self, value: ir.Value) -> set[ir.DataType]:
         """Return the types in which a value is read."""
@@ -116,29 +118,101 @@ class _Rewrite:
         for use in uses:
             use.node.replace_input_with(use.idx, result)
         if leaves:
-            value.name, result.name = self._editor.free_name(name + _SUFFIX[have]), name
-            for index, output in enumerate(self._graph.outputs):
-                if output is value:
-                    self._graph.outputs[index] = result
+            _leave(self._editor, value, result, _SUFFIX[have])
 
 
-def _origin(value: ir.Value, wanted: ir.DataType) -> ir.Value:
+def _origin(value: ir.Value, target: ir.DataType) -> ir.Value:
     """Return what a value was cast from, if that can be cast to a narrow type as well."""
     before = value.producer()
-    if wanted == _FLOAT or before is None or not is_op(before, "Cast"):
+    if target == _FLOAT or before is None or not is_op(before, "Cast"):
         return value
     source = before.inputs[0]
     return value if source is None or source.dtype is None else source
 
 
-def _narrow(value: ir.Value, dtype: ir.DataType) -> None:
-    """Store an initializer in another type; it is converted whenever somebody reads it."""
+def to_single(model: ir.Model, *, keep_io: bool) -> None:
+    """Compute in float32 instead of float16 or bfloat16, subgraphs included, in place.
+
+    Values keep their names. Every half is a float32 number, so weights lose nothing; results
+    differ from before by what half precision rounded away.
+
+    Args:
+        model: the graph.
+        keep_io: inputs and outputs keep their type, behind a ``Cast`` each.
+    """
+    editor = Editor(model)
+    inputs = [value for value in model.graph.inputs if value.dtype in _HALVES]
+    outputs = [value for value in model.graph.outputs if value.dtype in _HALVES]
+    kept = {value: value.dtype for value in (*inputs, *outputs) if value.dtype is not None}
+    for graph in (model.graph, *model.graph.subgraphs()):
+        written = (value for node in graph for value in node.outputs)
+        for value in (*graph.inputs, *graph.initializers.values(), *written):
+            if value.dtype in _HALVES:
+                _convert(value, _FLOAT)
+    for node in all_nodes(model.graph):
+        _widen_attributes(node)
+    if keep_io:
+        for value in inputs:
+            _keep_input(editor, value, kept[value])
+        for value in dict.fromkeys(outputs):
+            _keep_output(editor, value, kept[value])
+    nodes = [node for node in all_nodes(model.graph) if node.outputs[0].dtype == _FLOAT]
+    _drop_idle_casts(model, nodes)
+
+
+def _widen_attributes(node: ir.Node) -> None:
+    """Make a node write float32 where an attribute makes it write halves."""
+    for name, attribute in list(node.attributes.items()):
+        if attribute.type == ir.AttributeType.TENSOR:
+            tensor = attribute.as_tensor()
+            if tensor.dtype in _HALVES:
+                node.attributes[name] = ir.AttrTensor(name, _converted(tensor, _FLOAT, tensor.name))
+        elif attribute.type == ir.AttributeType.INT and name in _TYPE_NAMES:
+            half = attribute.as_int() in [kind.value for kind in _HALVES]
+            node.attributes[name] = ir.AttrInt64(name, _FLOAT.value) if half else attribute
+
+
+def _keep_input(editor: Editor, value: ir.Value, dtype: ir.DataType) -> None:
+    """Keep an input's type, behind a cast to float32."""
+    value.type = ir.TensorType(dtype)
+    uses = tuple(value.uses())
+    if not uses:
+        return
+    cast = editor.node("Cast", [value], f"{value.name}_float32", _FLOAT, {"to": _FLOAT})
+    cast.outputs[0].shape = value.shape
+    for use in uses:
+        use.node.replace_input_with(use.idx, cast.outputs[0])
+    editor.model.graph.insert_before(editor.model.graph[0], cast)
+
+
+def _keep_output(editor: Editor, value: ir.Value, dtype: ir.DataType) -> None:
+    """Keep an output's type and name, by a cast from float32."""
+    node = value.producer()
+    if node is None:
+        return
+    cast = editor.node("Cast", [value], f"{value.name or ''}_narrow", dtype, {"to": dtype})
+    result = cast.outputs[0]
+    result.shape = value.shape
+    node.append(cast)
+    _leave(editor, value, result, _SUFFIX[_FLOAT])
+
+
+def _leave(editor: Editor, value: ir.Value, result: ir.Value, suffix: str) -> None:
+    """Make ``result`` the graph output in place of ``value``, under the same name."""
+    name, outputs = value.name or "", editor.model.graph.outputs
+    value.name, result.name = editor.free_name(name + suffix), name
+    for index, output in enumerate(outputs):
+        if output is value:
+            outputs[index] = result
+
+
+def _convert(value: ir.Value, dtype: ir.DataType) -> None:
+    """Change a value's type; an initializer is converted whenever somebody reads it."""
     tensor = value.const_value
-    assert tensor is not None
-    convert = partial(_converted, tensor, dtype, value.name)
-    value.const_value = ir.LazyTensor(
-        convert, dtype, ir.Shape(tensor.shape.numpy()), name=value.name
-    )
+    if tensor is not None:
+        convert = partial(_converted, tensor, dtype, value.name)
+        shape = ir.Shape(tensor.shape.numpy())
+        value.const_value = ir.LazyTensor(convert, dtype, shape, name=value.name)
     value.type = ir.TensorType(dtype)  # a new one: clones of a graph share their types
 
 
@@ -148,12 +222,12 @@ def _converted(
     return ir.Tensor(tensor.numpy().astype(dtype.numpy()), dtype=dtype, name=name)
 
 
-def _drop_idle_casts(model: ir.Model) -> None:
+def _drop_idle_casts(model: ir.Model, nodes: Iterable[ir.Node]) -> None:
     """Drop casts to the type that a value has already."""
-    for node in model.graph:
+    for node in list(nodes):
         source, result = node.inputs[0] if node.inputs else None, node.outputs[0]
-        if source is None or not is_op(node, "Cast") or source.dtype != result.dtype:
+        if source is None or not is_op(node, "Cast") or result.is_graph_output():
             continue
-        if source.dtype is not None and not result.is_graph_output():
+        if source.dtype is not None and source.dtype == result.dtype:
             result.replace_all_uses_with(source)
     common.RemoveUnusedNodesPass()(model)

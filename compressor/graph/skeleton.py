@@ -1,101 +1,34 @@
-"""Codes that have fewer bits than the element type that holds them."""
+"""A graph without its weights: as JSON, and through the converters of opsets."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
+import onnx.version_converter
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
+from onnx import TensorProto, defs, helper
 
 from compressor.errors import ModelError
-from compressor.graph.codebooks import codebook_of
-from compressor.graph.codes import BITS
-from compressor.graph.values import INTEGER_CODES, all_nodes, is_op
+from compressor.graph.codebooks import code_widths, narrow
+from compressor.graph.values import DEFAULT_DOMAINS, value_by_name
 
 if TYPE_CHECKING:
     from onnx_ir.passes import InPlacePass
 
 
-def code_widths(model: ir.Model) -> dict[ir.Value, int]:
-    """Return the bits of the codes, and of their zero points, that are stored in a wider type.
-
-    The nodes that read them say so: ``DequantizeLinear`` by a note of the pass that made it, and
-    places in a codebook by the length of that. No code is read.
-    """
-    widths: dict[ir.Value, int] = {}
-    for node in all_nodes(model.graph):
-        if is_op(node, "DequantizeLinear") and BITS in node.metadata_props:
-            for value in (node.inputs[0], *node.inputs[2:]):
-                if value is not None and value.is_initializer():
-                    widths[value] = int(node.metadata_props[BITS])
-    for value in model.graph.initializers.values():
-        book = codebook_of(value) if value.dtype in INTEGER_CODES else None
-        if book is not None:
-            widths[value] = book.bits
-    return {
-        value: bits
-        for value, bits in widths.items()
-        if value.dtype in INTEGER_CODES and bits < value.dtype.bitwidth
-    }
-
-
-_PAIRS = {ir.DataType.INT4: ir.DataType.INT2, ir.DataType.UINT4: ir.DataType.UINT2}
-_BITS = 2
-
-
-def narrow(model: ir.Model) -> None:
-    """Store 2-bit codes, which opset 21 has to hold in four bits, in two; in place.
-
-    So those of one bit are, too. The result is for readers that do not mind the opset. No code is
-    evaluated.
-    """
-    for codes in model.graph.initializers.values():
-        book = codebook_of(codes) if codes.dtype in _PAIRS else None
-        if book is not None and book.bits <= _BITS:
-            _narrow(codes)
-    for node in all_nodes(model.graph):
-        if not is_op(node, "DequantizeLinear") or _bits(node) != _BITS:
-            continue
-        for value in (node.inputs[0], *node.inputs[2:]):
-            if value is not None:
-                _narrow(value)
-
-
-def _narrow(value: ir.Value) -> None:
-    if value.dtype in _PAIRS and value.const_value is not None:
-        dtype, tensor = _PAIRS[value.dtype], value.const_value
-        lazy = partial(_converted, tensor, dtype)
-        value.const_value = ir.LazyTensor(lazy, dtype, _shape(tensor), name=value.name)
-        value.type = ir.TensorType(dtype)  # copies of a graph share the type of a value
-
-
-def _bits(node: ir.Node) -> int:
-    return int(node.metadata_props.get(BITS, 0))
-
-
-def _converted(tensor: ir.TensorProtocol, dtype: ir.DataType) -> ir.TensorProtocol:
-    values = np.asarray(tensor.numpy()).astype(np.int8).astype(dtype.numpy())
-    return ir.Tensor(values, dtype=dtype)
-
-
-def _shape(tensor: ir.TensorProtocol) -> ir.Shape:
-    return ir.Shape([int(d) for d in tensor.shape.numpy()])
-
-
-_DEFAULT_DOMAINS = ("", "ai.onnx")
 _SMALL = 16  # elements: longer constants become initializers, so that they are stored as weights
 
 
 @dataclass(frozen=True)
 class Skeleton:
-    """A model in a canonical form, its weights apart.
+    """A model in a canonical form, separated from its weights.
 
     Attributes:
         proto: the model; its initializers, sorted by name, have a name, a type and a shape but no
@@ -110,15 +43,14 @@ class Skeleton:
 
 
 def skeleton(model: ir.Model, *, narrowed: bool = False) -> Skeleton:
-    """Take a model apart; it is not changed.
+    """Separate a model from its weights; the model is not changed.
 
     Args:
         model: the model.
         narrowed: store codes in the narrowest element type, even if the opset lacks it.
 
-    All initializers belong to the main graph. Notes, names of producers, and the shapes that
-    inference finds again are left out; those of operators outside the ONNX standard are kept,
-    because no inference finds them.
+    All initializers belong to the main graph. Metadata, producer names and inferable shapes are
+    left out; the shapes of operators outside the ONNX standard are kept, as nothing infers them.
 
     Raises:
         ModelError: an initializer has no value.
@@ -155,11 +87,11 @@ def graph_as_json(proto: onnx.ModelProto) -> dict[str, Any]:
 
 
 def graph_from_json(document: Mapping[str, Any], subject: str) -> ir.Model:
-    """Read what :func:`graph_as_json` wrote; the initializers have no data.
+    """Return the graph that :func:`graph_as_json` wrote; its initializers have no data.
 
     Args:
         document: the JSON value.
-        subject: what it is, for messages.
+        subject: what messages call it.
 
     Raises:
         ModelError: it is not an ONNX model.
@@ -197,7 +129,7 @@ def _check_inside(graph: onnx.GraphProto) -> None:
 
 
 def _detach(graph: ir.Graph) -> dict[str, ir.TensorProtocol]:
-    """Replace the values of all initializers with empty ones of the same type and shape."""
+    """Replace all initializers by empty ones of the same type and shape; return the old values."""
     tensors: dict[str, ir.TensorProtocol] = {}
     for name in sorted(graph.initializers):
         value = graph.initializers[name]
@@ -215,9 +147,9 @@ def _detach(graph: ir.Graph) -> dict[str, ir.TensorProtocol]:
 
 
 def _tidy(graph: onnx.GraphProto) -> None:
-    """Sort what has no order, and drop what says nothing new, in subgraphs too."""
+    """Sort unordered fields and drop redundant ones, in subgraphs too."""
     kept = {
-        name for node in graph.node if node.domain not in _DEFAULT_DOMAINS for name in node.output
+        name for node in graph.node if node.domain not in DEFAULT_DOMAINS for name in node.output
     }
     infos = sorted((i for i in graph.value_info if i.name in kept), key=lambda info: info.name)
     copies = [onnx.ValueInfoProto.FromString(info.SerializeToString()) for info in infos]
@@ -235,3 +167,92 @@ def _tidy(graph: onnx.GraphProto) -> None:
                 _tidy(attribute.g)
             for inner in attribute.graphs:
                 _tidy(inner)
+
+
+_READ_BY_CONVERTER = 1024  # bytes: axes and shapes, whose values some conversions need
+
+
+def converted(model: ir.Model, opset: int) -> ir.Model:
+    """Return a copy of the graph in another opset, older or newer.
+
+    The converter copies its input and takes no message of 2 GB. So weights are passed as inputs
+    without a value and attached again afterwards.
+
+    Raises:
+        RuntimeError: an operator cannot be converted.
+        onnx_ir.serde.SerdeError: the converter wrote a graph that cannot be read.
+        ModelError: an initializer has no value.
+    """
+    parts = skeleton(model)
+    proto = parts.proto
+    proto.ir_version = max(proto.ir_version, 4)  # initializers need not be inputs from there on
+    _drop_defaults(proto.graph, model.opset_imports.get("", opset), opset)
+    inputs = len(proto.graph.input)
+    _give_as_inputs(proto.graph, parts.tensors)
+    result = ir.from_proto(onnx.version_converter.convert_version(proto, opset))
+    graph = result.graph
+    # Deleting a slice would leave these values marked as inputs.
+    weights = [graph.inputs.pop() for _ in range(len(graph.inputs) - inputs)][::-1]
+    for value in weights:
+        value.const_value = parts.tensors[value.name or ""]
+        graph.register_initializer(value)
+    _restore_types(model, result)
+    return result
+
+
+def _give_as_inputs(graph: onnx.GraphProto, tensors: dict[str, ir.TensorProtocol]) -> None:
+    """Turn empty initializers into inputs, except those whose values a conversion reads."""
+    filled = []
+    for empty in graph.initializer:
+        tensor = tensors[empty.name]
+        lazy = isinstance(tensor, ir.LazyTensor)
+        if tensor.dtype == ir.DataType.INT64 and tensor.nbytes <= _READ_BY_CONVERTER and not lazy:
+            empty.raw_data = tensor.tobytes()
+            filled.append(empty)
+            continue
+        graph.input.append(
+            helper.make_tensor_value_info(empty.name, empty.data_type, list(empty.dims))
+        )
+    kept = [TensorProto.FromString(tensor.SerializeToString()) for tensor in filled]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+
+
+def _drop_defaults(graph: onnx.GraphProto, have: int, opset: int) -> None:
+    """Remove attributes that the target opset lacks if they only state the default."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                _drop_defaults(attribute.g, have, opset)
+        if not (_has(node, opset) and _has(node, have)):
+            continue
+        kept = defs.get_schema(node.op_type, opset, "").attributes
+        present = defs.get_schema(node.op_type, have, "").attributes
+        useless = [
+            a for a in node.attribute if a.name not in kept and _is_default(a, present.get(a.name))
+        ]
+        for attribute in useless:
+            node.attribute.remove(attribute)
+
+
+def _has(node: onnx.NodeProto, opset: int) -> bool:
+    return node.domain in ("", "ai.onnx") and defs.has(node.op_type, opset, "")
+
+
+def _is_default(attribute: onnx.AttributeProto, formal: defs.OpSchema.Attribute | None) -> bool:
+    if formal is None or not formal.default_value.name:
+        return False
+    default = helper.get_attribute_value(formal.default_value)
+    return bool(np.array_equal(helper.get_attribute_value(attribute), default))
+
+
+def _restore_types(model: ir.Model, converted: ir.Model) -> None:
+    """Restore the types and shapes of inputs, outputs and intermediate values.
+
+    The converter renames dynamic axes and loses shapes that its own inference does not find.
+    """
+    before = value_by_name(model)
+    for name, value in value_by_name(converted).items():
+        original = before.get(name)
+        if original is not None and original.type is not None and value.const_value is None:
+            value.type, value.shape = original.type, original.shape

@@ -1,0 +1,178 @@
+"""Zeros that stay zero, and weights that become zero, while a network is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from compressor.errors import SpecError
+from compressor.passes.prune.criteria import cubic_sparsity
+from compressor.passes.prune.magnitude.magnitude import number_of
+from compressor.passes.prune.magnitude.ranking import Criterion, scores
+from compressor.passes.train.job import Regulator
+from compressor.types.layers import Layer
+from compressor.types.options import Options
+
+_MASK = "mask:"
+_START = "start:"
+
+
+class Gradual(Options):
+    """Pruning while training: weights of least magnitude are zeroed, ever fewer at a time."""
+
+    target: float = Field(gt=0, lt=1, description="share of the weights that is zero at the end")
+    scope: Literal["global", "local"] = Field(
+        default="local",
+        description="local zeroes the same share of each layer; global ranks all weights together",
+    )
+    begin: float = Field(
+        default=0.0, ge=0, lt=1, description="share of the training before the first pruning"
+    )
+    end: float = Field(
+        default=0.7, gt=0, le=1, description="share of the training by which all weights are pruned"
+    )
+    every: int = Field(default=10, ge=1, description="steps from one pruning to the next")
+    block: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] = Field(
+        default=(1, 1), description="rows and columns that are zeroed together"
+    )
+    rewind: int | None = Field(
+        default=None,
+        ge=0,
+        description="once the last weights are pruned, reset the others to the values they had "
+        "after this many steps, and train on (the lottery ticket); left out, they keep theirs",
+    )
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Gradual:
+        if self.end <= self.begin:
+            raise ValueError(f"end {self.end:g} is not after begin {self.begin:g}")
+        return self
+
+
+class ZerosKept(Regulator):
+    """Makes weights that were zero before a training zero after each of its steps.
+
+    A weight that is zero everywhere was never pruned: some layers begin like that.
+
+    Args:
+        module: the network.
+        names: parameters that may hold pruned weights.
+
+    Attributes:
+        masks: where the parameters that are zero in part are not.
+    """
+
+    def __init__(self, module: nn.Module, names: Sequence[str]):
+        self._parameters = dict(module.named_parameters())
+        alive = {name: self._parameters[name].detach() != 0 for name in names}
+        self.masks = {name: mask for name, mask in alive.items() if mask.any() and not mask.all()}
+
+    @torch.no_grad()
+    def after(self, step: int) -> None:  # noqa: ARG002
+        """Make the zeros zero again: momentum and weight decay move them, too."""
+        for name, mask in self.masks.items():
+            apply_mask(self._parameters[name], mask, name)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the masks."""
+        return {_MASK + name: mask for name, mask in self.masks.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load the masks of the interrupted training."""
+        self.masks = {name.removeprefix(_MASK): mask for name, mask in state.items()}
+
+
+def apply_mask(parameter: nn.Parameter, mask: Tensor, name: str) -> None:
+    """Zero a parameter where a mask is false, in place.
+
+    Raises:
+        SpecError: the parameter has another shape here because it is spread over processes.
+    """
+    if parameter.shape != mask.shape:
+        raise SpecError(
+            f"parameter {name!r}",
+            "is spread over processes, and so cannot be masked",
+            "train pruned networks without FSDP",
+        )
+    parameter.mul_(mask.to(parameter.device))
+
+
+class GradualPruning(Regulator):
+    """Zeroes ever more weights of least magnitude while they are trained.
+
+    The share follows M. Zhu and S. Gupta, To prune, or not to prune, 2017 (arXiv:1710.01878),
+    section 3. Rewinding to early values: J. Frankle and M. Carbin, The lottery ticket hypothesis,
+    2019 (arXiv:1803.03635), and J. Frankle et al., 2020 (arXiv:1912.05671), who rewind to a step
+    after the first.
+
+    Args:
+        module: the network.
+        layers: the layers that lose weights, by the parameter that is their weight.
+        options: how much, when and which.
+        steps: the length of the training.
+    """
+
+    def __init__(
+        self, module: nn.Module, layers: Mapping[str, Layer], options: Gradual, steps: int
+    ):
+        self._parameters = dict(module.named_parameters())
+        self._layers = layers
+        self._options = options
+        self._begin = round(options.begin * steps)
+        self._end = max(1, round(options.end * steps) - 1)
+        self._masks: dict[str, Tensor] = {}
+        self._start: dict[str, Tensor] = {}
+
+    def before(self, step: int) -> None:
+        """Keep the values to rewind to."""
+        if step == self._options.rewind:
+            self._start = {n: p.detach().clone() for n, p in self._parameters.items()}
+
+    @torch.no_grad()
+    def after(self, step: int) -> None:
+        """Prune if it is due, and zero what was pruned."""
+        begin, end, options = self._begin, self._end, self._options
+        if begin <= step <= end and ((step - begin) % options.every == 0 or step == end):
+            share = cubic_sparsity(step + 1, begin, end + 1, options.target)
+            together = [list(self._layers)]
+            for names in [[n] for n in self._layers] if options.scope == "local" else together:
+                self._prune(names, share)
+        if step == end:
+            for name, value in self._start.items():
+                self._parameters[name].copy_(value)
+            self._start = {}
+        for name, mask in self._masks.items():
+            apply_mask(self._parameters[name], mask, name)
+
+    def _prune(self, names: Sequence[str], share: float) -> None:
+        """Mask a share of the blocks of some layers, ranked together."""
+        height, width = self._options.block
+        criterion = Criterion("l1", (height, width))
+        by_layer = []
+        for name in names:
+            matrix = self._layers[name].canonical(self._parameters[name].detach())
+            blocks, shift = scores(matrix, criterion)
+            by_layer.append(blocks.to(torch.int64).flatten() << shift)
+        ranked = torch.cat(by_layer)
+        pruned = torch.zeros(len(ranked), dtype=torch.bool, device=ranked.device)
+        pruned[torch.argsort(ranked, stable=True)[: number_of(share, len(ranked))]] = True
+        parts = torch.split(pruned, [len(blocks) for blocks in by_layer])
+        for name, part in zip(names, parts, strict=True):
+            layer = self._layers[name]
+            blocks = part.reshape(layer.rows // height, layer.columns // width)
+            matrix = blocks.repeat_interleave(height, 0).repeat_interleave(width, 1)
+            self._masks[name] = ~layer.stored(matrix)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the masks, and the values to rewind to."""
+        masks = {_MASK + name: mask for name, mask in self._masks.items()}
+        return masks | {_START + name: value for name, value in self._start.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what :meth:`state_dict` returned."""
+        self._masks = {n.removeprefix(_MASK): t for n, t in state.items() if n.startswith(_MASK)}
+        self._start = {n.removeprefix(_START): t for n, t in state.items() if n.startswith(_START)}
