@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,9 +25,8 @@ from compressor.exporters.safetensors.transformers_runner import TransformersRun
 from compressor.graph.skeleton import skeleton
 from compressor.models.codec.description import DESCRIPTION
 from compressor.models.codec.headers import read_header
-from compressor.models.codec.load import check, load
+from compressor.models.codec.load import RuntimeModule, check, check_graph, load
 from compressor.models.codec.weights import GraphPlan, plan_graph, write_graph
-from compressor.models.executor import GraphModule
 from compressor.models.executor.dtypes import TORCH_DTYPES
 from compressor.models.torch.matching import TorchRunner
 from compressor.types.carrier import Capability, Carrier, Runner
@@ -192,7 +192,7 @@ class SafetensorsExporter(Exporter):
             for name, tensor in parts.tensors.items()
         }
         try:
-            GraphModule(ir.from_proto(parts.proto), empty)
+            check_graph(ir.from_proto(parts.proto), empty)
         except ModelError as error:
             raise SpecError(error.subject, error.problem, "leave out this export") from error
 
@@ -245,8 +245,10 @@ class SafetensorsExporter(Exporter):
         folder = path if path.is_dir() else path.parent
         if not (folder / DESCRIPTION).is_file():
             return TransformersRunner(folder)
-        with artifact_errors():
-            return TorchRunner(load(folder))
+        with artifact_errors(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # the report names the runtime
+            module = load(folder)
+        return module.runner if isinstance(module, RuntimeModule) else TorchRunner(module)
 
     def _streams(self, carrier: Carrier) -> bool:
         if self.layout == "auto":

@@ -2,18 +2,74 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import onnx_ir as ir
 import torch
+from onnx_ir import tensor_adapters
+from torch import Tensor
 
 from compressor import catalog
 from compressor.errors import SpecError
+from compressor.graph.values import all_nodes
 from compressor.models.codec.description import DESCRIPTION, Description, read_description
 from compressor.models.codec.headers import ShardHeader
 from compressor.models.codec.weights import read_tensors, stored_headers, written_with
-from compressor.models.executor import DeferredGraphModule, GraphModule
+from compressor.models.executor import (
+    DeferredGraphModule,
+    GraphModule,
+    bound_inputs,
+    from_numpy,
+    unknown_operators,
+)
+from compressor.models.onnx.ort_runner import graph_runner
+from compressor.models.torch.matching import to_numpy
 from compressor.types.exporter import PackedFormat
+
+_RUNTIME_DOMAINS = ("com.microsoft.", "ai.onnx.ml.")
+
+
+class RuntimeModule(torch.nn.Module):
+    """A graph that ONNX Runtime executes on the CPU; it is called as a `GraphModule` is.
+
+    The weights are in the runtime's session, so the module has no parameters and no buffers.
+
+    Args:
+        model: the graph with its weights.
+        subject: what it is, for messages.
+
+    Attributes:
+        input_names: the inputs that a call has to give, in order.
+        output_names: the outputs, in order.
+        runner: what executes the graph.
+        runtime: the runtime's name and version.
+
+    Raises:
+        ModelError: ONNX Runtime does not load the graph.
+    """
+
+    def __init__(self, model: ir.Model, subject: str):
+        super().__init__()
+        initializers = model.graph.initializers
+        inputs = (value.name or "" for value in model.graph.inputs)
+        self.input_names = tuple(name for name in inputs if name not in initializers)
+        self.output_names = tuple(value.name or "" for value in model.graph.outputs)
+        self.runner = graph_runner(model, subject=subject)
+        self.runtime = self.runner.runtime
+
+    def forward(self, *arguments: Tensor, **inputs: Tensor) -> dict[str, Tensor]:
+        """Run the graph on inputs by position or name; return the outputs by name.
+
+        Raises:
+            ModelError: an input is missing or unknown, or the runtime fails.
+        """
+        values = bound_inputs(self.input_names, arguments, inputs)
+        batch = {name: to_numpy(value.detach().cpu()) for name, value in values.items()}
+        outputs = self.runner.run(batch)
+        return {name: from_numpy(ir.tensor(array)) for name, array in outputs.items()}
 
 
 def load(
@@ -31,6 +87,14 @@ def load(
     use; ``clone()`` makes an ordinary one. The files have to stay as they are while the module is
     in use. The graph is compiled at the first call, unless ``model.json`` is not as it was written.
 
+    A graph with operators that PyTorch does not run here is executed by ONNX Runtime on the CPU,
+    with the weights in its memory: a warning names the operators, and the module's ``runtime`` the
+    runtime. Such a module has an empty ``state_dict()`` and no gradients.
+
+    Example:
+        >>> model = compressor.load("out/resnet20-edge")
+        >>> logits = model(torch.zeros(1, 3, 32, 32))["logits"]
+
     Args:
         path: the directory that holds ``model.json``, that file, or an archive, all of which is
             read at once.
@@ -46,7 +110,8 @@ def load(
         name.
 
     Raises:
-        SpecError: there is no such device or choice.
+        SpecError: there is no such device or choice, or ONNX Runtime is to run on another device
+            than ``cpu``.
         ModelError: a file is missing, cut, of another schema, or does not fit the other one.
     """
     if dequantize not in ("on-use", "once"):
@@ -57,6 +122,9 @@ def load(
             return load(folder, device=device, mmap=False, dequantize=dequantize)
     once = dequantize == "once"
     description, headers = _opened(path)
+    unknown = unknown_operators(_operators(description.graph))
+    if unknown:
+        return _in_runtime(description, headers, unknown, device)
     module: GraphModule
     if written_with(description, headers):
         # The exporter has compiled this very graph; here it is compiled when it is first used.
@@ -91,8 +159,80 @@ def check(path: str | Path) -> None:
         ModelError: as :func:`load`.
     """
     description, headers = _opened(path)
+    tensors = read_tensors(description, headers, mapped=True)
+    check_graph(description.model(), tensors)
+
+
+def check_graph(model: ir.Model, tensors: Mapping[str, Tensor]) -> None:
+    """Check that :func:`load` could run a graph; no weight is read.
+
+    Args:
+        model: the graph.
+        tensors: its initializers by name, in whatever memory.
+
+    Raises:
+        ModelError: neither PyTorch nor ONNX Runtime has an operator, or PyTorch has all of them
+            and does not take an attribute or type.
+    """
+    functions = {(function.domain, function.name) for function in model.functions.values()}
+    called = [node for function in model.functions.values() for node in function]
+    operators = {(node.domain, node.op_type) for node in (*all_nodes(model.graph), *called)}
+    unknown = unknown_operators(sorted(operators - functions))
+    if not unknown or any("." in n and not n.startswith(_RUNTIME_DOMAINS) for n in unknown):
+        GraphModule(model, tensors)
+
+
+def _operators(document: Any) -> Iterator[tuple[str, str]]:
+    """Yield domain and name of each operator in a graph in JSON, functions' bodies included."""
+    if isinstance(document, list):
+        for item in document:
+            yield from _operators(item)
+    elif isinstance(document, Mapping):
+        functions = document.get("functions")
+        named = functions if isinstance(functions, list) else []
+        local = {(str(f.get("domain", "")), f.get("name")) for f in named if isinstance(f, Mapping)}
+        if isinstance(name := document.get("opType"), str):
+            yield str(document.get("domain", "")), name
+        for item in document.values():
+            if isinstance(item, list | Mapping):
+                yield from (pair for pair in _operators(item) if pair not in local)
+
+
+def _in_runtime(
+    description: Description,
+    headers: tuple[ShardHeader, ...],
+    unknown: tuple[str, ...],
+    device: str,
+) -> RuntimeModule:
+    """Return a module that ONNX Runtime executes, and warn that it does."""
+    operators = ", ".join(unknown)
+    if device != "cpu":
+        raise SpecError(
+            f"device {device!r}",
+            f"is not usable: the model runs in ONNX Runtime on the CPU, since PyTorch does not run "
+            f"{operators} here",
+            "use cpu",
+        )
     model = description.model()
-    GraphModule(model, read_tensors(description, headers, mapped=True))
+    for name, tensor in read_tensors(description, headers, mapped=True).items():
+        value = model.graph.initializers[name]
+        value.const_value = _as_onnx(tensor, description.tensors[name].dtype, name)
+    module = RuntimeModule(model, description.subject).eval()
+    warnings.warn(
+        f"{description.subject} is executed by {module.runtime}: PyTorch does not run {operators} "
+        "here",
+        UserWarning,
+        stacklevel=3,
+    )
+    return module
+
+
+def _as_onnx(tensor: Tensor, dtype: ir.DataType, name: str) -> ir.TensorProtocol:
+    tensor = tensor.clone()  # a lazy one has no memory, that of a file may go away
+    if dtype.bitwidth < 8:  # unpacked in torch
+        array = tensor.to(torch.float32).numpy().astype(dtype.numpy())
+        return ir.Tensor(array, dtype=dtype, name=name)
+    return tensor_adapters.TorchTensor(tensor, name=name)
 
 
 def _opened(path: str | Path) -> tuple[Description, tuple[ShardHeader, ...]]:
@@ -107,7 +247,7 @@ def packed_format(path: Path) -> PackedFormat | None:
     """Return the format of a file that holds the files of another export, if it is one."""
     if path.is_file():
         for name in catalog.names("format"):
-            known: PackedFormat = catalog.load("format", name)()
-            if known.holds(path):
-                return known
+            packed: PackedFormat = catalog.load("format", name)()
+            if packed.holds(path):
+                return packed
     return None

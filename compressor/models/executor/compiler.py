@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
-from types import CodeType
 
 import onnx_ir as ir
 import torch
 from onnx_ir.passes.common import InlinePass
 
 from compressor.errors import ModelError
-from compressor.models.executor.constants import with_lifetimes
-from compressor.models.executor.dtypes import TORCH_DTYPES
-from compressor.models.executor.node import NodeView, describe
+from compressor.models.executor.dtypes import TORCH_DTYPES, from_numpy
+from compressor.models.executor.node import NodeView, describe, signature
 from compressor.models.executor.ops import OPERATORS
-from compressor.models.executor.ops.constant import constant_tensor
-from compressor.models.executor.program import ABSENT, Body, Op, Program, Step
+from compressor.models.executor.program import ABSENT, Body, Program, Step, with_lifetimes
 
-OLDEST_OPSET = 7
-"""Broadcasting has been what it is today since this opset."""
+OLDEST_OPSET = 13
+"""Axes and sizes have been inputs since this opset; what is opened is upgraded anyway."""
 
 NEWEST_OPSET = 28
 """The newest opset whose operators have been compared with ONNX's own test cases."""
+
+
+def unknown_operators(operators: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Return the names of operators that cannot be run, of ``(domain, name)`` pairs."""
+    names = []
+    for domain, name in operators:
+        key = _domain(domain), name
+        if key not in OPERATORS and key != ("", "Constant"):
+            names.append(f"{domain}.{name}" if key[0] else name)
+    return tuple(dict.fromkeys(names))
 
 
 def flattened(model: ir.Model) -> ir.Model:
@@ -153,22 +159,20 @@ class Compiler:
             ModelError: an operator, attribute or type is not supported.
         """
         scope = _Scope()
-        own = [value for value in graph.inputs if not value.is_initializer()]
-        for value in own:
+        inputs = [value for value in graph.inputs if not value.is_initializer()]
+        for value in inputs:
             _check_input(value)
             scope.define(value)
         steps = [self._step(n, scope) for n in _ordered(graph) if not self._took_constant(n)]
         outputs = tuple(scope.use(value) for value in graph.outputs)
-        taken = tuple(scope.slots[value] for value in (*own, *scope.captured))
+        taken = tuple(scope.slots[value] for value in (*inputs, *scope.captured))
         program = Program(len(scope.slots) + 1, taken, outputs, with_lifetimes(steps, outputs))
         return program, scope.captured
 
     def _took_constant(self, node: ir.Node) -> bool:
         if node.op_type != "Constant" or _domain(node.domain):
             return False
-        view = NodeView(node, self._opset(node), _no_body)
-        self.constants[node.outputs[0]] = constant_tensor(view)
-        view.check_understood()
+        self.constants[node.outputs[0]] = _constant(node, self._opset(node))
         return True
 
     def _opset(self, node: ir.Node) -> int:
@@ -196,38 +200,17 @@ class Compiler:
         view = NodeView(node, opset, prepare)
         run = builder(view)
         view.check_understood()
-        given = [*node.inputs, *captured]
-        while given and given[-1] is None:
-            given.pop()
-        _check_inputs(view, run, len(given))
-        inputs = tuple(scope.use(value) for value in given)
+        values = [*node.inputs, *captured]
+        while values and values[-1] is None:
+            values.pop()
+        least, most = view.takes or signature(run).inputs
+        if not least <= len(values) <= most:
+            problem = f"it has {view.input_count} inputs, which the operator does not take"
+            raise view.refuse(problem)
+        inputs = tuple(scope.use(value) for value in values)
         outputs = tuple(scope.define(value) for value in node.outputs)
         host = None if view.host is None else frozenset(view.host)
         return Step(run, inputs, outputs, (), host, label, view.train)
-
-
-def _check_inputs(view: NodeView, run: Op, count: int) -> None:
-    code = getattr(run, "__code__", None)
-    takes = (
-        _takes(run) if code is None else _TAKES.get(code) or _TAKES.setdefault(code, _takes(run))
-    )
-    if not takes[0] <= count <= takes[1]:
-        problem = f"it has {view.input_count} inputs, which the operator does not take"
-        raise view.refuse(problem)
-
-
-_TAKES: dict[CodeType, tuple[int, float]] = {}
-"""How many inputs functions take; operators of one kind are closures of the same code."""
-
-
-def _takes(run: Op) -> tuple[int, float]:
-    """Return the least and the greatest number of inputs."""
-    parameters = inspect.signature(run).parameters.values()
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    own = [parameter for parameter in parameters if parameter.kind in kinds]
-    least = sum(parameter.default is parameter.empty for parameter in own)
-    endless = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
-    return least, float("inf") if endless else len(own)
 
 
 def _check_input(value: ir.Value) -> None:
@@ -253,8 +236,20 @@ def _blank(value: ir.Value) -> torch.Tensor:
     return torch.empty((0, *sizes), dtype=dtype)
 
 
-def _no_body(graph: ir.Graph) -> Body:
-    raise ModelError(f"graph '{graph.name}'", "a constant has no subgraph", "export it again")
+def _constant(node: ir.Node, opset: int) -> torch.Tensor:
+    """Return the value of a ``Constant`` node."""
+    kinds = ("value", "value_float", "value_int", "value_floats", "value_ints")
+    attribute = next(iter(node.attributes.values()), None)
+    if attribute is None or attribute.name not in kinds or attribute.is_ref():
+        raise ModelError(
+            describe(node, opset),
+            "the constant is a string, a sparse tensor, or has no value",
+            "run the model in ONNX Runtime, or export it without this",
+        )
+    if attribute.name == "value":
+        return from_numpy(attribute.as_tensor())
+    dtype = torch.float32 if "float" in attribute.name else torch.int64
+    return torch.tensor(attribute.value, dtype=dtype)
 
 
 def _domain(domain: str) -> str:

@@ -71,22 +71,24 @@ class LazyTensor(torch.Tensor):
         Raises:
             RuntimeError: it would write to one.
         """
-        given = dict(kwargs or {})
+        keywords = dict(kwargs or {})
         if func in _ASKS:
             with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **given)
+                return func(*args, **keywords)
         first = args[0] if args else None
-        if isinstance(first, cls) and (func is Tensor.detach or _stays(func, first, args, given)):
+        if isinstance(first, cls) and (
+            func is Tensor.detach or _stays(func, first, args, keywords)
+        ):
             return first
-        if func is Tensor.clone and isinstance(first, cls) and not given:
+        if func is Tensor.clone and isinstance(first, cls) and not keywords:
             return computed(first)  # which nobody else has
         name = getattr(func, "__name__", "")
         in_place = name in _STEPS_IN_PLACE or (name.endswith("_") and not name.endswith("__"))
-        if (in_place and isinstance(first, cls)) or isinstance(given.get("out"), cls):
+        if (in_place and isinstance(first, cls)) or isinstance(keywords.get("out"), cls):
             raise RuntimeError(
                 f"{name}: a tensor that is decoded from a file cannot be written to; clone it"
             )
-        return func(*tree_map_only(cls, computed, args), **tree_map_only(cls, computed, given))
+        return func(*tree_map_only(cls, computed, args), **tree_map_only(cls, computed, keywords))
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch's stub leaves func out
@@ -132,7 +134,7 @@ def computed(tensor: Tensor) -> Tensor:
 
 
 def _stays(func: Any, tensor: LazyTensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Tell whether a conversion would return the tensor itself."""
+    """Return whether a conversion would return the tensor itself."""
     if func is Tensor.cpu:
         return True
     if func is not Tensor.to or any(isinstance(x, Tensor) for x in args[1:]) or kwargs.get("copy"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from threading import Lock
@@ -15,23 +15,20 @@ from torch.nn.modules.module import _IncompatibleKeys
 
 from compressor.errors import ModelError
 from compressor.models.executor.compiler import Compiled, compiled, flattened
-from compressor.models.executor.constants import Split, split_constants
-from compressor.models.executor.convert import from_numpy
-from compressor.models.executor.program import Program
+from compressor.models.executor.dtypes import from_numpy
+from compressor.models.executor.program import Program, Split, split_constants
 
 _SHAPE_SIZED = 1024
 """Tensors of ``int64`` up to this many elements are taken for shapes, axes and indices."""
 
-FIRST_CALL = Lock()
+_FIRST_CALL = Lock()
 """Held while constants are computed, so that they are in memory once; all modules share it."""
 
-
-_SHARED = ("_linked", "_constants", "_read")
-"""What copies of a module share: it never changes."""
+_SHARED = ("_linked", "_constants", "_read")  # by copies of a module: it never changes
 
 
 @dataclass(frozen=True, slots=True)
-class Linked:
+class _Linked:
     """A program and what it captures.
 
     Attributes:
@@ -52,8 +49,8 @@ class GraphModule(nn.Module):
 
     Every initializer is a buffer under its ONNX name, whatever characters that holds, so
     `state_dict` and `load_state_dict` speak the names of the graph. Nothing is copied on
-    construction; a memory-mapped tensor is read when an operator reads it. Operators, attributes
-    and element types are checked on construction too. The given model is never changed.
+    construction; a memory-mapped tensor is read when an operator reads it. The given model is
+    never changed.
 
     With parameters the module can be trained: in training mode its batch normalizations use the
     statistics of the batch, and move their running ones in place. Without, it is for evaluation,
@@ -64,7 +61,7 @@ class GraphModule(nn.Module):
     accelerator they are sent there.
 
     Args:
-        model: the graph, of opset 7 to 28.
+        model: the graph, of opset 13 to 28.
         tensors: values of initializers by name, kept as they are given. Elements of less than
             eight bits are unpacked, one a byte. Names that the graph does not have are ignored;
             an initializer that is not here has the value the model gives it.
@@ -95,7 +92,7 @@ class GraphModule(nn.Module):
         names = self._take_initializers(model.graph, {**(tensors or {}), **(parameters or {})})
         self._keeps_constants = keeps_constants
         self._constants: list[Tensor] | None = None
-        self._linked: Linked | None = self._link(unlinked, names)
+        self._linked: _Linked | None = self._link(unlinked, names)
         self.input_names = tuple(
             value.name or "" for value in model.graph.inputs if not value.is_initializer()
         )
@@ -116,13 +113,14 @@ class GraphModule(nn.Module):
             ModelError: an input is missing or unknown, or a node cannot run on what it is given.
         """
         linked = self._ready()
-        given = self._bind(arguments, inputs)
-        values = [given[name] for name in self.input_names]
+        weights = self._buffers, self._parameters
+        by_name = bound_inputs(self.input_names, arguments, inputs, weights)
+        values = [by_name[name] for name in self.input_names]
         for name in linked.captured:
-            value = given.get(name)
+            value = by_name.get(name)
             values.append(self._held(name) if value is None else value)
         trains = self.training and bool(self._parameters)
-        if linked.split is None or trains or len(given) > len(self.input_names):
+        if linked.split is None or trains or len(by_name) > len(self.input_names):
             outputs = linked.program(values, trains)
         else:
             captured = values[len(self.input_names) :]
@@ -130,22 +128,14 @@ class GraphModule(nn.Module):
         return dict(zip(self.output_names, outputs, strict=True))
 
     def get_buffer(self, target: str) -> Tensor:
-        """Return the initializer of this name; unlike in other modules a dot means nothing.
-
-        Raises:
-            AttributeError: there is none, or it is a parameter.
-        """
+        """Return the initializer of this name; unlike in other modules a dot means nothing."""
         value = self._buffers.get(target)
         if value is None:
             raise AttributeError(f"the graph has no initializer '{target}'")
         return value
 
     def get_parameter(self, target: str) -> nn.Parameter:
-        """Return the parameter of this name; unlike in other modules a dot means nothing.
-
-        Raises:
-            AttributeError: there is none.
-        """
+        """Return the parameter of this name; unlike in other modules a dot means nothing."""
         value = self._parameters.get(target)
         if value is None:
             raise AttributeError(f"the graph has no parameter '{target}'")
@@ -160,8 +150,7 @@ class GraphModule(nn.Module):
         the model or of the checkpoint file that this module shares. A tied parameter is replaced
         under all of its names.
 
-        Returns:
-            What the method of ``nn.Module`` returns: the missing and the unexpected names.
+        Returns the missing and the unexpected names.
 
         Raises:
             ModelError: ``strict``, and a name is missing or unexpected; or a shape is another.
@@ -169,9 +158,9 @@ class GraphModule(nn.Module):
         """
         if not assign:
             raise ValueError("the tensors are shared and cannot be written to; use assign=True")
-        known = self.state_dict()
-        missing = [name for name in known if name not in state_dict]
-        unexpected = [name for name in state_dict if name not in known]
+        state = self.state_dict()
+        missing = [name for name in state if name not in state_dict]
+        unexpected = [name for name in state_dict if name not in state]
         if strict and (missing or unexpected):
             problem = "is missing" if missing else "is not in the graph"
             raise ModelError(
@@ -179,7 +168,7 @@ class GraphModule(nn.Module):
             )
         for name, value in state_dict.items():
             if name not in unexpected:
-                _check_shape(name, known[name].shape, value)
+                _check_shape(name, state[name].shape, value)
                 self._assign(name, value)
         return _IncompatibleKeys(missing, unexpected)
 
@@ -192,26 +181,22 @@ class GraphModule(nn.Module):
         return new
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Refuse to be pickled: a program is functions.
-
-        Raises:
-            TypeError: always.
-        """
+        """Refuse to be pickled: a program is functions."""
         raise TypeError(
             "a graph cannot be pickled; pickle its state_dict(), or give other processes the path "
             "and let them call compressor.load"
         )
 
     def extra_repr(self) -> str:
-        """Return the names and the size for ``repr``."""
+        """Return the names for ``repr``."""
         return f"inputs={list(self.input_names)}, outputs={list(self.output_names)}"
 
-    def _ready(self) -> Linked:
+    def _ready(self) -> _Linked:
         """Return the program; a class that compiles later does it here."""
         assert self._linked is not None
         return self._linked
 
-    def _link(self, unlinked: Compiled, names: dict[ir.Value, str]) -> Linked:
+    def _link(self, unlinked: Compiled, names: dict[ir.Value, str]) -> _Linked:
         """Connect a program with the tensors that it captures."""
         names = {**names, **self._take_constants(unlinked.constants)}
         for value in unlinked.captured:
@@ -231,34 +216,15 @@ class GraphModule(nn.Module):
             if name in self._buffers and (slot in on_host or _is_shape(self._buffers[name]))
         )
         split = split_constants(program, len(captured)) if self._keeps_constants else None
-        return Linked(program, split, captured, pinned)
-
-    def _bind(self, arguments: tuple[Tensor, ...], inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        if len(arguments) > len(self.input_names):
-            raise ModelError(
-                "the ONNX graph",
-                f"{len(arguments)} inputs are given, it has {len(self.input_names)}",
-                f"give {', '.join(self.input_names)}",
-            )
-        given = dict(zip(self.input_names, arguments, strict=False))
-        for name, value in inputs.items():
-            known = name in self.input_names or name in self._buffers or name in self._parameters
-            if name in given or not known:
-                problem = "is given twice" if name in given else "is not in the graph"
-                raise ModelError(f"input '{name}'", problem, f"give {', '.join(self.input_names)}")
-            given[name] = value
-        missing = next((name for name in self.input_names if name not in given), None)
-        if missing is not None:
-            raise ModelError(f"input '{missing}'", "is missing", "give every input of the graph")
-        return given
+        return _Linked(program, split, captured, pinned)
 
     def _take_initializers(
         self, graph: ir.Graph, tensors: Mapping[str, Tensor]
     ) -> dict[ir.Value, str]:
-        names: dict[ir.Value, str] = {}
-        for value in initializers(graph):
-            names[value] = self._hold(value.name or "", _initial(value, tensors))
-        return names
+        return {
+            value: self._hold(value.name or "", _initial(value, tensors))
+            for value in _initializers(graph)
+        }
 
     def _take_constants(self, constants: Mapping[ir.Value, Tensor]) -> dict[ir.Value, str]:
         names: dict[ir.Value, str] = {}
@@ -291,13 +257,13 @@ class GraphModule(nn.Module):
 
     def _kept(self, program: Program, captured: Sequence[Tensor]) -> list[Tensor]:
         """Return what the program computes of the captured values, computed at the first call."""
-        found = self._constants
-        if found is None:
-            with FIRST_CALL:
+        constants = self._constants
+        if constants is None:
+            with _FIRST_CALL:
                 if self._constants is None:
                     self._constants = program(captured)
-                found = self._constants
-        return found
+                constants = self._constants
+        return constants
 
     def _assign(self, name: str, value: Tensor) -> None:
         self._constants = None
@@ -318,11 +284,45 @@ class GraphModule(nn.Module):
         return self
 
 
+def bound_inputs(
+    names: Sequence[str],
+    arguments: Sequence[Tensor],
+    inputs: Mapping[str, Tensor],
+    optional: Sequence[Container[str]] = (),
+) -> dict[str, Tensor]:
+    """Return the inputs of a call by name.
+
+    Args:
+        names: what has to be given, in order.
+        arguments: inputs by position.
+        inputs: inputs by name.
+        optional: in which there are further names that may be given.
+
+    Raises:
+        ModelError: an input is missing, unknown, or given twice.
+    """
+    remedy = f"give {', '.join(names)}"
+    if len(arguments) > len(names):
+        problem = f"{len(arguments)} inputs are given, it has {len(names)}"
+        raise ModelError("the ONNX graph", problem, remedy)
+    by_name = dict(zip(names, arguments, strict=False))
+    for name, value in inputs.items():
+        if name in by_name:
+            raise ModelError(f"input '{name}'", "is given twice", remedy)
+        if name not in names and not any(name in weights for weights in optional):
+            raise ModelError(f"input '{name}'", "is not in the graph", remedy)
+        by_name[name] = value
+    missing = next((name for name in names if name not in by_name), None)
+    if missing is not None:
+        raise ModelError(f"input '{missing}'", "is missing", "give every input of the graph")
+    return by_name
+
+
 def _is_shape(value: Tensor | None) -> bool:
     return value is not None and value.dtype == torch.int64 and value.numel() <= _SHAPE_SIZED
 
 
-def initializers(graph: ir.Graph) -> Iterator[ir.Value]:
+def _initializers(graph: ir.Graph) -> Iterator[ir.Value]:
     """Yield the initializers of a graph and of its subgraphs."""
     yield from graph.initializers.values()
     for subgraph in graph.subgraphs():
@@ -331,26 +331,66 @@ def initializers(graph: ir.Graph) -> Iterator[ir.Value]:
 
 def _initial(value: ir.Value, tensors: Mapping[str, Tensor]) -> Tensor:
     name = value.name or ""
-    known = value.const_value
-    given = tensors.get(name)
-    shape = value.shape if known is None else known.shape
-    if given is None:
-        if known is None:
+    stored, tensor = value.const_value, tensors.get(name)
+    if tensor is None:
+        if stored is None:
             raise ModelError(
                 f"initializer '{name}'", "it has no value", "give its tensor, or the file it is in"
             )
-        return from_numpy(known)
-    if shape is not None:
-        sizes = [size for size in shape if isinstance(size, int)]
-        if len(sizes) == len(shape):
-            _check_shape(name, sizes, given)
-    return given
+        return from_numpy(stored)
+    shape = value.shape if stored is None else stored.shape
+    if shape is not None and all(isinstance(size, int) for size in shape):
+        _check_shape(name, shape.numpy(), tensor)
+    return tensor
 
 
-def _check_shape(name: str, shape: Sequence[int], given: Tensor) -> None:
-    if tuple(shape) != tuple(given.shape):
+def _check_shape(name: str, shape: Sequence[int], tensor: Tensor) -> None:
+    if tuple(shape) != tuple(tensor.shape):
         raise ModelError(
             f"initializer '{name}'",
-            f"the tensor given has shape {list(given.shape)}, the graph says {list(shape)}",
+            f"the tensor given has shape {list(tensor.shape)}, the graph says {list(shape)}",
             "change the graph and the tensor together",
         )
+
+
+class DeferredGraphModule(GraphModule):
+    """A `GraphModule` whose graph is known to be sound, and is not looked at before it is needed.
+
+    Args:
+        read: returns the graph; called once, by the first call or the first move to a device. All
+            of its initializers belong to the main graph.
+        tensors: the value of every initializer, by name.
+        input_names: the graph's inputs, in order.
+        output_names: its outputs.
+        keeps_constants: as in `GraphModule`.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], ir.Model],
+        tensors: Mapping[str, Tensor],
+        input_names: Sequence[str],
+        output_names: Sequence[str],
+        *,
+        keeps_constants: bool = False,
+    ):
+        nn.Module.__init__(self)
+        for name, tensor in tensors.items():
+            self._hold(name, tensor)
+        self._keeps_constants = keeps_constants
+        self._constants = None
+        self._linked = None
+        self._read = read
+        self.input_names = tuple(input_names)
+        self.output_names = tuple(output_names)
+
+    def _ready(self) -> _Linked:
+        linked = self._linked
+        if linked is None:
+            with _FIRST_CALL:
+                if self._linked is None:
+                    model = flattened(self._read())
+                    names = {value: value.name or "" for value in _initializers(model.graph)}
+                    self._linked = self._link(compiled(model), names)
+                linked = self._linked
+        return linked

@@ -1,29 +1,54 @@
-"""One node while its operator is prepared."""
+"""One node while its operator is prepared, and operators as functions of tensors and attributes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias, TypeVar
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
 
 import onnx_ir as ir
-import torch
+from torch import Tensor
 
 from compressor.errors import ModelError
-from compressor.models.executor.convert import from_numpy
-from compressor.models.executor.dtypes import TORCH_DTYPES
+from compressor.models.executor.dtypes import TORCH_DTYPES, from_numpy
 from compressor.models.executor.program import Body, Op
 
 Builder: TypeAlias = "Callable[[NodeView], Op]"
 Table: TypeAlias = Mapping[str, Builder]
 
-_T = TypeVar("_T")
-_Kind = ir.AttributeType
+Host: TypeAlias = Tensor
+"""An input whose values are read in Python (a shape, an axis), so that it may stay on the CPU."""
 
-_RUNTIME = "run the model in ONNX Runtime, or export it without this"
+Ints: TypeAlias = "tuple[int, ...] | None"
+"""A list of integers that a node need not have."""
+
+_Kind = ir.AttributeType
+_LISTS = (_Kind.INTS, _Kind.FLOATS, _Kind.STRINGS)
+_Parameter = inspect.Parameter
+
+
+def integers(x: Tensor) -> list[int]:
+    """Return the elements of a tensor as integers, in a flat list."""
+    return [int(value) for value in x.reshape(-1).tolist()]
+
+
+def positive(axes: Iterable[int], rank: int) -> list[int]:
+    """Return axes counted from the front.
+
+    Raises:
+        IndexError: there is no such axis.
+    """
+    counted = [axis + rank if axis < 0 else axis for axis in axes]
+    for axis in counted:
+        if not 0 <= axis < rank:
+            raise IndexError(f"axis {axis} is outside a tensor of {rank} axes")
+    return counted
 
 
 def describe(node: ir.Node, opset: int) -> str:
-    """Name a node, its operator and the opset in a message."""
+    """Return a node's name, its operator and the opset for a message."""
     name = f"node '{node.name}'" if node.name else "a node without a name"
     operator = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
     return f"{name} ({operator}, opset {opset})"
@@ -41,12 +66,17 @@ class NodeView:
         prepare: makes a `Body` of a subgraph.
 
     Attributes:
+        host: positions of the inputs that are read in Python; ``None`` for an operator with
+            subgraphs.
+        takes: least and greatest number of inputs; ``None`` where the signature of the prepared
+            function says it.
         train: set by a builder whose operator does something else in training.
     """
 
     def __init__(self, node: ir.Node, opset: int, prepare: Callable[[ir.Graph], Body]):
         self.opset = opset
         self.host: set[int] | None = set()
+        self.takes: tuple[int, int] | None = None
         self.train: Op | None = None
         self._node = node
         self._prepare = prepare
@@ -64,12 +94,25 @@ class NodeView:
         self._outputs.update(range(len(self._node.outputs)))
         return len(self._node.outputs)
 
+    def attribute(self, name: str, kind: ir.AttributeType) -> Any:
+        """Return the value of an attribute, or ``None`` where the node does not have it.
+
+        Raises:
+            ModelError: it is of another kind.
+        """
+        self._read.add(name)
+        attribute = self._node.attributes.get(name)
+        if attribute is None:
+            return None
+        if attribute.is_ref():
+            raise self.refuse(f"attribute '{name}' refers to a function's attribute")
+        if attribute.type != kind:
+            raise self.refuse(f"attribute '{name}' is {attribute.type.name}, not {kind.name}")
+        return tuple(attribute.value) if kind in _LISTS else attribute.value
+
     def integer(self, name: str, default: int | None = None) -> int:
         """Return an integer attribute; without a default it is required."""
-        attribute = self._attribute(name, _Kind.INT)
-        if attribute is not None:
-            return attribute.as_int()
-        return self._default(name, default)
+        return int(self._or(name, self.attribute(name, _Kind.INT), default))
 
     def flag(self, name: str, default: bool = False) -> bool:
         """Return an integer attribute that stands for true or false."""
@@ -77,113 +120,76 @@ class NodeView:
 
     def number(self, name: str, default: float | None = None) -> float:
         """Return a float attribute; without a default it is required."""
-        attribute = self._attribute(name, _Kind.FLOAT)
-        if attribute is not None:
-            return attribute.as_float()
-        return self._default(name, default)
+        return float(self._or(name, self.attribute(name, _Kind.FLOAT), default))
 
-    def choice(self, name: str, choices: Sequence[str], default: str | None = None) -> str:
-        """Return a string attribute that has to be one of some words, in any case."""
-        attribute = self._attribute(name, _Kind.STRING)
-        value = self._default(name, default) if attribute is None else attribute.as_string()
-        for word in choices:
-            if word.lower() == value.lower():
-                return word
-        raise self.refuse(f"attribute '{name}' is '{value}', not one of {', '.join(choices)}")
+    def text(self, name: str, default: str | None = None) -> str:
+        """Return a string attribute; without a default it is required."""
+        return str(self._or(name, self.attribute(name, _Kind.STRING), default))
 
-    def text(self, name: str) -> str:
-        """Return a required string attribute."""
-        attribute = self._attribute(name, _Kind.STRING)
-        return self._default(name, None) if attribute is None else attribute.as_string()
-
-    def integers(self, name: str) -> tuple[int, ...] | None:
+    def integers(self, name: str) -> Ints:
         """Return a list of integers, or ``None`` where the node has no such attribute."""
-        attribute = self._attribute(name, _Kind.INTS)
-        return None if attribute is None else tuple(attribute.as_ints())
-
-    def numbers(self, name: str) -> tuple[float, ...] | None:
-        """Return a list of floats, or ``None`` where the node has no such attribute."""
-        attribute = self._attribute(name, _Kind.FLOATS)
-        return None if attribute is None else tuple(attribute.as_floats())
-
-    def texts(self, name: str) -> tuple[str, ...] | None:
-        """Return a list of strings, or ``None`` where the node has no such attribute."""
-        attribute = self._attribute(name, _Kind.STRINGS)
-        return None if attribute is None else tuple(attribute.as_strings())
-
-    def tensor(self, name: str) -> torch.Tensor | None:
-        """Return a tensor attribute, or ``None`` where the node has no such attribute."""
-        attribute = self._attribute(name, _Kind.TENSOR)
-        return None if attribute is None else from_numpy(attribute.as_tensor())
+        values: Ints = self.attribute(name, _Kind.INTS)
+        return values
 
     def element_type(self, name: str, default: ir.DataType | None = None) -> ir.DataType | None:
         """Return an element type that is given by number; 0 and absence mean the default."""
-        attribute = self._attribute(name, _Kind.INT)
-        number = 0 if attribute is None else attribute.as_int()
-        if number == 0:
+        dtype = ir.DataType(self.attribute(name, _Kind.INT) or 0)
+        if dtype == ir.DataType.UNDEFINED:
             return default
-        dtype = ir.DataType(number)
         if dtype not in TORCH_DTYPES:
             raise self.refuse(f"attribute '{name}' asks for elements of type {dtype.name}")
         return dtype
 
     def body(self, name: str) -> Body:
         """Prepare a subgraph; what it captures is passed to the operator after its inputs."""
-        attribute = self._attribute(name, _Kind.GRAPH)
-        if attribute is None:
-            raise self.refuse(f"attribute '{name}' is missing")
+        graph = self._or(name, self.attribute(name, _Kind.GRAPH), None)
         self.host = None
-        return self._prepare(attribute.as_graph())
-
-    def has(self, name: str) -> bool:
-        """Say whether the node has an attribute, without reading it."""
-        return name in self._node.attributes
+        return self._prepare(graph)
 
     def ignore(self, *names: str) -> None:
         """Take attributes as understood that change nothing at inference."""
         self._read.update(names)
 
     def wants(self, output: int) -> bool:
-        """Say whether an optional output is read, and take it as understood."""
+        """Return whether an optional output is read, and take it as understood."""
         self._outputs.add(output)
         return output < len(self._node.outputs) and _is_read(self._node.outputs[output])
 
-    def has_input(self, position: int) -> bool:
-        """Say whether an optional input is given."""
-        return position < len(self._node.inputs) and self._node.inputs[position] is not None
-
-    def input_type(self, position: int) -> ir.DataType | None:
-        """Return the ONNX element type of an input, or ``None`` where the graph does not say."""
-        value = self._node.inputs[position] if self.has_input(position) else None
-        if value is None:
-            return None
-        if value.const_value is not None:
-            return value.const_value.dtype
-        return value.dtype
-
-    def fixed_input(self, position: int) -> torch.Tensor | None:
-        """Return the value of an input that an initializer or a ``Constant`` node gives."""
-        value = self._node.inputs[position] if self.has_input(position) else None
-        if value is None:
-            return None
-        known = value.const_value
-        producer = value.producer()
-        if known is None and producer is not None and producer.op_type == "Constant":
-            attribute = producer.attributes.get("value")
-            known = None if attribute is None else attribute.as_tensor()
-        return None if known is None else from_numpy(known)
-
     def on_host(self, *positions: int) -> None:
-        """Say which inputs are read in Python (shapes, axes), so that they may stay on the CPU."""
+        """Note which inputs are read in Python, so that they may stay on the CPU."""
         if self.host is not None:
             self.host.update(positions)
 
+    def input(self, position: int) -> ir.Value | None:
+        """Return an input, or ``None`` where it is not given."""
+        return self._node.inputs[position] if position < len(self._node.inputs) else None
+
+    def input_type(self, position: int) -> ir.DataType | None:
+        """Return the ONNX element type of an input, or ``None`` where the graph does not say."""
+        value = self.input(position)
+        if value is None or value.const_value is None:
+            return None if value is None else value.dtype
+        return value.const_value.dtype
+
+    def fixed_input(self, position: int) -> Tensor | None:
+        """Return the value of an input that an initializer or a ``Constant`` node gives."""
+        value = self.input(position)
+        if value is None:
+            return None
+        tensor = value.const_value
+        producer = value.producer()
+        if tensor is None and producer is not None and producer.op_type == "Constant":
+            attribute = producer.attributes.get("value")
+            tensor = None if attribute is None else attribute.as_tensor()
+        return None if tensor is None else from_numpy(tensor)
+
     def refuse(self, problem: str) -> ModelError:
-        """Make the error that says what of this node is not supported."""
-        return ModelError(describe(self._node, self.opset), problem, _RUNTIME)
+        """Return the error that says what of this node is not supported."""
+        remedy = "run the model in ONNX Runtime, or export it without this"
+        return ModelError(describe(self._node, self.opset), problem, remedy)
 
     def check_understood(self) -> None:
-        """Raise unless every attribute and output of the node was asked for.
+        """Check that every attribute and output of the node was asked for.
 
         Raises:
             ModelError: naming what was not.
@@ -195,22 +201,141 @@ class NodeView:
             if position not in self._outputs and _is_read(value):
                 raise self.refuse(f"output {position} ('{value.name}') is not supported")
 
-    def _attribute(self, name: str, kind: ir.AttributeType) -> ir.Attr | None:
-        self._read.add(name)
-        attribute = self._node.attributes.get(name)
-        if attribute is None:
-            return None
-        if attribute.is_ref():
-            raise self.refuse(f"attribute '{name}' refers to a function's attribute")
-        if attribute.type != kind:
-            raise self.refuse(f"attribute '{name}' is {attribute.type.name}, not {kind.name}")
-        return attribute
-
-    def _default(self, name: str, default: _T | None) -> _T:
-        if default is None:
+    def _or(self, name: str, value: Any, default: Any) -> Any:
+        if value is None and default is None:
             raise self.refuse(f"attribute '{name}' is missing")
-        return default
+        return default if value is None else value
 
 
 def _is_read(value: ir.Value) -> bool:
     return bool(value.uses()) or value.is_graph_output()
+
+
+def operator(
+    function: Op, *, inputs: int | None = None, outputs: int = 1, ignored: tuple[str, ...] = ()
+) -> Builder:
+    """Return what prepares a node whose operator is a function of tensors and attributes.
+
+    Positional parameters are the inputs; those annotated ``Host`` are read in Python. Parameters
+    that are keywords only are the attributes of these names: of the type annotated, or of the
+    type of the default value; a default of `Read` says itself how it is read.
+
+    Args:
+        function: takes tensors by position and attributes by name; for instance
+            ``lambda x, *, alpha=0.01: leaky_relu(x, alpha)``.
+        inputs: how many tensors it takes, and nothing else; its parameters are not looked at.
+        outputs: how many outputs it returns.
+        ignored: attributes that change nothing at inference.
+    """
+
+    def build(node: NodeView) -> Op:
+        for output in range(1, outputs):
+            node.wants(output)
+        node.ignore(*ignored)
+        if inputs is not None:
+            node.takes = inputs, inputs
+            return function
+        parameters = signature(function)
+        node.on_host(*parameters.host)
+        attributes = {name: read(node, name) for name, read in parameters.attributes.items()}
+        return partial(function, **attributes) if attributes else function
+
+    return build
+
+
+@dataclass(frozen=True)
+class Read:
+    """The default of an attribute that is read in a way of its own.
+
+    Attributes:
+        how: takes the node and the parameter's name, and returns what the function gets.
+    """
+
+    how: Callable[[NodeView, str], Any]
+
+
+def one_of(*choices: str, required: bool = False) -> Any:
+    """Return the default of a string attribute that is one of some words, the first if absent."""
+
+    def read(node: NodeView, name: str) -> str:
+        value = node.text(name, None if required else choices[0])
+        for word in choices:
+            if word.lower() == value.lower():
+                return word
+        raise node.refuse(f"attribute '{name}' is '{value}', not one of {', '.join(choices)}")
+
+    return Read(read)
+
+
+def wanted(*outputs: int) -> Any:
+    """Return the default of a parameter that is true where one of these outputs is read."""
+    return Read(lambda node, _: sum(map(node.wants, outputs)) > 0)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a function says of its operator.
+
+    Attributes:
+        inputs: least and greatest number of inputs.
+        host: positions of inputs that are read in Python.
+        attributes: how attributes are read, by name.
+    """
+
+    inputs: tuple[int, float]
+    host: tuple[int, ...]
+    attributes: Mapping[str, Callable[[NodeView, str], Any]]
+
+
+_SIGNATURES: dict[Any, Signature] = {}
+"""By code: prepared operators of one kind are closures of the same code."""
+
+
+def signature(run: Op) -> Signature:
+    """Return what the parameters of a function, bound or not, say of its operator."""
+    function = run.func if isinstance(run, partial) else run
+    code = getattr(function, "__code__", function)
+    if code not in _SIGNATURES:
+        parameters = list(inspect.signature(function).parameters.values())
+        positional = (_Parameter.POSITIONAL_ONLY, _Parameter.POSITIONAL_OR_KEYWORD)
+        inputs = [parameter for parameter in parameters if parameter.kind in positional]
+        endless = any(parameter.kind is _Parameter.VAR_POSITIONAL for parameter in parameters)
+        least = sum(parameter.default is parameter.empty for parameter in inputs)
+        attributes = [p for p in parameters if p.kind is _Parameter.KEYWORD_ONLY]
+        _SIGNATURES[code] = Signature(
+            (least, float("inf") if endless else len(inputs)),
+            tuple(i for i, x in enumerate(inputs) if str(x.annotation).startswith("Host")),
+            {parameter.name: _reader(parameter) for parameter in attributes},
+        )
+    return _SIGNATURES[code]
+
+
+def _reader(parameter: inspect.Parameter) -> Callable[[NodeView, str], Any]:
+    default = None if parameter.default is parameter.empty else parameter.default
+    if isinstance(default, Read):
+        return default.how
+    unnamed = parameter.annotation is parameter.empty
+    kind = type(default).__name__ if unnamed else str(parameter.annotation)
+    match kind:
+        case "bool":
+            return lambda node, name: node.flag(name, bool(default))
+        case "int":
+            return lambda node, name: node.integer(name, default)
+        case "int | None":
+            return lambda node, name: node.attribute(name, _Kind.INT)
+        case "float":
+            return lambda node, name: node.number(name, default)
+        case "str":
+            return lambda node, name: node.text(name, default)
+        case "Ints":
+            return NodeView.integers
+        case "ir.DataType" | "ir.DataType | None":
+            return lambda node, name: node.element_type(name, default)
+        case "Tensor | None":
+            return _tensor
+    raise TypeError(f"parameter {parameter} is of no kind that attributes have")
+
+
+def _tensor(node: NodeView, name: str) -> Tensor | None:
+    value = node.attribute(name, _Kind.TENSOR)
+    return None if value is None else from_numpy(value)

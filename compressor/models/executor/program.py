@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias, cast
 
 import torch
@@ -154,3 +154,56 @@ def _failure(step: Step, arguments: Sequence[Tensor | None], error: Exception) -
         f"cannot run on inputs {shapes}: {reason}",
         "check that the shapes and dtypes of the model's inputs are those it was exported with",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A program in two parts.
+
+    Attributes:
+        constant: takes the captured values; its outputs are what the other part needs of it.
+        rest: takes the graph's inputs, the captured values, and what ``constant`` returned.
+    """
+
+    constant: Program
+    rest: Program
+
+
+def split_constants(program: Program, captured: int) -> Split:
+    """Divide a program into what depends on its inputs and what does not.
+
+    Args:
+        program: takes inputs, then captured values.
+        captured: how many values it captures.
+    """
+    slots = program.inputs[len(program.inputs) - captured :]
+    constant_slots, constant, rest = {ABSENT, *slots}, list[Step](), list[Step]()
+    for step in program.steps:
+        if any(step.inputs) and constant_slots.issuperset(step.inputs):
+            constant.append(step)
+            constant_slots.update(step.outputs)
+        else:
+            rest.append(step)
+    needed = {slot for step in rest for slot in step.inputs} | set(program.outputs)
+    made = [slot for step in constant for slot in step.outputs if slot != ABSENT and slot in needed]
+    return Split(
+        Program(program.slots, slots, tuple(made), with_lifetimes(constant, made)),
+        Program(
+            program.slots,
+            (*program.inputs, *made),
+            program.outputs,
+            with_lifetimes(rest, program.outputs),
+        ),
+    )
+
+
+def with_lifetimes(steps: Sequence[Step], outputs: Sequence[int]) -> tuple[Step, ...]:
+    """Let each step free what is read last by it, and drop outputs that nobody reads."""
+    alive = {ABSENT, *outputs}
+    result: list[Step] = []
+    for step in reversed(steps):
+        kept = tuple(slot if slot in alive else ABSENT for slot in step.outputs)
+        free = tuple(dict.fromkeys(slot for slot in step.inputs if slot not in alive))
+        alive.update(step.inputs)
+        result.append(replace(step, outputs=kept, free=free))
+    return tuple(reversed(result))

@@ -27,7 +27,7 @@ MOST = 4
 # Calls that make a node; its operator is one of the first arguments.
 BUILDERS = {"node", "_node", "Node", "make_node", "add", "_add", "put", "replace", "insert"}
 # Words of other tongues: TensorRT's names of kernels, and the title of a tile.
-OTHER_WORDS = {"exporters/tensorrt/layer_report.py", "report/html.py"}
+OTHER_WORDS = {"exporters/tensorrt/engine_layers.py", "report/html.py"}
 # Names that more files match, and how many. Formats are read and written node by node: what
 # quantizes, casts, and looks codes up. Fusion and bias folding match whole patterns of arithmetic,
 # products and views. Constants are values that are written as nodes.

@@ -1,70 +1,48 @@
-"""Arithmetic, comparison and logic, element by element with broadcasting."""
+"""Arithmetic, logic, activations, casts and reductions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
+from typing import Any
 
+import onnx_ir as ir
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from compressor.models.executor.dtypes import widened
-from compressor.models.executor.node import Builder, NodeView, Table
-from compressor.models.executor.program import Op
+from compressor.models.executor.dtypes import TORCH_DTYPES, convert, natural_type, widened
+from compressor.models.executor.node import (
+    Builder,
+    Host,
+    Ints,
+    NodeView,
+    Read,
+    Table,
+    integers,
+    one_of,
+    operator,
+    positive,
+)
 
-_BITS = {
-    torch.int8: 8,
-    torch.uint8: 8,
-    torch.int16: 16,
-    torch.uint16: 16,
-    torch.int32: 32,
-    torch.uint32: 32,
-    torch.int64: 64,
-    torch.uint64: 64,
-}
+# Element by element.
+
+
+def _plain(function: Callable[[Tensor], Tensor]) -> Builder:
+    return operator(function, inputs=1)
 
 
 def _unary(function: Callable[[Tensor], Tensor]) -> Builder:
-    function = widened(function)
-
-    def build(_: NodeView) -> Op:
-        def run(x: Tensor) -> Tensor:
-            return function(x)
-
-        return run
-
-    return build
+    return operator(widened(function), inputs=1)
 
 
 def _binary(function: Callable[[Tensor, Tensor], Tensor]) -> Builder:
-    function = widened(function)
-
-    def build(_: NodeView) -> Op:
-        def run(a: Tensor, b: Tensor) -> Tensor:
-            return function(a, b)
-
-        return run
-
-    return build
+    return operator(widened(function), inputs=2)
 
 
 def _variadic(function: Callable[[Tensor, Tensor], Tensor]) -> Builder:
     function = widened(function)
-
-    def build(_: NodeView) -> Op:
-        def run(first: Tensor, *others: Tensor) -> Tensor:
-            return reduce(function, others, first)
-
-        return run
-
-    return build
-
-
-def _mean(_: NodeView) -> Op:
-    def run(first: Tensor, *others: Tensor) -> Tensor:
-        return reduce(torch.add, others, first) / (1 + len(others))
-
-    return run
+    return operator(lambda first, *others: reduce(function, others, first))
 
 
 def _divide(a: Tensor, b: Tensor) -> Tensor:
@@ -73,100 +51,219 @@ def _divide(a: Tensor, b: Tensor) -> Tensor:
     return torch.div(a, b, rounding_mode="trunc")
 
 
-def _power(_: NodeView) -> Op:
+_fmod, _remainder = widened(torch.fmod), widened(torch.remainder)
+
+
+def _power(base: Tensor, exponent: Tensor) -> Tensor:
     """Powers have the type of the base, whatever that of the exponent is."""
-
-    def run(base: Tensor, exponent: Tensor) -> Tensor:
-        if exponent.dtype in (torch.uint16, torch.uint32, torch.uint64):
-            exponent = exponent.to(torch.int64)
-        return torch.pow(base, exponent).to(base.dtype)
-
-    return run
+    if exponent.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        exponent = exponent.to(torch.int64)
+    return torch.pow(base, exponent).to(base.dtype)
 
 
-def _modulo(node: NodeView) -> Op:
-    function = widened(torch.fmod if node.flag("fmod") else torch.remainder)
-
-    def run(a: Tensor, b: Tensor) -> Tensor:
-        return function(a, b)
-
-    return run
-
-
-def _shift(node: NodeView) -> Op:
-    left = node.choice("direction", ("LEFT", "RIGHT")) == "LEFT"
-
-    def run(x: Tensor, amount: Tensor) -> Tensor:
-        bits = _BITS[x.dtype]
-        value, by = x.to(torch.int64), amount.to(torch.int64)
-        inside = (by >= 0) & (by < bits)
-        by = torch.where(inside, by, 0)
-        if left:
-            result = torch.where(inside, torch.bitwise_left_shift(value, by), 0)
-        elif x.dtype == torch.uint64:
-            # The sign bit that the arithmetic shift copied in is masked out again.
-            kept = torch.where(by > 0, (1 << (bits - by)) - 1, -1)
-            result = torch.where(inside, torch.bitwise_right_shift(value, by) & kept, 0)
-        else:
-            result = torch.bitwise_right_shift(value, torch.where(inside, by, bits - 1))
-            if not x.dtype.is_signed:
-                result = torch.where(inside, result, 0)
-        return result.to(x.dtype)
-
-    return run
+def _shift(
+    x: Tensor, amount: Tensor, *, direction: str = one_of("LEFT", "RIGHT", required=True)
+) -> Tensor:
+    bits = x.dtype.itemsize * 8
+    value, by = x.to(torch.int64), amount.to(torch.int64)
+    inside = (by >= 0) & (by < bits)
+    by = torch.where(inside, by, 0)
+    if direction == "LEFT":
+        result = torch.where(inside, torch.bitwise_left_shift(value, by), 0)
+    elif x.dtype == torch.uint64:
+        # The sign bit that the arithmetic shift copied in is masked out again.
+        kept = torch.where(by > 0, (1 << (bits - by)) - 1, -1)
+        result = torch.where(inside, torch.bitwise_right_shift(value, by) & kept, 0)
+    else:
+        result = torch.bitwise_right_shift(value, torch.where(inside, by, bits - 1))
+        if not x.dtype.is_signed:
+            result = torch.where(inside, result, 0)
+    return result.to(x.dtype)
 
 
-def _is_infinite(node: NodeView) -> Op:
-    negative = node.flag("detect_negative", default=True)
-    positive = node.flag("detect_positive", default=True)
-
-    def run(x: Tensor) -> Tensor:
-        if negative and positive:
-            return torch.isinf(x)
-        if positive:
-            return torch.isposinf(x)
-        return torch.isneginf(x) if negative else torch.zeros_like(x, dtype=torch.bool)
-
-    return run
+def _is_infinite(
+    x: Tensor, *, detect_negative: bool = True, detect_positive: bool = True
+) -> Tensor:
+    if detect_negative and detect_positive:
+        return torch.isinf(x)
+    if detect_positive:
+        return torch.isposinf(x)
+    return torch.isneginf(x) if detect_negative else torch.zeros_like(x, dtype=torch.bool)
 
 
-def _where(_: NodeView) -> Op:
-    def run(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        return torch.where(condition, a, b)
-
-    return run
+def _clip(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
+    """Limit elements; where the lower limit is above the upper one, that wins."""
+    return x if low is None and high is None else _clamp(x, low, high)
 
 
-def _clip(node: NodeView) -> Op:
-    """Limits are attributes before opset 11 and inputs since; above the upper one wins."""
-    if node.opset < 11:
-        least = node.number("min", float("-inf"))
-        greatest = node.number("max", float("inf"))
-
-        def run_old(x: Tensor) -> Tensor:
-            return torch.clamp(x, least, greatest)
-
-        return run_old
-
-    clamp = widened(_clamp)
-
-    def run(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
-        return clamp(x, low, high)
-
-    return run
+_clamp = widened(torch.clamp)
 
 
-def _clamp(x: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
-    if low is None and high is None:
+# Activations.
+
+
+def _shrink(x: Tensor, *, lambd: float = 0.5, bias: float = 0.0) -> Tensor:
+    low = torch.where(x < -lambd, x + bias, 0)
+    return torch.where(x > lambd, x - bias, low).to(x.dtype)
+
+
+def _selu(
+    x: Tensor, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875
+) -> Tensor:
+    return gamma * functional.elu(x, alpha)
+
+
+def _gelu(x: Tensor, *, approximate: str = one_of("none", "tanh")) -> Tensor:
+    return functional.gelu(x, approximate=approximate)
+
+
+def _bias_gelu(form: str) -> Builder:
+    def run(x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return functional.gelu(x if bias is None else x + bias, approximate=form)
+
+    return operator(run)
+
+
+# Changes of the element type.
+
+
+def _target(node: NodeView, name: str) -> ir.DataType:
+    dtype = node.element_type(name)
+    if dtype is None:
+        raise node.refuse(f"attribute '{name}' is missing")
+    if node.input_type(0) == ir.DataType.STRING:
+        raise node.refuse("its input holds strings")
+    return dtype
+
+
+def _like(node: NodeView, _: str) -> ir.DataType | None:
+    dtype = node.input_type(1)
+    if dtype is not None and dtype not in TORCH_DTYPES:
+        raise node.refuse(f"it asks for elements of type {dtype.name}")
+    return dtype
+
+
+_TO: Any = Read(_target)
+_LIKE: Any = Read(_like)
+_ROUNDING = one_of("up", "down", "nearest")
+
+
+def _cast(
+    x: Tensor, *, to: ir.DataType = _TO, saturate: bool = True, round_mode: str = _ROUNDING
+) -> Tensor:
+    return convert(x, to, saturate, round_mode)
+
+
+def _cast_like(
+    x: Tensor,
+    like: Tensor,
+    *,
+    dtype: ir.DataType | None = _LIKE,
+    saturate: bool = True,
+    round_mode: str = _ROUNDING,
+) -> Tensor:
+    return convert(x, dtype or natural_type(like.dtype), saturate, round_mode)
+
+
+# Reductions.
+
+
+_AXES: Any = Read(lambda node, _: node.integers("axes"))
+
+
+def _reduction(function: Callable[[Tensor, list[int], bool], Tensor]) -> Builder:
+    """Axes are an attribute before opset 18 (``ReduceSum``: 13) and an input since."""
+
+    def run(
+        x: Tensor,
+        axes: Host | None = None,
+        *,
+        keepdims: bool = True,
+        fixed: Ints = _AXES,
+        noop_with_empty_axes: bool = False,
+    ) -> Tensor:
+        over = list(fixed or ()) if axes is None else integers(axes)
+        if not over and not noop_with_empty_axes:
+            over = list(range(x.dim()))
+        over = positive(over, x.dim())
+        return widened(lambda value: function(value, over, keepdims))(x)
+
+    return operator(run)
+
+
+def _sum(x: Tensor, axes: list[int], keep: bool) -> Tensor:
+    # An empty list of axes means every axis to torch.
+    return x.sum(axes, keepdim=keep, dtype=x.dtype) if axes else x
+
+
+def _mean(x: Tensor, axes: list[int], keep: bool) -> Tensor:
+    if not axes:
         return x
-    return torch.clamp(x, low, high)
+    if x.is_floating_point() or x.is_complex():
+        return x.mean(axes, keepdim=keep)
+    total = x.sum(axes, keepdim=keep)
+    count = x.numel() // max(total.numel(), 1)
+    return torch.div(total, count, rounding_mode="trunc").to(x.dtype)
 
 
-def _identity(_: NodeView) -> Op:
-    def run(x: Tensor) -> Tensor:
-        return x
+def _product(x: Tensor, axes: list[int], keep: bool) -> Tensor:
+    for axis in sorted(axes, reverse=True):
+        x = x.prod(axis, keepdim=keep, dtype=x.dtype)
+    return x
 
-    return run
+
+def _extreme(function: Callable[..., Tensor], sign: int) -> Builder:
+    def run(x: Tensor, axes: list[int], keep: bool) -> Tensor:
+        if not axes:
+            return x
+        if all(x.shape[axis] for axis in axes):
+            return function(x, axes, keepdim=keep)
+        shape = x.sum(axes, keepdim=keep).shape
+        return torch.full(shape, _extreme_of_nothing(x.dtype, sign), dtype=x.dtype, device=x.device)
+
+    return _reduction(run)
+
+
+def _extreme_of_nothing(dtype: torch.dtype, sign: int) -> float:
+    """Return the opposite end of the type's range."""
+    if dtype.is_floating_point:
+        return -sign * float("inf")
+    if dtype == torch.bool:
+        return float(sign < 0)
+    limits = torch.iinfo(dtype)
+    return limits.min if sign > 0 else limits.max
+
+
+def _log_sum_exp(x: Tensor, axes: list[int], keep: bool) -> Tensor:
+    if not axes:
+        return torch.log(torch.exp(x)).to(x.dtype)
+    wide = x if x.is_floating_point() else x.to(torch.float64)
+    return torch.logsumexp(wide, axes, keepdim=keep).to(x.dtype)
+
+
+def _place(function: Callable[..., Tensor]) -> Builder:
+    """Prepare the first place of the extreme along an axis, or the last one."""
+
+    def run(
+        x: Tensor, *, axis: int = 0, keepdims: bool = True, select_last_index: bool = False
+    ) -> Tensor:
+        if not select_last_index:
+            return function(x, axis, keepdim=keepdims)
+        return x.shape[axis] - 1 - function(x.flip(axis), axis, keepdim=keepdims)
+
+    return operator(run)
+
+
+def _running_sum(
+    x: Tensor, axis: Host, *, exclusive: bool = False, reverse: bool = False
+) -> Tensor:
+    over = int(axis.item())
+    values = x.flip(over) if reverse else x
+    if exclusive:
+        start = torch.full_like(values.narrow(over, 0, 1), 0)
+        values = torch.cat([start, values.narrow(over, 0, x.shape[over] - 1)], over)
+    result = torch.cumsum(values, over, dtype=x.dtype)
+    return result.flip(over) if reverse else result
 
 
 ELEMENTWISE: Table = {
@@ -175,52 +272,94 @@ ELEMENTWISE: Table = {
     "Acosh": _unary(torch.acosh),
     "Add": _binary(torch.add),
     "And": _binary(torch.logical_and),
+    "ArgMax": _place(torch.argmax),
+    "ArgMin": _place(torch.argmin),
     "Asin": _unary(torch.asin),
     "Asinh": _unary(torch.asinh),
     "Atan": _unary(torch.atan),
     "Atanh": _unary(torch.atanh),
-    "BitShift": _shift,
+    "BitShift": operator(_shift),
     "BitwiseAnd": _binary(torch.bitwise_and),
     "BitwiseNot": _unary(torch.bitwise_not),
     "BitwiseOr": _binary(torch.bitwise_or),
     "BitwiseXor": _binary(torch.bitwise_xor),
+    "Cast": operator(_cast),
+    "CastLike": operator(_cast_like),
     "Ceil": _unary(torch.ceil),
-    "Clip": _clip,
+    "Celu": operator(lambda x, *, alpha=1.0: functional.celu(x, alpha)),
+    "Clip": operator(_clip),
     "Cos": _unary(torch.cos),
     "Cosh": _unary(torch.cosh),
+    "CumSum": operator(_running_sum),
     "Det": _unary(torch.det),
     "Div": _binary(_divide),
+    "Elu": operator(lambda x, *, alpha=1.0: functional.elu(x, alpha)),
     "Equal": _binary(torch.eq),
     "Erf": _unary(torch.erf),
     "Exp": _unary(torch.exp),
     "Floor": _unary(torch.floor),
+    "Gelu": operator(_gelu),
     "Greater": _binary(torch.gt),
     "GreaterOrEqual": _binary(torch.ge),
-    "Identity": _identity,
-    "IsInf": _is_infinite,
+    "HardSigmoid": operator(lambda x, *, alpha=0.2, beta=0.5: torch.clamp(alpha * x + beta, 0, 1)),
+    "HardSwish": _plain(functional.hardswish),
+    "Identity": operator(lambda x: x),
+    "IsInf": operator(_is_infinite),
     "IsNaN": _unary(torch.isnan),
+    "LeakyRelu": operator(lambda x, *, alpha=0.01: functional.leaky_relu(x, alpha)),
     "Less": _binary(torch.lt),
     "LessOrEqual": _binary(torch.le),
     "Log": _unary(torch.log),
+    "LogSoftmax": operator(lambda x, *, axis=-1: torch.log_softmax(x, axis)),
     "Max": _variadic(torch.maximum),
-    "Mean": _mean,
+    "Mean": operator(lambda x, *others: reduce(torch.add, others, x) / (1 + len(others))),
     "Min": _variadic(torch.minimum),
-    "Mod": _modulo,
+    "Mish": _plain(functional.mish),
+    "Mod": operator(lambda a, b, *, fmod=False: (_fmod if fmod else _remainder)(a, b)),
     "Mul": _binary(torch.mul),
     "Neg": _unary(torch.neg),
     "Not": _unary(torch.logical_not),
     "Or": _binary(torch.logical_or),
-    "Pow": _power,
+    "PRelu": operator(lambda x, slope: torch.where(x < 0, slope * x, x)),
+    "Pow": operator(_power),
     "Reciprocal": _unary(torch.reciprocal),
+    "ReduceL1": _reduction(lambda x, axes, keep: _sum(x.abs(), axes, keep)),
+    "ReduceL2": _reduction(lambda x, axes, keep: torch.sqrt(_sum(x * x, axes, keep)).to(x.dtype)),
+    "ReduceLogSum": _reduction(lambda x, axes, keep: torch.log(_sum(x, axes, keep)).to(x.dtype)),
+    "ReduceLogSumExp": _reduction(_log_sum_exp),
+    "ReduceMax": _extreme(torch.amax, 1),
+    "ReduceMean": _reduction(_mean),
+    "ReduceMin": _extreme(torch.amin, -1),
+    "ReduceProd": _reduction(_product),
+    "ReduceSum": _reduction(_sum),
+    "ReduceSumSquare": _reduction(lambda x, axes, keep: _sum(x * x, axes, keep)),
+    "Relu": _plain(torch.relu),
     "Round": _unary(torch.round),
+    "Selu": operator(_selu),
+    "Shrink": operator(_shrink),
+    "Sigmoid": _plain(torch.sigmoid),
     "Sign": _unary(torch.sign),
     "Sin": _unary(torch.sin),
     "Sinh": _unary(torch.sinh),
+    "Softmax": operator(lambda x, *, axis=-1: torch.softmax(x, axis)),
+    "Softplus": _plain(functional.softplus),
+    "Softsign": _plain(functional.softsign),
     "Sqrt": _unary(torch.sqrt),
     "Sub": _binary(torch.sub),
     "Sum": _variadic(torch.add),
+    "SwiGLU": operator(lambda gate, x, *, alpha=1.0: gate * torch.sigmoid(alpha * gate) * x),
+    "Swish": operator(lambda x, *, alpha=1.0: x * torch.sigmoid(alpha * x)),
     "Tan": _unary(torch.tan),
     "Tanh": _unary(torch.tanh),
-    "Where": _where,
+    "ThresholdedRelu": operator(lambda x, *, alpha=1.0: torch.where(x > alpha, x, 0)),
+    "Where": operator(torch.where, inputs=3),
     "Xor": _binary(torch.logical_xor),
 }
+
+CONTRIB: Table = {
+    "BiasGelu": _bias_gelu("none"),
+    "FastGelu": _bias_gelu("tanh"),
+    "Gelu": _bias_gelu("none"),
+    "QuickGelu": operator(lambda x, *, alpha=1.702: x * torch.sigmoid(alpha * x)),
+}
+"""Activations of the domain ``com.microsoft``."""

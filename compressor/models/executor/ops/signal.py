@@ -1,15 +1,261 @@
-"""Fourier transforms; complex numbers are pairs in the last axis."""
+"""Resampling of signals and images, and Fourier transforms."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import onnx_ir as ir
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from compressor.models.executor.node import NodeView, Table
-from compressor.models.executor.ops.host import scalar
+from compressor.models.executor.dtypes import TORCH_DTYPES
+from compressor.models.executor.node import (
+    Builder,
+    Host,
+    NodeView,
+    Read,
+    Table,
+    integers,
+    one_of,
+    operator,
+    positive,
+)
+from compressor.models.executor.ops.shapes import rows_of
 from compressor.models.executor.program import Op
+
+# Resizing, one axis after the other.
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """One axis that is resized.
+
+    Attributes:
+        axis: which one.
+        length: its length before.
+        result: its length after.
+        scale: the factor, which ``result / length`` approximates.
+        start: where the region begins, as a share of the axis.
+        end: where it ends.
+    """
+
+    axis: int
+    length: int
+    result: int
+    scale: float
+    start: float
+    end: float
+
+
+_MODE = one_of("nearest", "linear", "cubic")
+_COORDINATES = one_of(
+    "half_pixel",
+    "half_pixel_symmetric",
+    "pytorch_half_pixel",
+    "align_corners",
+    "asymmetric",
+    "tf_crop_and_resize",
+    "tf_half_pixel_for_nn",
+)
+_NEAREST = one_of("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+_POLICY = one_of("stretch", "not_larger", "not_smaller")
+
+
+@dataclass(frozen=True)
+class _Method:
+    """What the attributes of ``Resize`` say."""
+
+    mode: str
+    coordinates: str
+    nearest: str
+    cubic: float
+    exclude_outside: bool
+    antialias: bool
+    extrapolation: float
+
+
+def _resize(node: NodeView) -> Op:
+    method = _Method(
+        _MODE.how(node, "mode"),
+        _COORDINATES.how(node, "coordinate_transformation_mode"),
+        _NEAREST.how(node, "nearest_mode"),
+        node.number("cubic_coeff_a", -0.75),
+        node.flag("exclude_outside"),
+        node.flag("antialias"),
+        node.number("extrapolation_value", 0.0),
+    )
+    fixed = node.integers("axes")
+    policy = _POLICY.how(node, "keep_aspect_ratio_policy")
+    cropped = method.coordinates == "tf_crop_and_resize"
+    node.on_host(1, 2, 3)
+
+    def run(
+        x: Tensor,
+        roi: Tensor | None = None,
+        scales: Tensor | None = None,
+        sizes: Tensor | None = None,
+    ) -> Tensor:
+        axes = positive(range(x.dim()) if fixed is None else fixed, x.dim())
+        region = [0.0] * len(axes) + [1.0] * len(axes)
+        if cropped and roi is not None and roi.numel():
+            region = roi.tolist()
+        lengths = [x.shape[axis] for axis in axes]
+        if sizes is not None and sizes.numel():
+            results, factors = _from_sizes(lengths, integers(sizes), policy)
+        elif scales is not None and scales.numel():
+            factors = scales.tolist()
+            shares = [b - a if cropped else 1.0 for a, b in zip(*_halves(region), strict=True)]
+            parts = zip(lengths, shares, factors, strict=True)
+            results = [math.floor(length * share * scale) for length, share, scale in parts]
+        else:
+            raise ValueError("neither scales nor sizes are given")
+        starts, ends = _halves(region)
+        for fields in zip(axes, lengths, results, factors, starts, ends, strict=True):
+            axis = _Axis(*fields)
+            if axis.result != axis.length or axis.scale != 1.0 or cropped:
+                x = _resize_axis(x, axis, method)
+        return x
+
+    return run
+
+
+def _halves(region: list[float]) -> tuple[list[float], list[float]]:
+    count = len(region) // 2
+    return region[:count], region[count:]
+
+
+def _from_sizes(
+    lengths: Sequence[int], sizes: list[int], policy: str
+) -> tuple[list[int], list[float]]:
+    """Return the lengths of the result and the factors."""
+    scales = [size / length for length, size in zip(lengths, sizes, strict=True)]
+    if policy == "stretch":
+        return sizes, scales
+    scale = (min if policy == "not_larger" else max)(scales)
+    return [math.floor(scale * length + 0.5) for length in lengths], [scale] * len(lengths)
+
+
+def _positions(axis: _Axis, coordinates: str) -> Tensor:
+    """Return where each row of the result lies among the rows of the input.
+
+    In ``float32``, as ONNX Runtime computes them: near a tie the type decides who is nearest.
+    """
+    rows = torch.arange(axis.result, dtype=torch.float32)
+    last = axis.length - 1
+    if coordinates == "align_corners":
+        return rows * last / (axis.result - 1) if axis.result > 1 else torch.zeros_like(rows)
+    if coordinates == "asymmetric":
+        return rows / axis.scale
+    if coordinates == "tf_half_pixel_for_nn":
+        return (rows + 0.5) / axis.scale
+    if coordinates == "tf_crop_and_resize":
+        if axis.result > 1:
+            return axis.start * last + rows * ((axis.end - axis.start) * last / (axis.result - 1))
+        return torch.full_like(rows, 0.5 * (axis.start + axis.end) * last)
+    if coordinates == "pytorch_half_pixel" and axis.result <= 1:
+        return torch.zeros_like(rows)
+    positions = (rows + 0.5) / axis.scale - 0.5
+    if coordinates == "half_pixel_symmetric":
+        adjustment = axis.result / (axis.scale * axis.length)
+        return axis.length / 2 * (1 - adjustment) + positions
+    return positions
+
+
+def _nearest_rows(positions: Tensor, mode: str) -> Tensor:
+    if mode == "floor":
+        return positions.floor()
+    if mode == "ceil":
+        return positions.ceil()
+    if mode == "round_prefer_floor":
+        return (positions - 0.5).ceil()
+    return (positions + 0.5).floor()
+
+
+def _taps(positions: Tensor, axis: _Axis, method: _Method) -> tuple[Tensor, Tensor]:
+    """Return which rows each row of the result is made of, and their weights.
+
+    Antialiasing stretches the filter over the rows that a row of the result stands for.
+    """
+    stretch = max(1.0, 1.0 / axis.scale) if method.antialias else 1.0
+    reach = (2 if method.mode == "cubic" else 1) * stretch
+    first = (positions - reach).floor() + 1
+    rows = first[:, None] + torch.arange(math.ceil(2 * reach) + (stretch > 1))
+    distance = ((rows - positions[:, None]) / stretch).abs()
+    if method.mode == "cubic":
+        weights = _cubic(distance, method.cubic)
+    else:
+        weights = torch.clamp(1 - distance, min=0)
+    if method.exclude_outside:
+        weights = torch.where((rows < 0) | (rows >= axis.length), 0, weights)
+    if method.exclude_outside or stretch > 1:
+        weights = weights / weights.sum(1, keepdim=True)
+    return rows.to(torch.int64).clamp(0, axis.length - 1), weights
+
+
+def _cubic(distance: Tensor, a: float) -> Tensor:
+    """Keys' cubic convolution kernel, "Cubic convolution interpolation" (1981), equation 4."""
+    near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
+    far = ((distance - 5) * distance + 8) * distance * a - 4 * a
+    return torch.where(distance <= 1, near, torch.where(distance < 2, far, 0))
+
+
+def _resize_axis(x: Tensor, axis: _Axis, method: _Method) -> Tensor:
+    positions = _positions(axis, method.coordinates)
+    if method.mode == "nearest":
+        rows = _nearest_rows(positions, method.nearest).to(torch.int64).clamp(0, axis.length - 1)
+        result = rows_of(x, axis.axis, rows)
+    else:
+        result = _weighted(x, axis, *_taps(positions, axis, method))
+    if method.coordinates != "tf_crop_and_resize":
+        return result
+    outside = ((positions < 0) | (positions > axis.length - 1)).to(x.device)
+    shape = [1] * x.dim()
+    shape[axis.axis] = -1
+    return torch.where(outside.reshape(shape), method.extrapolation, result).to(x.dtype)
+
+
+def _weighted(x: Tensor, axis: _Axis, rows: Tensor, weights: Tensor) -> Tensor:
+    exact = x if x.is_floating_point() else x.to(torch.float32)
+    shape = [1] * x.dim()
+    shape[axis.axis] = -1
+    result: Tensor | None = None
+    for tap in range(rows.shape[1]):
+        weight = weights[:, tap].to(device=x.device, dtype=exact.dtype).reshape(shape)
+        part = exact.index_select(axis.axis, rows[:, tap].to(x.device)) * weight
+        result = part if result is None else result + part
+    assert result is not None
+    return result if x.is_floating_point() else torch.round(result).to(x.dtype)
+
+
+# Places between pixels.
+
+_INTERPOLATIONS = {
+    "linear": "bilinear",
+    "bilinear": "bilinear",
+    "nearest": "nearest",
+    "cubic": "bicubic",
+    "bicubic": "bicubic",
+}
+_INTERPOLATION = one_of(*_INTERPOLATIONS)
+_PADDING = one_of("zeros", "border", "reflection")
+
+
+def _grid_sample(
+    x: Tensor,
+    grid: Tensor,
+    *,
+    mode: str = _INTERPOLATION,
+    padding_mode: str = _PADDING,
+    align_corners: bool = False,
+) -> Tensor:
+    return functional.grid_sample(x, grid, _INTERPOLATIONS[mode], padding_mode, align_corners)
+
+
+# Fourier transforms and their windows; complex numbers are pairs in the last axis.
 
 
 def _complex(x: Tensor) -> Tensor:
@@ -18,51 +264,78 @@ def _complex(x: Tensor) -> Tensor:
     return torch.complex(x[..., 0], torch.zeros_like(x[..., 0]))
 
 
-def _dft(node: NodeView) -> Op:
-    """The axis is an attribute before opset 20 and an input since."""
-    inverse, one_sided = node.flag("inverse"), node.flag("onesided")
-    old = node.integer("axis", 1) if node.opset < 20 else None
-    node.on_host(1, 2)
-
-    def run(x: Tensor, length: Tensor | None = None, axis: Tensor | None = None) -> Tensor:
-        chosen = old if old is not None else -2 if axis is None else scalar(axis)
-        over = chosen if chosen >= 0 else chosen + 1  # the pairs are no axis of their own
-        size = None if length is None else scalar(length)
-        if not one_sided:
-            transform: Callable[..., Tensor] = torch.fft.ifft if inverse else torch.fft.fft
-            result: Tensor = torch.view_as_real(transform(_complex(x), n=size, dim=over))
-            return result
-        if inverse:
-            real: Tensor = torch.fft.irfft(_complex(x), n=size, dim=over)
-            return real.unsqueeze(-1)
-        return torch.view_as_real(torch.fft.rfft(x[..., 0], n=size, dim=over))
-
-    return run
+def _axis_of_old(node: NodeView, _: str) -> int | None:
+    """Return the axis where it is an attribute, which it is before opset 20."""
+    return node.integer("axis", 1) if node.opset < 20 else None
 
 
-def _stft(node: NodeView) -> Op:
-    one_sided = node.flag("onesided", default=True)
-    node.on_host(1, 3)
+_OLD_AXIS: Any = Read(_axis_of_old)
+
+
+def _dft(
+    x: Tensor,
+    length: Host | None = None,
+    axis: Host | None = None,
+    *,
+    inverse: bool = False,
+    onesided: bool = False,
+    old_axis: int | None = _OLD_AXIS,
+) -> Tensor:
+    over = -2 if axis is None else int(axis.item())
+    over = over if old_axis is None else old_axis
+    over = over if over >= 0 else over + 1  # the pairs do not count as an axis
+    size = None if length is None else int(length.item())
+    if not onesided:
+        transform = torch.fft.ifft if inverse else torch.fft.fft
+        return torch.view_as_real(transform(_complex(x), n=size, dim=over))
+    if inverse:
+        real: Tensor = torch.fft.irfft(_complex(x), n=size, dim=over)
+        return real.unsqueeze(-1)
+    return torch.view_as_real(torch.fft.rfft(x[..., 0], n=size, dim=over))
+
+
+def _stft(
+    signal: Tensor,
+    step: Host,
+    window: Tensor | None = None,
+    length: Host | None = None,
+    *,
+    onesided: bool = True,
+) -> Tensor:
+    width = signal.shape[1]
+    if length is not None:
+        width = int(length.item())
+    elif window is not None:
+        width = window.shape[0]
+    frames = signal.unfold(1, width, int(step.item())).movedim(-1, 2)
+    if window is not None:
+        frames = frames * window.reshape(1, 1, -1, 1)
+    if onesided:
+        return torch.view_as_real(torch.fft.rfft(frames[..., 0], dim=2))
+    return torch.view_as_real(torch.fft.fft(_complex(frames), dim=2))
+
+
+def _window(*weights: float) -> Builder:
+    """Sum of (-1)**k a_k cos(2 pi k n / length), the weights a_k deciding the window's name."""
 
     def run(
-        signal: Tensor,
-        step: Tensor,
-        window: Tensor | None = None,
-        length: Tensor | None = None,
+        size: Host, *, periodic: bool = True, output_datatype: ir.DataType = ir.DataType.FLOAT
     ) -> Tensor:
-        width = signal.shape[1]
-        if length is not None:
-            width = scalar(length)
-        elif window is not None:
-            width = window.shape[0]
-        frames = signal.unfold(1, width, scalar(step)).movedim(-1, 2)
-        if window is not None:
-            frames = frames * window.reshape(1, 1, -1, 1)
-        if one_sided:
-            return torch.view_as_real(torch.fft.rfft(frames[..., 0], dim=2))
-        return torch.view_as_real(torch.fft.fft(_complex(frames), dim=2))
+        length = int(size.item())
+        phase = torch.arange(length, dtype=torch.float64) * (2 * math.pi)
+        phase = phase / max(length if periodic else length - 1, 1)
+        terms = [(-1) ** k * a * torch.cos(k * phase) for k, a in enumerate(weights)]
+        return torch.stack(terms).sum(0).to(TORCH_DTYPES[output_datatype])
 
-    return run
+    return operator(run)
 
 
-SIGNAL: Table = {"DFT": _dft, "STFT": _stft}
+SIGNAL: Table = {
+    "BlackmanWindow": _window(0.42, 0.5, 0.08),
+    "DFT": operator(_dft),
+    "GridSample": operator(_grid_sample),
+    "HammingWindow": _window(25 / 46, 21 / 46),
+    "HannWindow": _window(0.5, 0.5),
+    "Resize": _resize,
+    "STFT": operator(_stft),
+}

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from compressor.errors import DataError, ModelError
-from compressor.models.executor import GraphModule
-from compressor.models.executor.convert import from_numpy
+from compressor.models.executor import GraphModule, from_numpy
 from compressor.passes.prune.criteria import (
     Queue,
     Scores,

@@ -13,7 +13,7 @@ from compressor.graph.editing import Editor
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.operators import operator
 from compressor.graph.values import value_by_name
-from compressor.models.executor.ops.training import TRAINING_DOMAIN
+from compressor.models.executor.training import TRAINING_DOMAIN
 from compressor.passes.train.qat.networks import (
     ActivationPoint,
     Networks,

@@ -16,7 +16,7 @@ from compressor.graph.layers import graph_layers
 from compressor.graph.operators import operator
 from compressor.graph.values import value_by_name
 from compressor.models.executor import from_numpy
-from compressor.models.executor.ops.training import LEAST_FACTOR
+from compressor.models.executor.training import LEAST_FACTOR
 from compressor.passes.fuse.absorb import find_target
 from compressor.passes.fuse.draft import Draft
 from compressor.passes.fuse.fuse import Fuse

@@ -19,11 +19,12 @@ from safetensors.torch import load_file, save_file
 from compressor.errors import ModelError, SpecError
 from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.graph.skeleton import graph_as_json, graph_from_json, skeleton
-from compressor.models.codec.load import check, load
+from compressor.models.codec.load import _operators, check, load
 from compressor.models.executor import LazyTensor
 from compressor.models.onnx.carrier import OnnxCarrier
 from tests.compressor.exporters.hand_made import (
     CONTEXT,
+    FEATURES,
     Builder,
     entry,
     images,
@@ -168,8 +169,8 @@ def test_files_of_another_version_are_compiled_at_once(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("compressor.models.codec.weights.__version__", "99")
-    monkeypatch.setattr("compressor.models.executor.compiler.OPERATORS", {})
-    with pytest.raises(ModelError, match="is not supported on the torch carrier"):
+    monkeypatch.setattr("compressor.models.executor.compiler.NEWEST_OPSET", 20)
+    with pytest.raises(ModelError, match="opset 21 is outside 13 to 20"):
         load(saved)
 
 
@@ -177,10 +178,71 @@ def test_checking_compiles_whatever_the_files_say(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check(saved)
-    monkeypatch.setattr("compressor.models.executor.compiler.OPERATORS", {})
+    monkeypatch.setattr("compressor.models.executor.compiler.NEWEST_OPSET", 20)
     load(saved)
-    with pytest.raises(ModelError, match="is not supported on the torch carrier"):
+    with pytest.raises(ModelError, match="opset 21 is outside 13 to 20"):
         check(saved)
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Path:
+    """A model with an operator that PyTorch does not run, and four-bit weights."""
+    x, made = entry(), Builder()
+    codes = np.arange(FEATURES * 10).reshape(FEATURES, 10) % 16 - 8
+    weight = made.constant("weight", codes.astype(ml_dtypes.int4))
+    scale = made.constant("scale", np.full(10, 0.5, np.float32))
+    weight = made.node("DequantizeLinear", [weight, scale], "wide", axis=1)
+    picked = made.node("Hardmax", [x], "picked", axis=1)
+    value = made.node("MatMul", [picked, weight], "y")
+    exporter = SafetensorsExporter()
+    carrier = OnnxCarrier(made.model([x], value))
+    exporter.check(carrier)
+    exporter.write(carrier, tmp_path, CONTEXT)
+    return tmp_path
+
+
+WARNING = r"model '.*' is executed by onnxruntime .* \(CPU\): PyTorch does not run Hardmax here"
+
+
+def test_operators_that_pytorch_does_not_run_are_run_by_onnx_runtime(foreign: Path) -> None:
+    check(foreign)
+    with pytest.warns(UserWarning, match=WARNING):
+        module = load(foreign)
+    assert not module.training
+    assert module.runtime.startswith("onnxruntime ")
+    assert (module.input_names, module.output_names) == (("x",), ("output",))
+    x = torch.from_numpy(rows()["x"])
+    codes = (torch.arange(FEATURES * 10).reshape(FEATURES, 10) % 16 - 8) * 0.5
+    expected = codes[x.argmax(1)]
+    assert list(module(x)) == ["output"]
+    assert torch.equal(module(x)["output"], expected)
+    assert torch.equal(module(x=x)["output"], expected)
+    with pytest.raises(ModelError, match="input 'x': is missing; give every input of the graph"):
+        module()
+    with pytest.raises(ModelError, match="input 'z': is not in the graph; give x"):
+        module(x, z=x)
+
+
+def test_onnx_runtime_runs_on_the_cpu_alone(foreign: Path) -> None:
+    problem = (
+        "device 'cuda': is not usable: the model runs in ONNX Runtime .* Hardmax here; use cpu"
+    )
+    with pytest.raises(SpecError, match=problem):
+        load(foreign, device="cuda")
+
+
+def test_the_report_names_onnx_runtime(foreign: Path) -> None:
+    runner = SafetensorsExporter().open(foreign)
+    assert runner.runtime.startswith("onnxruntime ")
+    assert runner.run(rows())["output"].shape == (7, 10)
+
+
+def test_functions_that_the_graph_holds_are_known() -> None:
+    document = {
+        "graph": {"node": [{"opType": "Double", "domain": "mine"}, {"opType": "Mystery"}]},
+        "functions": [{"name": "Double", "domain": "mine", "node": [{"opType": "Add"}]}],
+    }
+    assert set(_operators(document)) == {("", "Mystery"), ("", "Add")}
 
 
 Change = Callable[[dict[str, Any]], Any]

@@ -1,17 +1,150 @@
-"""Scaled dot-product attention and rotary position embedding."""
+"""Matrix products, normalizations and attention."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
+import onnx_ir as ir
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from compressor.models.executor.dtypes import TORCH_DTYPES
-from compressor.models.executor.node import NodeView, Table
+from compressor.models.executor.dtypes import TORCH_DTYPES, widened
+from compressor.models.executor.node import NodeView, Read, Table, operator, positive, wanted
 from compressor.models.executor.program import Op, Result
+
+
+def _gemm(
+    a: Tensor,
+    b: Tensor,
+    c: Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    transA: bool = False,  # noqa: N803  # ONNX's name
+    transB: bool = False,  # noqa: N803
+) -> Tensor:
+    """Y = alpha * A' * B' + beta * C, where A' and B' may be transposed."""
+    product = torch.mm(a.t() if transA else a, b.t() if transB else b)
+    if alpha != 1.0:
+        product = (product * alpha).to(a.dtype)
+    if c is None:
+        return product
+    return product + (c if beta == 1.0 else (c * beta).to(c.dtype))
+
+
+def _einsum(*operands: Tensor, equation: str) -> Tensor:
+    return torch.einsum(equation.replace(" ", ""), *operands)
+
+
+# Normalizations.
+
+
+def batch_norm(node: NodeView) -> Op:
+    """Prepare ``BatchNormalization``; a module that is trained takes the batch's statistics."""
+    epsilon = node.number("epsilon", 1e-5)
+    share = 1.0 - node.number("momentum", 0.9)  # ONNX says what stays, torch what is new
+    if node.flag("training_mode"):
+        raise node.refuse("attribute 'training_mode' is 1")
+
+    def run(x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        if x.dtype == scale.dtype == mean.dtype:
+            return functional.batch_norm(x, mean, variance, scale, bias, False, 0.0, epsilon)
+        shape = (-1, *(1,) * (x.dim() - 2))
+        factor = scale.to(mean.dtype) * torch.rsqrt(variance + epsilon)
+        shift = bias.to(mean.dtype) - mean * factor
+        return (x * factor.reshape(shape) + shift.reshape(shape)).to(x.dtype)
+
+    def train(x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        return functional.batch_norm(x, mean, variance, scale, bias, True, share, epsilon)
+
+    node.train = train
+    return run
+
+
+_LAYER_STATISTICS, _RMS_STATISTICS = wanted(1, 2), wanted(1)
+_BY_GROUP: Any = Read(lambda node, _: node.opset < 21)
+
+
+def _layer_norm(
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    stash_type: ir.DataType = ir.DataType.FLOAT,
+    statistics: bool = _LAYER_STATISTICS,
+) -> Result:
+    shape, stash = x.shape[axis:], TORCH_DTYPES[stash_type]
+    plain = scale.shape == shape and (bias is None or bias.shape == shape)
+    if plain and x.dtype == scale.dtype:
+        result = functional.layer_norm(x, shape, scale, bias, epsilon)
+    else:
+        result = functional.layer_norm(x.to(stash), shape, eps=epsilon).to(x.dtype) * scale
+        result = result if bias is None else result + bias
+    if not statistics:
+        return result
+    over = list(range(axis % x.dim(), x.dim()))
+    variance, mean = torch.var_mean(x.to(stash), over, correction=0, keepdim=True)
+    return result, mean, torch.rsqrt(variance + epsilon)
+
+
+def _rms_norm(
+    x: Tensor,
+    scale: Tensor,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    stash_type: ir.DataType = ir.DataType.FLOAT,
+    statistics: bool = _RMS_STATISTICS,
+) -> Result:
+    """x / sqrt(mean of x**2 + epsilon) * scale."""
+    wide = x.to(TORCH_DTYPES[stash_type])
+    over = positive(range(axis, 0) if axis < 0 else range(axis, x.dim()), x.dim())
+    factor = torch.rsqrt((wide * wide).mean(over, keepdim=True) + epsilon)
+    result = (wide * factor).to(scale.dtype) * scale
+    return (result, factor) if statistics else result
+
+
+def _group_norm(
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    *,
+    num_groups: int,
+    epsilon: float = 1e-5,
+    stash_type: ir.DataType = ir.DataType.FLOAT,
+    by_group: bool = _BY_GROUP,
+) -> Tensor:
+    """Scale and bias have one value a group before opset 21, one a channel since."""
+    stash = TORCH_DTYPES[stash_type]
+    if by_group:
+        width = x.shape[1] // num_groups
+        scale, bias = scale.repeat_interleave(width), bias.repeat_interleave(width)
+    wide = x.to(stash) if x.dtype.itemsize < stash.itemsize else x
+    scale, bias = scale.to(wide.dtype), bias.to(wide.dtype)
+    return torch.group_norm(wide, num_groups, scale, bias, epsilon).to(x.dtype)
+
+
+def _instance_norm(x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1e-5) -> Tensor:
+    return torch.group_norm(x, x.shape[1], scale, bias, epsilon)
+
+
+def _local_response_norm(
+    x: Tensor, *, size: int, alpha: float = 0.0001, beta: float = 0.75, bias: float = 1.0
+) -> Tensor:
+    """X / (bias + alpha / size * sum of squares over the channels around)**beta."""
+    batch, channels = x.shape[:2]
+    squares = (x * x).reshape(batch, 1, channels, -1)
+    around = functional.pad(squares, (0, 0, (size - 1) // 2, size // 2))
+    mean = functional.avg_pool2d(around, (size, 1), 1).reshape(x.shape)
+    return x / (bias + alpha * mean) ** beta
+
+
+# Attention.
 
 
 @dataclass(frozen=True)
@@ -37,12 +170,12 @@ class _Settings:
     shown: int
 
 
-def split_heads(x: Tensor, heads: int) -> Tensor:
+def _split_heads(x: Tensor, heads: int) -> Tensor:
     """Turn (batch, length, heads * size) into (batch, heads, length, size)."""
     return x.reshape(*x.shape[:2], heads, -1).transpose(1, 2)
 
 
-def merge_heads(x: Tensor) -> Tensor:
+def _merge_heads(x: Tensor) -> Tensor:
     """Turn (batch, heads, length, size) into (batch, length, heads * size)."""
     return x.transpose(1, 2).reshape(x.shape[0], x.shape[2], -1)
 
@@ -77,8 +210,8 @@ def _attention(node: NodeView) -> Op:
         past_value, lengths = (*more, None, None)[:2]
         packed = query.dim() == 3
         if packed:
-            query = split_heads(query, query_heads)
-            key, value = split_heads(key, key_heads), split_heads(value, key_heads)
+            query = _split_heads(query, query_heads)
+            key, value = _split_heads(key, key_heads), _split_heads(value, key_heads)
         past = 0
         if past_key is not None and past_value is not None:
             past = past_key.shape[2]
@@ -89,7 +222,7 @@ def _attention(node: NodeView) -> Op:
         if groups > 1:
             wide_key, wide_value = (x.repeat_interleave(groups, 1) for x in (key, value))
         result, scores = _attend(settings, (query, wide_key, wide_value), allowed, bias)
-        return merge_heads(result) if packed else result, key, value, scores
+        return _merge_heads(result) if packed else result, key, value, scores
 
     return run
 
@@ -159,34 +292,26 @@ def _attend(
     if allowed is not None:
         scores = scores.masked_fill(~allowed, float("-inf"))
     stages.append(scores)
-    shares = masked_softmax(scores.to(settings.precision or scores.dtype)).to(query.dtype)
+    shares = _masked_softmax(scores.to(settings.precision or scores.dtype)).to(query.dtype)
     stages.append(shares)
     return shares @ value, stages[settings.shown] if settings.shown >= 0 else None
 
 
-def masked_softmax(scores: Tensor) -> Tensor:
+def _masked_softmax(scores: Tensor) -> Tensor:
     """Softmax over the last axis that is zero, not undefined, where every key is masked."""
     blind = (scores == float("-inf")).all(-1, keepdim=True)
     return torch.softmax(scores.masked_fill(blind, 0.0), -1).masked_fill(blind, 0.0)
 
 
-def _rotary_embedding(node: NodeView) -> Op:
-    heads = node.integer("num_heads", 0)
-    width = node.integer("rotary_embedding_dim", 0)
-    interleaved = node.flag("interleaved")
-
-    def run(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None = None) -> Tensor:
-        return rotate(x, cos, sin, positions, (heads, width, interleaved))
-
-    return run
-
-
-def rotate(
+def _rotary_embedding(
     x: Tensor,
     cos: Tensor,
     sin: Tensor,
-    positions: Tensor | None,
-    form: tuple[int, int, bool],
+    positions: Tensor | None = None,
+    *,
+    num_heads: int = 0,
+    rotary_embedding_dim: int = 0,
+    interleaved: bool = False,
 ) -> Tensor:
     """Rotate pairs of features by angles that depend on the position (Su et al., RoFormer).
 
@@ -195,16 +320,16 @@ def rotate(
         cos: cosines of the angles, by position or by sample and position.
         sin: sines of the angles.
         positions: (batch, length), or ``None`` where the angles are by sample already.
-        form: number of heads; features that are rotated, 0 for all; whether pairs are neighbours
-            or lie half a head apart.
+        num_heads: number of heads, where they are not an axis.
+        rotary_embedding_dim: features that are rotated, 0 for all.
+        interleaved: whether pairs are neighbours or lie half a head apart.
     """
-    heads, width, interleaved = form
     packed = x.dim() == 3
-    value = x.reshape(*x.shape[:2], heads, -1) if packed else x.transpose(1, 2)
-    width = width or value.shape[-1]
+    value = x.reshape(*x.shape[:2], num_heads, -1) if packed else x.transpose(1, 2)
+    width = rotary_embedding_dim or value.shape[-1]
     turned, rest = value[..., :width], value[..., width:]
     if positions is not None:
-        cos, sin = (torch.nn.functional.embedding(positions, table) for table in (cos, sin))
+        cos, sin = (functional.embedding(positions, table) for table in (cos, sin))
     cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
     if interleaved:
         first, second = turned[..., 0::2], turned[..., 1::2]
@@ -216,4 +341,17 @@ def rotate(
     return result.reshape(x.shape) if packed else result.transpose(1, 2)
 
 
-ATTENTION: Table = {"Attention": _attention, "RotaryEmbedding": _rotary_embedding}
+LAYERS: Table = {
+    "Attention": _attention,
+    "BatchNormalization": batch_norm,
+    "Einsum": operator(_einsum),
+    "Gemm": operator(_gemm),
+    "GroupNormalization": operator(_group_norm),
+    "InstanceNormalization": operator(_instance_norm),
+    "LRN": operator(_local_response_norm),
+    "LayerNormalization": operator(_layer_norm),
+    "MatMul": operator(widened(torch.matmul), inputs=2),
+    "RMSNormalization": operator(_rms_norm),
+    "RotaryEmbedding": operator(_rotary_embedding),
+    "SimplifiedLayerNormalization": operator(_rms_norm),
+}

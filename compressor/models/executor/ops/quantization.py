@@ -1,0 +1,217 @@
+"""Quantization, dequantization, and products of codes.
+
+Torch multiplies integer matrices slowly or, on a GPU, not at all. Products of eight-bit values are
+exact in ``float64`` sums of any length that occurs, so that is where they are computed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from compressor.models.executor.dtypes import (
+    FLOAT_TARGETS,
+    INTEGER_RANGES,
+    TORCH_DTYPES,
+    convert,
+    natural_type,
+    saturated,
+)
+from compressor.models.executor.node import NodeView, Read, Table, operator
+from compressor.models.executor.ops.windows import convolution
+from compressor.models.executor.program import Op, Result
+
+
+def spread(parameter: Tensor, x: Tensor, axis: int, block: int) -> Tensor:
+    """Shape a scale or zero point so that it broadcasts with the tensor it belongs to.
+
+    Args:
+        parameter: one value, one value for each index of the axis, or one value a block.
+        x: the tensor that is quantized.
+        axis: the axis of the channels or of the blocks.
+        block: length of a block, 0 where there are none.
+    """
+    if block:
+        length = x.shape[axis]
+        return parameter.repeat_interleave(block, dim=axis).narrow(axis, 0, length)
+    if parameter.numel() == 1:
+        return parameter.reshape(())
+    if parameter.dim() != 1:
+        return parameter
+    shape = [1] * x.dim()
+    shape[axis if x.dim() > 1 else 0] = -1
+    return parameter.reshape(shape)
+
+
+def _target(node: NodeView, _: str) -> ir.DataType | None:
+    """Return the type of the codes; ``None`` where that of the zero point decides at run time."""
+    target = node.element_type("output_dtype") or node.input_type(2)
+    if target is None and node.input(2) is None:
+        return ir.DataType.UINT8
+    if target is not None and target not in INTEGER_RANGES and target not in FLOAT_TARGETS:
+        raise node.refuse(f"a tensor cannot be quantized to {target.name}")
+    return target
+
+
+_TARGET: Any = Read(_target)
+
+
+def _quantize(
+    x: Tensor,
+    scale: Tensor,
+    zero: Tensor | None = None,
+    *,
+    axis: int = 1,
+    block_size: int = 0,
+    saturate: bool = True,
+    target: ir.DataType | None = _TARGET,
+    precision: ir.DataType | None = None,
+) -> Tensor:
+    """y = saturate(round(x / scale) + zero point), rounding half to even."""
+    dtype = target
+    if dtype is None:
+        assert zero is not None
+        dtype = natural_type(zero.dtype)
+    exact = TORCH_DTYPES[precision] if precision else scale.dtype
+    wide = x.to(exact) / spread(scale, x, axis, block_size).to(exact)
+    offset = None if zero is None else spread(zero.to(torch.float32), x, axis, block_size)
+    if dtype in FLOAT_TARGETS:
+        return convert(wide if offset is None else wide + offset, dtype, saturate)
+    level = torch.round(wide).to(torch.float32 if exact.itemsize < 4 else exact)
+    return saturated(level if offset is None else level + offset, dtype)
+
+
+def _dequantize(
+    x: Tensor,
+    scale: Tensor,
+    zero: Tensor | None = None,
+    *,
+    axis: int = 1,
+    block_size: int = 0,
+    output_dtype: ir.DataType | None = None,
+) -> Tensor:
+    """y = (x - zero point) * scale, the difference taken before it is scaled."""
+    dtype = TORCH_DTYPES[output_dtype] if output_dtype else scale.dtype
+    blocks = block_size and scale.dim() == x.dim()
+    if not blocks or x.shape[axis] != scale.shape[axis] * block_size:
+        return _scaled(x, scale, zero, dtype, (axis, block_size))
+    # Blocks as an axis of their own: scales need not be written out for each element.
+    over = axis % x.dim()
+    zero = None if zero is None else zero.unsqueeze(over + 1)
+    codes = x.reshape(*x.shape[:over], -1, block_size, *x.shape[over + 1 :])
+    return _scaled(codes, scale.unsqueeze(over + 1), zero, dtype, (axis, 0)).flatten(over, over + 1)
+
+
+def _scaled(
+    x: Tensor, scale: Tensor, zero: Tensor | None, dtype: torch.dtype, places: tuple[int, int]
+) -> Tensor:
+    """Return ``(x - zero) * scale``; ``places`` are the axis and the length of a block."""
+    wide = x.to(dtype)
+    if zero is not None and x.is_floating_point():
+        wide = wide - spread(zero.to(dtype), x, *places)
+    elif zero is not None:
+        wide = (x.to(torch.int32) - spread(zero.to(torch.int32), x, *places)).to(dtype)
+    factor = spread(scale.to(dtype), x, *places)
+    if wide is x or factor.requires_grad:
+        return wide * factor
+    return wide.mul_(factor)  # nobody else has it, and memory is slower than arithmetic
+
+
+def _dynamic_quantize(x: Tensor) -> Result:
+    """Quantize to ``uint8`` over the range of the tensor, zero included."""
+    least, greatest = torch.clamp(x.min(), max=0), torch.clamp(x.max(), min=0)
+    scale = (greatest - least) / 255
+    scale = torch.where(scale == 0, 1, scale).to(x.dtype)
+    zero = torch.clamp(torch.round(-least / scale), 0, 255)
+    level = saturated(torch.round(x / scale) + zero, ir.DataType.UINT8)
+    return level, scale, zero.to(torch.uint8)
+
+
+def _centred(x: Tensor, zero: Tensor | None, axis: int) -> Tensor:
+    wide = x.to(torch.float64)
+    if zero is None:
+        return wide
+    if x.dim() > 1 and zero.dim() == 1 and zero.numel() > 1:
+        zero = spread(zero, x, axis, 0)
+    return wide - (zero.reshape(()) if zero.numel() == 1 else zero).to(torch.float64)
+
+
+def _matmul_integer(
+    a: Tensor, b: Tensor, a_zero: Tensor | None = None, b_zero: Tensor | None = None
+) -> Tensor:
+    product = torch.matmul(_centred(a, a_zero, -2), _centred(b, b_zero, -1))
+    return product.to(torch.int64).to(torch.int32)
+
+
+def _conv_integer(node: NodeView) -> Op:
+    convolve = convolution(node)
+
+    def run(
+        x: Tensor, w: Tensor, x_zero: Tensor | None = None, w_zero: Tensor | None = None
+    ) -> Tensor:
+        product = convolve(_centred(x, x_zero, 1), _centred(w, w_zero, 0), None)
+        return product.to(torch.int64).to(torch.int32)
+
+    return run
+
+
+def _unpacked(codes: Tensor, bits: int) -> Tensor:
+    """Split bytes into their values, the low bits first; the last axis grows accordingly."""
+    if bits == 8:
+        return codes
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=codes.device)
+    values = torch.bitwise_right_shift(codes.unsqueeze(-1), shifts) & ((1 << bits) - 1)
+    return values.flatten(-2)
+
+
+def _matmul_n_bits(node: NodeView) -> Op:
+    """A times the transpose of (codes - zero point) * scale, by blocks of the columns."""
+    columns, rows = node.integer("K"), node.integer("N")
+    bits, block = node.integer("bits", 4), node.integer("block_size")
+    node.ignore("accuracy_level")
+    if bits not in (2, 4, 8):
+        raise node.refuse(f"attribute 'bits' is {bits}, not 2, 4 or 8")
+    if node.integer("weight_prepacked", 0):
+        raise node.refuse("attribute 'weight_prepacked' asks for a layout of one device")
+    if node.input(4) is not None:
+        raise node.refuse("input 'g_idx' is not supported")
+    blocks = -(-columns // block)
+
+    def run(
+        a: Tensor,
+        codes: Tensor,
+        scales: Tensor,
+        zeros: Tensor | None = None,
+        _: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        zero: Tensor | int = 1 << (bits - 1)
+        if zeros is not None:
+            by_row = zeros.reshape(rows, -1)
+            packed = by_row.dtype == torch.uint8
+            zero = (_unpacked(by_row, bits) if packed else by_row)[:, :blocks, None].to(a.dtype)
+        levels = _unpacked(codes.reshape(rows, blocks, -1), bits).to(a.dtype)
+        weight = (levels - zero) * scales.reshape(rows, blocks, 1)
+        return functional.linear(a, weight.reshape(rows, -1)[:, :columns], bias)
+
+    return run
+
+
+QUANTIZATION: Table = {
+    "ConvInteger": _conv_integer,
+    "DequantizeLinear": operator(_dequantize),
+    "DynamicQuantizeLinear": operator(_dynamic_quantize, outputs=3),
+    "MatMulInteger": operator(_matmul_integer),
+    "QuantizeLinear": operator(_quantize),
+}
+
+CONTRIB: Table = {
+    "DequantizeLinear": operator(_dequantize),
+    "MatMulNBits": _matmul_n_bits,
+    "QuantizeLinear": operator(_quantize),
+}
+"""Those of the domain ``com.microsoft``."""

@@ -1,0 +1,381 @@
+"""Operators that make, rearrange, cut, pick from or order tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from compressor.models.executor.dtypes import TORCH_DTYPES, moved
+from compressor.models.executor.node import (
+    Host,
+    Ints,
+    NodeView,
+    Read,
+    Table,
+    integers,
+    one_of,
+    operator,
+    positive,
+)
+from compressor.models.executor.program import Result
+
+# Shapes.
+
+
+def _reshape(x: Tensor, shape: Host, *, allowzero: bool = False) -> Tensor:
+    """A 0 copies the axis of the input, unless zeros are allowed."""
+    sizes = integers(shape)
+    if not allowzero:
+        sizes = [x.shape[i] if size == 0 else size for i, size in enumerate(sizes)]
+    return x.reshape(sizes)
+
+
+def _flatten(x: Tensor, *, axis: int = 1) -> Tensor:
+    first = axis + x.dim() if axis < 0 else axis
+    return x.reshape(x.shape[:first].numel(), x.shape[first:].numel())
+
+
+def _transpose(x: Tensor, *, perm: Ints = None) -> Tensor:
+    return x.permute(perm if perm is not None else tuple(reversed(range(x.dim()))))
+
+
+def _squeeze(x: Tensor, axes: Host | None = None) -> Tensor:
+    if axes is None:
+        return x.squeeze()
+    dropped = positive(integers(axes), x.dim())
+    for axis in dropped:
+        if x.shape[axis] != 1:
+            raise ValueError(f"axis {axis} has {x.shape[axis]} elements, not one")
+    return x.squeeze(dropped)
+
+
+def _unsqueeze(x: Tensor, axes: Host) -> Tensor:
+    added = integers(axes)
+    for axis in sorted(positive(added, x.dim() + len(added))):
+        x = x.unsqueeze(axis)
+    return x
+
+
+def _expand(x: Tensor, shape: Host) -> Tensor:
+    """Broadcast with a shape; an axis of one takes the other's length."""
+    want = integers(shape)
+    rank = max(x.dim(), len(want))
+    have = [1] * (rank - x.dim()) + list(x.shape)
+    want = [1] * (rank - len(want)) + want
+    return x.expand([b if a == 1 else a for a, b in zip(have, want, strict=True)])
+
+
+def _tile(x: Tensor, repeats: Host) -> Tensor:
+    return x.repeat(integers(repeats))
+
+
+def _shape(x: Tensor, *, start: int = 0, end: int | None = None) -> Tensor:
+    return torch.tensor(x.shape[start:end], dtype=torch.int64)
+
+
+def _depth_to_space(x: Tensor, *, blocksize: int, mode: str = one_of("DCR", "CRD")) -> Tensor:
+    batch, channels, height, width = x.shape
+    depth = channels // (blocksize * blocksize)
+    if mode == "CRD":
+        blocks = x.reshape(batch, depth, blocksize, blocksize, height, width)
+        blocks = blocks.permute(0, 1, 4, 2, 5, 3)
+    else:
+        blocks = x.reshape(batch, blocksize, blocksize, depth, height, width)
+        blocks = blocks.permute(0, 3, 4, 1, 5, 2)
+    return blocks.reshape(batch, depth, height * blocksize, width * blocksize)
+
+
+def _space_to_depth(x: Tensor, *, blocksize: int, mode: str = one_of("DCR", "CRD")) -> Tensor:
+    batch, channels, height, width = x.shape
+    rows, columns = height // blocksize, width // blocksize
+    blocks = x.reshape(batch, channels, rows, blocksize, columns, blocksize)
+    order = (0, 1, 3, 5, 2, 4) if mode == "CRD" else (0, 3, 5, 1, 2, 4)
+    return blocks.permute(order).reshape(batch, -1, rows, columns)
+
+
+def _concat(*inputs: Tensor, axis: int) -> Tensor:
+    return torch.cat(inputs, axis)
+
+
+# Tensors from next to nothing.
+
+
+def _constant_of_shape(shape: Host, *, value: Tensor | None = None) -> Tensor:
+    fill = torch.zeros(1) if value is None else value
+    sizes = integers(shape)
+    return moved(fill.reshape(()), lambda element: element.expand(sizes).contiguous())
+
+
+def _range(start: Host, limit: Host, delta: Host) -> Tensor:
+    first, last, step = start.item(), limit.item(), delta.item()
+    count = max(math.ceil((last - first) / step), 0)
+    narrow = start.dtype in (torch.float16, torch.bfloat16)
+    steps = torch.arange(count, dtype=torch.float32 if narrow else start.dtype)
+    return (first + steps * step).to(start.dtype)
+
+
+def _eye_like(x: Tensor, *, k: int = 0, dtype: ir.DataType | None = None) -> Tensor:
+    rows = torch.arange(x.shape[0], device=x.device)[:, None]
+    columns = torch.arange(x.shape[1], device=x.device)[None, :]
+    return (columns - rows == k).to(TORCH_DTYPES[dtype] if dtype else x.dtype)
+
+
+def _not_training(node: NodeView, _: str) -> bool:
+    """Check that nothing is dropped, and return whether the mask is read."""
+    mode = node.fixed_input(2)
+    if mode is not None and bool(mode.item()):
+        raise node.refuse("its input 'training_mode' is true")
+    return node.wants(1)
+
+
+_MASK: Any = Read(_not_training)
+
+
+def _dropout(
+    x: Tensor, _: Host | None = None, training: Host | None = None, *, mask: bool = _MASK
+) -> Result:
+    if training is not None and bool(training.item()):
+        raise ValueError("training_mode is true; export the model for inference")
+    return (x, torch.ones_like(x, dtype=torch.bool)) if mask else x
+
+
+# Rows cut out or put around.
+
+
+def _slice(
+    x: Tensor, starts: Host, ends: Host, axes: Host | None = None, steps: Host | None = None
+) -> Tensor:
+    begins = integers(starts)
+    over = positive(range(len(begins)) if axes is None else integers(axes), x.dim())
+    strides = [1] * len(begins) if steps is None else integers(steps)
+    bounds = [slice(None)] * x.dim()
+    for start, end, axis, step in zip(begins, integers(ends), over, strides, strict=True):
+        # Python's own rules for bounds outside the axis are ONNX's.
+        rows = range(*slice(start, end, step).indices(x.shape[axis]))
+        if step > 0:
+            bounds[axis] = slice(rows.start, rows.stop, step)
+        else:
+            x = rows_of(x, axis, torch.tensor(list(rows), dtype=torch.int64))
+    return x[tuple(bounds)]
+
+
+def rows_of(x: Tensor, axis: int, rows: Tensor) -> Tensor:
+    """Return rows of an axis, which may have any element type and lie on any device."""
+    return moved(x, lambda value: value.index_select(axis, rows.to(x.device)))
+
+
+_PARTS: Any = Read(lambda node, _: node.output_count)
+
+
+def _split(
+    x: Tensor,
+    split: Host | None = None,
+    *,
+    axis: int = 0,
+    parts: int = _PARTS,
+    num_outputs: int | None = None,
+) -> Result:
+    del num_outputs
+    if split is not None:
+        return torch.split(x, integers(split), axis)
+    width = -(-x.shape[axis] // parts)
+    return torch.split(x, [width] * (parts - 1) + [x.shape[axis] - width * (parts - 1)], axis)
+
+
+def _pad(
+    x: Tensor,
+    pads: Host,
+    value: Host | None = None,
+    axes: Host | None = None,
+    *,
+    mode: str = one_of("constant", "reflect", "edge", "wrap"),
+) -> Tensor:
+    amounts = integers(pads)
+    over = positive(range(x.dim()) if axes is None else integers(axes), x.dim())
+    before, after = amounts[: len(over)], amounts[len(over) :]
+    if mode == "constant":
+        pairs = [0] * (2 * x.dim())
+        for axis, first, last in zip(over, before, after, strict=True):
+            pairs[2 * (x.dim() - 1 - axis)] = first
+            pairs[2 * (x.dim() - 1 - axis) + 1] = last
+        return functional.pad(x, pairs, value=0.0 if value is None else value.item())
+    for axis, first, last in zip(over, before, after, strict=True):
+        if first or last:
+            length = x.shape[axis]
+            places = torch.arange(-first, length + last)
+            x = rows_of(x, axis, _SOURCES[mode](places, length))
+    return x
+
+
+def _reflected(places: Tensor, length: int) -> Tensor:
+    period = max(2 * (length - 1), 1)
+    rows = places % period
+    return torch.where(rows < length, rows, period - rows)
+
+
+_SOURCES: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "edge": lambda places, length: places.clamp(0, length - 1),
+    "reflect": _reflected,
+    "wrap": lambda places, length: places % length,
+}
+"""Which row of the input lies at each place, by mode; the input has places 0 to length - 1."""
+
+
+def _triangle(x: Tensor, k: Host | None = None, *, upper: bool = True) -> Tensor:
+    diagonal = 0 if k is None else int(k.item())
+    return torch.triu(x, diagonal) if upper else torch.tril(x, diagonal)
+
+
+# Places given by a tensor.
+
+
+def _wrapped(indices: Tensor, length: int) -> Tensor:
+    """Count indices from the front, as torch wants them."""
+    indices = indices.to(torch.int64)
+    return torch.where(indices < 0, indices + length, indices)
+
+
+def _gather(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
+    over = axis % x.dim()
+    rows = _wrapped(indices.reshape(-1), x.shape[over])
+    picked = moved(x, lambda value: value.index_select(over, rows))
+    return picked.reshape((*x.shape[:over], *indices.shape, *x.shape[over + 1 :]))
+
+
+def _gather_elements(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
+    places = _wrapped(indices, x.shape[axis])
+    return moved(x, lambda value: torch.gather(value, axis, places))
+
+
+def _flat_places(indices: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Turn index tuples (last axis) into places in the flattened axes of these sizes."""
+    places = torch.zeros(indices.shape[:-1], dtype=torch.int64, device=indices.device)
+    for position, length in enumerate(sizes):
+        places = places * length + _wrapped(indices[..., position], length)
+    return places
+
+
+def _gather_nd(x: Tensor, indices: Tensor, *, batch_dims: int = 0) -> Tensor:
+    end = batch_dims + indices.shape[-1]
+    batch, sizes, rest = x.shape[:batch_dims], x.shape[batch_dims:end], x.shape[end:]
+    places = _flat_places(indices, sizes).reshape(batch.numel(), -1)
+    offsets = torch.arange(batch.numel(), device=x.device)[:, None] * sizes.numel()
+    flat = x.reshape(batch.numel() * sizes.numel(), *rest)
+    rows = (places + offsets).reshape(-1)
+    picked = moved(flat, lambda value: value.index_select(0, rows))
+    return picked.reshape((*indices.shape[:-1], *rest))
+
+
+_REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
+_REDUCTION = one_of("none", *_REDUCTIONS)
+
+
+def _scatter_elements(
+    x: Tensor, indices: Tensor, updates: Tensor, *, axis: int = 0, reduction: str = _REDUCTION
+) -> Tensor:
+    return _scattered(x, axis, _wrapped(indices, x.shape[axis]), updates, reduction)
+
+
+def _scattered(x: Tensor, axis: int, places: Tensor, updates: Tensor, reduction: str) -> Tensor:
+    if reduction == "none":
+        return x.scatter(axis, places, updates)
+    return x.scatter_reduce(axis, places, updates, _REDUCTIONS[reduction], include_self=True)
+
+
+def _scatter_nd(
+    x: Tensor, indices: Tensor, updates: Tensor, *, reduction: str = _REDUCTION
+) -> Tensor:
+    depth = indices.shape[-1]
+    sizes, width = x.shape[:depth], x.shape[depth:].numel()
+    rows = _flat_places(indices, sizes).reshape(-1, 1)
+    flat = x.reshape(sizes.numel(), width)
+    values = updates.reshape(rows.shape[0], width)
+    return _scattered(flat, 0, rows.expand(-1, width), values, reduction).reshape(x.shape)
+
+
+def _compress(x: Tensor, condition: Tensor, *, axis: int | None = None) -> Tensor:
+    source = x.reshape(-1) if axis is None else x
+    return source.index_select(axis or 0, torch.nonzero(condition).reshape(-1))
+
+
+def _one_hot(indices: Tensor, depth: Host, values: Tensor, *, axis: int = -1) -> Tensor:
+    classes = int(depth.item())
+    places = _wrapped(indices, classes).unsqueeze(axis)
+    shape = [1] * places.dim()
+    shape[axis] = classes
+    hit = places == torch.arange(classes, device=indices.device).reshape(shape)
+    return torch.where(hit, values[1], values[0])
+
+
+# Order.
+
+
+_ORDERED = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
+
+
+def _top_k(x: Tensor, k: Host, *, axis: int = -1, largest: bool = True) -> Result:
+    """The first of equal elements wins, which only a stable sort promises."""
+    keys = x.to(_ORDERED.get(x.dtype, x.dtype))
+    _, order = torch.sort(keys, dim=axis, descending=largest, stable=True)
+    places = order.narrow(axis, 0, int(k.item()))
+    return moved(x, lambda value: torch.gather(value, axis, places)), places
+
+
+def _unique(x: Tensor, *, axis: int | None = None, sorted: bool = True) -> Result:
+    over = axis or 0
+    values, inverse, counts = torch.unique(
+        x.reshape(-1) if axis is None else x,
+        sorted=True,
+        return_inverse=True,
+        return_counts=True,
+        dim=over,
+    )
+    inverse = inverse.reshape(-1)
+    places = torch.arange(inverse.numel(), device=x.device)
+    first = torch.full_like(counts, inverse.numel())
+    first = first.scatter_reduce(0, inverse, places, "amin")
+    if sorted:
+        return values, first, inverse, counts
+    order = torch.argsort(first)
+    rank = torch.argsort(order)
+    return values.index_select(over, order), first[order], rank[inverse], counts[order]
+
+
+SHAPES: Table = {
+    "Compress": operator(_compress),
+    "Concat": operator(_concat),
+    "ConstantOfShape": operator(_constant_of_shape),
+    "DepthToSpace": operator(_depth_to_space),
+    "Dropout": operator(_dropout, ignored=("seed",)),
+    "Expand": operator(_expand),
+    "EyeLike": operator(_eye_like),
+    "Flatten": operator(_flatten),
+    "Gather": operator(_gather),
+    "GatherElements": operator(_gather_elements),
+    "GatherND": operator(_gather_nd),
+    "NonZero": operator(lambda x: torch.nonzero(x).t()),
+    "OneHot": operator(_one_hot),
+    "Pad": operator(_pad),
+    "Range": operator(_range),
+    "Reshape": operator(_reshape),
+    "ScatterElements": operator(_scatter_elements),
+    "ScatterND": operator(_scatter_nd),
+    "Shape": operator(_shape),
+    "Size": operator(lambda x: torch.tensor(x.numel(), dtype=torch.int64)),
+    "Slice": operator(_slice),
+    "SpaceToDepth": operator(_space_to_depth),
+    "Split": operator(_split),
+    "Squeeze": operator(_squeeze),
+    "Tile": operator(_tile),
+    "TopK": operator(_top_k, outputs=2, ignored=("sorted",)),
+    "Transpose": operator(_transpose),
+    "Trilu": operator(_triangle),
+    "Unique": operator(_unique, outputs=4),
+    "Unsqueeze": operator(_unsqueeze),
+}
