@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from compressor.errors import SpecError, suggestion
 
-Kind = Literal["pass", "exporter", "format", "observer", "source"]
+Kind = Literal["pass", "exporter", "format", "metric", "observer", "source"]
 
 BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     "pass": {
@@ -40,6 +40,13 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     "format": {
         "archive": "compressor.exporters.archive.unpacking:ArchiveFormat",
     },
+    "metric": {
+        "accuracy": "compressor.run.metrics:ACCURACY",
+        "top5": "compressor.run.metrics:TOP5",
+        "mse": "compressor.run.metrics:MSE",
+        "cosine": "compressor.run.metrics:COSINE",
+        "perplexity": "compressor.run.metrics:PERPLEXITY",
+    },
     "observer": {
         "min-max": "compressor.calibration.observers.ranges:MinMax",
         "moving-average": "compressor.calibration.observers.ranges:MovingAverage",
@@ -66,6 +73,7 @@ GROUPS: Mapping[Kind, str] = {
     "pass": "compressor.passes",
     "exporter": "compressor.exporters",
     "format": "compressor.formats",
+    "metric": "compressor.metrics",
     "observer": "compressor.observers",
     "source": "compressor.sources",
 }

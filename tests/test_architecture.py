@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from compressor import catalog
-from compressor.types.exporter import Exporter
+from compressor.types.exporter import Exporter, PackedFormat
 from compressor.types.options import Options
 from compressor.types.passes import Pass
 from compressor.types.statistics import Observer
@@ -35,6 +35,7 @@ TOP = {"__init__", "__main__", "catalog", "errors", "extension", "files", "progr
 MOST_AT_THE_TOP = 7
 RESOURCES = {"compressor/report/html.py"}  # the folder of the script that draws charts
 MOST_LINES = 400
+LEAST_LINES = 60
 
 # A user's code may raise anything, and so may transformers on a stranger's configuration;
 # tokenizers raises plain Exception; the command line is where every failure ends.
@@ -215,6 +216,33 @@ def test_every_source_resolves():
         cls = catalog.resolve(reference)
         assert issubclass(cls, Options), own_name
         assert {"info", "batches", "digest"} <= set(dir(cls)), own_name
+
+
+def test_every_metric_and_format_resolves():
+    for own_name, reference in catalog.BUILT_IN["metric"].items():
+        assert catalog.resolve(reference).name == own_name
+    for reference in catalog.BUILT_IN["format"].values():
+        assert issubclass(catalog.resolve(reference), PackedFormat)
+
+
+def test_no_small_file_has_a_single_reader():
+    """A file of a few lines that one other file imports belongs into that file."""
+    importers: dict[str, set[str]] = {}
+    modules = {dotted(path): path for path in files_of_packages()}
+    for module, path in modules.items():
+        for target in imports(path):
+            for known in (target, target.rpartition(".")[0]):
+                if known in modules and known != module:
+                    importers.setdefault(known, set()).add(module)
+                    break
+    small = {
+        name(path)
+        for module, path in modules.items()
+        if path.stem != "__init__"
+        and len(path.read_text().splitlines()) < LEAST_LINES
+        and len(importers.get(module, ())) == 1
+    }
+    assert not small
 
 
 def test_every_option_is_documented():

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from compressor.errors import DataError, SpecError, located, suggestion
+from compressor import catalog
+from compressor.errors import DataError, SpecError, located
 from compressor.spec.keys import MetricKeys
 from compressor.spec.user_code import importable, load_symbol
 from compressor.types.tensors import Array, Batch
@@ -29,6 +30,7 @@ class Metric:
         function: outputs and target to one value a sample, float64 ``[N]``.
         higher_is_better: direction.
         unit: ``%`` for shares, else empty.
+        needs_labels: it cannot take the float model's outputs as the target.
         against_float: the target is the float model's output, not a label.
         exponential: per-sample values are logarithms; the mean is exponentiated.
         code: the user's own function behind it.
@@ -38,6 +40,7 @@ class Metric:
     function: Callable[[Batch, Any], Array]
     higher_is_better: bool = True
     unit: str = ""
+    needs_labels: bool = True
     against_float: bool = False
     exponential: bool = False
     code: Callable[..., Any] | None = None
@@ -182,14 +185,11 @@ def _cosine(outputs: Batch, target: Any) -> Array:
     return np.asarray(np.mean(shares, axis=0))
 
 
-BUILT_IN: Mapping[str, Metric] = {
-    "accuracy": Metric("accuracy", partial(_in_top, k=1), unit="%"),
-    "top5": Metric("top5", partial(_in_top, k=5), unit="%"),
-    "mse": Metric("mse", _mse, higher_is_better=False),
-    "cosine": Metric("cosine", _cosine),
-    "perplexity": Metric("perplexity", _log_loss, higher_is_better=False, exponential=True),
-}
-_WITHOUT_LABELS = ("mse", "cosine")
+ACCURACY = Metric("accuracy", partial(_in_top, k=1), unit="%")
+TOP5 = Metric("top5", partial(_in_top, k=5), unit="%")
+MSE = Metric("mse", _mse, higher_is_better=False, needs_labels=False)
+COSINE = Metric("cosine", _cosine, needs_labels=False)
+PERPLEXITY = Metric("perplexity", _log_loss, higher_is_better=False, exponential=True)
 
 
 def resolve_metric(
@@ -204,19 +204,18 @@ def resolve_metric(
         keys = "accuracy" if has_target else "cosine"
     if isinstance(keys, MetricKeys) or ":" in keys:
         return _custom(keys, folder, where)
-    if keys not in BUILT_IN:
-        raise SpecError(f"metric {keys!r}", "is not known", suggestion(keys, BUILT_IN), where=where)
-    metric = BUILT_IN[keys]
+    with located(where):
+        metric: Metric = catalog.load("metric", keys)
     if has_target:
         return metric
-    if keys not in _WITHOUT_LABELS:
+    if metric.needs_labels:
         raise SpecError(
             f"metric {keys!r}",
             "needs labels, and data.evaluation has no target",
             "name the target, or use mse or cosine, which compare with the float model",
             where=where,
         )
-    return Metric(metric.name, metric.function, metric.higher_is_better, against_float=True)
+    return replace(metric, against_float=True)
 
 
 def _custom(keys: str | MetricKeys, folder: Path, where: str) -> Metric:

@@ -16,6 +16,7 @@ from filelock import FileLock, Timeout
 from compressor.errors import CompressorError, SpecError
 from compressor.files import disk_errors, json_sha256, remove_stale_staging, staging, sync
 
+_VERSION = 2  # of what is stored; raised when older results cannot be read any more
 _COMPUTE = ("compressor", "accelerate", "torch", "numpy", "onnx", "onnx-ir", "onnxscript")
 _RESULT = "result.json"
 _LOCK = ".lock"
@@ -50,7 +51,13 @@ def result_key(kind: str, upstream: str, **parts: Any) -> str:
         parts: everything else that determines it, as JSON values.
     """
     return json_sha256(
-        {"kind": kind, "upstream": upstream, "versions": dict(compute_versions()), **parts}
+        {
+            "kind": kind,
+            "store": _VERSION,
+            "upstream": upstream,
+            "versions": dict(compute_versions()),
+            **parts,
+        }
     )
 
 

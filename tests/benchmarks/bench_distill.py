@@ -27,7 +27,7 @@ from compressor.graph.costs import macs
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.progress import nobody_watches
 from compressor.run.evaluate import RunSamples
-from compressor.run.metrics import BUILT_IN
+from compressor.run.metrics import ACCURACY
 from compressor.types.data import ALONE
 from compressor.types.passes import PassContext
 from compressor.types.tensors import Batch
@@ -97,7 +97,7 @@ def training(folder: Path, cache: Path, source: TorchCarrier) -> Training:
     return Training(
         data=Images(),
         batch=BATCH,
-        metric=BUILT_IN["accuracy"],
+        metric=ACCURACY,
         folder=folder,
         cache=cache,
         source=source,

@@ -24,7 +24,7 @@ from compressor.calibration.collect import collect_statistics
 from compressor.models.onnx.ort_runner import OrtRunner
 from compressor.report.run import run_spec
 from compressor.run.evaluate import evaluate
-from compressor.run.metrics import BUILT_IN
+from compressor.run.metrics import ACCURACY
 from compressor.run.plan import Plan, make_plan
 from compressor.run.timing import already_open, measure
 from compressor.spec.load import load_spec
@@ -101,7 +101,7 @@ def test_fidelity_and_latency(tmp_path: Path) -> None:
     runners = {name: OrtRunner(path, name) for name, path in files.items()}
     reference = plan.model.carrier.runner()
     results = {
-        name: evaluate(runner, reference, plan.data["evaluation"], BUILT_IN["accuracy"])
+        name: evaluate(runner, reference, plan.data["evaluation"], ACCURACY)
         for name, runner in runners.items()
     }
     best = max(

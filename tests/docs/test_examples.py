@@ -76,6 +76,7 @@ def test_examples_are_complete() -> None:
         "my_package/drop_clips.py",
         "my_package/plain.py",
         "my_package/rms.py",
+        "my_package/worst_class.py",
     ]
 
 
@@ -180,6 +181,15 @@ def test_observer(example: Any) -> None:
     assert observer.placeholder() == Range(-1.0, 1.0)
     with pytest.raises(ValueError, match="no values"):
         observer.result(observer.start())
+
+
+def test_metric(example: Any) -> None:
+    metric = example("worst_class").WORST_CLASS
+    outputs = {"y": np.eye(3, dtype=np.float32)[[0, 1, 0, 0]]}
+    labels = np.array([0, 0, 0, 1])
+    values = metric.per_sample(outputs, labels, 4)
+    assert values.tolist() == [1, 1, 1, 0]
+    assert metric.summary(values)["value"] == 75.0
 
 
 def test_exporter(example: Any, carrier: OnnxCarrier, tmp_path: Path) -> None:

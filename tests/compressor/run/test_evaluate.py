@@ -10,7 +10,7 @@ from compressor.errors import DataError
 from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
 from compressor.run.data import Data
 from compressor.run.evaluate import evaluate, layer_signals, ratio_db
-from compressor.run.metrics import BUILT_IN, Metric, resolve_metric
+from compressor.run.metrics import ACCURACY, Metric, resolve_metric
 from compressor.types.data import SourceInfo
 from compressor.types.tensors import Batch
 from tests.compressor.tiny_project import sample_images, tiny_onnx
@@ -54,7 +54,7 @@ def data(target: str | None = "label", batch: int = 2) -> Data:
 
 
 def test_a_model_against_itself():
-    found = evaluate(REFERENCE, REFERENCE, data(), BUILT_IN["accuracy"])
+    found = evaluate(REFERENCE, REFERENCE, data(), ACCURACY)
     assert found.metric["value"] == 100
     assert (found.sqnr_db, found.agreement, found.max_abs_diff) == (None, 100, 0)
     assert found.per_sample.tolist() == [1] * 5
@@ -62,7 +62,7 @@ def test_a_model_against_itself():
 
 
 def test_noise_is_measured_against_the_float_model():
-    found = evaluate(Runs(lambda x: x * 1.1, "other"), REFERENCE, data(), BUILT_IN["accuracy"])
+    found = evaluate(Runs(lambda x: x * 1.1, "other"), REFERENCE, data(), ACCURACY)
     assert found.sqnr_db == pytest.approx(20, abs=1e-4)
     assert found.max_abs_diff == pytest.approx(0.15, abs=1e-6)
     assert found.agreement == 100
@@ -71,10 +71,10 @@ def test_noise_is_measured_against_the_float_model():
 def test_agreement_is_about_decisions_and_not_about_labels():
     wrong = np.zeros(5, np.int64)
     both = Data("evaluation", Rows(X, wrong), "label", 2, "", "")
-    found = evaluate(Runs(lambda x: -x), Runs(lambda x: -x), both, BUILT_IN["accuracy"])
+    found = evaluate(Runs(lambda x: -x), Runs(lambda x: -x), both, ACCURACY)
     assert found.agreement == 100
     assert found.metric["value"] < 100
-    flipped = evaluate(Runs(lambda x: -x), REFERENCE, both, BUILT_IN["accuracy"])
+    flipped = evaluate(Runs(lambda x: -x), REFERENCE, both, ACCURACY)
     assert flipped.agreement is not None
     assert flipped.agreement < 100
 
@@ -88,14 +88,14 @@ def test_without_labels_the_float_model_is_the_target():
 
 def test_the_batch_size_does_not_matter():
     half = Runs(lambda x: np.where(x > 1, 0, x))
-    results = [evaluate(half, REFERENCE, data(batch=b), BUILT_IN["accuracy"]) for b in (1, 2, 5, 9)]
+    results = [evaluate(half, REFERENCE, data(batch=b), ACCURACY) for b in (1, 2, 5, 9)]
     assert all(r.per_sample.tolist() == results[0].per_sample.tolist() for r in results)
     assert all(r.sqnr_db == pytest.approx(results[0].sqnr_db) for r in results)
 
 
 def test_progress_counts_samples():
     seen: list[int] = []
-    evaluate(REFERENCE, REFERENCE, data(), BUILT_IN["accuracy"], seen.append)
+    evaluate(REFERENCE, REFERENCE, data(), ACCURACY, seen.append)
     assert seen == [2, 4, 5]
 
 
@@ -103,13 +103,13 @@ def test_the_sample_with_nan_is_named():
     for wrong in (np.nan, -np.inf):
         third = Runs(lambda x, wrong=wrong: np.where((x == X[2]).all(1, keepdims=True), wrong, x))
         with pytest.raises(DataError, match="output 'y': is NaN or infinite for sample 2;"):
-            evaluate(third, REFERENCE, data(), BUILT_IN["accuracy"])
+            evaluate(third, REFERENCE, data(), ACCURACY)
 
 
 def test_no_samples():
     empty = Data("evaluation", Rows(X[:0], np.zeros(0)), "label", 2, "", "")
     with pytest.raises(DataError, match="has no samples"):
-        evaluate(REFERENCE, REFERENCE, empty, BUILT_IN["accuracy"])
+        evaluate(REFERENCE, REFERENCE, empty, ACCURACY)
 
 
 def test_whole_number_outputs():

@@ -8,15 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compressor import catalog
 from compressor.errors import DataError, SpecError
-from compressor.run.metrics import BUILT_IN, Metric, resolve_metric
+from compressor.run.metrics import ACCURACY, COSINE, MSE, PERPLEXITY, Metric, resolve_metric
 from compressor.spec.keys import MetricKeys
 
 LOGITS = np.array([[1, 3, 2, 0, -1, -2], [9, 1, 1, 1, 1, 1]], np.float32)
 
 
+def metric_named(name: str) -> Metric:
+    metric: Metric = catalog.load("metric", name)
+    return metric
+
+
 def per_sample(name: str, output: np.ndarray, target: object) -> list[float]:
-    return BUILT_IN[name].per_sample({"y": output}, target, len(output)).tolist()
+    return metric_named(name).per_sample({"y": output}, target, len(output)).tolist()
 
 
 def metric(**changes: object) -> Metric:
@@ -64,10 +70,10 @@ def test_labels_that_are_no_class(label: int):
 
 def test_perplexity_is_the_exponential_of_the_mean_loss():
     uniform = np.zeros((2, 3, 8), np.float32)
-    losses = BUILT_IN["perplexity"].per_sample({"y": uniform}, np.zeros((2, 3), np.int64), 2)
+    losses = PERPLEXITY.per_sample({"y": uniform}, np.zeros((2, 3), np.int64), 2)
     assert losses == pytest.approx([math.log(8)] * 2)
-    assert BUILT_IN["perplexity"].summary(losses)["value"] == pytest.approx(8)
-    assert BUILT_IN["perplexity"].summary(losses)["ci95"] == pytest.approx([8, 8])
+    assert PERPLEXITY.summary(losses)["value"] == pytest.approx(8)
+    assert PERPLEXITY.summary(losses)["ci95"] == pytest.approx([8, 8])
 
 
 def test_perplexity_of_large_logits_does_not_overflow():
@@ -84,11 +90,11 @@ def test_mse_and_cosine():
 def test_several_outputs_are_averaged():
     outputs = {"a": np.zeros((2, 3)), "b": np.zeros((2, 5))}
     wanted = {"a": np.ones((2, 3)), "b": 3 * np.ones((2, 5))}
-    assert BUILT_IN["mse"].per_sample(outputs, wanted, 2).tolist() == [5, 5]
+    assert MSE.per_sample(outputs, wanted, 2).tolist() == [5, 5]
 
 
 def test_shares_are_in_percent_with_wilsons_interval():
-    summary = BUILT_IN["accuracy"].summary(np.array([1.0] * 498 + [0.0] * 2))
+    summary = ACCURACY.summary(np.array([1.0] * 498 + [0.0] * 2))
     assert summary["value"] == pytest.approx(99.6)
     assert (summary["unit"], summary["samples"]) == ("%", 500)
     # Wilson score interval for 498 of 500, as statistics tables give it.
@@ -98,13 +104,13 @@ def test_shares_are_in_percent_with_wilsons_interval():
 @pytest.mark.parametrize(("right", "low", "high"), [(0, 0, 27.7533), (10, 72.2467, 100)])
 def test_wilsons_interval_at_the_ends(right: int, low: float, high: float):
     values = np.array([1.0] * right + [0.0] * (10 - right))
-    assert BUILT_IN["accuracy"].summary(values)["ci95"] == pytest.approx([low, high], abs=1e-4)
+    assert ACCURACY.summary(values)["ci95"] == pytest.approx([low, high], abs=1e-4)
 
 
 def test_means_have_the_normal_interval():
     values = np.array([1.0, 2.0, 3.0, 4.0])
     half = 1.959964 * values.std(ddof=1) / 2
-    summary = BUILT_IN["mse"].summary(values)
+    summary = MSE.summary(values)
     assert summary["value"] == 2.5
     assert summary["ci95"] == pytest.approx([2.5 - half, 2.5 + half])
     assert metric().summary(np.array([3.0]))["ci95"] == [3, 3]
@@ -112,16 +118,16 @@ def test_means_have_the_normal_interval():
 
 def test_no_error_at_all_is_not_a_count():
     """The float model against itself: its interval must not reach above 0 (below 1)."""
-    assert BUILT_IN["mse"].summary(np.zeros(10))["ci95"] == [0, 0]
-    assert BUILT_IN["cosine"].summary(np.ones(10))["ci95"] == [1, 1]
+    assert MSE.summary(np.zeros(10))["ci95"] == [0, 0]
+    assert COSINE.summary(np.ones(10))["ci95"] == [1, 1]
 
 
 def test_a_drop_is_positive_when_the_candidate_is_worse():
     worse, better = {"value": 80.0}, {"value": 90.0}
-    assert BUILT_IN["accuracy"].drop(better, worse) == 10
-    assert BUILT_IN["accuracy"].drop(worse, better) == -10
-    assert BUILT_IN["perplexity"].drop(worse, better) == 10
-    assert BUILT_IN["mse"].drop(better, worse) == -10
+    assert ACCURACY.drop(better, worse) == 10
+    assert ACCURACY.drop(worse, better) == -10
+    assert PERPLEXITY.drop(worse, better) == 10
+    assert MSE.drop(better, worse) == -10
 
 
 @pytest.mark.parametrize(

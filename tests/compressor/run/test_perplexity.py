@@ -11,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compressor.errors import DataError
-from compressor.run.metrics import BUILT_IN
-
-PERPLEXITY = BUILT_IN["perplexity"]
+from compressor.run.metrics import PERPLEXITY
 
 
 @given(st.integers(0, 10_000), st.booleans())

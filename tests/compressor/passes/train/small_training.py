@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from compressor.calibration.collect import collect_statistics
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.run.evaluate import RunSamples
-from compressor.run.metrics import BUILT_IN
+from compressor.run.metrics import ACCURACY
 from compressor.types.data import ALONE, Ranks
 from compressor.types.tensors import Batch, TensorSpec
 from compressor.types.training import Advance, Measure, Rows, Training, TrainingData
@@ -93,7 +93,7 @@ def training(
     folder: Path,
     carrier: TorchCarrier,
     data: TrainingData | None = None,
-    metric: Measure | None = BUILT_IN["accuracy"],
+    metric: Measure | None = ACCURACY,
     ranks: Ranks = ALONE,
     stage: Callable[[str, int], Any] = quiet,
 ) -> Training:

@@ -15,7 +15,7 @@ from compressor.passes.train.distill.teacher_outputs import TeacherOutputs
 from compressor.passes.train.distill.teachers import Taps, Teacher
 from compressor.passes.train.job import Micro
 from compressor.passes.train.losses import kl_divergence
-from compressor.run.metrics import BUILT_IN
+from compressor.run.metrics import MSE
 from compressor.types.carrier import Carrier
 from compressor.types.passes import PassContext
 from tests.compressor.passes.train.distill_models import (
@@ -64,7 +64,7 @@ def test_alpha_weighs_target_and_teacher(tmp_path: Path) -> None:
 
 def test_numbers_are_drawn_to_the_teachers(tmp_path: Path) -> None:
     outcome = distilled(
-        tmp_path, student(), block(), alpha=0.0, metric=BUILT_IN["mse"], data=Unlabelled(), steps=60
+        tmp_path, student(), block(), alpha=0.0, metric=MSE, data=Unlabelled(), steps=60
     )
     batch = {"x": PLAIN.images}
     theirs = block().runner().run(batch)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from compressor.passes.train.losses import cross_entropy, squared_error
-from compressor.run.metrics import BUILT_IN
+from compressor.run.metrics import PERPLEXITY
 
 
 def test_cross_entropy_is_the_metrics_log_loss() -> None:
@@ -15,7 +15,7 @@ def test_cross_entropy_is_the_metrics_log_loss() -> None:
     logits, labels = torch.randn(4, 6, 5), torch.randint(0, 5, (4, 6))
     labels[1, 2:] = -100
     found = cross_entropy(logits, labels)
-    wanted = BUILT_IN["perplexity"].per_sample({"y": logits.numpy()}, labels.numpy(), 4)
+    wanted = PERPLEXITY.per_sample({"y": logits.numpy()}, labels.numpy(), 4)
     np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-5)
 
 
