@@ -115,7 +115,7 @@ def _readers(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
 
 
 def _is_float(node: ir.Node, index: int) -> bool:
-    """Tell whether a reader multiplies floats with the weight, or looks up its rows."""
+    """Whether a reader multiplies floats with the weight, or looks up its rows."""
     row = operator(node)
     if row.is_table and index == 0:
         return not any(is_op(use.node, "QuantizeLinear") for use in node.outputs[0].uses())

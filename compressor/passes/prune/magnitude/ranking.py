@@ -186,7 +186,7 @@ class Counts:
         return int(self.counts[self.values < value].sum())
 
 
-def count_coarse(found: Tensor, shift: int) -> Counts:
+def count_coarse(scored: Tensor, shift: int) -> Counts:
     """Count scores by their coarse bits.
 
     Args:
@@ -194,7 +194,7 @@ def count_coarse(found: Tensor, shift: int) -> Counts:
         shift: likewise.
     """
     lift = max(shift - FINE_BITS, 0)
-    bins = (found if lift else found >> (FINE_BITS - shift)).reshape(-1)
+    bins = (scored if lift else scored >> (FINE_BITS - shift)).reshape(-1)
     if bins.numel() < COARSE >> (lift + 2):  # sorting few is faster than counting in many bins
         values, counts = torch.unique(bins, return_counts=True)
         return Counts(values.to(torch.int64) << lift, counts)

@@ -161,9 +161,9 @@ def prove(
         flags = _only(groups, removed)
         return worst_difference(masked(flags), sliced(flags))
 
-    found, limit = difference(pure)
-    if found <= limit:
-        return Proof(int(flags.sum()), mixed, found)
+    error, limit = difference(pure)
+    if error <= limit:
+        return Proof(int(flags.sum()), mixed, error)
     low, high = 0, len(pure)  # the first `low` groups agree, the first `high` do not
     while high - low > 1:
         middle = (low + high) // 2
@@ -171,7 +171,7 @@ def prove(
         low, high = (middle, high) if now <= bound else (low, middle)
     raise ModelError(
         f"the channels of {pure[low].name!r}",
-        f"cannot be removed: the smaller model's outputs differ by {found:.1e} of the largest from "
+        f"cannot be removed: the smaller model's outputs differ by {error:.1e} of the largest from "
         f"those of the model with zeros in their place, and the limit is {limit:.0e}",
         f"report it with the model; until then protect them: layers: [{{match: {pure[low].name}, "
         "skip: true}]",

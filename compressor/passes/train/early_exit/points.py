@@ -330,8 +330,8 @@ class Batches:
     def counts_samples(self, node: ir.Node) -> bool:
         """Return whether a node computes the number of samples, and nothing else, as ``[1]``."""
         few, more = (tried.constant(node.outputs[0]) for tried in self._tries)
-        found = [None if x is None else (x.shape, x.tolist()) for x in (few, more)]
-        return operator(node).family == "shape" and found == [((1,), [_FEW]), ((1,), [_MORE])]
+        constants = [None if x is None else (x.shape, x.tolist()) for x in (few, more)]
+        return operator(node).family == "shape" and constants == [((1,), [_FEW]), ((1,), [_MORE])]
 
 
 def refused(value: ir.Value) -> SpecError:
