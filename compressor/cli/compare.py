@@ -128,7 +128,8 @@ def gate(
     """
     from compressor.errors import ExitCode
     from compressor.lab.compare.compare import CompareOptions
-    from compressor.lab.compare.gate import GateFiles, GateLimits, run_gate
+    from compressor.lab.compare.gate import GateLimits
+    from compressor.report.gate_files import GateFiles, run_gate
     from compressor.report.pages.compare import gate_page
 
     limits = GateLimits(max_metric_drop, max_latency_ratio, max_size_ratio, alpha, strict)

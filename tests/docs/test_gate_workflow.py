@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from ruamel.yaml import YAML
 
 from compressor.cli.application import application
-from compressor.lab.compare.gate import SUMMARY
+from compressor.report.gate_files import SUMMARY
 from tests.compressor.conftest import spine  # noqa: F401 - a fixture
 from tests.compressor.tiny_project import onnx_project
 from tests.docs.test_docs import ALL_BLOCKS

@@ -1,4 +1,4 @@
-"""The gate: hold a comparison against limits, and write what a CI system reads.
+"""The gate: hold a comparison against limits.
 
 A metric fails its limit where two things are true: the loss is real (equally good models would
 lose so much with a chance below ``alpha``), and as measured it is over the limit. So noise alone
@@ -10,23 +10,14 @@ within the limit, as a test of non-inferiority does.
 
 from __future__ import annotations
 
-import os
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, NoReturn
-from xml.etree import ElementTree as Tree
 
 from compressor.errors import DataError, SpecError
-from compressor.files import disk_errors, write_text
-from compressor.lab.compare.compare import CompareOptions, Comparison, compare_runs
+from compressor.lab.compare.compare import Comparison
 from compressor.lab.compare.statistics import Difference
-from compressor.lab.compare.trend import Trend, record
-from compressor.progress import Progress
 from compressor.report import formats
-from compressor.report.pages.compare import drop_words, gate_markdown
 
-SUMMARY = "GITHUB_STEP_SUMMARY"
-"""The environment variable that names the file of a GitHub job's summary."""
 Status = Literal["passed", "failed", "undecided"]
 
 
@@ -87,7 +78,8 @@ class GateResult:
         return {"ok": self.ok, "checks": checks, **self.comparison.as_json()}
 
 
-def _check_limits(limits: GateLimits) -> None:
+def check_limits(limits: GateLimits) -> None:
+    """Raise ``SpecError`` for a strict gate without a limit to hold evidence against."""
     if limits.strict and limits.metric_drop is None and limits.latency_ratio is None:
         raise SpecError(
             "--strict",
@@ -103,7 +95,7 @@ def judge(comparison: Comparison, limits: GateLimits) -> GateResult:
         SpecError: strictness has no limit to hold to.
         DataError: what a limit is about was not measured, or nothing can be judged.
     """
-    _check_limits(limits)
+    check_limits(limits)
     checks: list[Check] = []
     if comparison.difference is not None:
         checks.append(_metric(comparison, comparison.difference, limits))
@@ -184,106 +176,24 @@ def _metric_words(difference: Difference, share: bool, limits: GateLimits, statu
     return f"{shown}: within the limit {limit:g} as measured, not proved with {samples}{would}"
 
 
-def append_summary(path: Path, markdown: str) -> None:
-    """Add text to the summary of a CI job, to which other steps add theirs.
-
-    Raises:
-        SpecError: the file cannot be written.
-        InputError: the disk is full.
-    """
-    with disk_errors(path.parent):
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        with os.fdopen(handle, "a", encoding="utf-8") as stream:
-            stream.write(markdown)
+def drop_words(difference: Difference, *, share: bool) -> str:
+    """Return how much worse or better the candidate is, with interval and chance."""
+    if difference.equal:
+        return f"the same on all {formats.plural(difference.samples, 'sample')}"
+    size, interval, worse = loss_words(difference.drop, difference.ci95, share=share)
+    amount = f"{'worse' if worse else 'better'} by {size}" if difference.drop else "no difference"
+    chance = f" ({probability(difference.p)})" if worse else ""
+    return f"{amount}, 95 % interval {interval}{chance}"
 
 
-def junit_text(result: GateResult) -> str:
-    """Return a test suite with one case for each check; without times, so that it is repeatable.
-
-    What is undecided and let pass is a case that passed, with the words in its output.
-    """
-    side = result.comparison.candidate
-    suite = Tree.Element(
-        "testsuite",
-        name="compress gate",
-        tests=str(len(result.checks)),
-        failures=str(sum(not check.ok for check in result.checks)),
-        errors="0",
-        skipped="0",
-    )
-    model = _printable(f"{side.run.report['name']}.{side.name}")
-    for check in result.checks:
-        suite.append(_case(check, model))
-    root = Tree.Element("testsuites")
-    root.append(suite)
-    Tree.indent(root)
-    text = Tree.tostring(root, encoding="unicode")
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n'
+def loss_words(drop: float, ci95: tuple[float, float], *, share: bool) -> tuple[str, str, bool]:
+    """Return the size of a drop or a gain, its interval, and whether it is a drop."""
+    worse = drop >= 0
+    bounds = ci95 if worse else (-ci95[1], -ci95[0])
+    size = formats.metric_change(abs(drop), share=share)
+    return size, formats.metric_change_interval(bounds, share=share), worse
 
 
-def _case(check: Check, model: str) -> Tree.Element:
-    case = Tree.Element("testcase", classname=model, name=check.name)
-    text = _printable(check.text)
-    if not check.ok:
-        failure = Tree.SubElement(case, "failure", message=text, type=check.status)
-        failure.text = text
-    else:
-        Tree.SubElement(case, "system-out").text = f"{check.status}: {text}"
-    return case
-
-
-def _printable(text: str) -> str:
-    """Show control characters, which XML cannot hold, by their escapes."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-@dataclass(frozen=True)
-class GateFiles:
-    """What a gate writes.
-
-    Attributes:
-        history: the file that the candidate is added to.
-        label: what the history calls the candidate.
-    """
-
-    junit: Path | None = None
-    markdown: Path | None = None
-    history: Path | None = None
-    label: str = ""
-
-
-def run_gate(
-    base: Path,
-    candidate: Path,
-    options: CompareOptions,
-    limits: GateLimits,
-    files: GateFiles,
-    progress: Progress,
-) -> tuple[GateResult, Trend | None]:
-    """Hold a run against another one, and write what was asked for.
-
-    Artifacts are timed where that is judged. The result is added to the file that
-    ``GITHUB_STEP_SUMMARY`` names, where it is set.
-
-    Args:
-        base: output folder or report of the run that is compared with.
-        candidate: the same of the run that is judged.
-
-    Raises:
-        CompressorError: the runs cannot be compared, or a file cannot be written.
-    """
-    _check_limits(limits)  # before the runs are compared, which takes its time
-    timing = options.timing and limits.latency_ratio is not None
-    comparison = compare_runs(base, candidate, replace(options, timing=timing), progress)
-    result = judge(comparison, limits)
-    trend = None
-    if files.history is not None:
-        trend = record(files.history, comparison.candidate, files.label, options.allowed)
-    text = gate_markdown(result, trend)
-    if files.junit is not None:
-        write_text(files.junit, junit_text(result))
-    if files.markdown is not None:
-        write_text(files.markdown, text)
-    if os.environ.get(SUMMARY):
-        append_summary(Path(os.environ[SUMMARY]), text)
-    return result, trend
+def probability(p: float) -> str:
+    """Format the chance of so large a loss between equally good models."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"

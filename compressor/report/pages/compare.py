@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from compressor.lab.compare.gate import drop_words, loss_words, probability
 from compressor.lab.compare.statistics import Difference
 from compressor.lab.compare.trend import LevelChange, Point, Trend
 from compressor.lab.inspect.path import REPORT
@@ -144,16 +145,6 @@ def _evidence(difference: Difference) -> str:
     return f"{difference.method}: {lost} of {samples} lost, {won} won"
 
 
-def drop_words(difference: Difference, *, share: bool) -> str:
-    """Return how much worse or better the candidate is, with interval and chance."""
-    if difference.equal:
-        return f"the same on all {formats.plural(difference.samples, 'sample')}"
-    size, interval, worse = _loss(difference.drop, difference.ci95, share=share)
-    amount = f"{'worse' if worse else 'better'} by {size}" if difference.drop else "no difference"
-    chance = f" ({_probability(difference.p)})" if worse else ""
-    return f"{amount}, 95 % interval {interval}{chance}"
-
-
 def change_lines(trend: Trend) -> list[str]:
     """Return a sentence for each step of the metric, or that there is none."""
     if not trend.changes:
@@ -165,27 +156,14 @@ def change_lines(trend: Trend) -> list[str]:
 
 
 def _change_line(trend: Trend, change: LevelChange) -> str:
-    size, interval, _ = _loss(change.drop, change.ci95, share=trend.unit == "%")
+    size, interval, _ = loss_words(change.drop, change.ci95, share=trend.unit == "%")
     worse = change.drop > 0
     stepped = "stepped down" if worse == trend.higher_is_better else "stepped up"
     return (
         f"{trend.metric} {stepped} at run {change.index + 1}, {change.label!r}: "
         f"{'worse' if worse else 'better'} by {size}, 95 % interval {interval} "
-        f"({_probability(change.p)})"
+        f"({probability(change.p)})"
     )
-
-
-def _loss(drop: float, ci95: tuple[float, float], *, share: bool) -> tuple[str, str, bool]:
-    """Return the size of a drop or a gain, its interval, and whether it is a drop."""
-    worse = drop >= 0
-    bounds = ci95 if worse else (-ci95[1], -ci95[0])
-    size = formats.metric_change(abs(drop), share=share)
-    return size, formats.metric_change_interval(bounds, share=share), worse
-
-
-def _probability(p: float) -> str:
-    """Format the chance of so large a loss between equally good models."""
-    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
 
 
 def point_texts(trend: Trend, point: Point) -> tuple[str, str, str, str]:

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from compressor.cli.application import application
-from compressor.lab.compare.gate import SUMMARY
+from compressor.report.gate_files import SUMMARY
 from tests.compressor.lab.compare.made_runs import made_run, results
 from tests.compressor.tiny_project import Project
 

@@ -7,8 +7,9 @@ import pytest
 
 from compressor.errors import SpecError
 from compressor.lab.compare.compare import CompareOptions
-from compressor.lab.compare.gate import SUMMARY, GateFiles, GateLimits, run_gate
+from compressor.lab.compare.gate import GateLimits
 from compressor.progress import Silent
+from compressor.report.gate_files import SUMMARY, GateFiles, run_gate
 from tests.compressor.lab.compare.made_runs import made_run, results
 
 STORED = CompareOptions(timing=False)
