@@ -24,7 +24,6 @@ from compressor.types.passes import LayerRule
 Rank: TypeAlias = Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, le=1)]
 
 _FLOATS = ("float32", "float16", "bfloat16", "float64")
-_VIEWS = ("Transpose", "Identity")
 
 
 class LowRankRule(LayerRule):

@@ -184,7 +184,7 @@ def test_an_onnx_file_whose_upgrade_computes_something_else(
     on_onnx: Project, monkeypatch: pytest.MonkeyPatch
 ):
     """The file as it is and the graph that passes work on are run side by side."""
-    original = onnx_carrier.clean
+    original = onnx_carrier.make_plain
 
     def spoiled(model: ir.Model) -> None:
         original(model)
@@ -192,7 +192,7 @@ def test_an_onnx_file_whose_upgrade_computes_something_else(
         assert bias.const_value is not None
         bias.const_value = ir.tensor(bias.const_value.numpy() + 1, name="fc.bias")
 
-    monkeypatch.setattr(onnx_carrier, "clean", spoiled)
+    monkeypatch.setattr(onnx_carrier, "make_plain", spoiled)
     with pytest.raises(InputError) as caught:
         on_onnx.run()
     assert "the graph made of it gives other values for output 'logits'" in str(caught.value)

@@ -19,7 +19,6 @@ from compressor.run.metrics import MSE
 from compressor.types.carrier import Carrier
 from compressor.types.passes import PassContext
 from tests.compressor.passes.train.distill_models import (
-    CONTEXT,
     Killed,
     Unlabelled,
     as_onnx,
@@ -59,7 +58,7 @@ def test_alpha_weighs_target_and_teacher(tmp_path: Path) -> None:
     }
     assert term(found[0.5], "hard") == pytest.approx(2 * term(found[0.25], "hard"), rel=1e-3)
     assert term(found[0.25], "soft") == pytest.approx(1.5 * term(found[0.5], "soft"), rel=1e-3)
-    assert Distill(alpha=0.5).survey(student(), CONTEXT).labels
+    assert Distill(alpha=0.5).labelled
 
 
 def test_numbers_are_drawn_to_the_teachers(tmp_path: Path) -> None:

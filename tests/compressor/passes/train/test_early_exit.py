@@ -218,9 +218,7 @@ def test_the_plan_knows_the_model_as_it_is_at_most(plain: Outcome) -> None:
     names = [layer.name for layer in planned.layers()]
     assert [n for n in names if not n.startswith("exit")] == [x.name for x in start.layers()]
     assert macs(planned.graph()) >= macs(plain.carrier.graph()) > macs(start.graph())
-    assert (
-        not EarlyExit.model_validate({"exits": EXITS, "alpha": 0.0}).survey(start, CONTEXT).labels
-    )
+    assert not EarlyExit.model_validate({"exits": EXITS, "alpha": 0.0}).labelled
 
 
 def test_nobody_leaving_is_an_error_that_says_what_would_help(tmp_path: Path) -> None:
