@@ -189,7 +189,7 @@ def narrow(model: ir.Model) -> None:
         if book is not None and book.bits <= _BITS:
             _narrow(codes)
     for node in all_nodes(model.graph):
-        if not is_op(node, "DequantizeLinear") or _bits(node) != _BITS:
+        if not is_op(node, "DequantizeLinear") or int(node.metadata_props.get(BITS, 0)) != _BITS:
             continue
         for value in (node.inputs[0], *node.inputs[2:]):
             if value is not None:
@@ -202,10 +202,6 @@ def _narrow(value: ir.Value) -> None:
         lazy = partial(_converted, tensor, dtype)
         value.const_value = ir.LazyTensor(lazy, dtype, _shape(tensor), name=value.name)
         value.type = ir.TensorType(dtype)  # copies of a graph share the type of a value
-
-
-def _bits(node: ir.Node) -> int:
-    return int(node.metadata_props.get(BITS, 0))
 
 
 def _converted(tensor: ir.TensorProtocol, dtype: ir.DataType) -> ir.TensorProtocol:

@@ -28,7 +28,10 @@ def parameters(model: ir.Model) -> int:
     Scales, zero points and tables of codes are not counted, nor are integer constants such as
     shapes, single numbers, and the running statistics of batch-norm, which nobody trained.
     """
-    side = _quantization_parameters(model) | _running_statistics(model)
+    side = _quantization_parameters(model)
+    for node in all_nodes(model.graph):
+        if operator(node).running_statistics:
+            side.update(v.name for v in node.inputs[3:] if v is not None and v.name)
     packed = _packed(model)
     total = 0
     for name, value in model.graph.initializers.items():
@@ -109,11 +112,6 @@ def _packed(model: ir.Model) -> dict[str, int]:
             each = prod((static_shape(table) or ())[1:])
             packed[codes.name or ""] = prod(static_shape(codes) or ()) * each
     return packed
-
-
-def _running_statistics(model: ir.Model) -> set[str]:
-    norms = (n for n in all_nodes(model.graph) if operator(n).running_statistics)
-    return {v.name for node in norms for v in node.inputs[3:] if v is not None and v.name}
 
 
 def _quantization_parameters(model: ir.Model) -> set[str]:

@@ -57,7 +57,12 @@ def clean(model: ir.Model) -> None:
         common.RemoveInitializersFromInputsPass(),
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
     ]
-    parameters = _parameters(model)
+    parameters = frozenset(
+        name
+        for name, value in model.graph.initializers.items()
+        if value.dtype is not None
+        and (value.dtype.is_floating_point() or value.dtype in INTEGER_CODES)
+    )
     for step in lifted:
         step(model)
     fold_constants(
@@ -80,16 +85,6 @@ def clean(model: ir.Model) -> None:
 def infer_shapes(model: ir.Model) -> None:
     """Run ONNX shape inference in place; weights are not read."""
     common.ShapeInferencePass(check_type=False, strict_mode=False)(model)
-
-
-def _parameters(model: ir.Model) -> frozenset[str]:
-    """Return the names of float initializers, and of integer ones that may be codes of floats."""
-    return frozenset(
-        name
-        for name, value in model.graph.initializers.items()
-        if value.dtype is not None
-        and (value.dtype.is_floating_point() or value.dtype in INTEGER_CODES)
-    )
 
 
 def _folds(node: ir.Node, parameters: frozenset[str]) -> bool:

@@ -188,7 +188,21 @@ def converted(model: ir.Model, opset: int) -> ir.Model:
     proto.ir_version = max(proto.ir_version, 4)  # initializers need not be inputs from there on
     _drop_defaults(proto.graph, model.opset_imports.get("", opset), opset)
     inputs = len(proto.graph.input)
-    _give_as_inputs(proto.graph, parts.tensors)
+    # Turn empty initializers into inputs, except those whose values a conversion reads.
+    filled = []
+    for empty in proto.graph.initializer:
+        tensor = parts.tensors[empty.name]
+        lazy = isinstance(tensor, ir.LazyTensor)
+        if tensor.dtype == ir.DataType.INT64 and tensor.nbytes <= _READ_BY_CONVERTER and not lazy:
+            empty.raw_data = tensor.tobytes()
+            filled.append(empty)
+            continue
+        proto.graph.input.append(
+            helper.make_tensor_value_info(empty.name, empty.data_type, list(empty.dims))
+        )
+    kept = [TensorProto.FromString(tensor.SerializeToString()) for tensor in filled]
+    del proto.graph.initializer[:]
+    proto.graph.initializer.extend(kept)
     result = ir.from_proto(onnx.version_converter.convert_version(proto, opset))
     graph = result.graph
     # Deleting a slice would leave these values marked as inputs.
@@ -198,24 +212,6 @@ def converted(model: ir.Model, opset: int) -> ir.Model:
         graph.register_initializer(value)
     _restore_types(model, result)
     return result
-
-
-def _give_as_inputs(graph: onnx.GraphProto, tensors: dict[str, ir.TensorProtocol]) -> None:
-    """Turn empty initializers into inputs, except those whose values a conversion reads."""
-    filled = []
-    for empty in graph.initializer:
-        tensor = tensors[empty.name]
-        lazy = isinstance(tensor, ir.LazyTensor)
-        if tensor.dtype == ir.DataType.INT64 and tensor.nbytes <= _READ_BY_CONVERTER and not lazy:
-            empty.raw_data = tensor.tobytes()
-            filled.append(empty)
-            continue
-        graph.input.append(
-            helper.make_tensor_value_info(empty.name, empty.data_type, list(empty.dims))
-        )
-    kept = [TensorProto.FromString(tensor.SerializeToString()) for tensor in filled]
-    del graph.initializer[:]
-    graph.initializer.extend(kept)
 
 
 def _drop_defaults(graph: onnx.GraphProto, have: int, opset: int) -> None:

@@ -181,13 +181,20 @@ def starter_text(model: Path, relative: str, spec: str) -> str:
     """
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", model.resolve().stem).strip("-._") or "model"
     if model.suffix == ".onnx":
-        inputs = _onnx_inputs(model)
+        from compressor.graph.values import tensor_spec
+        from compressor.models.onnx.file import read_onnx
+
+        graph = read_onnx(model).graph
+        inputs = tuple(tensor_spec(value) for value in graph.inputs if not value.is_initializer())
         middle = _ONNX.format(model=scalar(relative), inputs=_listed(inputs))
     elif (model / "config.json").is_file():
         return _head(model, spec, name) + _pretrained(model, relative) + _rest(name)
     else:
         inputs = (TensorSpec("image", ("batch", 3, 224, 224), "float32"),)
-        middle = _torch(model, relative)
+        from compressor.lab.inspect.checkpoint import headers
+
+        tensors, parameters = headers(model)
+        middle = _TORCH.format(model=scalar(relative), tensors=tensors, parameters=parameters)
     return _head(model, spec, name) + middle + _arrays(inputs) + _PASSES + _rest(name)
 
 
@@ -199,7 +206,9 @@ def _head(model: Path, spec: str, name: str) -> str:
 
 def _arrays(inputs: Sequence[TensorSpec]) -> str:
     mapping = "\n".join(f"      {scalar(i.name)}: {scalar(i.name)}" for i in inputs)
-    return _DATA.format(mapping=mapping, batch=_batch(inputs))
+    first = inputs[0].shape[:1] if inputs else ()
+    batch = first[0] if first and isinstance(first[0], int) else 32
+    return _DATA.format(mapping=mapping, batch=batch)
 
 
 def _rest(name: str) -> str:
@@ -217,21 +226,6 @@ def _escaped(character: str) -> str:
     if character in '"\\':
         return "\\" + character
     return character if character.isprintable() else f"\\U{ord(character):08x}"
-
-
-def _onnx_inputs(model: Path) -> tuple[TensorSpec, ...]:
-    from compressor.graph.values import tensor_spec
-    from compressor.models.onnx.file import read_onnx
-
-    graph = read_onnx(model).graph
-    return tuple(tensor_spec(value) for value in graph.inputs if not value.is_initializer())
-
-
-def _torch(model: Path, relative: str) -> str:
-    from compressor.lab.inspect.checkpoint import headers
-
-    tensors, parameters = headers(model)
-    return _TORCH.format(model=scalar(relative), tensors=tensors, parameters=parameters)
 
 
 def _pretrained(model: Path, relative: str) -> str:
@@ -262,12 +256,6 @@ def _listed(inputs: Sequence[TensorSpec]) -> str:
 
 def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
-
-
-def _batch(inputs: Sequence[TensorSpec]) -> int:
-    """Return the batch size that the model is fixed to, or a usual one."""
-    first = inputs[0].shape[:1] if inputs else ()
-    return first[0] if first and isinstance(first[0], int) else 32
 
 
 @dataclass(frozen=True)

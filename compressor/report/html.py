@@ -14,7 +14,7 @@ from markupsafe import Markup
 from compressor.lab.compare.trend import Trend
 from compressor.report import formats
 from compressor.report.layer_table import Distributions, distributions, layer_table, trainings
-from compressor.report.page import Bar, Interval, Table
+from compressor.report.page import Bar, Interval
 from compressor.report.pages.compare import change_lines, point_texts
 from compressor.report.past_runs import NONE, Point, Related, points
 from compressor.report.tables import (
@@ -66,6 +66,9 @@ def html_report(report: Report, related: Related = NONE, history: Trend | None =
     counted = distributions(report)
     runs = [] if history is None else _past_runs(history)
     plotted = points(report, related) if related.reports else []
+    content = model_table(report)
+    measured = {"chart": report["baseline"]["metric"] is not None}
+    keep = [measured.get(column.kind, True) for column in content.columns]
     return _template().render(
         report=report,
         headline=headline(report),
@@ -75,7 +78,7 @@ def html_report(report: Report, related: Related = NONE, history: Trend | None =
         tiles=_tiles(report),
         metric=metric_name(report),
         metric_title=metric_title(report),
-        models=_models(report),
+        models=content.picked([*keep[:-2], not memory_missing(report), False]),
         unweighed=memory_missing(report),
         limits=limit_table(report),
         passes=pass_table(report),
@@ -96,14 +99,6 @@ def html_report(report: Report, related: Related = NONE, history: Trend | None =
         most_files=_MOST_FILES,
         formats=formats,
     )
-
-
-def _models(report: Report) -> Table:
-    """Return the table of models: verdicts stand above it, charts and memory if there are any."""
-    content = model_table(report)
-    measured = {"chart": report["baseline"]["metric"] is not None}
-    keep = [measured.get(column.kind, True) for column in content.columns]
-    return content.picked([*keep[:-2], not memory_missing(report), False])
 
 
 @cache

@@ -239,18 +239,14 @@ def distributions(report: Report) -> Distributions:
 def _layer(item: Mapping[str, Any], row: Mapping[str, Any]) -> LayerDistributions:
     shown = []
     if item["weight"] is not None:
-        words = _weight_words(item["weight"], row["scheme"])
+        whole = "/tensor" in row["scheme"]
+        words = _words(item["weight"], "range" if whole else "together its ranges span")
         shown.append(Distribution("Weight", words, item["weight"]))
     if item["input"] is not None:
         title = f"Input, {formats.plural(item['input']['samples'], 'sample')}"
         shown.append(Distribution(title, _input_words(item["input"]), item["input"]))
     sqnr = "" if row["sqnr_db"] is None else formats.decibel(row["sqnr_db"])
     return LayerDistributions(item["name"], row["scheme"], sqnr, tuple(shown))
-
-
-def _weight_words(entry: Mapping[str, Any], scheme: str) -> str:
-    whole = "/tensor" in scheme
-    return _words(entry, "range" if whole else "together its ranges span")
 
 
 def _input_words(entry: Mapping[str, Any]) -> str:

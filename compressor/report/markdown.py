@@ -38,9 +38,16 @@ def markdown_report(report: Mapping[str, Any]) -> str:
         "environment": text(f"Measured on {environment_words(report)}."),
     }
     shown = {title: section for title, section in sections.items() if section}
+    # Move the verdicts of the last column in front of the names.
+    content = model_table(report)
+    rows = []
+    for name, *rest, verdict in content.rows:
+        assert isinstance(name, Cell)
+        assert isinstance(verdict, Cell)
+        rows.append([Cell(name.text, code=name.code, tag=name.tag, ok=verdict.ok), *rest])
     blocks = [
         _verdict(report),
-        table(_marked(model_table(report))),
+        table(Table(content.columns[:-1], rows)),
         f"{', '.join(facts(report))}.",
         listed(text(reason) for reason in missing_reasons(report)),
         f"<details>\n<summary>{', '.join(shown).capitalize()}</summary>",
@@ -99,16 +106,6 @@ def _passes(report: Mapping[str, Any]) -> str:
 
 def _section(title: str, content: Table) -> str:
     return f"## {title}\n\n{table(content)}" if content.rows else ""
-
-
-def _marked(content: Table) -> Table:
-    """Move the verdicts of the last column in front of the names."""
-    rows = []
-    for name, *rest, verdict in content.rows:
-        assert isinstance(name, Cell)
-        assert isinstance(verdict, Cell)
-        rows.append([Cell(name.text, code=name.code, tag=name.tag, ok=verdict.ok), *rest])
-    return Table(content.columns[:-1], rows)
 
 
 def _heading(column: Column) -> str:

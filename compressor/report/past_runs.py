@@ -74,7 +74,9 @@ def related_runs(output: Path, report: Report) -> Related:
     others = 0
     for folder in _folders(output):
         try:
-            other = _read(folder / _REPORT)
+            other = json.loads((folder / _REPORT).read_text(encoding="utf-8"))
+            if not isinstance(other, dict):
+                raise TypeError(f"{_REPORT} is no object")
             same = _identity(other) == identity
             if same:
                 list(_points(folder.name, other, own=False))  # raises where something is missing
@@ -99,7 +101,16 @@ def points(report: Report, related: Related) -> list[Point]:
     for name, other in related.reports.items():
         measured += _points(name, other, own=False)
     higher = bool((report["baseline"]["metric"] or {}).get("higher_is_better", True))
-    return _judged(measured, higher)
+    sign = 1.0 if higher else -1.0
+    sizes = [(p.size_ratio, -sign * p.metric) for p in measured]
+    times = [(p.latency_ratio, -sign * p.metric) for p in measured if p.latency_ratio is not None]
+    judged = []
+    for point in measured:
+        loss = -sign * point.metric
+        timed = point.latency_ratio is not None and _beaten((point.latency_ratio, loss), times)
+        size = _beaten((point.size_ratio, loss), sizes)
+        judged.append(replace(point, beaten_in_size=size, beaten_in_latency=timed))
+    return judged
 
 
 def _folders(output: Path) -> Iterator[Path]:
@@ -114,13 +125,6 @@ def _identity(report: Report) -> tuple[Any, ...]:
     """Return what must be equal for two runs to be compared."""
     identity, metric = report["identity"], report["baseline"]["metric"]
     return identity["model"], identity["data"], identity["metric_code"], metric and metric["name"]
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
-        raise TypeError(f"{path.name} is no object")
-    return content
 
 
 def _problem(error: Exception) -> str:
@@ -150,20 +154,6 @@ def _points(name: str, report: Report, *, own: bool) -> Iterator[Point]:
 def _pair(bounds: Sequence[Any]) -> tuple[float, float]:
     low, high = bounds
     return float(low), float(high)
-
-
-def _judged(points: Sequence[Point], higher_is_better: bool) -> list[Point]:
-    """Mark the points that another one beats."""
-    sign = 1.0 if higher_is_better else -1.0
-    sizes = [(p.size_ratio, -sign * p.metric) for p in points]
-    times = [(p.latency_ratio, -sign * p.metric) for p in points if p.latency_ratio is not None]
-    judged = []
-    for point in points:
-        loss = -sign * point.metric
-        timed = point.latency_ratio is not None and _beaten((point.latency_ratio, loss), times)
-        size = _beaten((point.size_ratio, loss), sizes)
-        judged.append(replace(point, beaten_in_size=size, beaten_in_latency=timed))
-    return judged
 
 
 def _beaten(point: tuple[float, float], others: Sequence[tuple[float, float]]) -> bool:

@@ -56,7 +56,18 @@ def run_spec(
         CompressorError: the run cannot continue; finished passes are kept for the next run.
     """
     progress = progress or Silent()
-    _check_output(spec.output, options.force)
+    # Refuse a folder that holds somebody else's files, unless that is forced.
+    if spec.output.exists() and not spec.output.is_dir():
+        raise SpecError(f"output {str(spec.output)!r}", "is a file", "name a folder")
+    foreign = (
+        spec.output.is_dir() and not (spec.output / STORE).is_dir() and any(spec.output.iterdir())
+    )
+    if foreign and not options.force:
+        raise SpecError(
+            f"output {str(spec.output)!r}",
+            "holds files that no run of compressor made",
+            "name another folder, empty this one, or replace files of the same names with --force",
+        )
     with progress.stage("plan"):
         plan = make_plan(spec)
         if options.history is not None:
@@ -117,20 +128,3 @@ def _stale(output: Path, kept: Sequence[str]) -> list[str]:
         and (output / name).is_file()
         and file_sha256(output / name) == digest
     ]
-
-
-def _check_output(output: Path, force: bool) -> None:
-    """Refuse a folder that holds somebody else's files, unless that is forced.
-
-    Raises:
-        SpecError: it is a file, or a folder that no run made.
-    """
-    if output.exists() and not output.is_dir():
-        raise SpecError(f"output {str(output)!r}", "is a file", "name a folder")
-    foreign = output.is_dir() and not (output / STORE).is_dir() and any(output.iterdir())
-    if foreign and not force:
-        raise SpecError(
-            f"output {str(output)!r}",
-            "holds files that no run of compressor made",
-            "name another folder, empty this one, or replace files of the same names with --force",
-        )

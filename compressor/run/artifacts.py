@@ -99,7 +99,17 @@ def _written(
         return folder, stored_result["files"]
     workspace.load()
     if workspace.first:
-        _write(workspace, key, exporter, carrier, context)
+        label = f"export {exporter.format}"
+        total = model_bytes(workspace.plan.model.carrier) if exporter.resumes else None
+        with (
+            workspace.progress.stage(label, total) as advance,
+            workspace.store.write(key, resumable=exporter.resumes) as (staged, result),
+        ):
+            (staged / _FILES).mkdir(exist_ok=True)
+            hashes: dict[str, str] = {}
+            reporting = replace(context, advance=advance, hashed=hashes.__setitem__)
+            paths = exporter.write(carrier, staged / _FILES, reporting)
+            result["files"] = [_described(p, staged / _FILES, hashes) for p in paths]
     elif exporter.resumes:
         partial = workspace.store.partial(key) / _FILES
         partial.mkdir(parents=True, exist_ok=True)
@@ -108,22 +118,6 @@ def _written(
     stored = workspace.store.read(key)
     assert stored is not None
     return folder, stored["files"]
-
-
-def _write(
-    workspace: Workspace, key: str, exporter: Exporter, carrier: Carrier, context: ExportContext
-) -> None:
-    label = f"export {exporter.format}"
-    total = model_bytes(workspace.plan.model.carrier) if exporter.resumes else None
-    with (
-        workspace.progress.stage(label, total) as advance,
-        workspace.store.write(key, resumable=exporter.resumes) as (staged, result),
-    ):
-        (staged / _FILES).mkdir(exist_ok=True)
-        hashes: dict[str, str] = {}
-        reporting = replace(context, advance=advance, hashed=hashes.__setitem__)
-        paths = exporter.write(carrier, staged / _FILES, reporting)
-        result["files"] = [_described(p, staged / _FILES, hashes) for p in paths]
 
 
 def _described(path: Path, folder: Path, hashes: Mapping[str, str]) -> dict[str, Any]:

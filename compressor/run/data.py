@@ -124,46 +124,38 @@ def check_data(
             raise DataError(f"{data.role} data", "has no samples", "check the source")
         sample = data.first(1)
         _check_batch(data, sample, inputs)
-        _check_indices(data, sample, limits or {})
+        # Refuse token ids beyond the model's vocabulary.
+        for name, rows in (limits or {}).items():
+            indices = sample[name]
+            wrong = indices[(indices < -rows) | (indices >= rows)]
+            if wrong.size:
+                raise DataError(
+                    f"{data.role} data, input {name!r}",
+                    f"holds {wrong.flat[0]}, and the model's table has {rows} rows",
+                    "use the tokenizer that belongs to the model",
+                )
         fixed = _fixed_batch(inputs)
         if fixed is not None:
-            _check_fixed(data, fixed, info.samples)
-
-
-def _check_indices(data: Data, sample: Batch, limits: Mapping[str, int]) -> None:
-    """Refuse token ids beyond the model's vocabulary."""
-    for name, rows in limits.items():
-        indices = sample[name]
-        wrong = indices[(indices < -rows) | (indices >= rows)]
-        if wrong.size:
-            raise DataError(
-                f"{data.role} data, input {name!r}",
-                f"holds {wrong.flat[0]}, and the model's table has {rows} rows",
-                "use the tokenizer that belongs to the model",
-            )
+            # Refuse batches, including the last, that differ from the model's fixed batch.
+            if data.batch != fixed:
+                raise SpecError(
+                    f"data.{data.role}.batch",
+                    f"is {data.batch}, and the model takes {fixed} samples at a time",
+                    f"set batch: {fixed}",
+                )
+            if info.samples is not None and info.samples % fixed:
+                whole = info.samples - info.samples % fixed
+                raise SpecError(
+                    f"{data.role} data",
+                    f"has {info.samples} samples, and the model takes {fixed} at a time",
+                    f"set samples: {whole}" if whole else f"give at least {fixed} samples",
+                )
 
 
 def _fixed_batch(inputs: Sequence[TensorSpec]) -> int | None:
     """Return the model's fixed batch size, or ``None`` if it takes any."""
     first = inputs[0].shape[0] if inputs and inputs[0].shape else None
     return first if isinstance(first, int) else None
-
-
-def _check_fixed(data: Data, fixed: int, samples: int | None) -> None:
-    """Refuse batches, including the last, that differ from the model's fixed batch."""
-    if data.batch != fixed:
-        raise SpecError(
-            f"data.{data.role}.batch",
-            f"is {data.batch}, and the model takes {fixed} samples at a time",
-            f"set batch: {fixed}",
-        )
-    if samples is not None and samples % fixed:
-        whole = samples - samples % fixed
-        raise SpecError(
-            f"{data.role} data",
-            f"has {samples} samples, and the model takes {fixed} at a time",
-            f"set samples: {whole}" if whole else f"give at least {fixed} samples",
-        )
 
 
 def _check_batch(data: Data, sample: Mapping[str, object], inputs: Sequence[TensorSpec]) -> None:

@@ -119,9 +119,24 @@ def _pass_entries(workspace: Workspace, steps: Sequence[Step]) -> list[dict[str,
     before = workspace.baseline_evaluation
     for index, step in enumerate(steps):
         after = workspace.evaluated(step.key, step.carrier.runner, f"after {step.name}")
+        metric, baseline = workspace.plan.metric, workspace.baseline_evaluation
+        drop = None
+        if after is not None and baseline is not None and metric is not None:
+            drop = metric.drop(baseline.metric, after.metric)
         entries.append(
             {
-                **_pass_entry(workspace, step, after),
+                "pass": step.name,
+                "seconds": step.result["seconds"],
+                "cached": step.cached,
+                "metric": None if after is None else after.metric,
+                "metric_drop": drop,
+                "sqnr_db": None if after is None else after.sqnr_db,
+                "bytes": step.result["bytes"],
+                "weakest": weakest_layer(list(step.result["layers"])),
+                "notes": step.result["notes"],
+                "training": step.result.get("training"),
+                "layers": step.result["layers"],
+                "histograms": step.result.get("histograms", []),
                 "untrained": _untrained(workspace, step, before, after),
                 "attribution": attribution(workspace, index, steps),
             }
@@ -147,25 +162,4 @@ def _untrained(
         "metric_drop": lost,
         "won_back": 100 * (lost - left) / lost if lost > 0 else None,
         "won_back_reason": None if lost > 0 else "nothing was lost without training",
-    }
-
-
-def _pass_entry(workspace: Workspace, step: Step, evaluation: Evaluation | None) -> dict[str, Any]:
-    metric, baseline = workspace.plan.metric, workspace.baseline_evaluation
-    drop = None
-    if evaluation is not None and baseline is not None and metric is not None:
-        drop = metric.drop(baseline.metric, evaluation.metric)
-    return {
-        "pass": step.name,
-        "seconds": step.result["seconds"],
-        "cached": step.cached,
-        "metric": None if evaluation is None else evaluation.metric,
-        "metric_drop": drop,
-        "sqnr_db": None if evaluation is None else evaluation.sqnr_db,
-        "bytes": step.result["bytes"],
-        "weakest": weakest_layer(list(step.result["layers"])),
-        "notes": step.result["notes"],
-        "training": step.result.get("training"),
-        "layers": step.result["layers"],
-        "histograms": step.result.get("histograms", []),
     }

@@ -203,7 +203,16 @@ def resolve_metric(
     if keys is None:
         keys = "accuracy" if has_target else "cosine"
     if isinstance(keys, MetricKeys) or ":" in keys:
-        return _custom(keys, folder, where)
+        reference = keys if isinstance(keys, str) else keys.function
+        higher = True if isinstance(keys, str) else keys.higher_is_better
+        with located(where), importable([folder]):
+            function = load_symbol(reference, "metric")
+
+        def call(outputs: Batch, target: Any) -> Array:
+            only = _only(outputs) if len(outputs) == 1 else outputs
+            return np.asarray(function(only, target))
+
+        return Metric(reference, call, higher, code=function)
     with located(where):
         metric: Metric = catalog.load("metric", keys)
     if has_target:
@@ -216,16 +225,3 @@ def resolve_metric(
             where=where,
         )
     return replace(metric, against_float=True)
-
-
-def _custom(keys: str | MetricKeys, folder: Path, where: str) -> Metric:
-    reference = keys if isinstance(keys, str) else keys.function
-    higher = True if isinstance(keys, str) else keys.higher_is_better
-    with located(where), importable([folder]):
-        function = load_symbol(reference, "metric")
-
-    def call(outputs: Batch, target: Any) -> Array:
-        only = _only(outputs) if len(outputs) == 1 else outputs
-        return np.asarray(function(only, target))
-
-    return Metric(reference, call, higher, code=function)

@@ -258,9 +258,15 @@ def open_other_model(
     declared = validate(ModelKeys, dict(keys), spec.document, path)
     if declared.factory is not None and not declared.inputs:
         declared = declared.model_copy(update={"inputs": {i.name: _input_keys(i) for i in inputs}})
+    # The document as if the keys at this path were under ``model``.
+    lines = {
+        (_MODEL, *place[len(path) :]): line
+        for place, line in spec.document.lines.items()
+        if place[: len(path)] == path
+    }
     named = replace(
         spec,
-        document=_as_model(spec.document, path),
+        document=replace(spec.document, lines=lines or {(_MODEL,): _nearest(spec.document, path)}),
         model=declared,
         checkpoint=_file(spec, declared.checkpoint, (*path, "checkpoint")),
         onnx=_file(spec, declared.onnx, (*path, "onnx")),
@@ -310,16 +316,6 @@ def _input_keys(spec: TensorSpec) -> InputKeys:
         for axis, length in enumerate(spec.shape)
     )
     return InputKeys.model_construct(shape=shape, dtype=spec.dtype)
-
-
-def _as_model(document: Document, path: KeyPath) -> Document:
-    """Return the document as if the keys at a path were under ``model``."""
-    lines = {
-        (_MODEL, *place[len(path) :]): line
-        for place, line in document.lines.items()
-        if place[: len(path)] == path
-    }
-    return replace(document, lines=lines or {(_MODEL,): _nearest(document, path)})
 
 
 def _nearest(document: Document, path: KeyPath) -> int:

@@ -118,7 +118,18 @@ def pass_parts(workspace: Workspace, index: int, planned: PassPlan) -> dict[str,
 
 def _step(workspace: Workspace, task: _Task) -> Step:
     if not workspace.runs:
-        return _recipe(workspace, task.declared, task.key, task.carrier)
+        # The model is streamed: what the pass says is done when tensors are written.
+        survey = task.declared.survey(task.carrier, workspace.plan.context)
+        start = time.perf_counter()
+        with workspace.progress.stage(task.declared.name):
+            outcome = _direct(task.declared).apply(task.carrier, _watched(workspace), {})
+        result = {
+            "seconds": time.perf_counter() - start,
+            "bytes": model_bytes(outcome.carrier),
+            "layers": _layers(workspace, outcome, outcome.carrier),
+            "notes": list(dict.fromkeys([*survey.notes, *outcome.notes, *_weight_notes(outcome)])),
+        }
+        return Step(task.declared.name, task.key, outcome.carrier, result, cached=False)
     key, declared = task.key, task.declared
     cached = workspace.store.read(key)
     workspace.ranks.wait()  # all have looked before the first writes
@@ -165,21 +176,6 @@ def _compute(workspace: Workspace, task: _Task) -> None:
             training=outcome.training,
             untrained=outcome.untrained is not None,
         )
-
-
-def _recipe(workspace: Workspace, declared: Pass, key: str, carrier: Carrier) -> Step:
-    """Apply a pass to a model that is streamed: what it says is done when tensors are written."""
-    survey = declared.survey(carrier, workspace.plan.context)
-    start = time.perf_counter()
-    with workspace.progress.stage(declared.name):
-        outcome = _direct(declared).apply(carrier, _watched(workspace), {})
-    result = {
-        "seconds": time.perf_counter() - start,
-        "bytes": model_bytes(outcome.carrier),
-        "layers": _layers(workspace, outcome, outcome.carrier),
-        "notes": list(dict.fromkeys([*survey.notes, *outcome.notes, *_weight_notes(outcome)])),
-    }
-    return Step(declared.name, key, outcome.carrier, result, cached=False)
 
 
 def _weight_notes(outcome: Outcome) -> list[str]:

@@ -218,31 +218,21 @@ def _data_entry(role: str, value: dict[str, Any], document: Document, folder: Pa
         )
     cls = catalog.load("source", kind)
     _refuse_unknown(options, [*_aliases(cls), *_aliases(DataKeys)], document, path)
-    options |= _paths(cls, options, folder, path, document)
-    filled = {"path": str(location), "fields": _fields(keys), **options}
-    if keys.samples is not None:
-        filled["samples"] = keys.samples
-    return DataEntry(role, kind, validate(cls, filled, document, path), None, keys, where)
-
-
-def _paths(
-    cls: type[Options], options: Mapping[str, Any], folder: Path, path: KeyPath, document: Document
-) -> dict[str, str]:
-    """Resolve those of a source's further options that are paths."""
+    # Resolve those of a source's further options that are paths.
     names = [f.alias or name for name, f in cls.model_fields.items() if f.annotation is Path]
-    return {
+    options |= {
         key: str(resolve_path(options[key], folder, (*path, key), document))
         for key in names
         if isinstance(options.get(key), str)
     }
-
-
-def _fields(keys: DataKeys) -> dict[str, str]:
-    """Map names in a batch to names in the source; the target keeps its own name."""
+    # Map names in a batch to names in the source; the target keeps its own name.
     fields = dict(keys.inputs)
     if keys.target is not None and fields:  # without any, all arrays are read
         fields[keys.target] = keys.target
-    return fields
+    filled = {"path": str(location), "fields": fields, **options}
+    if keys.samples is not None:
+        filled["samples"] = keys.samples
+    return DataEntry(role, kind, validate(cls, filled, document, path), None, keys, where)
 
 
 def _refuse_unknown(

@@ -28,7 +28,10 @@ def spec_schema() -> Schema:
     Raises:
         SpecError: a third party's entry cannot be loaded.
     """
-    passes, exporters, sources = (_classes(k) for k in ("pass", "exporter", "source"))
+    passes, exporters, sources = (
+        {name: catalog.load(k, name) for name in catalog.names(k)}
+        for k in ("pass", "exporter", "source")
+    )
     declared: list[type[Options]] = [
         SpecKeys,
         DataKeys,
@@ -44,7 +47,15 @@ def spec_schema() -> Schema:
     for role in _ROLES:
         entry = definitions["DataSection"]["properties"][role]
         entry["anyOf"] = [_reference(_SOURCE), {"type": "null"}]
-    definitions["ModelKeys"]["oneOf"] = _model_kinds()
+    # What ``ModelKeys`` checks in code: an ONNX file, or a factory and checkpoint.
+    text = {key: {"type": "string"} for key in ("onnx", "factory", "checkpoint")}
+    absent = {"type": "null"}
+    onnx = {"onnx": text["onnx"], "factory": absent, "checkpoint": absent}
+    torch = [{"required": [key], "properties": {key: text[key]}} for key in list(text)[1:]]
+    definitions["ModelKeys"]["oneOf"] = [
+        {"required": ["onnx"], "properties": onnx},
+        {"properties": {"onnx": absent}, "anyOf": torch},
+    ]
     whole = schemas[SpecKeys]
     whole["properties"]["passes"]["items"] = {"oneOf": _references("pass", passes)}
     whole["properties"]["exports"]["items"] = {"oneOf": _references("format", exporters)}
@@ -75,10 +86,6 @@ class _Generator(GenerateJsonSchema):
         made = super().model_schema(schema)
         del made["title"]
         return made
-
-
-def _classes(kind: catalog.Kind) -> dict[str, type[Options]]:
-    return {name: catalog.load(kind, name) for name in catalog.names(kind)}
 
 
 def _schemas(
@@ -127,18 +134,6 @@ def _source(
         "required": [name, *required],
         "additionalProperties": False,
     }
-
-
-def _model_kinds() -> list[Schema]:
-    """Return what ``ModelKeys`` checks in code: an ONNX file, or a factory and checkpoint."""
-    text = {key: {"type": "string"} for key in ("onnx", "factory", "checkpoint")}
-    absent = {"type": "null"}
-    onnx = {"onnx": text["onnx"], "factory": absent, "checkpoint": absent}
-    torch = [{"required": [key], "properties": {key: text[key]}} for key in list(text)[1:]]
-    return [
-        {"required": ["onnx"], "properties": onnx},
-        {"properties": {"onnx": absent}, "anyOf": torch},
-    ]
 
 
 def _references(prefix: str, names: Sequence[str] | Mapping[str, Any]) -> list[Schema]:

@@ -81,7 +81,29 @@ def describe(
         DataError: an array is not numeric, is a scalar or empty, or lengths differ.
     """
     for stored in arrays.values():
-        _check(subject, stored, headers[stored])
+        header = headers[stored]
+        if header.dtype.hasobject:
+            raise DataError(
+                subject,
+                f"array {stored!r} holds Python objects, which only pickle can load",
+                "save it with a numeric dtype (pickles can run code, so they are never loaded)",
+            )
+        if header.dtype.kind not in "biuf":
+            raise DataError(
+                subject,
+                f"array {stored!r} has dtype {header.dtype}",
+                "save it as bool, integers or floats (bfloat16 as float32)",
+            )
+        if not header.shape:
+            raise DataError(
+                subject, f"array {stored!r} is a single number", "save an array, samples first"
+            )
+        if 0 in header.shape:
+            raise DataError(
+                subject,
+                f"array {stored!r} is empty, with shape {list(header.shape)}",
+                "save at least one sample",
+            )
     lengths = {stored: headers[stored].shape[0] for stored in arrays.values()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{stored!r} {length}" for stored, length in lengths.items())
@@ -101,31 +123,6 @@ def describe(
 def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype in this machine's byte order."""
     return dtype.newbyteorder("=")
-
-
-def _check(subject: str, stored: str, header: Header) -> None:
-    if header.dtype.hasobject:
-        raise DataError(
-            subject,
-            f"array {stored!r} holds Python objects, which only pickle can load",
-            "save it with a numeric dtype (pickles can run code, so they are never loaded)",
-        )
-    if header.dtype.kind not in "biuf":
-        raise DataError(
-            subject,
-            f"array {stored!r} has dtype {header.dtype}",
-            "save it as bool, integers or floats (bfloat16 as float32)",
-        )
-    if not header.shape:
-        raise DataError(
-            subject, f"array {stored!r} is a single number", "save an array, samples first"
-        )
-    if 0 in header.shape:
-        raise DataError(
-            subject,
-            f"array {stored!r} is empty, with shape {list(header.shape)}",
-            "save at least one sample",
-        )
 
 
 ReadAt: TypeAlias = Callable[[NDArray[np.int64]], Array]

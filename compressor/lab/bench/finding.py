@@ -66,7 +66,11 @@ def _at(path: Path) -> list[Artifact]:
             f"is no artifact that can be recognized by its name; formats are {', '.join(formats)}",
             "name a file that compress run exported, or the folder of the run",
         )
-    return [Artifact(str(path), path, kind, _files(path, kind), _options(path, kind))]
+    from compressor.models.onnx.file import TARGET, target_of
+
+    target = target_of(path) if kind == ONNX else None
+    options = {} if target is None else {TARGET: target}
+    return [Artifact(str(path), path, kind, _files(path, kind), options)]
 
 
 def _of_run(folder: Path) -> list[Artifact]:
@@ -101,14 +105,6 @@ def _files(path: Path, kind: str) -> tuple[Path, ...]:
 
         return (path, *external_files(path))
     return _folder_files(path.parent) if kind == "safetensors" else (path,)
-
-
-def _options(path: Path, kind: str) -> dict[str, str]:
-    """Return what a file says of the options that it was written with."""
-    from compressor.models.onnx.file import TARGET, target_of
-
-    target = target_of(path) if kind == ONNX else None
-    return {} if target is None else {TARGET: target}
 
 
 def _folder_files(folder: Path) -> tuple[Path, ...]:

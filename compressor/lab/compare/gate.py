@@ -104,7 +104,16 @@ def judge(comparison: Comparison, limits: GateLimits) -> GateResult:
     if limits.latency_ratio is not None:
         checks.append(_latency(comparison, limits.latency_ratio, strict=limits.strict))
     if limits.size_ratio is not None:
-        checks.append(_size(comparison, limits.size_ratio))
+        ok = comparison.size_ratio <= limits.size_ratio
+        sizes = " over ".join(
+            formats.size(s.bytes) for s in (comparison.candidate, comparison.base)
+        )
+        ratio, _ = formats.compared(comparison.size_ratio, limits.size_ratio)
+        text = f"{sizes}, {ratio} ×: {'within' if ok else 'fails'} the limit {limits.size_ratio:g}"
+        status: Status = "passed" if ok else "failed"
+        checks.append(
+            Check("size-ratio", limits.size_ratio, comparison.size_ratio, None, status, ok, text)
+        )
     if not checks:
         _refuse("gate", comparison.difference_reason)
     return GateResult(comparison, tuple(checks))
@@ -144,15 +153,6 @@ def _latency(comparison: Comparison, limit: float, *, strict: bool) -> Check:
     shown = f"{formats.ratio(latency.value)}, 95 % interval {interval}"
     text = f"{shown} at batch {latency.batch}, {latency.source}: {end}"
     return Check("latency-ratio", limit, latency.value, latency.ci95, status, ok, text)
-
-
-def _size(comparison: Comparison, limit: float) -> Check:
-    ok = comparison.size_ratio <= limit
-    sizes = " over ".join(formats.size(s.bytes) for s in (comparison.candidate, comparison.base))
-    ratio, _ = formats.compared(comparison.size_ratio, limit)
-    text = f"{sizes}, {ratio} ×: {'within' if ok else 'fails'} the limit {limit:g}"
-    status: Status = "passed" if ok else "failed"
-    return Check("size-ratio", limit, comparison.size_ratio, None, status, ok, text)
 
 
 def _refuse(subject: str, reason: str) -> NoReturn:

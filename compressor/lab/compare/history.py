@@ -216,7 +216,12 @@ def _entry(line: str, where: str) -> Entry:
         if not isinstance(value, dict) or value.get("schema") != SCHEMA:
             raise ValueError("it is of another schema")
         entry = Entry(**value)
-        _check_metric(entry.metric)
+        # The metric is as in a report, or raises one of the errors below.
+        low, high = entry.metric["ci95"]
+        if not all(math.isfinite(float(number)) for number in (low, high, entry.metric["value"])):
+            raise ValueError("a number is not finite")
+        if not isinstance(entry.metric["name"], str) or not isinstance(entry.metric["unit"], str):
+            raise TypeError("the metric has no name")
         entry.metric_scale()
         entry.per_sample()
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -224,12 +229,3 @@ def _entry(line: str, where: str) -> Entry:
             f"history {where}", f"is not the line of a run ({error})", _REMEDY
         ) from error
     return entry
-
-
-def _check_metric(metric: Mapping[str, Any]) -> None:
-    """Raise ``KeyError``, ``TypeError`` or ``ValueError`` where it is not as in a report."""
-    low, high = metric["ci95"]
-    if not all(math.isfinite(float(number)) for number in (low, high, metric["value"])):
-        raise ValueError("a number is not finite")
-    if not isinstance(metric["name"], str) or not isinstance(metric["unit"], str):
-        raise TypeError("the metric has no name")

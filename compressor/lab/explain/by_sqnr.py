@@ -124,6 +124,8 @@ def explain_by_sqnr(run: FinishedRun, count: int) -> Explanation:
     best_layers = best(layers, count)
     bases = {p["attribution"]["basis"] for p in passes if p["attribution"]}
     last = passes[-1]
+    no_rules = {"reason": "it has no rules for single layers, or trains"}
+    reasons = [(entry["pass"], (entry["attribution"] or no_rules)["reason"]) for entry in passes]
     return Explanation(
         name=str(run.report["name"]),
         method="sqnr",
@@ -135,7 +137,7 @@ def explain_by_sqnr(run: FinishedRun, count: int) -> Explanation:
         passes=tuple(p["pass"] for p in passes),
         suggested=tuple(cost.change for cost in best_layers),
         predicted=together([cost.gain for cost in best_layers]) if best_layers else None,
-        left_out=tuple(_left_out(passes)),
+        left_out=tuple(f"{name}: {reason}" for name, reason in reasons if reason),
         notes=(*_shared(passes), *(_NOTES[basis] for basis in _NOTES if basis in bases)),
     )
 
@@ -214,9 +216,3 @@ def _shared(passes: Sequence[Mapping[str, Any]]) -> list[str]:
         for entry in passes
         if entry["attribution"] and (entry["attribution"]["shared_inputs"] or 0.0) >= 1
     ]
-
-
-def _left_out(passes: Sequence[Mapping[str, Any]]) -> list[str]:
-    no_rules = {"reason": "it has no rules for single layers, or trains"}
-    reasons = [(entry["pass"], (entry["attribution"] or no_rules)["reason"]) for entry in passes]
-    return [f"{name}: {reason}" for name, reason in reasons if reason]

@@ -53,7 +53,15 @@ def inspect_graph(
     model: ir.Model, kind: str, path: str, files: Mapping[str, int], progress: Progress
 ) -> ModelContents:
     """Describe a model; its shapes have been inferred already."""
-    stored = _gathered(model)
+    # A copy with all that is stored in the main graph: of branches, loops, constants.
+    stored = model.clone()
+    steps: list[InPlacePass] = [
+        common.InlinePass(),
+        common.LiftConstantsToInitializersPass(size_limit=_SMALL),
+        common.LiftSubgraphInitializersToMainGraphPass(),
+    ]
+    for step in steps:
+        step(stored)
     costs: Counter[str] = Counter()
     for layer, node in layers_with_nodes(stored):
         costs[layer.weight] += node_macs(node)
@@ -67,29 +75,24 @@ def inspect_graph(
             if bad:
                 notes.append(not_finite_note(name, bad))
             advance(len(rows))
+    # Share of zeros among the weights: floating-point numbers and codes, but no scales.
+    zeros = elements = 0.0
+    for row in rows:
+        dtype = stored.graph.initializers[row.name].dtype
+        weight = row.quantization or (dtype is not None and dtype.is_floating_point())
+        if weight and row.zeros is not None:
+            zeros += row.zeros * prod(row.shape)
+            elements += prod(row.shape)
     return ModelContents(
         kind=kind,
         path=path,
         files=files,
         tensors=tuple(rows),
         parameters=parameters(stored),
-        zeros=_zeros(stored, rows),
+        zeros=zeros / elements if elements else None,
         notes=tuple(notes),
         graph=_facts(model, macs(stored)),
     )
-
-
-def _gathered(model: ir.Model) -> ir.Model:
-    """Return a copy with all that is stored in the main graph: of branches, loops, constants."""
-    copy = model.clone()
-    steps: list[InPlacePass] = [
-        common.InlinePass(),
-        common.LiftConstantsToInitializersPass(size_limit=_SMALL),
-        common.LiftSubgraphInitializersToMainGraphPass(),
-    ]
-    for step in steps:
-        step(copy)
-    return copy
 
 
 def _facts(model: ir.Model, cost: int) -> GraphFacts:
@@ -176,18 +179,6 @@ def _broadcast(node: ir.Node, zero: Array, shape: tuple[int, ...]) -> Array:
     spread = [1] * len(shape)
     spread[axis] = zero.size
     return zero.reshape(spread)
-
-
-def _zeros(model: ir.Model, rows: list[TensorRow]) -> float | None:
-    """Share of zeros among the weights: floating-point numbers and codes, but no scales."""
-    zeros = elements = 0.0
-    for row in rows:
-        dtype = model.graph.initializers[row.name].dtype
-        weight = row.quantization or (dtype is not None and dtype.is_floating_point())
-        if weight and row.zeros is not None:
-            zeros += row.zeros * prod(row.shape)
-            elements += prod(row.shape)
-    return zeros / elements if elements else None
 
 
 def inspect_onnx(path: Path, progress: Progress) -> ModelContents:

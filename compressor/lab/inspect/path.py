@@ -164,19 +164,14 @@ def inspect_engine(path: Path) -> EngineContents:
         raise ModelError(
             f"manifest {str(manifest)!r}", f"is of {path.name!r}, which is missing", "run again"
         )
-    content = _read(manifest)
+    problem = "is not that of a TensorRT engine"
+    content = read_mapping(manifest, problem)
+    whole = all(isinstance(content.get(key), kind) for key, kind in _KEYS.items())
+    if content.get("kind") != _KIND or not whole:
+        raise ModelError(f"manifest {str(manifest)!r}", problem, _EDITED)
     return EngineContents(
         path=str(path),
         files={file.name: file.stat().st_size for file in (path, manifest)},
         manifest=content,
         intact=file_sha256(path) == content["engine"].get("sha256"),
     )
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    problem = "is not that of a TensorRT engine"
-    content = read_mapping(path, problem)
-    whole = all(isinstance(content.get(key), kind) for key, kind in _KEYS.items())
-    if content.get("kind") != _KIND or not whole:
-        raise ModelError(f"manifest {str(path)!r}", problem, _EDITED)
-    return content

@@ -144,7 +144,8 @@ def nodes_of_kernels(model: ir.Model, kernels: Sequence[Kernel]) -> dict[str, li
     for kernel in kernels:
         weights = kernel.inputs if _multiplies(kernel.op) else ()
         candidates = [readers[n] for n in weights if n in readers]
-        candidates += [named[n] for n in _names(kernel) if n in named]
+        names = [*kernel.outputs, kernel.name, _ADDED.sub("", kernel.name)]  # most telling first
+        candidates += [named[n] for n in names if n in named]
         if candidates:
             owners.setdefault(candidates[0], kernel.name)
     ops = {kernel.name: kernel.op for kernel in kernels}
@@ -172,11 +173,6 @@ def _named(nodes: Sequence[ir.Node]) -> dict[str, ir.Node]:
     by_name = {node.name: node for node in nodes if node.name}
     by_name.update({v.name: node for node in nodes for v in node.outputs if v.name})
     return by_name
-
-
-def _names(kernel: Kernel) -> list[str]:
-    """Return the names to recognise a kernel by, the most telling first."""
-    return [*kernel.outputs, kernel.name, _ADDED.sub("", kernel.name)]
 
 
 _SIDE = 512
@@ -227,20 +223,6 @@ def measure_peaks(threads: int, working_set: float) -> Peaks:
 
 def _product(operator: str, left: Any, right: Any, threads: int) -> float:
     rng = np.random.default_rng(0)
-    runner = OrtRunner(_model(operator, _values(rng, right), left), "a product", threads)
-    batch = {"x": _values(rng, left)}
-    seconds = _fastest(lambda: runner.run(batch))
-    return 2.0 * _SIDE**3 / seconds
-
-
-def _values(rng: np.random.Generator, dtype: Any) -> Array:
-    shape = (_SIDE, _SIDE)
-    if np.issubdtype(dtype, np.integer):
-        return rng.integers(0, 127, shape).astype(dtype)
-    return rng.standard_normal(shape).astype(dtype)
-
-
-def _model(operator: str, weight: Array, left: Any) -> bytes:
     from onnx import TensorProto, helper, numpy_helper
 
     value = helper.make_tensor_value_info
@@ -251,12 +233,22 @@ def _model(operator: str, weight: Array, left: Any) -> bytes:
         "product",
         [value("x", element, [_SIDE, _SIDE])],
         [value("y", made, [_SIDE, _SIDE])],
-        [numpy_helper.from_array(weight, "w")],
+        [numpy_helper.from_array(_values(rng, right), "w")],
     )
     opset = helper.make_opsetid("", 21)
     version = helper.find_min_ir_version_for([opset])
     proto = helper.make_model(graph, opset_imports=[opset], ir_version=version)
-    return bytes(proto.SerializeToString())
+    runner = OrtRunner(bytes(proto.SerializeToString()), "a product", threads)
+    batch = {"x": _values(rng, left)}
+    seconds = _fastest(lambda: runner.run(batch))
+    return 2.0 * _SIDE**3 / seconds
+
+
+def _values(rng: np.random.Generator, dtype: Any) -> Array:
+    shape = (_SIDE, _SIDE)
+    if np.issubdtype(dtype, np.integer):
+        return rng.integers(0, 127, shape).astype(dtype)
+    return rng.standard_normal(shape).astype(dtype)
 
 
 def _triad(size: int, threads: int) -> float:

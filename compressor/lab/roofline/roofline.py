@@ -282,10 +282,11 @@ def _measured(
     seconds = undisturbed(done.seconds)
     p50, p90 = (float(p) for p in np.percentile(done.seconds * 1e3, [50, 90]))
     scaled, notes = _scaled(joined, seconds)
+    shape = next(iter(batch.values())).shape
     return Roofline(
         path=str(path),
         runtime=done.runtime,
-        batch=_samples(batch),
+        batch=int(shape[0]) if shape else 1,
         inputs={name: array.shape for name, array in batch.items()},
         peaks=peaks,
         seconds=seconds,
@@ -294,11 +295,6 @@ def _measured(
         prospects=prospects(scaled, seconds, peaks),
         notes=(*notes, *_notes(scaled, unknown, peaks)),
     )
-
-
-def _samples(batch: Batch) -> int:
-    shape = next(iter(batch.values())).shape
-    return int(shape[0]) if shape else 1
 
 
 def _scaled(works: list[Work], seconds: float) -> tuple[list[Work], list[str]]:

@@ -297,28 +297,20 @@ def prospects(works: Sequence[Work], whole: float, peaks: Peaks) -> tuple[Prospe
 
 def _speedup(work: Work, kind: Kind, peaks: Peaks) -> float:
     before = work.roof(peaks)
-    after = roof_seconds(
-        work.flops * kind.operations,
-        _bytes(work, kind),
-        peaks.flops[_product_type(work, kind)],
-        peaks.bandwidth,
-    )
-    return before / after if before > 0 and after > 0 else 1.0
-
-
-def _product_type(work: Work, kind: Kind) -> str:
-    """Return whose peak counts; what computes with integers does not go back."""
-    return work.type if kind.type is None or work.type == "int8" else kind.type
-
-
-def _bytes(work: Work, kind: Kind) -> float:
     weight_bits = kind.weight_bits if work.layer else None
     weights = _narrowed(work.traffic.weight_bytes, work.traffic.weights, weight_bits)
     whole = kind.activation_bits is None or kind.activation_bits > 8
     follows = whole or operator_named(work.op).int8_form
     bits = kind.activation_bits if follows else None
     activations = _narrowed(work.traffic.activation_bytes, work.traffic.activations, bits)
-    return weights * (kind.weights if work.layer else 1.0) + activations * kind.channels
+    type_ = work.type if kind.type is None or work.type == "int8" else kind.type
+    after = roof_seconds(
+        work.flops * kind.operations,
+        weights * (kind.weights if work.layer else 1.0) + activations * kind.channels,
+        peaks.flops[type_],
+        peaks.bandwidth,
+    )
+    return before / after if before > 0 and after > 0 else 1.0
 
 
 def _narrowed(stored: float, elements: int, bits: float | None) -> float:

@@ -53,18 +53,15 @@ def _latencies(result: Result) -> Table:
         if not artifact["latency"]:
             rows.append([*facts, *[formats.NOTHING] * 6])
         for row in artifact["latency"]:
-            rows.append([*facts, *_latency(row, base=artifact["name"] == result["base"])])
+            ratio = "base"
+            if artifact["name"] != result["base"]:
+                interval = formats.ratio_interval(row["ratio"]["ci95"])
+                ratio = f"{formats.ratio(row['ratio']['value'])} ({interval})"
+            times = [formats.milliseconds(row[key]) for key in ("p50", "p90", "p99")]
+            throughput = formats.short_count(row["throughput"]["value"])
+            rows.append([*facts, str(row["batch"]), *times, throughput, ratio])
             facts = ["", "", ""]
     return Table([*left("artifact", "runtime"), *right(*headings)], rows)
-
-
-def _latency(row: Result, *, base: bool) -> list[str]:
-    ratio = "base"
-    if not base:
-        interval = formats.ratio_interval(row["ratio"]["ci95"])
-        ratio = f"{formats.ratio(row['ratio']['value'])} ({interval})"
-    times = [formats.milliseconds(row[key]) for key in ("p50", "p90", "p99")]
-    return [str(row["batch"]), *times, formats.short_count(row["throughput"]["value"]), ratio]
 
 
 def _cold(result: Result) -> Table:

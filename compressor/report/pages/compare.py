@@ -84,10 +84,16 @@ def _models(comparison: Comparison) -> Table:
     sides = (comparison.base, comparison.candidate)
     columns = [Column(heading(side), "number", code=True) for side in sides]
     sizes = [formats.size(side.bytes) for side in sides]
+    latency = comparison.latency
+    times = [
+        formats.NOT_MEASURED if p50 is None else formats.milliseconds(p50) for p50 in latency.p50
+    ]
+    change = formats.NOTHING if latency.value is None else formats.ratio(latency.value)
+    interval = "" if latency.ci95 is None else formats.ratio_interval(latency.ci95)
     rows = [
         _metric(comparison, sides),
         ["size", *sizes, formats.ratio(comparison.size_ratio), ""],
-        _latency(comparison),
+        ["latency p50", *times, change, interval],
     ]
     return Table([Column(""), *columns, *right("change", "95 % interval")], rows)
 
@@ -104,16 +110,6 @@ def _metric(comparison: Comparison, sides: Sequence[Side]) -> list[str]:
     low, high = sorted(sign * end for end in difference.ci95)
     change = formats.metric_change(sign * difference.drop, share=share)
     return [name, *values, change, formats.metric_change_interval((low, high), share=share)]
-
-
-def _latency(comparison: Comparison) -> list[str]:
-    latency = comparison.latency
-    times = [
-        formats.NOT_MEASURED if p50 is None else formats.milliseconds(p50) for p50 in latency.p50
-    ]
-    change = formats.NOTHING if latency.value is None else formats.ratio(latency.value)
-    interval = "" if latency.ci95 is None else formats.ratio_interval(latency.ci95)
-    return ["latency p50", *times, change, interval]
 
 
 def _runs(trend: Trend) -> Table:

@@ -11,9 +11,25 @@ _MEASURED = "leave-one-out"
 
 def explanation_page(explanation: Explanation) -> Page:
     """Return the table of layers and the lines to paste."""
-    page: list[Block] = [line(_heading(explanation), "strong"), GAP]
+    parts = [f"{explanation.name} after all passes: {formats.size(explanation.bytes)}"]
+    if explanation.metric is not None:
+        parts.append(f"{explanation.metric['name']} {formats.metric(explanation.metric)}")
+    if explanation.sqnr_db is not None:
+        parts.append(f"output {formats.decibel(explanation.sqnr_db)}")
+    if explanation.data:
+        parts.append(f"measured on the {explanation.data} data")
+    page: list[Block] = [line(", ".join(parts), "strong"), GAP]
     if explanation.layers:
-        page += [_layers(explanation), GAP]
+        columns = [
+            *left("layer", "pass", "scheme"),
+            *right("alone"),
+            *left("change"),
+            *right("costs", "output SQNR", "of the noise", "metric", "95 %"),
+            *left(""),
+        ]
+        content = Table(columns, [_cells(explanation, cost) for cost in explanation.layers])
+        measured = explanation.method == _MEASURED
+        page += [content.picked([*[True] * 8, *[measured] * 3]), GAP]
     page += bullets(f"not looked at: {reason}" for reason in explanation.left_out)
     page += bullets(explanation.notes)
     if not explanation.suggested:
@@ -27,30 +43,6 @@ def explanation_page(explanation: Explanation) -> Page:
         if gain is not None:
             page.append(line(f"Together, {word}: {_sum(explanation, gain)}"))
     return page
-
-
-def _heading(explanation: Explanation) -> str:
-    parts = [f"{explanation.name} after all passes: {formats.size(explanation.bytes)}"]
-    if explanation.metric is not None:
-        parts.append(f"{explanation.metric['name']} {formats.metric(explanation.metric)}")
-    if explanation.sqnr_db is not None:
-        parts.append(f"output {formats.decibel(explanation.sqnr_db)}")
-    if explanation.data:
-        parts.append(f"measured on the {explanation.data} data")
-    return ", ".join(parts)
-
-
-def _layers(explanation: Explanation) -> Table:
-    columns = [
-        *left("layer", "pass", "scheme"),
-        *right("alone"),
-        *left("change"),
-        *right("costs", "output SQNR", "of the noise", "metric", "95 %"),
-        *left(""),
-    ]
-    content = Table(columns, [_cells(explanation, cost) for cost in explanation.layers])
-    measured = explanation.method == _MEASURED
-    return content.picked([*[True] * 8, *[measured] * 3])
 
 
 def _cells(explanation: Explanation, cost: LayerCost) -> list[str]:

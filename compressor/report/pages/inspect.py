@@ -43,7 +43,17 @@ def _model(contents: ModelContents) -> Page:
         lines += map(line, _graph(contents.graph))
     if contents.quantization:
         lines.append(line(f"quantization: {contents.quantization}"))
-    total = line(_total(contents), "strong")
+    parts = [
+        formats.plural(len(contents.tensors), "tensor"),
+        formats.plural(contents.parameters, "parameter"),
+    ]
+    if contents.zeros is not None:
+        parts[-1] += f" ({formats.percent(contents.zeros)} zeros)"
+    if contents.graph is not None:
+        parts.append(f"{formats.short_count(contents.graph.macs)} MACs")
+    sizes = [f"{dtype} {formats.size(size)}" for dtype, size in contents.bytes_by_dtype.items()]
+    parts.append(f"{formats.size(contents.bytes)} ({', '.join(sizes)})")
+    total = line("Total: " + ", ".join(parts), "strong")
     return [*lines, GAP, _tensors(contents), GAP, total, *bullets(contents.notes, "bad")]
 
 
@@ -92,20 +102,6 @@ def _tensors(contents: ModelContents) -> Table:
     coded = any(row.quantization for row in contents.tensors)
     stored = any(row.storage for row in contents.tensors)
     return content.picked([*[True] * 5, contents.graph is not None, coded, stored])
-
-
-def _total(contents: ModelContents) -> str:
-    parts = [
-        formats.plural(len(contents.tensors), "tensor"),
-        formats.plural(contents.parameters, "parameter"),
-    ]
-    if contents.zeros is not None:
-        parts[-1] += f" ({formats.percent(contents.zeros)} zeros)"
-    if contents.graph is not None:
-        parts.append(f"{formats.short_count(contents.graph.macs)} MACs")
-    sizes = [f"{dtype} {formats.size(size)}" for dtype, size in contents.bytes_by_dtype.items()]
-    parts.append(f"{formats.size(contents.bytes)} ({', '.join(sizes)})")
-    return "Total: " + ", ".join(parts)
 
 
 def _run(contents: RunContents) -> Page:

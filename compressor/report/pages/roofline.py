@@ -5,7 +5,7 @@ from __future__ import annotations
 from compressor.lab.roofline.roofline import Roofline
 from compressor.lab.roofline.work import Work
 from compressor.report import formats
-from compressor.report.page import GAP, Cell, Entry, Line, Page, Table, bullets, left, line, right
+from compressor.report.page import GAP, Cell, Entry, Page, Table, bullets, left, line, right
 
 _HOW = (
     "best: if every operator stays as near to its roof as it is now. A compute-bound one gains at "
@@ -17,13 +17,30 @@ _HOW = (
 def roofline_page(roofline: Roofline) -> Page:
     """Return the machine, the operators, and what compression could bring."""
     kinds = [f"{p.kind.name}: {p.kind.assumption}" for p in roofline.prospects]
+    peaks = roofline.peaks
+    products = ", ".join(f"{t} {_rate(f)}FLOP/s" for t, f in peaks.flops.items())
+    ridge = formats.number(peaks.flops["float32"] / peaks.bandwidth, 3)
+    rows = [
+        [
+            prospect.kind.name,
+            formats.percent(prospect.share, 1),
+            formats.ratio(prospect.speedup),
+            "no limit" if prospect.limit is None else formats.ratio(prospect.limit),
+        ]
+        for prospect in roofline.prospects
+    ]
+    headings = right("of the time", "best speed-up", "if that took no time")
     return [
         line(f"{roofline.path}: {_run(roofline)}", "strong"),
-        *_machine(roofline),
+        line(f"machine, {formats.plural(peaks.threads, 'thread')}: {products}"),
+        line(
+            f"memory: {_rate(peaks.bandwidth)}B/s over {formats.size(peaks.bandwidth_bytes)}; "
+            f"compute-bound above {ridge} FLOP/B (float32)"
+        ),
         GAP,
         _operators(roofline),
         GAP,
-        _prospects(roofline),
+        Table([*left("compression"), *headings], rows),
         GAP,
         *bullets([*kinds, _HOW, *roofline.notes]),
     ]
@@ -38,19 +55,6 @@ def _run(roofline: Roofline) -> str:
         f"{formats.milliseconds(roofline.seconds * 1e3)} undisturbed ({times}) a run of {shapes}, "
         f"{roofline.runtime}"
     )
-
-
-def _machine(roofline: Roofline) -> list[Line]:
-    peaks = roofline.peaks
-    products = ", ".join(f"{t} {_rate(f)}FLOP/s" for t, f in peaks.flops.items())
-    ridge = formats.number(peaks.flops["float32"] / peaks.bandwidth, 3)
-    return [
-        line(f"machine, {formats.plural(peaks.threads, 'thread')}: {products}"),
-        line(
-            f"memory: {_rate(peaks.bandwidth)}B/s over {formats.size(peaks.bandwidth_bytes)}; "
-            f"compute-bound above {ridge} FLOP/B (float32)"
-        ),
-    ]
 
 
 def _rate(value: float) -> str:
@@ -99,17 +103,3 @@ def _times(seconds: float | None, roofline: Roofline) -> tuple[str, str]:
         return formats.NOTHING, formats.NOTHING
     share = formats.percent(100 * seconds / roofline.seconds, 1)
     return formats.milliseconds(seconds * 1e3), share
-
-
-def _prospects(roofline: Roofline) -> Table:
-    rows = [
-        [
-            prospect.kind.name,
-            formats.percent(prospect.share, 1),
-            formats.ratio(prospect.speedup),
-            "no limit" if prospect.limit is None else formats.ratio(prospect.limit),
-        ]
-        for prospect in roofline.prospects
-    ]
-    headings = right("of the time", "best speed-up", "if that took no time")
-    return Table([*left("compression"), *headings], rows)
