@@ -32,7 +32,6 @@ class Agreement(Generic[KeyT]):
 
     Args:
         observers: by the key of their state.
-        ranks: the processes.
     """
 
     def __init__(self, observers: Mapping[KeyT, Observer[Any, Any]], ranks: Ranks):
@@ -49,7 +48,6 @@ class Agreement(Generic[KeyT]):
 
         Args:
             before: this process's states before its latest batch.
-            after: the same with that batch.
         """
         if not self._talks:
             self.done = all(o.share(after[key]) >= 1 for key, o in self._observers.items())
@@ -105,7 +103,6 @@ def collect_statistics(
 
     Args:
         carrier: the model; it can be run.
-        batches: as :func:`collect` takes them.
         requests: which values to observe, and how.
         progress: called after each batch with the number of samples so far.
         ranks: the processes that share the data.

@@ -54,7 +54,6 @@ def patch_vectors(values: Tensor, window: Window) -> Tensor:
 
     Args:
         values: ``[batch, channels, height, width]``.
-        window: the patches.
     """
     top, left, bottom, right = window.pads
     padded = functional.pad(values.to(torch.float32), (left, right, top, bottom))

@@ -75,7 +75,6 @@ def extract_block(
 
     Args:
         model: the one that was partitioned; not changed.
-        block: one of its blocks.
         outputs: names of the values it is to yield, none of them an input of the block.
         changes: initializers to replace, in their stored shape; the others are shared with
             ``model``.
@@ -263,7 +262,6 @@ def isolated(model: ir.Model, layers: Sequence[Layer], computed: Collection[str]
 
     Args:
         model: not changed; weights are shared.
-        layers: the layers to cut out.
         computed: names of the values that another graph of the same model computes.
     """
     values = main_values(model)

@@ -29,10 +29,6 @@ class CodeForm:
     ``DequantizeLinear`` takes integers and ``e4m3`` directly. Neither opset 21 nor ONNX Runtime on
     the CPU has four-bit floats, so ``e2m1`` is stored as ``uint4`` patterns, which are looked up in
     a table of doubled values (integers); half the scale undoes the doubling exactly.
-
-    Attributes:
-        layer: whose weight it is.
-        scheme: what the codes mean.
     """
 
     layer: Layer

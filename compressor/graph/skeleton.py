@@ -46,7 +46,6 @@ def skeleton(model: ir.Model, *, narrowed: bool = False) -> Skeleton:
     """Separate a model from its weights; the model is not changed.
 
     Args:
-        model: the model.
         narrowed: store codes in the narrowest element type, even if the opset lacks it.
 
     All initializers belong to the main graph. Metadata, producer names and inferable shapes are
@@ -88,10 +87,6 @@ def graph_as_json(proto: onnx.ModelProto) -> dict[str, Any]:
 
 def graph_from_json(document: Mapping[str, Any], subject: str) -> ir.Model:
     """Return the graph that :func:`graph_as_json` wrote; its initializers have no data.
-
-    Args:
-        document: the JSON value.
-        subject: what messages call it.
 
     Raises:
         ModelError: it is not an ONNX model.

@@ -48,8 +48,6 @@ def maker_behind(
     """Follow a value back to the node that makes it.
 
     Args:
-        value: where to begin.
-        op_types: the operators to find.
         through: returns the input to continue with at any other node, or ``None`` to stop.
 
     Returns:

@@ -153,7 +153,6 @@ def write_starter(model: Path, output: Path) -> None:
     Args:
         model: an ONNX file, or a checkpoint that :mod:`compressor.models.checkpoint.weight_files`
             reads.
-        output: the YAML file to write.
 
     Raises:
         SpecError: the model does not exist, or the output exists.

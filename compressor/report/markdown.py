@@ -27,9 +27,6 @@ def markdown_report(report: Mapping[str, Any]) -> str:
     """Render a report for a pull request.
 
     The verdict and one table are seen; the rest is folded up.
-
-    Args:
-        report: the content of ``report.json``.
     """
     sections = {
         "limits": _section("Limits", limit_table(report)),

@@ -59,7 +59,6 @@ def run_page(report: Mapping[str, Any], where: str | None = None) -> Page:
     """Return what ``compress run`` prints at its end.
 
     Args:
-        report: the content of ``report.json``.
         where: path of the report to point to.
     """
     verdict = [line(headline(report), "good" if report["ok"] else "bad")]

@@ -246,10 +246,7 @@ def write_samples(
     """Write the results of the float model and of every artifact that has a metric.
 
     Args:
-        workspace: the run.
-        artifacts: the exported artifacts.
         entries: their entries in the report, in the same order.
-        output: the folder for the file.
 
     Returns:
         The file, or nothing if no metric was measured.

@@ -92,11 +92,6 @@ def attribution(workspace: Workspace, index: int, steps: Sequence[Step]) -> dict
     """Return the entry of ``report.json`` on the layers that a pass changed.
 
     ``None`` for a pass that trains, or has no rules to leave single layers out.
-
-    Args:
-        workspace: the run.
-        index: place of the pass in the spec.
-        steps: all passes.
     """
     declared, plans = workspace.plan.spec.passes[index], workspace.plan.passes
     if rule_class(type(declared)) is None or plans[index].trains:
@@ -184,11 +179,6 @@ def measured_noise(carrier: Carrier, baseline: Carrier, batch: Batch) -> ModelNo
 
     How much of it reaches the output is omitted if that would take long. Layers that do not have
     the same shape in both models are omitted.
-
-    Args:
-        carrier: the compressed model.
-        baseline: the float model.
-        batch: input of the float model.
     """
     shapes = {layer.name: layer.shape for layer in baseline.layers()}
     same = [layer for layer in carrier.layers() if shapes.get(layer.name) == layer.shape]

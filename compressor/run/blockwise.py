@@ -45,10 +45,8 @@ def block_run(
     """Yield the blocks of a model for a pass, with the run's calibration data.
 
     Args:
-        workspace: the run.
         label: the pass, for those who watch.
         carrier: the model; it has a graph.
-        requests: what the pass asked for.
     """
     data = workspace.plan.data["calibration"]
     graph = carrier.graph()
@@ -149,8 +147,6 @@ class GraphBlocks:
     Args:
         graph: the model; not changed.
         blocks: its parts, as :func:`compressor.graph.blocks.partition` finds them.
-        requests: what to observe.
-        feed: what to run them on.
     """
 
     def __init__(

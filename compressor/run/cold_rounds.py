@@ -33,9 +33,6 @@ def cold_starts(
     """Start each artifact several times, in turn, and return the medians in their order.
 
     Args:
-        artifacts: the artifacts to start.
-        machinery: the provider and threads.
-        batch: the input of each run.
         budget: seconds after which no round begins, once there were three.
         advance: called with the number of starts so far.
 

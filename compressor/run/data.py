@@ -67,7 +67,6 @@ def open_data(spec: Spec, inputs: Sequence[TensorSpec]) -> dict[str, Data]:
     """Open all data of a spec by its role.
 
     Args:
-        spec: names the data.
         inputs: the model's; where they fix the batch, that is the default.
 
     Raises:
@@ -109,8 +108,6 @@ def check_data(
     """Read the headers and one sample, and compare them with the model's inputs.
 
     Args:
-        data: what is checked.
-        inputs: the model's.
         limits: the number of rows of the table that an input indexes, by input.
 
     Raises:

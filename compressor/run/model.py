@@ -246,7 +246,6 @@ def open_other_model(
 
     Args:
         spec: its folder is the base of relative paths and of the user's code.
-        keys: as under ``model``.
         path: the place of the keys, such as ``("passes", 1, "teacher")``.
         inputs: the inputs of a factory's module, if the keys do not name them.
 

@@ -56,16 +56,7 @@ class Step:
 
 @dataclass(frozen=True)
 class _Task:
-    """A pass that is to be done.
-
-    Attributes:
-        index: its place in the spec.
-        declared: the pass.
-        planned: what it will do.
-        parts: what determines the result.
-        key: of the result.
-        carrier: the model before it.
-    """
+    """A pass that is to be done."""
 
     index: int
     declared: Pass
@@ -200,9 +191,6 @@ def apply_pass(
     """Apply a pass that does not train, with the run's data.
 
     Args:
-        workspace: the run.
-        declared: the pass.
-        carrier: the model before it.
         survey: what the pass found in that model.
         statistics: what it asked for, where that has been collected; not for passes by blocks,
             whose statistics depend on what they did to earlier blocks.

@@ -46,7 +46,6 @@ def result_key(kind: str, upstream: str, **parts: Any) -> str:
     """Return the key of a result.
 
     Args:
-        kind: the kind of result.
         upstream: the key of the result that it is computed from.
         parts: everything else that determines it, as JSON values.
     """
@@ -89,7 +88,6 @@ class Store:
         """Yield a folder to fill and a result to set; both are kept if the block succeeds.
 
         Args:
-            key: the key of the result.
             resumable: keep the folder if the process is killed or the disk is full; the next call
                 with this key yields it again with its content.
         """

@@ -114,12 +114,7 @@ def open_training_data(workspace: Workspace) -> RunTrainingData:
 
 @dataclass(frozen=True)
 class References:
-    """The user's functions and the models that the options of a pass name.
-
-    Attributes:
-        workspace: the run.
-        index: which pass.
-    """
+    """The user's functions and the models that the options of a pass name."""
 
     workspace: Workspace
     index: int
@@ -191,10 +186,8 @@ def make_training(
     """Return the means of training for a pass.
 
     Args:
-        workspace: the run.
         references: the functions and models that the pass's options name.
         folder: an existing folder for the state.
-        carrier: the model to train.
 
     Raises:
         CompressorError: the training data cannot be read, or the disk is full.
@@ -259,7 +252,6 @@ def begin(store: Store, key: str, parts: Mapping[str, Any], base: Path) -> tuple
     """Create the folder of a training, or find it again; return notes on unused states of others.
 
     Args:
-        store: holds the folders.
         key: the key of the training's result.
         parts: the parts of the key; ``name`` is the pass's.
         base: the folder that paths in notes are relative to.

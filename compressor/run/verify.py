@@ -307,8 +307,6 @@ def artifact_memory(workspace: Workspace, artifact: Artifact, reason: str = "") 
     """Return the entries of ``report.json`` on the peak memory of an artifact.
 
     Args:
-        workspace: of the run.
-        artifact: what is opened and run, in processes of its own.
         reason: why it cannot be run here, if it cannot.
     """
     if reason or not workspace.memory:

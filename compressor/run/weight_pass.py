@@ -319,10 +319,7 @@ def compared(
     """Return what was done to a layer, as the report says it.
 
     Args:
-        layer: the layer.
-        treatment: what was chosen for it.
         before: rows of its weight, ``[rows, columns]``; the first ones where it is streamed.
-        after: what they became.
     """
     wide = before.to(torch.float32)
     sample = {"weight_sqnr_rows": len(before)} if len(before) < layer.rows else {}

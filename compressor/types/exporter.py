@@ -130,10 +130,6 @@ class Exporter(Options, ABC):
     def check_written(self, carrier: Carrier, path: Path) -> str:
         """Compare what was written with a model, where one of the two cannot be run.
 
-        Args:
-            carrier: the model that was written.
-            path: the main file.
-
         Returns:
             What was compared, in a few words.
 
@@ -153,13 +149,7 @@ class Exporter(Options, ABC):
 
 @dataclass(frozen=True)
 class UnpackedFile:
-    """A file that was taken out of an archive.
-
-    Attributes:
-        name: its name.
-        bytes: its size.
-        sha256: the hash of its bytes, in hexadecimal.
-    """
+    """A file that was taken out of an archive."""
 
     name: str
     bytes: int
@@ -186,11 +176,9 @@ class PackedFormat(ABC):
         """Take the files out; they are those that were put in, bit for bit.
 
         Args:
-            path: the packed file.
             folder: where the files go; made if it is not there.
             tensors: take these alone; files of weights then hold nothing else.
             force: write into a folder that holds files; those of the same names are replaced.
-            progress: shows how far it is.
 
         Raises:
             SpecError: the file is not there, the folder is not empty, or no tensor has a name.

@@ -30,22 +30,18 @@ class TrainingData(Protocol):
     @property
     def samples(self) -> int:
         """How many there are."""
-        ...
 
     @property
     def target(self) -> str | None:
         """Name of the array with the right answers, if there is one."""
-        ...
 
     @property
     def random(self) -> bool:
         """The transform draws random numbers, so that a sample is another one at each step."""
-        ...
 
     @property
     def digest(self) -> str:
         """Hash of the content and of the code that transforms it."""
-        ...
 
     def batch(self, rows: Rows, seed: Sequence[int]) -> Batch:
         """Return samples in the order of ``rows``, transformed.
@@ -57,7 +53,6 @@ class TrainingData(Protocol):
         Raises:
             DataError: the source cannot be read, or the transform fails.
         """
-        ...
 
 
 class Measure(Protocol):
@@ -66,25 +61,20 @@ class Measure(Protocol):
     @property
     def name(self) -> str:
         """As in the spec."""
-        ...
 
     @property
     def higher_is_better(self) -> bool:
         """Direction."""
-        ...
 
     @property
     def against_float(self) -> bool:
         """The target is the float model's output, not a label."""
-        ...
 
     def per_sample(self, outputs: Batch, target: Any, samples: int) -> Array:
         """Return one value a sample, float64 ``[samples]``."""
-        ...
 
     def summary(self, values: Array) -> Mapping[str, Any]:
         """Summarise per-sample values as in ``report.json``."""
-        ...
 
 
 class OpenModel(Protocol):
@@ -100,7 +90,6 @@ class OpenModel(Protocol):
         Raises:
             CompressorError: it cannot be opened.
         """
-        ...
 
 
 @dataclass(frozen=True)

@@ -135,15 +135,10 @@ class Rows(Protocol):
 
     def take(self, count: int) -> Array:
         """Return the next ``count`` rows, as an array that the caller owns."""
-        ...
 
 
 class InOrder:
-    """Rows in order from a function that returns those from a start to a stop.
-
-    Args:
-        read: takes start and stop.
-    """
+    """Rows in order from a function that returns those from a start to a stop."""
 
     def __init__(self, read: Callable[[int, int], Array]):
         self._read = read

@@ -65,7 +65,6 @@ class ShapeInputs:
         """Shorten the lengths that a node is given.
 
         Args:
-            node: reads them.
             at: which input they are.
             lost: which positions remain, by entry.
             copied: numbers that do not stand for a length.
@@ -149,9 +148,7 @@ class ShapeInputs:
         Args:
             node: what reads the new node.
             at: which of its inputs.
-            op_type: of the new node.
             inputs: of the new node; one of them is what was read before.
-            attributes: of the new node.
         """
         before = node.inputs[at]
         name = f"{node.outputs[0].name}_{op_type.lower()}"

@@ -68,10 +68,6 @@ class Meeting:
 class Flow:
     """Channels of all values of a graph; rules fill it node by node.
 
-    Args:
-        model: the graph.
-        lengths: the shapes of its values.
-
     Attributes:
         families: by value name.
         roles: of the axes of initializers.
@@ -245,9 +241,7 @@ class Flow:
         """Combine the channels of values that meet element by element.
 
         Args:
-            node: where they meet.
             inputs: the values; their shapes are known.
-            shape: of the result.
         """
         rank = len(shape)
         meetings = []

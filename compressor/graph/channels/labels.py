@@ -117,7 +117,6 @@ def reshaped(family: Family, before: Shape, after: Shape) -> Family:
 
     Args:
         family: of a value of shape ``before``.
-        before: the value's shape.
         after: its shape afterwards; of as many elements.
     """
     parts: list[Shape] = []

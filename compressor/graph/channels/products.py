@@ -316,12 +316,7 @@ def einsum(flow: Flow, node: ir.Node) -> None:
 
 
 def terms(equation: str, ranks: list[int]) -> tuple[list[str], str] | None:
-    """Return the letters of each input and of the output, ellipses written out.
-
-    Args:
-        equation: the attribute of the node.
-        ranks: of the inputs.
-    """
+    """Return the letters of each input and of the output, ellipses written out."""
     inputs, arrow, result = equation.replace(" ", "").partition("->")
     named = inputs.split(",")
     free = [c for c in string.ascii_letters if c not in equation]

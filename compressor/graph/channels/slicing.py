@@ -30,7 +30,6 @@ def remove_channels(
         model: the graph; it is not changed, and weights that stay whole are shared.
         channels: the result of ``analyse``, or of
             :func:`compressor.graph.channels.analysis.map_channels`, which takes another analysis.
-        removed: one flag for each unit.
 
     Returns:
         The smaller graph, and the positions that remain on its parameters' axes.
@@ -69,7 +68,6 @@ def kept_positions(
 
     Args:
         parameters: units along the axes of parameters.
-        removed: the units that go.
     """
     positions: dict[str, dict[int, Units]] = {}
     for name, axes in parameters.items():

@@ -59,9 +59,6 @@ class Trend:
 
     Attributes:
         unit: its unit, ``%`` or empty.
-        points: the runs, the oldest first.
-        changes: where the metric stepped.
-        method: how that was found.
     """
 
     metric: str

@@ -38,11 +38,7 @@ from compressor.types.statistics import Request
 
 @dataclass
 class Variants:
-    """Makes variants of a finished run; statistics are collected once.
-
-    Attributes:
-        steps: its passes, finished.
-    """
+    """Makes variants of a finished run; statistics are collected once."""
 
     workspace: Workspace
     steps: Sequence[Step]

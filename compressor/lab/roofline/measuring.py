@@ -135,7 +135,6 @@ def nodes_of_kernels(model: ir.Model, kernels: Sequence[Kernel]) -> dict[str, li
 
     Args:
         model: the graph that was given to the runtime.
-        kernels: what it executes.
     """
     nodes = list(all_nodes(model.graph))
     owners: dict[ir.Node, str] = {}

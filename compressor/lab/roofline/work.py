@@ -280,9 +280,6 @@ def prospects(works: Sequence[Work], whole: float, peaks: Peaks) -> tuple[Prospe
     Each operator is assumed to stay as near to its roof as it is now: a compute-bound one gains at
     most the ratio of the peaks or of the products, a memory-bound one the ratio of the bytes.
     Nothing becomes slower.
-
-    Args:
-        works: the operators, with their times.
     """
     best_cases = []
     for kind in KINDS:
