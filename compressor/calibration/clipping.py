@@ -194,7 +194,6 @@ def divergence(
 
 
 def _spread(first: int, last: int) -> torch.Tensor:
-    """Return integers from ``first`` to ``last``, both included, evenly spread."""
     ends = torch.linspace(first, last, _CANDIDATES, dtype=torch.float64).round().long()
     return torch.tensor(sorted(set(ends.tolist())))
 

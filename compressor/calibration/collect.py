@@ -72,7 +72,6 @@ class Agreement(Generic[KeyT]):
     def _round(
         self, before: Mapping[KeyT, Any], after: Mapping[KeyT, Any], *, working: bool
     ) -> list[dict[KeyT, tuple[float, float]]]:
-        """Return each process's shares before and after its batch."""
         mine = {k: (o.share(before[k]), o.share(after[k])) for k, o in self._observers.items()}
         gathered = self._ranks.gathered((working, mine))
         self._somebody_works = any(works for works, _ in gathered)

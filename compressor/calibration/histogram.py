@@ -161,7 +161,6 @@ def _exponent(low: float, high: float) -> int:
 
 
 def _count(counts: torch.Tensor, chunk: torch.Tensor, exponent: int, least: float) -> None:
-    """Add the chunk's counts in place."""
     if exponent > _FLOAT32_EXPONENT:
         chunk = chunk.to(torch.float64)
     index = chunk.mul(math.ldexp(1.0, -exponent)).to(torch.int16)  # the conversion truncates

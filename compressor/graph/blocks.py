@@ -89,7 +89,6 @@ def extract_block(
 
 
 def _reads(node: ir.Node) -> Iterator[ir.Value]:
-    """Yield what a node reads, and what its subgraphs read."""
     for reader in (node, *inner_nodes(node)):
         yield from (value for value in reader.inputs if value is not None)
 
@@ -112,7 +111,6 @@ def _flowing(
 
 
 def _multiplies(node: ir.Node) -> bool:
-    """Whether a node, or one inside it, is a layer that multiplies."""
     layers = (layer_of(inner) for inner in (node, *inner_nodes(node)))
     return any(layer is not None and not layer.is_table for layer in layers)
 
@@ -212,7 +210,6 @@ def sink_initializers(graph: onnx.GraphProto) -> None:
 
 
 def _names_read(graph: onnx.GraphProto) -> Iterator[str]:
-    """Yield the names that a graph reads, its own values among them."""
     for node in graph.node:
         yield from node.input
     for output in graph.output:
@@ -363,7 +360,6 @@ def _readers(value: ir.Value) -> int:
 
 
 def _source(value: ir.Value | None, computed: Collection[str]) -> ir.Value | None:
-    """Follow a layer's input back to a computed value, without crossing another layer."""
     for _ in range(_MOST_STEPS):
         if value is None or value.is_initializer():
             return None

@@ -82,7 +82,6 @@ def obstacle(layer: Layer, scheme: Scheme, opset: int) -> str | None:
 
 
 def _no_form(scheme: Scheme) -> str | None:
-    """Return why no weight at all can be stored under a scheme, or ``None``."""
     if scheme.element in ("int", "codebook"):
         least = 2 if scheme.element == "int" else 1
         if least <= scheme.bits <= 8:
@@ -221,7 +220,6 @@ _E8M0 = "e8m0_halved"
 def _looked_up(
     editor: Editor, added: list[ir.Node], places: ir.Value, table: tuple[str, Array]
 ) -> ir.Value:
-    """Look up codes in a table that all weights share."""
     held = editor.shared_constant(*table)
     to: Attributes = {"to": ir.DataType.INT32}
     index = editor.node("Cast", [places], f"{places.name}_index", ir.DataType.INT32, to)

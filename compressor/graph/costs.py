@@ -95,7 +95,6 @@ def _is_codes(value: ir.Value) -> bool:
 
 
 def _packed(model: ir.Model) -> dict[str, int]:
-    """Return the number of weights in each initializer whose elements pack several weights."""
     packed: dict[str, int] = {}
     for node in all_nodes(model.graph):
         if (

@@ -274,7 +274,6 @@ def side_tensors(value: ir.Value) -> list[str]:
 
 
 def _dequantizers(value: ir.Value) -> Iterator[ir.Node]:
-    """Yield the nodes that dequantize an initializer, also those behind a table."""
     for use in value.uses():
         node = use.node
         if node.op_type == "DequantizeLinear" and use.idx == 0:
@@ -301,7 +300,6 @@ def lookups_of(value: ir.Value) -> Iterator[Lookup]:
 
 
 def _stored_behind(value: ir.Value | None) -> Iterator[str]:
-    """Yield the initializers that a scale is made of."""
     if value is None:
         return
     if value.is_initializer():
@@ -339,7 +337,6 @@ def index_limits(model: ir.Model) -> dict[str, int]:
 
 
 def _origin(value: ir.Value | None) -> ir.Value | None:
-    """Follow a value back through nodes that keep its elements."""
     while value is not None:
         node = value.producer()
         if node is None or operator(node).moves not in ("same", "type", "shape"):

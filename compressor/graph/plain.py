@@ -97,7 +97,6 @@ def _folds(node: ir.Node, parameters: frozenset[str]) -> bool:
 
 
 def _drop_zero_biases(model: ir.Model, parameters: frozenset[str]) -> None:
-    """Remove the zero bias that lowering adds to a convolution without a bias."""
     for node in all_nodes(model.graph):
         if not operator_named(node.op_type).is_convolution or len(node.inputs) < 3:
             continue
@@ -227,7 +226,6 @@ class Lengths:
             self._evaluate(node)
 
     def _infer(self, node: ir.Node) -> None:
-        """Note the output shapes that ONNX infers for one node."""
         inputs = [v for v in node.inputs if v is not None]
         if any(v.name not in self._types for v in inputs):
             return
@@ -276,7 +274,6 @@ class Lengths:
             self._note(output, shape if len(shape) == len(noted) else None)
 
     def _evaluate(self, node: ir.Node) -> None:
-        """Compute a node all of whose inputs are small constants."""
         inputs = [v for v in node.inputs if v is not None]
         if not inputs or any(self.constant(v) is None for v in inputs) or node.domain:
             return

@@ -142,7 +142,6 @@ def _detach(graph: ir.Graph) -> dict[str, ir.TensorProtocol]:
 
 
 def _tidy(graph: onnx.GraphProto) -> None:
-    """Sort unordered fields and drop redundant ones, in subgraphs too."""
     kept = {
         name for node in graph.node if node.domain not in DEFAULT_DOMAINS for name in node.output
     }

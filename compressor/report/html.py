@@ -120,7 +120,6 @@ def _library() -> Markup:
 
 
 def _chart_data(report: Report, plotted: list[Point], counted: Distributions) -> dict[str, Any]:
-    """Return what the page draws beside the layers, which it reads from their table."""
     base = report["baseline"]["metric"]
     return {
         "metric": {
@@ -136,7 +135,6 @@ def _chart_data(report: Report, plotted: list[Point], counted: Distributions) ->
 
 
 def _past_runs(trend: Trend) -> list[dict[str, Any]]:
-    """Return the runs of a history, the oldest first; the last one is this run."""
     stepped = {change.index for change in trend.changes}
     return [
         {
@@ -205,7 +203,6 @@ def _latency_tile(artifact: Mapping[str, Any], limit: LimitRow | None) -> Tile:
 def _bars(
     before: float, after: float, name: str, text: Callable[[float], str]
 ) -> tuple[tuple[str, str, Bar], ...]:
-    """Return name, number and bar of the float model and of the artifact."""
     longest = max(before, after) or 1.0
     return (
         (FLOAT_MODEL, text(before), Bar(100.0 * before / longest, ours=False)),

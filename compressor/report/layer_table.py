@@ -162,7 +162,6 @@ def _decibels(value: float | None) -> Number:
 
 
 def _details(history: Sequence[tuple[str, _Entry]]) -> str:
-    """Join what the passes say of a layer, and its output's SQNR after all but the last."""
     facts: dict[str, Any] = {}
     for _, layer in history:
         facts.update(layer["details"])

@@ -114,7 +114,6 @@ def points(report: Report, related: Related) -> list[Point]:
 
 
 def _folders(output: Path) -> Iterator[Path]:
-    """Yield the folders of other runs beside this one's, by name."""
     here = output.resolve()
     for path in sorted(here.parent.glob(f"*/{_REPORT}")):
         if path.parent.resolve() != here:
@@ -122,7 +121,6 @@ def _folders(output: Path) -> Iterator[Path]:
 
 
 def _identity(report: Report) -> tuple[Any, ...]:
-    """Return what must be equal for two runs to be compared."""
     identity, metric = report["identity"], report["baseline"]["metric"]
     return identity["model"], identity["data"], identity["metric_code"], metric and metric["name"]
 

@@ -114,7 +114,6 @@ def _publish(
 
 
 def _stale(output: Path, kept: Sequence[str]) -> list[str]:
-    """Name the files that an earlier run left, are still as it wrote them, and are not kept."""
     try:
         old = json.loads((output / _MANIFEST).read_text(encoding="utf-8"))
         written = {str(entry["name"]): str(entry["sha256"]) for entry in old["outputs"]}

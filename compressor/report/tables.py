@@ -198,7 +198,6 @@ def metric_interval(report: Report, entry: Mapping[str, Any]) -> Interval | None
 
 
 def _speed(ratio: Mapping[str, Any]) -> Interval:
-    """Place a latency ratio on an axis from nothing to twice the float model."""
     value, (low, high) = float(ratio["value"]), ratio["ci95"]
     place = _axis(0.0, max(2.0, high))
     return Interval(
@@ -294,7 +293,6 @@ def schemes(layers: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _won_back(entry: Mapping[str, Any]) -> list[str]:
-    """Return what the pass would have given without training."""
     untrained = entry.get("untrained")
     if untrained is None:
         return []

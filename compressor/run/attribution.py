@@ -232,7 +232,6 @@ class _Error:
 
 
 def _run(cut: Cut, exact: Batch) -> Batch:
-    """Run a cut graph on values of the float model, cast to its input types."""
     dtypes = {v.name: v.dtype for v in cut.model.graph.inputs}
     feed = dict(exact)
     for value, entry in cut.inputs.items():
@@ -258,7 +257,6 @@ def _affordable(baseline: Carrier, batch: Batch, layers: int) -> Batch | None:
 def _reached(
     baseline: Carrier, batch: Batch, errors: Sequence[_Error]
 ) -> dict[_Error, float | None]:
-    """Return the noise of the model's output for one error at a time."""
     values = list(dict.fromkeys(error.value for error in errors))
     model, offsets = with_offsets(baseline.graph(), values)
     runner = runner_of(model, ())

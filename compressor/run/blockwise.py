@@ -216,7 +216,6 @@ class GraphBlocks:
         return collected
 
     def _asked(self, block: GraphBlock) -> list[Request]:
-        """Return the requests for what a block's nodes read."""
         return [r for r in self._requests if block.reads.issuperset(r.tensors)]
 
     def _counted(self, index: int, names: Sequence[str]) -> Iterator[Batch]:

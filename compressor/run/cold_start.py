@@ -114,7 +114,6 @@ def _drop_pages(files: Sequence[Path]) -> bool:
 
 
 def _read(files: Sequence[Path]) -> float:
-    """Return the seconds that reading all files takes."""
     buffer = bytearray(_CHUNK)
     begin = time.perf_counter()
     for file in files:

@@ -150,7 +150,6 @@ def check_data(
 
 
 def _fixed_batch(inputs: Sequence[TensorSpec]) -> int | None:
-    """Return the model's fixed batch size, or ``None`` if it takes any."""
     first = inputs[0].shape[0] if inputs and inputs[0].shape else None
     return first if isinstance(first, int) else None
 

@@ -108,7 +108,6 @@ def execute(workspace: Workspace) -> tuple[dict[str, Any], list[Artifact]]:
 
 
 def _not_timed(workspace: Workspace, artifacts: Sequence[Mapping[str, Any]]) -> str:
-    """Return why the float model was not timed."""
     if not workspace.runs:
         return workspace.cannot_run
     return f"it is timed beside an artifact, and none is run: {artifacts[0]['latency_ms_reason']}"
@@ -148,7 +147,6 @@ def _pass_entries(workspace: Workspace, steps: Sequence[Step]) -> list[dict[str,
 def _untrained(
     workspace: Workspace, step: Step, before: Evaluation | None, after: Evaluation | None
 ) -> dict[str, Any] | None:
-    """Measure a pass without its training, and how much training won back."""
     metric = workspace.plan.metric
     if step.untrained is None or metric is None or before is None or after is None:
         return None

@@ -53,7 +53,6 @@ def activation_range(value: ir.Value | None) -> CodeRange | Literal["dynamic"] |
 
 
 def _code_limits(dtype: ir.DataType) -> tuple[float, float] | None:
-    """Return the least and greatest code of an integer type."""
     if not dtype.is_integer():
         return None
     if dtype.is_signed():

@@ -138,7 +138,6 @@ def _step(workspace: Workspace, task: _Task) -> Step:
 
 
 def _compute(workspace: Workspace, task: _Task) -> None:
-    """Apply a pass and store the result."""
     workspace.load()
     start = time.perf_counter()
     torch.manual_seed(workspace.plan.spec.seed)
@@ -278,7 +277,6 @@ def _layers(workspace: Workspace, outcome: Outcome, after: Carrier) -> list[dict
 
 
 def _sparsity(carrier: Carrier, layer: Layer) -> float:
-    """Percent of zeros in a layer's weight."""
     weight = carrier.weight(layer)
     stored = carrier.graph().graph.initializers.get(layer.weight)
     book = None if stored is None else codebook_of(stored)

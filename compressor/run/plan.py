@@ -237,7 +237,6 @@ def _training_metric(spec: Spec, data: Mapping[str, Data]) -> Metric | None:
 
 
 def _check_named(spec: Spec, index: int, carrier: Carrier) -> None:
-    """Open what a pass's options name: functions and other models."""
     step = spec.passes[index]
     with importable([spec.folder]):
         for reference in step.code:

@@ -265,7 +265,6 @@ def _grouped(times: Array) -> Array:
 
 
 def _ratios(times: Array, base: Array) -> Array:
-    """Return a ratio for each value of ``[values, rounds, inputs]``."""
     weights = np.median(base, axis=1)
     ratios: Array = (np.median(times / base, axis=1) * weights).sum(1) / weights.sum(1)
     return ratios

@@ -142,7 +142,6 @@ def baseline_latency(artifacts: Sequence[Mapping[str, Any]]) -> list[dict[str, A
 
 
 def _measured(workspace: Workspace, artifact: Artifact, final: Carrier, key: str) -> dict[str, Any]:
-    """Check and time an artifact, unless the store has the result."""
     stored_key = result_key(
         "measure",
         key,
@@ -253,7 +252,6 @@ def _timed_inputs(workspace: Workspace, final: Carrier, count: int) -> list[Batc
 
 
 def _batches(workspace: Workspace) -> list[int]:
-    """Batch sizes to time: 1 and the evaluation's; the model's own where that is fixed."""
     fixed = workspace.plan.model.carrier.inputs[0].shape[0]
     if isinstance(fixed, int):
         return [fixed]

@@ -163,7 +163,6 @@ def _mappings(document: Document, section: str) -> list[int]:
 
 
 def _declaration(section: str, kind: catalog.Kind, index: int, document: Document) -> Any:
-    """Build one entry of ``passes`` or ``exports``."""
     path: KeyPath = (section, index)
     value = dict(document.value[section][index])
     key = "pass" if kind == "pass" else "format"
@@ -183,7 +182,6 @@ def _declaration(section: str, kind: catalog.Kind, index: int, document: Documen
 
 
 def _data_values(document: Document) -> dict[str, dict[str, Any]]:
-    """Return the mappings below ``data`` by role."""
     section = document.value.get("data")
     values = section if isinstance(section, dict) else {}
     return {r: values[r] for r in DataSection.model_fields if isinstance(values.get(r), dict)}

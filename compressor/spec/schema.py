@@ -91,7 +91,6 @@ class _Generator(GenerateJsonSchema):
 def _schemas(
     classes: Sequence[type[Options]],
 ) -> tuple[dict[type[Options], Schema], dict[str, Schema]]:
-    """Return the schema of each class, and the definitions that these refer to."""
     references, whole = models_json_schema(
         [(cls, "validation") for cls in classes], by_alias=True, schema_generator=_Generator
     )

@@ -125,7 +125,6 @@ def _copy(value: Any) -> Any:
 
 
 def _plain(node: Any, path: KeyPath, lines: dict[KeyPath, int]) -> Any:
-    """Turn ruamel's annotated tree into plain values, noting lines."""
     if isinstance(node, CommentedMap):
         made: dict[str, Any] = {}
         for key, child in node.items():

@@ -108,7 +108,6 @@ def _folder_of(module: ModuleType | None) -> Path | None:
 
 
 def _files_of(folder: Path, name: str) -> Iterator[Path]:
-    """Yield the source files of a dotted name below a folder, its packages' included."""
     parts = name.split(".")
     for count in range(1, len(parts) + 1):
         place = folder.joinpath(*parts[:count])

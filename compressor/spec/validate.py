@@ -120,8 +120,6 @@ def _shown(value: Any) -> str:
 
 
 def _keys_at(cls: type[Options], path: KeyPath) -> list[str]:
-    """Return the keys allowed at a path below ``cls``."""
-
     current: type[Options] | None = cls
     for part in path:
         if isinstance(part, int) or current is None:

@@ -292,7 +292,6 @@ class FileSource(Options, ABC):
 
     @contextmanager
     def _guard(self) -> Iterator[None]:
-        """Turn errors of reading into errors that name the file."""
         if not self.path.exists():
             raise SpecError(self.subject, "does not exist", "correct the path")
         try:

@@ -88,7 +88,6 @@ class ImageFolderSource(IndexedFileSource):
         return {"image": images, "label": lambda rows: labels[rows]}
 
     def _items(self) -> tuple[list[_Item], bool]:
-        """Return the images to use, and whether they have labels."""
         entries = sorted(path for path in self.path.iterdir() if not path.name.startswith("."))
         folders = [path for path in entries if path.is_dir()]
         loose = [path for path in entries if _is_image(path)]

@@ -264,7 +264,6 @@ class TokenSource(Options, ABC):
 
     @contextmanager
     def _guard(self) -> Iterator[None]:
-        """Turn errors of reading into errors that name the source."""
         try:
             yield
         except OSError as error:

@@ -159,7 +159,6 @@ class ShapeInputs:
 
 
 def _ratio(lost: Lost, length: int) -> tuple[Array, Array]:
-    """Return the factor and the divisor of each entry."""
     above, below = np.ones(length, dtype=np.int64), np.ones(length, dtype=np.int64)
     for entry, stays in lost.items():
         common = gcd(int(stays.sum()), len(stays))
@@ -252,7 +251,6 @@ class Adjuster:
         self._lengths.scale(node, at, lost, copied)
 
     def _count(self, node: ir.Node, name: str, stays: Flags | None) -> None:
-        """Set the number of groups into which a node divides its channels."""
         groups = node.attributes.get_int(name, 1)
         if groups > 1 and stays is not None:
             left = int(stays.reshape(groups, -1)[:, 0].sum())

@@ -118,7 +118,6 @@ def _flowed(model: ir.Model) -> Flow:
 
 
 def _captured(node: ir.Node) -> list[ir.Value]:
-    """Return the outer values that a node's subgraphs read."""
     inner = inner_nodes(node)
     graphs = {n.graph for n in inner}
     read = [(value, n.graph) for n in inner for value in n.inputs]
@@ -212,7 +211,6 @@ def _axes_of(value_families: Iterable[Family], units: Units) -> tuple[Units | No
 
 
 def _by_channel(notes: Iterable[Note], roots: Units, units: Units) -> dict[int, Note]:
-    """Return the first note on each unit."""
     first_notes: dict[int, Note] = {}
     for note in notes:
         numbers = np.unique(units[roots[note.channels]])

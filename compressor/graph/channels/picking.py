@@ -58,7 +58,6 @@ def _beside(parts: Sequence[Family | None], rest: list[Family]) -> Family | None
 
 
 def _side_by_side(flow: Flow, node: ir.Node, rest: Sequence[Sequence[Family]]) -> list[Family]:
-    """Unite the families on the axes along which nothing is concatenated."""
     merged_families: list[Family] = []
     for families in rest:
         for family in families:
@@ -250,7 +249,6 @@ def pad_widths(flow: Flow, node: ir.Node) -> dict[int, tuple[int | None, int | N
 def _picked(
     flow: Flow, node: ir.Node, families: Sequence[Family], axis: int, places: Array
 ) -> list[Family]:
-    """Return families reduced to some positions along an axis."""
     left = []
     for family in families:
         whole = len(places) == family.shape[axis] and bool((places == np.arange(len(places))).all())

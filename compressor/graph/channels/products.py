@@ -98,7 +98,6 @@ def _meet(flow: Flow, node: ir.Node, read: Units | None, weight_channels: Units)
 
 
 def _group_wise(flow: Flow, node: ir.Node, read: Units | None, written: Units) -> None:
-    """Unite the channels that a group reads and writes."""
     flow.couple(written, 1)
     if read is None:
         flow.freeze([written], node, "reads channels that nothing computes")
@@ -346,7 +345,6 @@ def _length(shape: tuple[int, ...], term: str, letter: str) -> int:
 
 
 def _spread(family: Family, term: str, letters: list[str]) -> Family:
-    """Return a family with an axis for each letter."""
     order = [term.index(letter) for letter in letters if letter in term]
     ordered = np.transpose(family, order)
     return ordered.reshape([_length(family.shape, term, letter) for letter in letters])

@@ -119,7 +119,6 @@ def _selected(tensor: ir.TensorProtocol, axes: Mapping[int, Units]) -> ir.Tensor
 
 
 def _forget_shapes(model: ir.Model, masks: Mapping[str, Mapping[int, Flags]]) -> None:
-    """Correct the shapes of values that have become smaller."""
     for node in model.graph:
         for value in node.outputs:
             value_masks = masks.get(value.name or "")

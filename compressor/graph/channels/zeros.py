@@ -52,7 +52,6 @@ class Zeros:
                         self.places.add((name, axis))
 
     def _lines(self, value: ir.Value | None) -> tuple[Units | None, ...]:
-        """Return the units along the axes of a value."""
         return self._axes.get((value.name or "") if value is not None else "", ())
 
     def _units(self, value: ir.Value | None, axis: int) -> Units | None:
@@ -140,7 +139,6 @@ class Zeros:
         )
 
     def _blank(self, node: ir.Node) -> bool:
-        """Return whether a node repeats zero."""
         if len(node.inputs) > 1:  # what Expand repeats; ConstantOfShape has an attribute
             constant = self._flow.lengths.constant(node.inputs[0])
             return constant is not None and not constant.any()

@@ -156,7 +156,6 @@ def _facts(artifact: Artifact, work: _Work) -> dict[str, Any]:
 
 
 def _latency(times: Latencies, name: str, base: str) -> dict[str, Any]:
-    """Return one artifact's times at one batch size, its throughput, and its ratio to the base."""
     summary = times.summary(name)
     low, high = summary["ci95"]
     per_second = times.batch * 1e3
@@ -205,7 +204,6 @@ def _add_cold(
 
 @contextmanager
 def _torch_threads(count: int | None) -> Iterator[None]:
-    """Let PyTorch compute with so many threads inside the block."""
     import torch
 
     usual = torch.get_num_threads()

@@ -80,7 +80,6 @@ def measure_energy(
 
 
 def _processor(folder: Path) -> tuple[tuple[Counter, ...], str]:
-    """Find one counter for each processor package."""
     packages = sorted(folder.glob("intel-rapl:[0-9]")) if folder.is_dir() else []
     if not packages:
         return (), "this machine has no energy counters of its processor (RAPL)"
@@ -102,7 +101,6 @@ def _microjoules(file: Path) -> Callable[[], float]:
 
 
 def _gpu() -> tuple[tuple[Counter, ...], str]:
-    """Find the counter of the first GPU."""
     if find_spec("pynvml") is None:
         return (), "the GPU's counter is read by nvidia-ml-py, which is not installed"
     pynvml = import_module("pynvml")

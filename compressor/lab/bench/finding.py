@@ -74,7 +74,6 @@ def _at(path: Path) -> list[Artifact]:
 
 
 def _of_run(folder: Path) -> list[Artifact]:
-    """Return what a run exported, as its report says."""
     report, manifest = read_mapping(folder / _REPORT), read_mapping(folder / _MANIFEST)
     subject = f"run {str(folder)!r}"
     try:

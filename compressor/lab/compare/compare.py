@@ -179,7 +179,6 @@ def timed_ratio(base: Side, candidate: Side, progress: Progress) -> LatencyRatio
 
 
 def _not_here(side: Side) -> str:
-    """Return why an artifact cannot be run here; empty where it can."""
     if side.name == FLOAT:
         return "the float model is no artifact of its run"
     entries = side.run.report["artifacts"]

@@ -137,7 +137,6 @@ def _metric(comparison: Comparison, difference: Difference, limits: GateLimits) 
 
 
 def _latency(comparison: Comparison, limit: float, *, strict: bool) -> Check:
-    """Judge by the interval: it fails above the limit, holds below, and is undecided across it."""
     latency = comparison.latency
     if latency.value is None or latency.ci95 is None:
         _refuse("--max-latency-ratio", latency.source)

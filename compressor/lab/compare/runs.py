@@ -107,7 +107,6 @@ def open_run(path: Path, progress: Progress) -> OpenedRun:
 
 
 def _check(subject: str, report: Mapping[str, Any]) -> None:
-    """Refuse what this version cannot read."""
     schema = report.get("schema")
     if schema != SCHEMA:
         raise InputError(
@@ -345,7 +344,6 @@ def stored_ratio(base: Side, candidate: Side) -> LatencyRatio:
 
 
 def _unlike(base: Side, candidate: Side) -> str:
-    """Return why two runs' ratios cannot be compared; empty where they can."""
     ours, theirs = base.run.report, candidate.run.report
     if ours["identity"]["model"] != theirs["identity"]["model"]:
         return "the two runs have different float models"

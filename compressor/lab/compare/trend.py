@@ -106,7 +106,6 @@ def trend_of(entries: Sequence[Entry], alpha: float = 0.05) -> Trend:
 def _change(
     entries: Sequence[Entry], results: np.ndarray, names: Sequence[str], step: Step
 ) -> LevelChange:
-    """Measure a step between the levels on either side of it, by their mean for each sample."""
     before = results[step.start : step.index].mean(axis=0)
     after = results[step.index : step.end].mean(axis=0)
     difference = paired_difference(before, after, entries[-1].metric_scale())

@@ -209,7 +209,6 @@ def _declared(run: FinishedRun, index: int) -> type[Pass]:
 
 
 def _shared(passes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what leaving a single layer out does not change."""
     return [
         f"{entry['pass']}: {entry['attribution']['shared_inputs']:.0f} % of the noise lies in "
         "rounded values that several operators read, which stays when one layer is left out"

@@ -309,7 +309,6 @@ def _weights(
 
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Read the shapes that lie beside packed weights, by module."""
     shapes = {}
     for shard in read_shards(path):
         file = MappedFile(shard.path, shard.nbytes)

@@ -168,7 +168,6 @@ def _granularity(node: ir.Node, scale: Array | None) -> str:
 
 
 def _broadcast(node: ir.Node, zero: Array, shape: tuple[int, ...]) -> Array:
-    """Bring zero points into a shape that broadcasts to the tensor's."""
     if zero.size == 1:
         return zero.reshape(())
     codes = operator_named(node.op_type).codes
@@ -247,7 +246,6 @@ def _mapping(path: Path) -> dict[str, object]:
 
 
 def _stored(row: TensorRow, description: Description, sizes: dict[str, int]) -> TensorRow:
-    """Add how a tensor is stored, and in how many bytes."""
     entry = description.tensors.get(row.name)
     if entry is None:  # a constant of a node
         return row
@@ -263,7 +261,6 @@ def _elements(name: str, tensor: torch.Tensor, dtype: ir.DataType) -> ir.TensorP
 
 
 def _array(tensor: torch.Tensor, dtype: ir.DataType) -> Array:
-    """Return elements as an array of the type's own numpy dtype."""
     held = dtype.numpy()
     if dtype.bitwidth < 8:  # one a byte
         held = np.dtype(np.int8 if dtype.is_signed() else np.uint8)

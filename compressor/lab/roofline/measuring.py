@@ -93,7 +93,6 @@ def time_kernels(model: Path, batch: Batch, threads: int, subject: str) -> Timed
 def _kernels(
     events: Sequence[Mapping[str, Any]], executed: onnx.ModelProto, runs: int
 ) -> Iterator[Kernel]:
-    """Yield the operators of a profile, as they lie in the executed graph."""
     nodes = {node.name: node for node in executed.graph.node}
     times: dict[str, list[float]] = defaultdict(list)
     ops: dict[str, str] = {}
@@ -168,7 +167,6 @@ def _multiplies(op: str) -> bool:
 
 
 def _named(nodes: Sequence[ir.Node]) -> dict[str, ir.Node]:
-    """Return the node that is meant by a name: that of a value, or its own."""
     by_name = {node.name: node for node in nodes if node.name}
     by_name.update({v.name: node for node in nodes for v in node.outputs if v.name})
     return by_name

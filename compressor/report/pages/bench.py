@@ -83,7 +83,6 @@ def _median(spread: Result | None, text: Callable[[float], str]) -> str:
 
 
 def _notes(result: Result) -> Iterator[str]:
-    """Yield what was not measured, or less precisely than asked."""
     for artifact in result["artifacts"]:
         name = artifact["name"]
         if artifact["reason"]:

@@ -113,7 +113,6 @@ def _metric(comparison: Comparison, sides: Sequence[Side]) -> list[str]:
 
 
 def _runs(trend: Trend) -> Table:
-    """Return the latest runs of a history."""
     columns = [Column("run"), *right(trend.metric, "95 % interval", "size", "latency p50")]
     points = trend.points[-_MOST_RUNS:]
     return Table(columns, [[Cell(p.label, code=True), *point_texts(trend, p)] for p in points])

@@ -127,7 +127,6 @@ def _run(contents: RunContents) -> Page:
 
 
 def _engine(contents: EngineContents) -> Page:
-    """Return what a manifest says of its engine, layers in full."""
     manifest = contents.manifest
     targets = _listed(manifest.get("compute_capabilities") or ("not named",))
     lines = [

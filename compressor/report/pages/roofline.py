@@ -58,7 +58,6 @@ def _run(roofline: Roofline) -> str:
 
 
 def _rate(value: float) -> str:
-    """Format a rate with its prefix, ``250 G``."""
     text = formats.short_count(value)
     return text if text[-1:].isalpha() else f"{text} "
 
@@ -98,7 +97,6 @@ def _operator(roofline: Roofline, work: Work) -> list[str]:
 
 
 def _times(seconds: float | None, roofline: Roofline) -> tuple[str, str]:
-    """Return a time, and its share of the whole run."""
     if seconds is None:
         return formats.NOTHING, formats.NOTHING
     share = formats.percent(100 * seconds / roofline.seconds, 1)
