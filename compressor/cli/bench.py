@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from compressor.cli.options import json_option, print_result, shown_progress
+from compressor.cli.options import PATH, json_option, print_result, shown_progress
 
 
 @click.command()
-@click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("paths", nargs=-1, type=PATH)
 @click.option(
     "--batch",
     "batches",
@@ -53,7 +53,7 @@ from compressor.cli.options import json_option, print_result, shown_progress
 )
 @click.option(
     "--data",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE.npz",
     help="Samples to run on, one array for each input. If not given, random values.",
 )

@@ -7,7 +7,7 @@ from typing import Literal
 
 import click
 
-from compressor.cli.options import json_option, print_result
+from compressor.cli.options import PATH, json_option, print_result
 
 
 @click.command()
@@ -85,11 +85,11 @@ def doctor(as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model", type=PATH)
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=PATH,
     default=Path("spec.yaml"),
     show_default=True,
     help="The file to write.",

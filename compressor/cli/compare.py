@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from compressor.cli.options import (
+    PATH,
     compare_options,
     json_option,
     label_option,
@@ -84,18 +85,8 @@ def compare(
     help="How often chance alone may fail an equally good candidate.",
 )
 @click.option("--strict", is_flag=True, help="Also fail what is not proved to be within its limit.")
-@click.option(
-    "--junit",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write the checks as JUnit XML.",
-)
-@click.option(
-    "--markdown",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write the result as Markdown.",
-)
+@click.option("--junit", type=PATH, metavar="FILE", help="Write the checks as JUnit XML.")
+@click.option("--markdown", type=PATH, metavar="FILE", help="Write the result as Markdown.")
 @label_option
 @json_option
 @quiet_option

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from compressor.cli.options import json_option, print_result, set_option, shown_progress
+from compressor.cli.options import PATH, json_option, print_result, set_option, shown_progress
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=PATH)
 @set_option
 @click.option(
     "--method",

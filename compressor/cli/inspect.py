@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from compressor.cli.options import json_option, print_result, shown_progress
+from compressor.cli.options import PATH, json_option, print_result, shown_progress
 
 
 @click.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=PATH)
 @click.option(
     "--roofline",
     is_flag=True,

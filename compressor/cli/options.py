@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-spec_argument = click.argument("spec", type=click.Path(path_type=Path))
+PATH = click.Path(path_type=Path)
+spec_argument = click.argument("spec", type=PATH)
 set_option = click.option(
     "--set",
     "settings",
@@ -41,7 +42,7 @@ force_option = click.option(
 )
 history_option = click.option(
     "--history",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE",
     help="A file with one line for each run; shows where the metric stepped.",
 )
@@ -49,8 +50,8 @@ label_option = click.option(
     "--label", default="", metavar="TEXT", help="What --history calls this run."
 )
 _COMPARE = (
-    click.argument("base", type=click.Path(path_type=Path)),
-    click.argument("candidate", type=click.Path(path_type=Path)),
+    click.argument("base", type=PATH),
+    click.argument("candidate", type=PATH),
     click.option(
         "--artifact",
         metavar="NAME",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from compressor.cli.options import (
+    PATH,
     force_option,
     history_option,
     json_option,
@@ -121,14 +122,8 @@ _PRESETS = ("int8", "int4-g128", "int4-g32", "int2-g32", "fp8", "nvfp4", "mxfp4"
 
 
 @click.command()
-@click.argument("checkpoint", type=click.Path(path_type=Path))
-@click.option(
-    "-o",
-    "--output",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="The new directory.",
-)
+@click.argument("checkpoint", type=PATH)
+@click.option("-o", "--output", required=True, type=PATH, help="The new directory.")
 @click.option(
     "--preset",
     type=click.Choice(_PRESETS),

@@ -6,18 +6,12 @@ from pathlib import Path
 
 import click
 
-from compressor.cli.options import json_option, shown_progress
+from compressor.cli.options import PATH, json_option, shown_progress
 
 
 @click.command()
-@click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
-@click.option(
-    "-o",
-    "--output",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="The folder to write the files to.",
-)
+@click.argument("path", metavar="FILE", type=PATH)
+@click.option("-o", "--output", required=True, type=PATH, help="The folder to write the files to.")
 @click.option(
     "--tensor",
     "tensors",

@@ -25,6 +25,7 @@ from compressor.graph.blocks import GraphBlock, extract_block, partition
 from compressor.graph.layers import graph_layers
 from compressor.models.executor import from_numpy
 from compressor.models.onnx.ort_runner import OrtRunner, graph_runner
+from compressor.progress import Advance, nobody_watches
 from compressor.run.workspace import Workspace
 from compressor.types.carrier import Carrier
 from compressor.types.data import ALONE, Ranks, share
@@ -33,7 +34,6 @@ from compressor.types.statistics import Observer, Request
 from compressor.types.tensors import Array, Batch
 
 MakeObserver: TypeAlias = Callable[[str, Mapping[str, Any]], Observer[Any, Any]]
-Advance: TypeAlias = Callable[[int], None]
 
 _IN_MEMORY = 512 << 20  # bytes of activations between blocks; more than that lies in files
 
@@ -61,10 +61,6 @@ def block_run(
         yield GraphBlocks(graph, blocks, requests, feed)
 
 
-def _nothing(done: int) -> None:
-    """Show no progress."""
-
-
 @dataclass(frozen=True)
 class Feed:
     """What blocks are calibrated with.
@@ -81,7 +77,7 @@ class Feed:
     batches: Iterable[Batch]
     make_observer: MakeObserver
     folder: Path
-    advance: Advance = _nothing
+    advance: Advance = nobody_watches
     ranks: Ranks = ALONE
 
 

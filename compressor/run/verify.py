@@ -269,25 +269,16 @@ def judge(limits: LimitKeys, artifacts: Sequence[Mapping[str, Any]]) -> list[dic
     entries: list[dict[str, Any]] = []
     for artifact in artifacts:
         path = artifact["path"]
-        drop = artifact["metric_drop"]
-        if limits.metric_drop is not None and drop is not None:
-            entries.append(
-                _entry("metric-drop", path, limits.metric_drop, drop, drop <= limits.metric_drop)
-            )
-        if limits.size_ratio is not None:
-            size = artifact["size_ratio"]
-            entries.append(
-                _entry("size-ratio", path, limits.size_ratio, size, size <= limits.size_ratio)
-            )
-        if limits.latency_ratio is not None and artifact["deployed"]:
+        for name, limit, measured in (
+            ("metric-drop", limits.metric_drop, artifact["metric_drop"]),
+            ("size-ratio", limits.size_ratio, artifact["size_ratio"]),
+        ):
+            if limit is not None and measured is not None:
+                entries.append(_entry(name, path, limit, measured, measured <= limit))
+        limit = limits.latency_ratio
+        if limit is not None and artifact["deployed"]:
             ratio = artifact["latency"][0]["ratio"]
-            entry = _entry(
-                "latency-ratio",
-                path,
-                limits.latency_ratio,
-                ratio["value"],
-                ratio["ci95"][0] <= limits.latency_ratio,
-            )
+            entry = _entry("latency-ratio", path, limit, ratio["value"], ratio["ci95"][0] <= limit)
             entries.append({**entry, "ci95": ratio["ci95"]})
     return entries
 

@@ -9,14 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from compressor.progress import Progress
+from compressor.progress import Progress, nobody_watches
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.data import ALONE, Ranks
 from compressor.types.options import Options
-
-
-def _nobody_watches(_: int) -> None:
-    pass
 
 
 def _nobody_asks(_: str, __: str) -> None:
@@ -41,7 +37,7 @@ class ExportContext:
     name: str
     spec_digest: str
     ranks: Ranks = ALONE
-    advance: Callable[[int], None] = _nobody_watches
+    advance: Callable[[int], None] = nobody_watches
     hashed: Callable[[str, str], None] = _nobody_asks
     folder: Path = Path()
 

@@ -25,8 +25,11 @@ from compressor.types.statistics import ChannelGrid, Moments, Observer
 StateT = TypeVar("StateT")
 
 
-class InputObserver(Observer[StateT, StateT]):
-    """An observer of a layer's inputs: of vectors, or with a kernel of patches."""
+class InputObserver(Observer[StateT | None, StateT | None]):
+    """An observer of a layer's inputs: of vectors, or with a kernel of patches.
+
+    The state is ``None`` before any input. Planning gets ``None``.
+    """
 
     kernel: tuple[int, int] | None = Field(default=None, description="kernel of a 2-D convolution")
     strides: tuple[int, int] = Field(default=(1, 1), description="its strides")
@@ -41,14 +44,22 @@ class InputObserver(Observer[StateT, StateT]):
             return None
         return Window(self.kernel, self.strides, self.pads, self.dilations, self.groups)
 
-    def result(self, state: StateT) -> StateT:
+    def start(self) -> StateT | None:
+        """Return ``None``."""
+        return None
+
+    def placeholder(self) -> StateT | None:
+        """Return ``None``: a plan needs no moment and no norm."""
+        return None
+
+    def result(self, state: StateT | None) -> StateT | None:
         """Return the state; raises ``ValueError`` if nothing was observed."""
         if state is None:
             raise ValueError("nothing was observed")
         return state
 
 
-class SecondMoment(InputObserver[Moments | None]):
+class SecondMoment(InputObserver[Moments]):
     """``Σ x xᵀ`` over a layer's inputs ``x``: vectors, or with a kernel the patches it sees.
 
     Observation stops after a number of vectors for each column; more would sharpen the moment
@@ -60,10 +71,6 @@ class SecondMoment(InputObserver[Moments | None]):
     rows_per_column: int = Field(
         default=8, ge=1, description="vectors for each of their elements after which to stop"
     )
-
-    def start(self) -> Moments | None:
-        """Return the moment of nothing."""
-        return None
 
     def update(self, state: Moments | None, values: torch.Tensor) -> Moments | None:
         """Return the state after also seeing ``values``."""
@@ -83,15 +90,11 @@ class SecondMoment(InputObserver[Moments | None]):
         """Return the moment of both streams."""
         return merge_moments(first, second)
 
-    def placeholder(self) -> Moments | None:
-        """Return ``None``: a plan needs no moment."""
-        return None
-
 
 Squares = torch.Tensor | None
 
 
-class ColumnNorm(InputObserver[Squares]):
+class ColumnNorm(InputObserver[torch.Tensor]):
     """l2 norm of each element of a layer's inputs: of vectors, or with a kernel of patches.
 
     This is the root of the diagonal of ``second-moment``, in memory that grows with the columns and
@@ -99,10 +102,6 @@ class ColumnNorm(InputObserver[Squares]):
     """
 
     name: ClassVar[str] = "column-norm"
-
-    def start(self) -> Squares:
-        """Return the sums of nothing."""
-        return None
 
     def update(self, state: Squares, values: torch.Tensor) -> Squares:
         """Return the sums of squares with those of ``values`` added."""
@@ -120,13 +119,8 @@ class ColumnNorm(InputObserver[Squares]):
 
     def result(self, state: Squares) -> Squares:
         """Return the norms; raises ``ValueError`` if nothing was observed."""
-        if state is None:
-            raise ValueError("nothing was observed")
-        return state.sqrt().to(torch.float32)
-
-    def placeholder(self) -> Squares:
-        """Return ``None``: a plan needs no norm."""
-        return None
+        sums = super().result(state)
+        return None if sums is None else sums.sqrt().to(torch.float32)
 
 
 class ChannelGridObserver(Observer[Levels, ChannelGrid | None]):

@@ -132,10 +132,6 @@ class NpzSource(FileSource):
                 rows[name] = StreamRows(stream, read_header(stream))
             yield rows
 
-    def files(self) -> list[tuple[str, Path]]:
-        """Return the archive."""
-        return [("", self.path)]
-
 
 _DTYPES: dict[str, Any] = {
     "BOOL": "bool",
@@ -180,10 +176,6 @@ class SafetensorsSource(IndexedFileSource):
         """Map the file."""
         file: Any = safe_open(self.path, framework="numpy")
         return {name: _rows_at(file.get_slice(stored)) for name, stored in arrays.items()}
-
-    def files(self) -> list[tuple[str, Path]]:
-        """Return the file."""
-        return [("", self.path)]
 
 
 def _copied_rows(tensor: Any, start: int, stop: int) -> Array:

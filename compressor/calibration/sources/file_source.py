@@ -243,9 +243,9 @@ class FileSource(Options, ABC):
     def open_rows(self, arrays: Mapping[str, str]) -> AbstractContextManager[dict[str, Rows]]:
         """Open the chosen arrays, model names to stored names; return rows by model name."""
 
-    @abstractmethod
     def files(self) -> list[tuple[str, Path]]:
         """Return the files that hold the chosen arrays, each with a name for the digest."""
+        return [("", self.path)]
 
     def info(self) -> SourceInfo:
         """Describe the source by reading headers only.

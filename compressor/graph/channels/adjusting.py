@@ -106,18 +106,11 @@ class ShapeInputs:
                 return
             below, above = _ratio(entries, length)
         readers = [(use.node, use.idx) for use in output.uses()]
-        wide = self._editor.node(
-            "Mul",
-            [output, self.constant(node, "of", above)],
-            f"{output.name}_wide",
-            ir.DataType.INT64,
-        )
-        whole = self._editor.node(
-            "Div",
-            [wide.outputs[0], self.constant(node, "kept", below)],
-            f"{output.name}_before",
-            ir.DataType.INT64,
-        )
+        int64, of = ir.DataType.INT64, self.constant(node, "of", above)
+        wide = self._editor.node("Mul", [output, of], f"{output.name}_wide", int64)
+        kept = self.constant(node, "kept", below)
+        name = f"{output.name}_before"
+        whole = self._editor.node("Div", [wide.outputs[0], kept], name, int64)
         self._graph.insert_after(node, [wide, whole])
         for reader, index in readers:
             reader.replace_input_with(index, whole.outputs[0])
@@ -303,13 +296,8 @@ class Adjuster:
 
     def _take_before(self, node: ir.Node, axis: int, line: Array) -> None:
         """Select channels at uneven distances, which a ``Slice`` cannot do."""
-        self._lengths.insert(
-            node,
-            0,
-            "Gather",
-            [node.inputs[0], self._lengths.constant(node, "places", line.astype(np.int64))],
-            {"axis": axis},
-        )
+        places = self._lengths.constant(node, "places", line.astype(np.int64))
+        self._lengths.insert(node, 0, "Gather", [node.inputs[0], places], {"axis": axis})
 
     def _gather(self, node: ir.Node) -> None:
         axis = node.attributes.get_int("axis", 0) % max(self._rank(node.inputs[0]), 1)

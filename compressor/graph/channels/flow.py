@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -153,7 +153,7 @@ class Flow:
         alone = (first >= 0) != (second >= 0)
         if alone.any():
             lonely = np.maximum(first, second)[alone]
-            self._freeze(lonely, node, "meets channels that nothing computes")
+            self.freeze([lonely], node, "meets channels that nothing computes")
         unified: Family = np.where(first >= 0, first, second)
         return unified
 
@@ -166,7 +166,7 @@ class Flow:
         lonely = (family < 0).any(axis, keepdims=True)
         if lonely.any():
             alone = np.broadcast_to(lonely, family.shape) & (family >= 0)
-            self._freeze(family[alone], self._now, "puts them beside values without channels")
+            self.freeze([family[alone]], self._now, "puts them beside values without channels")
             first = np.where(lonely, -1, first)
         beside = np.broadcast_to(first, family.shape) >= 0
         self.unions.join(family[beside], np.broadcast_to(first, family.shape)[beside])
@@ -181,12 +181,7 @@ class Flow:
 
     def freeze(self, families: Iterable[Family], node: ir.Node | None, reason: str) -> None:
         """Record that channels cannot be removed."""
-        for family in families:
-            self._freeze(family[family >= 0], node, reason)
-
-    def _freeze(self, channels: Units, node: ir.Node | None, reason: str) -> None:
-        if len(channels):
-            self.frozen.append(Note(node, _operator(node), reason, np.unique(channels)))
+        self.frozen += _notes(families, node, reason)
 
     def freeze_node(self, node: ir.Node, reason: str) -> None:
         """Record that no channel that a node reads can be removed; its outputs get no channels."""
@@ -203,18 +198,11 @@ class Flow:
 
     def mix(self, families: Iterable[Family], node: ir.Node) -> None:
         """Record that an operator combines all channels."""
-        for family in families:
-            channels = family[family >= 0]
-            if len(channels):
-                note = Note(node, _operator(node), "", np.unique(channels))
-                self.mixed.append(note)
+        self.mixed += _notes(families, node)
 
     def place(self, families: Iterable[Family], node: ir.Node) -> None:
         """Record that the positions of channels matter to an operator."""
-        for family in families:
-            channels = np.unique(family[family >= 0])
-            if len(channels):
-                self.placed.append(Note(node, _operator(node), "", channels))
+        self.placed += _notes(families, node)
 
     def source(self, node: ir.Node, weight: ir.Value | None, channels: Units) -> None:
         """Record that a layer computes channels."""
@@ -332,7 +320,11 @@ def named(node: ir.Node) -> str:
     return node.name or next((v.name for v in node.outputs if v.name), "")
 
 
-def _operator(node: ir.Node | None) -> str:
-    if node is None:
-        return ""
-    return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+def _notes(families: Iterable[Family], node: ir.Node | None, reason: str = "") -> Iterator[Note]:
+    op_type = ""
+    if node is not None:
+        op_type = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+    for family in families:
+        channels = family[family >= 0]
+        if len(channels):
+            yield Note(node, op_type, reason, np.unique(channels))

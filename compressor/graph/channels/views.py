@@ -101,11 +101,8 @@ def tile(flow: Flow, node: ir.Node) -> None:
         flow.freeze_node(node, "repeats them, it is not known how often")
         return
     moved = [axis for axis, count in enumerate(repeats) if count is None]
-    flow.freeze(
-        [f for f in families if any(depends_on(f, axis) for axis in moved)],
-        node,
-        "repeats them, it is not known how often",
-    )
+    unknown = [f for f in families if any(depends_on(f, axis) for axis in moved)]
+    flow.freeze(unknown, node, "repeats them, it is not known how often")
     left = []
     for family in families:
         counts = [n // m if depends_on(family, i) else 1 for i, (n, m) in _pairs(after, before)]
