@@ -271,18 +271,12 @@ def _plan_pass(
             "derive it from WeightPass, GraphPass or TrainPass of compressor.extension",
         )
     survey = step.survey(carrier, context)
-    if survey.requests and "calibration" not in data:
-        raise SpecError(
-            f"pass {step.name!r}",
-            f"needs statistics of {len(survey.requests)} tensors, and there is no calibration data",
-            "add data.calibration",
-        )
-    if step.replays and "calibration" not in data:
-        raise SpecError(
-            f"pass {step.name!r}",
-            f"needs data {step.replays}, and there is no calibration data",
-            "add data.calibration",
-        )
+    needs = f"data {step.replays}" if step.replays else ""
+    if survey.requests:
+        needs = f"statistics of {len(survey.requests)} tensors"
+    if needs and "calibration" not in data:
+        problem = f"needs {needs}, and there is no calibration data"
+        raise SpecError(f"pass {step.name!r}", problem, "add data.calibration")
     if isinstance(step, TrainPass):
         _check_training(step, data.get("training"))
     placeholders = {

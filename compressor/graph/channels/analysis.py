@@ -185,17 +185,15 @@ def _keep_last(flow: Flow, families: Mapping[str, Sequence[Family]]) -> None:
 
 def _units(flow: Flow, roots: Units) -> Units:
     """Return the numbers of the channels that layers compute, -1 for all others."""
-    units = np.full(flow.unions.count, -1, dtype=np.int64)
+    numbers = np.full(flow.unions.count, -1, dtype=np.int64)
     computed = [roots[source.channels] for source in flow.sources]
     if not computed:
-        return units
+        return numbers
     line = np.concatenate(computed)
     numbered, first = np.unique(line, return_index=True)
     ordered = numbered[np.argsort(first, kind="stable")]
-    numbers = np.full(flow.unions.count, -1, dtype=np.int64)
     numbers[ordered] = np.arange(len(ordered))
-    units[:] = numbers[roots]
-    return units
+    return numbers[roots]
 
 
 def _axes_of(value_families: Iterable[Family], units: Units) -> tuple[Units | None, ...]:
@@ -298,13 +296,9 @@ def _reason(note: Note) -> str:
 
 def _products(flow: Flow, axes: Mapping[str, tuple[Units | None, ...]]) -> Iterable[Product]:
     for counted in flow.counted:
-        lines = []
-        for value, axis in counted.axes:
-            value_axes = axes.get(value.name or "", ())
-            units = value_axes[axis] if 0 <= axis < len(value_axes) else None
-            if units is not None and not _moving(flow, value, axis):
-                lines.append(units)
-        yield Product(named(counted.node), node_macs(counted.node), tuple(lines))
+        lines = (_fixed_units(flow, axes, value, axis) for value, axis in counted.axes)
+        present = tuple(units for units in lines if units is not None)
+        yield Product(named(counted.node), node_macs(counted.node), present)
     counted_nodes = {counted.node for counted in flow.counted}
     for node in all_nodes(flow.model.graph):
         if node not in counted_nodes and (work := node_macs(node)):
@@ -313,17 +307,24 @@ def _products(flow: Flow, axes: Mapping[str, tuple[Units | None, ...]]) -> Itera
 
 def _activations(flow: Flow, axes: Mapping[str, tuple[Units | None, ...]]) -> Iterable[Activation]:
     for value, axis in flow.observed:
-        value_axes = axes.get(value.name or "", ())
-        units = value_axes[axis] if axis < len(value_axes) else None
-        if units is not None and not _moving(flow, value, axis):
+        units = _fixed_units(flow, axes, value, axis)
+        if units is not None:
             yield Activation(value.name or "", axis, units)
 
 
-def _moving(flow: Flow, value: ir.Value, axis: int) -> bool:
-    """Whether an axis changes with a dynamic length, as of heads merged with the batch."""
-    noted = value.shape is not None and isinstance(value.shape[axis], int)
-    moving = () if noted else flow.lengths.moving(value)
-    return not noted and (axis >= len(moving) or moving[axis])
+def _fixed_units(
+    flow: Flow, axes: Mapping[str, tuple[Units | None, ...]], value: ir.Value, axis: int
+) -> Units | None:
+    """Return the units along an axis, unless it changes with a dynamic length.
+
+    Such as that of heads merged with the batch.
+    """
+    lines = axes.get(value.name or "", ())
+    units = lines[axis] if 0 <= axis < len(lines) else None
+    if units is None or (value.shape is not None and isinstance(value.shape[axis], int)):
+        return units
+    moving = flow.lengths.moving(value)
+    return None if axis >= len(moving) or moving[axis] else units
 
 
 def _frozen_operators(flow: Flow, roots: Units, units: Units) -> tuple[FrozenOperator, ...]:

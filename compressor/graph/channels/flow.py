@@ -8,14 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from compressor.graph.channels.labels import (
-    Family,
-    Unions,
-    depends_on,
-    overlap,
-    placed,
-    spread,
-)
+from compressor.graph.channels.labels import Family, Unions, depends_on, overlap, placed, spread
 from compressor.graph.layers import layer_name
 from compressor.graph.plain import Lengths, Shape
 from compressor.graph.values import is_op

@@ -8,13 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.graph.channels.flow import UNKNOWN, Flow, Meeting
-from compressor.graph.channels.labels import (
-    Family,
-    along,
-    depends_on,
-    overlap,
-    placed,
-)
+from compressor.graph.channels.labels import Family, along, depends_on, overlap, placed, spread
 from compressor.graph.layers import weight_source
 from compressor.graph.plain import Shape
 from compressor.types.channels import Role, Units
@@ -172,9 +166,7 @@ def matmul(flow: Flow, node: ir.Node) -> None:
         flow.freeze_node(node, "multiplies a vector, or a value of unknown shape")
         return
     rank = max(len(shape or ()) for shape in shapes)
-    left, right = (
-        [f.reshape((1,) * (rank - f.ndim) + f.shape) for f in flow.labels(v)] for v in node.inputs
-    )
+    left, right = ([spread(f, rank) for f in flow.labels(v)] for v in node.inputs)
     _product(flow, node, left, right)
 
 
@@ -266,7 +258,7 @@ def _check_batches(flow: Flow, node: ir.Node, merged: list[Family]) -> None:
         shape = flow.shape(value) or ()
         lengths = (1,) * (rank - len(shape)) + shape
         for family in merged:
-            families = [f.reshape((1,) * (rank - f.ndim) + f.shape) for f in flow.labels(value)]
+            families = [spread(f, rank) for f in flow.labels(value)]
             fixed = [
                 i
                 for i in range(rank - 2)

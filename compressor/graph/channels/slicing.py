@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -70,31 +70,30 @@ def kept_positions(
         parameters: units along the axes of parameters.
     """
     positions: dict[str, dict[int, Units]] = {}
-    for name, axes in parameters.items():
-        for axis, units in enumerate(axes):
-            if units is None:
-                continue
-            stays = kept(units, removed)
-            if not stays.all():
-                positions.setdefault(name, {})[axis] = np.flatnonzero(stays)
+    for name, axis, stays in _shorter(parameters, removed):
+        positions.setdefault(name, {})[axis] = np.flatnonzero(stays)
     return positions
 
 
 def _masks(analysis: Analysis, removed: Flags) -> dict[str, dict[int, Flags]]:
     """Return a mask of the remaining positions for each value's axes that lose some."""
     masks: dict[str, dict[int, Flags]] = {}
-    for name, axes in analysis.axes.items():
-        for axis, units in enumerate(axes):
-            if units is None:
-                continue
-            stays = kept(units, removed)
-            if not stays.any():
-                raise ModelError(
-                    f"value {name!r}", "would lose all its channels", "keep at least one of them"
-                )
-            if not stays.all():
-                masks.setdefault(name, {})[axis] = stays
+    for name, axis, stays in _shorter(analysis.axes, removed):
+        if not stays.any():
+            raise ModelError(
+                f"value {name!r}", "would lose all its channels", "keep at least one of them"
+            )
+        masks.setdefault(name, {})[axis] = stays
     return masks
+
+
+def _shorter(
+    values: Mapping[str, tuple[Units | None, ...]], removed: Flags
+) -> Iterator[tuple[str, int, Flags]]:
+    for name, axes in values.items():
+        for axis, units in enumerate(axes):
+            if units is not None and not (stays := kept(units, removed)).all():
+                yield name, axis, stays
 
 
 def _shrink(value: ir.Value, axes: Mapping[int, Units]) -> None:

@@ -15,6 +15,7 @@ from compressor.graph.channels.labels import (
     overlap,
     placed,
     reshaped,
+    spread,
 )
 
 
@@ -68,7 +69,7 @@ def expand(flow: Flow, node: ir.Node) -> None:
         flow.freeze_node(node, UNKNOWN)
         return
     rank = len(after)
-    families = [f.reshape((1,) * (rank - f.ndim) + f.shape) for f in families]
+    families = [spread(f, rank) for f in families]
     lengths = (1,) * (rank - len(before)) + before
     families += _anything(flow, after, [i for i in range(rank) if lengths[i] == 1])
     flow.put(output, families)
