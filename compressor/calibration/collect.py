@@ -102,9 +102,7 @@ def collect_statistics(
 
     Args:
         carrier: the model; it can be run.
-        requests: which values to observe, and how.
         progress: called after each batch with the number of samples so far.
-        ranks: the processes that share the data.
 
     Example:
         >>> request = Request("conv1_out", "min-max")
@@ -151,7 +149,6 @@ def collect(
         requests: what to observe; equal requests are observed once.
         make_observer: returns the observer of a name with these options.
         progress: called after each batch with the number of samples so far.
-        ranks: the processes that share the data.
 
     Raises:
         DataError: there are no samples; a tensor is missing or empty; or a value is not finite

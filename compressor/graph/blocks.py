@@ -226,7 +226,6 @@ class Cut:
     """A part of a graph that reads given values.
 
     Attributes:
-        model: the part.
         inputs: the graph input that takes the place of each value, by the value's name; those
             that are inputs of the whole model keep their names.
     """

@@ -36,8 +36,6 @@ class Codes:
     """A weight that is stored as codes.
 
     Attributes:
-        layer: whose weight it is.
-        scheme: what the codes mean.
         codes: the initializer of the codes, in the weight's stored shape.
         scale: the initializer of the scale; see :class:`compressor.graph.code_forms.CodeForm`
             for its type.

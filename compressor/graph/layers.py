@@ -28,7 +28,6 @@ class Lookup:
     """Codes whose meaning a ``Gather`` looks up in a table.
 
     Attributes:
-        codes: the initializer of the codes.
         table: the initializer of the values; with two axes, a code stands for several numbers.
         offsets: the initializer added to the codes, where parts of the weight use different parts
             of the table.
@@ -222,8 +221,6 @@ def moment_request(
     """Ask for the second moment of what a layer multiplies its weight with.
 
     Args:
-        layer: a layer of the main graph.
-        node: the node that reads its weight.
         rows_per_column: vectors for each of their elements after which observation stops;
             ``None`` leaves it to the observer.
 

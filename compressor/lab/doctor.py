@@ -72,7 +72,6 @@ class Builder:
     """A TensorRT builder.
 
     Attributes:
-        name: its name in a spec.
         available: it can build engines here.
         detail: its version, or what is missing.
     """

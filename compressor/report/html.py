@@ -59,7 +59,6 @@ def html_report(report: Report, related: Related = NONE, history: Trend | None =
     """Render a report as one file without scripts, fonts or images from elsewhere.
 
     Args:
-        related: other runs of the same model.
         history: the runs of this spec before it, and it.
     """
     counted = distributions(report)

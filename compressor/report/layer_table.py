@@ -32,13 +32,11 @@ class LayerLine:
     """One layer after all passes.
 
     Attributes:
-        scheme: how its weight is represented.
         changed: its weight is not what it was in the float model, apart from folded constants.
         shape: its stored shape, sorted by the number of weights.
         numbers: percent of zeros; bytes in the float model and now; signal to noise of its weight
             in the last pass that changed it, and of its output after the last pass; percent of
             the noise of the pass :attr:`LayerTable.shared_by`.
-        details: what else the passes report.
         weakest: no layer's output lost more.
     """
 
@@ -56,11 +54,9 @@ class LayerTable:
     """The table.
 
     Attributes:
-        lines: the layers in the model's order.
         left_out: number of layers that are only in ``report.json``.
         last: the last pass, after which outputs were compared.
         shared_by: the pass whose noise is shared out; empty where no pass says.
-        shared_words: what that noise is.
     """
 
     lines: tuple[LayerLine, ...]
@@ -206,7 +202,6 @@ class LayerDistributions:
     """The histograms of one layer.
 
     Attributes:
-        scheme: how its weight is represented.
         shown: its weight and its input, where they were counted.
     """
 

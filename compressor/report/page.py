@@ -76,7 +76,6 @@ class Column:
     """A column of a table.
 
     Attributes:
-        heading: what stands above it.
         kind: numbers are set to the right; words need room; charts are for HTML only.
         note: goes with the heading in brackets; a terminal leaves it out.
         brief: the heading on a terminal, if it is another one.

@@ -50,7 +50,6 @@ class Related:
 
     Attributes:
         reports: readable reports of the same model, data and metric, by the folder's name.
-        notes: what was left out, and why.
     """
 
     reports: Mapping[str, Report]

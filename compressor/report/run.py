@@ -34,7 +34,6 @@ class RunResult:
 
     Attributes:
         report: the content of ``report.json``.
-        output: the folder with everything.
         exit_code: 0, 1 where a limit failed, 4 where an artifact failed its check.
         cached: nothing had changed: every result is that of an earlier run.
     """

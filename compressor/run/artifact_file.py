@@ -40,7 +40,6 @@ class Artifact:
     """One exported artifact.
 
     Attributes:
-        name: its name in tables.
         path: its main file or its folder.
         format: the exporter that wrote it.
         files: all its files.

@@ -45,7 +45,6 @@ def block_run(
     """Yield the blocks of a model for a pass, with the run's calibration data.
 
     Args:
-        label: the pass, for those who watch.
         carrier: the model; it has a graph.
     """
     data = workspace.plan.data["calibration"]
@@ -71,7 +70,6 @@ class Feed:
         folder: an empty one on a disk with room for the activations between two blocks.
         advance: called with how many samples have been run through a block, of as many as there
             are samples for each block.
-        ranks: the processes that share the data.
     """
 
     batches: Iterable[Batch]

@@ -26,9 +26,7 @@ class Data:
         role: ``calibration``, ``evaluation`` or ``training``.
         source: where batches come from, transform included.
         target: name of the array with the labels, if there is one.
-        batch: samples in a batch.
         code: hash of the user's code that makes or transforms batches.
-        where: place in the spec.
     """
 
     role: str

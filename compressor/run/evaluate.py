@@ -168,7 +168,6 @@ class RunSamples:
     """The run's calibration data; see :class:`compressor.types.data.Samples`.
 
     Attributes:
-        inputs: the model's.
         data: the calibration data, if there are any.
         seed: seed of the made-up batch if there are none.
         advance: called with the number of samples yielded so far.
@@ -212,7 +211,6 @@ def made_up_batch(inputs: Sequence[TensorSpec], count: int, seed: int) -> Batch:
     Args:
         inputs: the model's inputs; dynamic axes get the lengths that lowering uses.
         count: number of samples, unless the model's batch is fixed.
-        seed: of the random numbers.
     """
     batch_axis = inputs[0].shape[0] if inputs and inputs[0].shape else None
     rng = np.random.default_rng(seed)

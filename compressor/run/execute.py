@@ -31,9 +31,7 @@ class RunOptions:
             others stay.
         identify_by_headers: recognise a checkpoint by the sizes, times and headers of its files,
             instead of reading all of it to hash it.
-        ranks: the processes that share the run.
         history: a file that the run is added to, whose trend the report draws.
-        label: the run's name in the history.
         memory: measure the peak memory of each model, in processes of their own.
     """
 

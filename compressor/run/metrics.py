@@ -26,9 +26,7 @@ class Metric:
     """A metric.
 
     Attributes:
-        name: as in the spec.
         function: outputs and target to one value a sample, float64 ``[N]``.
-        higher_is_better: direction.
         unit: ``%`` for shares, else empty.
         needs_labels: it cannot take the float model's outputs as the target.
         against_float: the target is the float model's output, not a label.

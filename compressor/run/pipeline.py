@@ -38,9 +38,7 @@ class Step:
     """A finished pass.
 
     Attributes:
-        name: the pass.
         key: key of the model after it.
-        carrier: the model after it.
         result: seconds, bytes, layers and notes, as JSON.
         cached: it was finished by an earlier run.
         untrained: the model that the pass would have given without training, where it kept that.

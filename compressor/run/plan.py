@@ -58,8 +58,6 @@ class ExportPlan:
     """What one exporter will write.
 
     Attributes:
-        format: its name.
-        bytes: what it predicts.
         at_most: the files may take less, which shows once the weights are coded.
     """
 
@@ -91,7 +89,6 @@ class Plan:
         final: the model after all passes, with weights that mean nothing.
         bytes: of the float model's tensors.
         macs: multiply-accumulates for one sample; ``None`` without a graph.
-        peak_memory: predicted bytes.
         warnings: limits that the prediction says will not hold, and artifacts that cannot be
             judged by all of them, one sentence each.
         training_metric: what training is judged by: the metric, or where nothing is evaluated, the

@@ -78,7 +78,6 @@ class Latencies:
     """Times of interleaved rounds.
 
     Attributes:
-        batch: samples in a run.
         seconds: for each name and each opening, ``[cycles, inputs]``: a row for each round and a
             column for each input. Rounds pair across names.
     """

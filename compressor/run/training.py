@@ -187,7 +187,6 @@ def make_training(
 
     Args:
         references: the functions and models that the pass's options name.
-        folder: an existing folder for the state.
 
     Raises:
         CompressorError: the training data cannot be read, or the disk is full.
@@ -252,7 +251,6 @@ def begin(store: Store, key: str, parts: Mapping[str, Any], base: Path) -> tuple
     """Create the folder of a training, or find it again; return notes on unused states of others.
 
     Args:
-        key: the key of the training's result.
         parts: the parts of the key; ``name`` is the pass's.
         base: the folder that paths in notes are relative to.
 

@@ -62,7 +62,6 @@ class WeightRows:
     """WeightRows of one layer's weight.
 
     Attributes:
-        layer: whose weight it is.
         matrix: ``[rows, columns]`` in float32 (float64 stays); rows are output channels. It is
             not to be changed.
         start: the number of the first row; a pass by rows is given some of them at a time.
@@ -99,7 +98,6 @@ class Changes:
     Attributes:
         weights: by parameter name: codes, a float tensor in stored shape, or a change that is
             computed when the weight is read.
-        outcomes: what was done, by layer name.
         notes: what the user should know, one sentence each.
     """
 

@@ -31,13 +31,9 @@ class Workspace:
     """One run's state.
 
     Attributes:
-        plan: the checked spec.
-        store: finished results.
-        progress: shows the run's progress.
         ranks: the processes that share the run; the first alone measures and writes.
         identify_by_headers: identify a checkpoint by sizes, times and headers of its files, which
             saves reading it once more, instead of by its content.
-        memory: measure the peak memory of models.
     """
 
     plan: Plan

@@ -33,7 +33,6 @@ class DataEntry:
         kind: a source's name in the catalog, or ``factory``.
         options: the declaration of its kind; ``None`` for a factory.
         reference: the factory's ``package.module:function``.
-        keys: what all kinds have.
     """
 
     role: str

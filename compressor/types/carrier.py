@@ -24,7 +24,6 @@ class WeightChange:
     """What becomes of a layer's float weight, found when it is wanted.
 
     Attributes:
-        layer: whose weight it is.
         compute: takes rows of the weight in canonical form, and the number of the first of them;
             returns what they become, in their shape and dtype. Pure, so it may be called again,
             in any order and by several threads.

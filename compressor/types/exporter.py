@@ -24,8 +24,6 @@ class ExportContext:
     """What an exporter may write into an artifact besides the model, and how it is called.
 
     Attributes:
-        name: the spec's name.
-        spec_digest: hash of the resolved spec.
         ranks: the processes that may share the work; those after the first call an exporter
             only if it :attr:`Exporter.resumes`.
         advance: takes the bytes that have been worked on so far, for whoever watches.

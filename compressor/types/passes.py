@@ -54,7 +54,6 @@ class LayerPlan:
     Attributes:
         action: what happens, in a few words, such as ``int8/channel``; ``keep`` if nothing does.
         reason: why it is kept or treated specially; empty where the action says it all.
-        touched: the pass changes this layer.
         parts: names of the layers that it becomes; empty where it remains one of this name.
     """
 
@@ -71,7 +70,6 @@ class Survey:
 
     Attributes:
         layers: one entry for each layer that the pass looks at.
-        requests: the statistics it needs.
         notes: things the user should know, one sentence each.
     """
 
@@ -85,7 +83,6 @@ class LayerOutcome:
     """What a pass did to one layer.
 
     Attributes:
-        scheme: how its weight is represented now.
         weight_sqnr_db: signal to noise of the new weight against the old, in dB; ``None`` where
             they are equal or cannot be compared.
         details: further facts by name, such as a chosen activation range.
@@ -105,7 +102,6 @@ class Outcome:
     """The result of a pass.
 
     Attributes:
-        layers: what was done, layer by layer.
         notes: what the user should know, one sentence each.
         training: how a training went, as JSON; ``None`` where there was none.
         untrained: the model that the pass would have given without training, where that lost

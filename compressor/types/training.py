@@ -47,7 +47,6 @@ class TrainingData(Protocol):
         """Return samples in the order of ``rows``, transformed.
 
         Args:
-            rows: which samples.
             seed: of the transform's random numbers, whole numbers from 0.
 
         Raises:
@@ -85,7 +84,6 @@ class OpenModel(Protocol):
 
         Args:
             keys: as under ``model`` in a spec; inputs default to the run's.
-            where: the option, for messages.
 
         Raises:
             CompressorError: it cannot be opened.
@@ -97,9 +95,7 @@ class Training:
     """What a pass trains with.
 
     Attributes:
-        data: the training data.
         batch: how many samples the spec takes at once.
-        metric: the spec's, if it has one.
         folder: outlives the process; the state of this very training may be kept in it.
         cache: outlives the process and the training; files in it are named by their content.
         source: the spec's float model, with its weights.
@@ -108,7 +104,6 @@ class Training:
         collect: runs a model of the pass's own making over batches and returns the requested
             statistics by ``Request.key``; the run itself collects those of the model that the
             pass is given. Each process observes its share of the batches.
-        ranks: the processes that share the training.
         stage: shows a stage of so many steps, and yields what tells how many are done.
         load_symbol: finds a function that an option names, such as ``pkg.mod:loss``; the second
             argument is the option, for messages.

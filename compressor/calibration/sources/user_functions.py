@@ -96,7 +96,6 @@ class FactorySource:
         make: returns an iterable of batches, arrays by name with the samples as first axis.
         name: how errors name the function, such as ``pkg.mod:fn``.
         fields: names in the model to names in its batches; all arrays if empty.
-        samples: use at most this many samples.
     """
 
     make: Callable[[], Iterable[Batch]]
@@ -196,7 +195,6 @@ class TransformedSource:
     the same batch size gives the same batches at each call.
 
     Attributes:
-        source: where batches come from.
         transform: maps a batch to a batch.
         name: how errors name the function, such as ``pkg.mod:fn``.
         seed: where the generators start.

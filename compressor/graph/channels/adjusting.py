@@ -27,7 +27,6 @@ class ShapeInputs:
 
     Args:
         smaller: changed in place.
-        flow: the analysis of the original graph.
     """
 
     def __init__(self, smaller: ir.Model, flow: Flow):
@@ -139,8 +138,6 @@ class ShapeInputs:
         """Insert a node in front of one input of another.
 
         Args:
-            node: what reads the new node.
-            at: which of its inputs.
             inputs: of the new node; one of them is what was read before.
         """
         before = node.inputs[at]
@@ -168,7 +165,6 @@ class Adjuster:
 
     Args:
         smaller: the copy of a graph, changed in place; the parameters are small already.
-        flow: the analysis of the original graph.
         masks: which positions remain, by value and axis; of axes that lose some.
     """
 

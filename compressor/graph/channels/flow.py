@@ -48,7 +48,6 @@ class Meeting:
     """One of several values that meet element by element.
 
     Attributes:
-        name: of the value.
         lengths: of its axes, after it got the rank of the others.
         families: its channels, of the same rank.
     """

@@ -64,11 +64,7 @@ def remove_channels(
 def kept_positions(
     parameters: Mapping[str, tuple[Units | None, ...]], removed: Flags
 ) -> dict[str, dict[int, Units]]:
-    """Return the positions that remain of every axis that loses some.
-
-    Args:
-        parameters: units along the axes of parameters.
-    """
+    """Return the positions that remain of every axis that loses some."""
     positions: dict[str, dict[int, Units]] = {}
     for name, axis, stays in _shorter(parameters, removed):
         positions.setdefault(name, {})[axis] = np.flatnonzero(stays)

@@ -38,7 +38,6 @@ class BenchOptions:
 
     Attributes:
         batches: sizes; none for 1, or for the one that the artifacts have.
-        machinery: what computes.
         precision: half the width of a ratio's interval, as a share of it, that is enough.
         seconds: that one batch size may take.
         cold: take cold starts apart, too.

@@ -127,7 +127,6 @@ class Side:
 
     Attributes:
         name: the artifact's file name, or ``float`` for the float model.
-        entry: what the report says of it.
     """
 
     run: OpenedRun

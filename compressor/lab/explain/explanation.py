@@ -124,7 +124,6 @@ class LayerCost:
 
     Attributes:
         own_sqnr_db: signal to noise of its output when it reads what it reads in the float model.
-        change: what could be done.
         gain: what that would bring, predicted or measured.
     """
 

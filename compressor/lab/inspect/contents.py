@@ -51,7 +51,6 @@ class GraphFacts:
         operators: how many nodes there are of each operator, the most frequent first.
         macs: multiply-accumulates for one sample; dynamic axes count as 1.
         producer: name and version of what wrote it.
-        metadata: its notes.
     """
 
     opsets: Mapping[str, int]
@@ -211,7 +210,6 @@ def count_elements(values: torch.Tensor, *, pairs: bool = False) -> Counts:
     """Count zeros, and values that are NaN or infinite.
 
     Args:
-        values: elements of any type.
         pairs: they are bytes that each hold two floats of four bits.
     """
     if pairs:

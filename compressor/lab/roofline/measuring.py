@@ -62,9 +62,6 @@ class Timed:
 def time_kernels(model: Path, batch: Batch, threads: int, subject: str) -> Timed:
     """Run a model with the runtime's profiler on and off, in turn.
 
-    Args:
-        subject: what the model is, for messages.
-
     Raises:
         ModelError: it does not load or run.
     """

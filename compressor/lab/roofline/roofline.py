@@ -52,7 +52,6 @@ class MeasuredModel:
     """A model that can be timed.
 
     Attributes:
-        subject: what it is, for messages.
         file: the same as an ONNX file.
     """
 
