@@ -175,7 +175,6 @@ def code_widths(model: ir.Model) -> dict[ir.Value, int]:
 
 _PAIRS = {ir.DataType.INT4: ir.DataType.INT2, ir.DataType.UINT4: ir.DataType.UINT2}
 
-
 _BITS = 2
 
 

@@ -22,7 +22,6 @@ _BASES = {
     "weights": "the error of the layer's weight, relative to the weight",
 }
 
-
 Number: TypeAlias = tuple[str, str]  # what is shown, and what it is sorted by; empty sorts last
 _NONE: Number = (formats.NOTHING, "")
 

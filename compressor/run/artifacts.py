@@ -207,10 +207,8 @@ def artifact_evaluation(workspace: Workspace, artifact: Artifact) -> Evaluation 
 SAMPLES = "samples.npz"
 """One array for the float model and one for each artifact: the metric's value for each sample."""
 
-
 FLOAT = "float"
 """The float model's name in that file."""
-
 
 _NO_EFFECT = ("output", "limits")
 

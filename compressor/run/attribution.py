@@ -61,7 +61,9 @@ class Noise:
     def less(self, other: Noise) -> Noise:
         """Return this noise minus the noise that was there before."""
         pairs = zip(astuple(self), astuple(other), strict=True)
-        return Noise(*(_less(mine, theirs) for mine, theirs in pairs))
+        return Noise(
+            *(None if mine is None else max(0.0, mine - (theirs or 0.0)) for mine, theirs in pairs)
+        )
 
 
 @dataclass(frozen=True)
@@ -82,10 +84,6 @@ class ModelNoise:
             {n: noise.less(other.values.get(n, Noise())) for n, noise in self.values.items()},
             self.reason or other.reason,
         )
-
-
-def _less(noise: float | None, other: float | None) -> float | None:
-    return None if noise is None else max(0.0, noise - (other or 0.0))
 
 
 def attribution(workspace: Workspace, index: int, steps: Sequence[Step]) -> dict[str, Any] | None:

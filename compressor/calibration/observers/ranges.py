@@ -252,7 +252,6 @@ class Mse(HistogramObserver):
 
 _EULER = 0.5772156649015329  # mean of the standard Gumbel distribution
 
-
 _ROOT = math.sqrt(6) / math.pi  # scale of a Gumbel distribution over its standard deviation
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +26,7 @@ from compressor.types.tensors import Array
 _SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
 
-@dataclass(frozen=True)
-class _Item:
-    path: Path
-    label: int
+_Item: TypeAlias = tuple[Path, int]  # an image and its label
 
 
 class ImageFolderSource(IndexedFileSource):
@@ -74,15 +70,15 @@ class ImageFolderSource(IndexedFileSource):
     def files(self) -> list[tuple[str, Path]]:
         """Return the images."""
         items, _ = self._items()
-        return [(item.path.relative_to(self.path).as_posix(), item.path) for item in items]
+        return [(path.relative_to(self.path).as_posix(), path) for path, _ in items]
 
     def _arrays(self, items: list[_Item]) -> dict[str, ReadAt]:
-        labels = np.array([item.label for item in items], np.int64)
+        labels = np.array([label for _, label in items], np.int64)
 
         def images(rows: NDArray[np.int64]) -> Array:
             batch = np.empty((len(rows), *self.size, 3), np.uint8)
             for row, image in zip(rows.tolist(), batch, strict=True):
-                image[:] = _decode(items[row].path, self.size)
+                image[:] = _decode(items[row][0], self.size)
             return batch
 
         return {"image": images, "label": lambda rows: labels[rows]}
@@ -97,10 +93,10 @@ class ImageFolderSource(IndexedFileSource):
                 f"has class folders and also loose images, such as '{loose[0].name}'",
                 "put every image into a class folder, or none",
             )
-        items = [_Item(path, 0) for path in loose]
+        items: list[_Item] = [(path, 0) for path in loose]
         for label, folder in enumerate(folders):
             images = (path for path in folder.rglob("*") if _is_image(path))
-            items += [_Item(path, label) for path in sorted(images)]
+            items += [(path, label) for path in sorted(images)]
         if self.samples is not None and self.samples < len(items):
             items = [items[i * len(items) // self.samples] for i in range(self.samples)]
         return items, bool(folders)

@@ -161,10 +161,9 @@ class TokenSource(Options, ABC):
             SpecError: a file does not exist, or the package ``tokenizers`` is not installed.
             DataError: a file is unusable, or the text is shorter than one sample.
         """
-        arrays = self._chosen()
-        headers = {name: Header((1, self.length), np.dtype(np.int64)) for name in arrays.values()}
-        fields = describe(self.subject, arrays, headers, None).fields
-        return SourceInfo(self.count, fields)
+        headers = self._headers()
+        arrays = choose(self.subject, self.fields, headers)
+        return SourceInfo(self.count, describe(self.subject, arrays, headers, None).fields)
 
     def batches(self, size: int, limit: int | None = None) -> Iterator[Batch]:
         """Yield batches of up to ``size`` samples, at most ``limit``; raises as ``info`` does."""
@@ -172,7 +171,7 @@ class TokenSource(Options, ABC):
             raise ValueError(f"batches of {size} samples")
         limits = [most for most in (self.samples, limit) if most is not None]
         left = min(limits, default=None)
-        arrays = self._chosen()
+        arrays = choose(self.subject, self.fields, self._headers())
         if left is not None and left <= 0:
             return
         rows: list[Array] = []
@@ -222,10 +221,9 @@ class TokenSource(Options, ABC):
             return None
         return sum(1 for _ in self._windows(self.samples))
 
-    def _chosen(self) -> dict[str, str]:
+    def _headers(self) -> dict[str, Header]:
         header = Header((1, self.length), np.dtype(np.int64))
-        offered = dict.fromkeys((_IDS, _LABELS, _MASK), header)
-        return choose(self.subject, self.fields, offered)
+        return dict.fromkeys((_IDS, _LABELS, _MASK), header)
 
     def _windows(self, most: int | None) -> Iterator[Array]:
         """Yield int64 ``[length + 1]``, at least one, at most ``most``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -92,9 +93,9 @@ class ModelContents:
     @property
     def bytes_by_dtype(self) -> dict[str, int]:
         """Bytes of the tensors of each dtype, the greatest first."""
-        sums: dict[str, int] = {}
+        sums = Counter[str]()
         for row in self.tensors:
-            sums[row.dtype] = sums.get(row.dtype, 0) + row.bytes
+            sums[row.dtype] += row.bytes
         return dict(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
 
     @property
