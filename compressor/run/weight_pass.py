@@ -14,7 +14,8 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from pydantic import Field
+from pydantic import Field, GetJsonSchemaHandler
+from pydantic_core import CoreSchema
 from torch import Tensor
 
 from compressor.models.checkpoint.rows import read_rows
@@ -22,6 +23,7 @@ from compressor.types.carrier import Capability, Carrier, WeightChange
 from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
 from compressor.types.layers import Layer
 from compressor.types.matrices import check_finite, sqnr_db
+from compressor.types.options import kebab
 from compressor.types.passes import LayerOutcome, LayerRule, Outcome, Pass, PassContext, Survey
 from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
 from compressor.types.statistics import Block, Request
@@ -138,6 +140,18 @@ class WeightPass(Pass):
     layers: tuple[LayerRule, ...] = Field(
         default=(), description="rules for single layers; the first that matches wins"
     )
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """List a pass's own options before those that it inherits."""
+        schema = handler(core_schema)
+        properties = handler.resolve_ref_schema(schema)["properties"]
+        names = [name for owner in cls.__mro__ for name in vars(owner).get("__annotations__", ())]
+        for key in [kebab(name) for name in dict.fromkeys(names) if kebab(name) in properties]:
+            properties[key] = properties.pop(key)
+        return schema
 
     def choose(self, carrier: Carrier, context: PassContext) -> Choice:  # noqa: ARG002
         """Return what happens to each layer: by default, every float layer that no rule skips.
