@@ -61,12 +61,12 @@ class Treatment:
 
 @dataclass(frozen=True)
 class WeightRows:
-    """WeightRows of one layer's weight.
+    """Rows of one layer's weight.
 
     Attributes:
         layer: whose weight it is.
-        matrix: ``[rows, columns]`` in float32 (float64 stays); rows are output channels. It is
-            not to be changed.
+        matrix: ``[rows, columns]``, rows are output channels; in float32 unless the weight is
+            float64 or the pass does not widen. It is not to be changed.
         start: the number of the first row; a pass by rows is given some of them at a time.
     """
 
@@ -127,6 +127,7 @@ class WeightPass(Pass):
         action: what the plan says is done to a layer.
         by_rows: what a row becomes depends on that row alone, so weights may be changed some rows
             at a time, when they are read.
+        widens: 16-bit floats are given as float32; otherwise as they are, which takes less memory.
 
     >>> class Halve(WeightPass):
     ...     name = "halve"
@@ -136,6 +137,7 @@ class WeightPass(Pass):
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.WEIGHTS})
     action: ClassVar[str] = "change"
     by_rows: ClassVar[bool] = True
+    widens: ClassVar[bool] = True
 
     layers: tuple[LayerRule, ...] = Field(
         default=(), description="rules for single layers; the first that matches wins"
@@ -294,8 +296,9 @@ class WeightPass(Pass):
         """Return the change of a layer's rows, whatever their float type."""
 
         def compute(matrix: Tensor, start: int = 0) -> Tensor | QuantizedTensor:
-            wide = matrix if matrix.dtype == torch.float64 else matrix.to(torch.float32)
-            return self.change(WeightRows(layer, wide, start), treatment, statistics)
+            if self.widens and matrix.dtype != torch.float64:
+                matrix = matrix.to(torch.float32)
+            return self.change(WeightRows(layer, matrix, start), treatment, statistics)
 
         return compute
 
