@@ -160,12 +160,3 @@ class Finetune(Recipe):
         loss = task_loss(self, carrier, training, context)
         trained = train_model(self, carrier, module, loss, training, order)
         return self.outcome(carrier, trained, training.metric)
-
-    def preview(
-        self,
-        carrier: Carrier,
-        context: PassContext,  # noqa: ARG002
-        statistics: Mapping[str, Any],  # noqa: ARG002
-    ) -> Carrier:
-        """Return the model as it is: training changes no shape."""
-        return carrier

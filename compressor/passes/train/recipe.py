@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import cos, pi
-from typing import ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 from torch import nn
@@ -20,6 +21,7 @@ from compressor.types.passes import (
     LayerPlan,
     LayerRule,
     Outcome,
+    PassContext,
     TrainPass,
 )
 from compressor.types.training import Measure
@@ -58,9 +60,6 @@ def rate_factor(step: int, steps: int, schedule: Schedule, warm_up: int = 0) -> 
     return 1 - passed if schedule == "linear" else 1.0
 
 
-Precision: TypeAlias = Literal["float32", "bfloat16", "float16"]
-
-
 class Recipe(TrainPass):
     """How long, on what and with which optimizer a pass trains."""
 
@@ -96,7 +95,7 @@ class Recipe(TrainPass):
     clip: float | None = Field(
         default=None, gt=0, description="largest norm of the gradient of all parameters together"
     )
-    precision: Precision = Field(
+    precision: Literal["float32", "bfloat16", "float16"] = Field(
         default="float32",
         description="number format of matrix products; float16 scales the loss and needs a GPU",
     )
@@ -138,6 +137,15 @@ class Recipe(TrainPass):
         if self.patience is not None and self.validation == 0:
             raise ValueError("patience needs validation, such as validation: 0.1")
         return self
+
+    def preview(
+        self,
+        carrier: Carrier,
+        context: PassContext,  # noqa: ARG002
+        statistics: Mapping[str, Any],  # noqa: ARG002
+    ) -> Carrier:
+        """Return the model as it is: training alone changes no shape."""
+        return carrier
 
     def skip_reasons(self, carrier: Carrier) -> dict[str, str]:
         """Return for each layer why it is not trained; empty if it is.

@@ -27,6 +27,7 @@ from compressor.passes.train.distill.distilling import (
 )
 from compressor.passes.train.distill.taps import LayerPair, Pairs, check_layer, make_student
 from compressor.passes.train.engine import make_order, train_model
+from compressor.passes.train.finetune import loss_name
 from compressor.passes.train.recipe import Recipe
 from compressor.spec.keys import ModelKeys
 from compressor.types.carrier import Capability, Carrier
@@ -191,7 +192,7 @@ class Distill(Recipe, Distillation):
 
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Return which layers are trained; check the losses and the student's layers."""
-        hard = self.hard_loss(self.loss, context.metric)
+        hard = loss_name(self.loss, context.metric) if self.labelled else None
         soft = self.soft_loss(self.loss, context.metric)
         matched_outputs(carrier.outputs, carrier.outputs, self.outputs)
         self._check_layers(carrier, "student")
@@ -247,14 +248,5 @@ class Distill(Recipe, Distillation):
         trained = train_model(self, carrier, module, loss, training, order)
         result = self.outcome(carrier, trained, training.metric)
         parts = ", ".join(f"{name} {value:.4g}" for name, value in sorted(trained.terms.items()))
-        notes = (*result.notes, f"loss at the last step: {parts}", *loss.notes())
+        notes = (*result.notes, f"loss at the last step: {parts}", *loss.teacher.notes())
         return replace(result, notes=notes)
-
-    def preview(
-        self,
-        carrier: Carrier,
-        context: PassContext,  # noqa: ARG002
-        statistics: Mapping[str, Any],  # noqa: ARG002
-    ) -> Carrier:
-        """Return the model as it is: training changes no shape."""
-        return carrier

@@ -193,7 +193,7 @@ class Qat(Recipe):
         graph, layers = prepared.written(trained.tensors)
         notes = trained.notes(training.metric)
         if isinstance(job.objective, DistilledLoss):
-            notes += job.objective.notes()
+            notes += job.objective.teacher.notes()
         return Outcome(carrier.with_graph(graph), layers, notes, trained.record(), untrained)
 
     def prepared(self, carrier: Carrier, context: PassContext, training: Training) -> Prepared:
