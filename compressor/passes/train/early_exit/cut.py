@@ -32,13 +32,7 @@ from compressor.types.tensors import Array
 
 @dataclass(frozen=True)
 class CutExit:
-    """An exit as it is written into the graph.
-
-    Attributes:
-        point: where.
-        threshold: the confidence from which samples leave.
-        parameters: of the head, as :func:`initial_parameters` names them.
-    """
+    """An exit, the confidence from which samples leave, and its head's parameters by name."""
 
     point: ExitPoint
     threshold: float
@@ -66,12 +60,8 @@ def cut(
 ) -> ir.Model:
     """Return a model that lets samples leave early, with the same inputs and outputs.
 
-    Args:
-        model: not changed.
-        exits: in the order of execution.
-        measure: of confidence.
-        batches: of this very model.
-        answer: of this very model.
+    Exits are in the order of execution; ``batches`` and ``answer`` are those of this very model,
+    which is not changed.
 
     Raises:
         SpecError: a node after an exit reads a value that is neither each sample's own nor the
@@ -229,7 +219,9 @@ class _Cut:
                     raise refused(original)
             self._redirect(node, index)
             for value in node.outputs:
-                self._rename(value, index)
+                if value.name:
+                    value.name = self._editor.free_name(f"{value.name}.rows{index}")
+                value.shape = self._shape(value, index)
         self._parts[index].nodes.append(node)
 
     def _redirect(self, node: ir.Node, index: int) -> None:
@@ -243,13 +235,6 @@ class _Cut:
                 for place, value in enumerate(list(outputs)):
                     if (here := self._here(value, index)) is not value:
                         outputs[place] = here
-
-    def _rename(self, value: ir.Value, index: int) -> None:
-        """Give a value of fewer samples a name and a shape of its own."""
-        if value.name:
-            value.name = self._editor.free_name(f"{value.name}.rows{index}")
-        if value.shape is not None:
-            value.shape = self._shape(value, index)
 
     def _shape(self, value: ir.Value, index: int) -> ir.Shape | None:
         if value.shape is None:
