@@ -89,9 +89,7 @@ def _permuted(order: Order, epoch: int) -> Rows:
 class Micro:
     """Samples that go through the network at once.
 
-    Attributes:
-        rows: their numbers.
-        tensors: inputs, target and whatever else the data have, by name.
+    Their numbers; and inputs, target and whatever else the data have, by name.
     """
 
     rows: Rows
@@ -99,14 +97,7 @@ class Micro:
 
 
 class Steps(Dataset[tuple[Micro, ...] | CompressorError]):
-    """One process's part of each step.
-
-    Args:
-        data: the samples.
-        order: which ones a step has.
-        micro: how many go through the network at once.
-        rank: the process.
-    """
+    """One process's part of each step; ``micro`` samples go through the network at once."""
 
     def __init__(self, data: TrainingData, order: Order, micro: int, rank: int):
         self._data = data
@@ -208,13 +199,7 @@ class Regulator:
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Parameters with a learning rate of their own.
-
-    Attributes:
-        names: the parameters.
-        rate: what the learning rate is multiplied with.
-        decay: whether weight decay acts on them.
-    """
+    """Parameters, what their learning rate is multiplied with, and whether weight decay acts."""
 
     names: frozenset[str]
     rate: float = 1.0
@@ -263,14 +248,6 @@ class Trained:
     validations: tuple[tuple[int, float], ...]
     best_step: int
     started: int
-
-    def model_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that are the model's own, by its names for them."""
-        return {
-            name.removeprefix(PREFIX): tensor
-            for name, tensor in self.tensors.items()
-            if name.startswith(PREFIX)
-        }
 
     def record(self) -> dict[str, Any]:
         """Return how the training went, for the report: at most 500 of the losses."""

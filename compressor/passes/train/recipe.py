@@ -164,10 +164,8 @@ class Recipe(TrainPass):
         """
         if self.prune is None:
             return {}
-        each = self.prune.scope == "local"
-        sparsity = choose_layers(
-            carrier, self.prune.target, self.prune.block, (), each=each
-        ).sparsity
+        prune, each = self.prune, self.prune.scope == "local"
+        sparsity = choose_layers(carrier, prune.target, prune.block, (), each=each).sparsity
         reasons = self.skip_reasons(carrier)
         layers = {
             layer.name: layer
@@ -200,10 +198,6 @@ class Recipe(TrainPass):
 
     def freeze(self, carrier: Carrier, module: nn.Module) -> None:
         """Keep skipped layers' weights and biases from being trained, in place.
-
-        Args:
-            carrier: the model.
-            module: what is trained; a :class:`NamedModule` of the model's module.
 
         Raises:
             SpecError: nothing is left to train.
@@ -239,8 +233,8 @@ class Recipe(TrainPass):
 
     def outcome(self, carrier: Carrier, trained: Trained, metric: Measure | None) -> Outcome:
         """Return the model with the trained weights, and how the training went."""
-        names = carrier.tensors().keys()
-        changes = {n: t for n, t in trained.model_tensors().items() if n in names}
+        names = {PREFIX + name: name for name in carrier.tensors()}
+        changes = {names[n]: t for n, t in trained.tensors.items() if n in names}
         reasons = self.skip_reasons(carrier)
         layers = tuple(
             LayerOutcome(layer.name, layer.dtype, details={"trained": True})

@@ -44,12 +44,7 @@ class HeadNames:
 
 
 class HeadWriter:
-    """Adds heads to a graph.
-
-    Args:
-        model: changed in place; operators of opset 18 or newer.
-        answer: the model's logits and classes.
-    """
+    """Adds heads to a graph, in place, with operators of opset 18 or newer."""
 
     def __init__(self, model: ir.Model, answer: Answer):
         self.editor = Editor(model)
@@ -60,11 +55,8 @@ class HeadWriter:
     ) -> tuple[HeadNames, list[ir.Node]]:
         """Make a head's nodes, in order; adds the parameters to the graph, but not the nodes.
 
-        Args:
-            point: the exit.
-            value: what the head reads.
-            parameters: as :func:`initial_parameters` names them; with ``mean`` and ``scale``, the
-                features are standardized first.
+        Parameters are named as by :func:`initial_parameters`; with ``mean`` and ``scale``, the
+        features are standardized first.
         """
         start, made = f"exit{point.number}", list[ir.Node]()
 
@@ -161,11 +153,6 @@ class HeadWriter:
 
 def initial_parameters(point: ExitPoint, classes: int, seed: int) -> dict[str, Array]:
     """Return what a head starts with: a linear layer's usual uniform numbers.
-
-    Args:
-        point: the exit.
-        classes: the number of classes.
-        seed: with the exit's number, of the random numbers.
 
     Returns:
         ``weight`` ``[classes, features]``, ``bias`` ``[classes]``, and if there is a layer norm
