@@ -163,13 +163,7 @@ def _steps(index: int, curve: Curve) -> list[tuple[float, int, int, int]]:
 
 
 class Budget:
-    """Ranks under a target.
-
-    Args:
-        carrier: the model.
-        choice: which layers can become two.
-        target: what is to remain.
-    """
+    """Ranks under a target."""
 
     def __init__(self, carrier: Carrier, choice: Choice, target: SizeTarget):
         self._candidates = choice.candidates
@@ -211,9 +205,7 @@ class Budget:
         Args:
             shares: what the ranks from 1 to the highest that saves keep, by layer.
         """
-        fixed: dict[str, int | None] = {
-            c.layer.name: c.rank for c in self._candidates if c.rank is not None
-        }
+        fixed = {c.layer.name: c.rank for c in self._candidates if c.rank is not None}
         free = [c for c in self._candidates if c.rank is None]
         curves = [Curve(log_losses(shares[c.layer.name]), *self._costs(c)) for c in free]
         budget = self._target.value * self._whole - self._cost(fixed)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
 import onnx_ir as ir
-from onnx_ir import tensor_adapters
+from onnx_ir.tensor_adapters import TorchTensor
 from pydantic import Field
 from torch import Tensor
 
@@ -88,11 +88,7 @@ def most_saving(layer: Layer) -> int:
 
 
 def choose(
-    carrier: Carrier,
-    everywhere: Rank | None,
-    rules: Sequence[LowRankRule],
-    *,
-    counted: bool,
+    carrier: Carrier, everywhere: Rank | None, rules: Sequence[LowRankRule], *, counted: bool
 ) -> Choice:
     """Find the layers that can become two.
 
@@ -118,13 +114,11 @@ def choose(
         positions = 0 if reason else node_macs(node) // layer.parameters
         if not reason and counted and not positions:
             reason = "its multiply-accumulates are not known"
-        rank = None
-        if not reason:
-            ruled_rank = None if rule is None else rule.rank
-            option = everywhere if ruled_rank is None else ruled_rank
-            if option is not None:
-                rank = _rank(layer, option, of_rule=ruled_rank is not None)
-            reason = "" if rank is None else _wasted(layer, rank)
+        ruled_rank, rank = None if rule is None else rule.rank, None
+        option = everywhere if ruled_rank is None else ruled_rank
+        if not reason and option is not None:
+            rank = _rank(layer, option, of_rule=ruled_rank is not None)
+            reason = _wasted(layer, rank)
         reasons[layer.name] = reason
         if not reason:
             candidates.append(Candidate(layer, node, most_saving(layer), rank, positions))
@@ -151,11 +145,7 @@ def obstacle(model: ir.Model, layer: Layer, node: ir.Node) -> str:
 
 
 def _rank(layer: Layer, option: Rank, *, of_rule: bool) -> int:
-    """Return a layer's rank as a number.
-
-    Raises:
-        SpecError: its own rule says more than the full rank.
-    """
+    """Return a layer's rank as a number; raise ``SpecError`` if its rule exceeds the full rank."""
     full = full_rank(layer)
     if isinstance(option, float):
         return max(1, round(option * full))
@@ -189,11 +179,6 @@ class Factors:
     layer: Layer
     down: Tensor
     up: Tensor
-
-    @property
-    def rank(self) -> int:
-        """How many values lie between the two."""
-        return len(self.down)
 
 
 def factor_names(layer: str, taken: Collection[str]) -> tuple[str, str]:
@@ -265,16 +250,11 @@ def _split(editor: Editor, node: ir.Node, factors: Factors) -> tuple[str, str]:
     weight, old = node.inputs[1], editor.model.graph.initializers[layer.weight]
     assert weight is not None
     down_name, up_name = factor_names(layer.name, editor.model.graph.initializers)
-    down, up = (
-        editor.initializer(
-            f"{name}.weight", tensor_adapters.TorchTensor(_stored(layer, matrix, narrow).detach())
-        )
-        for name, matrix, narrow in (
-            (down_name, factors.down, False),
-            (up_name, factors.up, True),
-        )
-    )
-    first, second = down, up
+    parts = (down_name, factors.down, False), (up_name, factors.up, True)
+    down, up = first, second = [
+        editor.initializer(f"{name}.weight", TorchTensor(_stored(layer, matrix, narrow).detach()))
+        for name, matrix, narrow in parts
+    ]
     if swapped:
         first, second = (_turned(editor, node, value) for value in (down, up))
     output = node.outputs[0]
@@ -286,7 +266,10 @@ def _split(editor: Editor, node: ir.Node, factors: Factors) -> tuple[str, str]:
         node.attributes.clear()
         node.attributes["kernel_shape"] = ir.AttrInt64s("kernel_shape", [1] * len(layer.shape[2:]))
     narrow = editor.node(node.op_type, [node.inputs[0], first], down_name, output.dtype, attributes)
-    narrow.outputs[0].shape = _between(output, 1 if layer.is_convolution else -1, factors.rank)
+    if output.shape is not None:
+        lengths = list(output.shape.dims)
+        lengths[1 if layer.is_convolution else -1] = len(factors.down)
+        narrow.outputs[0].shape = ir.Shape(lengths)
     node.prepend([narrow])
     node.replace_input_with(0, narrow.outputs[0])
     node.replace_input_with(1, second)
@@ -311,12 +294,3 @@ def _turned(editor: Editor, node: ir.Node, value: ir.Value) -> ir.Value:
     made.outputs[0].shape = ir.Shape(tuple(reversed(value.shape.dims)))
     node.prepend([made])
     return made.outputs[0]
-
-
-def _between(output: ir.Value, axis: int, rank: int) -> ir.Shape | None:
-    """Return the shape of what lies between the two layers."""
-    if output.shape is None:
-        return None
-    lengths = list(output.shape.dims)
-    lengths[axis] = rank
-    return ir.Shape(lengths)

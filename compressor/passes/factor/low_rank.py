@@ -159,7 +159,11 @@ class LowRank(GraphPass):
         if self.target is not None:
             ranks = Budget(carrier, choice, self.target).proportional()
         else:
-            ranks = {c.layer.name: c.rank or self._energy_rank(c) for c in choice.candidates}
+            energy = self.energy or 0.0
+            ranks = {
+                c.layer.name: c.rank or min(c.most, ceil(energy * c.full))
+                for c in choice.candidates
+            }
         return planned(carrier, choice, ranks)
 
     def _choice(self, carrier: Carrier) -> Choice:
@@ -171,10 +175,6 @@ class LowRank(GraphPass):
             return f"rank {candidate.rank} of {candidate.full}"
         least = f"energy {self.energy:g}, " if self.energy is not None else ""
         return f"{least}rank up to {candidate.most} of {candidate.full}"
-
-    def _energy_rank(self, candidate: Candidate) -> int:
-        assert self.energy is not None
-        return min(candidate.most, ceil(self.energy * candidate.full))
 
 
 def seen_inputs(choice: Choice) -> dict[str, Request]:
@@ -202,11 +202,8 @@ def planned(carrier: Carrier, choice: Choice, ranks: Mapping[str, int]) -> Carri
 class Factoring:
     """Decompositions of a model's layers, and the model that ranks make of them.
 
-    Args:
-        carrier: the model.
-        choice: which layers can become two.
-        energy: the share of the energy that layers without a rank keep; ``None`` if
-            :meth:`choose_ranks` chooses their ranks together.
+    ``energy`` is the share of it that layers without a rank keep; with ``None``,
+    :meth:`choose_ranks` chooses their ranks together.
     """
 
     def __init__(self, carrier: Carrier, choice: Choice, energy: float | None):
@@ -218,11 +215,7 @@ class Factoring:
         self._notes: list[str] = []
 
     def by_weights(self, progress: Progress) -> None:
-        """Decompose all layers by their weights alone.
-
-        Raises:
-            ModelError: a weight is not finite.
-        """
+        """Decompose all layers by their weights alone."""
         candidates = self._choice.candidates
         with progress.stage("low-rank: decompose", len(candidates)) as advance:
             for done, candidate in enumerate(candidates, start=1):
@@ -230,12 +223,7 @@ class Factoring:
                 advance(done)
 
     def by_inputs(self, blocks: Blocks) -> None:
-        """Decompose layers by what they do to the inputs that blocks show, the rest by weights.
-
-        Raises:
-            ModelError: a weight is not finite.
-            DataError: calibration found nothing about a layer's input.
-        """
+        """Decompose layers by what they do to the inputs that blocks show, the rest by weights."""
         requests = seen_inputs(self._choice)
         waiting = {c.layer.name: c for c in self._choice.candidates}
         for block in blocks:
@@ -300,7 +288,7 @@ class Factoring:
         self._ranks[layer.name] = rank
 
     def _described(self, factors: Factors, taken: Mapping[str, Any]) -> tuple[LayerOutcome, ...]:
-        layer, rank = factors.layer, factors.rank
+        layer, rank = factors.layer, len(factors.down)
         decomposition = self._decompositions[layer.name]
         full = len(decomposition.energies)
         matrix = layer.canonical(self._carrier.weight(layer)).to(torch.float32)
