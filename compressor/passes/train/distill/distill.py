@@ -60,16 +60,10 @@ _MODEL, _NOTES, _STATE = "model", "notes.json", "state"
 def last_assistant(
     assistants: Sequence[AssistantKeys], teacher: Carrier, training: Training, teaches: Teaches
 ) -> tuple[Carrier, tuple[str, ...]]:
-    """Teach each assistant by the one before; those taught by an earlier run are kept.
+    """Teach each assistant by the one before; return the last one, and notes about all of them.
 
-    Args:
-        assistants: from large to small.
-        teacher: of the first.
-        training: of the student; each assistant has a folder of its own inside its folder.
-        teaches: trains one.
-
-    Returns:
-        The last assistant, and notes about all of them.
+    Assistants that an earlier run has taught are kept, each in a folder of its own inside that of
+    the student's training.
 
     Raises:
         CompressorError: one cannot be opened or trained.
@@ -196,15 +190,14 @@ class Distill(Recipe, Distillation):
         soft = self.soft_loss(self.loss, context.metric)
         matched_outputs(carrier.outputs, carrier.outputs, self.outputs)
         self._check_layers(carrier, "student")
-        soft_name = (
-            "the squared difference to the teacher's outputs"
-            if soft == "mse"
-            else "the divergence from the teacher's probabilities at temperature "
-            f"{self.temperature:g}"
+        name = (
+            f"the divergence from the teacher's probabilities at temperature {self.temperature:g}"
         )
-        compared = f"{1 - self.alpha:g} of the loss is {soft_name}"
-        notes = [compared + (f", {self.alpha:g} {hard}" if hard else "")]
-        return Survey(self.plan(carrier), notes=tuple(notes))
+        if soft == "mse":
+            name = "the squared difference to the teacher's outputs"
+        target = f", {self.alpha:g} {hard}" if hard else ""
+        note = f"{1 - self.alpha:g} of the loss is {name}{target}"
+        return Survey(self.plan(carrier), notes=(note,))
 
     def apply_training(
         self,

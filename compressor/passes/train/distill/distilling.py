@@ -111,12 +111,9 @@ def model_keys(keys: ModelKeys) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Pupil:
-    """The model that learns.
+    """The model that learns, and its module that is trained.
 
-    Attributes:
-        carrier: the model.
-        module: what is trained; it takes the model's inputs and returns its outputs by name.
-        pairs: layers that are compared, too; if there are any, the module is a :class:`Student`.
+    If there are pairs, layers that are compared, the module is a :class:`Student`.
     """
 
     carrier: Carrier

@@ -34,13 +34,7 @@ _MARK = 1 << 32  # tells a checksum of zero from none
 
 @dataclass(frozen=True)
 class Field:
-    """One of a teacher's outputs for a sample.
-
-    Attributes:
-        name: such as ``logits``.
-        shape: of one sample.
-        dtype: a numpy dtype name.
-    """
+    """One of a teacher's outputs, with its shape and numpy dtype for one sample."""
 
     name: str
     shape: tuple[int, ...]
@@ -50,11 +44,6 @@ class Field:
     def row_bytes(self) -> int:
         """Bytes of one sample."""
         return prod(self.shape) * np.dtype(self.dtype).itemsize
-
-
-def page_bytes(fields: Sequence[Field], samples: int) -> int:
-    """Return how large a full page is on disk."""
-    return samples * (sum(field.row_bytes for field in fields) + 8)
 
 
 class Page:
@@ -210,7 +199,7 @@ class TeacherOutputs:
         order, data = course.order, course.training.data
         self._shared = not data.random and course.steps > order.steps_in_epoch
         pages = 1 if self._shared else ceil(course.steps / order.steps_in_epoch)
-        self._bytes = pages * page_bytes(fields, data.samples)
+        self._bytes = pages * data.samples * (sum(field.row_bytes for field in fields) + 8)
         allowed = self._bytes <= _KEPT_UNASKED if course.cache is None else course.cache
         self._kept = allowed and all(field.row_bytes for field in fields)
         self._computed = self._read = 0
@@ -218,9 +207,6 @@ class TeacherOutputs:
 
     def prepare(self, inputs: Sequence[str]) -> None:
         """Compute the outputs that are the same in all epochs and have not been kept yet.
-
-        Args:
-            inputs: names of the teacher's inputs.
 
         Raises:
             CompressorError: data cannot be read, the teacher does not run, or the disk is full.
@@ -243,12 +229,12 @@ class TeacherOutputs:
     def of(self, micro: Micro, inputs: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
         """Return the teacher's outputs for some samples, on the inputs' device.
 
-        Args:
-            micro: the samples.
-            inputs: of the teacher.
-            step: the step; after the last one come validations.
+        After the last step come validations.
         """
-        page = self._page(self._page_name(step)) if self._kept else None
+        course = self._course
+        name = _SHARED if self._shared else f"epoch {step // course.order.steps_in_epoch}"
+        name = _HELD_OUT if step >= course.steps else name
+        page = self._page(name) if self._kept else None
         kept = page.read(micro.rows) if page is not None else None
         if kept is None:
             return self._compute(micro.rows, inputs, page)
@@ -274,11 +260,6 @@ class TeacherOutputs:
         if page is not None and fits:
             page.write(rows, {n: t.cpu().numpy() for n, t in outputs.items()})
         return outputs
-
-    def _page_name(self, step: int) -> str:
-        if step >= self._course.steps:
-            return _HELD_OUT
-        return _SHARED if self._shared else f"epoch {step // self._course.order.steps_in_epoch}"
 
     def _open(self, name: str) -> Page:
         course, order = self._course, self._course.order

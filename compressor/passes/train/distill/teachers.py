@@ -26,13 +26,7 @@ from compressor.types.tensors import TensorSpec
 
 @dataclass(frozen=True)
 class Taps:
-    """What a teacher is run for.
-
-    Attributes:
-        outputs: names of outputs.
-        layers: names of layers.
-        where: the option that names the layers, for messages.
-    """
+    """The outputs and layers that a teacher is run for, and the option that names the layers."""
 
     outputs: Sequence[str]
     layers: Sequence[str] = ()
@@ -67,13 +61,9 @@ class Teacher:
         self.identity = {"digest": digest(carrier), "runtime": self.runtime}
 
     def __call__(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Run it on samples.
+        """Run it on the student's inputs ``[N, ...]``; return outputs, and those of layers.
 
-        Args:
-            tensors: the student's inputs by name, ``[N, ...]``.
-
-        Returns:
-            Outputs and layers' outputs, as float32 where they are floats.
+        They are float32 where they are floats.
         """
         inputs = {name: self._cast(name, tensors[source]) for name, source in self._inputs.items()}
         samples = len(next(iter(inputs.values())))
