@@ -58,12 +58,9 @@ class Networks:
 
 
 def make_networks(carrier: Carrier, *, live: bool, evaluate: bool = True) -> Networks:
-    """Fuse a model.
+    """Fuse a model; if ``live``, batch norms stay while it is trained.
 
-    Args:
-        carrier: the model.
-        live: batch norms stay while it is trained.
-        evaluate: compute weights; otherwise only the structure is right.
+    Without ``evaluate``, no weight is computed: only the structure is right.
 
     Raises:
         SpecError: batch norms are to stay, and none could be folded later.
@@ -98,9 +95,8 @@ def with_factors(networks: Networks, carrier: Carrier, names: Collection[str]) -
     factors = {}
     for name, layer in networks.layers().items():
         old = before.get(name)
-        if name not in names or old is None:
-            continue
-        if (old.rows, old.columns) != (layer.rows, layer.columns):
+        shape = (layer.rows, layer.columns)
+        if name not in names or old is None or (old.rows, old.columns) != shape:
             continue
         folded = layer.canonical(_weight(networks.folded, layer)).double()
         factor = folded.norm(dim=1) / old.canonical(carrier.weight(old)).double().norm(dim=1)
@@ -114,12 +110,7 @@ def with_factors(networks: Networks, carrier: Carrier, names: Collection[str]) -
 
 
 def refolded(networks: Networks, tensors: Mapping[str, Tensor]) -> ir.Model:
-    """Return the fused graph with tensors that were trained.
-
-    Args:
-        networks: what was trained.
-        tensors: initializers of the trained graph by name; other names are ignored.
-    """
+    """Return the fused graph with trained initializers by name; other names are ignored."""
     graph = networks.trained.clone()
     factors = {
         layer.weight: (layer, networks.factors[layer.name])
@@ -163,17 +154,14 @@ def check_factors(networks: Networks) -> None:
 def folding_factor(node: ir.Node, tensors: Mapping[str, Tensor]) -> Tensor:
     """Return what folding a batch norm multiplies rows with, ``[rows]``, float64; never zero.
 
-    Args:
-        node: the batch norm.
-        tensors: trained tensors by name; what is not among them has its value in the graph.
+    What is not among the trained tensors has its value in the graph.
     """
     gamma, variance, epsilon = norm_factor(node)
-    trained = [tensors.get(v.name or "") for v in (gamma, variance)]
     scale, spread = (
-        (_read(value) if tensor is None else tensor).detach().cpu().double()
-        for value, tensor in zip((gamma, variance), trained, strict=True)
+        (_read(v) if (tensor := tensors.get(v.name or "")) is None else tensor).detach()
+        for v in (gamma, variance)
     )
-    factor = scale / (spread + epsilon).sqrt()
+    factor = scale.cpu().double() / (spread.cpu().double() + epsilon).sqrt()
     return torch.where(factor.abs() < LEAST_FACTOR, LEAST_FACTOR, factor)
 
 
@@ -281,12 +269,7 @@ class ActivationPoint:
 
 @dataclass(frozen=True)
 class Points:
-    """Everything that is quantized.
-
-    Attributes:
-        weights: by the layer's name.
-        activations: by the value's name.
-    """
+    """What is quantized: weights by the layer's name, activations by the value's."""
 
     weights: Mapping[str, WeightPoint]
     activations: Mapping[str, ActivationPoint]
@@ -300,11 +283,7 @@ def find_points(
 ) -> Points:
     """Return where to quantize, with ranges from calibration and scales from the weights.
 
-    Args:
-        networks: with their weights.
-        settings: what to quantize, and how.
-        statistics: the answers to the requests of the decision about the fused graph.
-        span: how weights' scales are found.
+    ``statistics`` answer the requests of the decision about the fused graph.
 
     Raises:
         SpecError: batch norms are to stay, and a value of the fused graph exists only without them.

@@ -165,10 +165,11 @@ class Qat(Recipe):
             else LayerPlan(row.name, actions.get(row.name, "train"), row.reason)
             for row in rows
         )
-        return Survey(
-            rows,
-            notes=(self._loss_note(name), *kernel_notes(context.targets, settings)),
-        )
+        note = f"trained with {name} as loss"
+        if self.distill is not None:
+            part = f", {self.distill.alpha:g} {name}" if name else ""
+            note = f"{1 - self.distill.alpha:g} of the loss is against a teacher{part}"
+        return Survey(rows, notes=(note, *kernel_notes(context.targets, settings)))
 
     def apply_training(
         self,
@@ -291,12 +292,6 @@ class Qat(Recipe):
     def labelled(self) -> bool:
         """Whether the training data must have a target: unless all is learned from a teacher."""
         return self.distill is None or self.distill.alpha > 0
-
-    def _loss_note(self, name: str | None) -> str:
-        if self.distill is None:
-            return f"trained with {name} as loss"
-        part = f", {self.distill.alpha:g} {name}" if name else ""
-        return f"{1 - self.distill.alpha:g} of the loss is against a teacher{part}"
 
     @property
     def _live(self) -> bool:

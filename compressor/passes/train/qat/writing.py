@@ -57,11 +57,7 @@ class Prepared:
     statistics: Mapping[str, Any]
 
     def written(self, tensors: Mapping[str, Tensor]) -> tuple[ir.Model, tuple[LayerOutcome, ...]]:
-        """Return the graph with integer codes, and what was done to each layer.
-
-        Args:
-            tensors: of the trained module, by its names.
-        """
+        """Return the graph with the module's tensors as integer codes, and what was done."""
         trained = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
         model = refolded(self.networks, trained)
         decision = self.settings.decide(model)
@@ -140,11 +136,6 @@ class ScalesInRange(Regulator):
 
     A scale's gradient is a sum of terms of both signs; if a channel's weights are small, or codes
     are many, one step of gradient descent may be several times the scale itself.
-
-    Args:
-        module: what is trained.
-        quantized: names its scales.
-        activations: by the value's name.
     """
 
     def __init__(
@@ -184,10 +175,6 @@ class NormsFrozen(Regulator):
 
     R. Krishnamoorthi, Quantizing deep convolutional networks for efficient inference, 2018
     (arXiv:1806.08342), section 3.2.2.
-
-    Args:
-        graph: the module that executes the graph.
-        first: the step.
     """
 
     def __init__(self, graph: GraphModule, first: int):
