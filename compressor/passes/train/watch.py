@@ -137,17 +137,11 @@ class Best:
 
     def as_json(self) -> dict[str, Any]:
         """Return all but the direction."""
-        return {
-            "value": self.value,
-            "step": self.step,
-            "since": self.since,
-            "history": [list(entry) for entry in self.history],
-        }
+        return {name: getattr(self, name) for name in ("value", "step", "since", "history")}
 
     def restore(self, document: dict[str, Any]) -> None:
         """Load what :meth:`as_json` returned."""
-        self.value, self.step = document["value"], document["step"]
-        self.since = document["since"]
+        self.value, self.step, self.since = (document[n] for n in ("value", "step", "since"))
         self.history = [(int(step), float(value)) for step, value in document["history"]]
 
 

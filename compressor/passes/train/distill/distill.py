@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
@@ -51,53 +51,7 @@ class AssistantKeys(ModelKeys):
         return self
 
 
-Teaches: TypeAlias = Callable[[int, Carrier, Carrier, Training], Outcome]
-"""Teaches an assistant, by its number; takes the assistant, its teacher and the training."""
-
 _MODEL, _NOTES, _STATE = "model", "notes.json", "state"
-
-
-def last_assistant(
-    assistants: Sequence[AssistantKeys], teacher: Carrier, training: Training, teaches: Teaches
-) -> tuple[Carrier, tuple[str, ...]]:
-    """Teach each assistant by the one before; return the last one, and notes about all of them.
-
-    Assistants that an earlier run has taught are kept, each in a folder of its own inside that of
-    the student's training.
-
-    Raises:
-        CompressorError: one cannot be opened or trained.
-    """
-    notes: list[str] = []
-    for index, keys in enumerate(assistants):
-        option = f"assistants.{index}"
-        assistant = training.open_model(model_keys(keys), option)
-        if keys.epochs:
-            if Capability.TRAIN not in assistant.offers:
-                raise SpecError(option, "cannot be trained", "give a factory, or set epochs: 0")
-            assistant, remarks = _taught(index, assistant, teacher, training, teaches)
-            notes += [f"{option}: {note}" for note in remarks]
-        teacher = assistant
-    return teacher, tuple(notes)
-
-
-def _taught(
-    index: int, assistant: Carrier, teacher: Carrier, training: Training, teaches: Teaches
-) -> tuple[Carrier, list[str]]:
-    folder = training.folder / f"assistant-{index}"
-    done, state = folder / "taught", folder / _STATE
-    taught = done.is_dir()
-    training.ranks.wait()  # all have looked before the first one writes
-    if not taught:
-        with disk_errors(state):
-            state.mkdir(parents=True, exist_ok=True)
-        outcome = teaches(index, assistant, teacher, replace(training, folder=state))
-        if training.ranks.rank == 0:
-            _store(outcome, done)
-            shutil.rmtree(state)
-        training.ranks.wait()
-    notes: list[str] = json.loads((done / _NOTES).read_text(encoding="utf-8"))
-    return assistant.restore(done / _MODEL), notes
 
 
 def _store(outcome: Outcome, target: Path) -> None:
@@ -213,14 +167,44 @@ class Distill(Recipe, Distillation):
         """
         self._check_layers(carrier, "student")
         teacher = opened_teacher(self, training)
-
-        def teaches(index: int, assistant: Carrier, above: Carrier, inner: Training) -> Outcome:
-            return self._for_assistant(index)._taught(assistant, above, context, inner)
-
-        teacher, notes = last_assistant(self.assistants, teacher, training, teaches)
+        notes: list[str] = []
+        for index, keys in enumerate(self.assistants):
+            option = f"assistants.{index}"
+            assistant = training.open_model(model_keys(keys), option)
+            if keys.epochs:
+                if Capability.TRAIN not in assistant.offers:
+                    raise SpecError(option, "cannot be trained", "give a factory, or set epochs: 0")
+                assistant, remarks = self._assistant(index, assistant, teacher, context, training)
+                notes += [f"{option}: {note}" for note in remarks]
+            teacher = assistant
         self._check_layers(teacher, "teacher")
         result = self._taught(carrier, teacher, context, training)
         return replace(result, notes=(*notes, *result.notes))
+
+    def _assistant(
+        self,
+        index: int,
+        assistant: Carrier,
+        teacher: Carrier,
+        context: PassContext,
+        training: Training,
+    ) -> tuple[Carrier, list[str]]:
+        """Teach an assistant, in a folder of its own; one taught by an earlier run is kept."""
+        folder = training.folder / f"assistant-{index}"
+        done, state = folder / "taught", folder / _STATE
+        taught = done.is_dir()
+        training.ranks.wait()  # all have looked before the first one writes
+        if not taught:
+            with disk_errors(state):
+                state.mkdir(parents=True, exist_ok=True)
+            inner = replace(training, folder=state)
+            outcome = self._for_assistant(index)._taught(assistant, teacher, context, inner)
+            if training.ranks.rank == 0:
+                _store(outcome, done)
+                shutil.rmtree(state)
+            training.ranks.wait()
+        notes: list[str] = json.loads((done / _NOTES).read_text(encoding="utf-8"))
+        return assistant.restore(done / _MODEL), notes
 
     def _for_assistant(self, index: int) -> Distill:
         """Return the options an assistant is taught with: all but those that name layers."""

@@ -62,24 +62,21 @@ class Page:
     def __init__(self, folder: Path, key: Mapping[str, Any], fields: Sequence[Field], samples: int):
         self._fields = tuple(fields)
         self._samples = samples
+        self._files = {f"{index}.bin": field for index, field in enumerate(fields)}
+        self._files[_CHECKSUMS] = Field("checksums", (), "uint64")
         described = [[f.name, list(f.shape), f.dtype] for f in fields]
         whole = {"format": _FORMAT, "samples": samples, "fields": described, **key}
         self.folder = folder / f"teacher-{json_sha256(whole)[:32]}"
         if not self._is_whole():
             self._create(whole)
-        self._sums = self._mapped(_CHECKSUMS, (samples,), "uint64")
-        self._arrays = {
-            field.name: self._mapped(f"{index}.bin", (samples, *field.shape), field.dtype)
-            for index, field in enumerate(self._fields)
-        }
-
-    def _sizes(self) -> dict[str, int]:
-        sizes = {f"{i}.bin": self._samples * f.row_bytes for i, f in enumerate(self._fields)}
-        return {_CHECKSUMS: self._samples * 8, **sizes}
+        self._arrays: list[Array] = [
+            np.memmap(self.folder / name, field.dtype, "r", shape=(samples, *field.shape))
+            for name, field in self._files.items()
+        ]
 
     def _is_whole(self) -> bool:
-        paths = ((self.folder / name, size) for name, size in self._sizes().items())
-        return all(path.is_file() and path.stat().st_size == size for path, size in paths)
+        sizes = ((self.folder / n, self._samples * f.row_bytes) for n, f in self._files.items())
+        return all(path.is_file() and path.stat().st_size == size for path, size in sizes)
 
     def _create(self, key: Mapping[str, Any]) -> None:
         """Make files without rows, all at once; another process may do the same."""
@@ -87,9 +84,9 @@ class Page:
             page = staged / "page"
             page.mkdir()
             (page / _KEY).write_text(json_text(json.loads(json.dumps(key))), encoding="utf-8")
-            for name, size in self._sizes().items():
+            for name, field in self._files.items():
                 with (page / name).open("wb") as file:
-                    file.truncate(size)
+                    file.truncate(self._samples * field.row_bytes)
             try:
                 page.rename(self.folder)
             except OSError:
@@ -97,16 +94,16 @@ class Page:
                     shutil.rmtree(self.folder)
                     page.rename(self.folder)
 
-    def _mapped(self, name: str, shape: tuple[int, ...], dtype: str) -> Array:
-        return np.memmap(self.folder / name, dtype, "r", shape=shape)
-
     def read(self, rows: Rows) -> dict[str, Array] | None:
         """Return rows by field, or ``None`` if one is missing or damaged."""
-        sums = self._sums[rows]
+        *arrays, checksums = self._arrays
+        sums = checksums[rows]
         if not sums.all():
             return None
-        values = {name: np.asarray(array[rows]) for name, array in self._arrays.items()}
-        return values if np.array_equal(self._checksums(values), sums) else None
+        values = [np.asarray(array[rows]) for array in arrays]
+        if not np.array_equal(_checksums(values), sums):
+            return None
+        return {field.name: value for field, value in zip(self._fields, values, strict=True)}
 
     def write(self, rows: Rows, values: Mapping[str, Array]) -> None:
         """Write rows to the files.
@@ -117,27 +114,24 @@ class Page:
         Raises:
             InputError: the disk is full.
         """
-        arrays = {
-            field.name: np.ascontiguousarray(values[field.name], field.dtype)
-            for field in self._fields
-        }
-        files = [(f"{i}.bin", arrays[f.name], f.row_bytes) for i, f in enumerate(self._fields)]
+        arrays = [np.ascontiguousarray(values[f.name], f.dtype) for f in self._fields]
+        arrays.append(_checksums(arrays))
         with disk_errors(self.folder):
-            for name, array, size in [*files, (_CHECKSUMS, self._checksums(arrays), 8)]:
+            for (name, field), array in zip(self._files.items(), arrays, strict=True):
                 with (self.folder / name).open("r+b", buffering=0) as file:
                     for row, value in zip(rows, array, strict=True):
-                        file.seek(int(row) * size)
+                        file.seek(int(row) * field.row_bytes)
                         _write_all(file, value.tobytes())
 
-    def _checksums(self, values: Mapping[str, Array]) -> NDArray[np.uint64]:
-        arrays = [values[field.name] for field in self._fields]
-        sums = np.zeros(len(arrays[0]), np.uint64)
-        for row in range(len(sums)):
-            total = 0
-            for array in arrays:
-                total = zlib.crc32(array[row].tobytes(), total)
-            sums[row] = total | _MARK
-        return sums
+
+def _checksums(arrays: Sequence[Array]) -> NDArray[np.uint64]:
+    sums = np.zeros(len(arrays[0]), np.uint64)
+    for row in range(len(sums)):
+        total = 0
+        for array in arrays:
+            total = zlib.crc32(array[row].tobytes(), total)
+        sums[row] = total | _MARK
+    return sums
 
 
 def _write_all(file: Any, data: bytes) -> None:
