@@ -92,11 +92,8 @@ def choose(
 ) -> Choice:
     """Find the layers that can become two.
 
-    Args:
-        carrier: the model; it has a graph.
-        everywhere: the rank of layers for which no rule sets one.
-        rules: for single layers; the first that matches wins.
-        counted: layers whose multiply-accumulates are unknown stay whole.
+    Layers for which no rule sets a rank get that of ``everywhere``. If ``counted``, those whose
+    multiply-accumulates are unknown stay whole.
 
     Raises:
         SpecError: a rule matches no layer, or gives one a rank that it cannot have.
@@ -184,10 +181,7 @@ class Factors:
 def factor_names(layer: str, taken: Collection[str]) -> tuple[str, str]:
     """Return the names of the two layers that a layer becomes, ``NAME.down`` and ``NAME.up``.
 
-    Args:
-        layer: the layer's name.
-        taken: names of the graph's initializers; if a weight's is among them, both names get a
-            number.
+    If a weight's name is among those taken by initializers, both names get a number.
     """
     number, mark = 0, ""
     while any(f"{layer}.{part}{mark}.weight" in taken for part in ("down", "up")):
@@ -199,8 +193,7 @@ def factor_names(layer: str, taken: Collection[str]) -> tuple[str, str]:
 def sole_path(node: ir.Node, index: int = 1) -> list[ir.Node] | None:
     """Return the views between a layer's weight and its node, the weight's first.
 
-    Returns:
-        ``None`` if the weight is computed in another way, or read by others as well.
+    ``None`` if the weight is computed in another way, or read by others as well.
     """
     path: list[ir.Node] = []
     value = node.inputs[index]
@@ -223,10 +216,7 @@ def factored(model: ir.Model, factors: Sequence[Factors]) -> tuple[ir.Model, tup
     A convolution becomes one with ``rank`` filters of the same size, strides and pads, and a 1x1
     convolution behind it (E. Denton et al., 2014, arXiv:1404.0736; X. Zhang et al., 2015,
     arXiv:1505.06798). The second layer's node is the old one, so that the output keeps its name.
-
-    Args:
-        model: not changed.
-        factors: of layers whose weight has a :func:`sole_path`.
+    Each layer's weight must have a :func:`sole_path`.
 
     Returns:
         The graph and the names of the new weights.

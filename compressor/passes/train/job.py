@@ -163,16 +163,9 @@ class Objective(Protocol):
     """What training minimizes."""
 
     def losses(self, outputs: Mapping[str, Tensor], micro: Micro, step: int) -> dict[str, Tensor]:
-        """Return the terms of the loss by name, already weighted.
+        """Return the weighted terms of the loss by name, ``[N]``, one value a sample for each.
 
-        Args:
-            outputs: of the trained module.
-            micro: what it was run on.
-            step: the step, from 0.
-
-        Returns:
-            One value a sample for each term, ``[N]``. The loss is the mean over the samples of
-            the sum of the terms.
+        The loss is the mean over the samples of the sum of the terms. Steps count from 0.
 
         Raises:
             DataError: the target does not fit the outputs.

@@ -56,14 +56,8 @@ class Gradual(Options):
 class ZerosKept(Regulator):
     """Makes weights that were zero before a training zero after each of its steps.
 
-    A weight that is zero everywhere was never pruned: some layers begin like that.
-
-    Args:
-        module: the network.
-        names: parameters that may hold pruned weights.
-
-    Attributes:
-        masks: where the parameters that are zero in part are not.
+    A weight that is zero everywhere was never pruned: some layers begin like that. The masks show
+    where the named parameters that are zero in part are not.
     """
 
     def __init__(self, module: nn.Module, names: Sequence[str]):
@@ -107,13 +101,7 @@ class GradualPruning(Regulator):
     The share follows M. Zhu and S. Gupta, To prune, or not to prune, 2017 (arXiv:1710.01878),
     section 3. Rewinding to early values: J. Frankle and M. Carbin, The lottery ticket hypothesis,
     2019 (arXiv:1803.03635), and J. Frankle et al., 2020 (arXiv:1912.05671), who rewind to a step
-    after the first.
-
-    Args:
-        module: the network.
-        layers: the layers that lose weights, by the parameter that is their weight.
-        options: how much, when and which.
-        steps: the length of the training.
+    after the first. Layers are given by the parameter that is their weight.
     """
 
     def __init__(
@@ -138,8 +126,8 @@ class GradualPruning(Regulator):
         begin, end, options = self._begin, self._end, self._options
         if begin <= step <= end and ((step - begin) % options.every == 0 or step == end):
             share = cubic_sparsity(step + 1, begin, end + 1, options.target)
-            together = [list(self._layers)]
-            for names in [[n] for n in self._layers] if options.scope == "local" else together:
+            alone = [[name] for name in self._layers]
+            for names in alone if options.scope == "local" else [list(self._layers)]:
                 self._prune(names, share)
         if step == end:
             for name, value in self._start.items():

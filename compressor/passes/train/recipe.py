@@ -39,11 +39,7 @@ def rate_factor(step: int, steps: int, schedule: Schedule, warm_up: int = 0) -> 
         rate_factor(0, 4, "linear")  # 1.0
         rate_factor(3, 4, "linear")  # 0.25
 
-    Args:
-        step: the step, from 0.
-        steps: how many there are.
-        schedule: how it falls.
-        warm_up: how many steps it rises, fewer than ``steps``.
+    Steps count from 0.
 
     Raises:
         ValueError: the step or the warm-up lies outside the training.

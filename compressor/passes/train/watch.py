@@ -152,12 +152,10 @@ _BEST = "best.safetensors"
 
 
 class SavedState:
-    """The states of one training, in a folder of its own.
+    """The states of one training, in a folder of its own that outlives the process.
 
-    Args:
-        folder: outlives the process.
-        accelerator: holds weights, optimizer and loss scale.
-        ranks: the processes that train; the first one publishes what all have written.
+    The accelerator holds weights, optimizer and loss scale. The first process publishes what all
+    have written.
     """
 
     def __init__(self, folder: Path, accelerator: Accelerator, ranks: Ranks):

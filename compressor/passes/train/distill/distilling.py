@@ -196,14 +196,6 @@ def distilled_loss(
     teacher that are the same in every epoch are computed. Where the student's layers have other
     widths than the teacher's, the student gets projections.
 
-    Args:
-        recipe: how the pass trains.
-        options: how it learns; may be the recipe itself.
-        teacher: the model to learn from.
-        pupil: the model that learns, and the module that is trained.
-        training: data and the folder of the cache.
-        context: has the metric, and the seed of the projections' first weights.
-
     Raises:
         SpecError: outputs or layers do not fit together.
         CompressorError: data cannot be read, or the teacher does not run.
@@ -289,12 +281,8 @@ def matched_outputs(
 ) -> dict[str, str]:
     """Return the teacher's output for each of the student's that is compared.
 
-    They are matched by name if the teacher has all of the names, else by order.
-
-    Args:
-        ours: the student's outputs.
-        theirs: the teacher's.
-        names: of the student's outputs that are compared; all that are floats if ``None``.
+    They are matched by name if the teacher has all of the names, else by order. Without ``names``,
+    all of the student's outputs that are floats are compared.
 
     Raises:
         SpecError: there is no such output, the teacher has another number of them, or known

@@ -49,11 +49,8 @@ class Field:
 class Page:
     """Memory-mapped arrays ``[samples, ...]``, of which some rows have been written.
 
-    Args:
-        folder: holds pages, each in a folder named after what its content depends on.
-        key: what the content depends on; JSON values.
-        fields: what a row consists of.
-        samples: the number of rows.
+    A page lies in a folder named after what its content depends on: the key, of JSON values, the
+    fields of a row, and the number of rows.
 
     Raises:
         InputError: the disk is full.
@@ -174,13 +171,7 @@ class TeacherOutputs:
     samples are computed before the first step, in batches that depend on nothing else. If it does,
     or there is only one epoch, each step's outputs are computed in the step and kept for other
     trainings with the same order, such as one with another alpha or a resumed one. So outputs are
-    the same bytes wherever they come from.
-
-    Args:
-        teach: computes the outputs.
-        identity: what they depend on beside the data.
-        fields: the outputs for a sample.
-        course: the training.
+    the same bytes wherever they come from. ``identity`` is what they depend on beside the data.
     """
 
     def __init__(

@@ -110,7 +110,7 @@ def _divisions(
         differs: whether the head's answer is not the full network's, likewise.
         step: how far apart the numbers of differing samples are that are tried.
         here: whether a sample reaches the first of these exits.
-        budget: how many of them may get another answer.
+        budget: how many of those that reach it may get another answer.
     """
     if not len(sure):
         yield (), (), ()
@@ -244,12 +244,9 @@ def check_answers(
 def mean_latencies(
     runners: Sequence[Runner], batch: Batch, seconds: float = _SECONDS
 ) -> tuple[list[float], int]:
-    """Time models at batch 1, sample after sample in turn.
+    """Time models at batch 1, sample after sample in turn, for about so many seconds.
 
-    Args:
-        runners: the models.
-        batch: samples.
-        seconds: the time to spend, though at least 8 samples are timed.
+    At least 8 samples are timed.
 
     Returns:
         Mean milliseconds a sample for each model, of each sample's best of five; and the number of
