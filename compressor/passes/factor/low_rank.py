@@ -133,7 +133,8 @@ class LowRank(GraphPass):
             ModelError: a weight is not finite.
             DataError: calibration found nothing about a layer's input.
         """
-        work = Factoring(carrier, self._choice(carrier), self.energy)
+        choice = self._choice(carrier)
+        work = Factoring(carrier, choice, self.energy)
         if not self.weighted:
             work.by_weights(context.progress)
         elif context.blocks is None:
@@ -141,7 +142,7 @@ class LowRank(GraphPass):
         else:
             work.by_inputs(context.blocks)
         if self.target is not None:
-            work.choose_ranks(Budget(carrier, self._choice(carrier), self.target))
+            work.choose_ranks(Budget(carrier, choice, self.target))
         return work.outcome()
 
     def preview(
@@ -164,7 +165,16 @@ class LowRank(GraphPass):
                 c.layer.name: c.rank or min(c.most, ceil(energy * c.full))
                 for c in choice.candidates
             }
-        return planned(carrier, choice, ranks)
+        factors = []
+        for candidate in choice.candidates:
+            layer, rank = candidate.layer, ranks[candidate.layer.name]
+            tensor = carrier.graph().graph.initializers[layer.weight].const_value
+            assert tensor is not None
+            nothing = torch.zeros((), dtype=TORCH_DTYPES[tensor.dtype])
+            down, up = nothing.expand(rank, layer.columns), nothing.expand(layer.rows, rank)
+            factors.append(Factors(layer, down, up))
+        graph, names = factored(carrier.graph(), factors)
+        return carrier.with_trainable_graph(graph, names, planned=True)
 
     def _choice(self, carrier: Carrier) -> Choice:
         counted = self.target is not None and self.target.kind == "macs"
@@ -183,20 +193,6 @@ def seen_inputs(choice: Choice) -> dict[str, Request]:
         c.layer.name: moment_request(c.layer, c.node, _ROWS_PER_COLUMN) for c in choice.candidates
     }
     return {name: request for name, request in requests.items() if request is not None}
-
-
-def planned(carrier: Carrier, choice: Choice, ranks: Mapping[str, int]) -> Carrier:
-    """Return a model whose factors have the right sizes; no weight is read."""
-    factors = []
-    for candidate in choice.candidates:
-        layer, rank = candidate.layer, ranks[candidate.layer.name]
-        tensor = carrier.graph().graph.initializers[layer.weight].const_value
-        assert tensor is not None
-        nothing = torch.zeros((), dtype=TORCH_DTYPES[tensor.dtype])
-        down, up = nothing.expand(rank, layer.columns), nothing.expand(layer.rows, rank)
-        factors.append(Factors(layer, down, up))
-    graph, names = factored(carrier.graph(), factors)
-    return carrier.with_trainable_graph(graph, names, planned=True)
 
 
 class Factoring:

@@ -137,9 +137,9 @@ def check_factors(networks: Networks) -> None:
         SpecError: something else is folded into a layer, too.
     """
     nodes = {node.name: node for node in networks.trained.graph}
-    after = {layer.name: layer for layer in graph_layers(networks.folded)}
+    layers, after = networks.layers(), {x.name: x for x in graph_layers(networks.folded)}
     for name, norm in networks.norms.items():
-        layer, factor = networks.layers()[name], folding_factor(nodes[norm], {})
+        layer, factor = layers[name], folding_factor(nodes[norm], {})
         before = layer.canonical(_weight(networks.trained, layer)).double()
         folded = after[name].canonical(_weight(networks.folded, after[name])).double()
         expected = before * factor[:, None]

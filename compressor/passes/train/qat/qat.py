@@ -238,11 +238,17 @@ class Qat(Recipe):
         ]
         if self._live:
             regulators.append(NormsFrozen(prepared.graph, round(self.freeze_batch_norm * steps)))
+        if self.distill is None:
+            objective: Objective = task_loss(self, carrier, training, context)
+        else:
+            teacher = opened_teacher(self.distill, training, "distill.teacher")
+            pupil = Pupil(carrier, module)
+            objective = distilled_loss(self, self.distill, teacher, pupil, training, context)
         scales = frozenset(PREFIX + name for name in prepared.quantized.trained)
         return Job(
             name=self.name,
             module=module,
-            objective=self._objective(module, carrier, context, training),
+            objective=objective,
             inputs=module.inputs,
             outputs=module.outputs,
             regulators=regulators,
@@ -277,16 +283,6 @@ class Qat(Recipe):
         decision, pixels = decision.with_pixels(made_up, {})
         write_static_codes(decision, decision.codes(pixels, made_up), make_codes)
         return carrier.with_graph(model)
-
-    def _objective(
-        self, module: NamedModule, carrier: Carrier, context: PassContext, training: Training
-    ) -> Objective:
-        """Return the loss against the target, the teacher, or both."""
-        if self.distill is None:
-            return task_loss(self, carrier, training, context)
-        teacher = opened_teacher(self.distill, training, "distill.teacher")
-        pupil = Pupil(carrier, module)
-        return distilled_loss(self, self.distill, teacher, pupil, training, context)
 
     @property
     def labelled(self) -> bool:

@@ -68,24 +68,34 @@ class Prepared:
             if point is None:
                 outcomes.append(LayerOutcome(layer.name, layer.dtype, details={"trained": True}))
                 continue
-            before = _stored_matrix(model, layer, point)
+            weight, factors = model.graph.initializers[layer.weight], point.column_factors()
+            assert weight.const_value is not None
+            before = layer.canonical(from_numpy(weight.const_value)).to(torch.float32)
+            if factors is not None:
+                before = before * factors.to(torch.float32)
             scale, zero = self._weight_scale(point, trained)
             codes[layer.name] = after = quantize(before, scale, zero, point.scheme)
             loss = sqnr_db(before, after.dequantize())
             outcomes.append(LayerOutcome(layer.name, str(after.scheme), loss, {"trained": True}))
-            _set_values(model, layer, point, after)
+            # The values that the codes mean, from which pixels' biases are computed.
+            values = after.dequantize().double()
+            values = values if factors is None else values / factors
+            array = layer.stored(values.to(torch.float32)).numpy()
+            weight.const_value = ir.tensor(array, name=layer.weight)
         schemes = {name: point.scheme for name, point in self.points.weights.items()}
-        decision, values = replace(decision, schemes=schemes).with_pixels(self.statistics, {})
+        decision, value_codes = replace(decision, schemes=schemes).with_pixels(self.statistics, {})
         for name, names in self.quantized.activations.items():
             activation = self.points.activations[name]
             scale, zero = current_scale(names, activation.scheme, trained)
-            if name not in values:
-                values[name] = self.settings.code(float(scale), int(zero), activation.scheme.bits)
+            if name not in value_codes:
+                value_codes[name] = self.settings.code(
+                    float(scale), int(zero), activation.scheme.bits
+                )
 
         def make_codes(layer: Layer, least: LeastScale) -> Callable[[], QuantizedTensor]:
             return lambda: _fitting(codes[layer.name], least)
 
-        write_static_codes(decision, values, make_codes)
+        write_static_codes(decision, value_codes, make_codes)
         return model, tuple(outcomes)
 
     def _weight_scale(
@@ -99,24 +109,6 @@ class Prepared:
             scale = (scale.double() * folding_factor(norm, tensors).abs()).float()
         form = point.scale.shape
         return scale.reshape(form), zero.to(code_dtype(scheme)).reshape(form)
-
-
-def _stored_matrix(model: ir.Model, layer: Layer, point: WeightPoint) -> Tensor:
-    """Return a weight as it will be stored, float32 ``[rows, columns]``."""
-    tensor = model.graph.initializers[layer.weight].const_value
-    assert tensor is not None
-    matrix = layer.canonical(from_numpy(tensor)).to(torch.float32)
-    factors = point.column_factors()
-    return matrix if factors is None else matrix * factors.to(torch.float32)
-
-
-def _set_values(model: ir.Model, layer: Layer, point: WeightPoint, codes: QuantizedTensor) -> None:
-    """Give the graph the values that the codes mean, from which pixels' biases are computed."""
-    values, factors = codes.dequantize().double(), point.column_factors()
-    if factors is not None:
-        values = values / factors
-    array = layer.stored(values.to(torch.float32)).numpy()
-    model.graph.initializers[layer.weight].const_value = ir.tensor(array, name=layer.weight)
 
 
 def _fitting(codes: QuantizedTensor, least: LeastScale) -> QuantizedTensor:
