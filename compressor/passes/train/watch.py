@@ -108,15 +108,7 @@ def last_losses(before: Sequence[float]) -> str:
 
 @dataclass
 class Best:
-    """The best validation so far.
-
-    Attributes:
-        higher_is_better: direction.
-        value: the best value; ``None`` before the first.
-        step: when it was reached.
-        since: how many validations have come since.
-        history: step and value of all.
-    """
+    """The best validation so far, its step, how many have come since, and the history of all."""
 
     higher_is_better: bool
     value: float | None = None

@@ -125,18 +125,8 @@ class Pupil:
 class DistilledLoss:
     """``alpha`` times the loss against the target, the rest against the teacher.
 
-    An :class:`Objective`, made by :func:`distilled_loss`.
-
-    Attributes:
-        options: the weights.
-        soft: how outputs are compared.
-        hard: the loss against the target, if there is one.
-        inputs: names of the student's inputs.
-        pairs: layers that are compared, too.
-        compared: names of the outputs that are compared.
-        axes: what attention maps are summed over, by tap.
-        teacher: its outputs.
-        target: name of the labels, if any.
+    An :class:`Objective`, made by :func:`distilled_loss`. Inputs are the student's; attention maps
+    are summed over ``axes``, by tap.
     """
 
     options: Distillation

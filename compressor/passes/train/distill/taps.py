@@ -174,10 +174,8 @@ class Projection(nn.Module):
 class Student(NamedModule):
     """A network that also returns outputs of layers, projected to the teacher's widths.
 
-    Args:
-        named: the network; if it executes its graph, the layers' values are among its outputs.
-        outputs: the model's own outputs.
-        taps: what is returned beside them: by name a layer, or one of ``named``'s outputs.
+    Beside the model's own outputs it returns taps: by name a layer, or one of ``named``'s outputs
+    if that executes its graph.
     """
 
     def __init__(self, named: NamedModule, outputs: Sequence[str], taps: Mapping[str, str]):

@@ -266,13 +266,10 @@ class SelfDistillation:
     """What exits learn from: the labels, and the network's own answer.
 
     L. Zhang et al., Be your own teacher, 2019 (arXiv:1905.08094), section 3.2, without the feature
-    loss. Gradients do not flow into the teacher.
+    loss. Gradients do not flow into the teacher, the output with the network's own logits.
 
     Attributes:
-        exits: outputs of the heads.
-        teacher: output with the network's own logits.
         alpha: weight of the labels; the network's answer gets the rest.
-        temperature: of both logits.
         labelled: the loss of each exit against the labels; empty where alpha is 0.
         network: the loss of the network itself, if it is trained, too.
     """

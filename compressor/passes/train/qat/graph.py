@@ -49,13 +49,10 @@ class ScaleNames:
 
 @dataclass(frozen=True)
 class FakeQuantized:
-    """A graph with fake quantization.
+    """A graph with fake quantization, in operators of our own domain.
 
-    Attributes:
-        graph: the graph; it has operators of our own domain.
-        weights: the scales of weights, by the layer's name.
-        activations: those of activations, by the value's name.
-        trained: names of the scales and zero points that are trained.
+    It has the scales of weights by the layer's name, those of activations by the value's, and the
+    names of the scales and zero points that are trained.
     """
 
     graph: ir.Model

@@ -83,12 +83,8 @@ def with_factors(networks: Networks, carrier: Carrier, names: Collection[str]) -
 
     Folding multiplies a channel's weights with ``gamma / sigma``, which may be small or large. With
     that factor kept apart, a step of the optimizer moves a weight by as much as it would in the
-    network before, so its learning rate suits the folded network, too.
-
-    Args:
-        networks: without batch norms that stay.
-        carrier: the model before.
-        names: layers that are quantized.
+    network before, so its learning rate suits the folded network, too. No batch norm stays;
+    ``names`` are those of the layers that are quantized.
     """
     before = {layer.name: layer for layer in carrier.layers()}
     trained = networks.trained.clone()
@@ -245,14 +241,9 @@ class WeightPoint:
 
 @dataclass(frozen=True)
 class ActivationPoint:
-    """An activation that is quantized.
+    """An activation that is quantized, with its scale and zero point at the beginning.
 
-    Attributes:
-        value: its name.
-        scale: at the beginning.
-        zero_point: likewise.
-        scheme: what its codes mean.
-        exact: its codes are the pixels of images, so that nothing is to be learned.
+    If it is exact, its codes are the pixels of images, so that nothing is to be learned.
     """
 
     value: str

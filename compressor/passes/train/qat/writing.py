@@ -38,14 +38,8 @@ _FARTHEST = 64.0  # times smaller or larger than at the beginning: positive, and
 class Prepared:
     """A network with fake quantization, ready for training.
 
-    Attributes:
-        module: what is trained.
-        graph: the part of it that executes the graph.
-        networks: what it was made from.
-        points: what is quantized.
-        quantized: the graph, and the names of its scales.
-        settings: what to quantize, and how.
-        statistics: of the activations.
+    The module is trained, and its part ``graph`` executes the graph; statistics are those of the
+    activations.
     """
 
     module: NamedModule
