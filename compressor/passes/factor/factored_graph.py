@@ -62,11 +62,9 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """What can be done to each layer.
+    """The layers that can become two, in the order of execution, and why each other stays whole.
 
-    Attributes:
-        candidates: the layers that can become two, in the order of execution.
-        reasons: why a layer stays whole, for every layer in order; empty for candidates.
+    Every layer has a reason, in order; it is empty for candidates.
     """
 
     candidates: tuple[Candidate, ...]

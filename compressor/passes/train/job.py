@@ -31,13 +31,10 @@ class Order:
 
     Every epoch is a permutation of its own. If the samples do not divide into batches, an epoch's
     last batch is smaller; it is left out if some process would have no sample of it, or if the
-    model takes whole batches only.
+    model takes whole batches only. A share is held out: these samples are never trained on.
 
     Attributes:
-        samples: how many there are.
-        batch: how many go into a step, over all processes.
-        seed: of the permutations.
-        held_out: share of the samples that are never trained on.
+        batch: how many samples go into a step, over all processes.
         parts: the processes that share a step.
         whole: batches must have full size.
     """
@@ -201,16 +198,10 @@ class ParameterGroup:
 
 @dataclass(frozen=True)
 class Job:
-    """A module and what it is trained for.
+    """A module and what it is trained for; messages name it after the pass.
 
-    Attributes:
-        name: the pass, for messages.
-        module: takes the model's inputs by name and returns tensors by name; trained in place.
-        objective: the loss.
-        inputs: names of the model's inputs.
-        outputs: names of the model's outputs among what the module returns, for the metric.
-        regulators: what else is done at each step.
-        groups: parameters with settings of their own.
+    The module takes the model's inputs by name and returns tensors by name, those of the model's
+    outputs among them, for the metric. It is trained in place.
     """
 
     name: str

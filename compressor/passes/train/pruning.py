@@ -67,9 +67,20 @@ class ZerosKept(Regulator):
 
     @torch.no_grad()
     def after(self, step: int) -> None:  # noqa: ARG002
-        """Make the zeros zero again: momentum and weight decay move them, too."""
+        """Make the zeros zero again: momentum and weight decay move them, too.
+
+        Raises:
+            SpecError: a parameter has another shape here because it is spread over processes.
+        """
         for name, mask in self.masks.items():
-            apply_mask(self._parameters[name], mask, name)
+            parameter = self._parameters[name]
+            if parameter.shape != mask.shape:
+                raise SpecError(
+                    f"parameter {name!r}",
+                    "is spread over processes, and so cannot be masked",
+                    "train pruned networks without FSDP",
+                )
+            parameter.mul_(mask.to(parameter.device))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the masks."""
@@ -77,25 +88,10 @@ class ZerosKept(Regulator):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the masks of the interrupted training."""
-        self.masks = {name.removeprefix(_MASK): mask for name, mask in state.items()}
+        self.masks = {n.removeprefix(_MASK): t for n, t in state.items() if n.startswith(_MASK)}
 
 
-def apply_mask(parameter: nn.Parameter, mask: Tensor, name: str) -> None:
-    """Zero a parameter where a mask is false, in place.
-
-    Raises:
-        SpecError: the parameter has another shape here because it is spread over processes.
-    """
-    if parameter.shape != mask.shape:
-        raise SpecError(
-            f"parameter {name!r}",
-            "is spread over processes, and so cannot be masked",
-            "train pruned networks without FSDP",
-        )
-    parameter.mul_(mask.to(parameter.device))
-
-
-class GradualPruning(Regulator):
+class GradualPruning(ZerosKept):
     """Zeroes ever more weights of least magnitude while they are trained.
 
     The share follows M. Zhu and S. Gupta, To prune, or not to prune, 2017 (arXiv:1710.01878),
@@ -107,12 +103,11 @@ class GradualPruning(Regulator):
     def __init__(
         self, module: nn.Module, layers: Mapping[str, Layer], options: Gradual, steps: int
     ):
-        self._parameters = dict(module.named_parameters())
+        super().__init__(module, ())
         self._layers = layers
         self._options = options
         self._begin = round(options.begin * steps)
         self._end = max(1, round(options.end * steps) - 1)
-        self._masks: dict[str, Tensor] = {}
         self._start: dict[str, Tensor] = {}
 
     def before(self, step: int) -> None:
@@ -133,8 +128,7 @@ class GradualPruning(Regulator):
             for name, value in self._start.items():
                 self._parameters[name].copy_(value)
             self._start = {}
-        for name, mask in self._masks.items():
-            apply_mask(self._parameters[name], mask, name)
+        super().after(step)
 
     def _prune(self, names: Sequence[str], share: float) -> None:
         """Mask a share of the blocks of some layers, ranked together."""
@@ -153,14 +147,13 @@ class GradualPruning(Regulator):
             layer = self._layers[name]
             blocks = part.reshape(layer.rows // height, layer.columns // width)
             matrix = blocks.repeat_interleave(height, 0).repeat_interleave(width, 1)
-            self._masks[name] = ~layer.stored(matrix)
+            self.masks[name] = ~layer.stored(matrix)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the masks, and the values to rewind to."""
-        masks = {_MASK + name: mask for name, mask in self._masks.items()}
-        return masks | {_START + name: value for name, value in self._start.items()}
+        return super().state_dict() | {_START + name: value for name, value in self._start.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what :meth:`state_dict` returned."""
-        self._masks = {n.removeprefix(_MASK): t for n, t in state.items() if n.startswith(_MASK)}
+        super().load_state_dict(state)
         self._start = {n.removeprefix(_START): t for n, t in state.items() if n.startswith(_START)}

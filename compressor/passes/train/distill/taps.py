@@ -241,11 +241,7 @@ def fit_widths(
 ) -> None:
     """Give the student projections where its layers have other widths than the teacher's.
 
-    Args:
-        student: changed in place.
-        pairs: the layers.
-        ours: the student's outputs on some samples, by tap.
-        theirs: outputs of the teacher's layers on them, by layer.
+    Outputs of the student on some samples are given by tap, those of the teacher's layers by layer.
 
     Raises:
         SpecError: a pair differs in more than width.

@@ -149,12 +149,8 @@ _HELD_OUT, _SHARED = "held-out", "all epochs"
 class Course:
     """The training that a teacher's outputs are for.
 
-    Attributes:
-        training: data, processes and the folder of the cache.
-        order: which samples each step has.
-        micro: how many go through the networks at once.
-        steps: how many there are.
-        cache: whether outputs are kept; ``None`` keeps them if they are not too large.
+    So many samples as ``micro`` go through the networks at once. If ``cache`` is ``None``, outputs
+    are kept if they are not too large.
     """
 
     training: Training

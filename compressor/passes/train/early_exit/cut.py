@@ -185,8 +185,7 @@ class _Cut:
         )
         empty = _Part()
         kept = self._add(empty, "Identity", [answers], f"exit{number}.kept", FLOAT)
-        for value in (merged, kept):
-            value.shape = answers.shape
+        merged.shape = kept.shape = answers.shape
         count = self._add(part, "Size", [inner.rows], f"exit{number}.count", INT64)
         none = self._editor.shared_constant("exits.none", np.asarray(0, np.int64))
         some = self._add(part, "Greater", [count, none], f"exit{number}.continues", BOOL)

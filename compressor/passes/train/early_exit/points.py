@@ -81,12 +81,9 @@ class ExitPoint:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a classifier answers.
+    """A classifier's logits: the name of their value, ``[batch, classes]``.
 
-    Attributes:
-        logits: name of the value that holds them, ``[batch, classes]``.
-        classes: how many.
-        activation: the softmax that turns them into the model's output; ``None`` if there is none.
+    The activation, if any, is the softmax that turns them into the model's output.
     """
 
     logits: str
@@ -262,10 +259,7 @@ class Origin(IntEnum):
 
 
 class Batches:
-    """How a graph's values change with the number of samples.
-
-    Args:
-        model: not changed. The first axis of its first input is the batch.
+    """How a graph's values change with the number of samples, the first axis of its first input.
 
     Raises:
         SpecError: that axis has a fixed length.

@@ -185,11 +185,7 @@ def collect(
 ) -> tuple[Array, Flags]:
     """Run all heads on the calibration data, which are never all in memory at once.
 
-    Args:
-        runner: of the model with heads and confidences.
-        samples: the data, at least one.
-        heads: outputs with the heads' logits.
-        teacher: output with the model's.
+    The runner's model has confidences; ``heads`` and ``teacher`` are outputs with logits.
 
     Returns:
         Confidences, and whether the head's answer is the model's; both ``[exits, samples]``.
