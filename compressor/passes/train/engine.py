@@ -276,7 +276,6 @@ class _Loop:
         )
 
     def _values(self, outputs: Mapping[str, Tensor], micro: Micro) -> Array:
-        """Return the metric, or the loss, of each sample."""
         target = self._training.data.target
         if self._metric is None or target is None:
             terms = self._job.objective.losses(outputs, micro, self._steps)

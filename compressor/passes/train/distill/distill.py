@@ -216,7 +216,6 @@ class Distill(Recipe, Distillation):
     def _taught(
         self, carrier: Carrier, teacher: Carrier, context: PassContext, training: Training
     ) -> Outcome:
-        """Train one model with one teacher."""
         order = make_order(self, training, carrier.inputs, context.seed)
         module = make_student(carrier, self.pairs)
         self.freeze(carrier, module)

@@ -267,7 +267,6 @@ def fields_of(outputs: Mapping[str, Tensor]) -> tuple[Field, ...]:
 
 
 def _size(number: int) -> str:
-    """Return a number of bytes as text."""
     size, units = float(number), ["B", "kB", "MB", "GB"]
     while size >= 1000 and len(units) > 1:
         size, units = size / 1000, units[1:]

@@ -173,12 +173,9 @@ class _Cut:
         number = self._exits[index].point.number
         part, inner = self._parts[index], self._parts[index + 1]
         assert inner.rows is not None
+        columns = self._constant("exits.columns", [1])
         places = self._add(
-            inner,
-            "Unsqueeze",
-            [inner.rows, self._constant("exits.columns", [1])],
-            f"exit{number}.written",
-            INT64,
+            inner, "Unsqueeze", [inner.rows, columns], f"exit{number}.written", INT64
         )
         merged = self._add(
             inner, "ScatterND", [answers, places, later], f"exit{number}.merged", FLOAT
@@ -271,17 +268,11 @@ class _Cut:
             raise refused(original)
         rows = self._parts[index].rows
         assert rows is not None
-        outer = self._here(value, index - 1)
-        gathered = self._add(
-            self._parts[index],
-            "Gather",
-            [outer, rows],
-            f"{value.name}.left{index}",
-            value.dtype,
-            axis,
-        )
-        gathered.shape = self._shape(original, index)
-        return gathered
+        outer, name = self._here(value, index - 1), f"{value.name}.left{index}"
+        node = self._editor.node("Gather", [outer, rows], name, value.dtype, {"axis": axis})
+        self._parts[index].nodes.append(node)
+        node.outputs[0].shape = self._shape(original, index)
+        return node.outputs[0]
 
     def _again(self, node: ir.Node, value: ir.Value, index: int) -> ir.Value:
         """Compute a value of an earlier part again, for this part's samples."""
@@ -324,16 +315,9 @@ class _Cut:
         return self._editor.shared_constant(name, np.asarray(values, np.int64))
 
     def _add(
-        self,
-        part: _Part,
-        operator: str,
-        inputs: Sequence[ir.Value],
-        name: str,
-        dtype: ir.DataType | None,
-        axis: int | None = None,
+        self, part: _Part, operator: str, inputs: list[ir.Value], name: str, dtype: ir.DataType
     ) -> ir.Value:
-        attributes = {} if axis is None else {"axis": axis}
-        node = self._editor.node(operator, list(inputs), name, dtype, attributes)
+        node = self._editor.node(operator, inputs, name, dtype)
         part.nodes.append(node)
         return node.outputs[0]
 

@@ -17,7 +17,6 @@ from compressor.models.torch.smaller_module import trainable_graph
 from compressor.passes.train.early_exit.cut import CutExit, cut, part_macs
 from compressor.passes.train.early_exit.heads import (
     FrozenTrunk,
-    HeadNames,
     SelfDistillation,
     WithHeads,
     folded,
@@ -290,7 +289,7 @@ class EarlyExit(Recipe):
         chosen = choose_thresholds(sure, same, self.agreement, costs)
         if not sum(chosen.left):
             raise nobody_leaves(self.agreement, sure, same, costs)
-        parameters = [_parameters(headed.model, head) for head in headed.heads]
+        parameters = [folded(headed.model, head) for head in headed.heads]
         after = carrier.with_graph(places.written(chosen.values, parameters, self.confidence))
         probe = training.samples.probe(_PROBED)
         check_answers(after.runner(), runner.run(probe), probe, answers, chosen.values)
@@ -313,13 +312,3 @@ class EarlyExit(Recipe):
             if layer.name in rows or self.train == "all"
         )
         return Outcome(after, layers, tuple(notes))
-
-
-def _parameters(model: ir.Model, head: HeadNames) -> dict[str, Array]:
-    """Return a head's parameters under the names that heads are made from."""
-    arrays = {}
-    for key, name in head.tensors.items():
-        tensor = model.graph.initializers[name].const_value
-        assert tensor is not None
-        arrays[key] = tensor.numpy()
-    return folded(arrays)

@@ -170,8 +170,13 @@ def initial_parameters(point: ExitPoint, classes: int, seed: int) -> dict[str, A
     return parameters
 
 
-def folded(parameters: Mapping[str, Array]) -> dict[str, Array]:
-    """Return a head's parameters with ``mean`` and ``scale``, if any, folded into its weight."""
+def folded(model: ir.Model, head: HeadNames) -> dict[str, Array]:
+    """Return a head's parameters, with ``mean`` and ``scale``, if any, folded into its weight."""
+    parameters = {}
+    for key, name in head.tensors.items():
+        tensor = model.graph.initializers[name].const_value
+        assert tensor is not None
+        parameters[key] = tensor.numpy()
     rest = {n: array for n, array in parameters.items() if n not in _STATISTICS}
     if "mean" in parameters:
         weight = parameters["weight"].astype(np.float64) * parameters["scale"]

@@ -95,7 +95,6 @@ class Prepared:
     def _weight_scale(
         self, point: WeightPoint, tensors: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Return scale and zero point of a weight as it will be stored."""
         names, scheme = self.quantized.weights[point.layer.name], point.scheme
         scale, zero = current_scale(names, scheme, tensors)
         if point.norm is not None and point.scales_folded:
