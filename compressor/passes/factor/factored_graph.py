@@ -38,11 +38,9 @@ class LowRankRule(LayerRule):
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A layer that may become two.
+    """A layer that may become two, and the node that multiplies with its weight.
 
     Attributes:
-        layer: the layer.
-        node: what multiplies with its weight.
         most: the highest rank at which two layers are smaller than this one.
         rank: the rank that an option sets; ``None`` if it is still to be chosen.
         positions: how often the weight is used for one sample; 0 if that is not known.

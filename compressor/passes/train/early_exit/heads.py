@@ -154,9 +154,8 @@ class HeadWriter:
 def initial_parameters(point: ExitPoint, classes: int, seed: int) -> dict[str, Array]:
     """Return what a head starts with: a linear layer's usual uniform numbers.
 
-    Returns:
-        ``weight`` ``[classes, features]``, ``bias`` ``[classes]``, and if there is a layer norm
-        ``norm.weight`` and ``norm.bias`` ``[features]``.
+    They are ``weight`` ``[classes, features]``, ``bias`` ``[classes]``, and if there is a layer
+    norm ``norm.weight`` and ``norm.bias`` ``[features]``.
     """
     rng = np.random.default_rng((seed, point.number))
     bound = 1 / sqrt(point.features)

@@ -31,14 +31,10 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Thresholds:
-    """When samples leave.
+    """The threshold of each exit, infinite if no sample leaves, and what they do to the samples.
 
-    Attributes:
-        values: of each exit; infinite if no sample leaves.
-        left: the number of samples that leave at each exit.
-        wrong: the number of those that get another answer than the full network's.
-        samples: the number of samples.
-        cost: mean cost of a sample.
+    So many have left at each exit, and so many of those are wrong: they get another answer than the
+    full network's. The cost is the mean of all samples.
     """
 
     values: tuple[float, ...]
