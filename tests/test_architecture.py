@@ -142,6 +142,19 @@ def test_no_import_hides_in_a_string():
     assert found <= allowed | RESOURCES
 
 
+def test_private_names_stay_in_their_module():
+    """A name with an underscore is imported by nobody, and a module with one by its own folder."""
+    wrong = set()
+    for path in files_of_packages():
+        for target in imported_from(path, "compressor"):
+            *parents, last = target.split(".")
+            own = dotted(path).split(".")[:-1]
+            private = any(part.startswith("_") for part in parents) and parents[: len(own)] != own
+            if private or (last.startswith("_") and last != "__version__"):
+                wrong.add(f"{name(path)} imports {target}")
+    assert not wrong
+
+
 def test_no_module_imports_itself_in_a_circle():
     modules = {dotted(path): path for path in files_of_packages()}
     arrows: dict[str, set[str]] = {module: set() for module in modules}

@@ -14,7 +14,8 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from pydantic import Field
+from pydantic import Field, GetJsonSchemaHandler
+from pydantic_core import CoreSchema
 from torch import Tensor
 
 from compressor.models.checkpoint.rows import read_rows
@@ -22,6 +23,7 @@ from compressor.types.carrier import Capability, Carrier, WeightChange
 from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
 from compressor.types.layers import Layer
 from compressor.types.matrices import check_finite, sqnr_db
+from compressor.types.options import kebab
 from compressor.types.passes import LayerOutcome, LayerRule, Outcome, Pass, PassContext, Survey
 from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
 from compressor.types.statistics import Block, Request
@@ -59,11 +61,11 @@ class Treatment:
 
 @dataclass(frozen=True)
 class WeightRows:
-    """WeightRows of one layer's weight.
+    """Rows of one layer's weight.
 
     Attributes:
-        matrix: ``[rows, columns]`` in float32 (float64 stays); rows are output channels. It is
-            not to be changed.
+        matrix: ``[rows, columns]``, rows are output channels; in float32 unless the weight is
+            float64 or the pass does not widen. It is not to be changed.
         start: the number of the first row; a pass by rows is given some of them at a time.
     """
 
@@ -123,6 +125,7 @@ class WeightPass(Pass):
         action: what the plan says is done to a layer.
         by_rows: what a row becomes depends on that row alone, so weights may be changed some rows
             at a time, when they are read.
+        widens: 16-bit floats are given as float32; otherwise as they are, which takes less memory.
 
     >>> class Halve(WeightPass):
     ...     name = "halve"
@@ -132,10 +135,23 @@ class WeightPass(Pass):
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.WEIGHTS})
     action: ClassVar[str] = "change"
     by_rows: ClassVar[bool] = True
+    widens: ClassVar[bool] = True
 
     layers: tuple[LayerRule, ...] = Field(
         default=(), description="rules for single layers; the first that matches wins"
     )
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """List a pass's own options before those that it inherits."""
+        schema = handler(core_schema)
+        properties = handler.resolve_ref_schema(schema)["properties"]
+        names = [name for owner in cls.__mro__ for name in vars(owner).get("__annotations__", ())]
+        for key in [kebab(name) for name in dict.fromkeys(names) if kebab(name) in properties]:
+            properties[key] = properties.pop(key)
+        return schema
 
     def choose(self, carrier: Carrier, context: PassContext) -> Choice:  # noqa: ARG002
         """Return what happens to each layer: by default, every float layer that no rule skips.
@@ -278,8 +294,9 @@ class WeightPass(Pass):
         """Return the change of a layer's rows, whatever their float type."""
 
         def compute(matrix: Tensor, start: int = 0) -> Tensor | QuantizedTensor:
-            wide = matrix if matrix.dtype == torch.float64 else matrix.to(torch.float32)
-            return self.change(WeightRows(layer, wide, start), treatment, statistics)
+            if self.widens and matrix.dtype != torch.float64:
+                matrix = matrix.to(torch.float32)
+            return self.change(WeightRows(layer, matrix, start), treatment, statistics)
 
         return compute
 

@@ -27,7 +27,7 @@ from compressor.exporters.archive.forms import Form
 from compressor.models.codec.headers import LONGEST_HEADER, parse_header
 from compressor.types.tensors import Array
 
-_LENGTH = 8  # bytes that say how long a header is
+LENGTH = 8  # bytes that say how long a header is
 _WIDTHS = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "C64": 4}
 _WIDTHS |= {"F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 _WIDTHS |= dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1)
@@ -94,7 +94,7 @@ class Section:
 def prefix_of(head: str) -> bytes:
     """Return the bytes of a safetensors file before its data."""
     text = head.encode()
-    return len(text).to_bytes(_LENGTH, "little") + text if head else b""
+    return len(text).to_bytes(LENGTH, "little") + text if head else b""
 
 
 def divide(path: Path) -> tuple[str, tuple[Section, ...]]:
@@ -104,7 +104,7 @@ def divide(path: Path) -> tuple[str, tuple[Section, ...]]:
     """
     size = path.stat().st_size
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(_LENGTH), "little")
+        length = int.from_bytes(file.read(LENGTH), "little")
         text = file.read(length) if 0 < length <= min(size, LONGEST_HEADER) else b""
     try:
         head = text.decode()

@@ -18,7 +18,7 @@ import numpy as np
 from compressor.errors import ModelError, SpecError, suggestion
 from compressor.exporters.archive.coder import checksum, decode, in_order, threads
 from compressor.exporters.archive.index import (
-    _LENGTH,
+    LENGTH,
     MAGIC,
     Chunk,
     PackedFile,
@@ -229,4 +229,4 @@ def head_of(head: str, sections: Sequence[Section]) -> str:
         content[section.name] = {**document[section.name], "data_offsets": offsets}
         end += section.nbytes
     text = json.dumps(content, separators=(",", ":"), ensure_ascii=False)
-    return text + " " * (-len(text.encode()) % _LENGTH)
+    return text + " " * (-len(text.encode()) % LENGTH)

@@ -102,12 +102,9 @@ def log_losses(shares: Values) -> Values:
 
 
 def allocate(curves: Sequence[Curve], budget: float) -> list[int | None]:
-    """Choose a rank for each layer; ``None`` leaves it whole.
+    """Choose a rank for each layer, with one budget for all; ``None`` leaves it whole.
 
-    Args:
-        curves: one for each layer.
-        budget: what all layers may cost together. If even rank 1 everywhere costs more, every
-            layer gets rank 1.
+    If even rank 1 everywhere costs more, every layer gets rank 1.
     """
     return refilled(curves, reduced(curves, budget), budget)
 
@@ -163,13 +160,7 @@ def _steps(index: int, curve: Curve) -> list[tuple[float, int, int, int]]:
 
 
 class Budget:
-    """Ranks under a target.
-
-    Args:
-        carrier: the model.
-        choice: which layers can become two.
-        target: what is to remain.
-    """
+    """Ranks under a target."""
 
     def __init__(self, carrier: Carrier, choice: Choice, target: SizeTarget):
         self._candidates = choice.candidates
@@ -208,12 +199,9 @@ class Budget:
     def ranks(self, shares: Mapping[str, Values]) -> dict[str, int | None]:
         """Choose the ranks by the energy that they keep; ``None`` leaves a layer whole.
 
-        Args:
-            shares: what the ranks from 1 to the highest that saves keep, by layer.
+        ``shares`` are what the ranks from 1 to the highest that saves keep, by layer.
         """
-        fixed: dict[str, int | None] = {
-            c.layer.name: c.rank for c in self._candidates if c.rank is not None
-        }
+        fixed = {c.layer.name: c.rank for c in self._candidates if c.rank is not None}
         free = [c for c in self._candidates if c.rank is None]
         curves = [Curve(log_losses(shares[c.layer.name]), *self._costs(c)) for c in free]
         budget = self._target.value * self._whole - self._cost(fixed)

@@ -57,12 +57,7 @@ def shares(energies: Tensor) -> Tensor:
 
 
 def rank_for(energies: Tensor, share: float) -> int:
-    """Return the least rank that keeps a share of the energy.
-
-    Args:
-        energies: descending.
-        share: from 0 to 1.
-    """
+    """Return the least rank that keeps a share, 0 to 1, of descending energies."""
     enough = shares(energies) >= share - _ROUNDING
     return int(enough.to(torch.int8).argmax()) + 1
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
 import onnx_ir as ir
-from onnx_ir import tensor_adapters
+from onnx_ir.tensor_adapters import TorchTensor
 from pydantic import Field
 from torch import Tensor
 
@@ -38,11 +38,9 @@ class LowRankRule(LayerRule):
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A layer that may become two.
+    """A layer that may become two, and the node that multiplies with its weight.
 
     Attributes:
-        layer: the layer.
-        node: what multiplies with its weight.
         most: the highest rank at which two layers are smaller than this one.
         rank: the rank that an option sets; ``None`` if it is still to be chosen.
         positions: how often the weight is used for one sample; 0 if that is not known.
@@ -62,11 +60,9 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """What can be done to each layer.
+    """The layers that can become two, in the order of execution, and why each other stays whole.
 
-    Attributes:
-        candidates: the layers that can become two, in the order of execution.
-        reasons: why a layer stays whole, for every layer in order; empty for candidates.
+    Every layer has a reason, in order; it is empty for candidates.
     """
 
     candidates: tuple[Candidate, ...]
@@ -88,19 +84,12 @@ def most_saving(layer: Layer) -> int:
 
 
 def choose(
-    carrier: Carrier,
-    everywhere: Rank | None,
-    rules: Sequence[LowRankRule],
-    *,
-    counted: bool,
+    carrier: Carrier, everywhere: Rank | None, rules: Sequence[LowRankRule], *, counted: bool
 ) -> Choice:
     """Find the layers that can become two.
 
-    Args:
-        carrier: the model; it has a graph.
-        everywhere: the rank of layers for which no rule sets one.
-        rules: for single layers; the first that matches wins.
-        counted: layers whose multiply-accumulates are unknown stay whole.
+    Layers for which no rule sets a rank get that of ``everywhere``. If ``counted``, those whose
+    multiply-accumulates are unknown stay whole.
 
     Raises:
         SpecError: a rule matches no layer, or gives one a rank that it cannot have.
@@ -118,13 +107,11 @@ def choose(
         positions = 0 if reason else node_macs(node) // layer.parameters
         if not reason and counted and not positions:
             reason = "its multiply-accumulates are not known"
-        rank = None
-        if not reason:
-            ruled_rank = None if rule is None else rule.rank
-            option = everywhere if ruled_rank is None else ruled_rank
-            if option is not None:
-                rank = _rank(layer, option, of_rule=ruled_rank is not None)
-            reason = "" if rank is None else _wasted(layer, rank)
+        ruled_rank, rank = None if rule is None else rule.rank, None
+        option = everywhere if ruled_rank is None else ruled_rank
+        if not reason and option is not None:
+            rank = _rank(layer, option, of_rule=ruled_rank is not None)
+            reason = _wasted(layer, rank)
         reasons[layer.name] = reason
         if not reason:
             candidates.append(Candidate(layer, node, most_saving(layer), rank, positions))
@@ -151,11 +138,7 @@ def obstacle(model: ir.Model, layer: Layer, node: ir.Node) -> str:
 
 
 def _rank(layer: Layer, option: Rank, *, of_rule: bool) -> int:
-    """Return a layer's rank as a number.
-
-    Raises:
-        SpecError: its own rule says more than the full rank.
-    """
+    """Return a layer's rank as a number; raise ``SpecError`` if its rule exceeds the full rank."""
     full = full_rank(layer)
     if isinstance(option, float):
         return max(1, round(option * full))
@@ -190,19 +173,11 @@ class Factors:
     down: Tensor
     up: Tensor
 
-    @property
-    def rank(self) -> int:
-        """How many values lie between the two."""
-        return len(self.down)
-
 
 def factor_names(layer: str, taken: Collection[str]) -> tuple[str, str]:
     """Return the names of the two layers that a layer becomes, ``NAME.down`` and ``NAME.up``.
 
-    Args:
-        layer: the layer's name.
-        taken: names of the graph's initializers; if a weight's is among them, both names get a
-            number.
+    If a weight's name is among those taken by initializers, both names get a number.
     """
     number, mark = 0, ""
     while any(f"{layer}.{part}{mark}.weight" in taken for part in ("down", "up")):
@@ -214,8 +189,7 @@ def factor_names(layer: str, taken: Collection[str]) -> tuple[str, str]:
 def sole_path(node: ir.Node, index: int = 1) -> list[ir.Node] | None:
     """Return the views between a layer's weight and its node, the weight's first.
 
-    Returns:
-        ``None`` if the weight is computed in another way, or read by others as well.
+    ``None`` if the weight is computed in another way, or read by others as well.
     """
     path: list[ir.Node] = []
     value = node.inputs[index]
@@ -238,10 +212,7 @@ def factored(model: ir.Model, factors: Sequence[Factors]) -> tuple[ir.Model, tup
     A convolution becomes one with ``rank`` filters of the same size, strides and pads, and a 1x1
     convolution behind it (E. Denton et al., 2014, arXiv:1404.0736; X. Zhang et al., 2015,
     arXiv:1505.06798). The second layer's node is the old one, so that the output keeps its name.
-
-    Args:
-        model: not changed.
-        factors: of layers whose weight has a :func:`sole_path`.
+    Each layer's weight must have a :func:`sole_path`.
 
     Returns:
         The graph and the names of the new weights.
@@ -265,16 +236,11 @@ def _split(editor: Editor, node: ir.Node, factors: Factors) -> tuple[str, str]:
     weight, old = node.inputs[1], editor.model.graph.initializers[layer.weight]
     assert weight is not None
     down_name, up_name = factor_names(layer.name, editor.model.graph.initializers)
-    down, up = (
-        editor.initializer(
-            f"{name}.weight", tensor_adapters.TorchTensor(_stored(layer, matrix, narrow).detach())
-        )
-        for name, matrix, narrow in (
-            (down_name, factors.down, False),
-            (up_name, factors.up, True),
-        )
-    )
-    first, second = down, up
+    parts = (down_name, factors.down, False), (up_name, factors.up, True)
+    down, up = first, second = [
+        editor.initializer(f"{name}.weight", TorchTensor(_stored(layer, matrix, narrow).detach()))
+        for name, matrix, narrow in parts
+    ]
     if swapped:
         first, second = (_turned(editor, node, value) for value in (down, up))
     output = node.outputs[0]
@@ -286,7 +252,10 @@ def _split(editor: Editor, node: ir.Node, factors: Factors) -> tuple[str, str]:
         node.attributes.clear()
         node.attributes["kernel_shape"] = ir.AttrInt64s("kernel_shape", [1] * len(layer.shape[2:]))
     narrow = editor.node(node.op_type, [node.inputs[0], first], down_name, output.dtype, attributes)
-    narrow.outputs[0].shape = _between(output, 1 if layer.is_convolution else -1, factors.rank)
+    if output.shape is not None:
+        lengths = list(output.shape.dims)
+        lengths[1 if layer.is_convolution else -1] = len(factors.down)
+        narrow.outputs[0].shape = ir.Shape(lengths)
     node.prepend([narrow])
     node.replace_input_with(0, narrow.outputs[0])
     node.replace_input_with(1, second)
@@ -311,12 +280,3 @@ def _turned(editor: Editor, node: ir.Node, value: ir.Value) -> ir.Value:
     made.outputs[0].shape = ir.Shape(tuple(reversed(value.shape.dims)))
     node.prepend([made])
     return made.outputs[0]
-
-
-def _between(output: ir.Value, axis: int, rank: int) -> ir.Shape | None:
-    """Return the shape of what lies between the two layers."""
-    if output.shape is None:
-        return None
-    lengths = list(output.shape.dims)
-    lengths[axis] = rank
-    return ir.Shape(lengths)

@@ -133,7 +133,8 @@ class LowRank(GraphPass):
             ModelError: a weight is not finite.
             DataError: calibration found nothing about a layer's input.
         """
-        work = Factoring(carrier, self._choice(carrier), self.energy)
+        choice = self._choice(carrier)
+        work = Factoring(carrier, choice, self.energy)
         if not self.weighted:
             work.by_weights(context.progress)
         elif context.blocks is None:
@@ -141,7 +142,7 @@ class LowRank(GraphPass):
         else:
             work.by_inputs(context.blocks)
         if self.target is not None:
-            work.choose_ranks(Budget(carrier, self._choice(carrier), self.target))
+            work.choose_ranks(Budget(carrier, choice, self.target))
         return work.outcome()
 
     def preview(
@@ -159,8 +160,21 @@ class LowRank(GraphPass):
         if self.target is not None:
             ranks = Budget(carrier, choice, self.target).proportional()
         else:
-            ranks = {c.layer.name: c.rank or self._energy_rank(c) for c in choice.candidates}
-        return planned(carrier, choice, ranks)
+            energy = self.energy or 0.0
+            ranks = {
+                c.layer.name: c.rank or min(c.most, ceil(energy * c.full))
+                for c in choice.candidates
+            }
+        factors = []
+        for candidate in choice.candidates:
+            layer, rank = candidate.layer, ranks[candidate.layer.name]
+            tensor = carrier.graph().graph.initializers[layer.weight].const_value
+            assert tensor is not None
+            nothing = torch.zeros((), dtype=TORCH_DTYPES[tensor.dtype])
+            down, up = nothing.expand(rank, layer.columns), nothing.expand(layer.rows, rank)
+            factors.append(Factors(layer, down, up))
+        graph, names = factored(carrier.graph(), factors)
+        return carrier.with_trainable_graph(graph, names, planned=True)
 
     def _choice(self, carrier: Carrier) -> Choice:
         counted = self.target is not None and self.target.kind == "macs"
@@ -172,10 +186,6 @@ class LowRank(GraphPass):
         least = f"energy {self.energy:g}, " if self.energy is not None else ""
         return f"{least}rank up to {candidate.most} of {candidate.full}"
 
-    def _energy_rank(self, candidate: Candidate) -> int:
-        assert self.energy is not None
-        return min(candidate.most, ceil(self.energy * candidate.full))
-
 
 def seen_inputs(choice: Choice) -> dict[str, Request]:
     """Return the request for what flows into each layer, by its name, where there is one."""
@@ -185,28 +195,11 @@ def seen_inputs(choice: Choice) -> dict[str, Request]:
     return {name: request for name, request in requests.items() if request is not None}
 
 
-def planned(carrier: Carrier, choice: Choice, ranks: Mapping[str, int]) -> Carrier:
-    """Return a model whose factors have the right sizes; no weight is read."""
-    factors = []
-    for candidate in choice.candidates:
-        layer, rank = candidate.layer, ranks[candidate.layer.name]
-        tensor = carrier.graph().graph.initializers[layer.weight].const_value
-        assert tensor is not None
-        nothing = torch.zeros((), dtype=TORCH_DTYPES[tensor.dtype])
-        down, up = nothing.expand(rank, layer.columns), nothing.expand(layer.rows, rank)
-        factors.append(Factors(layer, down, up))
-    graph, names = factored(carrier.graph(), factors)
-    return carrier.with_trainable_graph(graph, names, planned=True)
-
-
 class Factoring:
     """Decompositions of a model's layers, and the model that ranks make of them.
 
-    Args:
-        carrier: the model.
-        choice: which layers can become two.
-        energy: the share of the energy that layers without a rank keep; ``None`` if
-            :meth:`choose_ranks` chooses their ranks together.
+    ``energy`` is the share of it that layers without a rank keep; with ``None``,
+    :meth:`choose_ranks` chooses their ranks together.
     """
 
     def __init__(self, carrier: Carrier, choice: Choice, energy: float | None):
@@ -218,11 +211,7 @@ class Factoring:
         self._notes: list[str] = []
 
     def by_weights(self, progress: Progress) -> None:
-        """Decompose all layers by their weights alone.
-
-        Raises:
-            ModelError: a weight is not finite.
-        """
+        """Decompose all layers by their weights alone."""
         candidates = self._choice.candidates
         with progress.stage("low-rank: decompose", len(candidates)) as advance:
             for done, candidate in enumerate(candidates, start=1):
@@ -230,12 +219,7 @@ class Factoring:
                 advance(done)
 
     def by_inputs(self, blocks: Blocks) -> None:
-        """Decompose layers by what they do to the inputs that blocks show, the rest by weights.
-
-        Raises:
-            ModelError: a weight is not finite.
-            DataError: calibration found nothing about a layer's input.
-        """
+        """Decompose layers by what they do to the inputs that blocks show, the rest by weights."""
         requests = seen_inputs(self._choice)
         waiting = {c.layer.name: c for c in self._choice.candidates}
         for block in blocks:
@@ -300,7 +284,7 @@ class Factoring:
         self._ranks[layer.name] = rank
 
     def _described(self, factors: Factors, taken: Mapping[str, Any]) -> tuple[LayerOutcome, ...]:
-        layer, rank = factors.layer, factors.rank
+        layer, rank = factors.layer, len(factors.down)
         decomposition = self._decompositions[layer.name]
         full = len(decomposition.energies)
         matrix = layer.canonical(self._carrier.weight(layer)).to(torch.float32)

@@ -51,12 +51,6 @@ def make_order(
 ) -> Order:
     """Return which samples each step has.
 
-    Args:
-        recipe: options.
-        training: data and processes.
-        inputs: the model's, which may have a fixed batch.
-        seed: the spec's.
-
     Raises:
         SpecError: the batch does not divide among the processes, or is not the model's.
         DataError: there are fewer samples than a batch.
@@ -116,9 +110,8 @@ def train(job: Job, recipe: Recipe, training: Training, order: Order) -> Trained
         ModelError: the loss diverged.
         DataError: the data cannot be read, or do not fit the loss.
     """
+    loop = _Loop(job, recipe, training, order)
     steps = length(recipe, order)
-    accelerator = _accelerator(recipe.precision)
-    loop = _Loop(job, recipe, training, order, accelerator, steps)
     with training.stage(job.name, steps) as advance, deferred_interrupts() as interruption:
         return loop.run(advance, interruption)
 
@@ -142,22 +135,14 @@ def _accelerator(precision: str) -> Accelerator:
 
 
 class _Loop:
-    def __init__(
-        self,
-        job: Job,
-        recipe: Recipe,
-        training: Training,
-        order: Order,
-        accelerator: Accelerator,
-        steps: int,
-    ):
+    def __init__(self, job: Job, recipe: Recipe, training: Training, order: Order):
         self._job = job
         self._recipe = recipe
         self._training = training
         self._order = order
-        self._accelerator = accelerator
-        self._steps = steps
-        self._warm_up = min(round(recipe.warm_up * steps), steps - 1)
+        self._accelerator = accelerator = _accelerator(recipe.precision)
+        self._steps = length(recipe, order)
+        self._warm_up = min(round(recipe.warm_up * self._steps), self._steps - 1)
         if recipe.checkpointing:
             checkpoint_blocks(job.module)
         optimizer = make_optimizer(job, recipe)
@@ -174,10 +159,9 @@ class _Loop:
 
     def run(self, advance: Advance, interruption: Interruption) -> Trained:
         step = start = self._resume()
-        recipe, rank = self._recipe, self._training.ranks.rank
-        data = Steps(
-            self._training.data, self._order, recipe.micro_batch or self._order.batch, rank
-        )
+        recipe, training, order = self._recipe, self._training, self._order
+        micro = recipe.micro_batch or order.batch
+        data = Steps(training.data, order, micro, training.ranks.rank)
         for micros in read_steps(data, start, self._steps, recipe.workers):
             if recipe.patience is not None and self._best.since >= recipe.patience:
                 break
@@ -207,8 +191,8 @@ class _Loop:
 
     def _step(self, step: int, micros: tuple[Micro, ...], interruption: Interruption) -> float:
         """Move the weights once; return the loss over all processes."""
-        rank = self._training.ranks.rank
-        torch.manual_seed(_mixed(self._order.seed, step, rank))
+        seeds = np.random.SeedSequence((self._order.seed, step, self._training.ranks.rank))
+        torch.manual_seed(int(seeds.generate_state(1)[0]))
         factor = rate_factor(step, self._steps, self._recipe.schedule, self._warm_up)
         set_rate(self._optimizer, self._recipe.learning_rate * factor)
         self._model.train()
@@ -219,7 +203,13 @@ class _Loop:
         for index, micro in enumerate(micros):
             last = index == len(micros) - 1
             with nullcontext() if last else self._accelerator.no_sync(self._model):
-                self._backward(micro, step, samples, totals)
+                outputs, moved = self._forward(micro)
+                terms = self._job.objective.losses(outputs, moved, step)
+                for name, each in terms.items():
+                    totals[name] = totals.get(name, torch.zeros(())) + each.detach().sum().cpu()
+                # Processes' gradients are averaged, each of a part of the samples.
+                loss = sum(each.sum() for each in terms.values()) / samples
+                self._accelerator.backward(loss * self._training.ranks.size)
         if self._recipe.clip is not None:
             self._accelerator.clip_grad_norm_(self._model.parameters(), self._recipe.clip)
         self._optimizer.step()
@@ -227,15 +217,6 @@ class _Loop:
         for regulator in self._job.regulators:
             regulator.after(step)
         return self._reduced(totals, samples, interruption)
-
-    def _backward(self, micro: Micro, step: int, samples: int, totals: dict[str, Tensor]) -> None:
-        outputs, moved = self._forward(micro)
-        terms = self._job.objective.losses(outputs, moved, step)
-        for name, each in terms.items():
-            totals[name] = totals.get(name, torch.zeros(())) + each.detach().sum().cpu()
-        # Processes' gradients are averaged, each of a part of the samples.
-        loss = sum(each.sum() for each in terms.values()) / samples
-        self._accelerator.backward(loss * self._training.ranks.size)
 
     def _forward(self, micro: Micro) -> tuple[dict[str, Tensor], Micro]:
         device = self._accelerator.device
@@ -295,7 +276,6 @@ class _Loop:
         )
 
     def _values(self, outputs: Mapping[str, Tensor], micro: Micro) -> Array:
-        """Return the metric, or the loss, of each sample."""
         target = self._training.data.target
         if self._metric is None or target is None:
             terms = self._job.objective.losses(outputs, micro, self._steps)
@@ -327,8 +307,3 @@ class _Loop:
             best_step=self._best.step if best else step,
             started=start,
         )
-
-
-def _mixed(*parts: int) -> int:
-    """Return one seed that depends on all parts."""
-    return int(np.random.SeedSequence(parts).generate_state(1)[0])

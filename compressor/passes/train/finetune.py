@@ -59,12 +59,9 @@ def task_loss(
 
 
 class TaskLoss:
-    """The loss against the target of the training data.
+    """The loss, named as by :func:`loss_name`, of the first output against the target.
 
-    Args:
-        name: as :func:`loss_name` returns it.
-        outputs: names of the model's outputs; the first one is compared.
-        training: data, and the function that the name may be one of.
+    A user's function gets all outputs.
     """
 
     def __init__(self, name: str, outputs: Sequence[str], training: Training):
@@ -138,9 +135,8 @@ class Finetune(Recipe):
 
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Return which layers are trained; check the loss."""
-        name = loss_name(self.loss, context.metric)
-        notes = (f"trained with {name} as loss",)
-        return Survey(self.plan(carrier), notes=notes)
+        note = f"trained with {loss_name(self.loss, context.metric)} as loss"
+        return Survey(self.plan(carrier), notes=(note,))
 
     def apply_training(
         self,
@@ -160,12 +156,3 @@ class Finetune(Recipe):
         loss = task_loss(self, carrier, training, context)
         trained = train_model(self, carrier, module, loss, training, order)
         return self.outcome(carrier, trained, training.metric)
-
-    def preview(
-        self,
-        carrier: Carrier,
-        context: PassContext,  # noqa: ARG002
-        statistics: Mapping[str, Any],  # noqa: ARG002
-    ) -> Carrier:
-        """Return the model as it is: training changes no shape."""
-        return carrier

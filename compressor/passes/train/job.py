@@ -31,13 +31,10 @@ class Order:
 
     Every epoch is a permutation of its own. If the samples do not divide into batches, an epoch's
     last batch is smaller; it is left out if some process would have no sample of it, or if the
-    model takes whole batches only.
+    model takes whole batches only. A share is held out: these samples are never trained on.
 
     Attributes:
-        samples: how many there are.
-        batch: how many go into a step, over all processes.
-        seed: of the permutations.
-        held_out: share of the samples that are never trained on.
+        batch: how many samples go into a step, over all processes.
         parts: the processes that share a step.
         whole: batches must have full size.
     """
@@ -89,9 +86,7 @@ def _permuted(order: Order, epoch: int) -> Rows:
 class Micro:
     """Samples that go through the network at once.
 
-    Attributes:
-        rows: their numbers.
-        tensors: inputs, target and whatever else the data have, by name.
+    Their numbers; and inputs, target and whatever else the data have, by name.
     """
 
     rows: Rows
@@ -99,14 +94,7 @@ class Micro:
 
 
 class Steps(Dataset[tuple[Micro, ...] | CompressorError]):
-    """One process's part of each step.
-
-    Args:
-        data: the samples.
-        order: which ones a step has.
-        micro: how many go through the network at once.
-        rank: the process.
-    """
+    """One process's part of each step; ``micro`` samples go through the network at once."""
 
     def __init__(self, data: TrainingData, order: Order, micro: int, rank: int):
         self._data = data
@@ -172,16 +160,9 @@ class Objective(Protocol):
     """What training minimizes."""
 
     def losses(self, outputs: Mapping[str, Tensor], micro: Micro, step: int) -> dict[str, Tensor]:
-        """Return the terms of the loss by name, already weighted.
+        """Return the weighted terms of the loss by name, ``[N]``, one value a sample for each.
 
-        Args:
-            outputs: of the trained module.
-            micro: what it was run on.
-            step: the step, from 0.
-
-        Returns:
-            One value a sample for each term, ``[N]``. The loss is the mean over the samples of
-            the sum of the terms.
+        The loss is the mean over the samples of the sum of the terms. Steps count from 0.
 
         Raises:
             DataError: the target does not fit the outputs.
@@ -208,13 +189,7 @@ class Regulator:
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Parameters with a learning rate of their own.
-
-    Attributes:
-        names: the parameters.
-        rate: what the learning rate is multiplied with.
-        decay: whether weight decay acts on them.
-    """
+    """Parameters, what their learning rate is multiplied with, and whether weight decay acts."""
 
     names: frozenset[str]
     rate: float = 1.0
@@ -223,16 +198,10 @@ class ParameterGroup:
 
 @dataclass(frozen=True)
 class Job:
-    """A module and what it is trained for.
+    """A module and what it is trained for; messages name it after the pass.
 
-    Attributes:
-        name: the pass, for messages.
-        module: takes the model's inputs by name and returns tensors by name; trained in place.
-        objective: the loss.
-        inputs: names of the model's inputs.
-        outputs: names of the model's outputs among what the module returns, for the metric.
-        regulators: what else is done at each step.
-        groups: parameters with settings of their own.
+    The module takes the model's inputs by name and returns tensors by name, those of the model's
+    outputs among them, for the metric. It is trained in place.
     """
 
     name: str
@@ -263,14 +232,6 @@ class Trained:
     validations: tuple[tuple[int, float], ...]
     best_step: int
     started: int
-
-    def model_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that are the model's own, by its names for them."""
-        return {
-            name.removeprefix(PREFIX): tensor
-            for name, tensor in self.tensors.items()
-            if name.startswith(PREFIX)
-        }
 
     def record(self) -> dict[str, Any]:
         """Return how the training went, for the report: at most 500 of the losses."""

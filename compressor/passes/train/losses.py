@@ -44,10 +44,7 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 def masked_mean(each: Tensor, counted: Tensor, samples: int) -> Tensor:
     """Return each sample's mean over the positions that count; 0 if none does.
 
-    Args:
-        each: one value a position, ``[N * positions]``.
-        counted: which of them count, likewise.
-        samples: ``N``.
+    There is one value a position, ``[N * positions]``, and ``counted`` likewise.
     """
     weights = counted.to(each.dtype).reshape(samples, -1)
     total = (each.reshape(samples, -1) * weights).sum(dim=1)
@@ -110,12 +107,8 @@ def attention_map(values: Tensor, axis: int) -> Tensor:
     S. Zagoruyko and N. Komodakis, Paying more attention to attention, 2017 (arXiv:1612.03928),
     section 3.1.
 
-    Args:
-        values: a layer's output ``[N, ...]``.
-        axis: the axis of the channels, or of a token's features.
-
-    Returns:
-        ``[N, positions]``.
+    ``axis`` is that of the channels, or of a token's features, in a layer's output ``[N, ...]``.
+    The result is ``[N, positions]``.
     """
     return functional.normalize(values.float().square().sum(dim=axis).flatten(1), dim=1)
 

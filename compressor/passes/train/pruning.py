@@ -56,14 +56,8 @@ class Gradual(Options):
 class ZerosKept(Regulator):
     """Makes weights that were zero before a training zero after each of its steps.
 
-    A weight that is zero everywhere was never pruned: some layers begin like that.
-
-    Args:
-        module: the network.
-        names: parameters that may hold pruned weights.
-
-    Attributes:
-        masks: where the parameters that are zero in part are not.
+    A weight that is zero everywhere was never pruned: some layers begin like that. The masks show
+    where the named parameters that are zero in part are not.
     """
 
     def __init__(self, module: nn.Module, names: Sequence[str]):
@@ -73,9 +67,20 @@ class ZerosKept(Regulator):
 
     @torch.no_grad()
     def after(self, step: int) -> None:  # noqa: ARG002
-        """Make the zeros zero again: momentum and weight decay move them, too."""
+        """Make the zeros zero again: momentum and weight decay move them, too.
+
+        Raises:
+            SpecError: a parameter has another shape here because it is spread over processes.
+        """
         for name, mask in self.masks.items():
-            apply_mask(self._parameters[name], mask, name)
+            parameter = self._parameters[name]
+            if parameter.shape != mask.shape:
+                raise SpecError(
+                    f"parameter {name!r}",
+                    "is spread over processes, and so cannot be masked",
+                    "train pruned networks without FSDP",
+                )
+            parameter.mul_(mask.to(parameter.device))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the masks."""
@@ -83,48 +88,26 @@ class ZerosKept(Regulator):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the masks of the interrupted training."""
-        self.masks = {name.removeprefix(_MASK): mask for name, mask in state.items()}
+        self.masks = {n.removeprefix(_MASK): t for n, t in state.items() if n.startswith(_MASK)}
 
 
-def apply_mask(parameter: nn.Parameter, mask: Tensor, name: str) -> None:
-    """Zero a parameter where a mask is false, in place.
-
-    Raises:
-        SpecError: the parameter has another shape here because it is spread over processes.
-    """
-    if parameter.shape != mask.shape:
-        raise SpecError(
-            f"parameter {name!r}",
-            "is spread over processes, and so cannot be masked",
-            "train pruned networks without FSDP",
-        )
-    parameter.mul_(mask.to(parameter.device))
-
-
-class GradualPruning(Regulator):
+class GradualPruning(ZerosKept):
     """Zeroes ever more weights of least magnitude while they are trained.
 
     The share follows M. Zhu and S. Gupta, To prune, or not to prune, 2017 (arXiv:1710.01878),
     section 3. Rewinding to early values: J. Frankle and M. Carbin, The lottery ticket hypothesis,
     2019 (arXiv:1803.03635), and J. Frankle et al., 2020 (arXiv:1912.05671), who rewind to a step
-    after the first.
-
-    Args:
-        module: the network.
-        layers: the layers that lose weights, by the parameter that is their weight.
-        options: how much, when and which.
-        steps: the length of the training.
+    after the first. Layers are given by the parameter that is their weight.
     """
 
     def __init__(
         self, module: nn.Module, layers: Mapping[str, Layer], options: Gradual, steps: int
     ):
-        self._parameters = dict(module.named_parameters())
+        super().__init__(module, ())
         self._layers = layers
         self._options = options
         self._begin = round(options.begin * steps)
         self._end = max(1, round(options.end * steps) - 1)
-        self._masks: dict[str, Tensor] = {}
         self._start: dict[str, Tensor] = {}
 
     def before(self, step: int) -> None:
@@ -138,15 +121,14 @@ class GradualPruning(Regulator):
         begin, end, options = self._begin, self._end, self._options
         if begin <= step <= end and ((step - begin) % options.every == 0 or step == end):
             share = cubic_sparsity(step + 1, begin, end + 1, options.target)
-            together = [list(self._layers)]
-            for names in [[n] for n in self._layers] if options.scope == "local" else together:
+            alone = [[name] for name in self._layers]
+            for names in alone if options.scope == "local" else [list(self._layers)]:
                 self._prune(names, share)
         if step == end:
             for name, value in self._start.items():
                 self._parameters[name].copy_(value)
             self._start = {}
-        for name, mask in self._masks.items():
-            apply_mask(self._parameters[name], mask, name)
+        super().after(step)
 
     def _prune(self, names: Sequence[str], share: float) -> None:
         """Mask a share of the blocks of some layers, ranked together."""
@@ -165,14 +147,13 @@ class GradualPruning(Regulator):
             layer = self._layers[name]
             blocks = part.reshape(layer.rows // height, layer.columns // width)
             matrix = blocks.repeat_interleave(height, 0).repeat_interleave(width, 1)
-            self._masks[name] = ~layer.stored(matrix)
+            self.masks[name] = ~layer.stored(matrix)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the masks, and the values to rewind to."""
-        masks = {_MASK + name: mask for name, mask in self._masks.items()}
-        return masks | {_START + name: value for name, value in self._start.items()}
+        return super().state_dict() | {_START + name: value for name, value in self._start.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what :meth:`state_dict` returned."""
-        self._masks = {n.removeprefix(_MASK): t for n, t in state.items() if n.startswith(_MASK)}
+        super().load_state_dict(state)
         self._start = {n.removeprefix(_START): t for n, t in state.items() if n.startswith(_START)}

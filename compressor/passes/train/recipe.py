@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import cos, pi
-from typing import ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 from torch import nn
@@ -20,6 +21,7 @@ from compressor.types.passes import (
     LayerPlan,
     LayerRule,
     Outcome,
+    PassContext,
     TrainPass,
 )
 from compressor.types.training import Measure
@@ -37,11 +39,7 @@ def rate_factor(step: int, steps: int, schedule: Schedule, warm_up: int = 0) -> 
         rate_factor(0, 4, "linear")  # 1.0
         rate_factor(3, 4, "linear")  # 0.25
 
-    Args:
-        step: the step, from 0.
-        steps: how many there are.
-        schedule: how it falls.
-        warm_up: how many steps it rises, fewer than ``steps``.
+    Steps count from 0.
 
     Raises:
         ValueError: the step or the warm-up lies outside the training.
@@ -56,9 +54,6 @@ def rate_factor(step: int, steps: int, schedule: Schedule, warm_up: int = 0) -> 
     if schedule == "cosine":
         return 0.5 * (1 + cos(pi * passed))
     return 1 - passed if schedule == "linear" else 1.0
-
-
-Precision: TypeAlias = Literal["float32", "bfloat16", "float16"]
 
 
 class Recipe(TrainPass):
@@ -96,7 +91,7 @@ class Recipe(TrainPass):
     clip: float | None = Field(
         default=None, gt=0, description="largest norm of the gradient of all parameters together"
     )
-    precision: Precision = Field(
+    precision: Literal["float32", "bfloat16", "float16"] = Field(
         default="float32",
         description="number format of matrix products; float16 scales the loss and needs a GPU",
     )
@@ -139,6 +134,15 @@ class Recipe(TrainPass):
             raise ValueError("patience needs validation, such as validation: 0.1")
         return self
 
+    def preview(
+        self,
+        carrier: Carrier,
+        context: PassContext,  # noqa: ARG002
+        statistics: Mapping[str, Any],  # noqa: ARG002
+    ) -> Carrier:
+        """Return the model as it is: training alone changes no shape."""
+        return carrier
+
     def skip_reasons(self, carrier: Carrier) -> dict[str, str]:
         """Return for each layer why it is not trained; empty if it is.
 
@@ -156,10 +160,8 @@ class Recipe(TrainPass):
         """
         if self.prune is None:
             return {}
-        each = self.prune.scope == "local"
-        sparsity = choose_layers(
-            carrier, self.prune.target, self.prune.block, (), each=each
-        ).sparsity
+        prune, each = self.prune, self.prune.scope == "local"
+        sparsity = choose_layers(carrier, prune.target, prune.block, (), each=each).sparsity
         reasons = self.skip_reasons(carrier)
         layers = {
             layer.name: layer
@@ -192,10 +194,6 @@ class Recipe(TrainPass):
 
     def freeze(self, carrier: Carrier, module: nn.Module) -> None:
         """Keep skipped layers' weights and biases from being trained, in place.
-
-        Args:
-            carrier: the model.
-            module: what is trained; a :class:`NamedModule` of the model's module.
 
         Raises:
             SpecError: nothing is left to train.
@@ -231,8 +229,8 @@ class Recipe(TrainPass):
 
     def outcome(self, carrier: Carrier, trained: Trained, metric: Measure | None) -> Outcome:
         """Return the model with the trained weights, and how the training went."""
-        names = carrier.tensors().keys()
-        changes = {n: t for n, t in trained.model_tensors().items() if n in names}
+        names = {PREFIX + name: name for name in carrier.tensors()}
+        changes = {names[n]: t for n, t in trained.tensors.items() if n in names}
         reasons = self.skip_reasons(carrier)
         layers = tuple(
             LayerOutcome(layer.name, layer.dtype, details={"trained": True})

@@ -108,15 +108,7 @@ def last_losses(before: Sequence[float]) -> str:
 
 @dataclass
 class Best:
-    """The best validation so far.
-
-    Attributes:
-        higher_is_better: direction.
-        value: the best value; ``None`` before the first.
-        step: when it was reached.
-        since: how many validations have come since.
-        history: step and value of all.
-    """
+    """The best validation so far, its step, how many have come since, and the history of all."""
 
     higher_is_better: bool
     value: float | None = None
@@ -137,17 +129,11 @@ class Best:
 
     def as_json(self) -> dict[str, Any]:
         """Return all but the direction."""
-        return {
-            "value": self.value,
-            "step": self.step,
-            "since": self.since,
-            "history": [list(entry) for entry in self.history],
-        }
+        return {name: getattr(self, name) for name in ("value", "step", "since", "history")}
 
     def restore(self, document: dict[str, Any]) -> None:
         """Load what :meth:`as_json` returned."""
-        self.value, self.step = document["value"], document["step"]
-        self.since = document["since"]
+        self.value, self.step, self.since = (document[n] for n in ("value", "step", "since"))
         self.history = [(int(step), float(value)) for step, value in document["history"]]
 
 
@@ -158,12 +144,10 @@ _BEST = "best.safetensors"
 
 
 class SavedState:
-    """The states of one training, in a folder of its own.
+    """The states of one training, in a folder of its own that outlives the process.
 
-    Args:
-        folder: outlives the process.
-        accelerator: holds weights, optimizer and loss scale.
-        ranks: the processes that train; the first one publishes what all have written.
+    The accelerator holds weights, optimizer and loss scale. The first process publishes what all
+    have written.
     """
 
     def __init__(self, folder: Path, accelerator: Accelerator, ranks: Ranks):

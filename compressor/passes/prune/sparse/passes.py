@@ -103,6 +103,8 @@ def rule_place(rule: LayerRule) -> str:
 class PatternPruning(WeightPass):
     """Prune each layer to a pattern: a share of single weights, or N of every M."""
 
+    widens: ClassVar[bool] = False  # a mask needs no wider floats
+
     permute: bool = Field(
         default=False,
         description="first reorder channels, so that groups keep more magnitude; the function is "

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
@@ -27,6 +27,7 @@ from compressor.passes.train.distill.distilling import (
 )
 from compressor.passes.train.distill.taps import LayerPair, Pairs, check_layer, make_student
 from compressor.passes.train.engine import make_order, train_model
+from compressor.passes.train.finetune import loss_name
 from compressor.passes.train.recipe import Recipe
 from compressor.spec.keys import ModelKeys
 from compressor.types.carrier import Capability, Carrier
@@ -50,59 +51,7 @@ class AssistantKeys(ModelKeys):
         return self
 
 
-Teaches: TypeAlias = Callable[[int, Carrier, Carrier, Training], Outcome]
-"""Teaches an assistant, by its number; takes the assistant, its teacher and the training."""
-
 _MODEL, _NOTES, _STATE = "model", "notes.json", "state"
-
-
-def last_assistant(
-    assistants: Sequence[AssistantKeys], teacher: Carrier, training: Training, teaches: Teaches
-) -> tuple[Carrier, tuple[str, ...]]:
-    """Teach each assistant by the one before; those taught by an earlier run are kept.
-
-    Args:
-        assistants: from large to small.
-        teacher: of the first.
-        training: of the student; each assistant has a folder of its own inside its folder.
-        teaches: trains one.
-
-    Returns:
-        The last assistant, and notes about all of them.
-
-    Raises:
-        CompressorError: one cannot be opened or trained.
-    """
-    notes: list[str] = []
-    for index, keys in enumerate(assistants):
-        option = f"assistants.{index}"
-        assistant = training.open_model(model_keys(keys), option)
-        if keys.epochs:
-            if Capability.TRAIN not in assistant.offers:
-                raise SpecError(option, "cannot be trained", "give a factory, or set epochs: 0")
-            assistant, remarks = _taught(index, assistant, teacher, training, teaches)
-            notes += [f"{option}: {note}" for note in remarks]
-        teacher = assistant
-    return teacher, tuple(notes)
-
-
-def _taught(
-    index: int, assistant: Carrier, teacher: Carrier, training: Training, teaches: Teaches
-) -> tuple[Carrier, list[str]]:
-    folder = training.folder / f"assistant-{index}"
-    done, state = folder / "taught", folder / _STATE
-    taught = done.is_dir()
-    training.ranks.wait()  # all have looked before the first one writes
-    if not taught:
-        with disk_errors(state):
-            state.mkdir(parents=True, exist_ok=True)
-        outcome = teaches(index, assistant, teacher, replace(training, folder=state))
-        if training.ranks.rank == 0:
-            _store(outcome, done)
-            shutil.rmtree(state)
-        training.ranks.wait()
-    notes: list[str] = json.loads((done / _NOTES).read_text(encoding="utf-8"))
-    return assistant.restore(done / _MODEL), notes
 
 
 def _store(outcome: Outcome, target: Path) -> None:
@@ -191,19 +140,18 @@ class Distill(Recipe, Distillation):
 
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Return which layers are trained; check the losses and the student's layers."""
-        hard = self.hard_loss(self.loss, context.metric)
+        hard = loss_name(self.loss, context.metric) if self.labelled else None
         soft = self.soft_loss(self.loss, context.metric)
         matched_outputs(carrier.outputs, carrier.outputs, self.outputs)
         self._check_layers(carrier, "student")
-        soft_name = (
-            "the squared difference to the teacher's outputs"
-            if soft == "mse"
-            else "the divergence from the teacher's probabilities at temperature "
-            f"{self.temperature:g}"
+        name = (
+            f"the divergence from the teacher's probabilities at temperature {self.temperature:g}"
         )
-        compared = f"{1 - self.alpha:g} of the loss is {soft_name}"
-        notes = [compared + (f", {self.alpha:g} {hard}" if hard else "")]
-        return Survey(self.plan(carrier), notes=tuple(notes))
+        if soft == "mse":
+            name = "the squared difference to the teacher's outputs"
+        target = f", {self.alpha:g} {hard}" if hard else ""
+        note = f"{1 - self.alpha:g} of the loss is {name}{target}"
+        return Survey(self.plan(carrier), notes=(note,))
 
     def apply_training(
         self,
@@ -219,14 +167,44 @@ class Distill(Recipe, Distillation):
         """
         self._check_layers(carrier, "student")
         teacher = opened_teacher(self, training)
-
-        def teaches(index: int, assistant: Carrier, above: Carrier, inner: Training) -> Outcome:
-            return self._for_assistant(index)._taught(assistant, above, context, inner)
-
-        teacher, notes = last_assistant(self.assistants, teacher, training, teaches)
+        notes: list[str] = []
+        for index, keys in enumerate(self.assistants):
+            option = f"assistants.{index}"
+            assistant = training.open_model(model_keys(keys), option)
+            if keys.epochs:
+                if Capability.TRAIN not in assistant.offers:
+                    raise SpecError(option, "cannot be trained", "give a factory, or set epochs: 0")
+                assistant, remarks = self._assistant(index, assistant, teacher, context, training)
+                notes += [f"{option}: {note}" for note in remarks]
+            teacher = assistant
         self._check_layers(teacher, "teacher")
         result = self._taught(carrier, teacher, context, training)
         return replace(result, notes=(*notes, *result.notes))
+
+    def _assistant(
+        self,
+        index: int,
+        assistant: Carrier,
+        teacher: Carrier,
+        context: PassContext,
+        training: Training,
+    ) -> tuple[Carrier, list[str]]:
+        """Teach an assistant, in a folder of its own; one taught by an earlier run is kept."""
+        folder = training.folder / f"assistant-{index}"
+        done, state = folder / "taught", folder / _STATE
+        taught = done.is_dir()
+        training.ranks.wait()  # all have looked before the first one writes
+        if not taught:
+            with disk_errors(state):
+                state.mkdir(parents=True, exist_ok=True)
+            inner = replace(training, folder=state)
+            outcome = self._for_assistant(index)._taught(assistant, teacher, context, inner)
+            if training.ranks.rank == 0:
+                _store(outcome, done)
+                shutil.rmtree(state)
+            training.ranks.wait()
+        notes: list[str] = json.loads((done / _NOTES).read_text(encoding="utf-8"))
+        return assistant.restore(done / _MODEL), notes
 
     def _for_assistant(self, index: int) -> Distill:
         """Return the options an assistant is taught with: all but those that name layers."""
@@ -238,7 +216,6 @@ class Distill(Recipe, Distillation):
     def _taught(
         self, carrier: Carrier, teacher: Carrier, context: PassContext, training: Training
     ) -> Outcome:
-        """Train one model with one teacher."""
         order = make_order(self, training, carrier.inputs, context.seed)
         module = make_student(carrier, self.pairs)
         self.freeze(carrier, module)
@@ -247,14 +224,5 @@ class Distill(Recipe, Distillation):
         trained = train_model(self, carrier, module, loss, training, order)
         result = self.outcome(carrier, trained, training.metric)
         parts = ", ".join(f"{name} {value:.4g}" for name, value in sorted(trained.terms.items()))
-        notes = (*result.notes, f"loss at the last step: {parts}", *loss.notes())
+        notes = (*result.notes, f"loss at the last step: {parts}", *loss.teacher.notes())
         return replace(result, notes=notes)
-
-    def preview(
-        self,
-        carrier: Carrier,
-        context: PassContext,  # noqa: ARG002
-        statistics: Mapping[str, Any],  # noqa: ARG002
-    ) -> Carrier:
-        """Return the model as it is: training changes no shape."""
-        return carrier

@@ -21,7 +21,7 @@ from compressor.passes.train.distill.taps import (
 from compressor.passes.train.distill.teacher_outputs import Course, TeacherOutputs, fields_of
 from compressor.passes.train.distill.teachers import Taps, Teacher
 from compressor.passes.train.engine import length, make_order
-from compressor.passes.train.finetune import MSE, loss_name, task_loss
+from compressor.passes.train.finetune import MSE, task_loss
 from compressor.passes.train.job import Micro, Objective, as_tensors
 from compressor.passes.train.losses import (
     NOT_COUNTED,
@@ -95,14 +95,6 @@ class Distillation(Options):
         """Models that these options name, by option; see ``Pass.other_models``."""
         return {} if self.teacher is None else {"teacher": model_keys(self.teacher)}
 
-    def hard_loss(self, loss: str | None, metric: str | None) -> str | None:
-        """Return the name of the loss against the target; ``None`` if there is none.
-
-        Raises:
-            SpecError: the option is left out, and the metric implies none.
-        """
-        return loss_name(loss, metric) if self.alpha > 0 else None
-
     def soft_loss(self, loss: str | None, metric: str | None) -> Soft:
         """Return how outputs are compared with the teacher's."""
         if self.soft is not None:
@@ -119,12 +111,9 @@ def model_keys(keys: ModelKeys) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Pupil:
-    """The model that learns.
+    """The model that learns, and its module that is trained.
 
-    Attributes:
-        carrier: the model.
-        module: what is trained; it takes the model's inputs and returns its outputs by name.
-        pairs: layers that are compared, too; if there are any, the module is a :class:`Student`.
+    If there are pairs, layers that are compared, the module is a :class:`Student`.
     """
 
     carrier: Carrier
@@ -133,67 +122,39 @@ class Pupil:
 
 
 @dataclass(frozen=True)
-class LossTerms:
-    """What the loss is made of.
+class DistilledLoss:
+    """``alpha`` times the loss against the target, the rest against the teacher.
 
-    Attributes:
-        options: the weights.
-        soft: how outputs are compared.
-        hard: the loss against the target, if there is one.
+    An :class:`Objective`, made by :func:`distilled_loss`. Inputs are the student's; attention maps
+    are summed over ``axes``, by tap.
     """
 
     options: Distillation
     soft: Soft
-    hard: Objective | None = None
-
-
-class DistilledLoss:
-    """``alpha`` times the loss against the target, the rest against the teacher.
-
-    An :class:`Objective`, made by :func:`teach`.
-
-    Args:
-        terms: what is added up.
-        pupil: the student.
-        compared: names of the outputs that are compared.
-        attention: axes that attention maps are summed over, by tap.
-        outputs: the teacher's.
-        target: name of the labels, if any.
-    """
-
-    def __init__(
-        self,
-        terms: LossTerms,
-        pupil: Pupil,
-        compared: Sequence[str],
-        attention: Mapping[str, int],
-        outputs: TeacherOutputs,
-        target: str | None,
-    ):
-        self._terms = terms
-        self._inputs = tuple(spec.name for spec in pupil.carrier.inputs)
-        self._pairs = pupil.pairs
-        self._compared = tuple(compared)
-        self._axes = dict(attention)
-        self._outputs = outputs
-        self._target = target
+    hard: Objective | None
+    inputs: Sequence[str]
+    pairs: Pairs
+    compared: Sequence[str]
+    axes: Mapping[str, int]
+    teacher: TeacherOutputs
+    target: str | None
 
     def losses(self, outputs: Mapping[str, Tensor], micro: Micro, step: int) -> dict[str, Tensor]:
         """Return the terms for each sample; see :class:`Objective`."""
-        options = self._terms.options
-        inputs = {name: micro.tensors[name] for name in self._inputs}
-        theirs = self._outputs.of(micro, inputs, step)
+        alpha = self.options.alpha
+        inputs = {name: micro.tensors[name] for name in self.inputs}
+        theirs = self.teacher.of(micro, inputs, step)
         terms: dict[str, Tensor] = {}
-        if self._terms.hard is not None:
-            hard = self._terms.hard.losses(outputs, micro, step)
-            terms["hard"] = options.alpha * _sum(list(hard.values()))
-        if options.alpha < 1:
-            each = [self._soft(outputs[name], theirs[name], micro) for name in self._compared]
-            terms["soft"] = (1 - options.alpha) * _sum(each)
+        if self.hard is not None:
+            hard = self.hard.losses(outputs, micro, step)
+            terms["hard"] = alpha * _sum(list(hard.values()))
+        if alpha < 1:
+            each = [self._soft(outputs[name], theirs[name], micro) for name in self.compared]
+            terms["soft"] = (1 - alpha) * _sum(each)
         features, attention = [], []
-        for tap, pair in self._pairs.by_tap.items():
-            if tap in self._axes:
-                ours = attention_map(outputs[tap], self._axes[tap])
+        for tap, pair in self.pairs.by_tap.items():
+            if tap in self.axes:
+                ours = attention_map(outputs[tap], self.axes[tap])
                 attention.append(pair.weight * attention_difference(ours, theirs[tap]))
             else:
                 features.append(pair.weight * mean_square(outputs[tap], theirs[tap]))
@@ -201,18 +162,14 @@ class DistilledLoss:
         terms |= {"attention": _sum(attention)} if attention else {}
         return terms
 
-    def notes(self) -> tuple[str, ...]:
-        """Return where the teacher's outputs came from."""
-        return self._outputs.notes()
-
     def _soft(self, ours: Tensor, theirs: Tensor, micro: Micro) -> Tensor:
-        if self._terms.soft == "mse":
+        if self.soft == "mse":
             return mean_square(ours, theirs)
-        labels = None if self._target is None else micro.tensors.get(self._target)
+        labels = None if self.target is None else micro.tensors.get(self.target)
         counted = None
         if labels is not None and labels.numel() == ours[..., 0].numel():
             counted = labels != NOT_COUNTED
-        return kl_divergence(ours, theirs, self._terms.options.temperature, counted)
+        return kl_divergence(ours, theirs, self.options.temperature, counted)
 
 
 def distilled_loss(
@@ -225,24 +182,73 @@ def distilled_loss(
 ) -> DistilledLoss:
     """Return the loss of a pass whose model learns from a teacher.
 
-    Args:
-        recipe: how the pass trains.
-        options: how it learns; may be the recipe itself.
-        teacher: the model to learn from.
-        pupil: the model that learns, and the module that is trained.
-        training: data and the folder of the cache.
-        context: has the seed and the metric.
+    Both are run on a few samples to compare the shapes of their outputs; then those outputs of the
+    teacher that are the same in every epoch are computed. Where the student's layers have other
+    widths than the teacher's, the student gets projections.
 
     Raises:
         SpecError: outputs or layers do not fit together.
         CompressorError: data cannot be read, or the teacher does not run.
     """
-    hard = task_loss(recipe, pupil.carrier, training, context) if options.alpha > 0 else None
-    terms = LossTerms(options, options.soft_loss(recipe.loss, context.metric), hard)
-    order = make_order(recipe, training, pupil.carrier.inputs, context.seed)
+    student, pairs = pupil.carrier, pupil.pairs.by_tap
+    hard = task_loss(recipe, student, training, context) if options.alpha > 0 else None
+    soft = options.soft_loss(recipe.loss, context.metric)
+    order = make_order(recipe, training, student.inputs, context.seed)
     micro, steps = recipe.micro_batch or order.batch, length(recipe, order)
     course = Course(training, order, micro, steps, options.cache)
-    return teach(terms, teacher, pupil, course, context.seed)
+    sources = matched_outputs(student.outputs, teacher.outputs, options.outputs)
+    where = f"{pupil.pairs.where}.teacher"
+    taps = Taps(tuple(sources.values()), pupil.pairs.teacher_layers, where)
+    taught = Teacher(teacher, taps, student.inputs)
+    inputs = [spec.name for spec in student.inputs]
+    rows = order.trained[: micro if order.whole else _PROBED]
+    tensors = as_tensors(training.data.batch(rows, (order.seed, 0, 0)), len(rows))
+    probe = {name: tensors[name] for name in inputs}
+    axes = _compared_axes(pupil, sources, probe, taught(probe), soft, context.seed)
+
+    def compute(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        outputs = taught(inputs)
+        result = {name: outputs[source] for name, source in sources.items()}
+        for tap, pair in pairs.items():
+            value = outputs[pair.teacher]
+            result[tap] = attention_map(value, axes[tap]) if tap in axes else value
+        return result
+
+    identity: dict[str, Any] = {**taught.identity, "outputs": sources, "axes": axes}
+    identity["layers"] = {tap: pair.teacher for tap, pair in pairs.items()}
+    kept = TeacherOutputs(compute, identity, fields_of(compute(probe)), course)
+    kept.prepare(inputs)
+    target = training.data.target
+    return DistilledLoss(
+        options, soft, hard, inputs, pupil.pairs, list(sources), axes, kept, target
+    )
+
+
+def _compared_axes(
+    pupil: Pupil,
+    sources: Mapping[str, str],
+    probe: Mapping[str, Tensor],
+    theirs: Mapping[str, Tensor],
+    soft: Soft,
+    seed: int,
+) -> dict[str, int]:
+    """Compare shapes, and give the student projections; return the axes of attention maps."""
+    with torch.no_grad():
+        ours: dict[str, Tensor] = pupil.module.eval()(**probe)
+    for name, source in sources.items():
+        _check_pair(name, ours[name], theirs[source], soft)
+    pairs = pupil.pairs.by_tap
+    axes = {
+        tap: attention_axis(pair, pupil.carrier, ours[tap], theirs[pair.teacher])
+        for tap, pair in pairs.items()
+        if tap.startswith(ATTENTION)
+    }
+    if pairs:
+        assert isinstance(pupil.module, Student)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            fit_widths(pupil.module, pupil.pairs, ours, theirs)
+    return axes
 
 
 def opened_teacher(options: Distillation, training: Training, where: str = "teacher") -> Carrier:
@@ -260,84 +266,13 @@ def _sum(each: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(each)).sum(dim=0)
 
 
-def teach(
-    terms: LossTerms, teacher: Carrier, pupil: Pupil, course: Course, seed: int
-) -> DistilledLoss:
-    """Return the loss of a student that learns from a teacher.
-
-    Both are run on a few samples to compare the shapes of their outputs; then those outputs of the
-    teacher that are the same in every epoch are computed. Where the student's layers have other
-    widths than the teacher's, the student gets projections.
-
-    Args:
-        terms: what the loss is made of.
-        teacher: the model to learn from.
-        pupil: the student.
-        course: the training.
-        seed: of the projections' first weights.
-
-    Raises:
-        SpecError: outputs or layers do not fit together.
-        CompressorError: data cannot be read, or the teacher does not run.
-    """
-    sources = matched_outputs(pupil.carrier.outputs, teacher.outputs, terms.options.outputs)
-    layers = pupil.pairs.teacher_layers
-    taps = Taps(tuple(sources.values()), layers, f"{pupil.pairs.where}.teacher")
-    taught = Teacher(teacher, taps, pupil.carrier.inputs)
-    probe = _probe(pupil.carrier, course)
-    with torch.no_grad():
-        ours: dict[str, Tensor] = pupil.module.eval()(**probe)
-    theirs = taught(probe)
-    for name, source in sources.items():
-        _check_pair(name, ours[name], theirs[source], terms.soft)
-    pairs = pupil.pairs.by_tap
-    axes = {
-        tap: attention_axis(pair, pupil.carrier, ours[tap], theirs[pair.teacher])
-        for tap, pair in pairs.items()
-        if tap.startswith(ATTENTION)
-    }
-    if pairs:
-        assert isinstance(pupil.module, Student)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            fit_widths(pupil.module, pupil.pairs, ours, theirs)
-
-    def compute(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        outputs = taught(inputs)
-        result = {name: outputs[source] for name, source in sources.items()}
-        for tap, pair in pairs.items():
-            value = outputs[pair.teacher]
-            result[tap] = attention_map(value, axes[tap]) if tap in axes else value
-        return result
-
-    identity: dict[str, Any] = {**taught.identity, "outputs": sources, "axes": axes}
-    identity["layers"] = {tap: pair.teacher for tap, pair in pairs.items()}
-    kept = TeacherOutputs(compute, identity, fields_of(compute(probe)), course)
-    kept.prepare([spec.name for spec in pupil.carrier.inputs])
-    target = course.training.data.target
-    return DistilledLoss(terms, pupil, list(sources), axes, kept, target)
-
-
-def _probe(carrier: Carrier, course: Course) -> dict[str, Tensor]:
-    """Return the inputs of a few samples."""
-    count = course.micro if course.order.whole else _PROBED
-    rows = course.order.trained[:count]
-    batch = course.training.data.batch(rows, (course.order.seed, 0, 0))
-    tensors = as_tensors(batch, len(rows))
-    return {spec.name: tensors[spec.name] for spec in carrier.inputs}
-
-
 def matched_outputs(
     ours: Sequence[TensorSpec], theirs: Sequence[TensorSpec], names: Sequence[str] | None
 ) -> dict[str, str]:
     """Return the teacher's output for each of the student's that is compared.
 
-    They are matched by name if the teacher has all of the names, else by order.
-
-    Args:
-        ours: the student's outputs.
-        theirs: the teacher's.
-        names: of the student's outputs that are compared; all that are floats if ``None``.
+    They are matched by name if the teacher has all of the names, else by order. Without ``names``,
+    all of the student's outputs that are floats are compared.
 
     Raises:
         SpecError: there is no such output, the teacher has another number of them, or known

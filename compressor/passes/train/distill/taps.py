@@ -117,15 +117,6 @@ def seen_output(seen: Mapping[str, Tensor], name: str) -> Tensor:
     return seen[name]
 
 
-def with_outputs(graph: ir.Model, names: Sequence[str]) -> ir.Model:
-    """Return a copy of a graph with further values among its outputs."""
-    graph = graph.clone()
-    present = {output.name for output in graph.graph.outputs}
-    values = value_by_name(graph)
-    graph.graph.outputs.extend(values[name] for name in dict.fromkeys(names) if name not in present)
-    return graph
-
-
 def _with_bias(layer: Layer, values: Mapping[str, ir.Value]) -> str:
     """Return the layer's output; for a product whose bias is added after it, the sum."""
     value = values[layer.output]
@@ -139,28 +130,18 @@ def _with_bias(layer: Layer, values: Mapping[str, ir.Value]) -> str:
     return node.outputs[0].name or layer.output
 
 
-def tap_name(kind: str, index: int) -> str:
-    """Return the name under which the student returns a layer's output; no value has it."""
-    return f"{kind}:{index}"
-
-
 @dataclass(frozen=True)
 class Pairs:
-    """Layers of the student and of the teacher that are compared.
-
-    Attributes:
-        features: pairs whose outputs are compared.
-        attention: pairs whose attention maps are compared.
-    """
+    """Layers of the student and of the teacher whose outputs or attention maps are compared."""
 
     features: Sequence[LayerPair] = ()
     attention: Sequence[LayerPair] = ()
 
     @property
     def by_tap(self) -> dict[str, LayerPair]:
-        """All pairs by the names of their taps."""
+        """All pairs by the names under which the student returns outputs; no value has one."""
         return {
-            tap_name(kind, index): pair
+            f"{kind}:{index}": pair
             for kind, pairs in ((FEATURE, self.features), (ATTENTION, self.attention))
             for index, pair in enumerate(pairs)
         }
@@ -177,13 +158,7 @@ class Pairs:
 
 
 class Projection(nn.Module):
-    """A trained linear map of one axis: for that of channels, a 1x1 convolution.
-
-    Args:
-        axis: which one.
-        width: its length before.
-        projected: its length after.
-    """
+    """A trained linear map of one axis: for that of channels, a 1x1 convolution."""
 
     def __init__(self, axis: int, width: int, projected: int):
         super().__init__()
@@ -199,10 +174,8 @@ class Projection(nn.Module):
 class Student(NamedModule):
     """A network that also returns outputs of layers, projected to the teacher's widths.
 
-    Args:
-        named: the network; if it executes its graph, the layers' values are among its outputs.
-        outputs: the model's own outputs.
-        taps: what is returned beside them: by name a layer, or one of ``named``'s outputs.
+    Beside the model's own outputs it returns taps: by name a layer, or one of ``named``'s outputs
+    if that executes its graph.
     """
 
     def __init__(self, named: NamedModule, outputs: Sequence[str], taps: Mapping[str, str]):
@@ -248,7 +221,10 @@ def make_student(carrier: Carrier, pairs: Pairs) -> NamedModule:
                 )
         return Student(named, outputs, taps)
     values = layer_values(list(taps.values()), carrier, pairs.where)
-    wider = carrier.with_trainable_graph(with_outputs(carrier.graph(), values), ())
+    graph = carrier.graph().clone()
+    present, by_name = {output.name for output in graph.graph.outputs}, value_by_name(graph)
+    graph.graph.outputs.extend(by_name[v] for v in dict.fromkeys(values) if v not in present)
+    wider = carrier.with_trainable_graph(graph, ())
     if Capability.TRAIN not in wider.offers:
         raise ModelError(
             f"layers {', '.join(taps.values())}",
@@ -265,17 +241,14 @@ def fit_widths(
 ) -> None:
     """Give the student projections where its layers have other widths than the teacher's.
 
-    Args:
-        student: changed in place.
-        pairs: the layers.
-        ours: the student's outputs on some samples.
-        theirs: outputs of the teacher's layers on them, by layer.
+    Outputs of the student on some samples are given by tap, those of the teacher's layers by layer.
 
     Raises:
         SpecError: a pair differs in more than width.
     """
-    for index, pair in enumerate(pairs.features):
-        tap = tap_name(FEATURE, index)
+    for tap, pair in pairs.by_tap.items():
+        if tap.startswith(ATTENTION):
+            continue
         mine, goal = tuple(ours[tap].shape), tuple(theirs[pair.teacher].shape)
         axes = [i for i, (a, b) in enumerate(zip(mine, goal, strict=False)) if a != b]
         if len(mine) != len(goal) or len(axes) > 1 or 0 in axes:
@@ -298,8 +271,7 @@ def attention_axis(pair: LayerPair, carrier: Carrier, ours: Tensor, theirs: Tens
             "name a layer before the pooling, or use features",
         )
     convolutions = {layer.name for layer in carrier.layers() if layer.is_convolution}
-    convolution = pair.student in convolutions
-    axis = width_axis(len(mine), convolution=convolution)
+    axis = width_axis(len(mine), convolution=pair.student in convolutions)
     if mine[:axis] + mine[axis + 1 :] != goal[:axis] + goal[axis + 1 :]:
         raise _other_shape(pair, mine, goal)
     return axis
@@ -308,9 +280,7 @@ def attention_axis(pair: LayerPair, carrier: Carrier, ours: Tensor, theirs: Tens
 def width_axis(rank: int, *, convolution: bool) -> int:
     """Return the axis of the channels of a layer's output, or of a token's features.
 
-    Args:
-        rank: the number of axes of the output.
-        convolution: whether a convolution made it; of three axes, channels are then the second.
+    If a convolution made an output of three axes, channels are the second.
     """
     return 1 if rank != 3 or convolution else 2
 

@@ -34,13 +34,7 @@ _MARK = 1 << 32  # tells a checksum of zero from none
 
 @dataclass(frozen=True)
 class Field:
-    """One of a teacher's outputs for a sample.
-
-    Attributes:
-        name: such as ``logits``.
-        shape: of one sample.
-        dtype: a numpy dtype name.
-    """
+    """One of a teacher's outputs, with its shape and numpy dtype for one sample."""
 
     name: str
     shape: tuple[int, ...]
@@ -52,19 +46,11 @@ class Field:
         return prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
-def page_bytes(fields: Sequence[Field], samples: int) -> int:
-    """Return how large a full page is on disk."""
-    return samples * (sum(field.row_bytes for field in fields) + 8)
-
-
 class Page:
     """Memory-mapped arrays ``[samples, ...]``, of which some rows have been written.
 
-    Args:
-        folder: holds pages, each in a folder named after what its content depends on.
-        key: what the content depends on; JSON values.
-        fields: what a row consists of.
-        samples: the number of rows.
+    A page lies in a folder named after what its content depends on: the key, of JSON values, the
+    fields of a row, and the number of rows.
 
     Raises:
         InputError: the disk is full.
@@ -73,24 +59,21 @@ class Page:
     def __init__(self, folder: Path, key: Mapping[str, Any], fields: Sequence[Field], samples: int):
         self._fields = tuple(fields)
         self._samples = samples
+        self._files = {f"{index}.bin": field for index, field in enumerate(fields)}
+        self._files[_CHECKSUMS] = Field("checksums", (), "uint64")
         described = [[f.name, list(f.shape), f.dtype] for f in fields]
         whole = {"format": _FORMAT, "samples": samples, "fields": described, **key}
         self.folder = folder / f"teacher-{json_sha256(whole)[:32]}"
         if not self._is_whole():
             self._create(whole)
-        self._sums = self._mapped(_CHECKSUMS, (samples,), "uint64")
-        self._arrays = {
-            field.name: self._mapped(f"{index}.bin", (samples, *field.shape), field.dtype)
-            for index, field in enumerate(self._fields)
-        }
-
-    def _sizes(self) -> dict[str, int]:
-        sizes = {f"{i}.bin": self._samples * f.row_bytes for i, f in enumerate(self._fields)}
-        return {_CHECKSUMS: self._samples * 8, **sizes}
+        self._arrays: list[Array] = [
+            np.memmap(self.folder / name, field.dtype, "r", shape=(samples, *field.shape))
+            for name, field in self._files.items()
+        ]
 
     def _is_whole(self) -> bool:
-        paths = ((self.folder / name, size) for name, size in self._sizes().items())
-        return all(path.is_file() and path.stat().st_size == size for path, size in paths)
+        sizes = ((self.folder / n, self._samples * f.row_bytes) for n, f in self._files.items())
+        return all(path.is_file() and path.stat().st_size == size for path, size in sizes)
 
     def _create(self, key: Mapping[str, Any]) -> None:
         """Make files without rows, all at once; another process may do the same."""
@@ -98,9 +81,9 @@ class Page:
             page = staged / "page"
             page.mkdir()
             (page / _KEY).write_text(json_text(json.loads(json.dumps(key))), encoding="utf-8")
-            for name, size in self._sizes().items():
+            for name, field in self._files.items():
                 with (page / name).open("wb") as file:
-                    file.truncate(size)
+                    file.truncate(self._samples * field.row_bytes)
             try:
                 page.rename(self.folder)
             except OSError:
@@ -108,16 +91,16 @@ class Page:
                     shutil.rmtree(self.folder)
                     page.rename(self.folder)
 
-    def _mapped(self, name: str, shape: tuple[int, ...], dtype: str) -> Array:
-        return np.memmap(self.folder / name, dtype, "r", shape=shape)
-
     def read(self, rows: Rows) -> dict[str, Array] | None:
         """Return rows by field, or ``None`` if one is missing or damaged."""
-        sums = self._sums[rows]
+        *arrays, checksums = self._arrays
+        sums = checksums[rows]
         if not sums.all():
             return None
-        values = {name: np.asarray(array[rows]) for name, array in self._arrays.items()}
-        return values if np.array_equal(self._checksums(values), sums) else None
+        values = [np.asarray(array[rows]) for array in arrays]
+        if not np.array_equal(_checksums(values), sums):
+            return None
+        return {field.name: value for field, value in zip(self._fields, values, strict=True)}
 
     def write(self, rows: Rows, values: Mapping[str, Array]) -> None:
         """Write rows to the files.
@@ -128,27 +111,24 @@ class Page:
         Raises:
             InputError: the disk is full.
         """
-        arrays = {
-            field.name: np.ascontiguousarray(values[field.name], field.dtype)
-            for field in self._fields
-        }
-        files = [(f"{i}.bin", arrays[f.name], f.row_bytes) for i, f in enumerate(self._fields)]
+        arrays = [np.ascontiguousarray(values[f.name], f.dtype) for f in self._fields]
+        arrays.append(_checksums(arrays))
         with disk_errors(self.folder):
-            for name, array, size in [*files, (_CHECKSUMS, self._checksums(arrays), 8)]:
+            for (name, field), array in zip(self._files.items(), arrays, strict=True):
                 with (self.folder / name).open("r+b", buffering=0) as file:
                     for row, value in zip(rows, array, strict=True):
-                        file.seek(int(row) * size)
+                        file.seek(int(row) * field.row_bytes)
                         _write_all(file, value.tobytes())
 
-    def _checksums(self, values: Mapping[str, Array]) -> NDArray[np.uint64]:
-        arrays = [values[field.name] for field in self._fields]
-        sums = np.zeros(len(arrays[0]), np.uint64)
-        for row in range(len(sums)):
-            total = 0
-            for array in arrays:
-                total = zlib.crc32(array[row].tobytes(), total)
-            sums[row] = total | _MARK
-        return sums
+
+def _checksums(arrays: Sequence[Array]) -> NDArray[np.uint64]:
+    sums = np.zeros(len(arrays[0]), np.uint64)
+    for row in range(len(sums)):
+        total = 0
+        for array in arrays:
+            total = zlib.crc32(array[row].tobytes(), total)
+        sums[row] = total | _MARK
+    return sums
 
 
 def _write_all(file: Any, data: bytes) -> None:
@@ -169,12 +149,8 @@ _HELD_OUT, _SHARED = "held-out", "all epochs"
 class Course:
     """The training that a teacher's outputs are for.
 
-    Attributes:
-        training: data, processes and the folder of the cache.
-        order: which samples each step has.
-        micro: how many go through the networks at once.
-        steps: how many there are.
-        cache: whether outputs are kept; ``None`` keeps them if they are not too large.
+    So many samples as ``micro`` go through the networks at once. If ``cache`` is ``None``, outputs
+    are kept if they are not too large.
     """
 
     training: Training
@@ -191,13 +167,7 @@ class TeacherOutputs:
     samples are computed before the first step, in batches that depend on nothing else. If it does,
     or there is only one epoch, each step's outputs are computed in the step and kept for other
     trainings with the same order, such as one with another alpha or a resumed one. So outputs are
-    the same bytes wherever they come from.
-
-    Args:
-        teach: computes the outputs.
-        identity: what they depend on beside the data.
-        fields: the outputs for a sample.
-        course: the training.
+    the same bytes wherever they come from. ``identity`` is what they depend on beside the data.
     """
 
     def __init__(
@@ -210,7 +180,7 @@ class TeacherOutputs:
         order, data = course.order, course.training.data
         self._shared = not data.random and course.steps > order.steps_in_epoch
         pages = 1 if self._shared else ceil(course.steps / order.steps_in_epoch)
-        self._bytes = pages * page_bytes(fields, data.samples)
+        self._bytes = pages * data.samples * (sum(field.row_bytes for field in fields) + 8)
         allowed = self._bytes <= _KEPT_UNASKED if course.cache is None else course.cache
         self._kept = allowed and all(field.row_bytes for field in fields)
         self._computed = self._read = 0
@@ -218,9 +188,6 @@ class TeacherOutputs:
 
     def prepare(self, inputs: Sequence[str]) -> None:
         """Compute the outputs that are the same in all epochs and have not been kept yet.
-
-        Args:
-            inputs: names of the teacher's inputs.
 
         Raises:
             CompressorError: data cannot be read, the teacher does not run, or the disk is full.
@@ -243,12 +210,12 @@ class TeacherOutputs:
     def of(self, micro: Micro, inputs: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
         """Return the teacher's outputs for some samples, on the inputs' device.
 
-        Args:
-            micro: the samples.
-            inputs: of the teacher.
-            step: the step; after the last one come validations.
+        After the last step come validations.
         """
-        page = self._page(self._page_name(step)) if self._kept else None
+        course = self._course
+        name = _SHARED if self._shared else f"epoch {step // course.order.steps_in_epoch}"
+        name = _HELD_OUT if step >= course.steps else name
+        page = self._page(name) if self._kept else None
         kept = page.read(micro.rows) if page is not None else None
         if kept is None:
             return self._compute(micro.rows, inputs, page)
@@ -275,11 +242,6 @@ class TeacherOutputs:
             page.write(rows, {n: t.cpu().numpy() for n, t in outputs.items()})
         return outputs
 
-    def _page_name(self, step: int) -> str:
-        if step >= self._course.steps:
-            return _HELD_OUT
-        return _SHARED if self._shared else f"epoch {step // self._course.order.steps_in_epoch}"
-
     def _open(self, name: str) -> Page:
         course, order = self._course, self._course.order
         key: dict[str, Any] = {
@@ -305,7 +267,6 @@ def fields_of(outputs: Mapping[str, Tensor]) -> tuple[Field, ...]:
 
 
 def _size(number: int) -> str:
-    """Return a number of bytes as text."""
     size, units = float(number), ["B", "kB", "MB", "GB"]
     while size >= 1000 and len(units) > 1:
         size, units = size / 1000, units[1:]

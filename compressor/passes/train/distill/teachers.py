@@ -26,13 +26,7 @@ from compressor.types.tensors import TensorSpec
 
 @dataclass(frozen=True)
 class Taps:
-    """What a teacher is run for.
-
-    Attributes:
-        outputs: names of outputs.
-        layers: names of layers.
-        where: the option that names the layers, for messages.
-    """
+    """The outputs and layers that a teacher is run for, and the option that names the layers."""
 
     outputs: Sequence[str]
     layers: Sequence[str] = ()
@@ -43,12 +37,8 @@ class Teacher:
     """A model that a student learns from.
 
     PyTorch runs a module if there is a GPU, or if layers are named that a graph does not have;
-    otherwise ONNX Runtime runs the graph, which takes less time on a CPU.
-
-    Args:
-        carrier: the model.
-        taps: what it is run for.
-        inputs: the student's, which the data fit.
+    otherwise ONNX Runtime runs the graph, which takes less time on a CPU. The data fit the
+    student's inputs.
 
     Raises:
         SpecError: it takes other inputs than the student, or has no layer of a name.
@@ -67,15 +57,14 @@ class Teacher:
         self.identity = {"digest": digest(carrier), "runtime": self.runtime}
 
     def __call__(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Run it on samples.
+        """Run it on the student's inputs ``[N, ...]``; return outputs, and those of layers.
 
-        Args:
-            tensors: the student's inputs by name, ``[N, ...]``.
-
-        Returns:
-            Outputs and layers' outputs, as float32 where they are floats.
+        They are float32 where they are floats.
         """
-        inputs = {name: self._cast(name, tensors[source]) for name, source in self._inputs.items()}
+        inputs = {}
+        for name, source in self._inputs.items():
+            tensor = tensors[source]
+            inputs[name] = tensor.to(getattr(torch, self._specs[name].dtype, tensor.dtype))
         samples = len(next(iter(inputs.values())))
         if self._fixed is None or samples == self._fixed:
             return self._run(inputs)
@@ -84,9 +73,6 @@ class Teacher:
             for start in range(0, samples, self._fixed)
         ]
         return {name: torch.cat([part[name] for part in parts])[:samples] for name in parts[0]}
-
-    def _cast(self, name: str, tensor: Tensor) -> Tensor:
-        return tensor.to(getattr(torch, self._specs[name].dtype, tensor.dtype))
 
 
 def _filled(tensor: Tensor, samples: int) -> Tensor:

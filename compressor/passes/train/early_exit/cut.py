@@ -32,13 +32,7 @@ from compressor.types.tensors import Array
 
 @dataclass(frozen=True)
 class CutExit:
-    """An exit as it is written into the graph.
-
-    Attributes:
-        point: where.
-        threshold: the confidence from which samples leave.
-        parameters: of the head, as :func:`initial_parameters` names them.
-    """
+    """An exit, the confidence from which samples leave, and its head's parameters by name."""
 
     point: ExitPoint
     threshold: float
@@ -66,12 +60,8 @@ def cut(
 ) -> ir.Model:
     """Return a model that lets samples leave early, with the same inputs and outputs.
 
-    Args:
-        model: not changed.
-        exits: in the order of execution.
-        measure: of confidence.
-        batches: of this very model.
-        answer: of this very model.
+    Exits are in the order of execution; ``batches`` and ``answer`` are those of this very model,
+    which is not changed.
 
     Raises:
         SpecError: a node after an exit reads a value that is neither each sample's own nor the
@@ -183,20 +173,16 @@ class _Cut:
         number = self._exits[index].point.number
         part, inner = self._parts[index], self._parts[index + 1]
         assert inner.rows is not None
+        columns = self._constant("exits.columns", [1])
         places = self._add(
-            inner,
-            "Unsqueeze",
-            [inner.rows, self._constant("exits.columns", [1])],
-            f"exit{number}.written",
-            INT64,
+            inner, "Unsqueeze", [inner.rows, columns], f"exit{number}.written", INT64
         )
         merged = self._add(
             inner, "ScatterND", [answers, places, later], f"exit{number}.merged", FLOAT
         )
         empty = _Part()
         kept = self._add(empty, "Identity", [answers], f"exit{number}.kept", FLOAT)
-        for value in (merged, kept):
-            value.shape = answers.shape
+        merged.shape = kept.shape = answers.shape
         count = self._add(part, "Size", [inner.rows], f"exit{number}.count", INT64)
         none = self._editor.shared_constant("exits.none", np.asarray(0, np.int64))
         some = self._add(part, "Greater", [count, none], f"exit{number}.continues", BOOL)
@@ -229,7 +215,9 @@ class _Cut:
                     raise refused(original)
             self._redirect(node, index)
             for value in node.outputs:
-                self._rename(value, index)
+                if value.name:
+                    value.name = self._editor.free_name(f"{value.name}.rows{index}")
+                value.shape = self._shape(value, index)
         self._parts[index].nodes.append(node)
 
     def _redirect(self, node: ir.Node, index: int) -> None:
@@ -243,13 +231,6 @@ class _Cut:
                 for place, value in enumerate(list(outputs)):
                     if (here := self._here(value, index)) is not value:
                         outputs[place] = here
-
-    def _rename(self, value: ir.Value, index: int) -> None:
-        """Give a value of fewer samples a name and a shape of its own."""
-        if value.name:
-            value.name = self._editor.free_name(f"{value.name}.rows{index}")
-        if value.shape is not None:
-            value.shape = self._shape(value, index)
 
     def _shape(self, value: ir.Value, index: int) -> ir.Shape | None:
         if value.shape is None:
@@ -287,17 +268,11 @@ class _Cut:
             raise refused(original)
         rows = self._parts[index].rows
         assert rows is not None
-        outer = self._here(value, index - 1)
-        gathered = self._add(
-            self._parts[index],
-            "Gather",
-            [outer, rows],
-            f"{value.name}.left{index}",
-            value.dtype,
-            axis,
-        )
-        gathered.shape = self._shape(original, index)
-        return gathered
+        outer, name = self._here(value, index - 1), f"{value.name}.left{index}"
+        node = self._editor.node("Gather", [outer, rows], name, value.dtype, {"axis": axis})
+        self._parts[index].nodes.append(node)
+        node.outputs[0].shape = self._shape(original, index)
+        return node.outputs[0]
 
     def _again(self, node: ir.Node, value: ir.Value, index: int) -> ir.Value:
         """Compute a value of an earlier part again, for this part's samples."""
@@ -340,16 +315,9 @@ class _Cut:
         return self._editor.shared_constant(name, np.asarray(values, np.int64))
 
     def _add(
-        self,
-        part: _Part,
-        operator: str,
-        inputs: Sequence[ir.Value],
-        name: str,
-        dtype: ir.DataType | None,
-        axis: int | None = None,
+        self, part: _Part, operator: str, inputs: list[ir.Value], name: str, dtype: ir.DataType
     ) -> ir.Value:
-        attributes = {} if axis is None else {"axis": axis}
-        node = self._editor.node(operator, list(inputs), name, dtype, attributes)
+        node = self._editor.node(operator, inputs, name, dtype)
         part.nodes.append(node)
         return node.outputs[0]
 

@@ -10,14 +10,13 @@ from typing import Annotated, Any, ClassVar, Literal
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 from pydantic import Field, model_validator
-from torch import Tensor, nn
+from torch import nn
 
 from compressor.errors import SpecError
 from compressor.models.torch.smaller_module import trainable_graph
 from compressor.passes.train.early_exit.cut import CutExit, cut, part_macs
 from compressor.passes.train.early_exit.heads import (
     FrozenTrunk,
-    HeadNames,
     SelfDistillation,
     WithHeads,
     folded,
@@ -35,15 +34,13 @@ from compressor.passes.train.early_exit.points import (
     find_points,
 )
 from compressor.passes.train.early_exit.thresholds import (
-    Thresholds,
     check_answers,
     choose_thresholds,
     collect,
     feature_statistics,
-    macs_note,
     mean_latencies,
     nobody_leaves,
-    share_notes,
+    threshold_notes,
 )
 from compressor.passes.train.engine import length, make_order, train
 from compressor.passes.train.finetune import CROSS_ENTROPY, TaskLoss, loss_name
@@ -147,9 +144,9 @@ class EarlyExit(Recipe):
 
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:  # noqa: ARG002
         """Find the places of the exits, and check that the graph can be cut there."""
-        self._loss()
+        loss_name(self.loss or CROSS_ENTROPY, None)
         places = self._places(carrier)
-        places.written(*self._untrained(places), self.confidence)
+        self._untrained(places)
         exits = {
             point.layer.name: f"exit {point.number} follows, head {point.features} x "
             f"{places.answer.classes}"
@@ -162,8 +159,7 @@ class EarlyExit(Recipe):
             reasons[name] = "" if name in exits else reason
             parts = ["train"] * (trained and not skipped) + [exits.get(name, "")]
             actions[name] = "; ".join(part for part in parts if part)
-        rows = plan_layers(self.name, actions, reasons)
-        return Survey(rows)
+        return Survey(plan_layers(self.name, actions, reasons))
 
     def apply_training(
         self,
@@ -187,7 +183,9 @@ class EarlyExit(Recipe):
         places = self._places(carrier)
         headed = self._with_heads(carrier, places, context.seed, training)
         trained, carrier, headed = self._trained(carrier, context, training, headed)
-        network = _without_heads(headed.model)
+        network = headed.model.clone()
+        del network.graph.outputs[1:]
+        common.RemoveUnusedNodesPass()(network)
         places = replace(places, graph=network, batches=Batches(network))
         cut = self._cut(carrier, places, headed, training, trained.notes(None))
         return replace(cut, training=trained.record())
@@ -199,8 +197,7 @@ class EarlyExit(Recipe):
         statistics: Mapping[str, Any],  # noqa: ARG002
     ) -> Carrier:
         """Return the model with every exit used."""
-        places = self._places(carrier)
-        return carrier.with_graph(places.written(*self._untrained(places), self.confidence))
+        return carrier.with_graph(self._untrained(self._places(carrier)))
 
     def _places(self, carrier: Carrier) -> _Places:
         graph = carrier.graph()
@@ -208,13 +205,11 @@ class EarlyExit(Recipe):
         answer = find_answer(graph, batches)
         return _Places(graph, batches, answer, find_points(graph, self.exits, batches, answer))
 
-    def _untrained(self, places: _Places) -> tuple[list[float], list[dict[str, Array]]]:
+    def _untrained(self, places: _Places) -> ir.Model:
+        """Return the graph with every exit used, whose heads have not learned anything."""
         classes = places.answer.classes
         parameters = [initial_parameters(point, classes, 0) for point in places.points]
-        return [1.0] * len(parameters), parameters
-
-    def _loss(self) -> str:
-        return loss_name(self.loss or CROSS_ENTROPY, None)
+        return places.written([1.0] * len(parameters), parameters, self.confidence)
 
     def _with_heads(
         self, carrier: Carrier, places: _Places, seed: int, training: Training
@@ -264,11 +259,14 @@ class EarlyExit(Recipe):
             names_of = executing.tensors().keys()
             after = executing.with_weights({n: t for n, t in tensors.items() if n in names_of})
             return trained, after, replace(headed, model=after.graph().clone())
-        return trained, carrier, replace(headed, model=_with_tensors(headed.model, names, tensors))
+        copy = headed.model.clone()
+        for name in names:
+            copy.graph.initializers[name].const_value = ir.tensor(tensors[name].numpy(), name=name)
+        return trained, carrier, replace(headed, model=copy)
 
     def _objective(self, headed: WithHeads, training: Training) -> SelfDistillation:
         exits = [head.logits for head in headed.heads]
-        name = self._loss()
+        name = loss_name(self.loss or CROSS_ENTROPY, None)
         labelled = {n: TaskLoss(name, (n,), training) for n in exits} if self.alpha > 0 else {}
         network = TaskLoss(name, (headed.teacher,), training) if self.train == "all" else None
         return SelfDistillation(
@@ -291,15 +289,11 @@ class EarlyExit(Recipe):
         chosen = choose_thresholds(sure, same, self.agreement, costs)
         if not sum(chosen.left):
             raise nobody_leaves(self.agreement, sure, same, costs)
-        parameters = [_parameters(headed.model, head) for head in headed.heads]
+        parameters = [folded(headed.model, head) for head in headed.heads]
         after = carrier.with_graph(places.written(chosen.values, parameters, self.confidence))
         probe = training.samples.probe(_PROBED)
         check_answers(after.runner(), runner.run(probe), probe, answers, chosen.values)
-        notes = [
-            *notes,
-            *share_notes(places.points, chosen, self.agreement),
-            macs_note(chosen, costs),
-        ]
+        notes = [*notes, *threshold_notes(places.points, chosen, self.agreement, costs)]
         if training.ranks.rank == 0:
             whole = carrier.with_graph(places.graph).runner()
             (early, full), count = mean_latencies([after.runner(), whole], probe)
@@ -307,42 +301,14 @@ class EarlyExit(Recipe):
                 f"mean latency at batch 1 in ONNX Runtime, over {count} calibration samples: "
                 f"{early:.3g} ms with exits, {full:.3g} ms without ({early / full:.2f} of it)"
             )
-        return Outcome(after, self._layers(after, places.points, chosen), tuple(notes))
-
-    def _layers(
-        self, after: Carrier, points: Sequence[ExitPoint], chosen: Thresholds
-    ) -> tuple[LayerOutcome, ...]:
+        exits = zip(places.points, chosen.values, chosen.shares, strict=False)
         rows = {
             f"exit{point.number}": {"after": point.after, "threshold": value, "leave": share}
-            for point, value, share in zip(points, chosen.values, chosen.shares, strict=False)
+            for point, value, share in exits
         }
-        return tuple(
+        layers = tuple(
             LayerOutcome(layer.name, layer.dtype, details=rows.get(layer.name, {"trained": True}))
             for layer in after.layers()
             if layer.name in rows or self.train == "all"
         )
-
-
-def _with_tensors(model: ir.Model, names: Sequence[str], tensors: Mapping[str, Tensor]) -> ir.Model:
-    copy = model.clone()
-    for name in names:
-        copy.graph.initializers[name].const_value = ir.tensor(tensors[name].numpy(), name=name)
-    return copy
-
-
-def _without_heads(model: ir.Model) -> ir.Model:
-    """Return the network alone, with the weights that it has beside its heads."""
-    copy = model.clone()
-    del copy.graph.outputs[1:]
-    common.RemoveUnusedNodesPass()(copy)
-    return copy
-
-
-def _parameters(model: ir.Model, head: HeadNames) -> dict[str, Array]:
-    """Return a head's parameters under the names that heads are made from."""
-    arrays = {}
-    for key, name in head.tensors.items():
-        tensor = model.graph.initializers[name].const_value
-        assert tensor is not None
-        arrays[key] = tensor.numpy()
-    return folded(arrays)
+        return Outcome(after, layers, tuple(notes))

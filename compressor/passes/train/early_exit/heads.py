@@ -44,12 +44,7 @@ class HeadNames:
 
 
 class HeadWriter:
-    """Adds heads to a graph.
-
-    Args:
-        model: changed in place; operators of opset 18 or newer.
-        answer: the model's logits and classes.
-    """
+    """Adds heads to a graph, in place, with operators of opset 18 or newer."""
 
     def __init__(self, model: ir.Model, answer: Answer):
         self.editor = Editor(model)
@@ -60,11 +55,8 @@ class HeadWriter:
     ) -> tuple[HeadNames, list[ir.Node]]:
         """Make a head's nodes, in order; adds the parameters to the graph, but not the nodes.
 
-        Args:
-            point: the exit.
-            value: what the head reads.
-            parameters: as :func:`initial_parameters` names them; with ``mean`` and ``scale``, the
-                features are standardized first.
+        Parameters are named as by :func:`initial_parameters`; with ``mean`` and ``scale``, the
+        features are standardized first.
         """
         start, made = f"exit{point.number}", list[ir.Node]()
 
@@ -162,14 +154,8 @@ class HeadWriter:
 def initial_parameters(point: ExitPoint, classes: int, seed: int) -> dict[str, Array]:
     """Return what a head starts with: a linear layer's usual uniform numbers.
 
-    Args:
-        point: the exit.
-        classes: the number of classes.
-        seed: with the exit's number, of the random numbers.
-
-    Returns:
-        ``weight`` ``[classes, features]``, ``bias`` ``[classes]``, and if there is a layer norm
-        ``norm.weight`` and ``norm.bias`` ``[features]``.
+    They are ``weight`` ``[classes, features]``, ``bias`` ``[classes]``, and if there is a layer
+    norm ``norm.weight`` and ``norm.bias`` ``[features]``.
     """
     rng = np.random.default_rng((seed, point.number))
     bound = 1 / sqrt(point.features)
@@ -183,8 +169,13 @@ def initial_parameters(point: ExitPoint, classes: int, seed: int) -> dict[str, A
     return parameters
 
 
-def folded(parameters: Mapping[str, Array]) -> dict[str, Array]:
-    """Return a head's parameters with ``mean`` and ``scale``, if any, folded into its weight."""
+def folded(model: ir.Model, head: HeadNames) -> dict[str, Array]:
+    """Return a head's parameters, with ``mean`` and ``scale``, if any, folded into its weight."""
+    parameters = {}
+    for key, name in head.tensors.items():
+        tensor = model.graph.initializers[name].const_value
+        assert tensor is not None
+        parameters[key] = tensor.numpy()
     rest = {n: array for n, array in parameters.items() if n not in _STATISTICS}
     if "mean" in parameters:
         weight = parameters["weight"].astype(np.float64) * parameters["scale"]
@@ -279,13 +270,10 @@ class SelfDistillation:
     """What exits learn from: the labels, and the network's own answer.
 
     L. Zhang et al., Be your own teacher, 2019 (arXiv:1905.08094), section 3.2, without the feature
-    loss. Gradients do not flow into the teacher.
+    loss. Gradients do not flow into the teacher, the output with the network's own logits.
 
     Attributes:
-        exits: outputs of the heads.
-        teacher: output with the network's own logits.
         alpha: weight of the labels; the network's answer gets the rest.
-        temperature: of both logits.
         labelled: the loss of each exit against the labels; empty where alpha is 0.
         network: the loss of the network itself, if it is trained, too.
     """

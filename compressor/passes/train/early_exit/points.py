@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from math import inf
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -80,12 +81,9 @@ class ExitPoint:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a classifier answers.
+    """A classifier's logits: the name of their value, ``[batch, classes]``.
 
-    Attributes:
-        logits: name of the value that holds them, ``[batch, classes]``.
-        classes: how many.
-        activation: the softmax that turns them into the model's output; ``None`` if there is none.
+    The activation, if any, is the softmax that turns them into the model's output.
     """
 
     logits: str
@@ -146,9 +144,9 @@ def find_points(
                 f"is {point.after!r}, after which nothing is left to skip",
                 "name an earlier layer",
             )
-        before = points[index - 1] if index else None
-        if before is None:
+        if not index:
             continue
+        before = points[index - 1]
         if before.value == point.value:
             problem = f"is {point.after!r}, the same place as {before.after!r}"
             raise SpecError(where, problem, "name each place once")
@@ -233,7 +231,13 @@ def _settled(model: ir.Model, node: ir.Node) -> ir.Value:
         if not (row.activation or row.follows):
             break
         live.update(other.outputs[:1])
-        live = {v for v in live if v in outputs or _last_reader(v, order) > order[other]}
+        position = order[other]
+        # A reader that has no place in the order is in a subgraph.
+        live = {
+            v
+            for v in live
+            if v in outputs or any(order.get(use.node, inf) > position for use in v.uses())
+        }
         if len(live) != 1:
             continue
         (only,) = live
@@ -241,11 +245,6 @@ def _settled(model: ir.Model, node: ir.Node) -> ir.Value:
             break
         settled = only
     return settled
-
-
-def _last_reader(value: ir.Value, order: dict[ir.Node, int]) -> int:
-    """Return the position of the last node that reads a value, itself or in a subgraph."""
-    return max((order.get(use.node, len(order)) for use in value.uses()), default=-1)
 
 
 _FEW, _MORE = 3, 5  # batches that are tried: what differs between them depends on the batch
@@ -260,10 +259,7 @@ class Origin(IntEnum):
 
 
 class Batches:
-    """How a graph's values change with the number of samples.
-
-    Args:
-        model: not changed. The first axis of its first input is the batch.
+    """How a graph's values change with the number of samples, the first axis of its first input.
 
     Raises:
         SpecError: that axis has a fixed length.
@@ -280,15 +276,15 @@ class Batches:
             )
         self.symbol = batch
         examples = example_inputs(specs)
-        self._tries: list[Lengths] = []
-        for count in (_FEW, _MORE):
-            lengths = {
-                axis: int(length)
-                for spec in specs
-                for axis, length in zip(spec.shape, examples[spec.name].shape, strict=True)
-                if isinstance(axis, str)
-            }
-            self._tries.append(Lengths(_with_lengths(model, {**lengths, batch: count})))
+        lengths = {
+            axis: int(length)
+            for spec in specs
+            for axis, length in zip(spec.shape, examples[spec.name].shape, strict=True)
+            if isinstance(axis, str)
+        }
+        self._tries = [
+            Lengths(_with_lengths(model, {**lengths, batch: count})) for count in (_FEW, _MORE)
+        ]
         self._origins = _origins(model)
 
     def shape(self, value: ir.Value) -> tuple[int, ...] | None:
@@ -307,12 +303,12 @@ class Batches:
         """
         few, more = (tried.shape(value) for tried in self._tries)
         if few is None or more is None or len(few) != len(more):
-            raise _crossing(value, "has axes whose lengths are not known")
+            raise refused(value, "has axes whose lengths are not known")
         moving = [i for i, pair in enumerate(zip(few, more, strict=True)) if pair[0] != pair[1]]
         if not moving:
             return None
         if len(moving) > 1 or (few[moving[0]], more[moving[0]]) != (_FEW, _MORE):
-            raise _crossing(value, f"has samples mixed with other things on axis {moving[0]}")
+            raise refused(value, f"has samples mixed with other things on axis {moving[0]}")
         return moving[0]
 
     def fixed(self, value: ir.Value) -> bool:
@@ -334,9 +330,13 @@ class Batches:
         return operator(node).family == "shape" and constants == [((1,), [_FEW]), ((1,), [_MORE])]
 
 
-def refused(value: ir.Value) -> SpecError:
-    """Return the error for a value that depends on all samples together."""
-    return _crossing(value, "is computed from all samples together")
+def refused(value: ir.Value, why: str = "is computed from all samples together") -> SpecError:
+    """Return the error for a value that cannot be had for the remaining samples alone."""
+    return SpecError(
+        f"value {value.name!r}",
+        f"is read after an exit, and {why}",
+        "put the exit after another layer",
+    )
 
 
 def reads(node: ir.Node) -> Iterator[ir.Value]:
@@ -346,14 +346,6 @@ def reads(node: ir.Node) -> Iterator[ir.Value]:
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
             yield from attribute.as_graph().outputs
-
-
-def _crossing(value: ir.Value, problem: str) -> SpecError:
-    return SpecError(
-        f"value {value.name!r}",
-        f"is read after an exit, and {problem}",
-        "put the exit after another layer",
-    )
 
 
 def _with_lengths(model: ir.Model, lengths: dict[str, int]) -> ir.Model:

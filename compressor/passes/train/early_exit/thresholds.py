@@ -31,14 +31,10 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Thresholds:
-    """When samples leave.
+    """The threshold of each exit, infinite if no sample leaves, and what they do to the samples.
 
-    Attributes:
-        values: of each exit; infinite if no sample leaves.
-        left: the number of samples that leave at each exit.
-        wrong: the number of those that get another answer than the full network's.
-        samples: the number of samples.
-        cost: mean cost of a sample.
+    So many have left at each exit, and so many of those are wrong: they get another answer than the
+    full network's. The cost is the mean of all samples.
     """
 
     values: tuple[float, ...]
@@ -84,9 +80,11 @@ def choose_thresholds(
     if agrees.shape != confidences.shape or len(costs) != exits + 1 or not samples:
         raise ValueError(f"{agrees.shape} and {len(costs)} costs for {confidences.shape}")
     budget = floor(samples * (1 - agreement / 100) + 1e-9)
-    search = _Search(confidences.astype(np.float32), ~agrees, _step(exits, budget))
+    step, sure = 1, confidences.astype(np.float32)
+    while comb(budget // step + exits - 1, exits - 1) > _MOST_DIVISIONS:
+        step += 1
     best: Thresholds | None = None
-    for values, left, wrong in search.divisions(np.ones(samples, bool), 0, budget):
+    for values, left, wrong in _divisions(sure, ~agrees, step, np.ones(samples, bool), budget):
         reaching = samples - np.cumsum([0, *left])
         cost = float(np.dot(reaching, costs)) / samples
         if best is None or cost < best.cost:
@@ -98,55 +96,37 @@ def choose_thresholds(
 _Division = tuple[tuple[float, ...], tuple[int, ...], tuple[int, ...]]
 
 
-@dataclass(frozen=True)
-class _Search:
-    """A search over thresholds.
+def _divisions(
+    sure: NDArray[np.float32], differs: Flags, step: int, here: Flags, budget: int
+) -> Iterator[_Division]:
+    """Yield thresholds, leaving and wrong samples of the exits.
 
-    Attributes:
+    Args:
         sure: confidences ``[exits, samples]``.
         differs: whether the head's answer is not the full network's, likewise.
         step: how far apart the numbers of differing samples are that are tried.
+        here: whether a sample reaches the first of these exits.
+        budget: how many of those that reach it may get another answer.
     """
-
-    sure: NDArray[np.float32]
-    differs: Flags
-    step: int
-
-    def divisions(self, here: Flags, index: int, budget: int) -> Iterator[_Division]:
-        """Yield thresholds, leaving and wrong samples of the exits from ``index`` on.
-
-        Args:
-            here: whether a sample reaches this exit.
-            index: the exit.
-            budget: how many of them may get another answer.
-        """
-        if index == len(self.sure):
-            yield (), (), ()
-            return
-        rows = np.flatnonzero(here)
-        order = rows[np.argsort(-self.sure[index, rows], kind="stable")]
-        ranked, errors = self.sure[index, order], np.cumsum(self.differs[index, order])
-        last = index == len(self.sure) - 1
-        tried: set[int] = set()
-        for part in [budget] if last else [*range(0, budget, self.step), budget]:
-            count = _leavers(ranked, errors, part)
-            if count in tried:
-                continue
-            tried.add(count)
-            staying = here.copy()
-            staying[order[:count]] = False
-            wrong = int(errors[count - 1]) if count else 0
-            threshold = _between(ranked, count)
-            for values, left, others in self.divisions(staying, index + 1, budget - wrong):
-                yield (threshold, *values), (count, *left), (wrong, *others)
-
-
-def _step(exits: int, budget: int) -> int:
-    """Return the smallest step that gives at most a thousand divisions."""
-    step = 1
-    while comb(budget // step + exits - 1, exits - 1) > _MOST_DIVISIONS:
-        step += 1
-    return step
+    if not len(sure):
+        yield (), (), ()
+        return
+    rows = np.flatnonzero(here)
+    order = rows[np.argsort(-sure[0, rows], kind="stable")]
+    ranked, errors = sure[0, order], np.cumsum(differs[0, order])
+    tried: set[int] = set()
+    for part in [budget] if len(sure) == 1 else [*range(0, budget, step), budget]:
+        count = _leavers(ranked, errors, part)
+        if count in tried:
+            continue
+        tried.add(count)
+        staying = here.copy()
+        staying[order[:count]] = False
+        wrong = int(errors[count - 1]) if count else 0
+        threshold = _between(ranked, count)
+        later = _divisions(sure[1:], differs[1:], step, staying, budget - wrong)
+        for values, left, others in later:
+            yield (threshold, *values), (count, *left), (wrong, *others)
 
 
 def _leavers(ranked: NDArray[np.float32], errors: NDArray[np.int64], budget: int) -> int:
@@ -172,12 +152,8 @@ def feature_statistics(
 ) -> list[tuple[Array, Array]]:
     """Return mean and one over the standard deviation of each feature, in one pass over the data.
 
-    A feature that never changes keeps its scale.
-
-    Args:
-        runner: returns the features ``[batch, features]`` by name.
-        samples: the data.
-        features: their names, head by head.
+    A feature that never changes keeps its scale. ``features`` are names of outputs
+    ``[batch, features]``, head by head.
 
     Raises:
         DataError: there are no samples.
@@ -190,7 +166,7 @@ def feature_statistics(
         sums = [before + more for before, more in zip(sums, added, strict=True)]
         count += len(next(iter(batch.values())))
     if not count:
-        raise _no_samples()
+        raise DataError("calibration data", "have no samples", "give some: thresholds need them")
     results = []
     for total, squares in sums:
         mean = total / count
@@ -205,17 +181,10 @@ def collect(
 ) -> tuple[Array, Flags]:
     """Run all heads on the calibration data, which are never all in memory at once.
 
-    Args:
-        runner: of the model with heads and confidences.
-        samples: the data.
-        heads: outputs with the heads' logits.
-        teacher: output with the model's.
+    The runner's model has confidences; ``heads`` and ``teacher`` are outputs with logits.
 
     Returns:
         Confidences, and whether the head's answer is the model's; both ``[exits, samples]``.
-
-    Raises:
-        DataError: there are no samples.
     """
     sure: list[Array] = []
     same: list[Flags] = []
@@ -224,8 +193,6 @@ def collect(
         sure.append(np.stack([outputs[confidence_name(n + 1)] for n in range(len(heads))]))
         answer = outputs[teacher].argmax(1)
         same.append(np.stack([outputs[name].argmax(1) == answer for name in heads]))
-    if not sure:
-        raise _no_samples()
     return np.concatenate(sure, axis=1), np.concatenate(same, axis=1)
 
 
@@ -269,12 +236,9 @@ def check_answers(
 def mean_latencies(
     runners: Sequence[Runner], batch: Batch, seconds: float = _SECONDS
 ) -> tuple[list[float], int]:
-    """Time models at batch 1, sample after sample in turn.
+    """Time models at batch 1, sample after sample in turn, for about so many seconds.
 
-    Args:
-        runners: the models.
-        batch: samples.
-        seconds: the time to spend, though at least 8 samples are timed.
+    At least 8 samples are timed.
 
     Returns:
         Mean milliseconds a sample for each model, of each sample's best of five; and the number of
@@ -299,14 +263,10 @@ def mean_latencies(
     return [float(t) * 1e3 for t in times.mean(axis=1)], count
 
 
-def _no_samples() -> DataError:
-    return DataError("calibration data", "have no samples", "give some: thresholds need them")
-
-
-def share_notes(
-    points: Sequence[ExitPoint], chosen: Thresholds, agreement: float
+def threshold_notes(
+    points: Sequence[ExitPoint], chosen: Thresholds, agreement: float, costs: Sequence[float]
 ) -> tuple[str, ...]:
-    """Return how many samples leave where, and how many answers are the full network's."""
+    """Return how many samples leave where, how many answers agree, and what exits save."""
     parts, notes = [], []
     for point, value, share in zip(points, chosen.values, chosen.shares, strict=False):
         if value < inf:
@@ -316,25 +276,17 @@ def share_notes(
             f"exit {point.number} after {point.after} is left out: with agreement {agreement:g} it "
             "would let nobody leave"
         )
-    notes.append(
-        f"of {chosen.samples:,} calibration samples leave at {', '.join(parts)}; all the way go "
-        f"{chosen.shares[-1]:.1f} %"
-    )
-    notes.append(
-        f"{chosen.agreement:.2f} % of them get the full network's answer, "
-        f"{agreement:g} % are wanted"
-    )
-    return tuple(notes)
-
-
-def macs_note(chosen: Thresholds, costs: Sequence[float]) -> str:
-    """Return what exits save; a sample that goes all the way costs more than before."""
-    reaching = chosen.samples - np.cumsum([0, *chosen.left])
-    mean, most = float(np.dot(reaching, costs)) / chosen.samples, float(sum(costs))
+    mean, most = chosen.cost, float(sum(costs))
     return (
+        *notes,
+        f"of {chosen.samples:,} calibration samples leave at {', '.join(parts)}; all the way go "
+        f"{chosen.shares[-1]:.1f} %",
+        f"{chosen.agreement:.2f} % of them get the full network's answer, "
+        f"{agreement:g} % are wanted",
+        # A sample that goes all the way costs more than before.
         f"a calibration sample takes {mean / 1e6:.4g} million multiply-accumulates on average and "
         f"{most / 1e6:.4g} million at most, heads included ({100 * mean / max(most, 1):.0f} %); "
-        "reports count the most"
+        "reports count the most",
     )
 
 

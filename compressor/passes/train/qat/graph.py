@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from compressor.graph.editing import Editor
+from compressor.graph.editing import Attributes, Editor
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.operators import operator
 from compressor.graph.values import value_by_name
@@ -49,13 +49,10 @@ class ScaleNames:
 
 @dataclass(frozen=True)
 class FakeQuantized:
-    """A graph with fake quantization.
+    """A graph with fake quantization, in operators of our own domain.
 
-    Attributes:
-        graph: the graph; it has operators of our own domain.
-        weights: the scales of weights, by the layer's name.
-        activations: those of activations, by the value's name.
-        trained: names of the scales and zero points that are trained.
+    It has the scales of weights by the layer's name, those of activations by the value's, and the
+    names of the scales and zero points that are trained.
     """
 
     graph: ir.Model
@@ -65,13 +62,7 @@ class FakeQuantized:
 
 
 def fake_quantized(networks: Networks, points: Points, *, learned: bool) -> FakeQuantized:
-    """Return the graph that is trained.
-
-    Args:
-        networks: the model.
-        points: what is quantized.
-        learned: scales and zero points are trained.
-    """
+    """Return the graph that is trained, with scales and zero points if ``learned``."""
     writer = _Writer(networks.trained.clone(), learned)
     writer.freezable_norms(networks.norms)
     weights = {
@@ -120,7 +111,7 @@ class _Writer:
         if point.norm is not None and point.scales_folded:
             scale = scale / folding_factor(self._nodes[point.norm], {}).abs()
         zero = point.zero_point.reshape(shape).numpy()
-        names, inputs = self._scales(layer.weight, scale.numpy(), zero, movable=False)
+        names, inputs = self._scales(layer.weight, scale.numpy(), zero, self._learned, False)
         factor, added = self._factor(point)
         measure = self._measure(point, rows, scale)
         source: ir.Value = value
@@ -159,19 +150,11 @@ class _Writer:
         value = self._values[point.value]
         readers, output = tuple(value.uses()), value.is_graph_output()
         source = self._before_relu(value, point)
-        names, inputs = self._scales(
-            point.value,
-            np.asarray(point.scale),
-            np.asarray(point.zero_point),
-            movable=point.movable,
-            fixed=point.exact,
-        )
-        node = self._node(
-            "FakeQuantize",
-            [source, *inputs],
-            point.value,
-            {"low": point.scheme.low, "high": point.scheme.high, "batched": 1},
-        )
+        scale, zero = np.asarray(point.scale), np.asarray(point.zero_point)
+        learned = self._learned and not point.exact
+        names, inputs = self._scales(point.value, scale, zero, learned, learned and point.movable)
+        fields = {"low": point.scheme.low, "high": point.scheme.high, "batched": 1}
+        node = self._node("FakeQuantize", [source, *inputs], point.value, fields)
         producer = value.producer()
         if producer is None:
             self.model.graph.insert_before(self.model.graph[0], node)
@@ -192,10 +175,8 @@ class _Writer:
     def bias(self, point: WeightPoint, scale: ScaleNames, inputs: ScaleNames | None) -> None:
         """Round a layer's bias, or that of the batch norm behind it, as it will be stored.
 
-        Args:
-            point: the layer.
-            scale: of its weight, which has been quantized.
-            inputs: of its input; ``None`` where that is pixels, whose scale is 1.
+        Its weight has been quantized with ``scale``, its input with ``inputs``, or ``None`` where
+        that is pixels, whose scale is 1.
         """
         name = point.layer.weight
         node = self._readers[point.layer.name]
@@ -204,7 +185,7 @@ class _Writer:
         norm = None if point.norm is None else self._nodes[point.norm]
         if norm is not None:
             bias, target = norm.inputs[2], norm
-            more: ir.Value | None = self._norm_shift(point, norm, self._sum(name, held, rows))
+            more: ir.Value | None = self._norm_shift(name, norm, held, rows)
         else:
             bias, target, more = held, node, rows
             if bias is None:
@@ -239,21 +220,23 @@ class _Writer:
         node.prepend(made)
         return made.outputs[0]
 
-    def _norm_shift(self, point: WeightPoint, norm: ir.Node, inner: ir.Value | None) -> ir.Value:
+    def _norm_shift(
+        self, name: str, norm: ir.Node, bias: ir.Value | None, shift: ir.Value | None
+    ) -> ir.Value:
+        """Return what a batch norm adds to its own bias, after a layer's bias and pixels' shift."""
+        inner = [value for value in (bias, shift) if value is not None]
+        if len(inner) == 2:
+            total = self._editor.node("Add", inner, f"{name}.inner", ir.DataType.FLOAT)
+            producer = inner[1].producer()
+            assert producer is not None
+            producer.append(total)
+            inner = [total.outputs[0]]
         gamma, _, mean, variance = norm.inputs[1:5]
-        operands = [gamma, mean, variance, *([] if inner is None else [inner])]
         fields = {"epsilon": norm_factor(norm)[2]}
-        made = self._node("NormShift", operands, f"{point.layer.weight}.norm_shift", fields)
+        made = self._node(
+            "NormShift", [gamma, mean, variance, *inner], f"{name}.norm_shift", fields
+        )
         norm.prepend(made)
-        return made.outputs[0]
-
-    def _sum(self, name: str, first: ir.Value | None, second: ir.Value | None) -> ir.Value | None:
-        if first is None or second is None:
-            return second if first is None else first
-        made = self._editor.node("Add", [first, second], f"{name}.inner", ir.DataType.FLOAT)
-        producer = second.producer()
-        assert producer is not None
-        producer.append(made)
         return made.outputs[0]
 
     def _before_relu(self, value: ir.Value, point: ActivationPoint) -> ir.Value:
@@ -308,45 +291,26 @@ class _Writer:
     ) -> ir.Node:
         """Return the node of a batch norm's factor; ``place`` is its axis and the rank."""
         gamma, variance, epsilon = norm_factor(norm)
-        fields: dict[str, int | float | str | Sequence[int]] = {
-            "epsilon": epsilon,
-            "axis": place[0],
-            "rank": place[1],
-            "part": part,
-        }
+        fields: Attributes = {"epsilon": epsilon, "axis": place[0], "rank": place[1], "part": part}
         return self._node("FoldingFactor", [gamma, variance], f"{name}.{part}", fields)
 
     def _scales(
-        self, name: str, scale: Array, zero: Array, *, movable: bool, fixed: bool = False
+        self, name: str, scale: Array, zero: Array, learned: bool, movable: bool
     ) -> tuple[ScaleNames, list[ir.Value]]:
         """Add the initializers of a fake quantization; return them in the operator's order."""
-        learned = self._learned and not fixed
         size = self._editor.constant(f"{name}.scale.size", np.ones(scale.shape, np.float32))
         unit = self._editor.constant(f"{name}.scale.unit", scale.astype(np.float32))
         place = self._editor.constant(f"{name}.zero_point", zero.astype(np.float32))
         inputs = [size, unit, place]
-        offset = None
-        if learned:
-            self.trained.append(size.name or "")
-        if learned and movable:
+        if movable:
             start = np.zeros(zero.shape, np.float32)
-            offset = self._editor.constant(f"{name}.zero_point.offset", start)
-            self.trained.append(offset.name or "")
-            inputs.append(offset)
-        names = ScaleNames(
-            size.name or "",
-            unit.name or "",
-            place.name or "",
-            None if offset is None else offset.name,
-        )
-        return names, inputs
+            inputs.append(self._editor.constant(f"{name}.zero_point.offset", start))
+        if learned:
+            self.trained += [value.name or "" for value in (size, *inputs[3:])]
+        return ScaleNames(*(value.name or "" for value in inputs)), inputs
 
     def _node(
-        self,
-        op_type: str,
-        inputs: Sequence[ir.Value | None],
-        name: str,
-        attributes: Mapping[str, int | float | str | Sequence[int]],
+        self, op_type: str, inputs: Sequence[ir.Value | None], name: str, attributes: Attributes
     ) -> ir.Node:
         output = self._editor.free_name(f"{name}.{op_type}")
         value = ir.Value(name=output, type=ir.TensorType(ir.DataType.FLOAT))

@@ -58,12 +58,9 @@ class Networks:
 
 
 def make_networks(carrier: Carrier, *, live: bool, evaluate: bool = True) -> Networks:
-    """Fuse a model.
+    """Fuse a model; if ``live``, batch norms stay while it is trained.
 
-    Args:
-        carrier: the model.
-        live: batch norms stay while it is trained.
-        evaluate: compute weights; otherwise only the structure is right.
+    Without ``evaluate``, no weight is computed: only the structure is right.
 
     Raises:
         SpecError: batch norms are to stay, and none could be folded later.
@@ -86,21 +83,16 @@ def with_factors(networks: Networks, carrier: Carrier, names: Collection[str]) -
 
     Folding multiplies a channel's weights with ``gamma / sigma``, which may be small or large. With
     that factor kept apart, a step of the optimizer moves a weight by as much as it would in the
-    network before, so its learning rate suits the folded network, too.
-
-    Args:
-        networks: without batch norms that stay.
-        carrier: the model before.
-        names: layers that are quantized.
+    network before, so its learning rate suits the folded network, too. No batch norm stays;
+    ``names`` are those of the layers that are quantized.
     """
     before = {layer.name: layer for layer in carrier.layers()}
     trained = networks.trained.clone()
     factors = {}
     for name, layer in networks.layers().items():
         old = before.get(name)
-        if name not in names or old is None:
-            continue
-        if (old.rows, old.columns) != (layer.rows, layer.columns):
+        shape = (layer.rows, layer.columns)
+        if name not in names or old is None or (old.rows, old.columns) != shape:
             continue
         folded = layer.canonical(_weight(networks.folded, layer)).double()
         factor = folded.norm(dim=1) / old.canonical(carrier.weight(old)).double().norm(dim=1)
@@ -114,12 +106,7 @@ def with_factors(networks: Networks, carrier: Carrier, names: Collection[str]) -
 
 
 def refolded(networks: Networks, tensors: Mapping[str, Tensor]) -> ir.Model:
-    """Return the fused graph with tensors that were trained.
-
-    Args:
-        networks: what was trained.
-        tensors: initializers of the trained graph by name; other names are ignored.
-    """
+    """Return the fused graph with trained initializers by name; other names are ignored."""
     graph = networks.trained.clone()
     factors = {
         layer.weight: (layer, networks.factors[layer.name])
@@ -146,9 +133,9 @@ def check_factors(networks: Networks) -> None:
         SpecError: something else is folded into a layer, too.
     """
     nodes = {node.name: node for node in networks.trained.graph}
-    after = {layer.name: layer for layer in graph_layers(networks.folded)}
+    layers, after = networks.layers(), {x.name: x for x in graph_layers(networks.folded)}
     for name, norm in networks.norms.items():
-        layer, factor = networks.layers()[name], folding_factor(nodes[norm], {})
+        layer, factor = layers[name], folding_factor(nodes[norm], {})
         before = layer.canonical(_weight(networks.trained, layer)).double()
         folded = after[name].canonical(_weight(networks.folded, after[name])).double()
         expected = before * factor[:, None]
@@ -163,17 +150,14 @@ def check_factors(networks: Networks) -> None:
 def folding_factor(node: ir.Node, tensors: Mapping[str, Tensor]) -> Tensor:
     """Return what folding a batch norm multiplies rows with, ``[rows]``, float64; never zero.
 
-    Args:
-        node: the batch norm.
-        tensors: trained tensors by name; what is not among them has its value in the graph.
+    What is not among the trained tensors has its value in the graph.
     """
     gamma, variance, epsilon = norm_factor(node)
-    trained = [tensors.get(v.name or "") for v in (gamma, variance)]
     scale, spread = (
-        (_read(value) if tensor is None else tensor).detach().cpu().double()
-        for value, tensor in zip((gamma, variance), trained, strict=True)
+        (_read(v) if (tensor := tensors.get(v.name or "")) is None else tensor).detach()
+        for v in (gamma, variance)
     )
-    factor = scale / (spread + epsilon).sqrt()
+    factor = scale.cpu().double() / (spread.cpu().double() + epsilon).sqrt()
     return torch.where(factor.abs() < LEAST_FACTOR, LEAST_FACTOR, factor)
 
 
@@ -257,14 +241,9 @@ class WeightPoint:
 
 @dataclass(frozen=True)
 class ActivationPoint:
-    """An activation that is quantized.
+    """An activation that is quantized, with its scale and zero point at the beginning.
 
-    Attributes:
-        value: its name.
-        scale: at the beginning.
-        zero_point: likewise.
-        scheme: what its codes mean.
-        exact: its codes are the pixels of images, so that nothing is to be learned.
+    If it is exact, its codes are the pixels of images, so that nothing is to be learned.
     """
 
     value: str
@@ -281,12 +260,7 @@ class ActivationPoint:
 
 @dataclass(frozen=True)
 class Points:
-    """Everything that is quantized.
-
-    Attributes:
-        weights: by the layer's name.
-        activations: by the value's name.
-    """
+    """What is quantized: weights by the layer's name, activations by the value's."""
 
     weights: Mapping[str, WeightPoint]
     activations: Mapping[str, ActivationPoint]
@@ -300,11 +274,7 @@ def find_points(
 ) -> Points:
     """Return where to quantize, with ranges from calibration and scales from the weights.
 
-    Args:
-        networks: with their weights.
-        settings: what to quantize, and how.
-        statistics: the answers to the requests of the decision about the fused graph.
-        span: how weights' scales are found.
+    ``statistics`` answer the requests of the decision about the fused graph.
 
     Raises:
         SpecError: batch norms are to stay, and a value of the fused graph exists only without them.

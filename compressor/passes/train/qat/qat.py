@@ -165,10 +165,11 @@ class Qat(Recipe):
             else LayerPlan(row.name, actions.get(row.name, "train"), row.reason)
             for row in rows
         )
-        return Survey(
-            rows,
-            notes=(self._loss_note(name), *kernel_notes(context.targets, settings)),
-        )
+        note = f"trained with {name} as loss"
+        if self.distill is not None:
+            part = f", {self.distill.alpha:g} {name}" if name else ""
+            note = f"{1 - self.distill.alpha:g} of the loss is against a teacher{part}"
+        return Survey(rows, notes=(note, *kernel_notes(context.targets, settings)))
 
     def apply_training(
         self,
@@ -193,7 +194,7 @@ class Qat(Recipe):
         graph, layers = prepared.written(trained.tensors)
         notes = trained.notes(training.metric)
         if isinstance(job.objective, DistilledLoss):
-            notes += job.objective.notes()
+            notes += job.objective.teacher.notes()
         return Outcome(carrier.with_graph(graph), layers, notes, trained.record(), untrained)
 
     def prepared(self, carrier: Carrier, context: PassContext, training: Training) -> Prepared:
@@ -237,11 +238,17 @@ class Qat(Recipe):
         ]
         if self._live:
             regulators.append(NormsFrozen(prepared.graph, round(self.freeze_batch_norm * steps)))
+        if self.distill is None:
+            objective: Objective = task_loss(self, carrier, training, context)
+        else:
+            teacher = opened_teacher(self.distill, training, "distill.teacher")
+            pupil = Pupil(carrier, module)
+            objective = distilled_loss(self, self.distill, teacher, pupil, training, context)
         scales = frozenset(PREFIX + name for name in prepared.quantized.trained)
         return Job(
             name=self.name,
             module=module,
-            objective=self._objective(module, carrier, context, training),
+            objective=objective,
             inputs=module.inputs,
             outputs=module.outputs,
             regulators=regulators,
@@ -277,26 +284,10 @@ class Qat(Recipe):
         write_static_codes(decision, decision.codes(pixels, made_up), make_codes)
         return carrier.with_graph(model)
 
-    def _objective(
-        self, module: NamedModule, carrier: Carrier, context: PassContext, training: Training
-    ) -> Objective:
-        """Return the loss against the target, the teacher, or both."""
-        if self.distill is None:
-            return task_loss(self, carrier, training, context)
-        teacher = opened_teacher(self.distill, training, "distill.teacher")
-        pupil = Pupil(carrier, module)
-        return distilled_loss(self, self.distill, teacher, pupil, training, context)
-
     @property
     def labelled(self) -> bool:
         """Whether the training data must have a target: unless all is learned from a teacher."""
         return self.distill is None or self.distill.alpha > 0
-
-    def _loss_note(self, name: str | None) -> str:
-        if self.distill is None:
-            return f"trained with {name} as loss"
-        part = f", {self.distill.alpha:g} {name}" if name else ""
-        return f"{1 - self.distill.alpha:g} of the loss is against a teacher{part}"
 
     @property
     def _live(self) -> bool:

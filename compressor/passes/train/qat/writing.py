@@ -38,14 +38,8 @@ _FARTHEST = 64.0  # times smaller or larger than at the beginning: positive, and
 class Prepared:
     """A network with fake quantization, ready for training.
 
-    Attributes:
-        module: what is trained.
-        graph: the part of it that executes the graph.
-        networks: what it was made from.
-        points: what is quantized.
-        quantized: the graph, and the names of its scales.
-        settings: what to quantize, and how.
-        statistics: of the activations.
+    The module is trained, and its part ``graph`` executes the graph; statistics are those of the
+    activations.
     """
 
     module: NamedModule
@@ -57,11 +51,7 @@ class Prepared:
     statistics: Mapping[str, Any]
 
     def written(self, tensors: Mapping[str, Tensor]) -> tuple[ir.Model, tuple[LayerOutcome, ...]]:
-        """Return the graph with integer codes, and what was done to each layer.
-
-        Args:
-            tensors: of the trained module, by its names.
-        """
+        """Return the graph with the module's tensors as integer codes, and what was done."""
         trained = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
         model = refolded(self.networks, trained)
         decision = self.settings.decide(model)
@@ -72,30 +62,39 @@ class Prepared:
             if point is None:
                 outcomes.append(LayerOutcome(layer.name, layer.dtype, details={"trained": True}))
                 continue
-            before = _stored_matrix(model, layer, point)
+            weight, factors = model.graph.initializers[layer.weight], point.column_factors()
+            assert weight.const_value is not None
+            before = layer.canonical(from_numpy(weight.const_value)).to(torch.float32)
+            if factors is not None:
+                before = before * factors.to(torch.float32)
             scale, zero = self._weight_scale(point, trained)
             codes[layer.name] = after = quantize(before, scale, zero, point.scheme)
             loss = sqnr_db(before, after.dequantize())
             outcomes.append(LayerOutcome(layer.name, str(after.scheme), loss, {"trained": True}))
-            _set_values(model, layer, point, after)
+            # The values that the codes mean, from which pixels' biases are computed.
+            values = after.dequantize().double()
+            values = values if factors is None else values / factors
+            array = layer.stored(values.to(torch.float32)).numpy()
+            weight.const_value = ir.tensor(array, name=layer.weight)
         schemes = {name: point.scheme for name, point in self.points.weights.items()}
-        decision, values = replace(decision, schemes=schemes).with_pixels(self.statistics, {})
+        decision, value_codes = replace(decision, schemes=schemes).with_pixels(self.statistics, {})
         for name, names in self.quantized.activations.items():
             activation = self.points.activations[name]
             scale, zero = current_scale(names, activation.scheme, trained)
-            if name not in values:
-                values[name] = self.settings.code(float(scale), int(zero), activation.scheme.bits)
+            if name not in value_codes:
+                value_codes[name] = self.settings.code(
+                    float(scale), int(zero), activation.scheme.bits
+                )
 
         def make_codes(layer: Layer, least: LeastScale) -> Callable[[], QuantizedTensor]:
             return lambda: _fitting(codes[layer.name], least)
 
-        write_static_codes(decision, values, make_codes)
+        write_static_codes(decision, value_codes, make_codes)
         return model, tuple(outcomes)
 
     def _weight_scale(
         self, point: WeightPoint, tensors: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Return scale and zero point of a weight as it will be stored."""
         names, scheme = self.quantized.weights[point.layer.name], point.scheme
         scale, zero = current_scale(names, scheme, tensors)
         if point.norm is not None and point.scales_folded:
@@ -103,24 +102,6 @@ class Prepared:
             scale = (scale.double() * folding_factor(norm, tensors).abs()).float()
         form = point.scale.shape
         return scale.reshape(form), zero.to(code_dtype(scheme)).reshape(form)
-
-
-def _stored_matrix(model: ir.Model, layer: Layer, point: WeightPoint) -> Tensor:
-    """Return a weight as it will be stored, float32 ``[rows, columns]``."""
-    tensor = model.graph.initializers[layer.weight].const_value
-    assert tensor is not None
-    matrix = layer.canonical(from_numpy(tensor)).to(torch.float32)
-    factors = point.column_factors()
-    return matrix if factors is None else matrix * factors.to(torch.float32)
-
-
-def _set_values(model: ir.Model, layer: Layer, point: WeightPoint, codes: QuantizedTensor) -> None:
-    """Give the graph the values that the codes mean, from which pixels' biases are computed."""
-    values, factors = codes.dequantize().double(), point.column_factors()
-    if factors is not None:
-        values = values / factors
-    array = layer.stored(values.to(torch.float32)).numpy()
-    model.graph.initializers[layer.weight].const_value = ir.tensor(array, name=layer.weight)
 
 
 def _fitting(codes: QuantizedTensor, least: LeastScale) -> QuantizedTensor:
@@ -140,11 +121,6 @@ class ScalesInRange(Regulator):
 
     A scale's gradient is a sum of terms of both signs; if a channel's weights are small, or codes
     are many, one step of gradient descent may be several times the scale itself.
-
-    Args:
-        module: what is trained.
-        quantized: names its scales.
-        activations: by the value's name.
     """
 
     def __init__(
@@ -184,10 +160,6 @@ class NormsFrozen(Regulator):
 
     R. Krishnamoorthi, Quantizing deep convolutional networks for efficient inference, 2018
     (arXiv:1806.08342), section 3.2.2.
-
-    Args:
-        graph: the module that executes the graph.
-        first: the step.
     """
 
     def __init__(self, graph: GraphModule, first: int):

@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import nn
 
+from compressor.errors import SpecError
 from compressor.graph.channels.analysis import map_channels
 from compressor.models.checkpoint.carrier import CheckpointCarrier
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.passes.prune.sparse.passes import PruneNm
+from compressor.passes.prune.sparse.passes import PruneNm, PruneSparsegpt, PruneWanda
 from compressor.passes.prune.sparse.patterns import n_of_m
 from compressor.passes.prune.sparse.reordering import find_orders, plan_orders
 from compressor.types.carrier import Carrier
@@ -251,3 +252,22 @@ def test_nothing_to_gain_is_said(tmp_path: Path):
     }
     outcome = applied(PruneNm(permute=True), model.with_weights(even), tmp_path)
     assert outcome.notes[1] == "no order of channels keeps more than the one that is"
+
+
+@pytest.mark.parametrize(
+    ("own", "criterion"), [(PruneWanda, "wanda"), (PruneSparsegpt, "sparsegpt")]
+)
+def test_three_names_have_one_pruner(
+    tmp_path: Path, own: type[PruneWanda | PruneSparsegpt], criterion: Any
+):
+    model = skewed(Residual, NETS[Residual])
+    general = applied(PruneNm(criterion=criterion, permute=True), model, tmp_path)
+    special = applied(own(n=2, m=4, permute=True), model, tmp_path)
+    for name, tensor in weights(general.carrier).items():
+        assert torch.equal(tensor, weights(special.carrier)[name]), name
+    assert general.notes == special.notes
+
+
+def test_single_weights_have_no_groups_to_reorder_for():
+    with pytest.raises(SpecError, match="permute: changes nothing where single weights go"):
+        PruneWanda(permute=True).survey(skewed(Residual, NETS[Residual]), ANY)

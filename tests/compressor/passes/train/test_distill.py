@@ -10,7 +10,8 @@ import torch
 
 from compressor.passes.prune.structured.structured import PruneStructured
 from compressor.passes.train.distill.distill import Distill
-from compressor.passes.train.distill.distilling import Distillation, DistilledLoss, LossTerms, Pupil
+from compressor.passes.train.distill.distilling import Distillation, DistilledLoss
+from compressor.passes.train.distill.taps import Pairs
 from compressor.passes.train.distill.teacher_outputs import TeacherOutputs
 from compressor.passes.train.distill.teachers import Taps, Teacher
 from compressor.passes.train.job import Micro
@@ -242,9 +243,9 @@ def test_positions_without_a_label_are_not_compared() -> None:
 
     ours = torch.from_numpy(noise(0, 2, 3, 5))
     labels = torch.tensor([[1, -100, -100], [-100, 2, 3]])
-    terms = LossTerms(Distillation(alpha=0.0, temperature=2.0), "kl")
-    pupil = Pupil(student(), torch.nn.Identity())
-    loss = DistilledLoss(terms, pupil, ["y"], {}, cast("TeacherOutputs", Outputs()), "label")
+    options, teacher = Distillation(alpha=0.0, temperature=2.0), cast("TeacherOutputs", Outputs())
+    inputs = [spec.name for spec in student().inputs]
+    loss = DistilledLoss(options, "kl", None, inputs, Pairs(), ["y"], {}, teacher, "label")
     micro = Micro(PLAIN.labels[:2], {"x": ours, "label": labels})
     found = loss.losses({"y": ours}, micro, 0)["soft"]
     theirs = torch.from_numpy(noise(1, 2, 3, 5))
