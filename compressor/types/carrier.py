@@ -24,6 +24,7 @@ class WeightChange:
     """What becomes of a layer's float weight, found when it is wanted.
 
     Attributes:
+        layer: whose weight it is.
         compute: takes rows of the weight in canonical form, and the number of the first of them;
             returns what they become, in their shape and dtype. Pure, so it may be called again,
             in any order and by several threads.
@@ -55,9 +56,11 @@ class Runner(Protocol):
     @property
     def runtime(self) -> str:
         """Name and version of what executes it, such as ``onnxruntime 1.22 (CPU)``."""
+        ...
 
     def run(self, batch: Batch) -> Batch:
         """Run one batch; inputs and outputs by name."""
+        ...
 
 
 class Carrier(Protocol):
@@ -66,52 +69,65 @@ class Carrier(Protocol):
     @property
     def kind(self) -> str:
         """``torch``, ``onnx`` or ``checkpoint``."""
+        ...
 
     @property
     def offers(self) -> frozenset[Capability]:
         """What passes may ask of it."""
+        ...
 
     @property
     def folder(self) -> Path | None:
         """The Hugging Face directory that it came from; tokenizer and config lie there."""
+        ...
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
         """The model's inputs; none where there is no graph."""
+        ...
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """The model's outputs."""
+        ...
 
     def layers(self) -> tuple[Layer, ...]:
         """The layers in the order of execution (of storage, where there is no graph)."""
+        ...
 
     def weight(self, layer: Layer) -> torch.Tensor:
         """The layer's weight in its stored shape; its codes, where it has been quantized."""
+        ...
 
     def tensors(self) -> Mapping[str, StoredTensor]:
         """Everything that a checkpoint of the model holds, by name; nothing is read yet."""
+        ...
 
     def with_weights(self, changes: Mapping[str, torch.Tensor]) -> Carrier:
         """Return a carrier with some parameters (by name, stored shape) replaced."""
+        ...
 
     def with_changes(self, changes: Mapping[str, WeightChange]) -> Carrier:
         """Return a carrier with some float weights (by parameter name) changed.
 
         Of a model that is streamed, nothing is computed before the weights are read.
         """
+        ...
 
     def with_codes(self, changes: Mapping[str, WeightCodes]) -> Carrier:
         """Return a carrier with some float weights (by parameter name) stored as codes.
 
         Nothing is computed before the codes are read.
         """
+        ...
 
     def graph(self) -> ir.Model:
         """The model in ONNX IR. Shared: clone it before changing it."""
+        ...
 
     def with_graph(self, graph: ir.Model) -> Carrier:
         """Return a carrier of the changed graph; it no longer offers ``train``."""
+        ...
 
     def with_channels(
         self,
@@ -134,6 +150,7 @@ class Carrier(Protocol):
         Raises:
             SpecError: the carrier has no graph, or stores weights as codes.
         """
+        ...
 
     def trainable(self) -> torch.nn.Module:
         """Return a copy to train: it takes the inputs and returns the outputs by name.
@@ -144,6 +161,7 @@ class Carrier(Protocol):
         Raises:
             SpecError: the carrier does not offer ``train``.
         """
+        ...
 
     def with_trainable_graph(
         self, graph: ir.Model, parameters: Collection[str], *, planned: bool = False
@@ -161,12 +179,16 @@ class Carrier(Protocol):
         Raises:
             SpecError: the carrier has no graph.
         """
+        ...
 
     def runner(self, taps: Sequence[str] = ()) -> Runner:
         """Return something that runs the model and also yields the graph values ``taps``."""
+        ...
 
     def save(self, directory: Path) -> None:
         """Write what :meth:`restore` needs into an empty directory."""
+        ...
 
     def restore(self, directory: Path) -> Carrier:
         """Return the carrier that was saved there by one of this carrier's descendants."""
+        ...

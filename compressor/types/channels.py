@@ -56,6 +56,7 @@ class Product:
     """Multiply-accumulates of one node, and the axes that they are proportional to.
 
     Attributes:
+        node: the node's name.
         macs: for one sample, as the model is.
         axes: units at each position of every axis whose length is a factor of ``macs``.
     """
@@ -81,6 +82,7 @@ class FrozenOperator:
     Attributes:
         node: its name.
         op_type: its operator, with the domain if that is not ONNX's own.
+        reason: why, in a few words.
     """
 
     node: str

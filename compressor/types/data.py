@@ -32,12 +32,15 @@ class Source(Protocol):
 
     def info(self) -> SourceInfo:
         """Describe the source by reading headers only."""
+        ...
 
     def batches(self, size: int, limit: int | None = None) -> Iterator[Batch]:
         """Yield batches of up to ``size`` samples, at most ``limit`` samples in all."""
+        ...
 
     def digest(self) -> str:
         """Return a hash of the content: equal digests give equal batches."""
+        ...
 
 
 @runtime_checkable
@@ -50,6 +53,7 @@ class IndexedSource(Source, Protocol):
         Args:
             rows: places from 0, in any order, less than ``info().samples``.
         """
+        ...
 
 
 class Samples(Protocol):
@@ -61,15 +65,18 @@ class Samples(Protocol):
     @property
     def made_up(self) -> bool:
         """There are no calibration data: :meth:`probe` is random and :meth:`batches` is empty."""
+        ...
 
     def probe(self, count: int) -> Batch:
         """Return one batch of about ``count`` samples, as many as the model takes if that is fixed.
 
         The first calibration samples, or normally distributed floats and integers 0 and 1.
         """
+        ...
 
     def batches(self) -> Iterator[Batch]:
         """Yield the calibration data, batch by batch."""
+        ...
 
 
 ValueT = TypeVar("ValueT")
@@ -81,16 +88,20 @@ class Ranks(Protocol):
     @property
     def rank(self) -> int:
         """This process's number, from 0."""
+        ...
 
     @property
     def size(self) -> int:
         """How many processes there are."""
+        ...
 
     def wait(self) -> None:
         """Go on once all processes have come here."""
+        ...
 
     def gathered(self, value: ValueT) -> list[ValueT]:
         """Return each process's value, in their order, to all of them."""
+        ...
 
 
 class Alone:

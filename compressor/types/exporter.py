@@ -9,10 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from compressor.progress import Progress, nobody_watches
+from compressor.progress import Progress
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.data import ALONE, Ranks
 from compressor.types.options import Options
+
+
+def _nobody_watches(_: int) -> None:
+    pass
 
 
 def _nobody_asks(_: str, __: str) -> None:
@@ -24,6 +28,8 @@ class ExportContext:
     """What an exporter may write into an artifact besides the model, and how it is called.
 
     Attributes:
+        name: the spec's name.
+        spec_digest: hash of the resolved spec.
         ranks: the processes that may share the work; those after the first call an exporter
             only if it :attr:`Exporter.resumes`.
         advance: takes the bytes that have been worked on so far, for whoever watches.
@@ -35,7 +41,7 @@ class ExportContext:
     name: str
     spec_digest: str
     ranks: Ranks = ALONE
-    advance: Callable[[int], None] = nobody_watches
+    advance: Callable[[int], None] = _nobody_watches
     hashed: Callable[[str, str], None] = _nobody_asks
     folder: Path = Path()
 
@@ -124,6 +130,10 @@ class Exporter(Options, ABC):
     def check_written(self, carrier: Carrier, path: Path) -> str:
         """Compare what was written with a model, where one of the two cannot be run.
 
+        Args:
+            carrier: the model that was written.
+            path: the main file.
+
         Returns:
             What was compared, in a few words.
 
@@ -143,7 +153,13 @@ class Exporter(Options, ABC):
 
 @dataclass(frozen=True)
 class UnpackedFile:
-    """A file that was taken out of an archive."""
+    """A file that was taken out of an archive.
+
+    Attributes:
+        name: its name.
+        bytes: its size.
+        sha256: the hash of its bytes, in hexadecimal.
+    """
 
     name: str
     bytes: int
@@ -170,9 +186,11 @@ class PackedFormat(ABC):
         """Take the files out; they are those that were put in, bit for bit.
 
         Args:
+            path: the packed file.
             folder: where the files go; made if it is not there.
             tensors: take these alone; files of weights then hold nothing else.
             force: write into a folder that holds files; those of the same names are replaced.
+            progress: shows how far it is.
 
         Raises:
             SpecError: the file is not there, the folder is not empty, or no tensor has a name.

@@ -62,6 +62,7 @@ def plan_layers(
     """Return the plan's rows; a pass that would do nothing is an error.
 
     Args:
+        name: the pass.
         actions: what happens to each layer that is not kept.
         reasons: for every layer, in order, why it is kept; empty where it is not.
 

@@ -31,6 +31,7 @@ class PassContext:
     """What a pass may know about the rest of the spec.
 
     Attributes:
+        seed: the spec's seed.
         targets: targets of the exports that follow, such as ``ort-cpu``.
         metric: name of the metric, if there is one.
         progress: shows how far a pass is that takes long by itself; what it waits for, such as
@@ -52,8 +53,10 @@ class LayerPlan:
     """What a pass will do to one layer.
 
     Attributes:
+        name: the layer.
         action: what happens, in a few words, such as ``int8/channel``; ``keep`` if nothing does.
         reason: why it is kept or treated specially; empty where the action says it all.
+        touched: the pass changes this layer.
         parts: names of the layers that it becomes; empty where it remains one of this name.
     """
 
@@ -70,6 +73,7 @@ class Survey:
 
     Attributes:
         layers: one entry for each layer that the pass looks at.
+        requests: the statistics it needs.
         notes: things the user should know, one sentence each.
     """
 
@@ -83,6 +87,8 @@ class LayerOutcome:
     """What a pass did to one layer.
 
     Attributes:
+        name: the layer.
+        scheme: how its weight is represented now.
         weight_sqnr_db: signal to noise of the new weight against the old, in dB; ``None`` where
             they are equal or cannot be compared.
         details: further facts by name, such as a chosen activation range.
@@ -102,6 +108,8 @@ class Outcome:
     """The result of a pass.
 
     Attributes:
+        carrier: the new model.
+        layers: what was done, layer by layer.
         notes: what the user should know, one sentence each.
         training: how a training went, as JSON; ``None`` where there was none.
         untrained: the model that the pass would have given without training, where that lost
@@ -203,6 +211,7 @@ class Pass(Options, ABC):
 
         Args:
             carrier: the model; its weights mean nothing and are not read.
+            context: the rest of the spec.
             statistics: placeholders of the survey's requests, by ``Request.key``.
         """
 
@@ -253,6 +262,7 @@ class TrainPass(Pass):
 
         Args:
             carrier: the model; it is not modified.
+            context: the rest of the spec.
             statistics: results of the survey's requests, by ``Request.key``.
             training: data, and where to keep the state.
         """

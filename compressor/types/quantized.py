@@ -30,6 +30,7 @@ class Scheme:
     Attributes:
         bits: width of a code.
         symmetric: the zero point is 0.
+        signed: codes are signed.
         granularity: one scale a tensor, a row (output channel), or a group of columns; one
             codebook a tensor or a group of ``rows``.
         group: columns in a group, for granularity ``group``; rows, for ``rows``.
@@ -109,6 +110,7 @@ class QuantizedTensor:
         scale: ``[rows, groups]`` or ``[1, 1]``, float32 that holds values of the scale's type;
             ``groups`` is 1 unless grouped.
         zero_point: like ``scale``, in the dtype of integer codes; zeros for float elements.
+        scheme: what the numbers mean.
         tensor_scale: a number that all scales are multiplied with, float32 without axes; nvfp4
             has one, whose scales of groups are themselves 8 bits wide.
         codebook: for element ``codebook`` what the codes mean, float32
@@ -150,6 +152,7 @@ class WeightCodes:
     """A layer's weight that is to be stored as codes, found when they are wanted.
 
     Attributes:
+        layer: whose weight it is.
         scheme: what :attr:`compute` returns.
         compute: takes the float weight in canonical form and the dtype it has in the model, and
             returns its codes; pure, so it may be called again.

@@ -128,10 +128,12 @@ class Block(Protocol):
     @property
     def weights(self) -> tuple[str, ...]:
         """Names of the parameters that are read in it, in the order of execution."""
+        ...
 
     @property
     def statistics(self) -> Mapping[str, Any]:
         """Results of those of the survey's requests that lie in it, by ``Request.key``."""
+        ...
 
     def replace(self, changes: Mapping[str, WeightCodes | torch.Tensor]) -> None:
         """Set what its parameters are from now on, for the blocks that follow.
@@ -139,6 +141,7 @@ class Block(Protocol):
         Args:
             changes: codes of a weight, or another float tensor, by the parameter's name.
         """
+        ...
 
 
 class Blocks(Protocol):
@@ -146,6 +149,8 @@ class Blocks(Protocol):
 
     def __len__(self) -> int:
         """How many there are."""
+        ...
 
     def __iter__(self) -> Iterator[Block]:
         """Yield one block at a time; memory holds the activations of one."""
+        ...

@@ -22,6 +22,7 @@ class TensorSpec:
     """A model input or output.
 
     Attributes:
+        name: its name in the graph.
         shape: one entry an axis; a string names a dynamic axis, ``None`` is unknown.
         dtype: a numpy dtype name such as ``float32``.
     """
@@ -52,6 +53,8 @@ class StoredTensor:
     """A parameter or buffer under its own name; nothing is read before it is asked for.
 
     Attributes:
+        name: its name in the checkpoint.
+        shape: its shape.
         dtype: its element type, such as ``torch.bfloat16``.
         read: returns the float tensor; a view of the file where it is memory-mapped.
         codes: what is stored in its place, if it has been quantized.

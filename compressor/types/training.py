@@ -30,28 +30,34 @@ class TrainingData(Protocol):
     @property
     def samples(self) -> int:
         """How many there are."""
+        ...
 
     @property
     def target(self) -> str | None:
         """Name of the array with the right answers, if there is one."""
+        ...
 
     @property
     def random(self) -> bool:
         """The transform draws random numbers, so that a sample is another one at each step."""
+        ...
 
     @property
     def digest(self) -> str:
         """Hash of the content and of the code that transforms it."""
+        ...
 
     def batch(self, rows: Rows, seed: Sequence[int]) -> Batch:
         """Return samples in the order of ``rows``, transformed.
 
         Args:
+            rows: which samples.
             seed: of the transform's random numbers, whole numbers from 0.
 
         Raises:
             DataError: the source cannot be read, or the transform fails.
         """
+        ...
 
 
 class Measure(Protocol):
@@ -60,20 +66,25 @@ class Measure(Protocol):
     @property
     def name(self) -> str:
         """As in the spec."""
+        ...
 
     @property
     def higher_is_better(self) -> bool:
         """Direction."""
+        ...
 
     @property
     def against_float(self) -> bool:
         """The target is the float model's output, not a label."""
+        ...
 
     def per_sample(self, outputs: Batch, target: Any, samples: int) -> Array:
         """Return one value a sample, float64 ``[samples]``."""
+        ...
 
     def summary(self, values: Array) -> Mapping[str, Any]:
         """Summarise per-sample values as in ``report.json``."""
+        ...
 
 
 class OpenModel(Protocol):
@@ -84,10 +95,12 @@ class OpenModel(Protocol):
 
         Args:
             keys: as under ``model`` in a spec; inputs default to the run's.
+            where: the option, for messages.
 
         Raises:
             CompressorError: it cannot be opened.
         """
+        ...
 
 
 @dataclass(frozen=True)
@@ -95,7 +108,9 @@ class Training:
     """What a pass trains with.
 
     Attributes:
+        data: the training data.
         batch: how many samples the spec takes at once.
+        metric: the spec's, if it has one.
         folder: outlives the process; the state of this very training may be kept in it.
         cache: outlives the process and the training; files in it are named by their content.
         source: the spec's float model, with its weights.
@@ -104,6 +119,7 @@ class Training:
         collect: runs a model of the pass's own making over batches and returns the requested
             statistics by ``Request.key``; the run itself collects those of the model that the
             pass is given. Each process observes its share of the batches.
+        ranks: the processes that share the training.
         stage: shows a stage of so many steps, and yields what tells how many are done.
         load_symbol: finds a function that an option names, such as ``pkg.mod:loss``; the second
             argument is the option, for messages.
