@@ -38,14 +38,7 @@ from compressor.passes.fuse.shapes import (
 )
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer
-from compressor.types.passes import (
-    GraphPass,
-    LayerOutcome,
-    LayerPlan,
-    Outcome,
-    PassContext,
-    Survey,
-)
+from compressor.types.passes import GraphPass, LayerOutcome, LayerPlan, Outcome, PassContext, Survey
 
 _ROUNDS = 12
 """Rounds of simplification at most; graphs settle after two to five."""
@@ -102,8 +95,7 @@ class Fuse(GraphPass):
     )
 
     batch_norm: bool = Field(
-        default=True,
-        description="fold batch-norm into the convolution or linear layer before it",
+        default=True, description="fold batch-norm into the convolution or linear layer before it"
     )
     affine: bool = Field(
         default=True,
@@ -147,12 +139,7 @@ class Fuse(GraphPass):
         return Outcome(carrier.with_graph(draft.model), layers, notes)
 
     def fused(self, graph: ir.Model, *, lowered: bool, evaluate: bool = True) -> Draft:
-        """Fuse a copy of a graph.
-
-        Args:
-            graph: the model; not changed.
-            lowered: it was made from a torch module.
-            evaluate: compute new weights; otherwise they are computed when they are read.
+        """Fuse a copy of a graph; without ``evaluate`` new weights are computed when they are read.
 
         Raises:
             ModelError: a batch-norm's variance is not positive, or a library cannot simplify the

@@ -24,15 +24,7 @@ _TOLERANCE = 1e-9  # of a share, so that 0.3 of 10 units is 3
 
 
 def position_sums(tensor: Tensor, axis: int) -> Scores:
-    """Return the sums at each position of an axis, over all other axes.
-
-    Args:
-        tensor: of any shape.
-        axis: one of its axes, ``n`` long.
-
-    Returns:
-        ``[n]``, summed in double precision.
-    """
+    """Return the sums at an axis's positions, over all other axes, in double precision: ``[n]``."""
     rest = [i for i in range(tensor.ndim) if i != axis]
     summed = tensor.sum(rest, dtype=float64) if rest else tensor.to(float64)
     return np.asarray(summed.cpu().numpy(), np.float64)
@@ -46,15 +38,9 @@ def powers(weight: Tensor, norm: int) -> Tensor:
 
 
 def unit_sums(positions: Scores, axis: Units, count: int) -> Scores:
-    """Add up what belongs to each unit.
+    """Add up the numbers at an axis's positions by unit: ``[count]``, 0 for units not on the axis.
 
-    Args:
-        positions: one number for each position of an axis.
-        axis: the unit at each; -1 for none.
-        count: units of the model.
-
-    Returns:
-        ``[count]``; 0 for units that do not lie on the axis.
+    ``axis`` is the unit at each position; -1 for none.
     """
     owned = axis >= 0
     return np.bincount(axis[owned], weights=positions[owned], minlength=count).astype(np.float64)
@@ -225,11 +211,6 @@ def unit_step(channels: ChannelMap, group: ChannelGroup, multiple: int) -> int:
 
     Where each unit takes as many positions ``p`` on an output axis, that is
     ``multiple / gcd(multiple, p)``. An axis on which units differ in size has no say.
-
-    Args:
-        channels: all of the model's.
-        group: one of its groups.
-        multiple: what the positions of its output axes are to be multiples of.
     """
     step = 1
     for member in group.members:
@@ -243,13 +224,7 @@ def unit_step(channels: ChannelMap, group: ChannelGroup, multiple: int) -> int:
 
 
 def by_score(units: Units, scores: Scores, remaining: Units) -> Queue:
-    """Return a group's queue whose values are its scores; equal scores go by number.
-
-    Args:
-        units: the group's, ``[n]``.
-        scores: how important each is, ``[n]``.
-        remaining: as in :class:`Queue`.
-    """
+    """Return a group's queue whose values are its scores ``[n]``; equal scores go by number."""
     order = np.lexsort((units, scores))
     return Queue(units[order], scores[order], remaining)
 

@@ -92,10 +92,7 @@ class Chosen:
 
 
 def cut_each(
-    carrier: Carrier,
-    ranked: Sequence[Ranked],
-    numbers: Sequence[int],
-    progress: Progress = _SILENT,
+    carrier: Carrier, ranked: Sequence[Ranked], numbers: Sequence[int], progress: Progress = _SILENT
 ) -> list[Chosen]:
     """Choose so many units of each weight by itself.
 

@@ -56,10 +56,7 @@ class Criterion:
 def scores(matrix: Tensor, criterion: Criterion, row: int = 0) -> tuple[Tensor, int]:
     """Return the score of each unit.
 
-    Args:
-        matrix: whole units of a weight, ``[rows, columns]``.
-        criterion: what is ranked by what.
-        row: the number of the first row in the whole weight.
+    ``matrix [rows, columns]`` holds whole units; ``row`` is the first row's number in the weight.
 
     Returns:
         Integers ``[rows / height, columns / width]``, and by how many bits to shift them to the
@@ -187,12 +184,7 @@ class Counts:
 
 
 def count_coarse(scored: Tensor, shift: int) -> Counts:
-    """Count scores by their coarse bits.
-
-    Args:
-        values: as :func:`compressor.passes.prune.magnitude.ranking.scores` returns them.
-        shift: likewise.
-    """
+    """Count scores, as :func:`scores` returns them, by their coarse bits."""
     lift = max(shift - FINE_BITS, 0)
     bins = (scored if lift else scored >> (FINE_BITS - shift)).reshape(-1)
     if bins.numel() < COARSE >> (lift + 2):  # sorting few is faster than counting in many bins
@@ -202,13 +194,7 @@ def count_coarse(scored: Tensor, shift: int) -> Counts:
 
 
 def count_fine(values: Tensor, shift: int, coarse: int) -> Counts:
-    """Count, of the scores in one coarse bin, the whole scores.
-
-    Args:
-        values: as :func:`compressor.passes.prune.magnitude.ranking.scores` returns them.
-        shift: likewise.
-        coarse: the bin.
-    """
+    """Count whole scores, as :func:`scores` returns them, in the coarse bin ``coarse``."""
     low, over = coarse << FINE_BITS, (coarse + 1) << FINE_BITS
     # low <= score < over, said of scores without their shift.
     first, end = -(-low >> shift), -(-over >> shift)
@@ -272,11 +258,7 @@ def place_of(values: Tensor, shift: int, score: int, rank: int) -> int:
 def dropped(matrix: Tensor, criterion: Criterion, cut: Cut, row: int = 0) -> Tensor:
     """Return which units of some rows go, bool ``[rows / height, columns / width]``.
 
-    Args:
-        matrix: whole units of a weight, ``[rows, columns]``.
-        criterion: by what they are ranked.
-        cut: which units of the weight go.
-        row: the number of the first row in the whole weight.
+    Rows are whole units; ``row`` is the first one's number in the whole weight.
     """
     values, shift = scores(matrix, criterion, row)
     # score <= cut and score < cut, said of scores without their shift.
@@ -292,14 +274,7 @@ def dropped(matrix: Tensor, criterion: Criterion, cut: Cut, row: int = 0) -> Ten
 
 
 def without(matrix: Tensor, criterion: Criterion, cut: Cut, row: int = 0) -> Tensor:
-    """Return rows in which the units that go are zero, all others as they were.
-
-    Args:
-        matrix: whole units of a weight, ``[rows, columns]``; it is not changed.
-        criterion: by what they are ranked.
-        cut: which units of the weight go.
-        row: the number of the first row in the whole weight.
-    """
+    """Return rows in which the units that go are zero; arguments as in :func:`dropped`."""
     height = criterion.block[0]
     step = max(1, _CHUNK // max(matrix.shape[1] * height, 1)) * height
     result = torch.empty_like(matrix)

@@ -44,12 +44,7 @@ class SparseRule(LayerRule):
 
 
 def nm_pattern(n: int, m: int, place: str = "") -> Pattern:
-    """Return the pattern in which ``n`` of ``m`` weights stay.
-
-    Args:
-        n: how many stay.
-        m: weights in a group.
-        place: the rule that says so, for the message.
+    """Return the pattern that keeps ``n`` of ``m`` weights; ``place`` names the rule in messages.
 
     Raises:
         SpecError: all or none would stay.
@@ -66,13 +61,7 @@ def nm_pattern(n: int, m: int, place: str = "") -> Pattern:
 def sparse_pattern(
     sparsity: float | None, n: int | None, m: int | None, place: str = ""
 ) -> Pattern | None:
-    """Return the pattern that options say; ``None`` if they say nothing.
-
-    Args:
-        sparsity: share of the weights that becomes zero.
-        n: of ``m`` weights, how many stay.
-        m: weights in a group.
-        place: the rule that says so, for the message.
+    """Return the pattern that options give, if any; ``place`` names the rule in messages.
 
     Raises:
         SpecError: they contradict each other, or one of ``n`` and ``m`` is missing.

@@ -48,13 +48,7 @@ def group_mask(scores: Tensor, n: int, m: int) -> Tensor:
 
     Of equal scores the one further left stays.
 
-    Args:
-        scores: ``[rows, columns]``.
-        n: how many stay.
-        m: columns in a group.
-
-    Returns:
-        True where a weight stays, ``[rows, columns]``.
+    Scores, and the mask that is true where a weight stays, are ``[rows, columns]``.
 
     Raises:
         ValueError: the columns do not divide into groups.
@@ -73,22 +67,12 @@ def group_mask(scores: Tensor, n: int, m: int) -> Tensor:
 
 
 def row_mask(scores: Tensor, sparsity: float) -> Tensor:
-    """Keep the highest scores of each row; of equal ones those further left.
-
-    Args:
-        scores: ``[rows, columns]``.
-        sparsity: share of a row that does not stay.
-    """
+    """Keep each row's highest scores but a share ``sparsity``; of equal ones those further left."""
     return _highest(scores, scores.shape[1] - zeros(scores.shape[1], sparsity))
 
 
 def whole_mask(scores: Tensor, sparsity: float) -> Tensor:
-    """Keep the highest scores of a whole matrix; of equal ones those that come first.
-
-    Args:
-        scores: ``[rows, columns]``.
-        sparsity: share of all that does not stay.
-    """
+    """Keep the highest scores of a matrix but a share ``sparsity``; of equal ones the first."""
     count = scores.numel()
     return _highest(scores.reshape(1, -1), count - zeros(count, sparsity)).reshape(scores.shape)
 
@@ -96,9 +80,7 @@ def whole_mask(scores: Tensor, sparsity: float) -> Tensor:
 def pattern_mask(scores: Tensor, pattern: Pattern) -> Tensor:
     """Keep the highest scores of each group, or of each row if there are no groups.
 
-    Args:
-        scores: ``[rows, columns]``, columns of a group side by side.
-        pattern: how many stay.
+    Scores are ``[rows, columns]``, the columns of a group side by side.
     """
     if pattern.m:
         return group_mask(scores, pattern.n, pattern.m)

@@ -89,12 +89,7 @@ class Reordered:
 
 
 def plan_orders(carrier: Carrier, patterns: Mapping[str, Pattern]) -> Orders:
-    """Find the groups of channels that may change places; reads structure only.
-
-    Args:
-        carrier: the model; it has a graph.
-        patterns: N of M for each layer that is pruned, by name.
-    """
+    """Find the groups of channels that may change places, by the graph's structure only."""
     analysis = analyse(carrier.graph())
     order = ordering(analysis)
     layers = {x.weight: x for x in carrier.layers() if x.name in patterns}

@@ -60,13 +60,7 @@ def sparsegpt(matrix: Tensor, curved: Curvature, pattern: Pattern) -> Tensor:
     with groups the cheapest of each group, chosen when its first column is reached. A weight that
     goes is exactly zero and passes its error on to all columns further right.
 
-    Args:
-        matrix: the weight, ``[rows, columns]``, columns of a group side by side.
-        curved: of the layer's inputs, for the same order of columns.
-        pattern: how many weights stay.
-
-    Returns:
-        The pruned weight, float32 ``[rows, columns]``.
+    The weight, and the result in float32, are ``[rows, columns]``, columns of a group side by side.
 
     Raises:
         ValueError: the columns do not divide into groups.

@@ -134,15 +134,7 @@ def choose(
     minimum: Minimum,
     round_to: int,
 ) -> Choice:
-    """Find what may be removed.
-
-    Args:
-        channels: the model's.
-        layers: the model's.
-        rules: for single layers; one that protects a layer protects all channels that it writes.
-        criterion: how units are ranked; some need what not every group has.
-        minimum: least number or share of units that stay in each group.
-        round_to: positions on output axes come in multiples of it.
+    """Find what may be removed; a rule that skips a layer protects all channels that it writes.
 
     Raises:
         SpecError: a rule matches no layer.

@@ -31,10 +31,6 @@ class MaskedModel:
 
     The parameters that hold units become inputs, so that each run can be given others.
 
-    Args:
-        carrier: the model; it offers run and graph.
-        channels: its channels.
-
     Attributes:
         unfed: why its units cannot be zeroed: a parameter's type cannot be fed; empty if they can.
     """
@@ -62,11 +58,7 @@ class MaskedModel:
         return self._model.runner()
 
     def run(self, batch: Batch, removed: Flags) -> Batch:
-        """Run one batch with the parameters of some units zeroed.
-
-        Args:
-            batch: the model's inputs.
-            removed: the units.
+        """Run one batch with the parameters of ``removed`` units zeroed.
 
         Raises:
             ModelError: the runtime does not load or run the model.
@@ -78,10 +70,7 @@ class MaskedModel:
 def zeroed(parameter: Array, axes: Mapping[int, Array], removed: Flags) -> Array:
     """Return a parameter with zeros where removed units lie; itself where none does.
 
-    Args:
-        parameter: of any shape.
-        axes: the unit at each position, -1 for none, of the axes that hold units.
-        removed: one flag for each unit of the model.
+    ``axes`` holds the unit at each position, -1 for none, of the axes that hold units.
     """
     result = parameter
     for axis, units in axes.items():
@@ -141,11 +130,8 @@ def prove(
 ) -> Proof:
     """Show that removing units is the same as zeroing all of their parameters.
 
-    Args:
-        masked: outputs of the model with units zeroed.
-        sliced: outputs of the model without them, on the same batch.
-        channels: the model's channels.
-        removed: what was removed. Units of groups that an operator mixes are left out.
+    ``masked`` and ``sliced`` return outputs of one batch, with units zeroed and without them. Units
+    of groups that an operator mixes are left out.
 
     Raises:
         ModelError: the outputs differ; names the first group that makes them differ.
@@ -264,11 +250,7 @@ def batch_norms(model: ir.Model) -> Iterator[ir.Node]:
 
 
 def re_estimated(carrier: Carrier, batches: Iterable[Batch]) -> Carrier:
-    """Return the model with running statistics of the data.
-
-    Args:
-        carrier: it offers run and graph, and has batch normalizations.
-        batches: the calibration data. Batches weigh by their samples.
+    """Return the model with running statistics of the data; batches weigh by their samples.
 
     Raises:
         DataError: there are no samples, or a statistic is not finite.

@@ -55,17 +55,7 @@ def _rank(model: ir.Model, member: Member) -> int:
 def magnitude_scores(
     model: ir.Model, channels: ChannelMap, groups: Sequence[ChannelGroup], norm: int
 ) -> list[Scores]:
-    """Score by L1 or L2 norm over all members of a group.
-
-    Args:
-        model: holds the weights.
-        channels: the model's.
-        groups: those to score.
-        norm: 1 or 2.
-
-    Returns:
-        For each group the scores of its units, ``[n]``, with mean 1.
-    """
+    """Score units by L1 or L2 norm over all members of their group: ``[n]`` each, with mean 1."""
     terms = MemberSums(model, channels, norm)
     scores = []
     for group, members in zip(groups, weighed_members(model, groups), strict=True):
@@ -91,13 +81,7 @@ def norm_scale_scores(
 
 
 class MemberSums:
-    """Sums of weights' powers for each unit, found once for each axis of each parameter.
-
-    Args:
-        model: holds the weights.
-        channels: the model's.
-        norm: 1 or 2.
-    """
+    """Sums of weights' powers for each unit, found once for each axis of each parameter."""
 
     def __init__(self, model: ir.Model, channels: ChannelMap, norm: int):
         self._model = model
@@ -192,10 +176,7 @@ def scan(
     H. Li et al., Pruning filters for efficient ConvNets, 2017 (arXiv:1608.08710), section 3.2,
     find by the same experiment, but measuring accuracy, which layers to prune less.
 
-    Args:
-        masked: outputs of the model with units zeroed, always on the same batch.
-        queues: each group's name, and its units in the order in which they go.
-        count: units of the model.
+    ``masked`` returns the outputs with units zeroed, always on the same batch.
     """
     reference = masked(np.zeros(count, dtype=bool))
     costs = []
@@ -255,15 +236,7 @@ def taylor_scores(
     of ``(sum of w df/dw)^2``. Signs differ from sample to sample, so one gradient a batch does for
     all of its samples.
 
-    Args:
-        model: the graph.
-        channels: its channels.
-        members: the parameters' axes that count.
-        batches: the calibration data.
-        seed: of the signs.
-
-    Returns:
-        One score for each unit, the mean over samples.
+    The result has one score for each unit, the mean over samples.
 
     Raises:
         ModelError: an operator cannot be differentiated.

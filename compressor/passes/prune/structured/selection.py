@@ -134,11 +134,7 @@ class Selector:
     ) -> Ranking:
         """Merge the groups' queues into one order.
 
-        Args:
-            queues: one for each prunable group.
-            scope: ``global`` compares the queues' values, ``local`` shares, ``sensitivity`` what
-                was measured.
-            sensitivities: for scope ``sensitivity``, one for each prunable group.
+        Scope ``global`` compares the queues' values, ``local`` shares, ``sensitivity`` losses.
         """
         gone = [
             queue.nearest(p.ratio)
@@ -191,11 +187,7 @@ def search_latency(
     Bisects over multiply-accumulates, since time roughly follows them, and starts at the
     target itself. At most seven models are measured.
 
-    Args:
-        ranking: the order in which units go.
-        macs: of the model without some units.
-        measured: its time over the whole model's; noisy.
-        target: the ratio to reach.
+    ``measured`` returns a model's time over the whole model's, which is noisy.
 
     Returns:
         How much of the order is removed, and the measured ratio.

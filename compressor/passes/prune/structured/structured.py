@@ -26,12 +26,7 @@ from compressor.passes.prune.structured.groups import (
     layer_change,
     tensors_of,
 )
-from compressor.passes.prune.structured.masking import (
-    MaskedModel,
-    batch_norms,
-    prove,
-    re_estimated,
-)
+from compressor.passes.prune.structured.masking import MaskedModel, batch_norms, prove, re_estimated
 from compressor.passes.prune.structured.scores import (
     Sensitivity,
     activation_requests,
@@ -272,11 +267,7 @@ class _Pruning:
         assert self._samples is not None
         members = [m for weighed in weighed_members(self._graph, groups) for m in weighed]
         scores = taylor_scores(
-            self._graph,
-            channels,
-            list(dict.fromkeys(members)),
-            self._samples.batches(),
-            self._seed,
+            self._graph, channels, list(dict.fromkeys(members)), self._samples.batches(), self._seed
         )
         # What the outputs lose compares across groups by itself.
         whole = normalized(scores)

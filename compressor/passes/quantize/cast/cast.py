@@ -23,14 +23,7 @@ from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
 from compressor.types.layers import Layer
 from compressor.types.matrices import sqnr_db
-from compressor.types.passes import (
-    GraphPass,
-    LayerOutcome,
-    LayerRule,
-    Outcome,
-    PassContext,
-    Survey,
-)
+from compressor.types.passes import GraphPass, LayerOutcome, LayerRule, Outcome, PassContext, Survey
 
 _TYPES = {
     "fp16": (ir.DataType.FLOAT16, torch.float16),
@@ -184,11 +177,7 @@ class Cast(GraphPass):
                     reasons[layer.name] = self._too_large(model, layer)
             return _Decision(model, reasons, None)
         islands = FloatIslands(
-            model,
-            skipped,
-            keep_io=self.keep_io,
-            evaluate=evaluate,
-            narrow=_TYPES[self.dtype][0],
+            model, skipped, keep_io=self.keep_io, evaluate=evaluate, narrow=_TYPES[self.dtype][0]
         )
         names = {layer.weight: layer.name for layer in layers}
         for layer, node in layers_with_nodes(model):

@@ -15,21 +15,11 @@ from compressor.passes.quantize.cast.islands import FloatIslands, is_transparent
 _FLOAT = ir.DataType.FLOAT
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _TYPE_NAMES = ("to", "dtype", "output_dtype")  # attributes that hold an element type
-_SUFFIX = {
-    ir.DataType.FLOAT16: "_float16",
-    ir.DataType.BFLOAT16: "_bfloat16",
-    _FLOAT: "_float32",
-}
+_SUFFIX = {ir.DataType.FLOAT16: "_float16", ir.DataType.BFLOAT16: "_bfloat16", _FLOAT: "_float32"}
 
 
 def store_narrow(editor: Editor, value: ir.Value, dtype: ir.DataType) -> None:
-    """Store an initializer in a narrow type; its readers read it cast back.
-
-    Args:
-        editor: of the model that is changed.
-        value: a float32 initializer of the main graph.
-        dtype: how it is stored.
-    """
+    """Store a float32 initializer of the main graph as ``dtype``; its readers read it cast back."""
     before = editor.first_reader(value)
     narrow = editor.node("Cast", [value], f"{value.name}{_SUFFIX[_FLOAT]}", _FLOAT, {"to": _FLOAT})
     narrow.outputs[0].shape = value.shape
@@ -47,10 +37,6 @@ def to_half(model: ir.Model, islands: FloatIslands) -> None:
     """Compute in the islands' narrow type everywhere but on them, in place.
 
     One ``Cast`` stands at each border that a value crosses; none in the middle.
-
-    Args:
-        model: the graph that ``islands`` was made for.
-        islands: what stays in float32.
     """
     _Rewrite(model, islands).run()
 
@@ -136,9 +122,7 @@ def to_single(model: ir.Model, *, keep_io: bool) -> None:
     Values keep their names. Every half is a float32 number, so weights lose nothing; results
     differ from before by what half precision rounded away.
 
-    Args:
-        model: the graph.
-        keep_io: inputs and outputs keep their type, behind a ``Cast`` each.
+    With ``keep_io`` inputs and outputs keep their type, behind a ``Cast`` each.
     """
     editor = Editor(model)
     inputs = [value for value in model.graph.inputs if value.dtype in _HALVES]

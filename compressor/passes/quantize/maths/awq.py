@@ -105,13 +105,7 @@ class Rounded:
         return (slopes * moved).sum((1, 2), dtype=torch.float64), moved
 
     def move(self, columns: Tensor, moved: Tensor, ratio: Tensor) -> None:
-        """Take on one of the factors tried.
-
-        Args:
-            columns: as for :meth:`change`.
-            moved: by how much the weights grow, ``[rows, count]``.
-            ratio: what the factors are multiplied with, without axes.
-        """
+        """Take on one of the ratios tried, by which the weights grow ``moved [rows, count]``."""
         self._factors[columns] *= ratio
         self._error[:, columns] += moved
         self._gradient.addmm_(moved, self._moment[columns])

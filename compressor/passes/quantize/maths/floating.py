@@ -40,10 +40,7 @@ _FINE_FACTORS = tuple(2.0 ** (step / 16) for step in range(-4, 17) if step)
 
 
 def nvfp4_tensor_scale(largest: Tensor | float) -> Tensor:
-    """The float32 that all of a tensor's nvfp4 scales are multiplied with.
-
-    Args:
-        largest: greatest magnitude of the whole tensor.
+    """The float32 that all nvfp4 scales of a tensor are multiplied with, by its greatest magnitude.
 
     Returns:
         ``largest / (448 · 6)`` without axes, rounded up to a power of two: the greatest scale lies
@@ -89,18 +86,8 @@ def float_mse_parameters(
     Tried are neighbours among the values of an 8-bit scale type, or factors from about 0.84 to 2.
     The scale of the greatest magnitude is kept unless another is better.
 
-    Args:
-        matrix: ``[rows, columns]``.
-        scheme: how values are represented.
-        tensor_scale: as for :func:`float_parameters`.
-        importance: what a squared error counts in each column, ``[columns]``; ``None`` counts
-            all alike.
-
-    Returns:
-        As :func:`float_parameters`.
-
-    Raises:
-        ValueError: as :func:`float_parameters`.
+    ``importance`` is what a squared error counts in each column, ``[columns]``; ``None`` counts all
+    alike. Everything else is as in :func:`float_parameters`.
     """
     blocks = in_groups(matrix, scheme)
     largest = _largest(blocks, scheme)
@@ -120,11 +107,8 @@ def quantize_floats(
 ) -> QuantizedTensor:
     """Round to the nearest value of the element, halves to the even code, and saturate.
 
-    Args:
-        matrix: ``[rows, columns]``.
-        scale: ``[rows, groups]`` or ``[1, 1]``.
-        scheme: how values are represented.
-        tensor_scale: what scales of type ``e4m3`` are multiplied with.
+    The matrix is ``[rows, columns]``, the scale ``[rows, groups]`` or ``[1, 1]``; scales of type
+    ``e4m3`` are multiplied with ``tensor_scale``.
 
     Returns:
         Codes as :class:`QuantizedTensor` describes them; zero points are zeros, int8.
@@ -210,13 +194,8 @@ def _scale(largest: Tensor, scheme: Scheme, tensor_scale: Tensor | None) -> Tens
 def float_scale(exact: Tensor, scheme: Scheme) -> Tensor:
     """Round scales to the nearest value of the scheme's scale type.
 
-    Args:
-        exact: float64 of any shape; 0 for an empty range.
-        scheme: a scheme of floats.
-
-    Returns:
-        float32 that holds positive values of the type; 1 for empty ranges. A power of two is the
-        nearest in ratio.
+    Scales are float64 of any shape, 0 for an empty range; the result is float32 that holds positive
+    values of the type, 1 for empty ranges. A power of two is the nearest in ratio.
     """
     if scheme.scale_type == "e8m0":
         exponent = torch.where(exact > 0, exact, 1.0).log2().round().to(torch.int32)
@@ -234,12 +213,7 @@ def _power_of_two(exponent: Tensor) -> Tensor:
 
 
 def candidate_scales(scale: Tensor, scheme: Scheme) -> list[Tensor]:
-    """Other scales near the given ones, all of the scheme's scale type.
-
-    Args:
-        scale: float32 that holds values of the type, of any shape.
-        scheme: a scheme of floats.
-    """
+    """Other scales near the given ones, of any shape; all are float32 values of the scale type."""
     if scheme.scale_type == "e8m0":
         exponent = torch.frexp(scale).exponent - 1
         return [_power_of_two(exponent + step) for step in _E8M0_STEPS]

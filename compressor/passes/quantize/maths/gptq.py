@@ -111,13 +111,7 @@ def gptq_weights(
 
 
 def output_error(matrix: Tensor, quantized: QuantizedTensor, moment: Tensor) -> float:
-    """Squared error of the layer's output, ``tr(E M Eᵀ)`` with ``E = matrix - quantized``.
-
-    Args:
-        matrix: the weight, ``[rows, columns]``.
-        quantized: the weight, quantized.
-        moment: ``Σ x xᵀ`` over the layer's inputs, ``[columns, columns]``.
-    """
+    """Squared error of the layer's output, ``tr(E M Eᵀ)`` with ``E = matrix - quantized``."""
     return float(row_errors(matrix, quantized, moment).sum())
 
 
@@ -130,10 +124,7 @@ def _check(matrix: Tensor, moment: Tensor) -> None:
 
 
 def _from_nearest(
-    matrix: Tensor,
-    moment: Tensor,
-    nearest: QuantizedTensor,
-    inverse: tuple[Tensor, Tensor] | None,
+    matrix: Tensor, moment: Tensor, nearest: QuantizedTensor, inverse: tuple[Tensor, Tensor] | None
 ) -> QuantizedTensor:
     """Round with compensation, with the scales of ``nearest``; its rows where they are better."""
     if inverse is None:

@@ -40,10 +40,7 @@ def hqq(matrix: Tensor, scheme: Scheme, norm: float = 0.7) -> QuantizedTensor:
     in squared error is the result worse than the range of all values: the norm alone would give
     up the few large weights, which matter most, for a finer step.
 
-    Args:
-        matrix: the weight, ``[rows, columns]``.
-        scheme: how codes are represented.
-        norm: the exponent ``p``, above 0 and at most 1.
+    The exponent ``p`` is ``norm``, above 0 and at most 1; the weight is ``[rows, columns]``.
 
     Raises:
         ValueError: the columns do not divide into groups, the scheme is one of floats, or an

@@ -90,10 +90,8 @@ def clustered(matrix: Tensor, scheme: Scheme, importance: Tensor | None = None) 
     Where one in a hundred weights or more is zero, as after pruning, zero is in the codebook of
     each group that holds one, so that zeros remain.
 
-    Args:
-        matrix: ``[rows, columns]``, finite, of any float dtype.
-        scheme: one whose element is ``codebook``.
-        importance: what a squared error counts in each element, in the shape of the matrix.
+    The matrix is ``[rows, columns]``, finite, of any float dtype; ``importance``, in its shape, is
+    what a squared error counts in each element.
     """
     rows, size = matrix.shape[0], 1 << scheme.bits
     zeros = matrix == 0
@@ -115,15 +113,10 @@ def clustered(matrix: Tensor, scheme: Scheme, importance: Tensor | None = None) 
 
 
 def nearest(values: Tensor, numbers: Tensor) -> Tensor:
-    """Return which number of a codebook is nearest to each value.
+    """Return which of ``numbers``, at most 256 in rising order, is nearest to each value.
 
-    Args:
-        values: floats of any shape.
-        numbers: float32 in rising order, ``[k]``, at most 256.
-
-    Returns:
-        Places in ``numbers``, uint8 in the shape of ``values``. Of two that are equally near it
-        is the lower one; a value that is one of the numbers gets that.
+    Places are uint8 in the shape of ``values``. Of two that are equally near it is the lower one; a
+    value that is one of the numbers gets that.
     """
     wide = numbers.to(torch.float64)
     middles = (wide[1:] + wide[:-1]) / 2

@@ -109,8 +109,7 @@ class ActivationOptions(Options):
         json_schema_extra=_list_observers,
     )
     symmetric: bool | Literal["auto"] = Field(
-        default="auto",
-        description="zero point 0; auto: only where an export's target demands it",
+        default="auto", description="zero point 0; auto: only where an export's target demands it"
     )
     percentile: float | None = Field(
         default=None, gt=50, le=100, description="for observer percentile: share of values inside"

@@ -45,12 +45,7 @@ class PixelInput:
 
 
 def pixel_inputs(model: ir.Model, readers: Mapping[ir.Node, Layer]) -> tuple[PixelInput, ...]:
-    """Return the inputs that may hold images: ``[batch, channels, ...]``, read by a convolution.
-
-    Args:
-        model: the graph.
-        readers: the layer that each node multiplies with.
-    """
+    """Return the inputs that may hold images: ``[batch, channels, ...]``, read by a convolution."""
     pixels = []
     for value in model.graph.inputs:
         uses = list(value.uses())
@@ -80,11 +75,7 @@ def read_pixels(
 
     Zero padding moves in front of the rescaling, since zero is another level in each channel.
 
-    Args:
-        model: the graph.
-        pixel: the input and its convolution.
-        grid: the levels of the input's channels.
-        signed: levels run from -128 to 127 in place of 0 to 255.
+    Signed levels run from -128 to 127 in place of 0 to 255.
 
     Returns:
         The name of the value that holds the levels, and the grid that maps them back.

@@ -59,10 +59,7 @@ class Profile:
 # QLinearAveragePool/GlobalAveragePool, QLinearSigmoid/LeakyRelu. Relu and Clip before a
 # QuantizeLinear are dropped, since saturation does the same.
 ORT_CPU = Profile(
-    "ort-cpu",
-    integer_bias=True,
-    unsigned=True,
-    missing="ONNX Runtime has no integer kernel for it",
+    "ort-cpu", integer_bias=True, unsigned=True, missing="ONNX Runtime has no integer kernel for it"
 )
 
 # TensorRT: explicit quantization; the builder moves Q/DQ over data movement by itself, adds a
@@ -235,11 +232,8 @@ def place(
     adds, concats, pooling) become integer where everything around them is; what only moves
     elements then works on codes.
 
-    Args:
-        model: the graph; subgraphs stay in floating point.
-        profile: the target's rules.
-        names: the layers to make integer.
-        readers: the layer that each node multiplies with, in the order of execution.
+    ``readers`` names the layer that each node multiplies with, in the order of execution. Subgraphs
+    stay in floating point.
     """
     return _Placer(model, profile).run(names, readers)
 

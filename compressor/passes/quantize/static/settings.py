@@ -134,10 +134,7 @@ class StaticSettings:
                 )
 
     def decide(self, model: ir.Model) -> Decision:
-        """Choose the layers to quantize, in one walk over the graph.
-
-        Args:
-            model: the graph; not changed.
+        """Choose the layers to quantize, in one walk over a graph, which is not changed.
 
         Raises:
             SpecError: a rule matches no layer.

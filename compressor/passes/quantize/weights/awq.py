@@ -30,13 +30,7 @@ from compressor.types.statistics import Block, Moments, Request
 def awq_groups(
     model: ir.Model, schemes: Mapping[str, Scheme], parameters: Iterable[str]
 ) -> tuple[InputGroup, ...]:
-    """Return the layers by what they read, with what absorbs their factors.
-
-    Args:
-        model: the graph.
-        schemes: of the layers that are quantized.
-        parameters: names of what may be changed.
-    """
+    """Return the layers by what they read, and which ``parameters`` absorb their factors."""
     blocks = partition(model)
     home = {
         name: index for index, block in reversed([*enumerate(blocks)]) for name in block.weights
@@ -79,9 +73,7 @@ class Folded:
     def fold(self, group: InputGroup, factors: torch.Tensor) -> None:
         """Multiply the columns of a group's layers with factors and divide its source by them.
 
-        Args:
-            group: has a source.
-            factors: one a column, the same for columns of one channel of the source.
+        Factors are one a column, the same for columns of one channel of the source.
         """
         for layer in group.layers:
             self.tensors[layer.weight] = self.matrix(layer) * factors

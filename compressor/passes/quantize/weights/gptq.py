@@ -41,14 +41,7 @@ def observed(layer: Layer, request: Request, block: Block) -> Moments:
 def gptq_layer(
     matrix: torch.Tensor, moments: Moments, scheme: Scheme, search: RangeSearch
 ) -> QuantizedTensor:
-    """Quantize a weight; the rows of each channel group by the moment of the group's inputs.
-
-    Args:
-        matrix: the weight, ``[rows, columns]``.
-        moments: of the layer's inputs.
-        scheme: how codes are represented.
-        search: how ranges are found.
-    """
+    """Quantize a weight ``[rows, columns]``, each channel group by the moment of its inputs."""
     second = moments.second
     rows = matrix.shape[0] // second.shape[0]
     parts = [

@@ -67,12 +67,9 @@ class InputGroup:
 def input_groups(
     model: ir.Model, chosen: Collection[str], parameters: Collection[str]
 ) -> tuple[InputGroup, ...]:
-    """Group layers by what they read, in the order of execution, and look for each group's source.
+    """Group the ``chosen`` layers by what they read, in the order of execution, with their sources.
 
-    Args:
-        model: a graph with inferred shapes.
-        chosen: names of the layers that are quantized.
-        parameters: names of what can be changed.
+    Shapes must be inferred; only ``parameters`` can absorb factors.
     """
     uses = _weight_uses(model)
     grouped: dict[str, list[tuple[Layer, ir.Node]]] = {}
