@@ -94,50 +94,37 @@ class Chosen:
 def cut_each(
     carrier: Carrier, ranked: Sequence[Ranked], numbers: Sequence[int], progress: Progress = _SILENT
 ) -> list[Chosen]:
-    """Choose so many units of each weight by itself.
-
-    Args:
-        carrier: the model.
-        ranked: its weights that lose some.
-        numbers: how many units each loses, at least one.
-        progress: shows how many weights have been read.
+    """Choose so many units of each weight by itself, at least one.
 
     Raises:
         ModelError: a weight holds NaN or infinity.
     """
     reading = _Reading(carrier, progress)
     wanted = {item.layer.name: number for item, number in zip(ranked, numbers, strict=True)}
-    settled: dict[str, _Tied] = {}
-    coarse: dict[str, tuple[int, int]] = {}
+    tied: dict[str, _Tied] = {}
+    bins: dict[str, int] = {}
+    ranks = dict(wanted)
     for item, parts in reading.counted(ranked, _coarse):
         name = item.layer.name
-        bin, rank = select(merged(parts), wanted[name])
+        bins[name], ranks[name] = bin, rank = select(merged(parts), wanted[name])
         if item.settled:
             held = [part.of(bin) for part in parts]
-            settled[name] = _Tied(item, bin << FINE_BITS, held, rank, wanted[name] - rank)
-        else:
-            coarse[name] = bin, rank
-    open_ = [item for item in ranked if item.layer.name in coarse]
-    bins = {name: bin for name, (bin, _) in coarse.items()}
+            tied[name] = _Tied(item, bin << FINE_BITS, held, rank, wanted[name] - rank)
+    open_ = [item for item in ranked if not item.settled]
     for item, parts in reading.counted(open_, _fine(bins), "more finely"):
         name = item.layer.name
-        score, rank = select(merged(parts), coarse[name][1])
+        score, rank = select(merged(parts), ranks[name])
         held = [part.of(score) for part in parts]
-        settled[name] = _Tied(item, score, held, rank, wanted[name] - rank)
-    return _placed(reading, [settled[item.layer.name] for item in ranked])
+        tied[name] = _Tied(item, score, held, rank, wanted[name] - rank)
+    return _placed(reading, [tied[item.layer.name] for item in ranked])
 
 
 def cut_together(
     carrier: Carrier, ranked: Sequence[Ranked], number: int, progress: Progress = _SILENT
 ) -> list[Chosen]:
-    """Choose so many units of all weights together.
+    """Choose so many units of all weights together, at least one.
 
-    Args:
-        carrier: the model.
-        ranked: its weights. Of units with equal scores, those of layers whose name comes first in
-            the alphabet go first.
-        number: how many units they lose together, at least one.
-        progress: shows how many weights have been read.
+    Of units with equal scores, those of layers whose name comes first in the alphabet go first.
 
     Raises:
         ModelError: a weight holds NaN or infinity.
@@ -189,19 +176,6 @@ class _Tied:
     rank: int
     below: int
 
-    @property
-    def chosen(self) -> Chosen:
-        """What goes, if all that share the threshold do, or none."""
-        last = self.item.units - 1 if self.rank else -1
-        gone = self.below + self.rank
-        zero = gone if self.score else self.below + sum(self.held)
-        return Chosen(Cut(self.score, last), gone, zero)
-
-    @property
-    def split(self) -> bool:
-        """Whether some of the units that share the threshold go, and some stay."""
-        return 0 < self.rank < sum(self.held)
-
     def last(self) -> tuple[RowBlock, int]:
         """Return the block of rows with the last one to go, and its rank there."""
         rank = self.rank
@@ -213,8 +187,9 @@ class _Tied:
 
 
 def _placed(reading: _Reading, tied: Sequence[_Tied]) -> list[Chosen]:
-    """Find the place of the last unit to go, for those weights where it matters."""
-    ends = {tie.item.layer.name: (tie, *tie.last()) for tie in tied if tie.split}
+    """Find the last unit to go where only some of those that share the threshold do."""
+    split = [tie for tie in tied if 0 < tie.rank < sum(tie.held)]
+    ends = {tie.item.layer.name: (tie, *tie.last()) for tie in split}
 
     def place(rows: torch.Tensor, block: RowBlock) -> int:
         tie, _, rank = ends[block.layer.name]
@@ -226,9 +201,10 @@ def _placed(reading: _Reading, tied: Sequence[_Tied]) -> list[Chosen]:
     places = {x.layer.name: last for x, last in reading.scanned(blocks, place, "where they end")}
     result = []
     for tie in tied:
-        chosen = tie.chosen
-        last = places.get(tie.item.layer.name, chosen.cut.last)
-        result.append(Chosen(Cut(tie.score, last), chosen.gone, chosen.zero))
+        last = places.get(tie.item.layer.name, tie.item.units - 1 if tie.rank else -1)
+        gone = tie.below + tie.rank
+        zero = gone if tie.score else tie.below + sum(tie.held)
+        result.append(Chosen(Cut(tie.score, last), gone, zero))
     return result
 
 
@@ -247,8 +223,6 @@ def _fine(bins: Mapping[str, int]) -> _Count:
 
 @dataclass(frozen=True)
 class _Reading:
-    """Reads a model's weights, and shows how far it is."""
-
     carrier: Carrier
     progress: Progress
 

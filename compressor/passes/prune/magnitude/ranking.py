@@ -23,9 +23,7 @@ COARSE = 1 << (31 - FINE_BITS)
 
 _INFINITY = 0x7F800000
 _HALF = ("bfloat16", "float16")
-_SCORED_AT_ONCE = (
-    1 << 18
-)  # elements worked on at once, so that what is in between stays in the cache
+_AT_ONCE = 1 << 18  # elements worked on, so that what is in between stays in the cache
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ def _in_chunks(matrix: Tensor, criterion: Criterion) -> Tensor:
     rows, columns = matrix.shape
     height, width = criterion.block
     result = torch.empty(rows // height, columns // width)
-    step = max(1, _SCORED_AT_ONCE // max(columns * height, 1))
+    step = max(1, _AT_ONCE // max(columns * height, 1))
     for start in range(0, len(result), step):
         stop = min(start + step, len(result))
         part = matrix[start * height : stop * height]
@@ -139,7 +137,6 @@ def _random(matrix: Tensor, criterion: Criterion, row: int) -> Tensor:
     return torch.where(alive, drawn.reshape(rows, columns), 0)
 
 
-_CHUNK = 1 << 18  # elements worked on at once, so that what is in between stays in the cache
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -190,7 +187,9 @@ def count_coarse(scored: Tensor, shift: int) -> Counts:
     if bins.numel() < COARSE >> (lift + 2):  # sorting few is faster than counting in many bins
         values, counts = torch.unique(bins, return_counts=True)
         return Counts(values.to(torch.int64) << lift, counts)
-    return _occurring(torch.bincount(bins, minlength=COARSE >> lift), lift)
+    counted = torch.bincount(bins, minlength=COARSE >> lift)
+    held = counted.nonzero()[:, 0]
+    return Counts(held << lift, counted[held])
 
 
 def count_fine(values: Tensor, shift: int, coarse: int) -> Counts:
@@ -203,11 +202,6 @@ def count_fine(values: Tensor, shift: int, coarse: int) -> Counts:
     counted = torch.bincount(bins, minlength=end - first + 2)[1:-1]
     held = counted.nonzero()[:, 0]
     return Counts((held + first) << shift, counted[held])
-
-
-def _occurring(counted: Tensor, lift: int) -> Counts:
-    held = counted.nonzero()[:, 0]
-    return Counts(held << lift, counted[held])
 
 
 def merged(parts: Iterable[Counts]) -> Counts:
@@ -276,7 +270,7 @@ def dropped(matrix: Tensor, criterion: Criterion, cut: Cut, row: int = 0) -> Ten
 def without(matrix: Tensor, criterion: Criterion, cut: Cut, row: int = 0) -> Tensor:
     """Return rows in which the units that go are zero; arguments as in :func:`dropped`."""
     height = criterion.block[0]
-    step = max(1, _CHUNK // max(matrix.shape[1] * height, 1)) * height
+    step = max(1, _AT_ONCE // max(matrix.shape[1] * height, 1)) * height
     result = torch.empty_like(matrix)
     for start in range(0, len(matrix), step):
         part = matrix[start : start + step]
