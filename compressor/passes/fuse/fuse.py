@@ -13,7 +13,7 @@ from compressor.errors import ModelError
 from compressor.graph.layers import graph_layers
 from compressor.graph.operators import operator
 from compressor.graph.values import all_nodes
-from compressor.passes.fuse import simplify
+from compressor.passes.fuse import shapes, simplify
 from compressor.passes.fuse.absorb import fold_affine, fold_batch_norm
 from compressor.passes.fuse.draft import Draft, Rule
 from compressor.passes.fuse.patterns import (
@@ -26,16 +26,6 @@ from compressor.passes.fuse.patterns import (
     scale_queries,
     separate_heads,
 )
-from compressor.passes.fuse.shapes import (
-    copy_lengths,
-    merge_slices,
-    note_shapes,
-    plain_reshape,
-    shape_of_input,
-    slice_of_shape,
-    swap_last_axes,
-    transpose_without_unsqueeze,
-)
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer
 from compressor.types.passes import GraphPass, LayerOutcome, LayerPlan, Outcome, PassContext, Survey
@@ -45,13 +35,13 @@ _ROUNDS = 12
 
 _SHAPES: tuple[Rule, ...] = (
     drop_neutral,
-    slice_of_shape,
-    shape_of_input,
-    copy_lengths,
-    swap_last_axes,
-    transpose_without_unsqueeze,
-    plain_reshape,
-    merge_slices,
+    shapes.slice_of_shape,
+    shapes.shape_of_input,
+    shapes.copy_lengths,
+    shapes.swap_last_axes,
+    shapes.transpose_without_unsqueeze,
+    shapes.plain_reshape,
+    shapes.merge_slices,
 )
 _PATTERNS: tuple[Rule, ...] = (
     gelu,
@@ -169,7 +159,7 @@ class Fuse(GraphPass):
             changed = False
             if self.constants:
                 changed, symbolic = simplify.fold(draft.model)
-                note_shapes(draft.model, symbolic)
+                shapes.note_shapes(draft.model, symbolic)
                 changed |= simplify.rewrite(draft.model, draft.opset, self.patterns)
             changed |= _offer(rules, draft)
             changed |= simplify.remove_unused(draft.model)

@@ -16,25 +16,13 @@ import torch
 
 from compressor.errors import ModelError
 from compressor.models.checkpoint.rows import ResultT, RowBlock, row_blocks, scan
-from compressor.passes.prune.magnitude.ranking import (
-    FINE_BITS,
-    Counts,
-    Criterion,
-    Cut,
-    count_coarse,
-    count_fine,
-    merged,
-    place_of,
-    scores,
-    select,
-    shares,
-)
+from compressor.passes.prune.magnitude import ranking
 from compressor.progress import Progress, Silent
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Layer
 
 _SILENT = Silent()
-_Count = Callable[[torch.Tensor, int, RowBlock], Counts]
+_Count = Callable[[torch.Tensor, int, RowBlock], ranking.Counts]
 
 
 @dataclass(frozen=True)
@@ -42,7 +30,7 @@ class Ranked:
     """A layer whose units are ranked."""
 
     layer: Layer
-    criterion: Criterion
+    criterion: ranking.Criterion
 
     @property
     def units(self) -> int:
@@ -67,7 +55,7 @@ class Ranked:
             ModelError: a value is NaN or infinite.
         """
         try:
-            return scores(rows, self.criterion, start)
+            return ranking.scores(rows, self.criterion, start)
         except ValueError as error:
             raise ModelError(
                 f"layer {self.layer.name!r}",
@@ -86,7 +74,7 @@ class Chosen:
         zero: how many units are zero afterwards: the same, unless more were zero before.
     """
 
-    cut: Cut
+    cut: ranking.Cut
     gone: int
     zero: int
 
@@ -106,14 +94,14 @@ def cut_each(
     ranks = dict(wanted)
     for item, parts in reading.counted(ranked, _coarse):
         name = item.layer.name
-        bins[name], ranks[name] = bin, rank = select(merged(parts), wanted[name])
+        bins[name], ranks[name] = bin, rank = ranking.select(ranking.merged(parts), wanted[name])
         if item.settled:
             held = [part.of(bin) for part in parts]
-            tied[name] = _Tied(item, bin << FINE_BITS, held, rank, wanted[name] - rank)
+            tied[name] = _Tied(item, bin << ranking.FINE_BITS, held, rank, wanted[name] - rank)
     open_ = [item for item in ranked if not item.settled]
     for item, parts in reading.counted(open_, _fine(bins), "more finely"):
         name = item.layer.name
-        score, rank = select(merged(parts), ranks[name])
+        score, rank = ranking.select(ranking.merged(parts), ranks[name])
         held = [part.of(score) for part in parts]
         tied[name] = _Tied(item, score, held, rank, wanted[name] - rank)
     return _placed(reading, [tied[item.layer.name] for item in ranked])
@@ -130,20 +118,24 @@ def cut_together(
         ModelError: a weight holds NaN or infinity.
     """
     reading = _Reading(carrier, progress)
-    coarse = {item.layer.name: merged(parts) for item, parts in reading.counted(ranked, _coarse)}
-    bin, rank = select(merged(coarse.values()), number)
-    low = bin << FINE_BITS
+    coarse = {
+        item.layer.name: ranking.merged(parts) for item, parts in reading.counted(ranked, _coarse)
+    }
+    bin, rank = ranking.select(ranking.merged(coarse.values()), number)
+    low = bin << ranking.FINE_BITS
     at = {name: counts.of(bin) for name, counts in coarse.items()}
-    fine = {name: Counts(torch.tensor([low]), torch.tensor([held])) for name, held in at.items()}
+    fine = {
+        name: ranking.Counts(torch.tensor([low]), torch.tensor([held])) for name, held in at.items()
+    }
     open_ = [item for item in ranked if not item.settled and at[item.layer.name]]
     bins = dict.fromkeys(at, bin)
     for item, parts in reading.counted(open_, _fine(bins), "more finely"):
-        fine[item.layer.name] = merged(parts)
-    score, rank = select(merged(fine.values()), rank)
+        fine[item.layer.name] = ranking.merged(parts)
+    score, rank = ranking.select(ranking.merged(fine.values()), rank)
     held = [fine[item.layer.name].of(score) for item in ranked]
     # By name, since a file's layers come in another order than a graph's.
     order = sorted(range(len(ranked)), key=lambda i: ranked[i].layer.name)
-    handed = dict(zip(order, shares(rank, [held[i] for i in order]), strict=True))
+    handed = dict(zip(order, ranking.shares(rank, [held[i] for i in order]), strict=True))
     given = [handed[i] for i in range(len(ranked))]
     split = next((i for i, own in enumerate(given) if 0 < own < held[i]), None)
     ties = [[own] for own in held]
@@ -195,7 +187,9 @@ def _placed(reading: _Reading, tied: Sequence[_Tied]) -> list[Chosen]:
         tie, _, rank = ends[block.layer.name]
         values, shift = tie.item.scores(rows, block.start)
         height = tie.item.criterion.block[0]
-        return block.start // height * values.shape[1] + place_of(values, shift, tie.score, rank)
+        return block.start // height * values.shape[1] + ranking.place_of(
+            values, shift, tie.score, rank
+        )
 
     blocks = [block for _, block, _ in ends.values()]
     places = {x.layer.name: last for x, last in reading.scanned(blocks, place, "where they end")}
@@ -204,19 +198,19 @@ def _placed(reading: _Reading, tied: Sequence[_Tied]) -> list[Chosen]:
         last = places.get(tie.item.layer.name, tie.item.units - 1 if tie.rank else -1)
         gone = tie.below + tie.rank
         zero = gone if tie.score else tie.below + sum(tie.held)
-        result.append(Chosen(Cut(tie.score, last), gone, zero))
+        result.append(Chosen(ranking.Cut(tie.score, last), gone, zero))
     return result
 
 
-def _coarse(values: torch.Tensor, shift: int, block: RowBlock) -> Counts:  # noqa: ARG001
-    return count_coarse(values, shift)
+def _coarse(values: torch.Tensor, shift: int, block: RowBlock) -> ranking.Counts:  # noqa: ARG001
+    return ranking.count_coarse(values, shift)
 
 
 def _fine(bins: Mapping[str, int]) -> _Count:
     """Return what counts scores in a bin, which is given by layer name."""
 
-    def count(found: torch.Tensor, shift: int, block: RowBlock) -> Counts:
-        return count_fine(found, shift, bins[block.layer.name])
+    def count(found: torch.Tensor, shift: int, block: RowBlock) -> ranking.Counts:
+        return ranking.count_fine(found, shift, bins[block.layer.name])
 
     return count
 
@@ -228,11 +222,11 @@ class _Reading:
 
     def counted(
         self, ranked: Sequence[Ranked], count: _Count, what: str = ""
-    ) -> Iterator[tuple[Ranked, list[Counts]]]:
+    ) -> Iterator[tuple[Ranked, list[ranking.Counts]]]:
         """Read weights once, and yield the counts of each one's blocks."""
         items = {item.layer.name: item for item in ranked}
 
-        def work(rows: torch.Tensor, block: RowBlock) -> Counts:
+        def work(rows: torch.Tensor, block: RowBlock) -> ranking.Counts:
             return count(*items[block.layer.name].scores(rows, block.start), block)
 
         blocks = [block for item in ranked for block in item.blocks]

@@ -296,38 +296,25 @@ def _written_out(editor: Editor, node: ir.Node) -> tuple[str, str, str, str]:
     assert value.shape is not None
     assert mean is not None
     assert variance is not None
-    edit = _Insertion(editor, node, value.dtype)
-    rank = len(value.shape)
-    axes = edit.constant("axes", np.array([0, *range(2, rank)], np.int64))
-    column = edit.constant("column", np.array([1, -1, *[1] * (rank - 2)], np.int64))
+    name, kind, rank = node.outputs[0].name, value.dtype, len(value.shape)
+
+    def put(op_type: str, *inputs: ir.Value | None) -> ir.Value:
+        made = editor.node(op_type, inputs, f"{name}_{op_type}", kind)
+        node.prepend(made)
+        return made.outputs[0]
+
+    axes = editor.constant(f"{name}_axes", np.array([0, *range(2, rank)], np.int64))
+    column = editor.constant(f"{name}_column", np.array([1, -1, *[1] * (rank - 2)], np.int64))
     epsilon = node.attributes.get_float("epsilon", _EPSILON)
-    dtype = np.float32 if value.dtype is None else value.dtype.numpy()
-    own_mean = edit.put("ReduceMean", value, axes)
-    centred = edit.put("Sub", value, own_mean)
-    own_variance = edit.put("ReduceMean", edit.put("Mul", centred, centred), axes)
-    shifted = edit.put("Add", own_variance, edit.constant("epsilon", np.array(epsilon, dtype)))
-    unit = edit.put("Div", centred, edit.put("Sqrt", shifted))
-    scaled = edit.put("Mul", unit, edit.put("Reshape", scale, column))
-    result = edit.put("Add", scaled, edit.put("Reshape", shift, column))
+    dtype = np.float32 if kind is None else kind.numpy()
+    own_mean = put("ReduceMean", value, axes)
+    centred = put("Sub", value, own_mean)
+    own_variance = put("ReduceMean", put("Mul", centred, centred), axes)
+    least = editor.constant(f"{name}_epsilon", np.array(epsilon, dtype))
+    unit = put("Div", centred, put("Sqrt", put("Add", own_variance, least)))
+    scaled = put("Mul", unit, put("Reshape", scale, column))
+    result = put("Add", scaled, put("Reshape", shift, column))
     ir.convenience.replace_all_uses_with(node.outputs[0], result, replace_graph_outputs=True)
     editor.model.graph.remove(node, safe=True)
     names = (mean.name, variance.name, own_mean.name, own_variance.name)
     return names[0] or "", names[1] or "", names[2] or "", names[3] or ""
-
-
-@dataclass
-class _Insertion:
-    """Puts nodes in front of one."""
-
-    editor: Editor
-    before: ir.Node
-    dtype: ir.DataType | None
-
-    def constant(self, name: str, array: Array) -> ir.Value:
-        return self.editor.constant(f"{self.before.outputs[0].name}_{name}", array)
-
-    def put(self, op_type: str, *inputs: ir.Value | None) -> ir.Value:
-        name = f"{self.before.outputs[0].name}_{op_type}"
-        node = self.editor.node(op_type, inputs, name, self.dtype)
-        self.before.graph.insert_before(self.before, node)  # type: ignore[union-attr]  # it is in one
-        return node.outputs[0]

@@ -15,6 +15,7 @@ from compressor.graph.channels.slicing import remove_channels
 from compressor.graph.costs import model_macs, model_parameters
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.criteria import Queue, Ranking, Scores, normalized
+from compressor.passes.prune.structured import masking, scores
 from compressor.passes.prune.structured.groups import (
     Criterion,
     Minimum,
@@ -25,19 +26,6 @@ from compressor.passes.prune.structured.groups import (
     frozen_notes,
     layer_change,
     tensors_of,
-)
-from compressor.passes.prune.structured.masking import MaskedModel, batch_norms, prove, re_estimated
-from compressor.passes.prune.structured.scores import (
-    Sensitivity,
-    activation_requests,
-    activation_scores,
-    magnitude_scores,
-    norm_scale_scores,
-    random_scores,
-    ranking_note,
-    scan,
-    taylor_scores,
-    weighed_members,
 )
 from compressor.passes.prune.structured.selection import Selector, search_latency
 from compressor.run.timing import already_open, measure
@@ -142,7 +130,9 @@ class PruneStructured(GraphPass):
         selector.check()
         groups = [p.group for p in choice.prunable]
         requests = (
-            activation_requests(choice.channels, groups) if self.criterion == "activation" else ()
+            scores.activation_requests(choice.channels, groups)
+            if self.criterion == "activation"
+            else ()
         )
         notes = (*frozen_notes(choice.channels), *self._layout_notes(carrier, context))
         return Survey(rows, requests, notes)
@@ -194,7 +184,7 @@ class PruneStructured(GraphPass):
                 f"is {self.scope}, and a ratio is taken of each group by itself",
                 "leave it out, or give target macs, parameters or latency",
             )
-        if self.re_estimate and next(batch_norms(graph), None) is None:
+        if self.re_estimate and next(masking.batch_norms(graph), None) is None:
             raise SpecError(
                 "re-estimate",
                 "is true, and the model has no batch normalization",
@@ -245,35 +235,35 @@ class _Pruning:
         self._describe(after)
         self._prove(removed, smaller)
         if self._options.re_estimate and self._samples is not None:
-            after = re_estimated(after, self._samples.batches())
+            after = masking.re_estimated(after, self._samples.batches())
             self._notes.append("batch-norm statistics were estimated anew on the calibration data")
         if sensitivities:
-            self._notes.append(ranking_note(sensitivities))
+            self._notes.append(scores.ranking_note(sensitivities))
         return Outcome(after, self._layers(removed, sensitivities), tuple(self._notes))
 
     def _scores(self) -> list[Scores]:
         channels, groups = self._channels, [p.group for p in self._selector.prunable]
         match self._options.criterion:
             case "l1":
-                return magnitude_scores(self._graph, channels, groups, 1)
+                return scores.magnitude_scores(self._graph, channels, groups, 1)
             case "l2":
-                return magnitude_scores(self._graph, channels, groups, 2)
+                return scores.magnitude_scores(self._graph, channels, groups, 2)
             case "batch-norm":
-                return norm_scale_scores(self._graph, channels, groups)
+                return scores.norm_scale_scores(self._graph, channels, groups)
             case "activation":
-                return activation_scores(channels, groups, self._statistics)
+                return scores.activation_scores(channels, groups, self._statistics)
             case "random":
-                return random_scores(channels, groups, self._seed)
+                return scores.random_scores(channels, groups, self._seed)
         assert self._samples is not None
-        members = [m for weighed in weighed_members(self._graph, groups) for m in weighed]
-        scores = taylor_scores(
-            self._graph, channels, list(dict.fromkeys(members)), self._samples.batches(), self._seed
-        )
+        members = [m for weighed in scores.weighed_members(self._graph, groups) for m in weighed]
+        distinct, batches = list(dict.fromkeys(members)), self._samples.batches()
         # What the outputs lose compares across groups by itself.
-        whole = normalized(scores)
+        whole = normalized(
+            scores.taylor_scores(self._graph, channels, distinct, batches, self._seed)
+        )
         return [whole[group.units] for group in groups]
 
-    def _sensitivities(self, queues: Sequence[Queue]) -> tuple[Sensitivity, ...]:
+    def _sensitivities(self, queues: Sequence[Queue]) -> tuple[scores.Sensitivity, ...]:
         options = self._options
         if self._samples is None or not (options.sensitivity or options.scope == "sensitivity"):
             return ()
@@ -281,14 +271,15 @@ class _Pruning:
         named = [
             (p.group.name, queue) for p, queue in zip(self._selector.prunable, queues, strict=True)
         ]
-        masked = self._masked
-        return scan(lambda flags: masked.run(batch, flags), named, self._channels.count)
+        return scores.scan(
+            lambda flags: self._masked.run(batch, flags), named, self._channels.count
+        )
 
     @cached_property
-    def _masked(self) -> MaskedModel:
-        return MaskedModel(self._carrier, self._channels)
+    def _masked(self) -> masking.MaskedModel:
+        return masking.MaskedModel(self._carrier, self._channels)
 
-    def _removed(self, queues: list[Queue], sensitivities: tuple[Sensitivity, ...]) -> Flags:
+    def _removed(self, queues: list[Queue], sensitivities: tuple[scores.Sensitivity, ...]) -> Flags:
         selector, kind = self._selector, self._options.target.kind
         if kind == "ratio":
             return selector.by_ratio(queues)
@@ -333,7 +324,9 @@ class _Pruning:
                 return self._carrier.with_graph(smaller).runner().run(batch)
             return self._sliced(flags).run(batch)
 
-        proof = prove(lambda flags: self._masked.run(batch, flags), sliced, self._channels, removed)
+        proof = masking.prove(
+            lambda flags: self._masked.run(batch, flags), sliced, self._channels, removed
+        )
         self._notes.append(proof.note(self._samples.made_up))
 
     def _describe(self, after: Carrier) -> None:
@@ -356,7 +349,7 @@ class _Pruning:
                 self._notes.append(f"{name} {was:,} -> {now:,} ({100 * now / was:.1f} %)")
 
     def _layers(
-        self, removed: Flags, sensitivities: Sequence[Sensitivity]
+        self, removed: Flags, sensitivities: Sequence[scores.Sensitivity]
     ) -> tuple[LayerOutcome, ...]:
         costs = {cost.name: cost for cost in sensitivities}
         outcomes = []

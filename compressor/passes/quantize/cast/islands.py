@@ -12,14 +12,7 @@ from compressor.graph.editing import inner_nodes
 from compressor.graph.layers import layer_of
 from compressor.graph.operators import operator, operator_named
 from compressor.graph.values import constant_of, is_op
-from compressor.passes.quantize.cast.precision import (
-    CODES,
-    PLACE,
-    admits,
-    bound_outputs,
-    extreme,
-    float32_reason,
-)
+from compressor.passes.quantize.cast import precision
 
 
 class FloatIslands:
@@ -79,7 +72,9 @@ class FloatIslands:
         if node.op_type == "Cast":
             return [v for v in node.outputs if self.is_float(v)]
         count = len(node.outputs)
-        bound = bound_outputs(node.op_type, self._opset, self._float_positions(node), count)
+        bound = precision.bound_outputs(
+            node.op_type, self._opset, self._float_positions(node), count
+        )
         return [node.outputs[i] for i in bound if self.is_float(node.outputs[i])]
 
     def _is_real(self, value: ir.Value) -> bool:
@@ -109,12 +104,14 @@ class FloatIslands:
             return "holds a subgraph"
         if node.domain not in ("", "ai.onnx"):
             return f"is an operator of {node.domain}"
-        reason = float32_reason(node.op_type)
+        reason = precision.float32_reason(node.op_type)
         if reason or self._serves_codes(node):
-            return reason or CODES
+            return reason or precision.CODES
         positions = self._float_positions(node)
         name = self.narrow.name.lower()
-        if not is_transparent(node) and not admits(name, node.op_type, self._opset, positions):
+        if not is_transparent(node) and not precision.admits(
+            name, node.op_type, self._opset, positions
+        ):
             return f"has no {name} form in opset {self._opset}"
         return ""
 
@@ -144,7 +141,7 @@ class FloatIslands:
                 continue
             if all(v in constants or v in places for v in inputs if self._is_real(v)):
                 places.update(node.outputs)
-                self._keep(node, PLACE)
+                self._keep(node, precision.PLACE)
 
     def _keep_extremes(self) -> None:
         """Keep the readers of constants that float16 cannot hold, and what passes them on."""
@@ -153,7 +150,7 @@ class FloatIslands:
             if not self.is_float(value):
                 continue
             tensor = constant_of(value)
-            problem = "" if tensor is None else extreme(np.asarray(tensor.numpy()))
+            problem = "" if tensor is None else precision.extreme(np.asarray(tensor.numpy()))
             if not problem:
                 continue
             for node in self._float_readers(value):

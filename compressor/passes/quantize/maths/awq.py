@@ -14,16 +14,9 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from compressor.passes.quantize.maths import floating
 from compressor.passes.quantize.maths.affine import extremes, parameters, quantize
 from compressor.passes.quantize.maths.descent import row_errors
-from compressor.passes.quantize.maths.floating import (
-    RangeSearch,
-    candidate_scales,
-    float_parameters,
-    nearest_values,
-    quantize_floats,
-    round_to_nearest,
-)
 from compressor.types.matrices import in_groups
 from compressor.types.quantized import QuantizedTensor, Scheme
 
@@ -96,7 +89,7 @@ class Rounded:
         scheme = self._start.scheme
         levels = exact * factors[:, None] / step
         if scheme.element != "int":
-            levels = nearest_values(levels, scheme)
+            levels = floating.nearest_values(levels, scheme)
         else:
             levels = levels.round_().clamp_(scheme.low - zero, scheme.high - zero)
         moved = levels.mul_(step) / factors[:, None] - exact - self._error[:, columns]
@@ -123,7 +116,7 @@ class Rounded:
     ) -> QuantizedTensor:
         if scheme.element == "int":
             return quantize(matrix, scale, zero, scheme)
-        return quantize_floats(matrix, scale, scheme, self._start.tensor_scale)
+        return floating.quantize_floats(matrix, scale, scheme, self._start.tensor_scale)
 
     def _tries(self, part: Tensor, scheme: Scheme) -> Iterator[QuantizedTensor]:
         """Round one group with various ranges."""
@@ -133,9 +126,9 @@ class Rounded:
                 scale, zero = parameters(low * share, high * share, scheme)
                 yield quantize(part, scale, zero, scheme)
             return
-        first = float_parameters(part, scheme, self._start.tensor_scale)
+        first = floating.float_parameters(part, scheme, self._start.tensor_scale)
         zero = torch.zeros(first.shape, dtype=torch.int8)
-        for scale in [first, *candidate_scales(first, scheme)]:
+        for scale in [first, *floating.candidate_scales(first, scheme)]:
             yield self._rounded(part, scale, zero, scheme)
 
 
@@ -165,7 +158,7 @@ def awq(
     matrices: Sequence[Tensor],
     moment: Tensor,
     schemes: Sequence[Scheme],
-    search: RangeSearch = "mse",
+    search: floating.RangeSearch = "mse",
     tied: Tensor | None = None,
     sweeps: int = 2,
 ) -> Scaled:
@@ -197,7 +190,7 @@ def awq(
     weights = [matrix.to(torch.float32) for matrix in matrices]
     owner = torch.arange(columns) if tied is None else torch.unique(tied, return_inverse=True)[1]
     ones = torch.ones(columns)
-    nearest = [round_to_nearest(w, s) for w, s in zip(weights, schemes, strict=True)]
+    nearest = [floating.round_to_nearest(w, s) for w, s in zip(weights, schemes, strict=True)]
     fallback = Scaled(ones, tuple(nearest))
     if not columns or not bool((moment.diagonal() > 0).any()):
         return fallback
@@ -216,7 +209,7 @@ class _Problem:
     schemes: Sequence[Scheme]
     owner: Tensor
 
-    def from_grid(self, search: RangeSearch) -> Tensor:
+    def from_grid(self, search: floating.RangeSearch) -> Tensor:
         """The best factors among powers of the inputs' and the weights' magnitudes.
 
         Judged with the ranges of all values. Where ranges are searched, large weights cost less,
@@ -235,15 +228,15 @@ class _Problem:
         best = self._best([self._usable(logarithm) for logarithm in logarithms], "min-max")
         return best if search == "min-max" else self._best([best**r for r in _ROOTS], search)
 
-    def _best(self, choices: list[Tensor], search: RangeSearch) -> Tensor:
+    def _best(self, choices: list[Tensor], search: floating.RangeSearch) -> Tensor:
         errors = [self.error(self.plain(factors, search)) for factors in choices]
         return choices[errors.index(min(errors))]
 
-    def plain(self, factors: Tensor, search: RangeSearch = "min-max") -> Scaled:
+    def plain(self, factors: Tensor, search: floating.RangeSearch = "min-max") -> Scaled:
         """Scale and round to nearest."""
         importance = self.moment.diagonal() / factors.square()
         codes = [
-            round_to_nearest(weight * factors, scheme, search, importance=importance)
+            floating.round_to_nearest(weight * factors, scheme, search, importance=importance)
             for weight, scheme in zip(self.weights, self.schemes, strict=True)
         ]
         return Scaled(factors, tuple(codes))

@@ -17,13 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from compressor.passes.quantize.maths.affine import (
-    absmax_parameters,
-    extremes,
-    mse_parameters,
-    quantize,
-    stored_scale,
-)
+from compressor.passes.quantize.maths import affine
 from compressor.types.matrices import in_groups, row_chunks
 from compressor.types.quantized import QuantizedTensor, Scheme
 
@@ -170,7 +164,7 @@ def _e2m1_magnitude(values: Tensor) -> Tensor:
 def _largest(blocks: Tensor, scheme: Scheme) -> Tensor:
     """Greatest magnitudes, float64 ``[rows, groups]`` or ``[1, 1]``."""
     _element(scheme)
-    low, high = extremes(blocks, scheme)
+    low, high = affine.extremes(blocks, scheme)
     return torch.maximum(-low, high)
 
 
@@ -201,7 +195,7 @@ def float_scale(exact: Tensor, scheme: Scheme) -> Tensor:
         exponent = torch.where(exact > 0, exact, 1.0).log2().round().to(torch.int32)
         return torch.where(exact > 0, _power_of_two(exponent), 1.0)
     if scheme.scale_type != "e4m3":
-        return stored_scale(exact, scheme)
+        return affine.stored_scale(exact, scheme)
     least = 2.0**-9  # the least positive e4m3: a group of small values has a scale, too
     usable = exact.clamp(min=least, max=_E4M3_LARGEST).to(torch.float32)
     return torch.where(exact > 0, usable.to(torch.float8_e4m3fn).to(torch.float32), 1.0)
@@ -221,7 +215,9 @@ def candidate_scales(scale: Tensor, scheme: Scheme) -> list[Tensor]:
         bits = scale.to(torch.float8_e4m3fn).view(torch.uint8).to(torch.int16)
         moved = [(bits + step).clamp(_E4M3_LEAST_BITS, _E4M3_LARGEST_BITS) for step in _E4M3_STEPS]
         return [m.to(torch.uint8).view(torch.float8_e4m3fn).to(torch.float32) for m in moved]
-    return [stored_scale(scale.to(torch.float64) * factor, scheme) for factor in _FINE_FACTORS]
+    return [
+        affine.stored_scale(scale.to(torch.float64) * factor, scheme) for factor in _FINE_FACTORS
+    ]
 
 
 def _of_rows(blocks: Tensor, steps: Tensor, part: slice) -> Tensor:
@@ -299,10 +295,10 @@ def round_to_nearest(
     searched = search == "mse"
     if scheme.element == "int":
         if searched:
-            scale, zero = mse_parameters(matrix, scheme, importance=importance)
+            scale, zero = affine.mse_parameters(matrix, scheme, importance=importance)
         else:
-            scale, zero = absmax_parameters(matrix, scheme)
-        return quantize(matrix, scale, zero, scheme)
+            scale, zero = affine.absmax_parameters(matrix, scheme)
+        return affine.quantize(matrix, scale, zero, scheme)
     if scheme.scale_type == "e4m3" and tensor_scale is None:
         largest = matrix.abs().max() if matrix.numel() else 0.0
         tensor_scale = nvfp4_tensor_scale(largest)

@@ -14,14 +14,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from compressor.passes.quantize.maths import floating
 from compressor.passes.quantize.maths.affine import code_dtype, quantize
 from compressor.passes.quantize.maths.descent import better_rows, descend, row_errors, zeros_by_row
-from compressor.passes.quantize.maths.floating import (
-    RangeSearch,
-    e2m1_codes,
-    nearest_values,
-    round_to_nearest,
-)
 from compressor.types.quantized import QuantizedTensor, Scheme
 
 _BLOCK = 128  # columns between updates of all columns that are yet to come
@@ -65,7 +60,7 @@ def gptq_weights(
     matrix: Tensor,
     moment: Tensor,
     scheme: Scheme,
-    search: RangeSearch = "mse",
+    search: floating.RangeSearch = "mse",
     damping: float = 0.01,
     sweeps: int = 1,
 ) -> QuantizedTensor:
@@ -93,14 +88,16 @@ def gptq_weights(
             the scheme's groups, or an unsigned symmetric scheme meets negative values.
     """
     _check(matrix, moment)
-    nearest = round_to_nearest(matrix, scheme)
+    nearest = floating.round_to_nearest(matrix, scheme)
     moment = moment.to(torch.float32)
     inverse = _order_and_factor(moment, damping)
     if inverse is None:
         return nearest
     start = nearest
     if search == "mse":
-        start = round_to_nearest(matrix, scheme, search, nearest.tensor_scale, _costs(*inverse))
+        start = floating.round_to_nearest(
+            matrix, scheme, search, nearest.tensor_scale, _costs(*inverse)
+        )
     start = _from_nearest(matrix, moment, start, inverse)
     damped = moment.clone()
     damped.diagonal().add_(damping * _mean_power(moment))
@@ -147,7 +144,7 @@ def _from_nearest(
 def _stored(levels: Tensor, scheme: Scheme) -> Tensor:
     """Codes for what they mean before scaling: for integers, the same numbers."""
     if scheme.element == "e2m1":
-        return e2m1_codes(levels)
+        return floating.e2m1_codes(levels)
     return levels.to(torch.float8_e4m3fn if scheme.element == "e4m3" else code_dtype(scheme))
 
 
@@ -245,7 +242,7 @@ def _compensated(
                     code.round_().add_(zero).clamp_(scheme.low, scheme.high)
                     torch.sub(code, zero, out=error)
                 else:
-                    code.copy_(nearest_values(code, scheme))
+                    code.copy_(floating.nearest_values(code, scheme))
                     error.copy_(code)
                 torch.addcmul(weight, error, step, value=-1, out=error).mul_(pivots[column])
                 index = column - small

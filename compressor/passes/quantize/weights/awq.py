@@ -16,7 +16,6 @@ from compressor.passes.quantize.maths.floating import RangeSearch
 from compressor.passes.quantize.weights.gptq import UNOBSERVED, join_rows, observed
 from compressor.passes.quantize.weights.scale_sources import (
     InputGroup,
-    Source,
     input_groups,
     touched,
 )
@@ -175,7 +174,10 @@ class AwqWork:
         if group.source is None:
             weights = _searched(matrices, moments, wanted, self.search)
         else:
-            scaled = awq(matrices, moments.second[0], wanted, self.search, _tied(group.source))
+            channels = group.source.channels
+            shared = len(set(channels)) < len(channels)
+            tied = torch.tensor(channels) if shared else None
+            scaled = awq(matrices, moments.second[0], wanted, self.search, tied)
             self.folded.fold(group, scaled.factors)
             weights = list(scaled.weights)
         return {
@@ -194,12 +196,6 @@ def plan_awq(carrier: Carrier, schemes: Mapping[str, Scheme], search: RangeSearc
     kept = {layer.weight for layer in carrier.layers() if layer.name not in schemes}
     groups = awq_groups(carrier.graph(), schemes, stored.keys() - kept)
     return AwqWork(schemes, groups, Folded(lambda name: stored[name].read()), search)
-
-
-def _tied(source: Source) -> torch.Tensor | None:
-    """Return which columns must share a factor; ``None`` if none must."""
-    shared = len(set(source.channels)) < len(source.channels)
-    return torch.tensor(source.channels) if shared else None
 
 
 def _searched(

@@ -26,7 +26,6 @@ from compressor.passes.quantize.weights.layers import (
     Method,
     Preset,
     WeightRule,
-    Wish,
     choose_layers,
     numbers_of,
 )
@@ -138,8 +137,8 @@ class QuantizeWeights(WeightPass):
             raise SpecError("range", "is given, and hqq finds ranges its own way", "leave it out")
         numbers = numbers_of(self.preset, self.bits, self.group, self.symmetric, self.format)
         preset = self.bits is None and self.format is None
-        wish = Wish(numbers, preset, self.embeddings, self.layers, context.targets)
-        treatments = choose_layers(carrier, wish)
+        where = (numbers, self.layers, context.targets)
+        treatments = choose_layers(carrier, *where, fits=preset, tables=self.embeddings)
         schemes = {name: t.scheme for name, t in treatments.items() if t.scheme is not None}
         for name, scheme in schemes.items():
             if self.method == "hqq" and scheme.element != "int":
