@@ -153,7 +153,6 @@ class Fuse(GraphPass):
         return draft
 
     def _simplify(self, draft: Draft) -> None:
-        """Apply the rules about structure until nothing changes."""
         rules = (_SHAPES if self.constants else ()) + (_PATTERNS if self.patterns else ())
         for _ in range(_ROUNDS):
             changed = False
@@ -169,7 +168,6 @@ class Fuse(GraphPass):
                 return
 
     def _absorb(self, draft: Draft) -> None:
-        """Fold what follows layers into them."""
         folds = ((fold_batch_norm, self.batch_norm), (fold_affine, self.affine))
         rules = tuple(rule for rule, on in folds if on)
         if rules:

@@ -142,13 +142,7 @@ class Queue:
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """Several groups' units in one order, by ascending value.
-
-    Attributes:
-        queues: the groups.
-        count: units of the whole model.
-        gone: units that go whatever the target is.
-    """
+    """Several groups' units in one order by ascending value; ``gone`` go whatever the target is."""
 
     queues: tuple[Queue, ...]
     count: int

@@ -241,7 +241,6 @@ class QuantizeDynamic(GraphPass):
         return Scheme(self.weights.bits, granularity=self.weights.granularity)
 
     def _kept(self, carrier: Carrier) -> dict[str, str]:
-        """Return for every layer why it is kept; empty where it is not."""
         model = carrier.graph()
         readers = _readers(model)
         layers = carrier.layers()
@@ -295,7 +294,6 @@ class QuantizeDynamic(GraphPass):
 
 
 def _readers(model: ir.Model) -> dict[str, list[tuple[Layer, ir.Node]]]:
-    """Return for each weight the nodes that multiply with it, and each node's own layer."""
     readers: dict[str, list[tuple[Layer, ir.Node]]] = {}
     for layer, node in layers_with_nodes(model):
         readers.setdefault(layer.weight, []).append((layer, node))

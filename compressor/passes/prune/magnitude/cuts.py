@@ -152,21 +152,13 @@ def cut_together(
 
 @dataclass(frozen=True)
 class _Tied:
-    """A weight whose threshold is known.
-
-    Attributes:
-        item: the weight.
-        score: its threshold.
-        held: how many units have that score, in each block of rows or all together.
-        rank: how many of them go.
-        below: how many have lower scores.
-    """
+    """A weight whose threshold is known."""
 
     item: Ranked
     score: int
-    held: Sequence[int]
-    rank: int
-    below: int
+    held: Sequence[int]  # units with that score, in each block of rows or all together
+    rank: int  # how many of them go
+    below: int  # units with lower scores
 
     def last(self) -> tuple[RowBlock, int]:
         """Return the block of rows with the last one to go, and its rank there."""
@@ -207,8 +199,6 @@ def _coarse(values: torch.Tensor, shift: int, block: RowBlock) -> ranking.Counts
 
 
 def _fine(bins: Mapping[str, int]) -> _Count:
-    """Return what counts scores in a bin, which is given by layer name."""
-
     def count(found: torch.Tensor, shift: int, block: RowBlock) -> ranking.Counts:
         return ranking.count_fine(found, shift, bins[block.layer.name])
 
@@ -223,7 +213,6 @@ class _Reading:
     def counted(
         self, ranked: Sequence[Ranked], count: _Count, what: str = ""
     ) -> Iterator[tuple[Ranked, list[ranking.Counts]]]:
-        """Read weights once, and yield the counts of each one's blocks."""
         items = {item.layer.name: item for item in ranked}
 
         def work(rows: torch.Tensor, block: RowBlock) -> ranking.Counts:

@@ -125,7 +125,6 @@ class Pruner:
         order: Tensor | None,
         pattern: Pattern,
     ) -> Tensor:
-        """Prune the rows of one group of channels."""
         if isinstance(observed, Tensor):
             norms = observed[group]
             scores = wanda_scores(rows, norms if order is None else norms[order])

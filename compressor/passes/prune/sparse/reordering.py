@@ -25,13 +25,7 @@ from compressor.types.layers import Layer
 
 @dataclass(frozen=True, eq=False)
 class Reorderable:
-    """A group of channels that may change places.
-
-    Attributes:
-        members: the axes on which they lie, all in the same order.
-        readers: layers that are pruned along them.
-        pattern: of those layers.
-    """
+    """Channels that may change places: axes that share one order, and what is pruned along them."""
 
     members: tuple[Member, ...]
     readers: tuple[Layer, ...]
@@ -40,12 +34,7 @@ class Reorderable:
 
 @dataclass(frozen=True)
 class Orders:
-    """Which layers' input channels may change places.
-
-    Attributes:
-        groups: the channels, group by group.
-        reasons: why a pruned layer's input channels stay where they are, by layer name.
-    """
+    """The channels that may change places, and by layer name why others stay where they are."""
 
     groups: tuple[Reorderable, ...]
     reasons: Mapping[str, str]

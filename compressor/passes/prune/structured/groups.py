@@ -87,17 +87,11 @@ class StructuredRule(LayerRule):
 
 @dataclass(frozen=True, eq=False)
 class Prunable:
-    """A group that can lose units.
-
-    Attributes:
-        group: the group.
-        remaining: how many of its units may remain, ascending; the last is all of them.
-        ratio: the share that a layer's rule removes; ``None`` without one.
-    """
+    """A group that can lose units."""
 
     group: ChannelGroup
-    remaining: Units
-    ratio: float | None
+    remaining: Units  # how many may remain, ascending; the last is all of them
+    ratio: float | None  # the share that a layer's rule removes
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +171,6 @@ def _writers(channels: ChannelMap, layers: Sequence[Layer]) -> dict[str, tuple[i
 
 
 def _unranked(channels: ChannelMap, group: ChannelGroup, criterion: Criterion) -> str:
-    """Return what a criterion misses in a group; empty if nothing."""
     if criterion == "batch-norm" and not any(m.role == "norm-scale" for m in group.members):
         return "no normalization scales its channels, and criterion batch-norm ranks by that"
     if criterion == "activation" and not any(

@@ -18,14 +18,7 @@ _NAMES = {"macs": "multiply-accumulates", "parameters": "weights", "latency": "l
 
 @dataclass(frozen=True, eq=False)
 class Selector:
-    """Chooses units of one model for one target.
-
-    Attributes:
-        choice: what may go.
-        target: how much is to.
-        tensors: sizes of the weights.
-        minimum: the option that bounds it, for messages.
-    """
+    """Chooses units of one model for one target."""
 
     choice: Choice
     target: Target

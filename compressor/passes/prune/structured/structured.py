@@ -138,7 +138,6 @@ class PruneStructured(GraphPass):
         return Survey(rows, requests, notes)
 
     def _layout_notes(self, carrier: Carrier, context: PassContext) -> tuple[str, ...]:
-        """Warn of sizes that the configuration of a Hugging Face directory may not state."""
         named = carrier.folder is not None and _LAYOUT in context.targets
         if self.target.kind == "ratio" or not named:
             return ()
@@ -226,7 +225,6 @@ class _Pruning:
         self._notes: list[str] = []
 
     def outcome(self) -> Outcome:
-        """Select, remove, prove, re-estimate and describe."""
         queues = self._selector.queues(self._scores())
         sensitivities = self._sensitivities(queues)
         removed = self._removed(queues, sensitivities)

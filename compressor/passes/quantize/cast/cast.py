@@ -16,8 +16,7 @@ from compressor.errors import SpecError
 from compressor.graph.editing import Editor
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.skeleton import converted
-from compressor.passes.quantize.cast.islands import FloatIslands
-from compressor.passes.quantize.cast.precision import extreme
+from compressor.passes.quantize.cast.islands import FloatIslands, extreme
 from compressor.passes.quantize.cast.rewrite import store_narrow, to_half, to_single
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
@@ -37,17 +36,11 @@ _BF16_MAX = float(torch.finfo(torch.bfloat16).max)
 
 @dataclass(frozen=True)
 class _Decision:
-    """What is done to a model.
-
-    Attributes:
-        model: a copy of the graph, not changed yet.
-        reasons: why a layer keeps its float32 weight, empty where it does not, by name.
-        islands: what stays in float32 around the layers; ``None`` if weights only are cast.
-    """
+    """What is done to a copy of the graph."""
 
     model: ir.Model
-    reasons: dict[str, str]
-    islands: FloatIslands | None
+    reasons: dict[str, str]  # why a layer keeps its weight, empty where it does not, by name
+    islands: FloatIslands | None  # none where weights only are cast
 
 
 class Cast(GraphPass):

@@ -87,7 +87,6 @@ class _Rewrite:
         return self._half if reader in self._half_nodes else _FLOAT
 
     def _cross(self, value: ir.Value, have: ir.DataType, insert: Callable[[ir.Node], None]) -> None:
-        """Cast a value for the readers that want the other type."""
         other = _FLOAT if have == self._half else self._half
         uses = [use for use in value.uses() if self._kind(use.node) == other]
         outer = _FLOAT if self._islands.keep_io else self._half
@@ -145,7 +144,6 @@ def to_single(model: ir.Model, *, keep_io: bool) -> None:
 
 
 def _widen_attributes(node: ir.Node) -> None:
-    """Make a node write float32 where an attribute makes it write halves."""
     for name, attribute in list(node.attributes.items()):
         if attribute.type == ir.AttributeType.TENSOR:
             tensor = attribute.as_tensor()
@@ -157,7 +155,6 @@ def _widen_attributes(node: ir.Node) -> None:
 
 
 def _keep_input(editor: Editor, value: ir.Value, dtype: ir.DataType) -> None:
-    """Keep an input's type, behind a cast to float32."""
     value.type = ir.TensorType(dtype)
     uses = tuple(value.uses())
     if not uses:

@@ -201,7 +201,6 @@ def _levels(
 def _searched(
     blocks: Tensor, scheme: Scheme, shares: list[float], importance: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The parameters of least error among those of the full range and of shares of it."""
     low, high = extremes(blocks, scheme)
     scale, zero = parameters(low, high, scheme)
     least = _squared_error(blocks, scale, zero, scheme, importance)

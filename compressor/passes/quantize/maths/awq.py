@@ -26,11 +26,8 @@ _SHARES = tuple(1 - 0.03 * step for step in range(22))  # of the full range
 class Rounded:
     """A weight whose columns are scaled and rounded, with the gradient of its output error.
 
-    Args:
-        matrix: the weight before it is scaled, float32 ``[rows, columns]``.
-        moment: ``Σ x xᵀ`` over the layer's inputs, float32 ``[columns, columns]``.
-        start: the scaled weight, quantized.
-        factors: what columns are multiplied with, float32 ``[columns]``.
+    ``matrix`` is not scaled yet, ``start`` is the scaled weight, quantized, and ``factors`` are
+    what columns are multiplied with; all are float32.
     """
 
     def __init__(self, matrix: Tensor, moment: Tensor, start: QuantizedTensor, factors: Tensor):
@@ -119,7 +116,6 @@ class Rounded:
         return floating.quantize_floats(matrix, scale, scheme, self._start.tensor_scale)
 
     def _tries(self, part: Tensor, scheme: Scheme) -> Iterator[QuantizedTensor]:
-        """Round one group with various ranges."""
         if scheme.element == "int":
             low, high = extremes(in_groups(part, scheme), scheme)
             for share in _SHARES:
@@ -233,7 +229,6 @@ class _Problem:
         return choices[errors.index(min(errors))]
 
     def plain(self, factors: Tensor, search: floating.RangeSearch = "min-max") -> Scaled:
-        """Scale and round to nearest."""
         importance = self.moment.diagonal() / factors.square()
         codes = [
             floating.round_to_nearest(weight * factors, scheme, search, importance=importance)
@@ -242,7 +237,6 @@ class _Problem:
         return Scaled(factors, tuple(codes))
 
     def refined(self, factors: Tensor, sweeps: int) -> Scaled:
-        """Descend over ranges and factors in turn."""
         start = self.plain(factors, "mse")
         parts = [
             Rounded(weight, self.moment, codes, factors)
@@ -259,7 +253,6 @@ class _Problem:
         return Scaled(factors, tuple(part.result() for part in parts))
 
     def error(self, scaled: Scaled) -> float:
-        """The sum of output errors."""
         moment = self.moment / scaled.factors[:, None] / scaled.factors
         return sum(
             float(row_errors(weight * scaled.factors, codes, moment).sum())

@@ -130,7 +130,6 @@ class _State:
         return float_scale(exact / self.whole, self.scheme)
 
     def result(self) -> QuantizedTensor:
-        """The quantized weight as it is now."""
         scheme, values = self.scheme, self.values.T
         if scheme.element == "e2m1":
             codes = e2m1_codes(values)
@@ -159,7 +158,6 @@ class _Block:
         self.width = min(max(_SERIAL // max(rows, 1), 8), 32)
 
     def visit_codes(self, group: int) -> None:
-        """Give each code of a group, in turn, the value nearest to its minimum."""
         width = self.state.width
         first = group * width - self.begin
         for begin in range(first, first + width, self.width):

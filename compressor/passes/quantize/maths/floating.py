@@ -175,7 +175,6 @@ def _tensor_scale(largest: Tensor, scheme: Scheme, tensor_scale: Tensor | None) 
 
 
 def _scale(largest: Tensor, scheme: Scheme, tensor_scale: Tensor | None) -> Tensor:
-    """Scales for the greatest magnitudes, rounded to their type."""
     if scheme.scale_type == "e8m0":
         exponent = torch.frexp(largest).exponent - 1 - _E2M1_EXPONENT
         return torch.where(largest > 0, _power_of_two(exponent), 1.0)
@@ -232,7 +231,6 @@ def _searched(
     tensor_scale: Tensor | None,
     importance: Tensor | None,
 ) -> Tensor:
-    """The scales of least error among the given ones and their neighbours."""
     least = _squared_error(blocks, scale, scheme, tensor_scale, importance)
     best = scale
     for tried in candidate_scales(scale, scheme):

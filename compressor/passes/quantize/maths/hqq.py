@@ -50,7 +50,6 @@ def hqq(matrix: Tensor, scheme: Scheme, norm: float = 0.7) -> QuantizedTensor:
 
 
 def _searched(blocks: Tensor, scheme: Scheme, norm: float) -> tuple[Tensor, Tensor]:
-    """The best scale and zero point of each group, by half-quadratic steps from several ranges."""
     values = blocks.to(torch.float32)
     low, high = affine.extremes(values, scheme)
     scale, zero = affine.parameters(low, high, scheme)

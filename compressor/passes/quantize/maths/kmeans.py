@@ -38,7 +38,6 @@ class _Sorted:
     squares: Tensor
 
     def means(self, bounds: Tensor, empty: Tensor) -> Tensor:
-        """Return the mean of each interval between ``bounds``; ``empty`` where one holds none."""
         count = self.counts[bounds].diff()
         return torch.where(count > 0, self.sums[bounds].diff() / count, empty)
 
@@ -219,6 +218,5 @@ def _cells(data: _Sorted) -> Tensor:
 
 
 def _different(values: Tensor) -> Tensor:
-    """Return the values that differ, in rising order."""
     unique: Tensor = values.unique()  # type: ignore[no-untyped-call]  # torch's own has no types
     return unique

@@ -29,19 +29,12 @@ _OFF_GRID = 0.05  # of a step: rounding brings a level this far off back
 
 @dataclass(frozen=True)
 class PixelInput:
-    """An input of the graph that one convolution alone reads.
-
-    Attributes:
-        value: the input's name.
-        layer: the convolution.
-        node: its node.
-        pads: its zero padding, beginnings then ends.
-    """
+    """An input of the graph that one convolution alone reads."""
 
     value: str
     layer: Layer
     node: ir.Node
-    pads: tuple[int, ...]
+    pads: tuple[int, ...]  # beginnings, then ends
 
 
 def pixel_inputs(model: ir.Model, readers: Mapping[ir.Node, Layer]) -> tuple[PixelInput, ...]:

@@ -55,12 +55,12 @@ class Profile:
         return {name: self.missing for name in products if name not in self.layers}
 
 
+_MISSING = "ONNX Runtime has no integer kernel for it"
+
 # ONNX Runtime, CPU provider: QLinearConv, QGemm, MatMulIntegerToFloat, QLinearAdd/Mul/Concat,
 # QLinearAveragePool/GlobalAveragePool, QLinearSigmoid/LeakyRelu. Relu and Clip before a
 # QuantizeLinear are dropped, since saturation does the same.
-ORT_CPU = Profile(
-    "ort-cpu", integer_bias=True, unsigned=True, missing="ONNX Runtime has no integer kernel for it"
-)
+ORT_CPU = Profile("ort-cpu", integer_bias=True, unsigned=True, missing=_MISSING)
 
 # TensorRT: explicit quantization; the builder moves Q/DQ over data movement by itself, adds a
 # residual in the convolution's epilogue, and wants float biases and zero points 0.
@@ -73,19 +73,9 @@ OPENVINO = Profile("openvino", integer_bias=False, unsigned=True)
 
 # ONNX Runtime, CUDA provider: it has kernels for Q/DQ and none for products of integers, so that
 # every Q/DQ that is not there is time saved; int32 biases would be computed on the CPU.
-ORT_CUDA = Profile(
-    "ort-cuda",
-    integer_bias=False,
-    unsigned=True,
-    missing="ONNX Runtime has no integer kernel for it",
-)
+ORT_CUDA = Profile("ort-cuda", integer_bias=False, unsigned=True, missing=_MISSING)
 
-PROFILES: Mapping[str, Profile] = {
-    "tensorrt": TENSORRT,
-    "ort-cpu": ORT_CPU,
-    "openvino": OPENVINO,
-    "ort-cuda": ORT_CUDA,
-}
+PROFILES: Mapping[str, Profile] = {p.target: p for p in (TENSORRT, ORT_CPU, OPENVINO, ORT_CUDA)}
 """By target; what suits one suits all that come after it."""
 
 
@@ -169,12 +159,10 @@ class _Placer:
         return True
 
     def _want(self, value: ir.Value) -> None:
-        """Note that a value has to be quantized, unless it is."""
         if quantized_source(value) is None:
             self.wanted.add(value)
 
     def _can_emit(self, value: ir.Value) -> bool:
-        """Whether an integer kernel could write the value, or does."""
         if quantized_source(value) is not None:
             return True
         node = value.producer()

@@ -61,14 +61,7 @@ class ActivationCode:
 
 @dataclass(frozen=True)
 class StaticSettings:
-    """Options, with the rules of the target that they are for.
-
-    Attributes:
-        profile: the target's rules.
-        weights: of all layers.
-        activations: likewise.
-        rules: for single layers.
-    """
+    """Options, with the rules of the target that they are for."""
 
     profile: Profile
     weights: WeightSettings
@@ -315,7 +308,6 @@ _CODE_TYPES = frozenset(code.numpy().name for code in INTEGER_CODES)
 
 
 def _kept(layer: Layer, node: ir.Node, profile: Profile) -> str:
-    """Return why a layer stays in floating point; empty if it need not."""
     if layer.dtype in _CODE_TYPES:
         return ALREADY
     if node.op_type not in profile.layers:

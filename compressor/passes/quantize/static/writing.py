@@ -87,11 +87,10 @@ def _attach_bias_codes(
     output = ir.Value(
         name=f"{name}_dequantized", shape=ir.Shape((rows,)), type=ir.TensorType(ir.DataType.FLOAT)
     )
-    node = ir.Node(
-        "",
+    node = ir.node(
         "DequantizeLinear",
         [coded, scales],
-        attributes=[ir.AttrInt64("axis", 0)],
+        {"axis": 0},
         outputs=[output],
         name=f"{name}_dequantize",
     )
@@ -146,7 +145,6 @@ def input_sources(model: ir.Model, placement: Placement) -> dict[str, ir.Value]:
 def _input_scales(
     model: ir.Model, placement: Placement, activations: Mapping[str, ActivationCode]
 ) -> dict[str, float]:
-    """Return the scale of each layer's input."""
     scales: dict[str, float] = {}
     for name, value in input_sources(model, placement).items():
         source = quantized_source(value)
@@ -206,7 +204,6 @@ def _read_codes(
     uses: Sequence[tuple[ir.Node, int]],
     carried: frozenset[str],
 ) -> None:
-    """Make the readers of a float value read its codes."""
     moves = [node for node, index in uses if index == 0 and node.name in carried]
     plain = [(node, index) for node, index in uses if index != 0 or node.name not in carried]
     if plain:

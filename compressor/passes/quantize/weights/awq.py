@@ -98,14 +98,7 @@ class Folded:
 
 @dataclass(frozen=True, eq=False)
 class AwqWork:
-    """AWQ on the chosen layers of a model.
-
-    Attributes:
-        schemes: how the codes of each layer are represented, by layer name.
-        groups: the layers by what they read, in the order of execution.
-        folded: the float parameters.
-        search: how ranges are found.
-    """
+    """AWQ on the chosen layers; ``groups`` come in the order of execution."""
 
     schemes: Mapping[str, Scheme]
     groups: Sequence[InputGroup]

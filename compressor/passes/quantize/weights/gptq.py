@@ -62,24 +62,16 @@ def split_rows(whole: QuantizedTensor, rows: Sequence[int]) -> list[QuantizedTen
 
 
 def _by_rows(scheme: Scheme) -> bool:
-    """Return whether a row's codes depend on its own weights only."""
     return scheme.scale_type != "e4m3" and scheme.granularity != "tensor"
 
 
 @dataclass(frozen=True, eq=False)
 class GptqWork:
-    """GPTQ on the chosen layers of a model.
-
-    Attributes:
-        schemes: how the codes of each layer are represented, by layer name.
-        by_layer: the request for the moment of each layer's inputs, where there is one.
-        matrix: returns the weight that a layer's codes stand for, ``[rows, columns]``.
-        search: how ranges are found.
-    """
+    """GPTQ on the chosen layers of a model, by their names."""
 
     schemes: Mapping[str, Scheme]
-    by_layer: Mapping[str, Request]
-    matrix: Callable[[Layer], torch.Tensor]
+    by_layer: Mapping[str, Request]  # for the moment of its inputs, where it can be seen
+    matrix: Callable[[Layer], torch.Tensor]  # what codes stand for, ``[rows, columns]``
     search: RangeSearch
 
     @property

@@ -101,7 +101,6 @@ def touched(source: Source) -> list[str]:
 
 
 def _weight_uses(model: ir.Model) -> Mapping[str, int]:
-    """How many nodes multiply with each weight, or look something up in it."""
     counted: dict[str, int] = {}
     for layer, _ in layers_with_nodes(model):
         counted[layer.weight] = counted.get(layer.weight, 0) + 1
@@ -141,7 +140,6 @@ class _Tracer:
         self._sizes: dict[str, int] = {}
 
     def source(self, value: ir.Value, layer: Layer) -> Source | None:
-        """Return the source of a layer's input, or ``None``."""
         traced = self._trace(value, first=True)
         if traced is None:
             return None
@@ -173,7 +171,6 @@ class _Tracer:
         return tuple(self._size(d) for d in value.shape)
 
     def _size(self, axis: int | ir.SymbolicDim) -> int:
-        """Return an axis's length; -1 where it is not known."""
         if isinstance(axis, int):
             return axis
         names = [] if axis.value is None else axis.value.replace(" ", "").split("*")
@@ -186,7 +183,6 @@ class _Tracer:
         return size
 
     def _start(self, node: ir.Node, value: ir.Value, shape: tuple[int, ...]) -> _Traced | None:
-        """Return the labels of a value that a source writes."""
         if operator_named(node.op_type).family == "layer-norm" and value is node.outputs[0]:
             return _labelled(_norm_source(node, shape), shape, -1)
         if is_op(node, "Mul"):
@@ -254,7 +250,6 @@ class _Tracer:
         return labels if labels.shape == shape else None  # a slice that takes everything
 
     def _part(self, node: ir.Node, value: ir.Value, labels: Array) -> Array | None:
-        """Return the labels of one output of ``Split``."""
         axis = node.attributes.get_int("axis", 0)
         shapes = [self._shape(output) for output in node.outputs]
         start = 0
@@ -324,6 +319,5 @@ def _read_once(value: ir.Value) -> bool:
 
 
 def _vector_length(value: ir.Value) -> int | None:
-    """Return the length of an initializer with one axis, or ``None``."""
     shape = static_shape(value) if value.is_initializer() else None
     return shape[0] if shape is not None and len(shape) == 1 else None
