@@ -112,17 +112,11 @@ def cubic_sparsity(step: int, begin: int, end: int, final: float, initial: float
 
 @dataclass(frozen=True, eq=False)
 class Queue:
-    """A group's units in the order in which they go.
+    """A group's units in the order in which they go."""
 
-    Attributes:
-        units: the least important first, ``[n]``.
-        values: what decides between groups, for each unit; ascending.
-        remaining: how many may remain, ascending; the last is all of them.
-    """
-
-    units: Units
-    values: Scores
-    remaining: Units
+    units: Units  # the least important first, `[n]`
+    values: Scores  # what decides between groups, for each unit; ascending
+    remaining: Units  # how many may remain, ascending; the last is all of them
 
     def first(self, count: int) -> Units:
         """Return the units to remove where ``count`` should go; fewer, if that leaves too few."""
@@ -253,15 +247,11 @@ def by_loss(queue: Queue, shares: Sequence[float], losses: Sequence[float]) -> Q
 
 @dataclass(frozen=True, eq=False)
 class Tensors:
-    """Sizes of a model's parameters, and how they depend on its units.
+    """Sizes of a model's parameters, and how they depend on its units."""
 
-    Attributes:
-        fixed: weights on which no unit lies.
-        factors: for each other parameter, the product of its axes without units, and the units
-            at each position of the other axes.
-    """
-
-    fixed: int
+    fixed: int  # weights on which no unit lies
+    # for each other parameter, the product of its axes without units, and the units at each
+    # position of the other axes
     factors: tuple[tuple[int, tuple[Units, ...]], ...]
 
     def count(self, removed: Flags) -> float:

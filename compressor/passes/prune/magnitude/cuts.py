@@ -66,17 +66,11 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What goes of one weight.
+    """What goes of one weight."""
 
-    Attributes:
-        cut: which units.
-        gone: how many.
-        zero: how many units are zero afterwards: the same, unless more were zero before.
-    """
-
-    cut: ranking.Cut
-    gone: int
-    zero: int
+    cut: ranking.Cut  # which units
+    gone: int  # how many
+    zero: int  # how many units are zero afterwards: the same, unless more were zero before
 
 
 def cut_each(

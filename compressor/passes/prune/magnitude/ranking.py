@@ -28,18 +28,13 @@ _AT_ONCE = 1 << 18  # elements worked on, so that what is in between stays in th
 
 @dataclass(frozen=True)
 class Criterion:
-    """What a weight's units are, and by what they are ranked.
+    """What a weight's units are, and by what they are ranked."""
 
-    Attributes:
-        norm: ``l1``: mean magnitude of a unit; ``l2``: root of the mean square; ``random``: any
-            order, but zeros first. For single weights both norms are the magnitude.
-        block: rows and columns of a unit; ``(1, 1)`` for single weights.
-        key: picks the order of ``random``, 64 bits.
-    """
-
+    # `l1`: mean magnitude of a unit; `l2`: root of the mean square; `random`: any order, but
+    # zeros first. For single weights both norms are the magnitude
     norm: Norm = "l1"
-    block: tuple[int, int] = (1, 1)
-    key: int = 0
+    block: tuple[int, int] = (1, 1)  # rows and columns of a unit; `(1, 1)` for single weights
+    key: int = 0  # picks the order of `random`, 64 bits
 
     @property
     def single(self) -> bool:
@@ -142,29 +137,20 @@ _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True)
 class Cut:
-    """Which units of one weight go: those with scores below ``score``, and some that equal it.
-
-    Attributes:
-        score: the threshold.
-        last: units whose score is the threshold go up to this place, the last one included; units
-            are counted along the rows. -1 if none of them go.
-    """
+    """Which units of one weight go: those with scores below ``score``, and some that equal it."""
 
     score: int
+    # units whose score is the threshold go up to this place, the last one included; units are
+    # counted along the rows. -1 if none of them go
     last: int
 
 
 @dataclass(frozen=True)
 class Counts:
-    """How often scores occur.
+    """How often scores occur."""
 
-    Attributes:
-        values: coarse bins of scores (or whole scores), rising, int64 ``[n]``.
-        counts: how often each occurs, int64 ``[n]``.
-    """
-
-    values: Tensor
-    counts: Tensor
+    values: Tensor  # coarse bins of scores (or whole scores), rising, int64 `[n]`
+    counts: Tensor  # how often each occurs, int64 `[n]`
 
     @property
     def total(self) -> int:

@@ -163,10 +163,10 @@ class PatternPruning(WeightPass):
         zeros = 0
         for layer in layers:
             pruned = changes.weights[layer.weight]
-            pattern, _ = choice.treatments[layer.name].setting
             if isinstance(pruned, Tensor):
                 zeros += pruned.numel() - int(torch.count_nonzero(pruned))
             else:  # it is streamed, and not known yet
+                pattern, _ = choice.treatments[layer.name].setting
                 zeros += round(layer.parameters * pattern.sparsity)
         total = sum(layer.parameters for layer in layers)
         counted = "1 layer" if len(layers) == 1 else f"{len(layers)} layers"
@@ -271,11 +271,12 @@ class SparsePruning(PatternPruning):
                 "changes nothing where single weights go",
                 "give n and m, or leave it out",
             )
-        return choose_layers(carrier, everywhere, self.layers, _of_rule)
-
-
-def _of_rule(rule: SparseRule) -> Pattern | None:
-    return sparse_pattern(rule.sparsity, rule.n, rule.m, rule_place(rule))
+        return choose_layers(
+            carrier,
+            everywhere,
+            self.layers,
+            lambda rule: sparse_pattern(rule.sparsity, rule.n, rule.m, rule_place(rule)),
+        )
 
 
 class PruneWanda(SparsePruning):

@@ -16,18 +16,12 @@ _CHUNK = 1 << 16  # groups that are compared at once, so that they stay in the c
 
 @dataclass(frozen=True)
 class Pattern:
-    """How many weights stay.
+    """How many weights stay."""
 
-    Attributes:
-        sparsity: share of the weights that become zero; what ``n`` and ``m`` say, if they are
-            given.
-        n: in each group of ``m`` weights, so many stay; 0 for no groups.
-        m: weights in a group; 0 for no groups.
-    """
-
+    # share of the weights that become zero; what `n` and `m` say, if they are given
     sparsity: float
-    n: int = 0
-    m: int = 0
+    n: int = 0  # in each group of `m` weights, so many stay; 0 for no groups
+    m: int = 0  # weights in a group; 0 for no groups
 
     def __str__(self) -> str:
         return f"{self.n}:{self.m}" if self.m else f"{100 * self.sparsity:g} % sparse"
@@ -36,11 +30,6 @@ class Pattern:
 def n_of_m(n: int, m: int) -> Pattern:
     """Return the pattern in which ``n`` of ``m`` weights stay."""
     return Pattern(1 - n / m, n, m)
-
-
-def zeros(count: int, sparsity: float) -> int:
-    """Return how many of ``count`` weights become zero."""
-    return round(count * sparsity)
 
 
 def group_mask(scores: Tensor, n: int, m: int) -> Tensor:
@@ -68,13 +57,12 @@ def group_mask(scores: Tensor, n: int, m: int) -> Tensor:
 
 def row_mask(scores: Tensor, sparsity: float) -> Tensor:
     """Keep each row's highest scores but a share ``sparsity``; of equal ones those further left."""
-    return _highest(scores, scores.shape[1] - zeros(scores.shape[1], sparsity))
+    return _highest(scores, scores.shape[1] - round(scores.shape[1] * sparsity))
 
 
 def whole_mask(scores: Tensor, sparsity: float) -> Tensor:
     """Keep the highest scores of a matrix but a share ``sparsity``; of equal ones the first."""
-    count = scores.numel()
-    return _highest(scores.reshape(1, -1), count - zeros(count, sparsity)).reshape(scores.shape)
+    return row_mask(scores.reshape(1, -1), sparsity).reshape(scores.shape)
 
 
 def pattern_mask(scores: Tensor, pattern: Pattern) -> Tensor:

@@ -20,15 +20,10 @@ _DEAD = 1e-12  # what the score of a weight without input is multiplied with
 
 @dataclass(frozen=True, eq=False)
 class Curvature:
-    """What a layer's inputs say of its weights; the same for all weights that read them.
+    """What a layer's inputs say of its weights; the same for all weights that read them."""
 
-    Attributes:
-        factor: upper triangular ``U`` with ``Uᵀ U = (M + d I)⁻¹``, ``[columns, columns]``.
-        alive: columns whose input was not always zero, ``[columns]``.
-    """
-
-    factor: Tensor
-    alive: Tensor
+    factor: Tensor  # upper triangular `U` with `Uᵀ U = (M + d I)⁻¹`, `[columns, columns]`
+    alive: Tensor  # columns whose input was not always zero, `[columns]`
 
 
 def curvature(moment: Tensor, damping: float = 0.01) -> Curvature | None:

@@ -96,19 +96,13 @@ class Prunable:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """The groups of a model, sorted by whether they can be pruned.
-
-    Attributes:
-        channels: the model's channels.
-        prunable: those that can.
-        writers: for each layer by name, the numbers of the groups that lie on its output.
-        reasons: why groups cannot, by their number.
-    """
+    """The groups of a model, sorted by whether they can be pruned."""
 
     channels: ChannelMap
-    prunable: tuple[Prunable, ...]
+    prunable: tuple[Prunable, ...]  # those that can
+    # for each layer by name, the numbers of the groups that lie on its output
     writers: Mapping[str, tuple[int, ...]]
-    reasons: Mapping[int, str]
+    reasons: Mapping[int, str]  # why groups cannot, by their number
 
     def kept_reason(self, layer: Layer) -> str:
         """Return why a layer keeps all of its output channels; empty if it need not."""

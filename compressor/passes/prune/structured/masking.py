@@ -94,17 +94,12 @@ def _zeroed_axes(channels: ChannelMap, biases: Collection[str]) -> dict[str, dic
 
 @dataclass(frozen=True)
 class Proof:
-    """What was proved about the removed units.
+    """What was proved about the removed units."""
 
-    Attributes:
-        proved: how many of them, by comparing the sliced with the zeroed model.
-        mixed: for groups that lost units and cannot be compared: the operator that mixes them.
-        difference: the largest found, relative to the largest output.
-    """
-
-    proved: int
+    proved: int  # how many of them, by comparing the sliced with the zeroed model
+    # for groups that lost units and cannot be compared: the operator that mixes them
     mixed: Mapping[str, str]
-    difference: float
+    difference: float  # the largest found, relative to the largest output
 
     def note(self, made_up: bool) -> str:
         """Return it in one sentence."""

@@ -154,14 +154,10 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What it costs to remove units of one group alone.
-
-    Attributes:
-        name: the group.
-        losses: power of the outputs' change over that of the outputs, one for each of ``SHARES``.
-    """
+    """What it costs to remove units of one group alone."""
 
     name: str
+    # power of the outputs' change over that of the outputs, one for each of `SHARES`
     losses: tuple[float, ...]
 
     @property
@@ -277,7 +273,10 @@ def _gradients(
 ) -> dict[str, Tensor]:
     with torch.enable_grad():
         outputs = module(**{**inputs, **weights}).values()
-        projected = [_signed(o, generator) for o in outputs if o.requires_grad]
+        projected = []
+        for output in (o for o in outputs if o.requires_grad):
+            signs = torch.randint(0, 2, output.shape, generator=generator).to(output.dtype) * 2 - 1
+            projected.append((output * signs).sum())
         if not projected:
             raise ModelError(
                 "criterion taylor",
@@ -287,9 +286,3 @@ def _gradients(
         total = torch.stack(projected).sum()
         gradients = torch.autograd.grad(total, list(weights.values()), allow_unused=True)
     return {n: g for n, g in zip(weights, gradients, strict=True) if g is not None}
-
-
-def _signed(output: Tensor, generator: torch.Generator) -> Tensor:
-    """Return the sum of an output's values times random signs."""
-    signs = torch.randint(0, 2, output.shape, generator=generator).to(output.dtype) * 2 - 1
-    return (output * signs).sum()

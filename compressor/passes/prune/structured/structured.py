@@ -15,18 +15,7 @@ from compressor.graph.channels.slicing import remove_channels
 from compressor.graph.costs import model_macs, model_parameters
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.criteria import Queue, Ranking, Scores, normalized
-from compressor.passes.prune.structured import masking, scores
-from compressor.passes.prune.structured.groups import (
-    Criterion,
-    Minimum,
-    Scope,
-    StructuredRule,
-    Target,
-    choose,
-    frozen_notes,
-    layer_change,
-    tensors_of,
-)
+from compressor.passes.prune.structured import groups, masking, scores
 from compressor.passes.prune.structured.selection import Selector, search_latency
 from compressor.run.timing import already_open, measure
 from compressor.types.carrier import Capability, Carrier, Runner
@@ -59,15 +48,15 @@ class PruneStructured(GraphPass):
         "Liu et al. 2017 (arXiv:1708.06519), Molchanov et al. 2019 (arXiv:1906.10771) for criteria"
     )
 
-    target: Target = Field(description="how much to remove")
-    criterion: Criterion = Field(
+    target: groups.Target = Field(description="how much to remove")
+    criterion: groups.Criterion = Field(
         default="l2",
         description="how channels are ranked: by the norm of all weights that write and read "
         "them (l2, l1), by the scales of normalizations (batch-norm), by what their removal does "
         "to the outputs to first order (taylor), by mean absolute activations (activation), or "
         "at random as a baseline; taylor and activation read the calibration data",
     )
-    scope: Scope | None = Field(
+    scope: groups.Scope | None = Field(
         default=None,
         description="how a target other than ratio is spread over groups: global (the default) "
         "ranks all channels by their score over their group's mean; local takes the same share of "
@@ -76,7 +65,7 @@ class PruneStructured(GraphPass):
     round_to: int = Field(
         default=1, ge=1, description="a layer's remaining channels are a multiple of it"
     )
-    minimum: Minimum = Field(
+    minimum: groups.Minimum = Field(
         default=0.1,
         description="what stays of each group at least: a share (0.1) or a number (8) of channels",
     )
@@ -88,7 +77,7 @@ class PruneStructured(GraphPass):
         default=False,
         description="report what pruning each group alone costs, measured on calibration data",
     )
-    layers: tuple[StructuredRule, ...] = Field(
+    layers: tuple[groups.StructuredRule, ...] = Field(
         default=(),
         description="rules for the channels that single layers write; the first that matches wins",
     )
@@ -122,19 +111,19 @@ class PruneStructured(GraphPass):
         for layer in carrier.layers():
             actions[layer.name] = "prune"
             if exact and not reasons[layer.name]:
-                before, after = layer_change(choice.channels, layer, planned).outputs
+                before, after = groups.layer_change(choice.channels, layer, planned).outputs
                 actions[layer.name] = f"{after} of {before} channels"
                 if after == before:
                     reasons[layer.name] = f"the ratio leaves its {before} channels whole"
         rows = plan_layers(self.name, actions, reasons)
         selector.check()
-        groups = [p.group for p in choice.prunable]
+        removable = [p.group for p in choice.prunable]
         requests = (
-            scores.activation_requests(choice.channels, groups)
+            scores.activation_requests(choice.channels, removable)
             if self.criterion == "activation"
             else ()
         )
-        notes = (*frozen_notes(choice.channels), *self._layout_notes(carrier, context))
+        notes = (*groups.frozen_notes(choice.channels), *self._layout_notes(carrier, context))
         return Survey(rows, requests, notes)
 
     def _layout_notes(self, carrier: Carrier, context: PassContext) -> tuple[str, ...]:
@@ -197,8 +186,8 @@ class PruneStructured(GraphPass):
             SpecError: a rule matches no layer.
         """
         layers, limits = carrier.layers(), (self.criterion, self.minimum, self.round_to)
-        choice = choose(channels, layers, self.layers, *limits)
-        tensors = tensors_of(carrier.graph(), channels)
+        choice = groups.choose(channels, layers, self.layers, *limits)
+        tensors = groups.tensors_of(carrier.graph(), channels)
         return Selector(choice, self.target, tensors, self.minimum)
 
 
@@ -240,26 +229,26 @@ class _Pruning:
         return Outcome(after, self._layers(removed, sensitivities), tuple(self._notes))
 
     def _scores(self) -> list[Scores]:
-        channels, groups = self._channels, [p.group for p in self._selector.prunable]
+        channels, removable = self._channels, [p.group for p in self._selector.prunable]
         match self._options.criterion:
             case "l1":
-                return scores.magnitude_scores(self._graph, channels, groups, 1)
+                return scores.magnitude_scores(self._graph, channels, removable, 1)
             case "l2":
-                return scores.magnitude_scores(self._graph, channels, groups, 2)
+                return scores.magnitude_scores(self._graph, channels, removable, 2)
             case "batch-norm":
-                return scores.norm_scale_scores(self._graph, channels, groups)
+                return scores.norm_scale_scores(self._graph, channels, removable)
             case "activation":
-                return scores.activation_scores(channels, groups, self._statistics)
+                return scores.activation_scores(channels, removable, self._statistics)
             case "random":
-                return scores.random_scores(channels, groups, self._seed)
+                return scores.random_scores(channels, removable, self._seed)
         assert self._samples is not None
-        members = [m for weighed in scores.weighed_members(self._graph, groups) for m in weighed]
+        members = [m for weighed in scores.weighed_members(self._graph, removable) for m in weighed]
         distinct, batches = list(dict.fromkeys(members)), self._samples.batches()
         # What the outputs lose compares across groups by itself.
         whole = normalized(
             scores.taylor_scores(self._graph, channels, distinct, batches, self._seed)
         )
-        return [whole[group.units] for group in groups]
+        return [whole[group.units] for group in removable]
 
     def _sensitivities(self, queues: Sequence[Queue]) -> tuple[scores.Sensitivity, ...]:
         options = self._options
@@ -352,7 +341,7 @@ class _Pruning:
         costs = {cost.name: cost for cost in sensitivities}
         outcomes = []
         for layer in self._carrier.layers():
-            change = layer_change(self._channels, layer, removed)
+            change = groups.layer_change(self._channels, layer, removed)
             details: dict[str, Any] = {}
             for name, (before, after) in (("channels", change.outputs), ("inputs", change.inputs)):
                 if before != after:

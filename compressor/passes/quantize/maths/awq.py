@@ -138,16 +138,12 @@ _TRIED = tuple(2.0 ** (step / 16) for step in (*range(-8, 0), *range(1, 9)))
 
 @dataclass(frozen=True)
 class Scaled:
-    """Weights that share an input, quantized after their columns were scaled.
+    """Weights that share an input, quantized after their columns were scaled."""
 
-    Attributes:
-        factors: what the columns were multiplied with, and the input is to be divided by;
-            float32 ``[columns]``, positive.
-        weights: the scaled weights, quantized.
-    """
-
+    # what the columns were multiplied with, and the input is to be divided by; float32
+    # `[columns]`, positive
     factors: Tensor
-    weights: tuple[QuantizedTensor, ...]
+    weights: tuple[QuantizedTensor, ...]  # the scaled weights, quantized
 
 
 def awq(

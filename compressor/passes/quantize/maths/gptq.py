@@ -99,8 +99,9 @@ def gptq_weights(
             matrix, scheme, search, nearest.tensor_scale, _costs(*inverse)
         )
     start = _from_nearest(matrix, moment, start, inverse)
-    damped = moment.clone()
-    damped.diagonal().add_(damping * _mean_power(moment))
+    damped, power = moment.clone(), moment.diagonal()
+    mean = power.sum() / (power > 0).sum().clamp(min=1)  # of inputs that are not always zero
+    damped.diagonal().add_(damping * mean)
     refined = descend(matrix, damped, start, sweeps)
     if scheme.granularity == "tensor":
         return min(refined, start, nearest, key=lambda q: output_error(matrix, q, moment))
@@ -163,12 +164,6 @@ def _costs(order: Tensor, factor: Tensor) -> Tensor:
     costs = torch.empty(len(order))
     costs[order] = 1 / factor.square().sum(0)
     return costs
-
-
-def _mean_power(moment: Tensor) -> Tensor:
-    """Mean power of the inputs that are not always zero."""
-    power = moment.diagonal()
-    return power.sum() / (power > 0).sum().clamp(min=1)
 
 
 def _by_column(parameter: Tensor, codes: Tensor) -> Tensor:

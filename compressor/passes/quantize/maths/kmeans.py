@@ -23,19 +23,12 @@ _CELLS = 256  # as many of equal width as of equal weight make the histogram of 
 
 @dataclass(frozen=True)
 class _Sorted:
-    """Numbers in rising order, with prefix sums.
+    """Numbers in rising order, with prefix sums."""
 
-    Attributes:
-        values: the numbers, ``[n]``.
-        counts: sum of the weights of all numbers before each place, float64 ``[n + 1]``.
-        sums: that of weights times numbers.
-        squares: that of weights times squares.
-    """
-
-    values: Tensor
-    counts: Tensor
-    sums: Tensor
-    squares: Tensor
+    values: Tensor  # the numbers, `[n]`
+    counts: Tensor  # sum of the weights of all numbers before each place, float64 `[n + 1]`
+    sums: Tensor  # that of weights times numbers
+    squares: Tensor  # that of weights times squares
 
     def means(self, bounds: Tensor, empty: Tensor) -> Tensor:
         count = self.counts[bounds].diff()
@@ -154,19 +147,14 @@ def _free(data: _Sorted, size: int, *, pinned: bool) -> Tensor:
     return _lloyd(data, _divided(data, size), pinned=pinned)
 
 
-def _with_zero(centroids: Tensor) -> Tensor:
-    zero = torch.zeros(1, dtype=centroids.dtype)
-    return torch.cat([centroids[centroids < 0], zero, centroids[centroids >= 0]])
-
-
 def _lloyd(data: _Sorted, start: Tensor, *, pinned: bool) -> Tensor:
     """Move centroids to the means of the values nearest to them until they stay."""
-    centroids = start
+    centroids, zero = start, torch.zeros(1, dtype=start.dtype)
     least = _DONE * float(data.values[-1] - data.values[0])
     for _ in range(_ROUNDS):
         if pinned:
-            whole = _with_zero(centroids)
             place = int((centroids < 0).sum())
+            whole = torch.cat([centroids[:place], zero, centroids[place:]])
             moved = data.means(data.bounds(whole), whole)
             moved = torch.cat([moved[:place], moved[place + 1 :]])
         else:

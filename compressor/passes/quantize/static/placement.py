@@ -21,18 +21,12 @@ class Profile:
     """What a runtime does with quantized tensors.
 
     Which operators have integer kernels, and on what terms, is in the table of operators.
-
-    Attributes:
-        target: the runtime's column in the table.
-        integer_bias: biases are stored as int32 codes.
-        unsigned: asymmetric activations are uint8; where false, activations must be symmetric.
-        missing: why a product without an integer kernel stays in floating point.
     """
 
-    target: Target
-    integer_bias: bool
-    unsigned: bool
-    missing: str = ""
+    target: Target  # the runtime's column in the table
+    integer_bias: bool  # biases are stored as int32 codes
+    unsigned: bool  # asymmetric activations are uint8; where false, activations must be symmetric
+    missing: str = ""  # why a product without an integer kernel stays in floating point
 
     def kernel(self, node: ir.Node | None) -> Kernel | None:
         """Return what the runtime does with a node between codes; ``None`` if it takes floats."""
@@ -87,20 +81,15 @@ def profile_for(targets: frozenset[str]) -> Profile:
 
 @dataclass(frozen=True)
 class Placement:
-    """Which values get Q/DQ and which nodes read them.
+    """Which values get Q/DQ and which nodes read them."""
 
-    Attributes:
-        values: names of the values to quantize, in the order of execution.
-        layers: the layers that become integer, with the value each reads.
-        carried: names of the nodes that work on codes.
-        gates: for values that only matter where another value is positive, that value.
-        readers: for values to quantize, the names of the layers that read their codes.
-    """
-
-    values: tuple[str, ...]
+    values: tuple[str, ...]  # names of the values to quantize, in the order of execution
+    # the layers that become integer, with the value each reads
     layers: tuple[tuple[Layer, str], ...]
-    carried: frozenset[str]
+    carried: frozenset[str]  # names of the nodes that work on codes
+    # for values that only matter where another value is positive, that value
     gates: Mapping[str, str]
+    # for values to quantize, the names of the layers that read their codes
     readers: Mapping[str, tuple[str, ...]]
 
 

@@ -46,15 +46,10 @@ def awq_groups(
 
 @dataclass
 class Folded:
-    """Float parameters as factors have changed them.
+    """Float parameters as factors have changed them."""
 
-    Attributes:
-        read: returns a parameter as the model has it, by name.
-        tensors: what has changed, in float32 and in the stored shape; of layers' weights, in
-            canonical form.
-    """
-
-    read: Callable[[str], torch.Tensor]
+    read: Callable[[str], torch.Tensor]  # returns a parameter as the model has it, by name
+    # what has changed, in float32 and in the stored shape; of layers' weights, in canonical form
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def get(self, name: str) -> torch.Tensor:

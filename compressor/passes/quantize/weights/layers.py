@@ -31,19 +31,12 @@ _FIXED_GROUPS: Mapping[Format, int] = {"mxfp4": 32, "nvfp4": 16}
 
 @dataclass(frozen=True)
 class Numbers:
-    """How a layer's weight is to be represented, whatever its own dtype is.
+    """How a layer's weight is to be represented, whatever its own dtype is."""
 
-    Attributes:
-        format: integers, or a format of floats.
-        bits: width of an integer code.
-        group: columns that share a scale; ``None`` for one scale a row.
-        symmetric: integers have the zero point 0.
-    """
-
-    format: Format = "int"
-    bits: int = 8
-    group: int | None = None
-    symmetric: bool = True
+    format: Format = "int"  # integers, or a format of floats
+    bits: int = 8  # width of an integer code
+    group: int | None = None  # columns that share a scale; `None` for one scale a row
+    symmetric: bool = True  # integers have the zero point 0
 
     def scheme(self, layer: Layer) -> Scheme:
         """Return the scheme for a layer; scales are stored in the dtype of its weight."""

@@ -32,36 +32,22 @@ _ROWS_PER_COLUMN = 32  # input vectors for each of their elements, from which mo
 
 @dataclass(frozen=True)
 class Source:
-    """What can absorb a factor for each column of the layers that read a value.
+    """What can absorb a factor for each column of the layers that read a value."""
 
-    Attributes:
-        channels: for each column, the channel of the source that it is a multiple of.
-        count: how many channels the source has.
-        vectors: names of parameters with one element a channel, to be divided.
-        layer: the layer whose rows are the channels, to be divided too.
-    """
-
-    channels: tuple[int, ...]
-    count: int
-    vectors: tuple[str, ...] = ()
-    layer: Layer | None = None
+    channels: tuple[int, ...]  # for each column, the channel of the source that it is a multiple of
+    count: int  # how many channels the source has
+    vectors: tuple[str, ...] = ()  # names of parameters with one element a channel, to be divided
+    layer: Layer | None = None  # the layer whose rows are the channels, to be divided too
 
 
 @dataclass(frozen=True)
 class InputGroup:
-    """The layers that read one value.
+    """The layers that read one value."""
 
-    Attributes:
-        request: for the second moment of the value.
-        layers: those that are quantized, in the order of execution.
-        source: what absorbs factors; ``None`` if nothing does.
-        reason: why nothing does.
-    """
-
-    request: Request
-    layers: tuple[Layer, ...]
-    source: Source | None = None
-    reason: str = ""
+    request: Request  # for the second moment of the value
+    layers: tuple[Layer, ...]  # those that are quantized, in the order of execution
+    source: Source | None = None  # what absorbs factors; `None` if nothing does
+    reason: str = ""  # why nothing does
 
 
 def input_groups(
