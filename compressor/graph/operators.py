@@ -52,7 +52,7 @@ Float16 = Literal[
 """Why an operator stays in float32 when the rest becomes float16; empty where it need not.
 
 ``cheap`` operators take the type of their neighbours, so that nothing is cast twice. The others
-are reasons, spelled out by :mod:`compressor.passes.quantize.cast.precision`.
+are reasons, spelled out by :mod:`compressor.passes.quantize.cast.islands`.
 """
 
 Target = Literal["ort-cpu", "ort-cuda", "openvino", "tensorrt"]

@@ -21,15 +21,10 @@ from compressor.types.tensors import Array
 
 @dataclass(frozen=True)
 class Affine:
-    """The map ``y = scale * x + shift`` of every channel.
+    """The map ``y = scale * x + shift`` of every channel."""
 
-    Attributes:
-        scale: ``[channels]`` or ``[1]``, float64.
-        shift: ``[channels]`` or ``[1]``, float64.
-    """
-
-    scale: torch.Tensor
-    shift: torch.Tensor
+    scale: torch.Tensor  # `[channels]` or `[1]`, float64
+    shift: torch.Tensor  # `[channels]` or `[1]`, float64
 
     def weight(self, matrix: torch.Tensor) -> torch.Tensor:
         """Return the weight ``[rows, columns]`` of the layer followed by this map."""
@@ -71,25 +66,15 @@ def batch_norm(
 
 @dataclass(frozen=True)
 class Step:
-    """A node that maps every channel affinely, by constants.
-
-    Attributes:
-        node: the node.
-        source: what it maps.
-        axis: the channel axis; ``None`` where all channels are treated alike.
-        name: what to call it.
-        affine: computes the map.
-        scales: the map has a factor, not only a term.
-        shifts: the map has a term.
-    """
+    """A node that maps every channel affinely, by constants."""
 
     node: ir.Node
-    source: ir.Value
-    axis: int | None
+    source: ir.Value  # what it maps
+    axis: int | None  # the channel axis; `None` where all channels are treated alike
     name: str
-    affine: Callable[[], Affine]
-    scales: bool = True
-    shifts: bool = True
+    affine: Callable[[], Affine]  # computes the map
+    scales: bool = True  # the map has a factor, not only a term
+    shifts: bool = True  # the map has a term
 
 
 def fold_batch_norm(node: ir.Node, draft: Draft) -> bool:
@@ -226,18 +211,12 @@ def _wide(tensor: ir.TensorProtocol) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Target:
-    """A layer whose output nothing but the map (and what lies between) reads.
-
-    Attributes:
-        layer: the layer.
-        node: its operator.
-        bias_node: the Add behind a MatMul that holds its bias.
-        passed: outputs of the transpositions between the layer and the map, last first.
-    """
+    """A layer whose output nothing but the map (and what lies between) reads."""
 
     layer: Layer
     node: ir.Node
-    bias_node: ir.Node | None
+    bias_node: ir.Node | None  # the Add behind a MatMul that holds its bias
+    # outputs of the transpositions between the layer and the map, last first
     passed: tuple[ir.Value, ...]
 
     @property

@@ -13,7 +13,7 @@ from compressor.errors import ModelError
 from compressor.graph.layers import graph_layers
 from compressor.graph.operators import operator
 from compressor.graph.values import all_nodes
-from compressor.passes.fuse import simplify
+from compressor.passes.fuse import shapes, simplify
 from compressor.passes.fuse.absorb import fold_affine, fold_batch_norm
 from compressor.passes.fuse.draft import Draft, Rule
 from compressor.passes.fuse.patterns import (
@@ -26,39 +26,22 @@ from compressor.passes.fuse.patterns import (
     scale_queries,
     separate_heads,
 )
-from compressor.passes.fuse.shapes import (
-    copy_lengths,
-    merge_slices,
-    note_shapes,
-    plain_reshape,
-    shape_of_input,
-    slice_of_shape,
-    swap_last_axes,
-    transpose_without_unsqueeze,
-)
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer
-from compressor.types.passes import (
-    GraphPass,
-    LayerOutcome,
-    LayerPlan,
-    Outcome,
-    PassContext,
-    Survey,
-)
+from compressor.types.passes import GraphPass, LayerOutcome, LayerPlan, Outcome, PassContext, Survey
 
 _ROUNDS = 12
 """Rounds of simplification at most; graphs settle after two to five."""
 
 _SHAPES: tuple[Rule, ...] = (
     drop_neutral,
-    slice_of_shape,
-    shape_of_input,
-    copy_lengths,
-    swap_last_axes,
-    transpose_without_unsqueeze,
-    plain_reshape,
-    merge_slices,
+    shapes.slice_of_shape,
+    shapes.shape_of_input,
+    shapes.copy_lengths,
+    shapes.swap_last_axes,
+    shapes.transpose_without_unsqueeze,
+    shapes.plain_reshape,
+    shapes.merge_slices,
 )
 _PATTERNS: tuple[Rule, ...] = (
     gelu,
@@ -102,8 +85,7 @@ class Fuse(GraphPass):
     )
 
     batch_norm: bool = Field(
-        default=True,
-        description="fold batch-norm into the convolution or linear layer before it",
+        default=True, description="fold batch-norm into the convolution or linear layer before it"
     )
     affine: bool = Field(
         default=True,
@@ -147,12 +129,7 @@ class Fuse(GraphPass):
         return Outcome(carrier.with_graph(draft.model), layers, notes)
 
     def fused(self, graph: ir.Model, *, lowered: bool, evaluate: bool = True) -> Draft:
-        """Fuse a copy of a graph.
-
-        Args:
-            graph: the model; not changed.
-            lowered: it was made from a torch module.
-            evaluate: compute new weights; otherwise they are computed when they are read.
+        """Fuse a copy of a graph; without ``evaluate`` new weights are computed when they are read.
 
         Raises:
             ModelError: a batch-norm's variance is not positive, or a library cannot simplify the
@@ -176,13 +153,12 @@ class Fuse(GraphPass):
         return draft
 
     def _simplify(self, draft: Draft) -> None:
-        """Apply the rules about structure until nothing changes."""
         rules = (_SHAPES if self.constants else ()) + (_PATTERNS if self.patterns else ())
         for _ in range(_ROUNDS):
             changed = False
             if self.constants:
                 changed, symbolic = simplify.fold(draft.model)
-                note_shapes(draft.model, symbolic)
+                shapes.note_shapes(draft.model, symbolic)
                 changed |= simplify.rewrite(draft.model, draft.opset, self.patterns)
             changed |= _offer(rules, draft)
             changed |= simplify.remove_unused(draft.model)
@@ -192,7 +168,6 @@ class Fuse(GraphPass):
                 return
 
     def _absorb(self, draft: Draft) -> None:
-        """Fold what follows layers into them."""
         folds = ((fold_batch_norm, self.batch_norm), (fold_affine, self.affine))
         rules = tuple(rule for rule, on in folds if on)
         if rules:

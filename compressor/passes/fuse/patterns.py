@@ -314,7 +314,6 @@ def _is_square(value: ir.Value, of: ir.Value) -> bool:
 
 
 def _vector(node: ir.Node, other: ir.Value, length: int) -> ir.Value | None:
-    """Return the other operand if it is a known vector of ``length``."""
     rest = [v for v in node.inputs if v is not other and v is not None]
     if len(rest) != 1 or static_shape(rest[0]) != (length,):
         return None

@@ -23,12 +23,7 @@ from compressor.passes.fuse.draft import (
 
 
 def note_shapes(model: ir.Model, symbolic: Mapping[ir.Value, Any]) -> None:
-    """Fill in the lengths that a Reshape's output has by its computed shape.
-
-    Args:
-        model: changed in place; shapes only.
-        symbolic: the shapes that values hold, as far as constant folding found them.
-    """
+    """Fill in the lengths of Reshapes' outputs by the ``symbolic`` shapes that folding found."""
     for node in all_nodes(model.graph):
         if not is_op(node, "Reshape"):
             continue

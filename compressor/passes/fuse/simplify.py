@@ -244,12 +244,7 @@ def _evaluation(
 
 
 def tidy(draft: Draft, known_names: frozenset[str]) -> None:
-    """Make constants initializers, remove dead code and metadata, name what has no name.
-
-    Args:
-        draft: changed in place.
-        known_names: names of nodes that the original graph had.
-    """
+    """Lift constants, drop dead code and metadata, and name nodes not in ``known_names``."""
     model = draft.model
     common.RemoveUnusedNodesPass()(model)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)

@@ -24,15 +24,7 @@ _TOLERANCE = 1e-9  # of a share, so that 0.3 of 10 units is 3
 
 
 def position_sums(tensor: Tensor, axis: int) -> Scores:
-    """Return the sums at each position of an axis, over all other axes.
-
-    Args:
-        tensor: of any shape.
-        axis: one of its axes, ``n`` long.
-
-    Returns:
-        ``[n]``, summed in double precision.
-    """
+    """Return the sums at an axis's positions, over all other axes, in double precision: ``[n]``."""
     rest = [i for i in range(tensor.ndim) if i != axis]
     summed = tensor.sum(rest, dtype=float64) if rest else tensor.to(float64)
     return np.asarray(summed.cpu().numpy(), np.float64)
@@ -46,15 +38,9 @@ def powers(weight: Tensor, norm: int) -> Tensor:
 
 
 def unit_sums(positions: Scores, axis: Units, count: int) -> Scores:
-    """Add up what belongs to each unit.
+    """Add up the numbers at an axis's positions by unit: ``[count]``, 0 for units not on the axis.
 
-    Args:
-        positions: one number for each position of an axis.
-        axis: the unit at each; -1 for none.
-        count: units of the model.
-
-    Returns:
-        ``[count]``; 0 for units that do not lie on the axis.
+    ``axis`` is the unit at each position; -1 for none.
     """
     owned = axis >= 0
     return np.bincount(axis[owned], weights=positions[owned], minlength=count).astype(np.float64)
@@ -126,17 +112,11 @@ def cubic_sparsity(step: int, begin: int, end: int, final: float, initial: float
 
 @dataclass(frozen=True, eq=False)
 class Queue:
-    """A group's units in the order in which they go.
+    """A group's units in the order in which they go."""
 
-    Attributes:
-        units: the least important first, ``[n]``.
-        values: what decides between groups, for each unit; ascending.
-        remaining: how many may remain, ascending; the last is all of them.
-    """
-
-    units: Units
-    values: Scores
-    remaining: Units
+    units: Units  # the least important first, `[n]`
+    values: Scores  # what decides between groups, for each unit; ascending
+    remaining: Units  # how many may remain, ascending; the last is all of them
 
     def first(self, count: int) -> Units:
         """Return the units to remove where ``count`` should go; fewer, if that leaves too few."""
@@ -156,13 +136,7 @@ class Queue:
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """Several groups' units in one order, by ascending value.
-
-    Attributes:
-        queues: the groups.
-        count: units of the whole model.
-        gone: units that go whatever the target is.
-    """
+    """Several groups' units in one order by ascending value; ``gone`` go whatever the target is."""
 
     queues: tuple[Queue, ...]
     count: int
@@ -225,11 +199,6 @@ def unit_step(channels: ChannelMap, group: ChannelGroup, multiple: int) -> int:
 
     Where each unit takes as many positions ``p`` on an output axis, that is
     ``multiple / gcd(multiple, p)``. An axis on which units differ in size has no say.
-
-    Args:
-        channels: all of the model's.
-        group: one of its groups.
-        multiple: what the positions of its output axes are to be multiples of.
     """
     step = 1
     for member in group.members:
@@ -243,13 +212,7 @@ def unit_step(channels: ChannelMap, group: ChannelGroup, multiple: int) -> int:
 
 
 def by_score(units: Units, scores: Scores, remaining: Units) -> Queue:
-    """Return a group's queue whose values are its scores; equal scores go by number.
-
-    Args:
-        units: the group's, ``[n]``.
-        scores: how important each is, ``[n]``.
-        remaining: as in :class:`Queue`.
-    """
+    """Return a group's queue whose values are its scores ``[n]``; equal scores go by number."""
     order = np.lexsort((units, scores))
     return Queue(units[order], scores[order], remaining)
 
@@ -284,15 +247,11 @@ def by_loss(queue: Queue, shares: Sequence[float], losses: Sequence[float]) -> Q
 
 @dataclass(frozen=True, eq=False)
 class Tensors:
-    """Sizes of a model's parameters, and how they depend on its units.
+    """Sizes of a model's parameters, and how they depend on its units."""
 
-    Attributes:
-        fixed: weights on which no unit lies.
-        factors: for each other parameter, the product of its axes without units, and the units
-            at each position of the other axes.
-    """
-
-    fixed: int
+    fixed: int  # weights on which no unit lies
+    # for each other parameter, the product of its axes without units, and the units at each
+    # position of the other axes
     factors: tuple[tuple[int, tuple[Units, ...]], ...]
 
     def count(self, removed: Flags) -> float:

@@ -94,7 +94,12 @@ class Cluster(WeightPass):
             if reason:
                 treatments[layer.name] = Treatment(str(scheme), kept=reason)
                 continue
-            _check_targets(layer, scheme, context.targets)
+            for target in sorted(context.targets & _NO_CODEBOOKS.keys()):
+                raise SpecError(
+                    f"layer {layer.name!r}",
+                    f"would be {scheme}, and {_NO_CODEBOOKS[target]}",
+                    "leave out the pass or that export",
+                )
             moment = moments.get(layer.name)
             treatments[layer.name] = Treatment(
                 str(scheme),
@@ -134,15 +139,6 @@ class Cluster(WeightPass):
             group=group,
             element="codebook",
             scale_type=cast("ScaleType", layer.dtype),
-        )
-
-
-def _check_targets(layer: Layer, scheme: Scheme, targets: frozenset[str]) -> None:
-    for target in sorted(targets & _NO_CODEBOOKS.keys()):
-        raise SpecError(
-            f"layer {layer.name!r}",
-            f"would be {scheme}, and {_NO_CODEBOOKS[target]}",
-            "leave out the pass or that export",
         )
 
 

@@ -26,14 +26,7 @@ from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
 from compressor.types.layers import Layer
 from compressor.types.matrices import sqnr_db
 from compressor.types.options import Options
-from compressor.types.passes import (
-    GraphPass,
-    LayerOutcome,
-    LayerRule,
-    Outcome,
-    PassContext,
-    Survey,
-)
+from compressor.types.passes import GraphPass, LayerOutcome, LayerRule, Outcome, PassContext, Survey
 from compressor.types.quantized import QuantizedTensor, Scheme
 
 _CONVOLUTION_ATTRIBUTES = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
@@ -80,9 +73,6 @@ class DynamicWriter:
     """Replaces nodes by their dynamically quantized form.
 
     All readers of an activation in one graph share its quantization.
-
-    Args:
-        editor: of the model that is changed.
     """
 
     def __init__(self, editor: Editor):
@@ -91,13 +81,7 @@ class DynamicWriter:
         self._shapes: dict[int, ir.Value] = {}
 
     def replace(self, node: ir.Node, layer: Layer, codes: Codes) -> None:
-        """Replace a ``MatMul``, ``Gemm`` or ``Conv``; its output keeps its name.
-
-        Args:
-            node: one that :func:`unfit` has no reason against.
-            layer: the layer as this node reads it.
-            codes: its weight.
-        """
+        """Replace a node that :func:`unfit` has no reason against; its output keeps its name."""
         graph, source, output = node.graph, node.inputs[0], node.outputs[0]
         assert graph is not None
         assert source is not None
@@ -186,8 +170,7 @@ class DynamicWeights(Options):
     """How weights are quantized."""
 
     bits: Literal[8, 7] = Field(
-        default=8,
-        description="width of a weight; 7 keeps x86 CPUs without VNNI from saturating",
+        default=8, description="width of a weight; 7 keeps x86 CPUs without VNNI from saturating"
     )
     granularity: Literal["channel", "tensor"] = Field(
         default="channel", description="one scale for each output channel, or one a tensor"
@@ -258,7 +241,6 @@ class QuantizeDynamic(GraphPass):
         return Scheme(self.weights.bits, granularity=self.weights.granularity)
 
     def _kept(self, carrier: Carrier) -> dict[str, str]:
-        """Return for every layer why it is kept; empty where it is not."""
         model = carrier.graph()
         readers = _readers(model)
         layers = carrier.layers()
@@ -312,7 +294,6 @@ class QuantizeDynamic(GraphPass):
 
 
 def _readers(model: ir.Model) -> dict[str, list[tuple[Layer, ir.Node]]]:
-    """Return for each weight the nodes that multiply with it, and each node's own layer."""
     readers: dict[str, list[tuple[Layer, ir.Node]]] = {}
     for layer, node in layers_with_nodes(model):
         readers.setdefault(layer.weight, []).append((layer, node))

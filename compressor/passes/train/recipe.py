@@ -160,13 +160,13 @@ class Recipe(TrainPass):
         """
         if self.prune is None:
             return {}
-        prune, each = self.prune, self.prune.scope == "local"
-        sparsity = choose_layers(carrier, prune.target, prune.block, (), each=each).sparsity
+        each = self.prune.scope == "local"
+        chosen = choose_layers(carrier, self.prune.target, self.prune.block, (), each=each)
         reasons = self.skip_reasons(carrier)
         layers = {
             layer.name: layer
             for layer in carrier.layers()
-            if layer.name in sparsity and not reasons[layer.name]
+            if not chosen[layer.name][1] and not reasons[layer.name]
         }
         if not layers:
             raise SpecError(

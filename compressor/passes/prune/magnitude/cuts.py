@@ -16,25 +16,13 @@ import torch
 
 from compressor.errors import ModelError
 from compressor.models.checkpoint.rows import ResultT, RowBlock, row_blocks, scan
-from compressor.passes.prune.magnitude.ranking import (
-    FINE_BITS,
-    Counts,
-    Criterion,
-    Cut,
-    count_coarse,
-    count_fine,
-    merged,
-    place_of,
-    scores,
-    select,
-    shares,
-)
+from compressor.passes.prune.magnitude import ranking
 from compressor.progress import Progress, Silent
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Layer
 
 _SILENT = Silent()
-_Count = Callable[[torch.Tensor, int, RowBlock], Counts]
+_Count = Callable[[torch.Tensor, int, RowBlock], ranking.Counts]
 
 
 @dataclass(frozen=True)
@@ -42,7 +30,7 @@ class Ranked:
     """A layer whose units are ranked."""
 
     layer: Layer
-    criterion: Criterion
+    criterion: ranking.Criterion
 
     @property
     def units(self) -> int:
@@ -67,7 +55,7 @@ class Ranked:
             ModelError: a value is NaN or infinite.
         """
         try:
-            return scores(rows, self.criterion, start)
+            return ranking.scores(rows, self.criterion, start)
         except ValueError as error:
             raise ModelError(
                 f"layer {self.layer.name!r}",
@@ -78,88 +66,70 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What goes of one weight.
+    """What goes of one weight."""
 
-    Attributes:
-        cut: which units.
-        gone: how many.
-        zero: how many units are zero afterwards: the same, unless more were zero before.
-    """
-
-    cut: Cut
-    gone: int
-    zero: int
+    cut: ranking.Cut  # which units
+    gone: int  # how many
+    zero: int  # how many units are zero afterwards: the same, unless more were zero before
 
 
 def cut_each(
-    carrier: Carrier,
-    ranked: Sequence[Ranked],
-    numbers: Sequence[int],
-    progress: Progress = _SILENT,
+    carrier: Carrier, ranked: Sequence[Ranked], numbers: Sequence[int], progress: Progress = _SILENT
 ) -> list[Chosen]:
-    """Choose so many units of each weight by itself.
-
-    Args:
-        carrier: the model.
-        ranked: its weights that lose some.
-        numbers: how many units each loses, at least one.
-        progress: shows how many weights have been read.
+    """Choose so many units of each weight by itself, at least one.
 
     Raises:
         ModelError: a weight holds NaN or infinity.
     """
     reading = _Reading(carrier, progress)
     wanted = {item.layer.name: number for item, number in zip(ranked, numbers, strict=True)}
-    settled: dict[str, _Tied] = {}
-    coarse: dict[str, tuple[int, int]] = {}
+    tied: dict[str, _Tied] = {}
+    bins: dict[str, int] = {}
+    ranks = dict(wanted)
     for item, parts in reading.counted(ranked, _coarse):
         name = item.layer.name
-        bin, rank = select(merged(parts), wanted[name])
+        bins[name], ranks[name] = bin, rank = ranking.select(ranking.merged(parts), wanted[name])
         if item.settled:
             held = [part.of(bin) for part in parts]
-            settled[name] = _Tied(item, bin << FINE_BITS, held, rank, wanted[name] - rank)
-        else:
-            coarse[name] = bin, rank
-    open_ = [item for item in ranked if item.layer.name in coarse]
-    bins = {name: bin for name, (bin, _) in coarse.items()}
+            tied[name] = _Tied(item, bin << ranking.FINE_BITS, held, rank, wanted[name] - rank)
+    open_ = [item for item in ranked if not item.settled]
     for item, parts in reading.counted(open_, _fine(bins), "more finely"):
         name = item.layer.name
-        score, rank = select(merged(parts), coarse[name][1])
+        score, rank = ranking.select(ranking.merged(parts), ranks[name])
         held = [part.of(score) for part in parts]
-        settled[name] = _Tied(item, score, held, rank, wanted[name] - rank)
-    return _placed(reading, [settled[item.layer.name] for item in ranked])
+        tied[name] = _Tied(item, score, held, rank, wanted[name] - rank)
+    return _placed(reading, [tied[item.layer.name] for item in ranked])
 
 
 def cut_together(
     carrier: Carrier, ranked: Sequence[Ranked], number: int, progress: Progress = _SILENT
 ) -> list[Chosen]:
-    """Choose so many units of all weights together.
+    """Choose so many units of all weights together, at least one.
 
-    Args:
-        carrier: the model.
-        ranked: its weights. Of units with equal scores, those of layers whose name comes first in
-            the alphabet go first.
-        number: how many units they lose together, at least one.
-        progress: shows how many weights have been read.
+    Of units with equal scores, those of layers whose name comes first in the alphabet go first.
 
     Raises:
         ModelError: a weight holds NaN or infinity.
     """
     reading = _Reading(carrier, progress)
-    coarse = {item.layer.name: merged(parts) for item, parts in reading.counted(ranked, _coarse)}
-    bin, rank = select(merged(coarse.values()), number)
-    low = bin << FINE_BITS
+    coarse = {
+        item.layer.name: ranking.merged(parts) for item, parts in reading.counted(ranked, _coarse)
+    }
+    bin, rank = ranking.select(ranking.merged(coarse.values()), number)
+    low = bin << ranking.FINE_BITS
     at = {name: counts.of(bin) for name, counts in coarse.items()}
-    fine = {name: Counts(torch.tensor([low]), torch.tensor([held])) for name, held in at.items()}
+    fine = {
+        name: ranking.Counts(torch.tensor([low]), torch.tensor([held])) for name, held in at.items()
+    }
     open_ = [item for item in ranked if not item.settled and at[item.layer.name]]
     bins = dict.fromkeys(at, bin)
     for item, parts in reading.counted(open_, _fine(bins), "more finely"):
-        fine[item.layer.name] = merged(parts)
-    score, rank = select(merged(fine.values()), rank)
+        fine[item.layer.name] = ranking.merged(parts)
+    score, rank = ranking.select(ranking.merged(fine.values()), rank)
     held = [fine[item.layer.name].of(score) for item in ranked]
     # By name, since a file's layers come in another order than a graph's.
     order = sorted(range(len(ranked)), key=lambda i: ranked[i].layer.name)
-    handed = dict(zip(order, shares(rank, [held[i] for i in order]), strict=True))
+    handed = dict(zip(order, ranking.shares(rank, [held[i] for i in order]), strict=True))
     given = [handed[i] for i in range(len(ranked))]
     split = next((i for i, own in enumerate(given) if 0 < own < held[i]), None)
     ties = [[own] for own in held]
@@ -176,34 +146,13 @@ def cut_together(
 
 @dataclass(frozen=True)
 class _Tied:
-    """A weight whose threshold is known.
-
-    Attributes:
-        item: the weight.
-        score: its threshold.
-        held: how many units have that score, in each block of rows or all together.
-        rank: how many of them go.
-        below: how many have lower scores.
-    """
+    """A weight whose threshold is known."""
 
     item: Ranked
     score: int
-    held: Sequence[int]
-    rank: int
-    below: int
-
-    @property
-    def chosen(self) -> Chosen:
-        """What goes, if all that share the threshold do, or none."""
-        last = self.item.units - 1 if self.rank else -1
-        gone = self.below + self.rank
-        zero = gone if self.score else self.below + sum(self.held)
-        return Chosen(Cut(self.score, last), gone, zero)
-
-    @property
-    def split(self) -> bool:
-        """Whether some of the units that share the threshold go, and some stay."""
-        return 0 < self.rank < sum(self.held)
+    held: Sequence[int]  # units with that score, in each block of rows or all together
+    rank: int  # how many of them go
+    below: int  # units with lower scores
 
     def last(self) -> tuple[RowBlock, int]:
         """Return the block of rows with the last one to go, and its rank there."""
@@ -216,52 +165,51 @@ class _Tied:
 
 
 def _placed(reading: _Reading, tied: Sequence[_Tied]) -> list[Chosen]:
-    """Find the place of the last unit to go, for those weights where it matters."""
-    ends = {tie.item.layer.name: (tie, *tie.last()) for tie in tied if tie.split}
+    """Find the last unit to go where only some of those that share the threshold do."""
+    split = [tie for tie in tied if 0 < tie.rank < sum(tie.held)]
+    ends = {tie.item.layer.name: (tie, *tie.last()) for tie in split}
 
     def place(rows: torch.Tensor, block: RowBlock) -> int:
         tie, _, rank = ends[block.layer.name]
         values, shift = tie.item.scores(rows, block.start)
         height = tie.item.criterion.block[0]
-        return block.start // height * values.shape[1] + place_of(values, shift, tie.score, rank)
+        return block.start // height * values.shape[1] + ranking.place_of(
+            values, shift, tie.score, rank
+        )
 
     blocks = [block for _, block, _ in ends.values()]
     places = {x.layer.name: last for x, last in reading.scanned(blocks, place, "where they end")}
     result = []
     for tie in tied:
-        chosen = tie.chosen
-        last = places.get(tie.item.layer.name, chosen.cut.last)
-        result.append(Chosen(Cut(tie.score, last), chosen.gone, chosen.zero))
+        last = places.get(tie.item.layer.name, tie.item.units - 1 if tie.rank else -1)
+        gone = tie.below + tie.rank
+        zero = gone if tie.score else tie.below + sum(tie.held)
+        result.append(Chosen(ranking.Cut(tie.score, last), gone, zero))
     return result
 
 
-def _coarse(values: torch.Tensor, shift: int, block: RowBlock) -> Counts:  # noqa: ARG001
-    return count_coarse(values, shift)
+def _coarse(values: torch.Tensor, shift: int, block: RowBlock) -> ranking.Counts:  # noqa: ARG001
+    return ranking.count_coarse(values, shift)
 
 
 def _fine(bins: Mapping[str, int]) -> _Count:
-    """Return what counts scores in a bin, which is given by layer name."""
-
-    def count(found: torch.Tensor, shift: int, block: RowBlock) -> Counts:
-        return count_fine(found, shift, bins[block.layer.name])
+    def count(found: torch.Tensor, shift: int, block: RowBlock) -> ranking.Counts:
+        return ranking.count_fine(found, shift, bins[block.layer.name])
 
     return count
 
 
 @dataclass(frozen=True)
 class _Reading:
-    """Reads a model's weights, and shows how far it is."""
-
     carrier: Carrier
     progress: Progress
 
     def counted(
         self, ranked: Sequence[Ranked], count: _Count, what: str = ""
-    ) -> Iterator[tuple[Ranked, list[Counts]]]:
-        """Read weights once, and yield the counts of each one's blocks."""
+    ) -> Iterator[tuple[Ranked, list[ranking.Counts]]]:
         items = {item.layer.name: item for item in ranked}
 
-        def work(rows: torch.Tensor, block: RowBlock) -> Counts:
+        def work(rows: torch.Tensor, block: RowBlock) -> ranking.Counts:
             return count(*items[block.layer.name].scores(rows, block.start), block)
 
         blocks = [block for item in ranked for block in item.blocks]

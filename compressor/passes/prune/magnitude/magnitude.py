@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
 from math import log10
@@ -39,19 +38,6 @@ class MagnitudeRule(LayerRule):
     )
 
 
-@dataclass(frozen=True)
-class Thinning:
-    """What is done to the layers of a model.
-
-    Attributes:
-        sparsity: of the layers that lose weights, by name: the share each is asked to lose.
-        reasons: why a layer is kept, for every layer in order; empty where it is not.
-    """
-
-    sparsity: Mapping[str, float]
-    reasons: Mapping[str, str]
-
-
 def number_of(sparsity: float, units: int) -> int:
     """Return how many units a share is: whole ones, never more than the share as it is written.
 
@@ -67,15 +53,10 @@ def choose_layers(
     rules: Sequence[MagnitudeRule],
     *,
     each: bool,
-) -> Thinning:
-    """Choose the layers that lose weights, or say why one is kept.
+) -> dict[str, tuple[float, str]]:
+    """Return the share that each layer loses, and why it is kept, empty where it is not; by name.
 
-    Args:
-        carrier: the model; its structure is read.
-        sparsity: for layers without one of their own.
-        block: rows and columns of what goes as a whole.
-        rules: for single layers.
-        each: the share is each layer's own, rather than of all together.
+    The share is each layer's own, or where not ``each`` that of all together.
 
     Raises:
         SpecError: a rule matches no layer, or asks for what its layer cannot have.
@@ -83,62 +64,46 @@ def choose_layers(
     layers = carrier.layers()
     by_layer = resolve_rules(rules, [layer.name for layer in layers])
     graph = carrier.graph() if Capability.GRAPH in carrier.offers else None
-    shared = _read_as_tables(graph)
-    wanted: dict[str, float] = {}
-    reasons: dict[str, str] = {}
+    pairs = () if graph is None else layers_with_nodes(graph)
+    tables = {layer.weight for layer, _ in pairs if layer.is_table}
+    height, width = block
+    chosen = {}
     for layer in layers:
         rule = by_layer[layer.name]
-        share = sparsity if rule is None or rule.sparsity is None else rule.sparsity
-        reason = skip_reason(rule) or _unfit(layer, shared, graph) or _misfit(layer, block)
-        if not reason and each and not number_of(share, _units(layer, block)):
-            units = _units(layer, block)
+        ruled = None if rule is None else rule.sparsity
+        share = sparsity if ruled is None else ruled
+        reason = skip_reason(rule) or _unfit(layer, tables, graph)
+        if not reason and (layer.rows % height or layer.columns % width):
+            reason = (
+                f"{layer.rows} rows of {layer.columns} columns do not divide into blocks of "
+                f"{height}x{width}"
+            )
+        units = layer.parameters // (height * width)
+        if not reason and each and not number_of(share, units):
             reason = (
                 f"{share:g} of its {units} {'weights' if block == (1, 1) else 'blocks'} is none"
             )
-        if reason and rule is not None and rule.sparsity is not None and not rule.skip:
+        if reason and rule is not None and ruled is not None and not rule.skip:
             raise SpecError(
                 f"layer {layer.name!r}",
                 f"is given a sparsity by the rule {rule.match!r}, and cannot have it: {reason}",
                 "narrow the rule's match, or change the block or the sparsity",
             )
-        reasons[layer.name] = reason
-        if not reason:
-            wanted[layer.name] = share
-    return Thinning(wanted, reasons)
+        chosen[layer.name] = (share, reason)
+    return chosen
 
 
-def _units(layer: Layer, block: tuple[int, int]) -> int:
-    return layer.parameters // (block[0] * block[1])
-
-
-def _unfit(layer: Layer, shared: frozenset[str], graph: ir.Model | None) -> str:
+def _unfit(layer: Layer, tables: set[str], graph: ir.Model | None) -> str:
     """Return why a layer cannot lose weights, whatever the options; empty if it can."""
     if layer.is_table:
         return "a table is looked up, not multiplied"
-    if layer.weight in shared:
+    if layer.weight in tables:
         return "its weight is shared with a table"
     if graph is not None and layer.weight not in graph.graph.initializers:
         return "its weight lies in a subgraph"
     if layer.dtype not in _FLOATS:
         return f"its weight is {layer.dtype}: prune before quantizing"
     return ""
-
-
-def _misfit(layer: Layer, block: tuple[int, int]) -> str:
-    height, width = block
-    if layer.rows % height == 0 and layer.columns % width == 0:
-        return ""
-    return (
-        f"{layer.rows} rows of {layer.columns} columns do not divide into blocks of "
-        f"{height}x{width}"
-    )
-
-
-def _read_as_tables(graph: ir.Model | None) -> frozenset[str]:
-    """Return the weights that are looked up somewhere in a graph."""
-    if graph is None:
-        return frozenset()
-    return frozenset(x.weight for x, _ in layers_with_nodes(graph) if x.is_table)
 
 
 _PART = 1 << 22  # elements looked at together
@@ -192,8 +157,18 @@ class PruneMagnitude(WeightPass):
         Raises:
             SpecError: an option or a rule does not fit the model, or nothing would be lost.
         """
-        thinning = self._chosen(carrier)
-        ranked = self._ranked(carrier, thinning, context.seed)
+        self._check()
+        block, each = self.block or (1, 1), self.scope == "layer"
+        chosen = choose_layers(carrier, self.sparsity, block, self.layers, each=each)
+        treatments = {
+            name: Treatment(kept=reason) if reason else Treatment(self._action(s), setting=s)
+            for name, (s, reason) in chosen.items()
+        }
+        ranked = [
+            Ranked(layer, Criterion(self.norm, block, _key(context.seed, layer.name)))
+            for layer in carrier.layers()
+            if not treatments[layer.name].kept
+        ]
         if self.scope == "global" and ranked and not self._number(ranked):
             raise SpecError(
                 f"pass {self.name!r}",
@@ -201,12 +176,6 @@ class PruneMagnitude(WeightPass):
                 f"{'weights' if self.block is None else 'blocks'} is none",
                 "raise sparsity, or remove the pass",
             )
-        treatments = {
-            name: Treatment(kept=reason)
-            if reason
-            else Treatment(self._action(thinning.sparsity[name]), setting=thinning.sparsity[name])
-            for name, reason in thinning.reasons.items()
-        }
         return Choice(treatments, work=(ranked, context.progress))
 
     def change(
@@ -254,7 +223,7 @@ class PruneMagnitude(WeightPass):
     ) -> torch.Tensor:
         return self.change(WeightRows(layer, matrix, start), treatment, {})
 
-    def _chosen(self, carrier: Carrier) -> Thinning:
+    def _check(self) -> None:
         if self.granularity == "block" and self.block is None:
             raise SpecError("granularity 'block'", "has no block", "give one, such as [1, 4]")
         if self.granularity == "weight" and self.block is not None:
@@ -271,23 +240,12 @@ class PruneMagnitude(WeightPass):
                 + ("also skips its layers" if sparser.skip else "scope is global"),
                 "leave its sparsity out" + ("" if sparser.skip else ", or set scope: layer"),
             )
-        shape = self.block or (1, 1)
-        each = self.scope == "layer"
-        return choose_layers(carrier, self.sparsity, shape, self.layers, each=each)
 
     def _action(self, share: float) -> str:
-        parts = [f"{_percent(share)} % zero"]
+        parts = [f"{100 * share:.4g} % zero"]
         parts += [] if self.block is None else ["{}x{}".format(*self.block)]
         parts += [] if self.norm != "random" else ["random"]
         return ", ".join([*parts, *(["global"] if self.scope == "global" else [])])
-
-    def _ranked(self, carrier: Carrier, chosen: Thinning, seed: int) -> list[Ranked]:
-        block = self.block or (1, 1)
-        return [
-            Ranked(layer, Criterion(self.norm, block, _key(seed, layer.name)))
-            for layer in carrier.layers()
-            if layer.name in chosen.sparsity
-        ]
 
     def _number(self, ranked: Sequence[Ranked]) -> int:
         return number_of(self.sparsity, sum(item.units for item in ranked))
@@ -318,10 +276,6 @@ class PruneMagnitude(WeightPass):
                 "rule, lower sparsity, or set scope: layer"
             )
         return tuple(notes)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.4g}"
 
 
 def _key(seed: int, layer: str) -> int:

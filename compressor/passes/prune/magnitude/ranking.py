@@ -23,25 +23,18 @@ COARSE = 1 << (31 - FINE_BITS)
 
 _INFINITY = 0x7F800000
 _HALF = ("bfloat16", "float16")
-_SCORED_AT_ONCE = (
-    1 << 18
-)  # elements worked on at once, so that what is in between stays in the cache
+_AT_ONCE = 1 << 18  # elements worked on, so that what is in between stays in the cache
 
 
 @dataclass(frozen=True)
 class Criterion:
-    """What a weight's units are, and by what they are ranked.
+    """What a weight's units are, and by what they are ranked."""
 
-    Attributes:
-        norm: ``l1``: mean magnitude of a unit; ``l2``: root of the mean square; ``random``: any
-            order, but zeros first. For single weights both norms are the magnitude.
-        block: rows and columns of a unit; ``(1, 1)`` for single weights.
-        key: picks the order of ``random``, 64 bits.
-    """
-
+    # `l1`: mean magnitude of a unit; `l2`: root of the mean square; `random`: any order, but
+    # zeros first. For single weights both norms are the magnitude
     norm: Norm = "l1"
-    block: tuple[int, int] = (1, 1)
-    key: int = 0
+    block: tuple[int, int] = (1, 1)  # rows and columns of a unit; `(1, 1)` for single weights
+    key: int = 0  # picks the order of `random`, 64 bits
 
     @property
     def single(self) -> bool:
@@ -56,10 +49,7 @@ class Criterion:
 def scores(matrix: Tensor, criterion: Criterion, row: int = 0) -> tuple[Tensor, int]:
     """Return the score of each unit.
 
-    Args:
-        matrix: whole units of a weight, ``[rows, columns]``.
-        criterion: what is ranked by what.
-        row: the number of the first row in the whole weight.
+    ``matrix [rows, columns]`` holds whole units; ``row`` is the first row's number in the weight.
 
     Returns:
         Integers ``[rows / height, columns / width]``, and by how many bits to shift them to the
@@ -93,7 +83,7 @@ def _in_chunks(matrix: Tensor, criterion: Criterion) -> Tensor:
     rows, columns = matrix.shape
     height, width = criterion.block
     result = torch.empty(rows // height, columns // width)
-    step = max(1, _SCORED_AT_ONCE // max(columns * height, 1))
+    step = max(1, _AT_ONCE // max(columns * height, 1))
     for start in range(0, len(result), step):
         stop = min(start + step, len(result))
         part = matrix[start * height : stop * height]
@@ -142,35 +132,25 @@ def _random(matrix: Tensor, criterion: Criterion, row: int) -> Tensor:
     return torch.where(alive, drawn.reshape(rows, columns), 0)
 
 
-_CHUNK = 1 << 18  # elements worked on at once, so that what is in between stays in the cache
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Which units of one weight go: those with scores below ``score``, and some that equal it.
-
-    Attributes:
-        score: the threshold.
-        last: units whose score is the threshold go up to this place, the last one included; units
-            are counted along the rows. -1 if none of them go.
-    """
+    """Which units of one weight go: those with scores below ``score``, and some that equal it."""
 
     score: int
+    # units whose score is the threshold go up to this place, the last one included; units are
+    # counted along the rows. -1 if none of them go
     last: int
 
 
 @dataclass(frozen=True)
 class Counts:
-    """How often scores occur.
+    """How often scores occur."""
 
-    Attributes:
-        values: coarse bins of scores (or whole scores), rising, int64 ``[n]``.
-        counts: how often each occurs, int64 ``[n]``.
-    """
-
-    values: Tensor
-    counts: Tensor
+    values: Tensor  # coarse bins of scores (or whole scores), rising, int64 `[n]`
+    counts: Tensor  # how often each occurs, int64 `[n]`
 
     @property
     def total(self) -> int:
@@ -187,28 +167,19 @@ class Counts:
 
 
 def count_coarse(scored: Tensor, shift: int) -> Counts:
-    """Count scores by their coarse bits.
-
-    Args:
-        values: as :func:`compressor.passes.prune.magnitude.ranking.scores` returns them.
-        shift: likewise.
-    """
+    """Count scores, as :func:`scores` returns them, by their coarse bits."""
     lift = max(shift - FINE_BITS, 0)
     bins = (scored if lift else scored >> (FINE_BITS - shift)).reshape(-1)
     if bins.numel() < COARSE >> (lift + 2):  # sorting few is faster than counting in many bins
         values, counts = torch.unique(bins, return_counts=True)
         return Counts(values.to(torch.int64) << lift, counts)
-    return _occurring(torch.bincount(bins, minlength=COARSE >> lift), lift)
+    counted = torch.bincount(bins, minlength=COARSE >> lift)
+    held = counted.nonzero()[:, 0]
+    return Counts(held << lift, counted[held])
 
 
 def count_fine(values: Tensor, shift: int, coarse: int) -> Counts:
-    """Count, of the scores in one coarse bin, the whole scores.
-
-    Args:
-        values: as :func:`compressor.passes.prune.magnitude.ranking.scores` returns them.
-        shift: likewise.
-        coarse: the bin.
-    """
+    """Count whole scores, as :func:`scores` returns them, in the coarse bin ``coarse``."""
     low, over = coarse << FINE_BITS, (coarse + 1) << FINE_BITS
     # low <= score < over, said of scores without their shift.
     first, end = -(-low >> shift), -(-over >> shift)
@@ -217,11 +188,6 @@ def count_fine(values: Tensor, shift: int, coarse: int) -> Counts:
     counted = torch.bincount(bins, minlength=end - first + 2)[1:-1]
     held = counted.nonzero()[:, 0]
     return Counts((held + first) << shift, counted[held])
-
-
-def _occurring(counted: Tensor, lift: int) -> Counts:
-    held = counted.nonzero()[:, 0]
-    return Counts(held << lift, counted[held])
 
 
 def merged(parts: Iterable[Counts]) -> Counts:
@@ -272,11 +238,7 @@ def place_of(values: Tensor, shift: int, score: int, rank: int) -> int:
 def dropped(matrix: Tensor, criterion: Criterion, cut: Cut, row: int = 0) -> Tensor:
     """Return which units of some rows go, bool ``[rows / height, columns / width]``.
 
-    Args:
-        matrix: whole units of a weight, ``[rows, columns]``.
-        criterion: by what they are ranked.
-        cut: which units of the weight go.
-        row: the number of the first row in the whole weight.
+    Rows are whole units; ``row`` is the first one's number in the whole weight.
     """
     values, shift = scores(matrix, criterion, row)
     # score <= cut and score < cut, said of scores without their shift.
@@ -292,16 +254,9 @@ def dropped(matrix: Tensor, criterion: Criterion, cut: Cut, row: int = 0) -> Ten
 
 
 def without(matrix: Tensor, criterion: Criterion, cut: Cut, row: int = 0) -> Tensor:
-    """Return rows in which the units that go are zero, all others as they were.
-
-    Args:
-        matrix: whole units of a weight, ``[rows, columns]``; it is not changed.
-        criterion: by what they are ranked.
-        cut: which units of the weight go.
-        row: the number of the first row in the whole weight.
-    """
+    """Return rows in which the units that go are zero; arguments as in :func:`dropped`."""
     height = criterion.block[0]
-    step = max(1, _CHUNK // max(matrix.shape[1] * height, 1)) * height
+    step = max(1, _AT_ONCE // max(matrix.shape[1] * height, 1)) * height
     result = torch.empty_like(matrix)
     for start in range(0, len(matrix), step):
         part = matrix[start : start + step]

@@ -44,12 +44,7 @@ class SparseRule(LayerRule):
 
 
 def nm_pattern(n: int, m: int, place: str = "") -> Pattern:
-    """Return the pattern in which ``n`` of ``m`` weights stay.
-
-    Args:
-        n: how many stay.
-        m: weights in a group.
-        place: the rule that says so, for the message.
+    """Return the pattern that keeps ``n`` of ``m`` weights; ``place`` names the rule in messages.
 
     Raises:
         SpecError: all or none would stay.
@@ -66,13 +61,7 @@ def nm_pattern(n: int, m: int, place: str = "") -> Pattern:
 def sparse_pattern(
     sparsity: float | None, n: int | None, m: int | None, place: str = ""
 ) -> Pattern | None:
-    """Return the pattern that options say; ``None`` if they say nothing.
-
-    Args:
-        sparsity: share of the weights that becomes zero.
-        n: of ``m`` weights, how many stay.
-        m: weights in a group.
-        place: the rule that says so, for the message.
+    """Return the pattern that options give, if any; ``place`` names the rule in messages.
 
     Raises:
         SpecError: they contradict each other, or one of ``n`` and ``m`` is missing.
@@ -176,10 +165,10 @@ class PatternPruning(WeightPass):
         zeros = 0
         for layer in layers:
             pruned = changes.weights[layer.weight]
-            pattern, _ = choice.treatments[layer.name].setting
             if isinstance(pruned, Tensor):
                 zeros += pruned.numel() - int(torch.count_nonzero(pruned))
             else:  # it is streamed, and not known yet
+                pattern, _ = choice.treatments[layer.name].setting
                 zeros += round(layer.parameters * pattern.sparsity)
         total = sum(layer.parameters for layer in layers)
         counted = "1 layer" if len(layers) == 1 else f"{len(layers)} layers"
@@ -284,11 +273,12 @@ class SparsePruning(PatternPruning):
                 "changes nothing where single weights go",
                 "give n and m, or leave it out",
             )
-        return choose_layers(carrier, everywhere, self.layers, _of_rule)
-
-
-def _of_rule(rule: SparseRule) -> Pattern | None:
-    return sparse_pattern(rule.sparsity, rule.n, rule.m, rule_place(rule))
+        return choose_layers(
+            carrier,
+            everywhere,
+            self.layers,
+            lambda rule: sparse_pattern(rule.sparsity, rule.n, rule.m, rule_place(rule)),
+        )
 
 
 class PruneWanda(SparsePruning):

@@ -16,18 +16,12 @@ _CHUNK = 1 << 16  # groups that are compared at once, so that they stay in the c
 
 @dataclass(frozen=True)
 class Pattern:
-    """How many weights stay.
+    """How many weights stay."""
 
-    Attributes:
-        sparsity: share of the weights that become zero; what ``n`` and ``m`` say, if they are
-            given.
-        n: in each group of ``m`` weights, so many stay; 0 for no groups.
-        m: weights in a group; 0 for no groups.
-    """
-
+    # share of the weights that become zero; what `n` and `m` say, if they are given
     sparsity: float
-    n: int = 0
-    m: int = 0
+    n: int = 0  # in each group of `m` weights, so many stay; 0 for no groups
+    m: int = 0  # weights in a group; 0 for no groups
 
     def __str__(self) -> str:
         return f"{self.n}:{self.m}" if self.m else f"{100 * self.sparsity:g} % sparse"
@@ -38,23 +32,12 @@ def n_of_m(n: int, m: int) -> Pattern:
     return Pattern(1 - n / m, n, m)
 
 
-def zeros(count: int, sparsity: float) -> int:
-    """Return how many of ``count`` weights become zero."""
-    return round(count * sparsity)
-
-
 def group_mask(scores: Tensor, n: int, m: int) -> Tensor:
     """Keep the ``n`` highest scores of every ``m`` in a row that follow each other.
 
     Of equal scores the one further left stays.
 
-    Args:
-        scores: ``[rows, columns]``.
-        n: how many stay.
-        m: columns in a group.
-
-    Returns:
-        True where a weight stays, ``[rows, columns]``.
+    Scores, and the mask that is true where a weight stays, are ``[rows, columns]``.
 
     Raises:
         ValueError: the columns do not divide into groups.
@@ -73,32 +56,19 @@ def group_mask(scores: Tensor, n: int, m: int) -> Tensor:
 
 
 def row_mask(scores: Tensor, sparsity: float) -> Tensor:
-    """Keep the highest scores of each row; of equal ones those further left.
-
-    Args:
-        scores: ``[rows, columns]``.
-        sparsity: share of a row that does not stay.
-    """
-    return _highest(scores, scores.shape[1] - zeros(scores.shape[1], sparsity))
+    """Keep each row's highest scores but a share ``sparsity``; of equal ones those further left."""
+    return _highest(scores, scores.shape[1] - round(scores.shape[1] * sparsity))
 
 
 def whole_mask(scores: Tensor, sparsity: float) -> Tensor:
-    """Keep the highest scores of a whole matrix; of equal ones those that come first.
-
-    Args:
-        scores: ``[rows, columns]``.
-        sparsity: share of all that does not stay.
-    """
-    count = scores.numel()
-    return _highest(scores.reshape(1, -1), count - zeros(count, sparsity)).reshape(scores.shape)
+    """Keep the highest scores of a matrix but a share ``sparsity``; of equal ones the first."""
+    return row_mask(scores.reshape(1, -1), sparsity).reshape(scores.shape)
 
 
 def pattern_mask(scores: Tensor, pattern: Pattern) -> Tensor:
     """Keep the highest scores of each group, or of each row if there are no groups.
 
-    Args:
-        scores: ``[rows, columns]``, columns of a group side by side.
-        pattern: how many stay.
+    Scores are ``[rows, columns]``, the columns of a group side by side.
     """
     if pattern.m:
         return group_mask(scores, pattern.n, pattern.m)

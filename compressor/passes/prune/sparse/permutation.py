@@ -21,13 +21,7 @@ _LEAST_GAIN = 1e-5  # of what a group keeps on average; less may be an error of 
 
 
 def kept_share(scores: Tensor, n: int, m: int) -> float:
-    """Return the share of the sum of all scores that N of M keeps.
-
-    Args:
-        scores: magnitudes, ``[rows, columns]``.
-        n: how many stay.
-        m: columns in a group.
-    """
+    """Return the share of the sum of all magnitudes ``[rows, columns]`` that N of M keeps."""
     total = float(scores.sum(dtype=torch.float64))
     kept = scores.where(group_mask(scores, n, m), 0.0)
     return float(kept.sum(dtype=torch.float64)) / total if total else 1.0

@@ -61,19 +61,14 @@ def requests_for(
 
 @dataclass(eq=False)
 class Pruner:
-    """Prunes one layer after the other.
+    """Prunes one layer after the other."""
 
-    Attributes:
-        criterion: how weights are chosen.
-        orders: which channels may change places, if any are to.
-        reordered: their new places, in which groups are counted; found once weights are read.
-        last: the curvature computed last, and what it was computed from: layers that read the
-            same value share it.
-    """
-
-    criterion: Criterion
-    orders: Orders | None = None
+    criterion: Criterion  # how weights are chosen
+    orders: Orders | None = None  # which channels may change places, if any are to
+    # their new places, in which groups are counted; found once weights are read
     reordered: Reordered | None = None
+    # the curvature computed last, and what it was computed from: layers that read the same value
+    # share it
     last: tuple[Moments, tuple[int, bytes], Curvature | None] | None = None
 
     def find_orders(self, carrier: Carrier) -> None:
@@ -125,7 +120,6 @@ class Pruner:
         order: Tensor | None,
         pattern: Pattern,
     ) -> Tensor:
-        """Prune the rows of one group of channels."""
         if isinstance(observed, Tensor):
             norms = observed[group]
             scores = wanda_scores(rows, norms if order is None else norms[order])

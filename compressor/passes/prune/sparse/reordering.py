@@ -7,31 +7,25 @@ in one order, and no operator on the way looks at a channel's place.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from compressor.graph.channels.analysis import analyse
-from compressor.graph.channels.slicing import Ordering, ordering
+from compressor.graph.channels.slicing import ordering
 from compressor.passes.prune.sparse.layers import input_channels, positions
 from compressor.passes.prune.sparse.patterns import Pattern
 from compressor.passes.prune.sparse.permutation import kept_share, search_order
 from compressor.types.carrier import Carrier
-from compressor.types.channels import ChannelGroup, Member
+from compressor.types.channels import Member
 from compressor.types.layers import Layer
 
 
 @dataclass(frozen=True, eq=False)
 class Reorderable:
-    """A group of channels that may change places.
-
-    Attributes:
-        members: the axes on which they lie, all in the same order.
-        readers: layers that are pruned along them.
-        pattern: of those layers.
-    """
+    """Channels that may change places: axes that share one order, and what is pruned along them."""
 
     members: tuple[Member, ...]
     readers: tuple[Layer, ...]
@@ -40,12 +34,7 @@ class Reorderable:
 
 @dataclass(frozen=True)
 class Orders:
-    """Which layers' input channels may change places.
-
-    Attributes:
-        groups: the channels, group by group.
-        reasons: why a pruned layer's input channels stay where they are, by layer name.
-    """
+    """The channels that may change places, and by layer name why others stay where they are."""
 
     groups: tuple[Reorderable, ...]
     reasons: Mapping[str, str]
@@ -53,20 +42,16 @@ class Orders:
 
 @dataclass(frozen=True)
 class Reordered:
-    """New orders of channels.
+    """New orders of channels."""
 
-    Attributes:
-        channels: the channel at each position of a layer's input, by layer name.
-        axes: the position at which each position's values were, by parameter and axis.
-        before: magnitude that groups of N of M keep as they are, and all magnitude, of the
-            layers whose input channels change places.
-        after: magnitude that they keep in the new order.
-    """
-
+    # the channel at each position of a layer's input, by layer name
     channels: dict[str, Tensor] = field(default_factory=dict)
+    # the position at which each position's values were, by parameter and axis
     axes: dict[str, dict[int, Tensor]] = field(default_factory=dict)
+    # magnitude that groups of N of M keep as they are, and all magnitude, of the layers whose input
+    # channels change places
     before: list[tuple[float, float]] = field(default_factory=list)
-    after: list[float] = field(default_factory=list)
+    after: list[float] = field(default_factory=list)  # magnitude that they keep in the new order
 
     def note(self) -> str:
         """Return what the new orders gain, in words."""
@@ -89,12 +74,7 @@ class Reordered:
 
 
 def plan_orders(carrier: Carrier, patterns: Mapping[str, Pattern]) -> Orders:
-    """Find the groups of channels that may change places; reads structure only.
-
-    Args:
-        carrier: the model; it has a graph.
-        patterns: N of M for each layer that is pruned, by name.
-    """
+    """Find the groups of channels that may change places, by the graph's structure only."""
     analysis = analyse(carrier.graph())
     order = ordering(analysis)
     layers = {x.weight: x for x in carrier.layers() if x.name in patterns}
@@ -109,7 +89,10 @@ def plan_orders(carrier: Carrier, patterns: Mapping[str, Pattern]) -> Orders:
         if not readers:
             continue
         wanted = {patterns[x.name] for x in readers}
-        reason = _obstacle(group, order, owned)
+        foreign = [m.parameter for m in group.members if m.parameter not in owned]
+        reason = order.obstacle(group)
+        if not reason and foreign:
+            reason = f"{foreign[0]!r} is no parameter of the model"
         if not reason and len(wanted) > 1:
             reason = "its readers have unlike n and m"
         for layer in readers:
@@ -135,14 +118,6 @@ def find_orders(carrier: Carrier, orders: Orders) -> Reordered:
         for member in group.members:
             done.axes.setdefault(member.parameter, {})[member.axis] = order
     return done
-
-
-def _obstacle(group: ChannelGroup, order: Ordering, owned: Collection[str]) -> str:
-    """Return why channels cannot change places; empty if they can."""
-    if reason := order.obstacle(group):
-        return reason
-    foreign = [m.parameter for m in group.members if m.parameter not in owned]
-    return f"{foreign[0]!r} is no parameter of the model" if foreign else ""
 
 
 def _by_channel(carrier: Carrier, layer: Layer) -> Tensor:

@@ -20,15 +20,10 @@ _DEAD = 1e-12  # what the score of a weight without input is multiplied with
 
 @dataclass(frozen=True, eq=False)
 class Curvature:
-    """What a layer's inputs say of its weights; the same for all weights that read them.
+    """What a layer's inputs say of its weights; the same for all weights that read them."""
 
-    Attributes:
-        factor: upper triangular ``U`` with ``Uᵀ U = (M + d I)⁻¹``, ``[columns, columns]``.
-        alive: columns whose input was not always zero, ``[columns]``.
-    """
-
-    factor: Tensor
-    alive: Tensor
+    factor: Tensor  # upper triangular `U` with `Uᵀ U = (M + d I)⁻¹`, `[columns, columns]`
+    alive: Tensor  # columns whose input was not always zero, `[columns]`
 
 
 def curvature(moment: Tensor, damping: float = 0.01) -> Curvature | None:
@@ -60,13 +55,7 @@ def sparsegpt(matrix: Tensor, curved: Curvature, pattern: Pattern) -> Tensor:
     with groups the cheapest of each group, chosen when its first column is reached. A weight that
     goes is exactly zero and passes its error on to all columns further right.
 
-    Args:
-        matrix: the weight, ``[rows, columns]``, columns of a group side by side.
-        curved: of the layer's inputs, for the same order of columns.
-        pattern: how many weights stay.
-
-    Returns:
-        The pruned weight, float32 ``[rows, columns]``.
+    The weight, and the result in float32, are ``[rows, columns]``, columns of a group side by side.
 
     Raises:
         ValueError: the columns do not divide into groups.

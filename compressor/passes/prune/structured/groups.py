@@ -87,34 +87,22 @@ class StructuredRule(LayerRule):
 
 @dataclass(frozen=True, eq=False)
 class Prunable:
-    """A group that can lose units.
-
-    Attributes:
-        group: the group.
-        remaining: how many of its units may remain, ascending; the last is all of them.
-        ratio: the share that a layer's rule removes; ``None`` without one.
-    """
+    """A group that can lose units."""
 
     group: ChannelGroup
-    remaining: Units
-    ratio: float | None
+    remaining: Units  # how many may remain, ascending; the last is all of them
+    ratio: float | None  # the share that a layer's rule removes
 
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """The groups of a model, sorted by whether they can be pruned.
-
-    Attributes:
-        channels: the model's channels.
-        prunable: those that can.
-        writers: for each layer by name, the numbers of the groups that lie on its output.
-        reasons: why groups cannot, by their number.
-    """
+    """The groups of a model, sorted by whether they can be pruned."""
 
     channels: ChannelMap
-    prunable: tuple[Prunable, ...]
+    prunable: tuple[Prunable, ...]  # those that can
+    # for each layer by name, the numbers of the groups that lie on its output
     writers: Mapping[str, tuple[int, ...]]
-    reasons: Mapping[int, str]
+    reasons: Mapping[int, str]  # why groups cannot, by their number
 
     def kept_reason(self, layer: Layer) -> str:
         """Return why a layer keeps all of its output channels; empty if it need not."""
@@ -134,15 +122,7 @@ def choose(
     minimum: Minimum,
     round_to: int,
 ) -> Choice:
-    """Find what may be removed.
-
-    Args:
-        channels: the model's.
-        layers: the model's.
-        rules: for single layers; one that protects a layer protects all channels that it writes.
-        criterion: how units are ranked; some need what not every group has.
-        minimum: least number or share of units that stay in each group.
-        round_to: positions on output axes come in multiples of it.
+    """Find what may be removed; a rule that skips a layer protects all channels that it writes.
 
     Raises:
         SpecError: a rule matches no layer.
@@ -185,7 +165,6 @@ def _writers(channels: ChannelMap, layers: Sequence[Layer]) -> dict[str, tuple[i
 
 
 def _unranked(channels: ChannelMap, group: ChannelGroup, criterion: Criterion) -> str:
-    """Return what a criterion misses in a group; empty if nothing."""
     if criterion == "batch-norm" and not any(m.role == "norm-scale" for m in group.members):
         return "no normalization scales its channels, and criterion batch-norm ranks by that"
     if criterion == "activation" and not any(

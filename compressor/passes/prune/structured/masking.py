@@ -31,10 +31,6 @@ class MaskedModel:
 
     The parameters that hold units become inputs, so that each run can be given others.
 
-    Args:
-        carrier: the model; it offers run and graph.
-        channels: its channels.
-
     Attributes:
         unfed: why its units cannot be zeroed: a parameter's type cannot be fed; empty if they can.
     """
@@ -62,11 +58,7 @@ class MaskedModel:
         return self._model.runner()
 
     def run(self, batch: Batch, removed: Flags) -> Batch:
-        """Run one batch with the parameters of some units zeroed.
-
-        Args:
-            batch: the model's inputs.
-            removed: the units.
+        """Run one batch with the parameters of ``removed`` units zeroed.
 
         Raises:
             ModelError: the runtime does not load or run the model.
@@ -78,10 +70,7 @@ class MaskedModel:
 def zeroed(parameter: Array, axes: Mapping[int, Array], removed: Flags) -> Array:
     """Return a parameter with zeros where removed units lie; itself where none does.
 
-    Args:
-        parameter: of any shape.
-        axes: the unit at each position, -1 for none, of the axes that hold units.
-        removed: one flag for each unit of the model.
+    ``axes`` holds the unit at each position, -1 for none, of the axes that hold units.
     """
     result = parameter
     for axis, units in axes.items():
@@ -105,17 +94,12 @@ def _zeroed_axes(channels: ChannelMap, biases: Collection[str]) -> dict[str, dic
 
 @dataclass(frozen=True)
 class Proof:
-    """What was proved about the removed units.
+    """What was proved about the removed units."""
 
-    Attributes:
-        proved: how many of them, by comparing the sliced with the zeroed model.
-        mixed: for groups that lost units and cannot be compared: the operator that mixes them.
-        difference: the largest found, relative to the largest output.
-    """
-
-    proved: int
+    proved: int  # how many of them, by comparing the sliced with the zeroed model
+    # for groups that lost units and cannot be compared: the operator that mixes them
     mixed: Mapping[str, str]
-    difference: float
+    difference: float  # the largest found, relative to the largest output
 
     def note(self, made_up: bool) -> str:
         """Return it in one sentence."""
@@ -141,11 +125,8 @@ def prove(
 ) -> Proof:
     """Show that removing units is the same as zeroing all of their parameters.
 
-    Args:
-        masked: outputs of the model with units zeroed.
-        sliced: outputs of the model without them, on the same batch.
-        channels: the model's channels.
-        removed: what was removed. Units of groups that an operator mixes are left out.
+    ``masked`` and ``sliced`` return outputs of one batch, with units zeroed and without them. Units
+    of groups that an operator mixes are left out.
 
     Raises:
         ModelError: the outputs differ; names the first group that makes them differ.
@@ -264,11 +245,7 @@ def batch_norms(model: ir.Model) -> Iterator[ir.Node]:
 
 
 def re_estimated(carrier: Carrier, batches: Iterable[Batch]) -> Carrier:
-    """Return the model with running statistics of the data.
-
-    Args:
-        carrier: it offers run and graph, and has batch normalizations.
-        batches: the calibration data. Batches weigh by their samples.
+    """Return the model with running statistics of the data; batches weigh by their samples.
 
     Raises:
         DataError: there are no samples, or a statistic is not finite.
@@ -314,38 +291,25 @@ def _written_out(editor: Editor, node: ir.Node) -> tuple[str, str, str, str]:
     assert value.shape is not None
     assert mean is not None
     assert variance is not None
-    edit = _Insertion(editor, node, value.dtype)
-    rank = len(value.shape)
-    axes = edit.constant("axes", np.array([0, *range(2, rank)], np.int64))
-    column = edit.constant("column", np.array([1, -1, *[1] * (rank - 2)], np.int64))
+    name, kind, rank = node.outputs[0].name, value.dtype, len(value.shape)
+
+    def put(op_type: str, *inputs: ir.Value | None) -> ir.Value:
+        made = editor.node(op_type, inputs, f"{name}_{op_type}", kind)
+        node.prepend(made)
+        return made.outputs[0]
+
+    axes = editor.constant(f"{name}_axes", np.array([0, *range(2, rank)], np.int64))
+    column = editor.constant(f"{name}_column", np.array([1, -1, *[1] * (rank - 2)], np.int64))
     epsilon = node.attributes.get_float("epsilon", _EPSILON)
-    dtype = np.float32 if value.dtype is None else value.dtype.numpy()
-    own_mean = edit.put("ReduceMean", value, axes)
-    centred = edit.put("Sub", value, own_mean)
-    own_variance = edit.put("ReduceMean", edit.put("Mul", centred, centred), axes)
-    shifted = edit.put("Add", own_variance, edit.constant("epsilon", np.array(epsilon, dtype)))
-    unit = edit.put("Div", centred, edit.put("Sqrt", shifted))
-    scaled = edit.put("Mul", unit, edit.put("Reshape", scale, column))
-    result = edit.put("Add", scaled, edit.put("Reshape", shift, column))
+    dtype = np.float32 if kind is None else kind.numpy()
+    own_mean = put("ReduceMean", value, axes)
+    centred = put("Sub", value, own_mean)
+    own_variance = put("ReduceMean", put("Mul", centred, centred), axes)
+    least = editor.constant(f"{name}_epsilon", np.array(epsilon, dtype))
+    unit = put("Div", centred, put("Sqrt", put("Add", own_variance, least)))
+    scaled = put("Mul", unit, put("Reshape", scale, column))
+    result = put("Add", scaled, put("Reshape", shift, column))
     ir.convenience.replace_all_uses_with(node.outputs[0], result, replace_graph_outputs=True)
     editor.model.graph.remove(node, safe=True)
     names = (mean.name, variance.name, own_mean.name, own_variance.name)
     return names[0] or "", names[1] or "", names[2] or "", names[3] or ""
-
-
-@dataclass
-class _Insertion:
-    """Puts nodes in front of one."""
-
-    editor: Editor
-    before: ir.Node
-    dtype: ir.DataType | None
-
-    def constant(self, name: str, array: Array) -> ir.Value:
-        return self.editor.constant(f"{self.before.outputs[0].name}_{name}", array)
-
-    def put(self, op_type: str, *inputs: ir.Value | None) -> ir.Value:
-        name = f"{self.before.outputs[0].name}_{op_type}"
-        node = self.editor.node(op_type, inputs, name, self.dtype)
-        self.before.graph.insert_before(self.before, node)  # type: ignore[union-attr]  # it is in one
-        return node.outputs[0]

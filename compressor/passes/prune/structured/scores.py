@@ -13,17 +13,7 @@ from torch import Tensor
 
 from compressor.errors import DataError, ModelError
 from compressor.models.executor import GraphModule, from_numpy
-from compressor.passes.prune.criteria import (
-    Queue,
-    Scores,
-    average,
-    magnitude,
-    normalized,
-    position_sums,
-    powers,
-    unit_means,
-    unit_sums,
-)
+from compressor.passes.prune import criteria
 from compressor.run.evaluate import ratio_db
 from compressor.types.channels import ChannelGroup, ChannelMap, Flags, Member
 from compressor.types.statistics import Request
@@ -54,29 +44,19 @@ def _rank(model: ir.Model, member: Member) -> int:
 
 def magnitude_scores(
     model: ir.Model, channels: ChannelMap, groups: Sequence[ChannelGroup], norm: int
-) -> list[Scores]:
-    """Score by L1 or L2 norm over all members of a group.
-
-    Args:
-        model: holds the weights.
-        channels: the model's.
-        groups: those to score.
-        norm: 1 or 2.
-
-    Returns:
-        For each group the scores of its units, ``[n]``, with mean 1.
-    """
+) -> list[criteria.Scores]:
+    """Score units by L1 or L2 norm over all members of their group: ``[n]`` each, with mean 1."""
     terms = MemberSums(model, channels, norm)
     scores = []
     for group, members in zip(groups, weighed_members(model, groups), strict=True):
         sums = [terms.of(m)[group.units] for m in members] or [np.zeros(len(group.units))]
-        scores.append(normalized(magnitude(sums)))
+        scores.append(criteria.normalized(criteria.magnitude(sums)))
     return scores
 
 
 def norm_scale_scores(
     model: ir.Model, channels: ChannelMap, groups: Sequence[ChannelGroup]
-) -> list[Scores]:
+) -> list[criteria.Scores]:
     """Score by the absolute scales of normalizations.
 
     Z. Liu et al., Learning efficient convolutional networks through network slimming, 2017
@@ -86,26 +66,22 @@ def norm_scale_scores(
     scores = []
     for group in groups:
         scales = [m for m in group.members if m.role == "norm-scale"]
-        scores.append(normalized(magnitude([terms.of(m)[group.units] for m in scales])))
+        scores.append(
+            criteria.normalized(criteria.magnitude([terms.of(m)[group.units] for m in scales]))
+        )
     return scores
 
 
 class MemberSums:
-    """Sums of weights' powers for each unit, found once for each axis of each parameter.
-
-    Args:
-        model: holds the weights.
-        channels: the model's.
-        norm: 1 or 2.
-    """
+    """Sums of weights' powers for each unit, found once for each axis of each parameter."""
 
     def __init__(self, model: ir.Model, channels: ChannelMap, norm: int):
         self._model = model
         self._channels = channels
         self._norm = norm
-        self._sums: dict[tuple[str, int], Scores] = {}
+        self._sums: dict[tuple[str, int], criteria.Scores] = {}
 
-    def of(self, member: Member) -> Scores:
+    def of(self, member: Member) -> criteria.Scores:
         """Return the sums over a member, ``[units of the model]``."""
         key = (member.parameter, member.axis)
         if key not in self._sums:
@@ -113,8 +89,10 @@ class MemberSums:
             assert axis is not None
             tensor = self._model.graph.initializers[member.parameter].const_value
             assert tensor is not None
-            positions = position_sums(powers(from_numpy(tensor), self._norm), member.axis)
-            self._sums[key] = unit_sums(positions, axis, self._channels.count)
+            positions = criteria.position_sums(
+                criteria.powers(from_numpy(tensor), self._norm), member.axis
+            )
+            self._sums[key] = criteria.unit_sums(positions, axis, self._channels.count)
         return self._sums[key]
 
 
@@ -139,23 +117,31 @@ def _request(value: str, axis: int) -> Request:
 
 def activation_scores(
     channels: ChannelMap, groups: Sequence[ChannelGroup], statistics: Mapping[str, Any]
-) -> list[Scores]:
+) -> list[criteria.Scores]:
     """Score by mean absolute activations, averaged over the values on which units lie."""
-    means: list[tuple[Scores, np.ndarray[Any, np.dtype[np.bool_]]]] = []
+    means: list[tuple[criteria.Scores, np.ndarray[Any, np.dtype[np.bool_]]]] = []
     for value in channels.activations:
         observed = statistics.get(_request(value.value, value.axis).key)
         if isinstance(observed, torch.Tensor):
             present = np.zeros(channels.count, dtype=bool)
             present[value.units[value.units >= 0]] = True
-            means.append((unit_means(observed.numpy(), value.units, channels.count), present))
+            means.append(
+                (criteria.unit_means(observed.numpy(), value.units, channels.count), present)
+            )
     scores = []
     for group in groups:
         averages = [mean[group.units] for mean, present in means if present[group.units].all()]
-        scores.append(normalized(average(averages)) if averages else np.zeros(len(group.units)))
+        scores.append(
+            criteria.normalized(criteria.average(averages))
+            if averages
+            else np.zeros(len(group.units))
+        )
     return scores
 
 
-def random_scores(channels: ChannelMap, groups: Sequence[ChannelGroup], seed: int) -> list[Scores]:
+def random_scores(
+    channels: ChannelMap, groups: Sequence[ChannelGroup], seed: int
+) -> list[criteria.Scores]:
     """Score at random, as the baseline that a criterion has to beat."""
     drawn = np.random.default_rng(seed).random(channels.count)
     return [drawn[group.units] for group in groups]
@@ -168,14 +154,10 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What it costs to remove units of one group alone.
-
-    Attributes:
-        name: the group.
-        losses: power of the outputs' change over that of the outputs, one for each of ``SHARES``.
-    """
+    """What it costs to remove units of one group alone."""
 
     name: str
+    # power of the outputs' change over that of the outputs, one for each of `SHARES`
     losses: tuple[float, ...]
 
     @property
@@ -185,17 +167,14 @@ class Sensitivity:
 
 
 def scan(
-    masked: Callable[[Flags], Batch], queues: Sequence[tuple[str, Queue]], count: int
+    masked: Callable[[Flags], Batch], queues: Sequence[tuple[str, criteria.Queue]], count: int
 ) -> tuple[Sensitivity, ...]:
     """Zero the least important units of each group alone and compare the outputs.
 
     H. Li et al., Pruning filters for efficient ConvNets, 2017 (arXiv:1608.08710), section 3.2,
     find by the same experiment, but measuring accuracy, which layers to prune less.
 
-    Args:
-        masked: outputs of the model with units zeroed, always on the same batch.
-        queues: each group's name, and its units in the order in which they go.
-        count: units of the model.
+    ``masked`` returns the outputs with units zeroed, always on the same batch.
     """
     reference = masked(np.zeros(count, dtype=bool))
     costs = []
@@ -245,7 +224,7 @@ def taylor_scores(
     members: Sequence[Member],
     batches: Iterable[Batch],
     seed: int,
-) -> Scores:
+) -> criteria.Scores:
     """Return the expected squared change of the outputs where a unit goes, to first order.
 
     P. Molchanov et al., Importance estimation for neural network pruning, 2019
@@ -255,15 +234,7 @@ def taylor_scores(
     of ``(sum of w df/dw)^2``. Signs differ from sample to sample, so one gradient a batch does for
     all of its samples.
 
-    Args:
-        model: the graph.
-        channels: its channels.
-        members: the parameters' axes that count.
-        batches: the calibration data.
-        seed: of the signs.
-
-    Returns:
-        One score for each unit, the mean over samples.
+    The result has one score for each unit, the mean over samples.
 
     Raises:
         ModelError: an operator cannot be differentiated.
@@ -284,7 +255,9 @@ def taylor_scores(
             if axis is None or gradient is None:
                 continue
             products = weights[member.parameter].detach() * gradient
-            change += unit_sums(position_sums(products, member.axis), axis, channels.count)
+            change += criteria.unit_sums(
+                criteria.position_sums(products, member.axis), axis, channels.count
+            )
         total += np.square(change)
         samples += len(next(iter(batch.values())))
     if not samples:
@@ -300,7 +273,10 @@ def _gradients(
 ) -> dict[str, Tensor]:
     with torch.enable_grad():
         outputs = module(**{**inputs, **weights}).values()
-        projected = [_signed(o, generator) for o in outputs if o.requires_grad]
+        projected = []
+        for output in (o for o in outputs if o.requires_grad):
+            signs = torch.randint(0, 2, output.shape, generator=generator).to(output.dtype) * 2 - 1
+            projected.append((output * signs).sum())
         if not projected:
             raise ModelError(
                 "criterion taylor",
@@ -310,9 +286,3 @@ def _gradients(
         total = torch.stack(projected).sum()
         gradients = torch.autograd.grad(total, list(weights.values()), allow_unused=True)
     return {n: g for n, g in zip(weights, gradients, strict=True) if g is not None}
-
-
-def _signed(output: Tensor, generator: torch.Generator) -> Tensor:
-    """Return the sum of an output's values times random signs."""
-    signs = torch.randint(0, 2, output.shape, generator=generator).to(output.dtype) * 2 - 1
-    return (output * signs).sum()

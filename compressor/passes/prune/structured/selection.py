@@ -8,15 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from compressor.errors import SpecError
-from compressor.passes.prune.criteria import (
-    Queue,
-    Ranking,
-    Scores,
-    Tensors,
-    by_loss,
-    by_score,
-    by_share,
-)
+from compressor.passes.prune import criteria
 from compressor.passes.prune.structured.groups import Choice, Minimum, Prunable, Scope, Target
 from compressor.passes.prune.structured.scores import SHARES, Sensitivity
 from compressor.types.channels import Flags
@@ -26,18 +18,11 @@ _NAMES = {"macs": "multiply-accumulates", "parameters": "weights", "latency": "l
 
 @dataclass(frozen=True, eq=False)
 class Selector:
-    """Chooses units of one model for one target.
-
-    Attributes:
-        choice: what may go.
-        target: how much is to.
-        tensors: sizes of the weights.
-        minimum: the option that bounds it, for messages.
-    """
+    """Chooses units of one model for one target."""
 
     choice: Choice
     target: Target
-    tensors: Tensors
+    tensors: criteria.Tensors
     minimum: Minimum
 
     @property
@@ -104,21 +89,21 @@ class Selector:
                 "raise it, or lower minimum or round-to",
             )
 
-    def plain(self) -> list[Queue]:
+    def plain(self) -> list[criteria.Queue]:
         """Return queues in the order of the units' numbers, for what weights do not matter to."""
         return [
-            by_score(p.group.units, np.zeros(len(p.group.units)), p.remaining)
+            criteria.by_score(p.group.units, np.zeros(len(p.group.units)), p.remaining)
             for p in self.prunable
         ]
 
-    def queues(self, scores: Sequence[Scores]) -> list[Queue]:
+    def queues(self, scores: Sequence[criteria.Scores]) -> list[criteria.Queue]:
         """Return one queue for each prunable group, by its units' scores."""
         return [
-            by_score(p.group.units, s, p.remaining)
+            criteria.by_score(p.group.units, s, p.remaining)
             for p, s in zip(self.prunable, scores, strict=True)
         ]
 
-    def by_ratio(self, queues: Sequence[Queue]) -> Flags:
+    def by_ratio(self, queues: Sequence[criteria.Queue]) -> Flags:
         """Remove the target's share, or that of its own rule, from each group."""
         flags = self.nothing
         for prunable, queue in zip(self.prunable, queues, strict=True):
@@ -128,17 +113,13 @@ class Selector:
 
     def ranking(
         self,
-        queues: Sequence[Queue],
+        queues: Sequence[criteria.Queue],
         scope: Scope = "local",
         sensitivities: Sequence[Sensitivity] = (),
-    ) -> Ranking:
+    ) -> criteria.Ranking:
         """Merge the groups' queues into one order.
 
-        Args:
-            queues: one for each prunable group.
-            scope: ``global`` compares the queues' values, ``local`` shares, ``sensitivity`` what
-                was measured.
-            sensitivities: for scope ``sensitivity``, one for each prunable group.
+        Scope ``global`` compares the queues' values, ``local`` shares, ``sensitivity`` losses.
         """
         gone = [
             queue.nearest(p.ratio)
@@ -151,9 +132,9 @@ class Selector:
             if p.ratio is None
         ]
         fixed = np.concatenate(gone) if gone else np.zeros(0, np.int64)
-        return Ranking(tuple(ranked), self.choice.channels.count, fixed)
+        return criteria.Ranking(tuple(ranked), self.choice.channels.count, fixed)
 
-    def cut(self, ranking: Ranking) -> Flags:
+    def cut(self, ranking: criteria.Ranking) -> Flags:
         """Remove as little of a ranking as the target allows."""
         most = self.target.value * self.cost(self.nothing)
         return ranking.removed(ranking.cut(self.cost, most))
@@ -170,10 +151,10 @@ class Selector:
         return self.cut(self.ranking(queues))
 
 
-def _valued(queue: Queue, scope: Scope, losses: Sequence[float]) -> Queue:
+def _valued(queue: criteria.Queue, scope: Scope, losses: Sequence[float]) -> criteria.Queue:
     if scope == "local":
-        return by_share(queue)
-    return by_loss(queue, SHARES, losses) if scope == "sensitivity" else queue
+        return criteria.by_share(queue)
+    return criteria.by_loss(queue, SHARES, losses) if scope == "sensitivity" else queue
 
 
 _MOST_STEPS = 6
@@ -181,7 +162,7 @@ _CLOSE = 0.02  # of the float model's time; timings repeat no better than that
 
 
 def search_latency(
-    ranking: Ranking,
+    ranking: criteria.Ranking,
     macs: Callable[[Flags], float],
     measured: Callable[[Flags], float],
     target: float,
@@ -191,11 +172,7 @@ def search_latency(
     Bisects over multiply-accumulates, since time roughly follows them, and starts at the
     target itself. At most seven models are measured.
 
-    Args:
-        ranking: the order in which units go.
-        macs: of the model without some units.
-        measured: its time over the whole model's; noisy.
-        target: the ratio to reach.
+    ``measured`` returns a model's time over the whole model's, which is noisy.
 
     Returns:
         How much of the order is removed, and the measured ratio.

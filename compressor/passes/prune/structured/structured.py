@@ -15,35 +15,7 @@ from compressor.graph.channels.slicing import remove_channels
 from compressor.graph.costs import model_macs, model_parameters
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.criteria import Queue, Ranking, Scores, normalized
-from compressor.passes.prune.structured.groups import (
-    Criterion,
-    Minimum,
-    Scope,
-    StructuredRule,
-    Target,
-    choose,
-    frozen_notes,
-    layer_change,
-    tensors_of,
-)
-from compressor.passes.prune.structured.masking import (
-    MaskedModel,
-    batch_norms,
-    prove,
-    re_estimated,
-)
-from compressor.passes.prune.structured.scores import (
-    Sensitivity,
-    activation_requests,
-    activation_scores,
-    magnitude_scores,
-    norm_scale_scores,
-    random_scores,
-    ranking_note,
-    scan,
-    taylor_scores,
-    weighed_members,
-)
+from compressor.passes.prune.structured import groups, masking, scores
 from compressor.passes.prune.structured.selection import Selector, search_latency
 from compressor.run.timing import already_open, measure
 from compressor.types.carrier import Capability, Carrier, Runner
@@ -76,15 +48,15 @@ class PruneStructured(GraphPass):
         "Liu et al. 2017 (arXiv:1708.06519), Molchanov et al. 2019 (arXiv:1906.10771) for criteria"
     )
 
-    target: Target = Field(description="how much to remove")
-    criterion: Criterion = Field(
+    target: groups.Target = Field(description="how much to remove")
+    criterion: groups.Criterion = Field(
         default="l2",
         description="how channels are ranked: by the norm of all weights that write and read "
         "them (l2, l1), by the scales of normalizations (batch-norm), by what their removal does "
         "to the outputs to first order (taylor), by mean absolute activations (activation), or "
         "at random as a baseline; taylor and activation read the calibration data",
     )
-    scope: Scope | None = Field(
+    scope: groups.Scope | None = Field(
         default=None,
         description="how a target other than ratio is spread over groups: global (the default) "
         "ranks all channels by their score over their group's mean; local takes the same share of "
@@ -93,7 +65,7 @@ class PruneStructured(GraphPass):
     round_to: int = Field(
         default=1, ge=1, description="a layer's remaining channels are a multiple of it"
     )
-    minimum: Minimum = Field(
+    minimum: groups.Minimum = Field(
         default=0.1,
         description="what stays of each group at least: a share (0.1) or a number (8) of channels",
     )
@@ -105,7 +77,7 @@ class PruneStructured(GraphPass):
         default=False,
         description="report what pruning each group alone costs, measured on calibration data",
     )
-    layers: tuple[StructuredRule, ...] = Field(
+    layers: tuple[groups.StructuredRule, ...] = Field(
         default=(),
         description="rules for the channels that single layers write; the first that matches wins",
     )
@@ -139,21 +111,22 @@ class PruneStructured(GraphPass):
         for layer in carrier.layers():
             actions[layer.name] = "prune"
             if exact and not reasons[layer.name]:
-                before, after = layer_change(choice.channels, layer, planned).outputs
+                before, after = groups.layer_change(choice.channels, layer, planned).outputs
                 actions[layer.name] = f"{after} of {before} channels"
                 if after == before:
                     reasons[layer.name] = f"the ratio leaves its {before} channels whole"
         rows = plan_layers(self.name, actions, reasons)
         selector.check()
-        groups = [p.group for p in choice.prunable]
+        removable = [p.group for p in choice.prunable]
         requests = (
-            activation_requests(choice.channels, groups) if self.criterion == "activation" else ()
+            scores.activation_requests(choice.channels, removable)
+            if self.criterion == "activation"
+            else ()
         )
-        notes = (*frozen_notes(choice.channels), *self._layout_notes(carrier, context))
+        notes = (*groups.frozen_notes(choice.channels), *self._layout_notes(carrier, context))
         return Survey(rows, requests, notes)
 
     def _layout_notes(self, carrier: Carrier, context: PassContext) -> tuple[str, ...]:
-        """Warn of sizes that the configuration of a Hugging Face directory may not state."""
         named = carrier.folder is not None and _LAYOUT in context.targets
         if self.target.kind == "ratio" or not named:
             return ()
@@ -199,7 +172,7 @@ class PruneStructured(GraphPass):
                 f"is {self.scope}, and a ratio is taken of each group by itself",
                 "leave it out, or give target macs, parameters or latency",
             )
-        if self.re_estimate and next(batch_norms(graph), None) is None:
+        if self.re_estimate and next(masking.batch_norms(graph), None) is None:
             raise SpecError(
                 "re-estimate",
                 "is true, and the model has no batch normalization",
@@ -213,8 +186,8 @@ class PruneStructured(GraphPass):
             SpecError: a rule matches no layer.
         """
         layers, limits = carrier.layers(), (self.criterion, self.minimum, self.round_to)
-        choice = choose(channels, layers, self.layers, *limits)
-        tensors = tensors_of(carrier.graph(), channels)
+        choice = groups.choose(channels, layers, self.layers, *limits)
+        tensors = groups.tensors_of(carrier.graph(), channels)
         return Selector(choice, self.target, tensors, self.minimum)
 
 
@@ -241,7 +214,6 @@ class _Pruning:
         self._notes: list[str] = []
 
     def outcome(self) -> Outcome:
-        """Select, remove, prove, re-estimate and describe."""
         queues = self._selector.queues(self._scores())
         sensitivities = self._sensitivities(queues)
         removed = self._removed(queues, sensitivities)
@@ -250,39 +222,35 @@ class _Pruning:
         self._describe(after)
         self._prove(removed, smaller)
         if self._options.re_estimate and self._samples is not None:
-            after = re_estimated(after, self._samples.batches())
+            after = masking.re_estimated(after, self._samples.batches())
             self._notes.append("batch-norm statistics were estimated anew on the calibration data")
         if sensitivities:
-            self._notes.append(ranking_note(sensitivities))
+            self._notes.append(scores.ranking_note(sensitivities))
         return Outcome(after, self._layers(removed, sensitivities), tuple(self._notes))
 
     def _scores(self) -> list[Scores]:
-        channels, groups = self._channels, [p.group for p in self._selector.prunable]
+        channels, removable = self._channels, [p.group for p in self._selector.prunable]
         match self._options.criterion:
             case "l1":
-                return magnitude_scores(self._graph, channels, groups, 1)
+                return scores.magnitude_scores(self._graph, channels, removable, 1)
             case "l2":
-                return magnitude_scores(self._graph, channels, groups, 2)
+                return scores.magnitude_scores(self._graph, channels, removable, 2)
             case "batch-norm":
-                return norm_scale_scores(self._graph, channels, groups)
+                return scores.norm_scale_scores(self._graph, channels, removable)
             case "activation":
-                return activation_scores(channels, groups, self._statistics)
+                return scores.activation_scores(channels, removable, self._statistics)
             case "random":
-                return random_scores(channels, groups, self._seed)
+                return scores.random_scores(channels, removable, self._seed)
         assert self._samples is not None
-        members = [m for weighed in weighed_members(self._graph, groups) for m in weighed]
-        scores = taylor_scores(
-            self._graph,
-            channels,
-            list(dict.fromkeys(members)),
-            self._samples.batches(),
-            self._seed,
-        )
+        members = [m for weighed in scores.weighed_members(self._graph, removable) for m in weighed]
+        distinct, batches = list(dict.fromkeys(members)), self._samples.batches()
         # What the outputs lose compares across groups by itself.
-        whole = normalized(scores)
-        return [whole[group.units] for group in groups]
+        whole = normalized(
+            scores.taylor_scores(self._graph, channels, distinct, batches, self._seed)
+        )
+        return [whole[group.units] for group in removable]
 
-    def _sensitivities(self, queues: Sequence[Queue]) -> tuple[Sensitivity, ...]:
+    def _sensitivities(self, queues: Sequence[Queue]) -> tuple[scores.Sensitivity, ...]:
         options = self._options
         if self._samples is None or not (options.sensitivity or options.scope == "sensitivity"):
             return ()
@@ -290,14 +258,15 @@ class _Pruning:
         named = [
             (p.group.name, queue) for p, queue in zip(self._selector.prunable, queues, strict=True)
         ]
-        masked = self._masked
-        return scan(lambda flags: masked.run(batch, flags), named, self._channels.count)
+        return scores.scan(
+            lambda flags: self._masked.run(batch, flags), named, self._channels.count
+        )
 
     @cached_property
-    def _masked(self) -> MaskedModel:
-        return MaskedModel(self._carrier, self._channels)
+    def _masked(self) -> masking.MaskedModel:
+        return masking.MaskedModel(self._carrier, self._channels)
 
-    def _removed(self, queues: list[Queue], sensitivities: tuple[Sensitivity, ...]) -> Flags:
+    def _removed(self, queues: list[Queue], sensitivities: tuple[scores.Sensitivity, ...]) -> Flags:
         selector, kind = self._selector, self._options.target.kind
         if kind == "ratio":
             return selector.by_ratio(queues)
@@ -342,7 +311,9 @@ class _Pruning:
                 return self._carrier.with_graph(smaller).runner().run(batch)
             return self._sliced(flags).run(batch)
 
-        proof = prove(lambda flags: self._masked.run(batch, flags), sliced, self._channels, removed)
+        proof = masking.prove(
+            lambda flags: self._masked.run(batch, flags), sliced, self._channels, removed
+        )
         self._notes.append(proof.note(self._samples.made_up))
 
     def _describe(self, after: Carrier) -> None:
@@ -365,12 +336,12 @@ class _Pruning:
                 self._notes.append(f"{name} {was:,} -> {now:,} ({100 * now / was:.1f} %)")
 
     def _layers(
-        self, removed: Flags, sensitivities: Sequence[Sensitivity]
+        self, removed: Flags, sensitivities: Sequence[scores.Sensitivity]
     ) -> tuple[LayerOutcome, ...]:
         costs = {cost.name: cost for cost in sensitivities}
         outcomes = []
         for layer in self._carrier.layers():
-            change = layer_change(self._channels, layer, removed)
+            change = groups.layer_change(self._channels, layer, removed)
             details: dict[str, Any] = {}
             for name, (before, after) in (("channels", change.outputs), ("inputs", change.inputs)):
                 if before != after:

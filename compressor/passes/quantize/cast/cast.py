@@ -16,21 +16,13 @@ from compressor.errors import SpecError
 from compressor.graph.editing import Editor
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.skeleton import converted
-from compressor.passes.quantize.cast.islands import FloatIslands
-from compressor.passes.quantize.cast.precision import extreme
+from compressor.passes.quantize.cast.islands import FloatIslands, extreme
 from compressor.passes.quantize.cast.rewrite import store_narrow, to_half, to_single
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
 from compressor.types.layers import Layer
 from compressor.types.matrices import sqnr_db
-from compressor.types.passes import (
-    GraphPass,
-    LayerOutcome,
-    LayerRule,
-    Outcome,
-    PassContext,
-    Survey,
-)
+from compressor.types.passes import GraphPass, LayerOutcome, LayerRule, Outcome, PassContext, Survey
 
 _TYPES = {
     "fp16": (ir.DataType.FLOAT16, torch.float16),
@@ -44,17 +36,11 @@ _BF16_MAX = float(torch.finfo(torch.bfloat16).max)
 
 @dataclass(frozen=True)
 class _Decision:
-    """What is done to a model.
-
-    Attributes:
-        model: a copy of the graph, not changed yet.
-        reasons: why a layer keeps its float32 weight, empty where it does not, by name.
-        islands: what stays in float32 around the layers; ``None`` if weights only are cast.
-    """
+    """What is done to a copy of the graph."""
 
     model: ir.Model
-    reasons: dict[str, str]
-    islands: FloatIslands | None
+    reasons: dict[str, str]  # why a layer keeps its weight, empty where it does not, by name
+    islands: FloatIslands | None  # none where weights only are cast
 
 
 class Cast(GraphPass):
@@ -184,11 +170,7 @@ class Cast(GraphPass):
                     reasons[layer.name] = self._too_large(model, layer)
             return _Decision(model, reasons, None)
         islands = FloatIslands(
-            model,
-            skipped,
-            keep_io=self.keep_io,
-            evaluate=evaluate,
-            narrow=_TYPES[self.dtype][0],
+            model, skipped, keep_io=self.keep_io, evaluate=evaluate, narrow=_TYPES[self.dtype][0]
         )
         names = {layer.weight: layer.name for layer in layers}
         for layer, node in layers_with_nodes(model):

@@ -15,21 +15,11 @@ from compressor.passes.quantize.cast.islands import FloatIslands, is_transparent
 _FLOAT = ir.DataType.FLOAT
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _TYPE_NAMES = ("to", "dtype", "output_dtype")  # attributes that hold an element type
-_SUFFIX = {
-    ir.DataType.FLOAT16: "_float16",
-    ir.DataType.BFLOAT16: "_bfloat16",
-    _FLOAT: "_float32",
-}
+_SUFFIX = {ir.DataType.FLOAT16: "_float16", ir.DataType.BFLOAT16: "_bfloat16", _FLOAT: "_float32"}
 
 
 def store_narrow(editor: Editor, value: ir.Value, dtype: ir.DataType) -> None:
-    """Store an initializer in a narrow type; its readers read it cast back.
-
-    Args:
-        editor: of the model that is changed.
-        value: a float32 initializer of the main graph.
-        dtype: how it is stored.
-    """
+    """Store a float32 initializer of the main graph as ``dtype``; its readers read it cast back."""
     before = editor.first_reader(value)
     narrow = editor.node("Cast", [value], f"{value.name}{_SUFFIX[_FLOAT]}", _FLOAT, {"to": _FLOAT})
     narrow.outputs[0].shape = value.shape
@@ -47,10 +37,6 @@ def to_half(model: ir.Model, islands: FloatIslands) -> None:
     """Compute in the islands' narrow type everywhere but on them, in place.
 
     One ``Cast`` stands at each border that a value crosses; none in the middle.
-
-    Args:
-        model: the graph that ``islands`` was made for.
-        islands: what stays in float32.
     """
     _Rewrite(model, islands).run()
 
@@ -101,7 +87,6 @@ class _Rewrite:
         return self._half if reader in self._half_nodes else _FLOAT
 
     def _cross(self, value: ir.Value, have: ir.DataType, insert: Callable[[ir.Node], None]) -> None:
-        """Cast a value for the readers that want the other type."""
         other = _FLOAT if have == self._half else self._half
         uses = [use for use in value.uses() if self._kind(use.node) == other]
         outer = _FLOAT if self._islands.keep_io else self._half
@@ -136,9 +121,7 @@ def to_single(model: ir.Model, *, keep_io: bool) -> None:
     Values keep their names. Every half is a float32 number, so weights lose nothing; results
     differ from before by what half precision rounded away.
 
-    Args:
-        model: the graph.
-        keep_io: inputs and outputs keep their type, behind a ``Cast`` each.
+    With ``keep_io`` inputs and outputs keep their type, behind a ``Cast`` each.
     """
     editor = Editor(model)
     inputs = [value for value in model.graph.inputs if value.dtype in _HALVES]
@@ -161,7 +144,6 @@ def to_single(model: ir.Model, *, keep_io: bool) -> None:
 
 
 def _widen_attributes(node: ir.Node) -> None:
-    """Make a node write float32 where an attribute makes it write halves."""
     for name, attribute in list(node.attributes.items()):
         if attribute.type == ir.AttributeType.TENSOR:
             tensor = attribute.as_tensor()
@@ -173,7 +155,6 @@ def _widen_attributes(node: ir.Node) -> None:
 
 
 def _keep_input(editor: Editor, value: ir.Value, dtype: ir.DataType) -> None:
-    """Keep an input's type, behind a cast to float32."""
     value.type = ir.TensorType(dtype)
     uses = tuple(value.uses())
     if not uses:

@@ -15,12 +15,8 @@ from compressor.types.statistics import Range
 def extremes(blocks: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
     """Least and greatest value of each group, zero included.
 
-    Args:
-        blocks: ``[rows, groups, columns of a group]``.
-        scheme: for granularity ``tensor`` all groups count as one.
-
-    Returns:
-        Two float64 tensors ``[rows, groups]``, or ``[1, 1]`` for granularity ``tensor``.
+    Blocks are ``[rows, groups, columns of a group]``; the results are float64 ``[rows, groups]``,
+    or ``[1, 1]`` for granularity ``tensor``, in which all groups count as one.
     """
     rows, groups, width = blocks.shape
     exact = torch.float64 if blocks.dtype == torch.float64 else torch.float32
@@ -43,16 +39,12 @@ _HALVES = {"float16": (torch.float16, 2.0**-24), "bfloat16": (torch.bfloat16, SM
 
 
 def absmax_parameters(matrix: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
-    """Find scales and zero points that span the full range of the values, zero included.
+    """Find scales and zero points for the full range of a matrix ``[rows, columns]`` and zero.
 
     Symmetric schemes take the least scale at which neither end lies beyond its last code,
     ``max(max / high, min / low)``; asymmetric ones ``(max - min) / (high - low)`` and the nearest
     zero point. The scale is then rounded as :func:`stored_scale` says, and zero points are found
     for the rounded one.
-
-    Args:
-        matrix: ``[rows, columns]``.
-        scheme: how its codes are represented.
 
     Returns:
         Scale, float32 that holds values of the scheme's ``scale_type``, and zero point, int8 or
@@ -76,18 +68,9 @@ def mse_parameters(
     one kept unless another is better. The search is that of R. Banner et al., Post-training
     4-bit quantization, 2018, section 3.1, over the values themselves in place of a distribution.
 
-    Args:
-        matrix: ``[rows, columns]``.
-        scheme: how its codes are represented.
-        steps: how many narrower ranges are tried.
-        importance: what a squared error counts in each column, ``[columns]``, not negative;
-            ``None`` counts all alike.
-
-    Returns:
-        As :func:`absmax_parameters`.
-
-    Raises:
-        ValueError: as :func:`absmax_parameters`.
+    ``steps`` narrower ranges are tried. ``importance`` is what a squared error counts in each
+    column, ``[columns]``, not negative; ``None`` counts all alike. Results and errors are those of
+    :func:`absmax_parameters`.
     """
     blocks = in_groups(matrix, scheme)
     shares = [1 - (1 - _NARROWEST) * step / steps for step in range(1, steps + 1)]
@@ -103,11 +86,7 @@ def mse_parameters(
 def quantize(matrix: Tensor, scale: Tensor, zero_point: Tensor, scheme: Scheme) -> QuantizedTensor:
     """Round to the nearest code, halves to even, and saturate to ``scheme.low .. scheme.high``.
 
-    Args:
-        matrix: ``[rows, columns]``.
-        scale: ``[rows, groups]`` or ``[1, 1]``.
-        zero_point: like ``scale``.
-        scheme: how the codes are represented.
+    The matrix is ``[rows, columns]``, scale and zero point ``[rows, groups]`` or ``[1, 1]``.
 
     Raises:
         ValueError: the columns do not divide into the scheme's groups.
@@ -124,14 +103,8 @@ def activation_parameters(
 ) -> tuple[float, int]:
     """Find scale and zero point of a whole activation tensor; zero is represented exactly.
 
-    Args:
-        range: the interval to represent; it is widened to hold zero.
-        bits: width of a code.
-        signed: codes are signed.
-        symmetric: the zero point is 0.
-
-    Returns:
-        Scale, a number that float32 represents, and zero point. An empty range has scale 1.
+    The range is widened to hold zero. The scale is a number that float32 represents; 1 for an empty
+    range.
 
     Raises:
         ValueError: the range is not finite, or negative in an unsigned symmetric scheme.
@@ -146,15 +119,9 @@ def activation_parameters(
 
 
 def parameters(low: Tensor, high: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
-    """Scale and zero point that represent ``low .. high``.
+    """Scale and zero point for ``low .. high``, as :func:`absmax_parameters` returns them.
 
-    Args:
-        low: least values, float64 ``[rows, groups]``, at most 0.
-        high: greatest values, likewise, at least 0.
-        scheme: how codes are represented.
-
-    Returns:
-        As :func:`absmax_parameters`.
+    Both ends are float64 ``[rows, groups]``; ``low`` is at most 0, ``high`` at least 0.
 
     Raises:
         ValueError: a value is negative in an unsigned symmetric scheme, or the scheme is not one
@@ -188,12 +155,7 @@ def stored_scale(scale: Tensor, scheme: Scheme) -> Tensor:
     to half a step already, so there it is always the next above. A scale stays within the type's
     positive finite numbers and is never below ``SMALLEST_SCALE``; that of an empty range is 1.
 
-    Args:
-        scale: float64, of any shape.
-        scheme: gives ``scale_type`` and the number of steps.
-
-    Returns:
-        float32 that holds values of the type.
+    Scales are float64 of any shape; the result is float32 that holds values of the type.
 
     Raises:
         ValueError: the scale type is one of 8 bits, which integers do not have.
@@ -239,7 +201,6 @@ def _levels(
 def _searched(
     blocks: Tensor, scheme: Scheme, shares: list[float], importance: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The parameters of least error among those of the full range and of shares of it."""
     low, high = extremes(blocks, scheme)
     scale, zero = parameters(low, high, scheme)
     least = _squared_error(blocks, scale, zero, scheme, importance)

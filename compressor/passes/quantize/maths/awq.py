@@ -14,16 +14,9 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from compressor.passes.quantize.maths import floating
 from compressor.passes.quantize.maths.affine import extremes, parameters, quantize
 from compressor.passes.quantize.maths.descent import row_errors
-from compressor.passes.quantize.maths.floating import (
-    RangeSearch,
-    candidate_scales,
-    float_parameters,
-    nearest_values,
-    quantize_floats,
-    round_to_nearest,
-)
 from compressor.types.matrices import in_groups
 from compressor.types.quantized import QuantizedTensor, Scheme
 
@@ -33,11 +26,8 @@ _SHARES = tuple(1 - 0.03 * step for step in range(22))  # of the full range
 class Rounded:
     """A weight whose columns are scaled and rounded, with the gradient of its output error.
 
-    Args:
-        matrix: the weight before it is scaled, float32 ``[rows, columns]``.
-        moment: ``Σ x xᵀ`` over the layer's inputs, float32 ``[columns, columns]``.
-        start: the scaled weight, quantized.
-        factors: what columns are multiplied with, float32 ``[columns]``.
+    ``matrix`` is not scaled yet, ``start`` is the scaled weight, quantized, and ``factors`` are
+    what columns are multiplied with; all are float32.
     """
 
     def __init__(self, matrix: Tensor, moment: Tensor, start: QuantizedTensor, factors: Tensor):
@@ -96,7 +86,7 @@ class Rounded:
         scheme = self._start.scheme
         levels = exact * factors[:, None] / step
         if scheme.element != "int":
-            levels = nearest_values(levels, scheme)
+            levels = floating.nearest_values(levels, scheme)
         else:
             levels = levels.round_().clamp_(scheme.low - zero, scheme.high - zero)
         moved = levels.mul_(step) / factors[:, None] - exact - self._error[:, columns]
@@ -105,13 +95,7 @@ class Rounded:
         return (slopes * moved).sum((1, 2), dtype=torch.float64), moved
 
     def move(self, columns: Tensor, moved: Tensor, ratio: Tensor) -> None:
-        """Take on one of the factors tried.
-
-        Args:
-            columns: as for :meth:`change`.
-            moved: by how much the weights grow, ``[rows, count]``.
-            ratio: what the factors are multiplied with, without axes.
-        """
+        """Take on one of the ratios tried, by which the weights grow ``moved [rows, count]``."""
         self._factors[columns] *= ratio
         self._error[:, columns] += moved
         self._gradient.addmm_(moved, self._moment[columns])
@@ -129,19 +113,18 @@ class Rounded:
     ) -> QuantizedTensor:
         if scheme.element == "int":
             return quantize(matrix, scale, zero, scheme)
-        return quantize_floats(matrix, scale, scheme, self._start.tensor_scale)
+        return floating.quantize_floats(matrix, scale, scheme, self._start.tensor_scale)
 
     def _tries(self, part: Tensor, scheme: Scheme) -> Iterator[QuantizedTensor]:
-        """Round one group with various ranges."""
         if scheme.element == "int":
             low, high = extremes(in_groups(part, scheme), scheme)
             for share in _SHARES:
                 scale, zero = parameters(low * share, high * share, scheme)
                 yield quantize(part, scale, zero, scheme)
             return
-        first = float_parameters(part, scheme, self._start.tensor_scale)
+        first = floating.float_parameters(part, scheme, self._start.tensor_scale)
         zero = torch.zeros(first.shape, dtype=torch.int8)
-        for scale in [first, *candidate_scales(first, scheme)]:
+        for scale in [first, *floating.candidate_scales(first, scheme)]:
             yield self._rounded(part, scale, zero, scheme)
 
 
@@ -155,23 +138,19 @@ _TRIED = tuple(2.0 ** (step / 16) for step in (*range(-8, 0), *range(1, 9)))
 
 @dataclass(frozen=True)
 class Scaled:
-    """Weights that share an input, quantized after their columns were scaled.
+    """Weights that share an input, quantized after their columns were scaled."""
 
-    Attributes:
-        factors: what the columns were multiplied with, and the input is to be divided by;
-            float32 ``[columns]``, positive.
-        weights: the scaled weights, quantized.
-    """
-
+    # what the columns were multiplied with, and the input is to be divided by; float32
+    # `[columns]`, positive
     factors: Tensor
-    weights: tuple[QuantizedTensor, ...]
+    weights: tuple[QuantizedTensor, ...]  # the scaled weights, quantized
 
 
 def awq(
     matrices: Sequence[Tensor],
     moment: Tensor,
     schemes: Sequence[Scheme],
-    search: RangeSearch = "mse",
+    search: floating.RangeSearch = "mse",
     tied: Tensor | None = None,
     sweeps: int = 2,
 ) -> Scaled:
@@ -203,7 +182,7 @@ def awq(
     weights = [matrix.to(torch.float32) for matrix in matrices]
     owner = torch.arange(columns) if tied is None else torch.unique(tied, return_inverse=True)[1]
     ones = torch.ones(columns)
-    nearest = [round_to_nearest(w, s) for w, s in zip(weights, schemes, strict=True)]
+    nearest = [floating.round_to_nearest(w, s) for w, s in zip(weights, schemes, strict=True)]
     fallback = Scaled(ones, tuple(nearest))
     if not columns or not bool((moment.diagonal() > 0).any()):
         return fallback
@@ -222,7 +201,7 @@ class _Problem:
     schemes: Sequence[Scheme]
     owner: Tensor
 
-    def from_grid(self, search: RangeSearch) -> Tensor:
+    def from_grid(self, search: floating.RangeSearch) -> Tensor:
         """The best factors among powers of the inputs' and the weights' magnitudes.
 
         Judged with the ranges of all values. Where ranges are searched, large weights cost less,
@@ -241,21 +220,19 @@ class _Problem:
         best = self._best([self._usable(logarithm) for logarithm in logarithms], "min-max")
         return best if search == "min-max" else self._best([best**r for r in _ROOTS], search)
 
-    def _best(self, choices: list[Tensor], search: RangeSearch) -> Tensor:
+    def _best(self, choices: list[Tensor], search: floating.RangeSearch) -> Tensor:
         errors = [self.error(self.plain(factors, search)) for factors in choices]
         return choices[errors.index(min(errors))]
 
-    def plain(self, factors: Tensor, search: RangeSearch = "min-max") -> Scaled:
-        """Scale and round to nearest."""
+    def plain(self, factors: Tensor, search: floating.RangeSearch = "min-max") -> Scaled:
         importance = self.moment.diagonal() / factors.square()
         codes = [
-            round_to_nearest(weight * factors, scheme, search, importance=importance)
+            floating.round_to_nearest(weight * factors, scheme, search, importance=importance)
             for weight, scheme in zip(self.weights, self.schemes, strict=True)
         ]
         return Scaled(factors, tuple(codes))
 
     def refined(self, factors: Tensor, sweeps: int) -> Scaled:
-        """Descend over ranges and factors in turn."""
         start = self.plain(factors, "mse")
         parts = [
             Rounded(weight, self.moment, codes, factors)
@@ -272,7 +249,6 @@ class _Problem:
         return Scaled(factors, tuple(part.result() for part in parts))
 
     def error(self, scaled: Scaled) -> float:
-        """The sum of output errors."""
         moment = self.moment / scaled.factors[:, None] / scaled.factors
         return sum(
             float(row_errors(weight * scaled.factors, codes, moment).sum())

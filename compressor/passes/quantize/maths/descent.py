@@ -54,13 +54,7 @@ def descend(
 
 
 def row_errors(matrix: Tensor, quantized: QuantizedTensor, moment: Tensor) -> Tensor:
-    """Each row's squared error of the output, ``e M eᵀ``, float64 ``[rows]``.
-
-    Args:
-        matrix: the weight, ``[rows, columns]``.
-        quantized: the weight, quantized.
-        moment: ``Σ x xᵀ`` over the layer's inputs, ``[columns, columns]``.
-    """
+    """Each row's squared error of the output, ``e M eᵀ``, float64 ``[rows]``."""
     error = matrix.to(torch.float32) - quantized.dequantize()
     return ((error @ moment.to(torch.float32)) * error).sum(1, dtype=torch.float64)
 
@@ -70,11 +64,7 @@ def better_rows(
 ) -> QuantizedTensor:
     """Take each row from ``first``, or from ``second`` where its output error is less.
 
-    Args:
-        matrix: the weight, ``[rows, columns]``.
-        moment: ``Σ x xᵀ`` over the layer's inputs, ``[columns, columns]``.
-        first: the weight, quantized with a scale for each row at least.
-        second: likewise, in the same scheme and with the same tensor scale.
+    Both are in the same scheme, with a scale for each row at least and the same tensor scale.
     """
     errors = [row_errors(matrix, each, moment) for each in (first, second)]
     worse = (errors[0] > errors[1])[:, None]
@@ -140,7 +130,6 @@ class _State:
         return float_scale(exact / self.whole, self.scheme)
 
     def result(self) -> QuantizedTensor:
-        """The quantized weight as it is now."""
         scheme, values = self.scheme, self.values.T
         if scheme.element == "e2m1":
             codes = e2m1_codes(values)
@@ -169,7 +158,6 @@ class _Block:
         self.width = min(max(_SERIAL // max(rows, 1), 8), 32)
 
     def visit_codes(self, group: int) -> None:
-        """Give each code of a group, in turn, the value nearest to its minimum."""
         width = self.state.width
         first = group * width - self.begin
         for begin in range(first, first + width, self.width):

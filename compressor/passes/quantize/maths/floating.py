@@ -17,13 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from compressor.passes.quantize.maths.affine import (
-    absmax_parameters,
-    extremes,
-    mse_parameters,
-    quantize,
-    stored_scale,
-)
+from compressor.passes.quantize.maths import affine
 from compressor.types.matrices import in_groups, row_chunks
 from compressor.types.quantized import QuantizedTensor, Scheme
 
@@ -40,10 +34,7 @@ _FINE_FACTORS = tuple(2.0 ** (step / 16) for step in range(-4, 17) if step)
 
 
 def nvfp4_tensor_scale(largest: Tensor | float) -> Tensor:
-    """The float32 that all of a tensor's nvfp4 scales are multiplied with.
-
-    Args:
-        largest: greatest magnitude of the whole tensor.
+    """The float32 that all nvfp4 scales of a tensor are multiplied with, by its greatest magnitude.
 
     Returns:
         ``largest / (448 · 6)`` without axes, rounded up to a power of two: the greatest scale lies
@@ -89,18 +80,8 @@ def float_mse_parameters(
     Tried are neighbours among the values of an 8-bit scale type, or factors from about 0.84 to 2.
     The scale of the greatest magnitude is kept unless another is better.
 
-    Args:
-        matrix: ``[rows, columns]``.
-        scheme: how values are represented.
-        tensor_scale: as for :func:`float_parameters`.
-        importance: what a squared error counts in each column, ``[columns]``; ``None`` counts
-            all alike.
-
-    Returns:
-        As :func:`float_parameters`.
-
-    Raises:
-        ValueError: as :func:`float_parameters`.
+    ``importance`` is what a squared error counts in each column, ``[columns]``; ``None`` counts all
+    alike. Everything else is as in :func:`float_parameters`.
     """
     blocks = in_groups(matrix, scheme)
     largest = _largest(blocks, scheme)
@@ -120,11 +101,8 @@ def quantize_floats(
 ) -> QuantizedTensor:
     """Round to the nearest value of the element, halves to the even code, and saturate.
 
-    Args:
-        matrix: ``[rows, columns]``.
-        scale: ``[rows, groups]`` or ``[1, 1]``.
-        scheme: how values are represented.
-        tensor_scale: what scales of type ``e4m3`` are multiplied with.
+    The matrix is ``[rows, columns]``, the scale ``[rows, groups]`` or ``[1, 1]``; scales of type
+    ``e4m3`` are multiplied with ``tensor_scale``.
 
     Returns:
         Codes as :class:`QuantizedTensor` describes them; zero points are zeros, int8.
@@ -186,7 +164,7 @@ def _e2m1_magnitude(values: Tensor) -> Tensor:
 def _largest(blocks: Tensor, scheme: Scheme) -> Tensor:
     """Greatest magnitudes, float64 ``[rows, groups]`` or ``[1, 1]``."""
     _element(scheme)
-    low, high = extremes(blocks, scheme)
+    low, high = affine.extremes(blocks, scheme)
     return torch.maximum(-low, high)
 
 
@@ -197,7 +175,6 @@ def _tensor_scale(largest: Tensor, scheme: Scheme, tensor_scale: Tensor | None) 
 
 
 def _scale(largest: Tensor, scheme: Scheme, tensor_scale: Tensor | None) -> Tensor:
-    """Scales for the greatest magnitudes, rounded to their type."""
     if scheme.scale_type == "e8m0":
         exponent = torch.frexp(largest).exponent - 1 - _E2M1_EXPONENT
         return torch.where(largest > 0, _power_of_two(exponent), 1.0)
@@ -210,19 +187,14 @@ def _scale(largest: Tensor, scheme: Scheme, tensor_scale: Tensor | None) -> Tens
 def float_scale(exact: Tensor, scheme: Scheme) -> Tensor:
     """Round scales to the nearest value of the scheme's scale type.
 
-    Args:
-        exact: float64 of any shape; 0 for an empty range.
-        scheme: a scheme of floats.
-
-    Returns:
-        float32 that holds positive values of the type; 1 for empty ranges. A power of two is the
-        nearest in ratio.
+    Scales are float64 of any shape, 0 for an empty range; the result is float32 that holds positive
+    values of the type, 1 for empty ranges. A power of two is the nearest in ratio.
     """
     if scheme.scale_type == "e8m0":
         exponent = torch.where(exact > 0, exact, 1.0).log2().round().to(torch.int32)
         return torch.where(exact > 0, _power_of_two(exponent), 1.0)
     if scheme.scale_type != "e4m3":
-        return stored_scale(exact, scheme)
+        return affine.stored_scale(exact, scheme)
     least = 2.0**-9  # the least positive e4m3: a group of small values has a scale, too
     usable = exact.clamp(min=least, max=_E4M3_LARGEST).to(torch.float32)
     return torch.where(exact > 0, usable.to(torch.float8_e4m3fn).to(torch.float32), 1.0)
@@ -234,12 +206,7 @@ def _power_of_two(exponent: Tensor) -> Tensor:
 
 
 def candidate_scales(scale: Tensor, scheme: Scheme) -> list[Tensor]:
-    """Other scales near the given ones, all of the scheme's scale type.
-
-    Args:
-        scale: float32 that holds values of the type, of any shape.
-        scheme: a scheme of floats.
-    """
+    """Other scales near the given ones, of any shape; all are float32 values of the scale type."""
     if scheme.scale_type == "e8m0":
         exponent = torch.frexp(scale).exponent - 1
         return [_power_of_two(exponent + step) for step in _E8M0_STEPS]
@@ -247,7 +214,9 @@ def candidate_scales(scale: Tensor, scheme: Scheme) -> list[Tensor]:
         bits = scale.to(torch.float8_e4m3fn).view(torch.uint8).to(torch.int16)
         moved = [(bits + step).clamp(_E4M3_LEAST_BITS, _E4M3_LARGEST_BITS) for step in _E4M3_STEPS]
         return [m.to(torch.uint8).view(torch.float8_e4m3fn).to(torch.float32) for m in moved]
-    return [stored_scale(scale.to(torch.float64) * factor, scheme) for factor in _FINE_FACTORS]
+    return [
+        affine.stored_scale(scale.to(torch.float64) * factor, scheme) for factor in _FINE_FACTORS
+    ]
 
 
 def _of_rows(blocks: Tensor, steps: Tensor, part: slice) -> Tensor:
@@ -262,7 +231,6 @@ def _searched(
     tensor_scale: Tensor | None,
     importance: Tensor | None,
 ) -> Tensor:
-    """The scales of least error among the given ones and their neighbours."""
     least = _squared_error(blocks, scale, scheme, tensor_scale, importance)
     best = scale
     for tried in candidate_scales(scale, scheme):
@@ -325,10 +293,10 @@ def round_to_nearest(
     searched = search == "mse"
     if scheme.element == "int":
         if searched:
-            scale, zero = mse_parameters(matrix, scheme, importance=importance)
+            scale, zero = affine.mse_parameters(matrix, scheme, importance=importance)
         else:
-            scale, zero = absmax_parameters(matrix, scheme)
-        return quantize(matrix, scale, zero, scheme)
+            scale, zero = affine.absmax_parameters(matrix, scheme)
+        return affine.quantize(matrix, scale, zero, scheme)
     if scheme.scale_type == "e4m3" and tensor_scale is None:
         largest = matrix.abs().max() if matrix.numel() else 0.0
         tensor_scale = nvfp4_tensor_scale(largest)

@@ -14,14 +14,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from compressor.passes.quantize.maths import floating
 from compressor.passes.quantize.maths.affine import code_dtype, quantize
 from compressor.passes.quantize.maths.descent import better_rows, descend, row_errors, zeros_by_row
-from compressor.passes.quantize.maths.floating import (
-    RangeSearch,
-    e2m1_codes,
-    nearest_values,
-    round_to_nearest,
-)
 from compressor.types.quantized import QuantizedTensor, Scheme
 
 _BLOCK = 128  # columns between updates of all columns that are yet to come
@@ -65,7 +60,7 @@ def gptq_weights(
     matrix: Tensor,
     moment: Tensor,
     scheme: Scheme,
-    search: RangeSearch = "mse",
+    search: floating.RangeSearch = "mse",
     damping: float = 0.01,
     sweeps: int = 1,
 ) -> QuantizedTensor:
@@ -93,17 +88,20 @@ def gptq_weights(
             the scheme's groups, or an unsigned symmetric scheme meets negative values.
     """
     _check(matrix, moment)
-    nearest = round_to_nearest(matrix, scheme)
+    nearest = floating.round_to_nearest(matrix, scheme)
     moment = moment.to(torch.float32)
     inverse = _order_and_factor(moment, damping)
     if inverse is None:
         return nearest
     start = nearest
     if search == "mse":
-        start = round_to_nearest(matrix, scheme, search, nearest.tensor_scale, _costs(*inverse))
+        start = floating.round_to_nearest(
+            matrix, scheme, search, nearest.tensor_scale, _costs(*inverse)
+        )
     start = _from_nearest(matrix, moment, start, inverse)
-    damped = moment.clone()
-    damped.diagonal().add_(damping * _mean_power(moment))
+    damped, power = moment.clone(), moment.diagonal()
+    mean = power.sum() / (power > 0).sum().clamp(min=1)  # of inputs that are not always zero
+    damped.diagonal().add_(damping * mean)
     refined = descend(matrix, damped, start, sweeps)
     if scheme.granularity == "tensor":
         return min(refined, start, nearest, key=lambda q: output_error(matrix, q, moment))
@@ -111,13 +109,7 @@ def gptq_weights(
 
 
 def output_error(matrix: Tensor, quantized: QuantizedTensor, moment: Tensor) -> float:
-    """Squared error of the layer's output, ``tr(E M Eᵀ)`` with ``E = matrix - quantized``.
-
-    Args:
-        matrix: the weight, ``[rows, columns]``.
-        quantized: the weight, quantized.
-        moment: ``Σ x xᵀ`` over the layer's inputs, ``[columns, columns]``.
-    """
+    """Squared error of the layer's output, ``tr(E M Eᵀ)`` with ``E = matrix - quantized``."""
     return float(row_errors(matrix, quantized, moment).sum())
 
 
@@ -130,10 +122,7 @@ def _check(matrix: Tensor, moment: Tensor) -> None:
 
 
 def _from_nearest(
-    matrix: Tensor,
-    moment: Tensor,
-    nearest: QuantizedTensor,
-    inverse: tuple[Tensor, Tensor] | None,
+    matrix: Tensor, moment: Tensor, nearest: QuantizedTensor, inverse: tuple[Tensor, Tensor] | None
 ) -> QuantizedTensor:
     """Round with compensation, with the scales of ``nearest``; its rows where they are better."""
     if inverse is None:
@@ -156,7 +145,7 @@ def _from_nearest(
 def _stored(levels: Tensor, scheme: Scheme) -> Tensor:
     """Codes for what they mean before scaling: for integers, the same numbers."""
     if scheme.element == "e2m1":
-        return e2m1_codes(levels)
+        return floating.e2m1_codes(levels)
     return levels.to(torch.float8_e4m3fn if scheme.element == "e4m3" else code_dtype(scheme))
 
 
@@ -175,12 +164,6 @@ def _costs(order: Tensor, factor: Tensor) -> Tensor:
     costs = torch.empty(len(order))
     costs[order] = 1 / factor.square().sum(0)
     return costs
-
-
-def _mean_power(moment: Tensor) -> Tensor:
-    """Mean power of the inputs that are not always zero."""
-    power = moment.diagonal()
-    return power.sum() / (power > 0).sum().clamp(min=1)
 
 
 def _by_column(parameter: Tensor, codes: Tensor) -> Tensor:
@@ -254,7 +237,7 @@ def _compensated(
                     code.round_().add_(zero).clamp_(scheme.low, scheme.high)
                     torch.sub(code, zero, out=error)
                 else:
-                    code.copy_(nearest_values(code, scheme))
+                    code.copy_(floating.nearest_values(code, scheme))
                     error.copy_(code)
                 torch.addcmul(weight, error, step, value=-1, out=error).mul_(pivots[column])
                 index = column - small

@@ -15,13 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from compressor.passes.quantize.maths.affine import (
-    code_dtype,
-    extremes,
-    parameters,
-    quantize,
-    stored_scale,
-)
+from compressor.passes.quantize.maths import affine
 from compressor.types.matrices import in_groups, row_chunks
 from compressor.types.quantized import QuantizedTensor, Scheme
 
@@ -40,10 +34,7 @@ def hqq(matrix: Tensor, scheme: Scheme, norm: float = 0.7) -> QuantizedTensor:
     in squared error is the result worse than the range of all values: the norm alone would give
     up the few large weights, which matter most, for a finer step.
 
-    Args:
-        matrix: the weight, ``[rows, columns]``.
-        scheme: how codes are represented.
-        norm: the exponent ``p``, above 0 and at most 1.
+    The exponent ``p`` is ``norm``, above 0 and at most 1; the weight is ``[rows, columns]``.
 
     Raises:
         ValueError: the columns do not divide into groups, the scheme is one of floats, or an
@@ -53,19 +44,18 @@ def hqq(matrix: Tensor, scheme: Scheme, norm: float = 0.7) -> QuantizedTensor:
     blocks = whole.reshape(1, 1, -1) if scheme.granularity == "tensor" else whole
     searched = [_searched(blocks[part], scheme, norm) for part in row_chunks(blocks, _CHUNK)]
     if not searched:
-        searched = [parameters(*extremes(blocks, scheme), scheme)]
+        searched = [affine.parameters(*affine.extremes(blocks, scheme), scheme)]
     scale, zero = (torch.cat(parts) for parts in zip(*searched, strict=True))
-    return quantize(matrix, scale, zero, scheme)
+    return affine.quantize(matrix, scale, zero, scheme)
 
 
 def _searched(blocks: Tensor, scheme: Scheme, norm: float) -> tuple[Tensor, Tensor]:
-    """The best scale and zero point of each group, by half-quadratic steps from several ranges."""
     values = blocks.to(torch.float32)
-    low, high = extremes(values, scheme)
-    scale, zero = parameters(low, high, scheme)
+    low, high = affine.extremes(values, scheme)
+    scale, zero = affine.parameters(low, high, scheme)
     least, least_square, *_ = _steps_off(values, scale, zero, scheme, norm)
     for share in _STARTS:
-        tried, offset = parameters(low * share, high * share, scheme)
+        tried, offset = affine.parameters(low * share, high * share, scheme)
         sharpness = _SHARPNESS
         for last in [*[False] * _ITERATIONS, True]:
             error, square, levels, off, slope = _steps_off(values, tried, offset, scheme, norm)
@@ -119,9 +109,9 @@ def _solved(
         moved = (zero + moved).clamp(scheme.low, scheme.high) - zero
         levels = levels - moved[:, :, None]
         left = left + moved[:, :, None]
-        zero = (zero + moved).to(code_dtype(scheme))
+        zero = (zero + moved).to(affine.code_dtype(scheme))
     power = levels.square().sum(-1, dtype=torch.float64)
     shared = (levels * left).sum(-1, dtype=torch.float64)
     factor = 1 + torch.where(power > 0, shared / power, 0.0)
     factor = torch.where(factor > 0, factor, 1.0)
-    return stored_scale(scale.to(torch.float64) * factor, scheme), zero
+    return affine.stored_scale(scale.to(torch.float64) * factor, scheme), zero

@@ -23,22 +23,14 @@ _CELLS = 256  # as many of equal width as of equal weight make the histogram of 
 
 @dataclass(frozen=True)
 class _Sorted:
-    """Numbers in rising order, with prefix sums.
+    """Numbers in rising order, with prefix sums."""
 
-    Attributes:
-        values: the numbers, ``[n]``.
-        counts: sum of the weights of all numbers before each place, float64 ``[n + 1]``.
-        sums: that of weights times numbers.
-        squares: that of weights times squares.
-    """
-
-    values: Tensor
-    counts: Tensor
-    sums: Tensor
-    squares: Tensor
+    values: Tensor  # the numbers, `[n]`
+    counts: Tensor  # sum of the weights of all numbers before each place, float64 `[n + 1]`
+    sums: Tensor  # that of weights times numbers
+    squares: Tensor  # that of weights times squares
 
     def means(self, bounds: Tensor, empty: Tensor) -> Tensor:
-        """Return the mean of each interval between ``bounds``; ``empty`` where one holds none."""
         count = self.counts[bounds].diff()
         return torch.where(count > 0, self.sums[bounds].diff() / count, empty)
 
@@ -90,10 +82,8 @@ def clustered(matrix: Tensor, scheme: Scheme, importance: Tensor | None = None) 
     Where one in a hundred weights or more is zero, as after pruning, zero is in the codebook of
     each group that holds one, so that zeros remain.
 
-    Args:
-        matrix: ``[rows, columns]``, finite, of any float dtype.
-        scheme: one whose element is ``codebook``.
-        importance: what a squared error counts in each element, in the shape of the matrix.
+    The matrix is ``[rows, columns]``, finite, of any float dtype; ``importance``, in its shape, is
+    what a squared error counts in each element.
     """
     rows, size = matrix.shape[0], 1 << scheme.bits
     zeros = matrix == 0
@@ -115,15 +105,10 @@ def clustered(matrix: Tensor, scheme: Scheme, importance: Tensor | None = None) 
 
 
 def nearest(values: Tensor, numbers: Tensor) -> Tensor:
-    """Return which number of a codebook is nearest to each value.
+    """Return which of ``numbers``, at most 256 in rising order, is nearest to each value.
 
-    Args:
-        values: floats of any shape.
-        numbers: float32 in rising order, ``[k]``, at most 256.
-
-    Returns:
-        Places in ``numbers``, uint8 in the shape of ``values``. Of two that are equally near it
-        is the lower one; a value that is one of the numbers gets that.
+    Places are uint8 in the shape of ``values``. Of two that are equally near it is the lower one; a
+    value that is one of the numbers gets that.
     """
     wide = numbers.to(torch.float64)
     middles = (wide[1:] + wide[:-1]) / 2
@@ -162,19 +147,14 @@ def _free(data: _Sorted, size: int, *, pinned: bool) -> Tensor:
     return _lloyd(data, _divided(data, size), pinned=pinned)
 
 
-def _with_zero(centroids: Tensor) -> Tensor:
-    zero = torch.zeros(1, dtype=centroids.dtype)
-    return torch.cat([centroids[centroids < 0], zero, centroids[centroids >= 0]])
-
-
 def _lloyd(data: _Sorted, start: Tensor, *, pinned: bool) -> Tensor:
     """Move centroids to the means of the values nearest to them until they stay."""
-    centroids = start
+    centroids, zero = start, torch.zeros(1, dtype=start.dtype)
     least = _DONE * float(data.values[-1] - data.values[0])
     for _ in range(_ROUNDS):
         if pinned:
-            whole = _with_zero(centroids)
             place = int((centroids < 0).sum())
+            whole = torch.cat([centroids[:place], zero, centroids[place:]])
             moved = data.means(data.bounds(whole), whole)
             moved = torch.cat([moved[:place], moved[place + 1 :]])
         else:
@@ -226,6 +206,5 @@ def _cells(data: _Sorted) -> Tensor:
 
 
 def _different(values: Tensor) -> Tensor:
-    """Return the values that differ, in rising order."""
     unique: Tensor = values.unique()  # type: ignore[no-untyped-call]  # torch's own has no types
     return unique

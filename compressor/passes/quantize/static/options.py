@@ -60,7 +60,6 @@ def _finds_range(name: str) -> bool:
 
 
 def _list_observers(schema: dict[str, Any]) -> None:
-    """Put the observers' names into the JSON Schema of a field that holds one."""
     text = schema["anyOf"][0] if "anyOf" in schema else schema
     text["enum"] = range_observers()
 
@@ -109,8 +108,7 @@ class ActivationOptions(Options):
         json_schema_extra=_list_observers,
     )
     symmetric: bool | Literal["auto"] = Field(
-        default="auto",
-        description="zero point 0; auto: only where an export's target demands it",
+        default="auto", description="zero point 0; auto: only where an export's target demands it"
     )
     percentile: float | None = Field(
         default=None, gt=50, le=100, description="for observer percentile: share of values inside"
@@ -124,7 +122,6 @@ class ActivationOptions(Options):
     @field_validator("observer")
     @classmethod
     def _finds_a_range(cls, observer: str | NamedObserver) -> str | NamedObserver:
-        """Check the observer's name, and its own options."""
         name = observer if isinstance(observer, str) else observer.name
         if name not in catalog.names("observer") or not _finds_range(name):
             raise ValueError(suggestion(name, range_observers()))

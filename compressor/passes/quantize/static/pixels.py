@@ -29,28 +29,16 @@ _OFF_GRID = 0.05  # of a step: rounding brings a level this far off back
 
 @dataclass(frozen=True)
 class PixelInput:
-    """An input of the graph that one convolution alone reads.
-
-    Attributes:
-        value: the input's name.
-        layer: the convolution.
-        node: its node.
-        pads: its zero padding, beginnings then ends.
-    """
+    """An input of the graph that one convolution alone reads."""
 
     value: str
     layer: Layer
     node: ir.Node
-    pads: tuple[int, ...]
+    pads: tuple[int, ...]  # beginnings, then ends
 
 
 def pixel_inputs(model: ir.Model, readers: Mapping[ir.Node, Layer]) -> tuple[PixelInput, ...]:
-    """Return the inputs that may hold images: ``[batch, channels, ...]``, read by a convolution.
-
-    Args:
-        model: the graph.
-        readers: the layer that each node multiplies with.
-    """
+    """Return the inputs that may hold images: ``[batch, channels, ...]``, read by a convolution."""
     pixels = []
     for value in model.graph.inputs:
         uses = list(value.uses())
@@ -80,11 +68,7 @@ def read_pixels(
 
     Zero padding moves in front of the rescaling, since zero is another level in each channel.
 
-    Args:
-        model: the graph.
-        pixel: the input and its convolution.
-        grid: the levels of the input's channels.
-        signed: levels run from -128 to 127 in place of 0 to 255.
+    Signed levels run from -128 to 127 in place of 0 to 255.
 
     Returns:
         The name of the value that holds the levels, and the grid that maps them back.

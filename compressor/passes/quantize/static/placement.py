@@ -21,18 +21,12 @@ class Profile:
     """What a runtime does with quantized tensors.
 
     Which operators have integer kernels, and on what terms, is in the table of operators.
-
-    Attributes:
-        target: the runtime's column in the table.
-        integer_bias: biases are stored as int32 codes.
-        unsigned: asymmetric activations are uint8; where false, activations must be symmetric.
-        missing: why a product without an integer kernel stays in floating point.
     """
 
-    target: Target
-    integer_bias: bool
-    unsigned: bool
-    missing: str = ""
+    target: Target  # the runtime's column in the table
+    integer_bias: bool  # biases are stored as int32 codes
+    unsigned: bool  # asymmetric activations are uint8; where false, activations must be symmetric
+    missing: str = ""  # why a product without an integer kernel stays in floating point
 
     def kernel(self, node: ir.Node | None) -> Kernel | None:
         """Return what the runtime does with a node between codes; ``None`` if it takes floats."""
@@ -55,15 +49,12 @@ class Profile:
         return {name: self.missing for name in products if name not in self.layers}
 
 
+_MISSING = "ONNX Runtime has no integer kernel for it"
+
 # ONNX Runtime, CPU provider: QLinearConv, QGemm, MatMulIntegerToFloat, QLinearAdd/Mul/Concat,
 # QLinearAveragePool/GlobalAveragePool, QLinearSigmoid/LeakyRelu. Relu and Clip before a
 # QuantizeLinear are dropped, since saturation does the same.
-ORT_CPU = Profile(
-    "ort-cpu",
-    integer_bias=True,
-    unsigned=True,
-    missing="ONNX Runtime has no integer kernel for it",
-)
+ORT_CPU = Profile("ort-cpu", integer_bias=True, unsigned=True, missing=_MISSING)
 
 # TensorRT: explicit quantization; the builder moves Q/DQ over data movement by itself, adds a
 # residual in the convolution's epilogue, and wants float biases and zero points 0.
@@ -76,19 +67,9 @@ OPENVINO = Profile("openvino", integer_bias=False, unsigned=True)
 
 # ONNX Runtime, CUDA provider: it has kernels for Q/DQ and none for products of integers, so that
 # every Q/DQ that is not there is time saved; int32 biases would be computed on the CPU.
-ORT_CUDA = Profile(
-    "ort-cuda",
-    integer_bias=False,
-    unsigned=True,
-    missing="ONNX Runtime has no integer kernel for it",
-)
+ORT_CUDA = Profile("ort-cuda", integer_bias=False, unsigned=True, missing=_MISSING)
 
-PROFILES: Mapping[str, Profile] = {
-    "tensorrt": TENSORRT,
-    "ort-cpu": ORT_CPU,
-    "openvino": OPENVINO,
-    "ort-cuda": ORT_CUDA,
-}
+PROFILES: Mapping[str, Profile] = {p.target: p for p in (TENSORRT, ORT_CPU, OPENVINO, ORT_CUDA)}
 """By target; what suits one suits all that come after it."""
 
 
@@ -100,20 +81,15 @@ def profile_for(targets: frozenset[str]) -> Profile:
 
 @dataclass(frozen=True)
 class Placement:
-    """Which values get Q/DQ and which nodes read them.
+    """Which values get Q/DQ and which nodes read them."""
 
-    Attributes:
-        values: names of the values to quantize, in the order of execution.
-        layers: the layers that become integer, with the value each reads.
-        carried: names of the nodes that work on codes.
-        gates: for values that only matter where another value is positive, that value.
-        readers: for values to quantize, the names of the layers that read their codes.
-    """
-
-    values: tuple[str, ...]
+    values: tuple[str, ...]  # names of the values to quantize, in the order of execution
+    # the layers that become integer, with the value each reads
     layers: tuple[tuple[Layer, str], ...]
-    carried: frozenset[str]
+    carried: frozenset[str]  # names of the nodes that work on codes
+    # for values that only matter where another value is positive, that value
     gates: Mapping[str, str]
+    # for values to quantize, the names of the layers that read their codes
     readers: Mapping[str, tuple[str, ...]]
 
 
@@ -172,12 +148,10 @@ class _Placer:
         return True
 
     def _want(self, value: ir.Value) -> None:
-        """Note that a value has to be quantized, unless it is."""
         if quantized_source(value) is None:
             self.wanted.add(value)
 
     def _can_emit(self, value: ir.Value) -> bool:
-        """Whether an integer kernel could write the value, or does."""
         if quantized_source(value) is not None:
             return True
         node = value.producer()
@@ -235,11 +209,8 @@ def place(
     adds, concats, pooling) become integer where everything around them is; what only moves
     elements then works on codes.
 
-    Args:
-        model: the graph; subgraphs stay in floating point.
-        profile: the target's rules.
-        names: the layers to make integer.
-        readers: the layer that each node multiplies with, in the order of execution.
+    ``readers`` names the layer that each node multiplies with, in the order of execution. Subgraphs
+    stay in floating point.
     """
     return _Placer(model, profile).run(names, readers)
 

@@ -42,33 +42,20 @@ _NARROW_FROM = 3  # bits: of two, the fourth code is worth more than products th
 
 @dataclass(frozen=True)
 class ActivationCode:
-    """How one activation is quantized.
+    """How one activation is quantized."""
 
-    Attributes:
-        scale: step between codes.
-        zero_point: code of zero.
-        dtype: type of the codes.
-        limits: for codes narrower than their type: least and greatest value that is represented.
-            Runtimes have kernels for 8-bit activations only, so 4-bit ones are clipped to 16
-            values and kept in bytes.
-    """
-
-    scale: float
-    zero_point: int
-    dtype: ir.DataType
+    scale: float  # step between codes
+    zero_point: int  # code of zero
+    dtype: ir.DataType  # type of the codes
+    # for codes narrower than their type: least and greatest value that is represented. Runtimes
+    # have kernels for 8-bit activations only, so 4-bit ones are clipped to 16 values and kept in
+    # bytes
     limits: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
 class StaticSettings:
-    """Options, with the rules of the target that they are for.
-
-    Attributes:
-        profile: the target's rules.
-        weights: of all layers.
-        activations: likewise.
-        rules: for single layers.
-    """
+    """Options, with the rules of the target that they are for."""
 
     profile: Profile
     weights: WeightSettings
@@ -134,10 +121,7 @@ class StaticSettings:
                 )
 
     def decide(self, model: ir.Model) -> Decision:
-        """Choose the layers to quantize, in one walk over the graph.
-
-        Args:
-            model: the graph; not changed.
+        """Choose the layers to quantize, in one walk over a graph, which is not changed.
 
         Raises:
             SpecError: a rule matches no layer.
@@ -177,23 +161,15 @@ class StaticSettings:
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """What is quantized in one graph.
+    """What is quantized in one graph."""
 
-    Attributes:
-        settings: the options, and the target's rules.
-        model: the graph.
-        readers: the layer that each node multiplies with, in the order of execution.
-        layers: the same layers, each weight once.
-        schemes: of the layers to quantize, by name.
-        reasons: why the other layers are kept, by name.
-    """
-
-    settings: StaticSettings
+    settings: StaticSettings  # the options, and the target's rules
     model: ir.Model
+    # the layer that each node multiplies with, in the order of execution
     readers: Mapping[ir.Node, Layer]
-    layers: tuple[Layer, ...]
-    schemes: Mapping[str, Scheme]
-    reasons: Mapping[str, str]
+    layers: tuple[Layer, ...]  # the same layers, each weight once
+    schemes: Mapping[str, Scheme]  # of the layers to quantize, by name
+    reasons: Mapping[str, str]  # why the other layers are kept, by name
 
     @cached_property
     def placement(self) -> Placement:
@@ -318,7 +294,6 @@ _CODE_TYPES = frozenset(code.numpy().name for code in INTEGER_CODES)
 
 
 def _kept(layer: Layer, node: ir.Node, profile: Profile) -> str:
-    """Return why a layer stays in floating point; empty if it need not."""
     if layer.dtype in _CODE_TYPES:
         return ALREADY
     if node.op_type not in profile.layers:

@@ -27,14 +27,7 @@ from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers
 from compressor.types.layers import Layer
 from compressor.types.matrices import sqnr_db
-from compressor.types.passes import (
-    GraphPass,
-    LayerOutcome,
-    LayerPlan,
-    Outcome,
-    PassContext,
-    Survey,
-)
+from compressor.types.passes import GraphPass, LayerOutcome, LayerPlan, Outcome, PassContext, Survey
 from compressor.types.quantized import QuantizedTensor, Scheme
 from compressor.types.statistics import Moments, Request
 
@@ -148,14 +141,7 @@ class QuantizeStatic(GraphPass):
     def _rounded(
         self, matrix: torch.Tensor, scheme: Scheme, moments: Moments | None, least: LeastScale
     ) -> QuantizedTensor:
-        """Quantize a weight.
-
-        Args:
-            matrix: the float weight in canonical form, ``[rows, columns]``.
-            scheme: how its codes are represented.
-            moments: of the layer's inputs; ``None`` rounds to nearest.
-            least: returns the least scale of each row that the bias allows; ``None`` if any.
-        """
+        """Quantize a weight ``[rows, columns]``, to nearest where there are no moments."""
         find = mse_parameters if self.weights.range == "mse" else absmax_parameters
         scale, zero = find(matrix, scheme)
         shared = scale.shape[0] == 1

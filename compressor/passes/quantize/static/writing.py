@@ -31,15 +31,9 @@ layer's bias allows is ``[rows, 1]``, or ``None`` where any will do."""
 def write_static_codes(
     decision: Decision, activations: Mapping[str, ActivationCode], make_codes: MakeCodes
 ) -> dict[str, Callable[[], QuantizedTensor]]:
-    """Quantize a graph in place; weights are computed when they are first read.
+    """Quantize a graph in place; return what computes each layer's weight when it is first read.
 
-    Args:
-        decision: what is quantized.
-        activations: how each placed value is quantized, by name.
-        make_codes: called once for each layer, in the order of execution.
-
-    Returns:
-        What computes each layer's weight, by the layer's name.
+    ``make_codes`` is called once for each layer, in the order of execution.
     """
     model, placement, profile = decision.model, decision.placement, decision.settings.profile
     scales = _input_scales(model, placement, activations)
@@ -71,16 +65,10 @@ def _least_weight_scale(bias: ir.TensorProtocol, input_scale: float) -> torch.Te
 def _attach_bias_codes(
     graph: ir.Graph, bias: ir.Value, input_scale: float, weight: Callable[[], QuantizedTensor]
 ) -> ir.Value:
-    """Replace a float bias by int32 codes and return the dequantized value.
+    """Replace a float bias ``[rows]`` without other readers by int32 codes; return it dequantized.
 
     The bias' scale is the product of the input's and the weight's, as the integer product has it
     (Jacob et al. 2017, section 2.4).
-
-    Args:
-        graph: the graph; the bias must have no other reader.
-        bias: a float initializer ``[rows]``.
-        input_scale: scale of the layer's input.
-        weight: the quantized weight.
     """
     name, values = bias.name or "", _tensor(bias)
     rows = int(values.shape.numpy()[0])
@@ -99,11 +87,10 @@ def _attach_bias_codes(
     output = ir.Value(
         name=f"{name}_dequantized", shape=ir.Shape((rows,)), type=ir.TensorType(ir.DataType.FLOAT)
     )
-    node = ir.Node(
-        "",
+    node = ir.node(
         "DequantizeLinear",
         [coded, scales],
-        attributes=[ir.AttrInt64("axis", 0)],
+        {"axis": 0},
         outputs=[output],
         name=f"{name}_dequantize",
     )
@@ -158,7 +145,6 @@ def input_sources(model: ir.Model, placement: Placement) -> dict[str, ir.Value]:
 def _input_scales(
     model: ir.Model, placement: Placement, activations: Mapping[str, ActivationCode]
 ) -> dict[str, float]:
-    """Return the scale of each layer's input."""
     scales: dict[str, float] = {}
     for name, value in input_sources(model, placement).items():
         source = quantized_source(value)
@@ -218,7 +204,6 @@ def _read_codes(
     uses: Sequence[tuple[ir.Node, int]],
     carried: frozenset[str],
 ) -> None:
-    """Make the readers of a float value read its codes."""
     moves = [node for node, index in uses if index == 0 and node.name in carried]
     plain = [(node, index) for node, index in uses if index != 0 or node.name not in carried]
     if plain:

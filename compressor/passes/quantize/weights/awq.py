@@ -16,7 +16,6 @@ from compressor.passes.quantize.maths.floating import RangeSearch
 from compressor.passes.quantize.weights.gptq import UNOBSERVED, join_rows, observed
 from compressor.passes.quantize.weights.scale_sources import (
     InputGroup,
-    Source,
     input_groups,
     touched,
 )
@@ -30,13 +29,7 @@ from compressor.types.statistics import Block, Moments, Request
 def awq_groups(
     model: ir.Model, schemes: Mapping[str, Scheme], parameters: Iterable[str]
 ) -> tuple[InputGroup, ...]:
-    """Return the layers by what they read, with what absorbs their factors.
-
-    Args:
-        model: the graph.
-        schemes: of the layers that are quantized.
-        parameters: names of what may be changed.
-    """
+    """Return the layers by what they read, and which ``parameters`` absorb their factors."""
     blocks = partition(model)
     home = {
         name: index for index, block in reversed([*enumerate(blocks)]) for name in block.weights
@@ -53,15 +46,10 @@ def awq_groups(
 
 @dataclass
 class Folded:
-    """Float parameters as factors have changed them.
+    """Float parameters as factors have changed them."""
 
-    Attributes:
-        read: returns a parameter as the model has it, by name.
-        tensors: what has changed, in float32 and in the stored shape; of layers' weights, in
-            canonical form.
-    """
-
-    read: Callable[[str], torch.Tensor]
+    read: Callable[[str], torch.Tensor]  # returns a parameter as the model has it, by name
+    # what has changed, in float32 and in the stored shape; of layers' weights, in canonical form
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def get(self, name: str) -> torch.Tensor:
@@ -79,9 +67,7 @@ class Folded:
     def fold(self, group: InputGroup, factors: torch.Tensor) -> None:
         """Multiply the columns of a group's layers with factors and divide its source by them.
 
-        Args:
-            group: has a source.
-            factors: one a column, the same for columns of one channel of the source.
+        Factors are one a column, the same for columns of one channel of the source.
         """
         for layer in group.layers:
             self.tensors[layer.weight] = self.matrix(layer) * factors
@@ -107,14 +93,7 @@ class Folded:
 
 @dataclass(frozen=True, eq=False)
 class AwqWork:
-    """AWQ on the chosen layers of a model.
-
-    Attributes:
-        schemes: how the codes of each layer are represented, by layer name.
-        groups: the layers by what they read, in the order of execution.
-        folded: the float parameters.
-        search: how ranges are found.
-    """
+    """AWQ on the chosen layers; ``groups`` come in the order of execution."""
 
     schemes: Mapping[str, Scheme]
     groups: Sequence[InputGroup]
@@ -183,7 +162,10 @@ class AwqWork:
         if group.source is None:
             weights = _searched(matrices, moments, wanted, self.search)
         else:
-            scaled = awq(matrices, moments.second[0], wanted, self.search, _tied(group.source))
+            channels = group.source.channels
+            shared = len(set(channels)) < len(channels)
+            tied = torch.tensor(channels) if shared else None
+            scaled = awq(matrices, moments.second[0], wanted, self.search, tied)
             self.folded.fold(group, scaled.factors)
             weights = list(scaled.weights)
         return {
@@ -202,12 +184,6 @@ def plan_awq(carrier: Carrier, schemes: Mapping[str, Scheme], search: RangeSearc
     kept = {layer.weight for layer in carrier.layers() if layer.name not in schemes}
     groups = awq_groups(carrier.graph(), schemes, stored.keys() - kept)
     return AwqWork(schemes, groups, Folded(lambda name: stored[name].read()), search)
-
-
-def _tied(source: Source) -> torch.Tensor | None:
-    """Return which columns must share a factor; ``None`` if none must."""
-    shared = len(set(source.channels)) < len(source.channels)
-    return torch.tensor(source.channels) if shared else None
 
 
 def _searched(

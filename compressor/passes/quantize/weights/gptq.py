@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 
@@ -38,26 +37,6 @@ def observed(layer: Layer, request: Request, block: Block) -> Moments:
     return moments
 
 
-def gptq_layer(
-    matrix: torch.Tensor, moments: Moments, scheme: Scheme, search: RangeSearch
-) -> QuantizedTensor:
-    """Quantize a weight; the rows of each channel group by the moment of the group's inputs.
-
-    Args:
-        matrix: the weight, ``[rows, columns]``.
-        moments: of the layer's inputs.
-        scheme: how codes are represented.
-        search: how ranges are found.
-    """
-    second = moments.second
-    rows = matrix.shape[0] // second.shape[0]
-    parts = [
-        gptq_weights(matrix[index * rows : (index + 1) * rows], moment, scheme, search)
-        for index, moment in enumerate(second)
-    ]
-    return join_rows(parts)
-
-
 def join_rows(parts: Sequence[QuantizedTensor]) -> QuantizedTensor:
     """Put quantized rows of one weight below each other; they have scales of their own."""
     if len(parts) == 1:
@@ -74,44 +53,25 @@ def split_rows(whole: QuantizedTensor, rows: Sequence[int]) -> list[QuantizedTen
     """Cut a quantized weight into pieces of so many rows; its rows have scales of their own."""
     if len(rows) == 1:
         return [whole]
-    parts = zip(
-        *(
-            torch.split(tensor, list(rows))
-            for tensor in (whole.codes, whole.scale, whole.zero_point)
-        ),
-        strict=True,
-    )
+    parts = [torch.split(t, list(rows)) for t in (whole.codes, whole.scale, whole.zero_point)]
     # Clones: a view would keep all of the stacked rows in memory.
     return [
         replace(whole, codes=codes.clone(), scale=scale.clone(), zero_point=zero.clone())
-        for codes, scale, zero in parts
+        for codes, scale, zero in zip(*parts, strict=True)
     ]
 
 
 def _by_rows(scheme: Scheme) -> bool:
-    """Return whether a row's codes depend on its own weights only."""
     return scheme.scale_type != "e4m3" and scheme.granularity != "tensor"
-
-
-def _stacks(layer: Layer, scheme: Scheme) -> bool:
-    """Return whether a layer's rows may be quantized together with another's."""
-    return layer.groups == 1 and _by_rows(scheme)
 
 
 @dataclass(frozen=True, eq=False)
 class GptqWork:
-    """GPTQ on the chosen layers of a model.
-
-    Attributes:
-        schemes: how the codes of each layer are represented, by layer name.
-        by_layer: the request for the moment of each layer's inputs, where there is one.
-        read: returns a layer's weight, ``[rows, columns]``.
-        search: how ranges are found.
-    """
+    """GPTQ on the chosen layers of a model, by their names."""
 
     schemes: Mapping[str, Scheme]
-    by_layer: Mapping[str, Request]
-    read: Callable[[Layer], torch.Tensor]
+    by_layer: Mapping[str, Request]  # for the moment of its inputs, where it can be seen
+    matrix: Callable[[Layer], torch.Tensor]  # what codes stand for, ``[rows, columns]``
     search: RangeSearch
 
     @property
@@ -133,10 +93,6 @@ class GptqWork:
         if not self.by_layer:
             raise SpecError("method 'gptq'", "finds no layer whose input it can see", "use rtn")
 
-    def matrix(self, layer: Layer) -> torch.Tensor:
-        """Return the weight that a layer's codes stand for."""
-        return self.read(layer)
-
     def quantized(self, layers: Sequence[Layer], block: Block) -> dict[str, WeightCodes]:
         """Quantize those layers of a block that calibration has seen; codes by weight.
 
@@ -147,14 +103,16 @@ class GptqWork:
         for index, layer in enumerate(layers):
             if layer.name in self.by_layer:
                 scheme = self.schemes[layer.name]
-                alone = 0 if _stacks(layer, scheme) else index + 1
+                alone = 0 if layer.groups == 1 and _by_rows(scheme) else index + 1
                 key = (self.by_layer[layer.name].key, scheme, alone)
                 together.setdefault(key, []).append(layer)
         codes_by_weight: dict[str, WeightCodes] = {}
         for (_, scheme, _), stacked in together.items():
             moments = observed(stacked[0], self.by_layer[stacked[0].name], block)
-            whole = torch.cat([self.read(layer).to(torch.float32) for layer in stacked])
-            codes = gptq_layer(whole, moments, scheme, self.search)
+            whole = torch.cat([self.matrix(layer).to(torch.float32) for layer in stacked])
+            # The rows of each channel group go by the moment of that group's inputs.
+            groups = zip(whole.chunk(len(moments.second)), moments.second, strict=True)
+            codes = join_rows([gptq_weights(w, m, scheme, self.search) for w, m in groups])
             rows = [layer.rows for layer in stacked]
             for layer, part in zip(stacked, split_rows(codes, rows), strict=True):
                 codes_by_weight[layer.weight] = known_codes(layer, part)
@@ -173,8 +131,4 @@ def plan_gptq(carrier: Carrier, schemes: Mapping[str, Scheme], search: RangeSear
         for name, request in input_moments(carrier.graph(), _ROWS_PER_COLUMN).items()
         if name in schemes and (groups[name] == 1 or _by_rows(schemes[name]))
     }
-    return GptqWork(schemes, by_layer, partial(_canonical, carrier), search)
-
-
-def _canonical(carrier: Carrier, layer: Layer) -> torch.Tensor:
-    return layer.canonical(carrier.weight(layer))
+    return GptqWork(schemes, by_layer, lambda x: x.canonical(carrier.weight(x)), search)

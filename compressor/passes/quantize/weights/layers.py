@@ -31,19 +31,12 @@ _FIXED_GROUPS: Mapping[Format, int] = {"mxfp4": 32, "nvfp4": 16}
 
 @dataclass(frozen=True)
 class Numbers:
-    """How a layer's weight is to be represented, whatever its own dtype is.
+    """How a layer's weight is to be represented, whatever its own dtype is."""
 
-    Attributes:
-        format: integers, or a format of floats.
-        bits: width of an integer code.
-        group: columns that share a scale; ``None`` for one scale a row.
-        symmetric: integers have the zero point 0.
-    """
-
-    format: Format = "int"
-    bits: int = 8
-    group: int | None = None
-    symmetric: bool = True
+    format: Format = "int"  # integers, or a format of floats
+    bits: int = 8  # width of an integer code
+    group: int | None = None  # columns that share a scale; `None` for one scale a row
+    symmetric: bool = True  # integers have the zero point 0
 
     def scheme(self, layer: Layer) -> Scheme:
         """Return the scheme for a layer; scales are stored in the dtype of its weight."""
@@ -159,68 +152,61 @@ def check_float(
     Raises:
         SpecError: there is one.
     """
-    width = 8 if format == "fp8-e4m3" else 4
+    width, fixed = 8 if format == "fp8-e4m3" else 4, _FIXED_GROUPS.get(format)
     if bits not in (None, width):
-        raise SpecError(
-            subject, f"bits is {bits}, {format} has {width}", "leave bits out, or set format: int"
-        )
+        problem = f"bits is {bits}, {format} has {width}"
+        raise SpecError(subject, problem, "leave bits out, or set format: int")
     if symmetric is False:
-        raise SpecError(
-            subject, f"symmetric is false, {format} has no zero point", "leave symmetric out"
-        )
-    fixed = _FIXED_GROUPS.get(format)
+        problem = f"symmetric is false, {format} has no zero point"
+        raise SpecError(subject, problem, "leave symmetric out")
     if fixed is not None and group not in (None, fixed):
-        raise SpecError(
-            subject, f"group is {group}, {format} has groups of {fixed}", "leave group out"
-        )
+        problem = f"group is {group}, {format} has groups of {fixed}"
+        raise SpecError(subject, problem, "leave group out")
 
 
 COMPRESSED_TENSORS = "compressed-tensors"
 _LATEST_OPSET = 24  # for models without a graph: nothing is too old
 
 
-@dataclass(frozen=True)
-class Wish:
-    """What the options say, as far as it concerns the choice of layers.
+def choose_layers(
+    carrier: Carrier,
+    numbers: Numbers,
+    rules: Sequence[WeightRule],
+    targets: frozenset[str],
+    *,
+    fits: bool,
+    tables: bool,
+) -> dict[str, Treatment]:
+    """Return the scheme of each layer, or why it is kept, by layer name.
 
-    Attributes:
+    Args:
+        carrier: the model.
         numbers: for layers without a rule.
-        fits: layers that do not divide into groups are kept; otherwise they are an error.
-        tables: tables and the output layer are quantized too.
         rules: for single layers.
         targets: of the exports that follow.
-    """
-
-    numbers: Numbers
-    fits: bool
-    tables: bool
-    rules: Sequence[WeightRule]
-    targets: frozenset[str]
-
-
-def choose_layers(carrier: Carrier, wish: Wish) -> dict[str, Treatment]:
-    """Return the scheme of each layer, or why it is kept, by layer name.
+        fits: layers that do not divide into groups are kept; otherwise they are an error.
+        tables: tables and the output layer are quantized too.
 
     Raises:
         SpecError: a rule matches no layer or contradicts itself, columns do not divide into
             groups, or a target does not take a scheme.
     """
-    rules = resolve_rules(wish.rules, [layer.name for layer in carrier.layers()])
-    kept = {**inner_layers(carrier), **({} if wish.tables else kept_tables(carrier))}
+    by_layer = resolve_rules(rules, [layer.name for layer in carrier.layers()])
+    kept = {**inner_layers(carrier), **({} if tables else kept_tables(carrier))}
     has_graph = Capability.GRAPH in carrier.offers
     opset = carrier.graph().opset_imports.get("", 0) if has_graph else _LATEST_OPSET
-    linear_only = not has_graph or COMPRESSED_TENSORS in wish.targets
+    linear_only = not has_graph or COMPRESSED_TENSORS in targets
     treatments = {}
     for layer in carrier.layers():
-        rule = rules[layer.name]
-        scheme = wish.numbers.changed(rule).scheme(layer)
+        rule = by_layer[layer.name]
+        scheme = numbers.changed(rule).scheme(layer)
         reason = skip_reason(rule) or kept.get(layer.name, "")
         if not reason and linear_only and (len(layer.shape) != 2 or layer.transposed):
             reason = "the compressed-tensors layout holds linear layers only"
-        strict = not wish.fits or (rule is not None and rule.group is not None)
+        strict = not fits or (rule is not None and rule.group is not None)
         reason = reason or _misfit(layer, scheme, opset, error=strict)
-        if not reason:
-            _check_targets(layer, scheme, wish.targets)
+        if not reason and "tensorrt" in targets:
+            _check_tensorrt(layer, scheme)
         setting = None if reason else scheme
         treatments[layer.name] = Treatment(str(scheme), kept=reason, setting=setting)
     return treatments
@@ -242,32 +228,17 @@ def _misfit(layer: Layer, scheme: Scheme, opset: int, *, error: bool) -> str:
     return obstacle(layer, scheme, opset) or ""
 
 
-def _check_targets(layer: Layer, scheme: Scheme, targets: frozenset[str]) -> None:
-    """Check that TensorRT takes a scheme.
-
-    Raises:
-        SpecError: as said.
-    """
-    if "tensorrt" not in targets:
-        return
-    subject = f"layer {layer.name!r}"
+def _check_tensorrt(layer: Layer, scheme: Scheme) -> None:
+    """Raise :class:`SpecError` where TensorRT does not take a scheme."""
+    integers = scheme.element == "int"
     if not scheme.symmetric:
-        raise SpecError(
-            subject,
-            f"would be {scheme}, and target tensorrt takes zero point 0 only",
-            "set symmetric: true",
-        )
-    if scheme.element != "int":
+        problem, remedy = "takes zero point 0 only", "set symmetric: true"
+    elif integers and scheme.bits in NARROW_BITS:
+        problem, remedy = "has integers of 8 and 4 bits", "set bits: 8 or 4"
+    elif integers and scheme.bits == 4 and scheme.granularity != "group":
+        problem, remedy = "takes 4 bits in groups only", "set a group, such as 128"
+    else:
         return
-    if scheme.bits in NARROW_BITS:
-        raise SpecError(
-            subject,
-            f"would be {scheme}, and target tensorrt has integers of 8 and 4 bits",
-            "set bits: 8 or 4",
-        )
-    if scheme.bits == 4 and scheme.granularity != "group":
-        raise SpecError(
-            subject,
-            f"would be {scheme}, and target tensorrt takes 4 bits in groups only",
-            "set a group, such as 128",
-        )
+    raise SpecError(
+        f"layer {layer.name!r}", f"would be {scheme}, and target tensorrt {problem}", remedy
+    )

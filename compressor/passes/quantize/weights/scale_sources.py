@@ -32,47 +32,30 @@ _ROWS_PER_COLUMN = 32  # input vectors for each of their elements, from which mo
 
 @dataclass(frozen=True)
 class Source:
-    """What can absorb a factor for each column of the layers that read a value.
+    """What can absorb a factor for each column of the layers that read a value."""
 
-    Attributes:
-        channels: for each column, the channel of the source that it is a multiple of.
-        count: how many channels the source has.
-        vectors: names of parameters with one element a channel, to be divided.
-        layer: the layer whose rows are the channels, to be divided too.
-    """
-
-    channels: tuple[int, ...]
-    count: int
-    vectors: tuple[str, ...] = ()
-    layer: Layer | None = None
+    channels: tuple[int, ...]  # for each column, the channel of the source that it is a multiple of
+    count: int  # how many channels the source has
+    vectors: tuple[str, ...] = ()  # names of parameters with one element a channel, to be divided
+    layer: Layer | None = None  # the layer whose rows are the channels, to be divided too
 
 
 @dataclass(frozen=True)
 class InputGroup:
-    """The layers that read one value.
+    """The layers that read one value."""
 
-    Attributes:
-        request: for the second moment of the value.
-        layers: those that are quantized, in the order of execution.
-        source: what absorbs factors; ``None`` if nothing does.
-        reason: why nothing does.
-    """
-
-    request: Request
-    layers: tuple[Layer, ...]
-    source: Source | None = None
-    reason: str = ""
+    request: Request  # for the second moment of the value
+    layers: tuple[Layer, ...]  # those that are quantized, in the order of execution
+    source: Source | None = None  # what absorbs factors; `None` if nothing does
+    reason: str = ""  # why nothing does
 
 
 def input_groups(
     model: ir.Model, chosen: Collection[str], parameters: Collection[str]
 ) -> tuple[InputGroup, ...]:
-    """Group layers by what they read, in the order of execution, and look for each group's source.
+    """Group the ``chosen`` layers by what they read, in the order of execution, with their sources.
 
-    Args:
-        model: a graph with inferred shapes.
-        chosen: names of the layers that are quantized.
-        parameters: names of what can be changed.
+    Shapes must be inferred; only ``parameters`` can absorb factors.
     """
     uses = _weight_uses(model)
     grouped: dict[str, list[tuple[Layer, ir.Node]]] = {}
@@ -104,7 +87,6 @@ def touched(source: Source) -> list[str]:
 
 
 def _weight_uses(model: ir.Model) -> Mapping[str, int]:
-    """How many nodes multiply with each weight, or look something up in it."""
     counted: dict[str, int] = {}
     for layer, _ in layers_with_nodes(model):
         counted[layer.weight] = counted.get(layer.weight, 0) + 1
@@ -144,7 +126,6 @@ class _Tracer:
         self._sizes: dict[str, int] = {}
 
     def source(self, value: ir.Value, layer: Layer) -> Source | None:
-        """Return the source of a layer's input, or ``None``."""
         traced = self._trace(value, first=True)
         if traced is None:
             return None
@@ -176,7 +157,6 @@ class _Tracer:
         return tuple(self._size(d) for d in value.shape)
 
     def _size(self, axis: int | ir.SymbolicDim) -> int:
-        """Return an axis's length; -1 where it is not known."""
         if isinstance(axis, int):
             return axis
         names = [] if axis.value is None else axis.value.replace(" ", "").split("*")
@@ -189,7 +169,6 @@ class _Tracer:
         return size
 
     def _start(self, node: ir.Node, value: ir.Value, shape: tuple[int, ...]) -> _Traced | None:
-        """Return the labels of a value that a source writes."""
         if operator_named(node.op_type).family == "layer-norm" and value is node.outputs[0]:
             return _labelled(_norm_source(node, shape), shape, -1)
         if is_op(node, "Mul"):
@@ -257,7 +236,6 @@ class _Tracer:
         return labels if labels.shape == shape else None  # a slice that takes everything
 
     def _part(self, node: ir.Node, value: ir.Value, labels: Array) -> Array | None:
-        """Return the labels of one output of ``Split``."""
         axis = node.attributes.get_int("axis", 0)
         shapes = [self._shape(output) for output in node.outputs]
         start = 0
@@ -327,6 +305,5 @@ def _read_once(value: ir.Value) -> bool:
 
 
 def _vector_length(value: ir.Value) -> int | None:
-    """Return the length of an initializer with one axis, or ``None``."""
     shape = static_shape(value) if value.is_initializer() else None
     return shape[0] if shape is not None and len(shape) == 1 else None

@@ -26,7 +26,6 @@ from compressor.passes.quantize.weights.layers import (
     Method,
     Preset,
     WeightRule,
-    Wish,
     choose_layers,
     numbers_of,
 )
@@ -49,11 +48,8 @@ from compressor.types.statistics import Block
 class Nvfp4Rows:
     """Rounds rows of one weight to nvfp4, whose scales share a scale of the whole weight.
 
-    Args:
-        scheme: an nvfp4 scheme.
-        search: how the scales of groups are found.
-        read: yields all rows of the weight in canonical form, some at a time; called when codes
-            are first wanted.
+    ``read`` yields all rows in canonical form, some at a time; it is called when codes are first
+    wanted.
     """
 
     def __init__(
@@ -114,8 +110,7 @@ class QuantizeWeights(WeightPass):
         "mse for gptq and awq. hqq has its own way",
     )
     embeddings: bool = Field(
-        default=False,
-        description="quantize tables of embeddings too, and the output layer",
+        default=False, description="quantize tables of embeddings too, and the output layer"
     )
     layers: tuple[WeightRule, ...] = Field(
         default=(), description="rules for single layers; the first that matches wins"
@@ -143,8 +138,8 @@ class QuantizeWeights(WeightPass):
             raise SpecError("range", "is given, and hqq finds ranges its own way", "leave it out")
         numbers = numbers_of(self.preset, self.bits, self.group, self.symmetric, self.format)
         preset = self.bits is None and self.format is None
-        wish = Wish(numbers, preset, self.embeddings, self.layers, context.targets)
-        treatments = choose_layers(carrier, wish)
+        where = (numbers, self.layers, context.targets)
+        treatments = choose_layers(carrier, *where, fits=preset, tables=self.embeddings)
         schemes = {name: t.scheme for name, t in treatments.items() if t.scheme is not None}
         for name, scheme in schemes.items():
             if self.method == "hqq" and scheme.element != "int":
@@ -160,9 +155,7 @@ class QuantizeWeights(WeightPass):
         work.check()
         for name in schemes:
             treatments[name] = replace(
-                treatments[name],
-                remark=work.remarks.get(name, ""),
-                request=work.by_layer.get(name),
+                treatments[name], remark=work.remarks.get(name, ""), request=work.by_layer.get(name)
             )
         return Choice(treatments, work=work)
 
@@ -204,11 +197,7 @@ class QuantizeWeights(WeightPass):
         return self.range or ("mse" if self.by_block else "min-max")
 
     def _computation(
-        self,
-        carrier: Carrier,
-        layer: Layer,
-        treatment: Treatment,
-        statistics: Mapping[str, Any],
+        self, carrier: Carrier, layer: Layer, treatment: Treatment, statistics: Mapping[str, Any]
     ) -> Callable[..., Any]:
         if treatment.scheme is not None and treatment.scheme.scale_type == "e4m3":
             # The scale of the whole tensor is found before the first rows are rounded.
