@@ -18,9 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from compressor.errors import ModelError
-from compressor.models.checkpoint.folder import (
-    Checkpoint,
-)
+from compressor.models.checkpoint.folder import Checkpoint
 from compressor.models.checkpoint.reading import FileTensor, ReadAhead, RowReader, Span
 from compressor.models.codec.headers import TensorHeader
 from compressor.types.carrier import Carrier, WeightChange
@@ -81,23 +79,11 @@ class ChangedRows:
         return first, min(-(-stop // self.step) * self.step, self.count)
 
 
-@dataclass(frozen=True, eq=False)
-class ChangedWhole:
-    """A tensor that is changed as a whole whenever it is read."""
-
-    before: Callable[[], torch.Tensor]
-    change: WeightChange
-
-    def __call__(self) -> torch.Tensor:
-        """Return all of it."""
-        return self.change.stored(self.before())
-
-
 def changed(before: Callable[[], torch.Tensor], change: WeightChange) -> Callable[[], torch.Tensor]:
     """Return a reader of what a tensor becomes; it reads by rows where tensor and change allow."""
     layer = change.layer
     if change.multiple is None or not isinstance(before, RowReader) or not layer.rows_first:
-        return ChangedWhole(before, change)
+        return lambda: change.stored(before())
     return ChangedRows(before, change, change.multiple, layer.rows)
 
 

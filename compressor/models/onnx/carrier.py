@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import NoReturn
@@ -32,7 +32,6 @@ from compressor.models.onnx.ort_runner import (
 )
 from compressor.progress import quiet_libraries
 from compressor.types.carrier import Capability, Runner, WeightChange
-from compressor.types.channels import Units
 from compressor.types.layers import Layer
 from compressor.types.quantized import QuantizedTensor, WeightCodes
 from compressor.types.tensors import StoredTensor
@@ -118,29 +117,11 @@ class OnnxCarrier:
         """The model in ONNX IR. Shared: clone it before changing it."""
         return self._graph
 
-    def with_graph(self, graph: ir.Model) -> OnnxCarrier:
-        """Return a carrier of the changed graph."""
-        return OnnxCarrier(graph)
-
-    def with_channels(
-        self,
-        graph: ir.Model,
-        kept: Mapping[str, Mapping[int, Units]],  # noqa: ARG002
-        *,
-        planned: bool = False,  # noqa: ARG002
-    ) -> OnnxCarrier:
-        """Return a carrier of the smaller graph."""
-        return OnnxCarrier(graph)
-
-    def with_trainable_graph(
-        self,
-        graph: ir.Model,
-        parameters: Collection[str],  # noqa: ARG002
-        *,
-        planned: bool = False,  # noqa: ARG002
-    ) -> OnnxCarrier:
+    def with_graph(self, graph: ir.Model, *_: object, **__: object) -> OnnxCarrier:
         """Return a carrier of the changed graph; it is not trained."""
         return OnnxCarrier(graph)
+
+    with_channels = with_trainable_graph = with_graph
 
     def check_finite(self, subject: str) -> None:
         """Refuse NaN everywhere, and infinity in layers (masks may well hold it).
