@@ -11,8 +11,8 @@ from onnx_ir import DataType
 from pydantic import Field
 
 from compressor.errors import SpecError, suggestion
-from compressor.exporters.onnx.targets import Owners
-from compressor.graph.values import all_nodes, constant_of
+from compressor.exporters.onnx.targets import Owners, value_type
+from compressor.graph.values import all_nodes
 from compressor.types.options import Options
 from compressor.types.tensors import TensorSpec
 
@@ -225,10 +225,7 @@ def _typed(model: ir.Model) -> Iterator[tuple[ir.Node, DataType]]:
     """Yield the nodes that read or give a type that not all GPUs have."""
     for node in all_nodes(model.graph):
         for value in (*node.inputs, *node.outputs):
-            if value is None:
-                continue
-            tensor = constant_of(value)
-            dtype = value.dtype if tensor is None else tensor.dtype
+            dtype = None if value is None else value_type(value)
             if dtype is not None and dtype in _FIRST:
                 yield node, dtype
 

@@ -18,10 +18,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from compressor.models.onnx.carrier import OnnxCarrier, restore_graph
-from compressor.models.torch.lowering import attach_weights
+from compressor.models.torch.lowering import attach_weights, held_tensors
 from compressor.models.torch.size_attributes import Attributes
 from compressor.models.torch.smaller_module import (
-    held_tensors,
     set_attributes,
     trainable_graph,
     with_tensors,

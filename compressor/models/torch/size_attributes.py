@@ -39,15 +39,6 @@ _KEEP: Kind = ("keep", "", 0)
 
 
 @dataclass(frozen=True)
-class _Axis:
-    """An axis of a tensor in or below a module that becomes shorter."""
-
-    tensor: str
-    axis: int
-    mask: Flags
-
-
-@dataclass(frozen=True)
 class _Choice:
     """An attribute that some reading changes, in one module."""
 
@@ -56,10 +47,6 @@ class _Choice:
     value: Value
     options: Mapping[Kind, Value]
     ambiguous: bool
-
-    @property
-    def name(self) -> str:
-        return self.key[1]
 
 
 def readings(module: nn.Module, masks: Masks) -> Iterator[Attributes]:
@@ -92,7 +79,7 @@ def readings(module: nn.Module, masks: Masks) -> Iterator[Attributes]:
         for choice in choices:
             value = _value(choice, preferences[choice.key])
             if value != choice.value:
-                attributes.setdefault(choice.path, {})[choice.name] = value
+                attributes.setdefault(choice.path, {})[choice.key[1]] = value
         attributes = {path: values for path, values in attributes.items() if values}
         if attributes not in seen:
             seen.append(attributes)
@@ -158,7 +145,7 @@ def _choices(
     if not tensors and parent is not None:  # such as a module that only reshapes
         tensors = dict(_in_sight(parent, ""))
     axes = [
-        _Axis(name, axis, mask)
+        (name, axis, mask)
         for name, tensor in tensors.items()
         for axis, mask in masks.get(id(tensor), {}).items()
     ]
@@ -174,9 +161,9 @@ def _choices(
         if not _is_size(value):
             continue
         options = {
-            (kind, axis.tensor, axis.axis): new
-            for axis in axes
-            for kind, new in _options(value, axis.mask)
+            (kind, tensor, axis): new
+            for tensor, axis, mask in axes
+            for kind, new in _options(value, mask)
         }
         if options:
             key = (f"{type(part).__module__}.{type(part).__qualname__}", name)

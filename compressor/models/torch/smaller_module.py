@@ -14,7 +14,7 @@ from compressor.errors import ModelError
 from compressor.models.executor import GraphModule, from_numpy
 from compressor.models.executor.dtypes import TORCH_DTYPES
 from compressor.models.onnx.ort_runner import graph_runner
-from compressor.models.torch.lowering import attach_weights, call, example_inputs
+from compressor.models.torch.lowering import attach_weights, call, example_inputs, held_tensors
 from compressor.models.torch.size_attributes import Attributes, Masks, readings
 from compressor.types.channels import Units
 from compressor.types.tensors import Array, Batch, TensorSpec
@@ -82,14 +82,6 @@ def close(output: Array, reference: Array) -> bool:
 
 
 _MOST_READINGS = 64
-
-
-def held_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers by name, tied ones under each of their names."""
-    return {
-        **dict(module.named_parameters(remove_duplicate=False)),
-        **dict(module.named_buffers(remove_duplicate=False)),
-    }
 
 
 def copied(module: nn.Module, changes: Collection[str]) -> nn.Module:

@@ -24,7 +24,7 @@ _WRONG_CLASS = "Unrecognized configuration class"  # begins the ValueError of an
 def library() -> ModuleType:
     """Return the module ``transformers``; raise ``SpecError`` if it does not import."""
     try:
-        with _silent():  # some of its modules warn of packages that they would like to have
+        with silent():  # some of its modules warn of packages that they would like to have
             return importlib.import_module("transformers")
     except ImportError as error:
         raise SpecError(
@@ -95,7 +95,7 @@ def network_of(auto: Any, values: dict[str, Any], directory: Path) -> Any:
             f"install a newer one, or correct it: {suggestion(kind, configurations.keys())}",
         )
     try:
-        with _silent(), torch.device("meta"):
+        with silent(), torch.device("meta"):
             config = _configuration(values)
             return auto.from_config(config, attn_implementation=_ATTENTION, trust_remote_code=False)
     # The class is the user's choice and the values are a stranger's: anything may be raised.
@@ -124,7 +124,7 @@ def described_shapes(
         Shapes by name; ``None`` where there is no such network.
     """
     try:
-        with _silent(), torch.device("meta"):
+        with silent(), torch.device("meta"):
             tensors = network(_configuration(values)).state_dict()
     except Exception:  # noqa: BLE001  # as in network_of: sizes that do not go together
         return None
@@ -182,7 +182,7 @@ def loaded(
     network: Any, config: Any, weights: Mapping[str, torch.Tensor], dtype: torch.dtype
 ) -> tuple[Any, Mapping[str, Any]]:
     """Return a network of a class with weights, and the library's report on loading them."""
-    with _silent():
+    with silent():
         # Without a path it looks for no other files; names of older versions are translated.
         module, loading = network.from_pretrained(
             None,
@@ -222,8 +222,8 @@ def check_fit(network: str, loading: Mapping[str, Any], subject: str) -> None:
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
-    """Suppress the libraries' logs, warnings and progress bars."""
+def silent() -> Iterator[None]:
+    """Keep warnings, logs and progress bars of libraries from the terminal."""
     with quiet_libraries(), redirect_stderr(StringIO()):
         yield
 
