@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import brotli
 import numpy as np
@@ -37,9 +35,6 @@ _BROTLI = 1  # what stands before a stream of the other coder, RFC 7932
 _WINDOW = 20  # its window, as a power of two: a whole chunk
 _QUALITY, _BEST_QUALITY = 5, 11  # the latter looks at several tables; it codes 0.7 MB/s
 _WORTH = 0.995  # of the bytes: what the slower decoder has to save in large files
-_WAITING = 2  # chunks beyond those in work
-ItemT = TypeVar("ItemT")
-ResultT = TypeVar("ResultT")
 _UNFRAMED: dict[str, Any] = {
     "format": zstandard.FORMAT_ZSTD1_MAGICLESS,
     "write_content_size": False,
@@ -214,20 +209,3 @@ def _unframed() -> zstandard.ZstdDecompressor:
 def threads() -> int:
     """Return how many chunks are worked on at once: one for each core of this process."""
     return len(os.sched_getaffinity(0))
-
-
-def in_order(
-    workers: ThreadPoolExecutor, work: Callable[[ItemT], ResultT], items: Iterable[ItemT]
-) -> Iterator[ResultT]:
-    """Work on several items at once and yield the results in order; few are held at a time."""
-    coming: deque[Future[ResultT]] = deque()
-    try:
-        for item in items:
-            coming.append(workers.submit(work, item))
-            if len(coming) >= threads() + _WAITING:
-                yield coming.popleft().result()
-        while coming:
-            yield coming.popleft().result()
-    finally:
-        for future in coming:
-            future.cancel()

@@ -9,12 +9,14 @@ from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
+import torch
 
 from compressor.graph.codes import BITS
 from compressor.graph.editing import Editor
 from compressor.graph.layers import layer_of, looked_up
 from compressor.graph.operators import operator
 from compressor.graph.values import INTEGER_CODES, all_nodes, is_op, maker_behind, static_shape
+from compressor.models.codec.bit_stream import pack_bits
 from compressor.types.layers import Layer
 from compressor.types.tensors import Array
 
@@ -186,12 +188,8 @@ class Packing:
 
 def packed(codes: Array, bits: int) -> Array:
     """Pack unsigned codes ``[rows, columns]`` along columns, the low bits first."""
-    each = 8 // bits
-    parts = codes.reshape(codes.shape[0], -1, each)
-    result = np.zeros(parts.shape[:2], np.uint8)
-    for place in range(each):
-        result |= parts[..., place] << np.uint8(bits * place)
-    return result
+    stream = pack_bits(torch.from_numpy(codes), bits).numpy()
+    return np.asarray(stream.reshape(codes.shape[0], -1))
 
 
 def packing_of(weight: WeightOnly, compute: Compute) -> Packing | None:

@@ -6,7 +6,7 @@ as a whole."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,10 +31,11 @@ _FLOATS = ("F32", "F16", "BF16", "F8_E8M0")
 _CHUNK = 1 << 20  # elements widened at once
 _UNSCALED = ("input_scale", "activation_scale")  # of activations, which are floats again
 _FLOAT_TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 _Results: TypeAlias = list[tuple["RowBlock", ResultT]]
 _ELEMENTS = 4 << 20  # of a block; the work on one takes some 20 bytes for each
-_WAITING = 2  # blocks beyond those in work
+WAITING = 2  # items beyond those in work
 
 
 @dataclass(frozen=True, eq=False)
@@ -280,7 +281,9 @@ def scan(
                 jobs.append(partial(_of_whole, carrier, list(of_layer), work))
             else:
                 jobs += [partial(_of_file, ahead, reader, block, work) for block in of_layer]
-        yield from _in_order(jobs, threads)
+        with ThreadPoolExecutor(threads, "scan", torch.set_num_threads, (1,)) as workers:
+            for results in in_order(workers, lambda job: job(), jobs, threads + WAITING):
+                yield from results
 
 
 def _of_file(
@@ -312,20 +315,24 @@ def _reader(tensors: Mapping[str, StoredTensor], layer: Layer) -> RowReader | No
     return tensor.read if isinstance(tensor.read, RowReader) else None
 
 
-def _in_order(
-    jobs: Sequence[Callable[[], _Results[ResultT]]], threads: int
-) -> Iterator[tuple[RowBlock, ResultT]]:
-    workers = ThreadPoolExecutor(threads, "scan", initializer=torch.set_num_threads, initargs=(1,))
-    coming: deque[Future[_Results[ResultT]]] = deque()
+def in_order(
+    workers: ThreadPoolExecutor,
+    work: Callable[[ItemT], ResultT],
+    items: Iterable[ItemT],
+    most: int,
+) -> Iterator[ResultT]:
+    """Work on several items at once and yield the results in order; at most ``most`` are held."""
+    coming: deque[Future[ResultT]] = deque()
     try:
-        for job in jobs:
-            coming.append(workers.submit(job))
-            if len(coming) >= threads + _WAITING:
-                yield from coming.popleft().result()
+        for item in items:
+            coming.append(workers.submit(work, item))
+            if len(coming) >= most:
+                yield coming.popleft().result()
         while coming:
-            yield from coming.popleft().result()
+            yield coming.popleft().result()
     finally:
-        workers.shutdown(cancel_futures=True)
+        for future in coming:
+            future.cancel()
 
 
 @contextmanager

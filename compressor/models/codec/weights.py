@@ -33,6 +33,7 @@ from compressor.models.codec.headers import (
     Described,
     ShardHeader,
     TensorHeader,
+    check_index,
     in_shards,
     index_text,
     layout,
@@ -251,12 +252,7 @@ def stored_headers(description: Description, folder: Path) -> tuple[ShardHeader,
             raise ModelError(f"index {str(path)!r}", problem, _OTHER)
     headers = tuple(_header(folder / name) for name in sorted(set(index.values())))
     holders = {tensor: header.path.name for header in headers for tensor in header.tensors}
-    for name in sorted(holders.keys() | index.keys()):
-        if holders.get(name) != index.get(name):
-            problem = f"places {name!r} in {index.get(name)!r}, which does not hold it"
-            if name not in index:
-                problem = f"does not list {name!r}, which {holders[name]!r} holds"
-            raise ModelError(f"index {str(path)!r}", problem, _OTHER)
+    check_index(path, index, holders, _OTHER)
     return headers
 
 
