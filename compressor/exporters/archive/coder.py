@@ -71,8 +71,6 @@ def encode(data: Array, form: Form, level: int, *, small: bool = False) -> Coded
 
     Args:
         data: uint8 ``[n]``.
-        form: how it is taken apart.
-        level: Zstandard's.
         small: it is of a small file, of which every byte counts and speed does not.
     """
     parts = []
@@ -92,9 +90,6 @@ def decode(
 
     Args:
         data: the stored streams, whose checksum has been compared.
-        lengths: bytes of each.
-        form: how the chunk was taken apart.
-        nbytes: of the chunk.
         damaged: the checksum differed: of a stream that cannot be decoded to its end, take the
             beginning, and zeros for the rest.
 

@@ -64,7 +64,6 @@ class _Packed(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The bytes that it takes."""
         return sum(chunk.nbytes for chunk in self.chunks)
 
 
@@ -182,7 +181,6 @@ def _best(workers: ThreadPoolExecutor, source: _Source, section: Section) -> _Pa
 def _tried(
     workers: ThreadPoolExecutor, data: Array, forms: Sequence[Form], source: _Source, *, small: bool
 ) -> dict[Form, Coded]:
-    """Code bytes in several forms."""
     work = partial(encode, data, level=source.level, small=small)
     return dict(zip(forms, in_order(workers, work, forms, threads() + WAITING), strict=True))
 
@@ -263,21 +261,13 @@ class ArchiveExporter(Exporter):
         return (path,)
 
     def open(self, path: Path) -> Runner:
-        """Unpack the archive into a temporary folder and load the model from there.
-
-        Raises:
-            ArtifactError: the archive is damaged, or the model cannot be loaded.
-        """
+        """Unpack the archive into a temporary folder and load the model from there."""
         with artifact_errors():
             return UnpackedRunner(path, self._content)
 
 
 class UnpackedRunner:
     """A model that runs from a temporary folder, which goes when the runner does.
-
-    Args:
-        path: an archive.
-        content: what opens the files in it.
 
     Raises:
         ModelError: the archive is damaged.

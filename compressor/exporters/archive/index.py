@@ -340,7 +340,6 @@ def member_sums(section: Section, data: Array) -> tuple[str, ...]:
     """Return the checksums of tensors that are coded together.
 
     Args:
-        section: what they make together.
         data: its bytes, uint8 ``[n]``.
     """
     places = [(tensor.start - section.start, tensor.nbytes) for tensor in section.members]

@@ -194,11 +194,7 @@ def _lost(piece: _Piece, data: bytes) -> str:
 def _with_only(
     files: Sequence[PackedFile], tensors: Sequence[str], path: Path
 ) -> tuple[PackedFile, ...]:
-    """Leave out what is not asked for.
-
-    Raises:
-        SpecError: there is no tensor of a name.
-    """
+    """Leave out what is not asked for."""
     inside = [part.section for file in files if file.head for part in file.parts]
     names = [tensor.name for section in inside for tensor in section.tensors]
     for name in tensors:

@@ -194,10 +194,6 @@ def check_file(path: Path, opset: int, expected: Mapping[str, Described]) -> Non
 def check_tensors(path: Path, expected: Mapping[str, ir.TensorProtocol]) -> str:
     """Read the initializers of a written model back and compare them, one at a time.
 
-    Args:
-        path: the model.
-        expected: what it is to hold, by name.
-
     Returns:
         What was compared, in a few words.
 

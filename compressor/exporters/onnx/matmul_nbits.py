@@ -326,8 +326,6 @@ def replaced(
         editor: the model's; the value leaves it unless something else reads it.
         value: an initializer.
         function: takes its elements and returns those of the new one.
-        dtype: the new element type.
-        shape: the new shape.
         name: the new name; by default the value's.
     """
     tensor = value.const_value

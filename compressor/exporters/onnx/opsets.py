@@ -87,7 +87,6 @@ def _runtime_knows(opset: int) -> bool:
 
 
 def _lack(node: ir.Node, opset: int) -> str | None:
-    """Return what an opset lacks for a node, or ``None``."""
     try:
         schema = defs.get_schema(node.op_type, opset, "")
     except defs.SchemaError:

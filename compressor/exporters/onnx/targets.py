@@ -89,8 +89,6 @@ def first_breach(model: ir.Model, target: Target, *, evaluate: bool) -> tuple[st
     """Return the first thing that a target does not accept.
 
     Args:
-        model: the graph.
-        target: the rules.
         evaluate: compute zero points that are not yet known; otherwise they are assumed valid.
 
     Returns:
@@ -265,11 +263,7 @@ _RULES: tuple[_Rule, ...] = (_integer_operator, _folded, _stored_type, _scale_ty
 
 
 class Owners:
-    """Names a node's layer: the node computes the layer, or prepares its inputs.
-
-    Args:
-        model: the graph.
-    """
+    """Names a node's layer: the node computes the layer, or prepares its inputs."""
 
     def __init__(self, model: ir.Model):
         self._layers: dict[ir.Node, str] = {}

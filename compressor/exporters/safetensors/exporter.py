@@ -226,11 +226,7 @@ class SafetensorsExporter(Exporter):
         return files
 
     def check_written(self, carrier: Carrier, path: Path) -> str:
-        """Compare a streamed artifact's headers and a sample of its tensors with the model.
-
-        Raises:
-            ArtifactError: they differ.
-        """
+        """Compare a streamed artifact's headers and a sample of its tensors with the model."""
         return check_written(self._plan(carrier), path.parent)
 
     def open(self, path: Path) -> Runner:
@@ -238,9 +234,6 @@ class SafetensorsExporter(Exporter):
 
         Args:
             path: the directory, or one of the files in it.
-
-        Raises:
-            ArtifactError: it cannot be loaded.
         """
         folder = path if path.is_dir() else path.parent
         if not (folder / DESCRIPTION).is_file():

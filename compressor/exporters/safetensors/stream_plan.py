@@ -257,10 +257,6 @@ def noted(shard: PlannedShard, directory: Path, plan: str) -> WrittenFile | None
 def finish(plan: StreamPlan, directory: Path) -> tuple[WrittenFile, ...]:
     """Write the files that go with the shards, once all processes have written theirs.
 
-    Args:
-        plan: what was written.
-        directory: where :func:`compressor.exporters.safetensors.streaming.write_shards` wrote it.
-
     Returns:
         All files, the main one first.
 

@@ -34,9 +34,6 @@ _REPORTED = 3
 class TransformersRunner:
     """A model that ``transformers`` loaded from a directory, as it is, without its own code.
 
-    Args:
-        directory: a folder with ``config.json`` and safetensors files.
-
     Raises:
         ArtifactError: ``transformers`` or compressed-tensors is not installed, the model is of a
             class that ``transformers`` does not have, or it cannot be loaded whole.
@@ -150,7 +147,6 @@ class TransformersRunner:
 
 
 def _missing(error: ImportError) -> str:
-    """Return the name of the package that is not there."""
     package = (error.name or "").partition(".")[0].replace("_", "-")
     return package or ("compressed-tensors" if "compressed" in str(error) else "transformers")
 

@@ -72,7 +72,6 @@ def build(model: Path, settings: Settings) -> Engine:
 
     Args:
         model: an ONNX file in a folder of its own, which is the process's working folder.
-        settings: how.
 
     Raises:
         SpecError: the parser does not take the model, or this version a setting.
@@ -109,8 +108,6 @@ def unsupported(folder: Path, package: str, operators: Sequence[str]) -> frozens
 
     Args:
         folder: an empty one, for the process.
-        package: TensorRT's Python package.
-        operators: their names.
     """
     return frozenset(_ask(folder, package, {"operators": sorted(set(operators))})["lacking"])
 
@@ -125,11 +122,7 @@ def unknown_operator(node: str, operator: str) -> SpecError:
 
 
 def _ask(folder: Path, package: str, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the process's answer to a request.
-
-    Raises:
-        ArtifactError: it ends without one.
-    """
+    """Return the process's answer to a request."""
     spec = find_spec(package)
     assert spec is not None  # it has been imported
     assert spec.origin is not None
@@ -305,7 +298,6 @@ def cannot_run(name: BuilderName, targets: Sequence[str]) -> str:
     """Return why an engine cannot be run on this machine; empty where it can.
 
     Args:
-        name: its builder.
         targets: the compute capabilities that it is built for; none where that is open.
     """
     if not torch.cuda.is_available():

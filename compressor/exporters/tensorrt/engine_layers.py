@@ -98,7 +98,6 @@ def read_layers(report: str, nodes: Sequence[str]) -> tuple[EngineLayer, ...]:
     """Return the layers of an engine.
 
     Args:
-        report: what TensorRT says of it.
         nodes: the names of all ONNX nodes; each has another.
 
     Raises:

@@ -203,11 +203,7 @@ class TensorrtExporter(Exporter):
         return path, manifest
 
     def check_written(self, carrier: Carrier, path: Path) -> str:  # noqa: ARG002
-        """Compare an engine that cannot run here with its manifest.
-
-        Raises:
-            ArtifactError: it is another.
-        """
+        """Compare an engine that cannot run here with its manifest."""
         manifest = json.loads((path.parent / MANIFEST).read_text(encoding="utf-8"))
         if manifest["engine"]["sha256"] != file_sha256(path):
             raise ArtifactError(
@@ -221,11 +217,7 @@ class TensorrtExporter(Exporter):
         return f"{compared}; TensorRT reports all {len(meant)} quantized layers in {kinds}"
 
     def open(self, path: Path) -> Runner:
-        """Load the engine on the GPU.
-
-        Raises:
-            ArtifactError: it does not load.
-        """
+        """Load the engine on the GPU."""
         if self.cannot_run:
             raise ArtifactError(f"artifact {path.name!r}", "cannot be run", self.cannot_run)
         return EngineRunner(building.loaded(self.builder), path)
@@ -291,10 +283,6 @@ class TensorrtExporter(Exporter):
         """Return the manifest's text; nothing in it differs between equal builds.
 
         Args:
-            engine: what was built.
-            model: from what.
-            carrier: the model's inputs and outputs.
-            context: names the spec.
             onnx: sha256 of each ONNX file that the engine was built from, by name.
         """
         layers, placed = _placed(engine, model)
@@ -364,7 +352,6 @@ def _tensor(tensor: EngineTensor) -> str:
 
 
 def _check_operators(package: str, model: ir.Model) -> None:
-    """Check that the parser knows all operators."""
     nodes = list(all_nodes(model.graph))
     with scratch() as folder:
         lacking = unsupported(folder, package, [node.op_type for node in nodes])

@@ -111,7 +111,6 @@ def _reader_of_codes(node: ir.Node) -> str:
 
 
 def _store_float(editor: Editor, node: ir.Node) -> None:
-    """Put the float bias in place of its codes and scale."""
     codes, scale = constant_array(node.inputs[0]), constant_array(node.inputs[1])
     result = node.outputs[0]
     if codes is None or scale is None:

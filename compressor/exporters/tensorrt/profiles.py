@@ -69,7 +69,6 @@ def resolve_profiles(
     """Return the profile of every input with a dynamic dimension.
 
     Args:
-        inputs: the model's inputs.
         ranges: the shapes that the spec gives for single inputs.
         batch: the batch sizes that it gives for all others.
 
@@ -161,7 +160,6 @@ def _check_names(inputs: Sequence[TensorSpec], profiles: Mapping[str, Profile]) 
 
 
 def _example(inputs: Sequence[TensorSpec]) -> str:
-    """Return the lines to add for all inputs."""
     dynamic = [spec for spec in inputs if dynamic_axes(spec)]
     if all(dynamic_axes(spec) == (0,) for spec in dynamic):
         return "batch: {min: 1, opt: 8, max: 64}"
@@ -200,9 +198,7 @@ def check_types(model: ir.Model, targets: Sequence[str], capabilities: Sequence[
     """Check that the targets' GPUs have all element types of the graph.
 
     Args:
-        model: the graph as TensorRT gets it.
         targets: compute capabilities, such as ``8.6``.
-        capabilities: all that the builder builds for.
 
     Raises:
         SpecError: naming the layer or node, the type, and the capabilities that have it.

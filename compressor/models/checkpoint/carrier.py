@@ -39,7 +39,6 @@ class CheckpointCarrier:
     Float8 weights of layers appear as wider floats, their scales multiplied in.
 
     Args:
-        source: the checkpoint's headers.
         tensors: its tensors, of which passes may have changed some.
         layers: its layers, in the order of storage.
     """

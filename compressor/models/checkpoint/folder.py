@@ -89,7 +89,6 @@ def check_config(config: Mapping[str, Any], shapes: Mapping[str, _Shape], subjec
     Args:
         config: the content of ``config.json``; what it does not say is not compared.
         shapes: all tensors of the checkpoint.
-        subject: what a message is about.
 
     Raises:
         ModelError: they disagree in a shape, in the number of layers, or in what a layer holds.
@@ -205,8 +204,6 @@ def layer_of(
     ``MatMul``, an embedding's by a ``Gather``.
 
     Args:
-        name: the tensor's name.
-        shape: its shape.
         dtype: numpy name of its floating-point type.
         config: the content of ``config.json``; its ``model_type`` tells whether weights are
             stored transposed.

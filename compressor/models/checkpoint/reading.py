@@ -84,9 +84,6 @@ def open_direct(path: Path) -> int:
 def cached_share(mapped: torch.Tensor) -> float:
     """Return which share of a part of a mapped file is in the page cache.
 
-    Args:
-        mapped: a view of the map.
-
     Returns:
         From 0 to 1; 1 where the system does not tell.
     """
@@ -140,7 +137,6 @@ class MappedFile:
     """A file that is mapped into memory when it is first read.
 
     Args:
-        path: the file.
         nbytes: its size as it was when its header was checked.
     """
 
@@ -234,7 +230,6 @@ class MappedFile:
             os.posix_fadvise(stream.fileno(), start, stop - start, os.POSIX_FADV_DONTNEED)
 
     def _view(self, start: int, stop: int) -> torch.Tensor:
-        """Return bytes of the map."""
         with self._lock:
             return torch.frombuffer(self._map, dtype=torch.uint8, count=stop - start, offset=start)
 

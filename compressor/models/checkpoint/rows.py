@@ -145,11 +145,6 @@ def _block_of(
     Args:
         weight: ``[rows, columns]``.
         scale: no axes or one element, ``[rows]``, or a grid ``[a, b]``.
-        declared: the blocks that ``config.json`` declares.
-        subject: what a message is about.
-
-    Raises:
-        ModelError: the scale has an unknown form.
     """
     rows, columns = weight.shape
     if scale is None:
@@ -218,7 +213,6 @@ def row_blocks(layer: Layer, multiple: int = 1, elements: int = _ELEMENTS) -> li
     """Divide a weight's rows into blocks.
 
     Args:
-        layer: whose weight it is.
         multiple: rows that stay together.
         elements: about how many of them make a block.
     """
@@ -261,7 +255,6 @@ def scan(
     rows is held as a whole.
 
     Args:
-        carrier: the model.
         blocks: those of one layer follow each other.
         work: takes rows in canonical form, which it must neither keep nor change, and returns a
             result; called by several threads.

@@ -177,7 +177,6 @@ class Entry:
         """Return the tensor that :func:`encoded` stored.
 
         Args:
-            name: the tensor.
             stored: its parts, flat.
 
         Raises:
@@ -234,7 +233,6 @@ def plan_tensors(
     """Choose the forms of a graph's tensors, except those that depend on the values.
 
     Args:
-        tensors: by name.
         widths: bits of the codes that have fewer than their type.
         sparse: tensors may be stored as sparse.
 
@@ -324,8 +322,6 @@ def _sparse(
     """Store a tensor as sparse if that is smaller.
 
     Args:
-        name: the tensor.
-        entry: how it is stored otherwise.
         beside: the names of its mask and of its indices.
         elements: all of them, unsigned integers ``[count]``.
     """

@@ -272,7 +272,6 @@ def in_shards(tensors: Iterable[SizedT], limit: int | None) -> list[list[SizedT]
     """Divide tensors among shards, in their order.
 
     Args:
-        tensors: what will be stored.
         limit: bytes of the tensors in a shard; a larger tensor has a shard of its own. ``None``
             for a single shard.
     """
@@ -324,8 +323,6 @@ def layout(tensors: Iterable[Described], metadata: Mapping[str, str], room: int 
     larger than memory is written from tensors that are computed one by one.
 
     Args:
-        tensors: what will be in the file.
-        metadata: its notes.
         room: bytes that the header takes at least; it is padded with spaces.
     """
     content: dict[str, object] = {"__metadata__": dict(metadata)}

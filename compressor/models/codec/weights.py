@@ -119,7 +119,6 @@ def plan_graph(
     Args:
         model: the graph as it is.
         parts: the graph that is stored.
-        name: noted in the files.
         sparse: tensors with many zeros may be stored as sparse.
         max_shard_size: bytes of the tensors in a file before zeros are left out; ``None`` for a
             single file. A larger tensor has a file of its own.
@@ -207,7 +206,6 @@ def read_tensors(
     their parts contradict each other.
 
     Args:
-        description: the model.
         headers: those of its files, see :func:`stored_headers`.
         mapped: map the files; otherwise read them now.
 

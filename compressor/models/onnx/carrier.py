@@ -190,7 +190,6 @@ def graph_with_codes(
     """Return a copy of a graph in which some float weights are stored as codes.
 
     Args:
-        graph: the model; not changed.
         changes: the codes by the weight's name.
         weight: returns a layer's float weight in its stored shape.
 
@@ -257,11 +256,6 @@ def _upgraded(model: ir.Model, opset: int, subject: str) -> ir.Model:
 
     Args:
         model: the graph; may be changed.
-        opset: the least opset that is wanted.
-        subject: what messages call the model.
-
-    Raises:
-        ModelError: an operator has no form in the newer opset.
     """
     have = model.opset_imports.get("")
     if have is None:  # all operators are of other domains

@@ -330,11 +330,8 @@ def _check_nodes(
     """Check the nodes of one graph or function, and their subgraphs.
 
     Args:
-        nodes: the nodes.
         fed: names of inputs and initializers.
         outer: names that the surrounding graphs provide.
-        outputs: names of the graph's outputs.
-        subject: for messages.
     """
     writer: dict[str, int] = {}
     for index, node in enumerate(nodes):

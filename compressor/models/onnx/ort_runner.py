@@ -39,7 +39,6 @@ class OrtRunner:
 
     Args:
         model: a path, or a serialized model.
-        subject: what messages call the model.
         threads: intra-operator threads; ``None`` leaves the choice to the runtime.
         optimize: let the runtime optimize the graph, which checking that it loads does not need.
         provider: the execution provider; see :func:`usable_providers`.
@@ -249,7 +248,6 @@ def runner_of(model: ir.Model, taps: Sequence[str]) -> Runner:
     """Start a runtime for a graph: ONNX Runtime, or PyTorch where that lacks the kernels.
 
     Args:
-        model: the graph.
         taps: names of values that are returned along with the outputs.
 
     Raises:
@@ -357,7 +355,6 @@ def _without_weights(model: ir.Model) -> bytes:
 
 @cache
 def _runtime_operators() -> frozenset[tuple[str, str]]:
-    """Return domain and name of every operator that ONNX Runtime knows."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     return frozenset((schema.domain, schema.name) for schema in state.get_all_operator_schema())

@@ -52,7 +52,6 @@ class TorchCarrier:
     """A PyTorch module in evaluation mode.
 
     Args:
-        module: the network.
         inputs: its inputs' names, shapes and dtypes.
         lowered: the module's float graph, if known already.
         codes: the codes stored in place of some of the module's weights, by their names.

@@ -159,7 +159,6 @@ class NamedModule(nn.Module):
     """A module whose inputs and outputs have names.
 
     Args:
-        module: the network.
         inputs: names of its inputs, in the order of its forward.
         outputs: names of its outputs, in their order.
     """
@@ -171,13 +170,7 @@ class NamedModule(nn.Module):
         self.outputs = tuple(outputs)
 
     def forward(self, **tensors: Tensor) -> dict[str, Tensor]:
-        """Run the network.
-
-        Args:
-            tensors: the inputs by name.
-
-        Returns:
-            The outputs by name.
+        """Run the network on inputs by name; return its outputs by name.
 
         Raises:
             ModelError: it does not return as many tensors as its graph.

@@ -120,10 +120,6 @@ def restore_module(
     """Return the module that was saved there, its alterations, and its graph if that was saved.
 
     It shares the tensors that did not change with ``base``, whose weights may be loaded later.
-
-    Args:
-        directory: where it was saved.
-        base: the factory's module.
     """
     sizes = directory / _SIZES
     if not sizes.exists():
@@ -173,9 +169,7 @@ def save_codes(
     """Compute codes and write them; nothing is written where there are none.
 
     Args:
-        codes: by the weight's name.
         weight: returns a layer's float weight in its stored shape.
-        directory: where the file goes.
     """
     if not codes:
         return

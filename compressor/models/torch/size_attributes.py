@@ -55,7 +55,6 @@ def readings(module: nn.Module, masks: Masks) -> Iterator[Attributes]:
     An attribute is read in the same way in all modules of a class.
 
     Args:
-        module: the network before the removal.
         masks: the positions that remain on its tensors' axes.
     """
     certain: dict[str, dict[str, Value]] = {}
@@ -269,7 +268,6 @@ def _certain_values(part: nn.Module, masks: Masks) -> dict[str, Value] | None:
 
 
 def _groups(groups: int, mask: Flags | None) -> int:
-    """Return how many groups of channels remain."""
     if mask is None:
         return groups
     return int(mask.reshape(groups, -1).any(1).sum())

@@ -48,12 +48,7 @@ def random_batch(inputs: Sequence[TensorSpec]) -> dict[str, Array]:
 
 
 class Agreement:
-    """Compares modules with a graph that is run once in ONNX Runtime.
-
-    Args:
-        graph: the reference.
-        inputs: the model's inputs.
-    """
+    """Compares modules with a graph that is run once in ONNX Runtime."""
 
     def __init__(self, graph: ir.Model, inputs: Sequence[TensorSpec]):
         self._inputs = inputs
@@ -114,7 +109,6 @@ def selected(module: nn.Module, kept: Mapping[str, Mapping[int, Units]]) -> dict
     """Return the remaining parts of the tensors that become shorter, by all their names.
 
     Args:
-        module: the network; unchanged.
         kept: the positions that remain, by parameter and axis. Names that the module does not
             have are constants of its graph.
     """
@@ -156,10 +150,8 @@ def fitting_attributes(
     """Set the size attributes of a module with smaller tensors so that it runs like its graph.
 
     Args:
-        module: the module before.
         smaller: its copy with fewer channels; on success its attributes are set.
         kept: the positions that remain, by parameter and axis.
-        agreement: compares the module with its graph.
 
     Returns:
         The attributes that were set; ``None`` where no reading of them agrees.
@@ -276,7 +268,6 @@ def _parameter(tensor: Tensor, like: Tensor) -> nn.Parameter:
 
 
 def _masks(module: nn.Module, kept: Mapping[str, Mapping[int, Units]]) -> Masks:
-    """Return which positions remain on the axes that become shorter, by tensor."""
     held = held_tensors(module)
     masks: dict[int, dict[int, np.ndarray[tuple[int, ...], np.dtype[np.bool_]]]] = {}
     for name in held.keys() & kept.keys():

@@ -52,12 +52,6 @@ def altered_config(
 ) -> Mapping[str, Any]:
     """Return the content of ``config.json`` for a changed module; empty without one.
 
-    Args:
-        module: the network.
-        directory: the Hugging Face directory that it came from, if any.
-        altered: how it differs from what factory and checkpoint made.
-        inputs: the network's inputs.
-
     Raises:
         SpecError: no configuration describes the network.
     """
@@ -175,7 +169,6 @@ class _Search:
         return best
 
     def cost(self, values: _Values) -> int:
-        """Return the number of tensors with a wrong shape."""
         return len(self.wrong(values))
 
     def wrong(self, values: _Values) -> list[str]:
@@ -194,7 +187,6 @@ class _Search:
         return self.built[key]
 
     def written(self, values: _Values) -> dict[str, Any]:
-        """Return the configuration with these values."""
         content: dict[str, Any] = _copied(self.stated)
         for (*parents, last), value in values.items():
             place: Any = content
@@ -241,8 +233,6 @@ def _meanings(
     """Return the candidates for a number, the old one included, likelier ones first.
 
     Args:
-        key: its path.
-        value: its old value.
         lengths: pairs of old and new lengths, with the number of axes that have them.
     """
     every = sorted(lengths, key=lambda pair: (-lengths[pair], pair))

@@ -72,7 +72,6 @@ def network_of(auto: Any, values: dict[str, Any], directory: Path) -> Any:
     Args:
         auto: a class that builds it, such as ``AutoModelForCausalLM``.
         values: the content of ``config.json``.
-        directory: the folder of ``config.json``, for messages.
 
     Raises:
         SpecError: the class is for other models.
@@ -116,10 +115,6 @@ def described_shapes(
 ) -> dict[str, tuple[int, ...]] | None:
     """Return the shapes of the tensors of a network with a configuration, without using memory.
 
-    Args:
-        network: a class of ``transformers``.
-        values: the content of a ``config.json`` of its kind.
-
     Returns:
         Shapes by name; ``None`` where there is no such network.
     """
@@ -133,10 +128,6 @@ def described_shapes(
 
 def described_network(network: torch.nn.Module, values: Mapping[str, Any]) -> torch.nn.Module:
     """Return a network with the same weights, built as a configuration describes it.
-
-    Args:
-        network: an instance of a class of ``transformers``.
-        values: the content of a ``config.json`` of its kind.
 
     Raises:
         ModelError: the weights do not fit such a network.
@@ -170,7 +161,6 @@ def auto_class_for(saved: str) -> str:
 
 
 def _fitting_class(architectures: Any) -> str:
-    """Return which auto class fits the class that the checkpoint was saved from."""
     saved = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
     name = auto_class_for(saved)
     if saved and name in dir(library()):
