@@ -194,7 +194,6 @@ class Part:
     """A part of a file, and how it is stored.
 
     Attributes:
-        section: which part it is.
         form: how its chunks were taken apart.
         step: bytes in a chunk, before it was coded.
         chunks: they follow each other.

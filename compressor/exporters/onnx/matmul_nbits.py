@@ -44,7 +44,6 @@ class WeightOnly:
 
     Attributes:
         dequantize: the ``DequantizeLinear`` that does so.
-        codes: the initializer of the codes.
         products: the nodes that read the result, through casts and transposes, each with its
             layer; a ``Gather`` of rows has none.
         alone: whether nothing else reads the codes.
@@ -134,7 +133,6 @@ class Packing:
 
     Attributes:
         layer: whose weight it is, ``rows`` by ``columns``.
-        bits: width of a code.
         block: columns that share a scale.
         offset: what is added to signed codes.
         group: columns that have one scale so far; 0 where all have.

@@ -25,10 +25,7 @@ class Target:
     """The rules of one runtime.
 
     Attributes:
-        title: its name in messages.
         activations: element types that activations may be quantized to.
-        weights: element types of quantized weights.
-        scales: element types of scales.
         computes: floating-point types that operators other than casts run in.
         asymmetric: zero points other than 0 are accepted.
         integer_bias: biases may be int32 with a scale.
@@ -86,13 +83,10 @@ TARGETS: dict[str, Target] = {
 
 
 def first_breach(model: ir.Model, target: Target, *, evaluate: bool) -> tuple[str, str, str] | None:
-    """Return the first thing that a target does not accept.
+    """Return subject, problem and remedy of the first thing that a target does not accept.
 
     Args:
         evaluate: compute zero points that are not yet known; otherwise they are assumed valid.
-
-    Returns:
-        Subject, problem and remedy; ``None`` where all is accepted.
     """
     first: tuple[ir.Node, str, str] | None = None
     others = 0  # nodes that break the same rule

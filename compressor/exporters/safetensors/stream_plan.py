@@ -77,7 +77,6 @@ class StreamPlan:
     """A checkpoint that will be written.
 
     Attributes:
-        shards: the files of weights.
         texts: the small files that are made: the configuration and the index, by name.
         companions: the files that are copied.
         digest: changes with everything that decides the bytes.

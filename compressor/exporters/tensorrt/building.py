@@ -34,10 +34,7 @@ class Settings:
     """What an engine is built with.
 
     Attributes:
-        package: TensorRT's Python package.
         capabilities: compute capabilities; none leaves the choice to the builder.
-        profiles: the shapes of inputs with dynamic dimensions.
-        flags: names of builder flags.
         hardware: name of a hardware compatibility level; empty for the GPU at hand.
         timing_cache: what earlier builds measured; ``None`` without a cache.
     """
@@ -55,10 +52,8 @@ class Engine:
     """A built engine.
 
     Attributes:
-        plan: its bytes.
         layers: the builder's report of its layers, as it words it.
         timing_cache: what was measured, added to what was known; ``None`` without a cache.
-        settings: what it was built with.
     """
 
     plan: bytes
@@ -281,11 +276,6 @@ def versions(name: BuilderName) -> dict[str, str]:
     if builder.needs_gpu and torch.cuda.is_available():
         used["gpu"] = torch.cuda.get_device_name()
     return used
-
-
-def targets(name: BuilderName, named: Sequence[str]) -> tuple[str, ...]:
-    """Return the compute capabilities that are known to be built for, if any are."""
-    return (own_capability(),) if BUILDERS[name].needs_gpu else tuple(named)
 
 
 def own_capability() -> str:

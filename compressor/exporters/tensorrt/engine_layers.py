@@ -75,8 +75,6 @@ class EngineLayer:
     """One layer of an engine; name and type are TensorRT's.
 
     Attributes:
-        nodes: the ONNX nodes that it came from.
-        constants: its weights.
         precision: the element type that it computes with; empty where it reads nothing.
     """
 

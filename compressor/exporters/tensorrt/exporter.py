@@ -155,7 +155,8 @@ class TensorrtExporter(Exporter):
         settings = self._settings(carrier)
         form = form_of(carrier)
         form.onnx.check(form.carrier)
-        targets = building.targets(self.builder, self.compute_capability)
+        needs_gpu = building.BUILDERS[self.builder].needs_gpu
+        targets = (building.own_capability(),) if needs_gpu else self.compute_capability
         check_types(form.model, targets, capabilities or targets)
         check_blocks(form.model)
         _check_operators(settings.package, form.model)

@@ -43,8 +43,6 @@ class ChangedRows:
     """Rows of a tensor in a file, changed a few at a time.
 
     Attributes:
-        before: the tensor as it was.
-        change: what becomes of it.
         step: rows that the change takes together.
         count: rows of the tensor.
     """

@@ -31,7 +31,6 @@ class Description:
     """The content of ``model.json``, checked.
 
     Attributes:
-        subject: what messages call it.
         digest: sha256 of the file.
         inputs: names of the model's inputs, as listed beside the graph.
         outputs: names of its outputs, likewise.

@@ -69,7 +69,6 @@ class GraphPlan:
         model: the graph as it is; its inputs and outputs are described.
         parts: the graph that is stored and its tensors.
         shards: the tensors of each file, by the files' names.
-        name: noted in the files.
     """
 
     model: ir.Model

@@ -75,12 +75,7 @@ def read_onnx(path: Path) -> ir.Model:
 
 
 def external_files(path: Path) -> tuple[Path, ...]:
-    """Return the external data files of an ONNX file, sorted.
-
-    Raises:
-        SpecError: the path is missing or a folder.
-        ModelError: it is cut, or not ONNX.
-    """
+    """Return the external data files of an ONNX file, sorted; its structure is not checked."""
     proto = _parsed(path, f"model {str(path)!r}")
     places = {
         entry.value
@@ -93,18 +88,19 @@ def external_files(path: Path) -> tuple[Path, ...]:
 
 
 def target_of(path: Path) -> str | None:
-    """Return the runtime that a file was written for; ``None`` if it was not exported here.
-
-    Raises:
-        SpecError: the path is missing or a folder.
-        ModelError: it is cut, or not ONNX.
-    """
+    """Return the runtime that a file was written for; ``None`` if it was not exported here."""
     proto = _parsed(path, f"model {str(path)!r}")
     notes = {entry.key: entry.value for entry in proto.metadata_props}
     return notes.get(TARGET) if proto.producer_name == PRODUCER else None
 
 
 def _parsed(path: Path, subject: str) -> onnx.ModelProto:
+    """Read the message.
+
+    Raises:
+        SpecError: the path is missing or a folder.
+        ModelError: it is cut, or not ONNX.
+    """
     if path.is_dir():
         raise SpecError(subject, "is a folder", "give the .onnx file in it")
     if not path.is_file():

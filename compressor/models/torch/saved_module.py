@@ -208,11 +208,7 @@ def load_codes(directory: Path) -> dict[str, WeightCodes]:
 
 def known_codes(layer: Layer, stored: QuantizedTensor) -> WeightCodes:
     """Return codes that are computed already."""
-
-    def compute(_: torch.Tensor) -> QuantizedTensor:
-        return stored
-
-    return WeightCodes(layer, stored.scheme, compute)
+    return WeightCodes(layer, stored.scheme, lambda _: stored)
 
 
 def _layer(value: Mapping[str, object]) -> Layer:

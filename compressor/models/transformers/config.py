@@ -127,9 +127,6 @@ class _Search:
     """Searches the values of a configuration.
 
     Attributes:
-        network: the class.
-        stored: the original configuration.
-        target: the target shapes.
         stated: the configuration with the sizes that it omits.
         built: the shapes by the values that were tried; ``None`` where the class rejects them.
     """

@@ -113,10 +113,9 @@ def network_of(auto: Any, values: dict[str, Any], directory: Path) -> Any:
 def described_shapes(
     network: type[torch.nn.Module], values: Mapping[str, Any]
 ) -> dict[str, tuple[int, ...]] | None:
-    """Return the shapes of the tensors of a network with a configuration, without using memory.
+    """Return the shapes of a configuration's tensors by name, or ``None`` if a class rejects it.
 
-    Returns:
-        Shapes by name; ``None`` where there is no such network.
+    No memory is used.
     """
     try:
         with silent(), torch.device("meta"):
