@@ -27,8 +27,8 @@ from compressor.models.codec.description import DESCRIPTION
 from compressor.models.codec.headers import read_header
 from compressor.models.codec.load import RuntimeModule, check, check_graph, load
 from compressor.models.codec.weights import GraphPlan, plan_graph, write_graph
-from compressor.models.executor.dtypes import TORCH_DTYPES
 from compressor.models.torch.matching import TorchRunner
+from compressor.models.torch.smaller_module import without_data
 from compressor.types.carrier import Capability, Carrier, Runner
 from compressor.types.exporter import ExportContext, Exporter
 from compressor.types.tensors import StoredTensor
@@ -183,16 +183,8 @@ class SafetensorsExporter(Exporter):
                 "give model.factory or model.onnx, or layout: compressed-tensors",
             )
         parts = self._plan_graph(carrier, _USUAL).parts
-        empty = {
-            name: torch.empty(
-                [int(d) for d in tensor.shape.numpy()],
-                dtype=TORCH_DTYPES[tensor.dtype],
-                device="meta",
-            )
-            for name, tensor in parts.tensors.items()
-        }
         try:
-            check_graph(ir.from_proto(parts.proto), empty)
+            check_graph(ir.from_proto(parts.proto), without_data(parts.tensors))
         except ModelError as error:
             raise SpecError(error.subject, error.problem, "leave out this export") from error
 

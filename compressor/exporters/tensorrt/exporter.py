@@ -62,6 +62,17 @@ MANIFEST = f"{ENGINE}.json"
 _TRIED = 64_000_000  # bytes of weights up to which a plan builds the engine with made-up ones
 _NO_HASH = "0" * 64
 _USUAL = ExportContext(name="a-name-of-usual-length", spec_digest=_NO_HASH)
+_MISPLACED: Mapping[building.BuilderName, Mapping[str, str]] = {
+    "gpu": {"compute-capability": "builds for the GPU that it runs on"},
+    "rtx": {
+        "hardware-compatibility": "takes the GPUs from compute-capability",
+        "sparse-weights": "chooses kernels when an engine is loaded, and has no use for it when it "
+        "builds",
+        "strip-weights": "does not strip weights without a GPU",
+        "timing-cache": "measures nothing when it builds",
+    },
+}
+"""The options that a builder has no use for, and why."""
 _Capability = Annotated[str, Field(pattern=r"^\d+\.\d$")]
 
 
@@ -224,31 +235,10 @@ class TensorrtExporter(Exporter):
         return EngineRunner(building.loaded(self.builder), path)
 
     def _check_options(self, capabilities: tuple[str, ...]) -> None:
-        misplaced: dict[str, tuple[bool, str]] = {
-            "compute-capability": (
-                bool(self.compute_capability) and self.builder == "gpu",
-                "builds for the GPU that it runs on",
-            ),
-            "hardware-compatibility": (
-                self.hardware_compatibility != "none" and self.builder == "rtx",
-                "takes the GPUs from compute-capability",
-            ),
-            "sparse-weights": (
-                self.sparse_weights and self.builder == "rtx",
-                "chooses kernels when an engine is loaded, and has no use for it when it builds",
-            ),
-            "strip-weights": (
-                self.strip_weights and self.builder == "rtx",
-                "does not strip weights without a GPU",
-            ),
-            "timing-cache": (
-                self.timing_cache is not None and self.builder == "rtx",
-                "measures nothing when it builds",
-            ),
-        }
         other = "rtx" if self.builder == "gpu" else "gpu"
-        for option, (wrong, reason) in misplaced.items():
-            if wrong:
+        for option, reason in _MISPLACED[self.builder].items():
+            name = option.replace("-", "_")
+            if getattr(self, name) != type(self).model_fields[name].default:
                 raise SpecError(
                     f"export tensorrt: {option}",
                     f"is not for builder {self.builder!r}, which {reason}",

@@ -36,6 +36,7 @@ from compressor.types.layers import Layer
 from compressor.types.quantized import QuantizedTensor, WeightCodes
 from compressor.types.tensors import StoredTensor
 
+_OLDEST_OF_ONNXSCRIPT = 18  # its converter works in memory; older opsets need the onnx package's
 _STATE = "graph.onnx"
 _EXTERNAL_FROM = 1 << 16  # bytes: larger tensors lie beside the graph, where they can be mapped
 
@@ -246,9 +247,6 @@ def _constant(model: ir.Model, name: str) -> ir.TensorProtocol:
     if value is None or value.const_value is None:
         raise KeyError(f"no initializer {name!r}")
     return value.const_value
-
-
-_OLDEST_OF_ONNXSCRIPT = 18  # its converter works in memory; older opsets need the onnx package's
 
 
 def _upgraded(model: ir.Model, opset: int, subject: str) -> ir.Model:

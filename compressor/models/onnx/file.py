@@ -28,6 +28,8 @@ TARGET = "target"
 K = TypeVar("K", bound=Hashable)
 _CUT = "the file is cut or of another format"
 _AGAIN = "export the model again"
+_REMEDY = "the file was edited or its exporter is broken; export the model again"
+_SHOWN = 4  # nodes of a cycle
 # Where a tensor message holds its numbers if not as raw bytes; others are in int32_data.
 _FIELDS: Mapping[int, str] = {
     TensorProto.FLOAT: "float_data",
@@ -264,12 +266,6 @@ def _refuse(tensor: TensorProto, subject: str, problem: str) -> NoReturn:
         f"tensor {tensor.name!r} {problem}",
         "the file is damaged or was edited; export it again",
     )
-
-
-_REMEDY = "the file was edited or its exporter is broken; export the model again"
-
-
-_SHOWN = 4
 
 
 def _check_names(proto: onnx.ModelProto, subject: str) -> None:

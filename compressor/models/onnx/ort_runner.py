@@ -31,6 +31,8 @@ PROVIDERS: Mapping[str, str] = {
 
 _TITLES = {"cpu": "CPU", "cuda": "CUDA", "tensorrt": "TensorRT"}
 EXECUTED = "executed.onnx"
+_KEPT = 1 << 14  # bytes: shapes, axes, zero points: constants that a runtime reads as it starts
+OLDEST_RUN = 7  # opset from which on ONNX Runtime has kernels
 _INLINE_LIMIT = 1_500_000_000  # protobuf refuses messages of 2 GB
 
 
@@ -272,12 +274,6 @@ def computes_in_bfloat16(model: ir.Model) -> bool:
         if not _reads_codes(node)
         for value in (*node.inputs, *node.outputs)  # a file may say types of its weights alone
     )
-
-
-_KEPT = 1 << 14  # bytes: shapes, axes, zero points: constants that a runtime reads as it starts
-
-
-OLDEST_RUN = 7  # opset from which on ONNX Runtime has kernels
 
 
 def check_operators(model: ir.Model, subject: str) -> None:

@@ -28,6 +28,12 @@ from compressor.models.torch.smaller_module import (
 from compressor.types.layers import Layer
 from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
 
+_STATE = "weights.safetensors"
+_SIZES = "sizes.json"
+_CODES = "codes.safetensors"
+_PARTS = ("codes", "scale", "zero_point")
+_OPTIONAL = ("tensor_scale", "codebook")
+
 
 @contextmanager
 def system_errors() -> Iterator[None]:
@@ -41,10 +47,6 @@ def system_errors() -> Iterator[None]:
     except SafetensorError as error:
         number = re.search(r"os error (\d+)", str(error))
         raise OSError(int(number[1]) if number else errno.EIO, str(error)) from error
-
-
-_STATE = "weights.safetensors"
-_SIZES = "sizes.json"
 
 
 @dataclass(frozen=True)
@@ -156,11 +158,6 @@ def _without_weights(graph: ir.Model, module: nn.Module) -> ir.Model:
             dtype = value.const_value.dtype
             value.const_value = ir.Tensor(np.empty(0, dtype.numpy()), dtype=dtype, name=name)
     return graph
-
-
-_CODES = "codes.safetensors"
-_PARTS = ("codes", "scale", "zero_point")
-_OPTIONAL = ("tensor_scale", "codebook")
 
 
 def save_codes(

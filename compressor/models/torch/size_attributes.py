@@ -108,12 +108,8 @@ def _combinations(
 
 
 def _value(choice: _Choice, order: list[Kind]) -> Value:
-    for kind in order:
-        if kind == _KEEP:
-            return choice.value
-        if kind in choice.options:
-            return choice.options[kind]
-    return choice.value
+    options = {_KEEP: choice.value, **choice.options}
+    return next((options[kind] for kind in order if kind in options), choice.value)
 
 
 def _rank(name: str, kind: str) -> int:

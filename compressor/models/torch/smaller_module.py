@@ -20,6 +20,7 @@ from compressor.types.channels import Units
 from compressor.types.tensors import Array, Batch, TensorSpec
 
 _TOLERANCE = 1e-4  # of an output's largest value
+_MOST_READINGS = 64
 
 
 def run_module(module: torch.nn.Module, inputs: Sequence[TensorSpec], batch: Batch) -> list[Array]:
@@ -74,9 +75,6 @@ def close(output: Array, reference: Array) -> bool:
     wide = reference[finite].astype(np.float64)
     reach = float(np.abs(wide).max(initial=0.0))
     return bool(np.all(np.abs(output[finite] - wide) <= _TOLERANCE * reach))
-
-
-_MOST_READINGS = 64
 
 
 def copied(module: nn.Module, changes: Collection[str]) -> nn.Module:
@@ -209,16 +207,22 @@ def check_executable(graph: ir.Model) -> None:
     Raises:
         ModelError: naming the first that is not supported.
     """
-    empty = {
+    initializers = graph.graph.initializers.items()
+    GraphModule(
+        graph,
+        without_data({n: v.const_value for n, v in initializers if v.const_value is not None}),
+    )
+
+
+def without_data(tensors: Mapping[str, ir.TensorProtocol]) -> dict[str, Tensor]:
+    """Return tensors of the same shapes on the ``meta`` device, where PyTorch has their types."""
+    return {
         name: torch.empty(
-            [int(d) for d in value.const_value.shape.numpy()],
-            dtype=TORCH_DTYPES[value.const_value.dtype],
-            device="meta",
+            [int(d) for d in tensor.shape.numpy()], dtype=TORCH_DTYPES[tensor.dtype], device="meta"
         )
-        for name, value in graph.graph.initializers.items()
-        if value.const_value is not None and value.const_value.dtype in TORCH_DTYPES
+        for name, tensor in tensors.items()
+        if tensor.dtype in TORCH_DTYPES
     }
-    GraphModule(graph, empty)
 
 
 def trainable_graph(

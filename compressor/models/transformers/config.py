@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -184,7 +185,7 @@ class _Search:
         return self.built[key]
 
     def written(self, values: _Values) -> dict[str, Any]:
-        content: dict[str, Any] = _copied(self.stated)
+        content = deepcopy(dict(self.stated))
         for (*parents, last), value in values.items():
             place: Any = content
             for parent in parents:
@@ -255,12 +256,6 @@ def _meanings(
     else:
         order = [*whole, value, *parts]
     return list(dict.fromkeys(order))[: 2 * _MOST_VALUES]
-
-
-def _copied(values: Any) -> Any:
-    if isinstance(values, Mapping):
-        return {key: _copied(value) for key, value in values.items()}
-    return [_copied(value) for value in values] if isinstance(values, list) else values
 
 
 def _numberless(name: str) -> str:
