@@ -123,15 +123,12 @@ def decode(
 
 def compressed(plain: bytes, level: int, *, small: bool = False) -> bytes:
     """Code bytes with the coder that makes least of them, without lengths or checksums."""
-    fast = min(_entropy_coder().compress(plain), _zstandard(level).compress(plain), key=len)
+    parameters = zstandard.ZstdCompressionParameters.from_level(level, **_UNFRAMED)
+    coders = _entropy_coder(), zstandard.ZstdCompressor(compression_params=parameters)
+    fast = min((coder.compress(plain) for coder in coders), key=len)
     quality = _BEST_QUALITY if small else _QUALITY
     slow = bytes([_BROTLI]) + brotli.compress(plain, quality=quality, lgwin=_WINDOW)
     return slow if len(slow) < (1 if small else _WORTH) * len(fast) else fast
-
-
-def _zstandard(level: int) -> zstandard.ZstdCompressor:
-    parameters = zstandard.ZstdCompressionParameters.from_level(level, **_UNFRAMED)
-    return zstandard.ZstdCompressor(compression_params=parameters)
 
 
 def _entropy_coder() -> zstandard.ZstdCompressor:

@@ -6,7 +6,6 @@ import hashlib
 import mmap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -339,22 +338,19 @@ def _view(buffer: Buffer, tensor: TensorHeader) -> Tensor:
 def _tensor(
     name: str, entry: Entry, buffers: Mapping[Path, Buffer], stored: Mapping[str, Stored]
 ) -> Tensor:
-    if not entry.decoded:
-        header, tensor = stored[name]
-        return _view(buffers[header.path], tensor)
-    decode = partial(_decoded, entry, name, buffers, stored)
-    return LazyTensor(decode, entry.shape, TORCH_DTYPES[entry.dtype])
-
-
-def _decoded(
-    entry: Entry, name: str, buffers: Mapping[Path, Buffer], stored: Mapping[str, Stored]
-) -> Tensor:
-    parts = {}
-    for part in entry.parts(name):
+    def view(part: str) -> Tensor:
         header, tensor = stored[part]
-        parts[part] = _view(buffers[header.path], tensor)
-    try:
-        return entry.decode(name, parts)
-    except ValueError as error:
-        subject = _subject(stored[name][0])
-        raise ModelError(subject, f"hold a damaged tensor {name!r} ({error})", _DAMAGED) from error
+        return _view(buffers[header.path], tensor)
+
+    def decode() -> Tensor:
+        parts = {part: view(part) for part in entry.parts(name)}
+        try:
+            return entry.decode(name, parts)
+        except ValueError as error:
+            subject = _subject(stored[name][0])
+            problem = f"hold a damaged tensor {name!r} ({error})"
+            raise ModelError(subject, problem, _DAMAGED) from error
+
+    if not entry.decoded:
+        return view(name)
+    return LazyTensor(decode, entry.shape, TORCH_DTYPES[entry.dtype])
