@@ -19,7 +19,7 @@ import torch
 
 from compressor.errors import ArtifactError, CompressorError, SpecError
 from compressor.exporters.tensorrt import build_process
-from compressor.exporters.tensorrt.profiles import Profile
+from compressor.exporters.tensorrt.profiles import ShapeRange
 from compressor.files import publish, staging
 
 _KEPT = ("LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
@@ -41,7 +41,7 @@ class Settings:
 
     package: str
     capabilities: tuple[str, ...] = ()
-    profiles: Mapping[str, Profile] = field(default_factory=dict)
+    profiles: Mapping[str, ShapeRange] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
     hardware: str = ""
     timing_cache: bytes | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -290,7 +289,7 @@ class TensorrtExporter(Exporter):
             "compute_capabilities": list(settings.capabilities) or None,
             "flags": list(settings.flags),
             "hardware_compatibility": settings.hardware or None,
-            "profiles": {name: asdict(profile) for name, profile in settings.profiles.items()},
+            "profiles": {name: profile.model_dump() for name, profile in settings.profiles.items()},
             "inputs": [str(spec) for spec in carrier.inputs],
             "outputs": [str(spec) for spec in carrier.outputs],
             "layers": [_layer(layer) for layer in layers],

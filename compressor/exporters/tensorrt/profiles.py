@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 import onnx_ir as ir
@@ -54,18 +53,9 @@ class BatchRange(Options):
     max: Length = Field(description="the largest batch")
 
 
-@dataclass(frozen=True)
-class Profile:
-    """The shapes of one input: smallest, best and largest."""
-
-    min: tuple[int, ...]
-    opt: tuple[int, ...]
-    max: tuple[int, ...]
-
-
 def resolve_profiles(
     inputs: Sequence[TensorSpec], ranges: Mapping[str, ShapeRange], batch: BatchRange | None
-) -> dict[str, Profile]:
+) -> dict[str, ShapeRange]:
     """Return the profile of every input with a dynamic dimension.
 
     Args:
@@ -83,11 +73,10 @@ def resolve_profiles(
                 "is of no input of the model",
                 suggestion(name, named),
             )
-    profiles: dict[str, Profile] = {}
+    profiles: dict[str, ShapeRange] = {}
     for spec in inputs:
         if spec.name in ranges:
-            entry = ranges[spec.name]
-            profiles[spec.name] = Profile(entry.min, entry.opt, entry.max)
+            profiles[spec.name] = ranges[spec.name]
         elif dynamic_axes(spec):
             profiles[spec.name] = _from_batch(spec, inputs, batch)
     for name, profile in profiles.items():
@@ -103,7 +92,7 @@ def dynamic_axes(spec: TensorSpec) -> tuple[int, ...]:
 
 def _from_batch(
     spec: TensorSpec, inputs: Sequence[TensorSpec], batch: BatchRange | None
-) -> Profile:
+) -> ShapeRange:
     if batch is None or dynamic_axes(spec) != (0,):
         raise SpecError(
             f"{_SUBJECT}: input {spec.name!r}",
@@ -111,10 +100,11 @@ def _from_batch(
             f"add {_example(inputs)}",
         )
     rest = tuple(int(length or 0) for length in spec.shape[1:])
-    return Profile((batch.min, *rest), (batch.opt, *rest), (batch.max, *rest))
+    low, best, high = ((length, *rest) for length in (batch.min, batch.opt, batch.max))
+    return ShapeRange.model_construct(min=low, opt=best, max=high)  # a fixed length may be 0
 
 
-def _check(spec: TensorSpec, profile: Profile) -> None:
+def _check(spec: TensorSpec, profile: ShapeRange) -> None:
     subject = f"{_SUBJECT}: profile {spec.name!r}"
     for word, shape in (("min", profile.min), ("opt", profile.opt), ("max", profile.max)):
         if len(shape) != len(spec.shape):
@@ -140,7 +130,7 @@ def _check(spec: TensorSpec, profile: Profile) -> None:
             )
 
 
-def _check_names(inputs: Sequence[TensorSpec], profiles: Mapping[str, Profile]) -> None:
+def _check_names(inputs: Sequence[TensorSpec], profiles: Mapping[str, ShapeRange]) -> None:
     """Check that dimensions of the same name have the same sizes."""
     by_dimension: dict[str, tuple[str, tuple[int, int, int]]] = {}
     for spec in inputs:
