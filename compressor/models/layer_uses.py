@@ -69,7 +69,6 @@ def input_moments(model: ir.Model, rows_per_column: int | None = None) -> dict[s
     Layers whose input calibration cannot see are left out.
 
     Args:
-        model: a graph.
         rows_per_column: input vectors to look at for each of their elements; all, if left out.
     """
     requests = {

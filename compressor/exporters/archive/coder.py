@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import brotli
 import numpy as np
@@ -37,9 +35,6 @@ _BROTLI = 1  # what stands before a stream of the other coder, RFC 7932
 _WINDOW = 20  # its window, as a power of two: a whole chunk
 _QUALITY, _BEST_QUALITY = 5, 11  # the latter looks at several tables; it codes 0.7 MB/s
 _WORTH = 0.995  # of the bytes: what the slower decoder has to save in large files
-_WAITING = 2  # chunks beyond those in work
-ItemT = TypeVar("ItemT")
-ResultT = TypeVar("ResultT")
 _UNFRAMED: dict[str, Any] = {
     "format": zstandard.FORMAT_ZSTD1_MAGICLESS,
     "write_content_size": False,
@@ -76,8 +71,6 @@ def encode(data: Array, form: Form, level: int, *, small: bool = False) -> Coded
 
     Args:
         data: uint8 ``[n]``.
-        form: how it is taken apart.
-        level: Zstandard's.
         small: it is of a small file, of which every byte counts and speed does not.
     """
     parts = []
@@ -97,9 +90,6 @@ def decode(
 
     Args:
         data: the stored streams, whose checksum has been compared.
-        lengths: bytes of each.
-        form: how the chunk was taken apart.
-        nbytes: of the chunk.
         damaged: the checksum differed: of a stream that cannot be decoded to its end, take the
             beginning, and zeros for the rest.
 
@@ -133,15 +123,12 @@ def decode(
 
 def compressed(plain: bytes, level: int, *, small: bool = False) -> bytes:
     """Code bytes with the coder that makes least of them, without lengths or checksums."""
-    fast = min(_entropy_coder().compress(plain), _zstandard(level).compress(plain), key=len)
+    parameters = zstandard.ZstdCompressionParameters.from_level(level, **_UNFRAMED)
+    coders = _entropy_coder(), zstandard.ZstdCompressor(compression_params=parameters)
+    fast = min((coder.compress(plain) for coder in coders), key=len)
     quality = _BEST_QUALITY if small else _QUALITY
     slow = bytes([_BROTLI]) + brotli.compress(plain, quality=quality, lgwin=_WINDOW)
     return slow if len(slow) < (1 if small else _WORTH) * len(fast) else fast
-
-
-def _zstandard(level: int) -> zstandard.ZstdCompressor:
-    parameters = zstandard.ZstdCompressionParameters.from_level(level, **_UNFRAMED)
-    return zstandard.ZstdCompressor(compression_params=parameters)
 
 
 def _entropy_coder() -> zstandard.ZstdCompressor:
@@ -214,20 +201,3 @@ def _unframed() -> zstandard.ZstdDecompressor:
 def threads() -> int:
     """Return how many chunks are worked on at once: one for each core of this process."""
     return len(os.sched_getaffinity(0))
-
-
-def in_order(
-    workers: ThreadPoolExecutor, work: Callable[[ItemT], ResultT], items: Iterable[ItemT]
-) -> Iterator[ResultT]:
-    """Work on several items at once and yield the results in order; few are held at a time."""
-    coming: deque[Future[ResultT]] = deque()
-    try:
-        for item in items:
-            coming.append(workers.submit(work, item))
-            if len(coming) >= threads() + _WAITING:
-                yield coming.popleft().result()
-        while coming:
-            yield coming.popleft().result()
-    finally:
-        for future in coming:
-            future.cancel()

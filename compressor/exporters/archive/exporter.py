@@ -15,7 +15,7 @@ from typing import BinaryIO, ClassVar, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from compressor.exporters.archive.coder import CHUNK, Coded, encode, in_order, threads
+from compressor.exporters.archive.coder import CHUNK, Coded, encode, threads
 from compressor.exporters.archive.forms import WHOLE, Form, candidates
 from compressor.exporters.archive.index import (
     ENTRY,
@@ -33,6 +33,7 @@ from compressor.exporters.archive.index import (
 from compressor.exporters.archive.unpacking import ArchiveFormat
 from compressor.exporters.safetensors.exporter import SafetensorsExporter, artifact_errors
 from compressor.files import file_sha256, staging
+from compressor.models.checkpoint.rows import WAITING, in_order
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.exporter import ExportContext, Exporter
 from compressor.types.tensors import Array, Batch
@@ -63,7 +64,6 @@ class _Packed(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The bytes that it takes."""
         return sum(chunk.nbytes for chunk in self.chunks)
 
 
@@ -172,16 +172,17 @@ def _best(workers: ThreadPoolExecutor, source: _Source, section: Section) -> _Pa
         if coded.nbytes <= _CLOSE * least:
             work = partial(encode, form=form, level=source.level, small=source.small)
             chunks = _chunks(source.path, section)
-            packed.append(_Packed(section, form, tuple(in_order(workers, work, chunks))))
+            packed.append(
+                _Packed(section, form, tuple(in_order(workers, work, chunks, threads() + WAITING)))
+            )
     return min(packed, key=lambda one: one.nbytes)
 
 
 def _tried(
     workers: ThreadPoolExecutor, data: Array, forms: Sequence[Form], source: _Source, *, small: bool
 ) -> dict[Form, Coded]:
-    """Code bytes in several forms."""
     work = partial(encode, data, level=source.level, small=small)
-    return dict(zip(forms, in_order(workers, work, forms), strict=True))
+    return dict(zip(forms, in_order(workers, work, forms, threads() + WAITING), strict=True))
 
 
 def _chunks(path: Path, section: Section) -> Iterator[Array]:
@@ -260,21 +261,13 @@ class ArchiveExporter(Exporter):
         return (path,)
 
     def open(self, path: Path) -> Runner:
-        """Unpack the archive into a temporary folder and load the model from there.
-
-        Raises:
-            ArtifactError: the archive is damaged, or the model cannot be loaded.
-        """
+        """Unpack the archive into a temporary folder and load the model from there."""
         with artifact_errors():
             return UnpackedRunner(path, self._content)
 
 
 class UnpackedRunner:
     """A model that runs from a temporary folder, which goes when the runner does.
-
-    Args:
-        path: an archive.
-        content: what opens the files in it.
 
     Raises:
         ModelError: the archive is damaged.

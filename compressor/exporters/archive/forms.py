@@ -111,12 +111,7 @@ class Form:
 
 
 class Reader:
-    """Puts the streams of a chunk together; the length of each is known before it is read.
-
-    Args:
-        form: the form that they have.
-        nbytes: bytes of the chunk.
-    """
+    """Puts the streams of a chunk together; the length of each is known before it is read."""
 
     def __init__(self, form: Form, nbytes: int):
         self._form = form
@@ -173,7 +168,6 @@ class Reader:
 
     @property
     def _held(self) -> int:
-        """Symbols that are stored."""
         return self._count if self._places is None else self._places.size
 
     def _loaded(self, streams: list[Array]) -> Array:
@@ -196,7 +190,6 @@ def candidates(data: Array, width: int, *, floating: bool) -> list[Form]:
     Args:
         data: bytes of its beginning, uint8 ``[n]``.
         width: bytes of an element, or 1 where elements of fewer bits share bytes.
-        floating: elements are floats.
     """
     if width > 1:
         return [Form(), *_wide(width, floating)]

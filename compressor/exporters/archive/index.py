@@ -194,7 +194,6 @@ class Part:
     """A part of a file, and how it is stored.
 
     Attributes:
-        section: which part it is.
         form: how its chunks were taken apart.
         step: bytes in a chunk, before it was coded.
         chunks: they follow each other.
@@ -340,7 +339,6 @@ def member_sums(section: Section, data: Array) -> tuple[str, ...]:
     """Return the checksums of tensors that are coded together.
 
     Args:
-        section: what they make together.
         data: its bytes, uint8 ``[n]``.
     """
     places = [(tensor.start - section.start, tensor.nbytes) for tensor in section.members]

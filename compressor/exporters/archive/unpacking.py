@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from compressor.errors import ModelError, SpecError, suggestion
-from compressor.exporters.archive.coder import checksum, decode, in_order, threads
+from compressor.exporters.archive.coder import checksum, decode, threads
 from compressor.exporters.archive.index import (
     LENGTH,
     MAGIC,
@@ -29,6 +29,7 @@ from compressor.exporters.archive.index import (
     read_index,
 )
 from compressor.files import disk_errors, publish, scratch, staging
+from compressor.models.checkpoint.rows import WAITING, in_order
 from compressor.progress import Progress, Silent
 from compressor.types.exporter import PackedFormat, UnpackedFile
 from compressor.types.tensors import Array
@@ -120,7 +121,7 @@ def _write(path: Path, file: PackedFile, target: Path) -> UnpackedFile:
         digest.update(prefix)
         out.write(prefix)
         work = partial(_decoded, source.fileno(), path)
-        for data in in_order(workers, work, _pieces(file)):
+        for data in in_order(workers, work, _pieces(file), threads() + WAITING):
             digest.update(data.data)
             out.write(data.data)
     sha256 = digest.hexdigest()
@@ -193,11 +194,7 @@ def _lost(piece: _Piece, data: bytes) -> str:
 def _with_only(
     files: Sequence[PackedFile], tensors: Sequence[str], path: Path
 ) -> tuple[PackedFile, ...]:
-    """Leave out what is not asked for.
-
-    Raises:
-        SpecError: there is no tensor of a name.
-    """
+    """Leave out what is not asked for."""
     inside = [part.section for file in files if file.head for part in file.parts]
     names = [tensor.name for section in inside for tensor in section.tensors]
     for name in tensors:

@@ -152,22 +152,14 @@ class OnnxExporter(Exporter):
         return files
 
     def open(self, path: Path) -> Runner:
-        """Open the file in its target, or in ONNX Runtime's CPU provider where that is not here.
-
-        Raises:
-            ArtifactError: it does not load.
-        """
+        """Open the file in its target, or in ONNX Runtime's CPU provider where that is not here."""
         try:
             return runtime_for(self.target, path).open(path, f"artifact {path.name!r}")
         except ModelError as error:
             raise ArtifactError(error.subject, error.problem, error.remedy) from error
 
     def check_written(self, carrier: Carrier, path: Path) -> str:
-        """Compare the tensors of a file with those of a model that cannot be run.
-
-        Raises:
-            ArtifactError: one differs.
-        """
+        """Compare the tensors of a file with those of a model that cannot be run."""
         parts = skeleton(opsets.convert(self._in_form(carrier), self.opset))
         return check_tensors(path, parts.tensors)
 

@@ -42,7 +42,6 @@ class Layout:
 
     Attributes:
         proto: the model; inline tensors lack their data, external ones say where it is.
-        tensors: the values by name.
         offsets: the place of each external tensor in the data file.
     """
 
@@ -149,10 +148,9 @@ def described(proto: onnx.ModelProto) -> dict[str, Described]:
 
 
 def check_message(proto: onnx.ModelProto) -> str | None:
-    """Check a model without data with onnx's checker and strict shape inference.
+    """Return what onnx's checker, with strict shape inference, refuses, or ``None``.
 
-    Returns:
-        What is wrong, or ``None``.
+    No weight is needed: initializers become inputs.
     """
     probe = onnx.ModelProto()
     probe.CopyFrom(proto)
@@ -192,14 +190,7 @@ def check_file(path: Path, opset: int, expected: Mapping[str, Described]) -> Non
 
 
 def check_tensors(path: Path, expected: Mapping[str, ir.TensorProtocol]) -> str:
-    """Read the initializers of a written model back and compare them, one at a time.
-
-    Args:
-        path: the model.
-        expected: what it is to hold, by name.
-
-    Returns:
-        What was compared, in a few words.
+    """Compare the initializers of a written model, read one at a time; return what was compared.
 
     Raises:
         ArtifactError: one is missing or holds other values.

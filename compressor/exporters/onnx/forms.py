@@ -72,7 +72,6 @@ class _Expansion:
         self._shape = shape
 
     def replace(self) -> None:
-        """Replace the node."""
         node = self._node
         split, shared = self._shapes()
         value = self._split_codes(split)

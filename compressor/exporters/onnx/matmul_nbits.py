@@ -9,12 +9,14 @@ from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
+import torch
 
 from compressor.graph.codes import BITS
 from compressor.graph.editing import Editor
 from compressor.graph.layers import layer_of, looked_up
 from compressor.graph.operators import operator
 from compressor.graph.values import INTEGER_CODES, all_nodes, is_op, maker_behind, static_shape
+from compressor.models.codec.bit_stream import pack_bits
 from compressor.types.layers import Layer
 from compressor.types.tensors import Array
 
@@ -42,7 +44,6 @@ class WeightOnly:
 
     Attributes:
         dequantize: the ``DequantizeLinear`` that does so.
-        codes: the initializer of the codes.
         products: the nodes that read the result, through casts and transposes, each with its
             layer; a ``Gather`` of rows has none.
         alone: whether nothing else reads the codes.
@@ -132,7 +133,6 @@ class Packing:
 
     Attributes:
         layer: whose weight it is, ``rows`` by ``columns``.
-        bits: width of a code.
         block: columns that share a scale.
         offset: what is added to signed codes.
         group: columns that have one scale so far; 0 where all have.
@@ -186,12 +186,8 @@ class Packing:
 
 def packed(codes: Array, bits: int) -> Array:
     """Pack unsigned codes ``[rows, columns]`` along columns, the low bits first."""
-    each = 8 // bits
-    parts = codes.reshape(codes.shape[0], -1, each)
-    result = np.zeros(parts.shape[:2], np.uint8)
-    for place in range(each):
-        result |= parts[..., place] << np.uint8(bits * place)
-    return result
+    stream = pack_bits(torch.from_numpy(codes), bits).numpy()
+    return np.asarray(stream.reshape(codes.shape[0], -1))
 
 
 def packing_of(weight: WeightOnly, compute: Compute) -> Packing | None:
@@ -328,8 +324,6 @@ def replaced(
         editor: the model's; the value leaves it unless something else reads it.
         value: an initializer.
         function: takes its elements and returns those of the new one.
-        dtype: the new element type.
-        shape: the new shape.
         name: the new name; by default the value's.
     """
     tensor = value.const_value

@@ -7,12 +7,13 @@ from contextlib import suppress
 from functools import cache
 
 import onnx_ir as ir
-from onnx import TensorProto, defs, helper
+from onnx import defs, helper
 
 from compressor.errors import SpecError
 from compressor.exporters.onnx.targets import Owners
 from compressor.graph.skeleton import converted
 from compressor.graph.values import all_nodes
+from compressor.models.onnx.ort_runner import probe
 
 OLDEST = 17
 
@@ -76,22 +77,16 @@ def _runtime_knows(opset: int) -> bool:
     import onnxruntime as ort
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "probe", [x], [y])
-    model = helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version(opset)
-    )
     options = ort.SessionOptions()
     options.log_severity_level = 4
     try:
-        ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        ort.InferenceSession(probe(opset), options, providers=["CPUExecutionProvider"])
     except (state.Fail, state.InvalidGraph, state.NotImplemented, state.InvalidProtobuf):
         return False
     return True
 
 
 def _lack(node: ir.Node, opset: int) -> str | None:
-    """Return what an opset lacks for a node, or ``None``."""
     try:
         schema = defs.get_schema(node.op_type, opset, "")
     except defs.SchemaError:

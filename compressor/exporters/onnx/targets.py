@@ -25,10 +25,7 @@ class Target:
     """The rules of one runtime.
 
     Attributes:
-        title: its name in messages.
         activations: element types that activations may be quantized to.
-        weights: element types of quantized weights.
-        scales: element types of scales.
         computes: floating-point types that operators other than casts run in.
         asymmetric: zero points other than 0 are accepted.
         integer_bias: biases may be int32 with a scale.
@@ -86,15 +83,10 @@ TARGETS: dict[str, Target] = {
 
 
 def first_breach(model: ir.Model, target: Target, *, evaluate: bool) -> tuple[str, str, str] | None:
-    """Return the first thing that a target does not accept.
+    """Return subject, problem and remedy of the first thing that a target does not accept.
 
     Args:
-        model: the graph.
-        target: the rules.
         evaluate: compute zero points that are not yet known; otherwise they are assumed valid.
-
-    Returns:
-        Subject, problem and remedy; ``None`` where all is accepted.
     """
     first: tuple[ir.Node, str, str] | None = None
     others = 0  # nodes that break the same rule
@@ -141,9 +133,9 @@ def _folded(node: ir.Node, _: Target) -> tuple[str, str] | None:
 
 
 def _stored_type(node: ir.Node, target: Target) -> tuple[str, str] | None:
-    if not is_op(node, "QuantizeLinear", "DequantizeLinear") or _is_dynamic(node):
+    if not is_op(node, "QuantizeLinear", "DequantizeLinear") or is_dynamic(node):
         return None
-    dtype = _quantized_type(node)
+    dtype = quantized_type(node)
     constant = is_op(node, "DequantizeLinear") and constant_of(node.inputs[0]) is not None
     if constant and dtype == DataType.INT32:
         if target.integer_bias:
@@ -168,7 +160,7 @@ def _scale_type(node: ir.Node, target: Target) -> tuple[str, str] | None:
     if not is_op(node, "QuantizeLinear", "DequantizeLinear"):
         return None
     scale = node.inputs[1]
-    dtype = None if scale is None else _value_type(scale)
+    dtype = None if scale is None else value_type(scale)
     if dtype is None or dtype in target.scales:
         return None
     return (
@@ -197,7 +189,7 @@ def _float_type(node: ir.Node, target: Target) -> tuple[str, str] | None:
 def _zero_point(node: ir.Node, target: Target, evaluate: bool) -> tuple[str, str] | None:
     if target.asymmetric or not is_op(node, "QuantizeLinear", "DequantizeLinear"):
         return None
-    if len(node.inputs) < 3 or node.inputs[2] is None or _is_dynamic(node):
+    if len(node.inputs) < 3 or node.inputs[2] is None or is_dynamic(node):
         return None
     tensor = constant_of(node.inputs[2])
     constant = constant_of(node.inputs[0]) is not None
@@ -223,29 +215,31 @@ def _symmetric(kind: str) -> str:
     return f"set {kind}.symmetric: true in quantize-static{other}"
 
 
-def _is_dynamic(node: ir.Node) -> bool:
+def is_dynamic(node: ir.Node) -> bool:
     """Whether the scale is computed from the values as the model runs."""
     scale = node.inputs[1]
     return scale is not None and is_op(scale.producer(), "DynamicQuantizeLinear")
 
 
-def _quantized_type(node: ir.Node) -> DataType | None:
+def quantized_type(node: ir.Node) -> DataType | None:
     """Return the element type of the quantized side, or ``None`` where the graph does not say."""
-    if is_op(node, "DequantizeLinear"):
-        value = node.inputs[0]
-        if value is None:
-            return None
-        producer = value.producer()
-        dtype = _value_type(value)
-        if dtype is None and producer is not None and is_op(producer, "QuantizeLinear"):
-            return _quantized_type(producer)
-        return dtype
+    quantizes = is_op(node, "QuantizeLinear")
+    codes = None if quantizes else node.inputs[0]
+    if codes is not None:
+        dtype, maker = value_type(codes), codes.producer()
+        if dtype is None and is_op(maker, "QuantizeLinear") and maker is not None:
+            dtype = quantized_type(maker)
+        if dtype is not None:
+            return dtype
     if len(node.inputs) > 2 and node.inputs[2] is not None:
-        return _value_type(node.inputs[2])
+        return value_type(node.inputs[2])
+    if not quantizes:
+        return None
     return DataType(node.attributes.get_int("output_dtype", 0) or int(DataType.UINT8))
 
 
-def _value_type(value: ir.Value) -> DataType | None:
+def value_type(value: ir.Value) -> DataType | None:
+    """Return a value's element type: that of its constant, if it is one."""
     tensor = constant_of(value)
     return value.dtype if tensor is None else tensor.dtype
 
@@ -263,11 +257,7 @@ _RULES: tuple[_Rule, ...] = (_integer_operator, _folded, _stored_type, _scale_ty
 
 
 class Owners:
-    """Names a node's layer: the node computes the layer, or prepares its inputs.
-
-    Args:
-        model: the graph.
-    """
+    """Names a node's layer: the node computes the layer, or prepares its inputs."""
 
     def __init__(self, model: ir.Model):
         self._layers: dict[ir.Node, str] = {}

@@ -126,7 +126,6 @@ def stored_tensors(tensor: StoredTensor, codes: QuantizedTensor) -> dict[str, to
     """Compute the tensors stored in place of a quantized weight.
 
     Args:
-        tensor: the weight.
         codes: its codes, or those of a block of its rows that starts at a multiple of
             :func:`row_multiple`. The bytes of a block's tensors belong at :meth:`Entry.offset` of
             the entry of that name.

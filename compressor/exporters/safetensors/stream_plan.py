@@ -77,7 +77,6 @@ class StreamPlan:
     """A checkpoint that will be written.
 
     Attributes:
-        shards: the files of weights.
         texts: the small files that are made: the configuration and the index, by name.
         companions: the files that are copied.
         digest: changes with everything that decides the bytes.
@@ -256,10 +255,6 @@ def noted(shard: PlannedShard, directory: Path, plan: str) -> WrittenFile | None
 
 def finish(plan: StreamPlan, directory: Path) -> tuple[WrittenFile, ...]:
     """Write the files that go with the shards, once all processes have written theirs.
-
-    Args:
-        plan: what was written.
-        directory: where :func:`compressor.exporters.safetensors.streaming.write_shards` wrote it.
 
     Returns:
         All files, the main one first.

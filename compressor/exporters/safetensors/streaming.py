@@ -87,9 +87,7 @@ def block_tensors(
     """Compute what is stored of some rows of a tensor.
 
     Args:
-        tensor: the tensor.
         start: first row, one at which :func:`pieces` starts a block.
-        stop: the row after the last.
         elements: about how many of them are worked on at once.
 
     Yields:
@@ -145,10 +143,6 @@ def _rows(tensor: StoredTensor) -> int:
 class ShardFile:
     """A shard under a temporary name, its header written and its size final from the start.
 
-    Args:
-        shard: what will be in it.
-        directory: where it will be.
-
     Raises:
         OSError: the disk is full or broken; nothing is left of the file.
     """
@@ -173,8 +167,6 @@ class ShardFile:
         """Write a tensor, or a part of one.
 
         Args:
-            name: the tensor, as the plan calls it.
-            tensor: its elements.
             start: the byte of the stored tensor at which they go.
 
         Raises:
@@ -193,11 +185,7 @@ class ShardFile:
         os.fdatasync(self._handle)
 
     def finish(self, plan: str) -> None:
-        """Flush it, give it its name, and note its hash beside it.
-
-        Args:
-            plan: digest of the plan that it belongs to.
-        """
+        """Flush it, give it its name, and note its hash and the plan's digest beside it."""
         digest = hashlib.sha256()
         with mmap.mmap(self._handle, 0, access=mmap.ACCESS_READ) as mapped:
             digest.update(mapped)
@@ -231,8 +219,6 @@ class ShardFile:
 
 @dataclass(frozen=True)
 class _Block:
-    """Some rows of a tensor of a shard."""
-
     shard: int
     tensor: StoredTensor
     start: int
@@ -261,9 +247,7 @@ def write_shards(
     """Write this process's shards into a folder, except those that an earlier call finished.
 
     Args:
-        plan: what is written.
         directory: an existing folder; finished shards stay in it if the call fails.
-        ranks: which of several processes this is.
         threads: how many work; by default as many as torch would use.
         advance: called with the input bytes that are done, including those finished earlier.
 
@@ -297,8 +281,6 @@ def _check_room(shards: Sequence[PlannedShard], directory: Path) -> None:
 
 
 class _Stream:
-    """What the threads share."""
-
     def __init__(self, digest: str, shards: Sequence[PlannedShard], directory: Path, threads: int):
         self._digest = digest
         self._shards = shards

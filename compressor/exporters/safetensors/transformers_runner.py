@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stderr
-from io import StringIO
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ import torch
 from compressor.errors import ArtifactError, ModelError
 from compressor.models.executor import from_numpy
 from compressor.models.torch.matching import to_numpy
-from compressor.progress import quiet_libraries
+from compressor.models.transformers.networks import silent
 from compressor.types.tensors import Batch
 
 INSTALL = "pip install compressor[transformers]"
@@ -36,9 +34,6 @@ _REPORTED = 3
 class TransformersRunner:
     """A model that ``transformers`` loaded from a directory, as it is, without its own code.
 
-    Args:
-        directory: a folder with ``config.json`` and safetensors files.
-
     Raises:
         ArtifactError: ``transformers`` or compressed-tensors is not installed, the model is of a
             class that ``transformers`` does not have, or it cannot be loaded whole.
@@ -53,7 +48,7 @@ class TransformersRunner:
         from transformers.utils.generic import find_labels
 
         try:
-            with _silenced():
+            with silent():
                 self._model, loading = model_class.from_pretrained(
                     directory,
                     dtype="auto",
@@ -95,7 +90,7 @@ class TransformersRunner:
         }
         options = {"use_cache": False} if "use_cache" in self._takes else {}
         # Weights are decompressed in the first run, with progress bars.
-        silence = nullcontext() if self._has_run else _silenced()
+        silence = nullcontext() if self._has_run else silent()
         try:
             with silence, torch.inference_mode():
                 result = self._model(**taken, **options, return_dict=True)
@@ -122,11 +117,11 @@ class TransformersRunner:
                 "export a Hugging Face directory, whose config.json says which class it is",
             ) from error
         try:
-            with _silenced():
+            with silent():
                 import transformers
         except ImportError as error:
             raise ArtifactError(self._subject, f"needs {_missing(error)}", INSTALL) from error
-        with _silenced():
+        with silent():
             model_class = getattr(transformers, str(name), None)
         base = transformers.PreTrainedModel
         if not (isinstance(model_class, type) and issubclass(model_class, base)):
@@ -151,15 +146,7 @@ class TransformersRunner:
             )
 
 
-@contextmanager
-def _silenced() -> Iterator[None]:
-    """Keep warnings, logs and progress bars of libraries from the terminal."""
-    with quiet_libraries(), redirect_stderr(StringIO()):
-        yield
-
-
 def _missing(error: ImportError) -> str:
-    """Return the name of the package that is not there."""
     package = (error.name or "").partition(".")[0].replace("_", "-")
     return package or ("compressed-tensors" if "compressed" in str(error) else "transformers")
 

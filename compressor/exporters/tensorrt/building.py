@@ -19,7 +19,7 @@ import torch
 
 from compressor.errors import ArtifactError, CompressorError, SpecError
 from compressor.exporters.tensorrt import build_process
-from compressor.exporters.tensorrt.profiles import Profile
+from compressor.exporters.tensorrt.profiles import ShapeRange
 from compressor.files import publish, staging
 
 _KEPT = ("LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
@@ -34,17 +34,14 @@ class Settings:
     """What an engine is built with.
 
     Attributes:
-        package: TensorRT's Python package.
         capabilities: compute capabilities; none leaves the choice to the builder.
-        profiles: the shapes of inputs with dynamic dimensions.
-        flags: names of builder flags.
         hardware: name of a hardware compatibility level; empty for the GPU at hand.
         timing_cache: what earlier builds measured; ``None`` without a cache.
     """
 
     package: str
     capabilities: tuple[str, ...] = ()
-    profiles: Mapping[str, Profile] = field(default_factory=dict)
+    profiles: Mapping[str, ShapeRange] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
     hardware: str = ""
     timing_cache: bytes | None = None
@@ -55,10 +52,8 @@ class Engine:
     """A built engine.
 
     Attributes:
-        plan: its bytes.
         layers: the builder's report of its layers, as it words it.
         timing_cache: what was measured, added to what was known; ``None`` without a cache.
-        settings: what it was built with.
     """
 
     plan: bytes
@@ -72,7 +67,6 @@ def build(model: Path, settings: Settings) -> Engine:
 
     Args:
         model: an ONNX file in a folder of its own, which is the process's working folder.
-        settings: how.
 
     Raises:
         SpecError: the parser does not take the model, or this version a setting.
@@ -109,8 +103,6 @@ def unsupported(folder: Path, package: str, operators: Sequence[str]) -> frozens
 
     Args:
         folder: an empty one, for the process.
-        package: TensorRT's Python package.
-        operators: their names.
     """
     return frozenset(_ask(folder, package, {"operators": sorted(set(operators))})["lacking"])
 
@@ -125,11 +117,7 @@ def unknown_operator(node: str, operator: str) -> SpecError:
 
 
 def _ask(folder: Path, package: str, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the process's answer to a request.
-
-    Raises:
-        ArtifactError: it ends without one.
-    """
+    """Return the process's answer to a request."""
     spec = find_spec(package)
     assert spec is not None  # it has been imported
     assert spec.origin is not None
@@ -290,11 +278,6 @@ def versions(name: BuilderName) -> dict[str, str]:
     return used
 
 
-def targets(name: BuilderName, named: Sequence[str]) -> tuple[str, ...]:
-    """Return the compute capabilities that are known to be built for, if any are."""
-    return (own_capability(),) if BUILDERS[name].needs_gpu else tuple(named)
-
-
 def own_capability() -> str:
     """Return the compute capability of the first GPU, such as ``8.6``."""
     major, minor = torch.cuda.get_device_capability()
@@ -305,7 +288,6 @@ def cannot_run(name: BuilderName, targets: Sequence[str]) -> str:
     """Return why an engine cannot be run on this machine; empty where it can.
 
     Args:
-        name: its builder.
         targets: the compute capabilities that it is built for; none where that is open.
     """
     if not torch.cuda.is_available():

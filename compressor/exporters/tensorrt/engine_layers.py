@@ -75,8 +75,6 @@ class EngineLayer:
     """One layer of an engine; name and type are TensorRT's.
 
     Attributes:
-        nodes: the ONNX nodes that it came from.
-        constants: its weights.
         precision: the element type that it computes with; empty where it reads nothing.
     """
 
@@ -98,7 +96,6 @@ def read_layers(report: str, nodes: Sequence[str]) -> tuple[EngineLayer, ...]:
     """Return the layers of an engine.
 
     Args:
-        report: what TensorRT says of it.
         nodes: the names of all ONNX nodes; each has another.
 
     Raises:

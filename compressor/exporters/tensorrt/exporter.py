@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -62,6 +61,17 @@ MANIFEST = f"{ENGINE}.json"
 _TRIED = 64_000_000  # bytes of weights up to which a plan builds the engine with made-up ones
 _NO_HASH = "0" * 64
 _USUAL = ExportContext(name="a-name-of-usual-length", spec_digest=_NO_HASH)
+_MISPLACED: Mapping[building.BuilderName, Mapping[str, str]] = {
+    "gpu": {"compute-capability": "builds for the GPU that it runs on"},
+    "rtx": {
+        "hardware-compatibility": "takes the GPUs from compute-capability",
+        "sparse-weights": "chooses kernels when an engine is loaded, and has no use for it when it "
+        "builds",
+        "strip-weights": "does not strip weights without a GPU",
+        "timing-cache": "measures nothing when it builds",
+    },
+}
+"""The options that a builder has no use for, and why."""
 _Capability = Annotated[str, Field(pattern=r"^\d+\.\d$")]
 
 
@@ -155,7 +165,8 @@ class TensorrtExporter(Exporter):
         settings = self._settings(carrier)
         form = form_of(carrier)
         form.onnx.check(form.carrier)
-        targets = building.targets(self.builder, self.compute_capability)
+        needs_gpu = building.BUILDERS[self.builder].needs_gpu
+        targets = (building.own_capability(),) if needs_gpu else self.compute_capability
         check_types(form.model, targets, capabilities or targets)
         check_blocks(form.model)
         _check_operators(settings.package, form.model)
@@ -203,11 +214,7 @@ class TensorrtExporter(Exporter):
         return path, manifest
 
     def check_written(self, carrier: Carrier, path: Path) -> str:  # noqa: ARG002
-        """Compare an engine that cannot run here with its manifest.
-
-        Raises:
-            ArtifactError: it is another.
-        """
+        """Compare an engine that cannot run here with its manifest."""
         manifest = json.loads((path.parent / MANIFEST).read_text(encoding="utf-8"))
         if manifest["engine"]["sha256"] != file_sha256(path):
             raise ArtifactError(
@@ -221,41 +228,16 @@ class TensorrtExporter(Exporter):
         return f"{compared}; TensorRT reports all {len(meant)} quantized layers in {kinds}"
 
     def open(self, path: Path) -> Runner:
-        """Load the engine on the GPU.
-
-        Raises:
-            ArtifactError: it does not load.
-        """
+        """Load the engine on the GPU."""
         if self.cannot_run:
             raise ArtifactError(f"artifact {path.name!r}", "cannot be run", self.cannot_run)
         return EngineRunner(building.loaded(self.builder), path)
 
     def _check_options(self, capabilities: tuple[str, ...]) -> None:
-        misplaced: dict[str, tuple[bool, str]] = {
-            "compute-capability": (
-                bool(self.compute_capability) and self.builder == "gpu",
-                "builds for the GPU that it runs on",
-            ),
-            "hardware-compatibility": (
-                self.hardware_compatibility != "none" and self.builder == "rtx",
-                "takes the GPUs from compute-capability",
-            ),
-            "sparse-weights": (
-                self.sparse_weights and self.builder == "rtx",
-                "chooses kernels when an engine is loaded, and has no use for it when it builds",
-            ),
-            "strip-weights": (
-                self.strip_weights and self.builder == "rtx",
-                "does not strip weights without a GPU",
-            ),
-            "timing-cache": (
-                self.timing_cache is not None and self.builder == "rtx",
-                "measures nothing when it builds",
-            ),
-        }
         other = "rtx" if self.builder == "gpu" else "gpu"
-        for option, (wrong, reason) in misplaced.items():
-            if wrong:
+        for option, reason in _MISPLACED[self.builder].items():
+            name = option.replace("-", "_")
+            if getattr(self, name) != type(self).model_fields[name].default:
                 raise SpecError(
                     f"export tensorrt: {option}",
                     f"is not for builder {self.builder!r}, which {reason}",
@@ -291,10 +273,6 @@ class TensorrtExporter(Exporter):
         """Return the manifest's text; nothing in it differs between equal builds.
 
         Args:
-            engine: what was built.
-            model: from what.
-            carrier: the model's inputs and outputs.
-            context: names the spec.
             onnx: sha256 of each ONNX file that the engine was built from, by name.
         """
         layers, placed = _placed(engine, model)
@@ -311,7 +289,7 @@ class TensorrtExporter(Exporter):
             "compute_capabilities": list(settings.capabilities) or None,
             "flags": list(settings.flags),
             "hardware_compatibility": settings.hardware or None,
-            "profiles": {name: asdict(profile) for name, profile in settings.profiles.items()},
+            "profiles": {name: profile.model_dump() for name, profile in settings.profiles.items()},
             "inputs": [str(spec) for spec in carrier.inputs],
             "outputs": [str(spec) for spec in carrier.outputs],
             "layers": [_layer(layer) for layer in layers],
@@ -364,7 +342,6 @@ def _tensor(tensor: EngineTensor) -> str:
 
 
 def _check_operators(package: str, model: ir.Model) -> None:
-    """Check that the parser knows all operators."""
     nodes = list(all_nodes(model.graph))
     with scratch() as folder:
         lacking = unsupported(folder, package, [node.op_type for node in nodes])

@@ -17,7 +17,7 @@ from onnx_ir import DataType
 from compressor.errors import SpecError
 from compressor.exporters.onnx import OnnxExporter, opsets
 from compressor.exporters.onnx.forms import in_form_for
-from compressor.exporters.onnx.targets import Owners
+from compressor.exporters.onnx.targets import Owners, is_dynamic, quantized_type
 from compressor.graph.blocks import all_initializers
 from compressor.graph.editing import Editor
 from compressor.graph.skeleton import Skeleton
@@ -69,21 +69,7 @@ def _is_integer_bias(node: ir.Node) -> bool:
 
 def _reads_unsigned(node: ir.Node) -> bool:
     """Whether a node's codes are uint8; nodes with computed scales do not count."""
-    scale = node.inputs[1]
-    if scale is None or is_op(scale.producer(), "DynamicQuantizeLinear"):
-        return False
-    if is_op(node, "DequantizeLinear") and node.inputs[0] is not None:
-        tensor = constant_of(node.inputs[0])
-        dtype = node.inputs[0].dtype if tensor is None else tensor.dtype
-        if dtype is not None:
-            return dtype == DataType.UINT8
-    if len(node.inputs) > 2 and node.inputs[2] is not None:
-        tensor = constant_of(node.inputs[2])
-        return (node.inputs[2].dtype if tensor is None else tensor.dtype) == DataType.UINT8
-    if is_op(node, "DequantizeLinear"):
-        return False
-    kind = node.attributes.get_int("output_dtype", 0) or int(DataType.UINT8)
-    return kind == int(DataType.UINT8)
+    return not is_dynamic(node) and quantized_type(node) == DataType.UINT8
 
 
 def _check_exact(node: ir.Node, model: ir.Model) -> None:
@@ -125,7 +111,6 @@ def _reader_of_codes(node: ir.Node) -> str:
 
 
 def _store_float(editor: Editor, node: ir.Node) -> None:
-    """Put the float bias in place of its codes and scale."""
     codes, scale = constant_array(node.inputs[0]), constant_array(node.inputs[1])
     result = node.outputs[0]
     if codes is None or scale is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 import onnx_ir as ir
@@ -11,8 +10,8 @@ from onnx_ir import DataType
 from pydantic import Field
 
 from compressor.errors import SpecError, suggestion
-from compressor.exporters.onnx.targets import Owners
-from compressor.graph.values import all_nodes, constant_of
+from compressor.exporters.onnx.targets import Owners, value_type
+from compressor.graph.values import all_nodes
 from compressor.types.options import Options
 from compressor.types.tensors import TensorSpec
 
@@ -54,22 +53,12 @@ class BatchRange(Options):
     max: Length = Field(description="the largest batch")
 
 
-@dataclass(frozen=True)
-class Profile:
-    """The shapes of one input: smallest, best and largest."""
-
-    min: tuple[int, ...]
-    opt: tuple[int, ...]
-    max: tuple[int, ...]
-
-
 def resolve_profiles(
     inputs: Sequence[TensorSpec], ranges: Mapping[str, ShapeRange], batch: BatchRange | None
-) -> dict[str, Profile]:
+) -> dict[str, ShapeRange]:
     """Return the profile of every input with a dynamic dimension.
 
     Args:
-        inputs: the model's inputs.
         ranges: the shapes that the spec gives for single inputs.
         batch: the batch sizes that it gives for all others.
 
@@ -84,11 +73,10 @@ def resolve_profiles(
                 "is of no input of the model",
                 suggestion(name, named),
             )
-    profiles: dict[str, Profile] = {}
+    profiles: dict[str, ShapeRange] = {}
     for spec in inputs:
         if spec.name in ranges:
-            entry = ranges[spec.name]
-            profiles[spec.name] = Profile(entry.min, entry.opt, entry.max)
+            profiles[spec.name] = ranges[spec.name]
         elif dynamic_axes(spec):
             profiles[spec.name] = _from_batch(spec, inputs, batch)
     for name, profile in profiles.items():
@@ -104,7 +92,7 @@ def dynamic_axes(spec: TensorSpec) -> tuple[int, ...]:
 
 def _from_batch(
     spec: TensorSpec, inputs: Sequence[TensorSpec], batch: BatchRange | None
-) -> Profile:
+) -> ShapeRange:
     if batch is None or dynamic_axes(spec) != (0,):
         raise SpecError(
             f"{_SUBJECT}: input {spec.name!r}",
@@ -112,10 +100,11 @@ def _from_batch(
             f"add {_example(inputs)}",
         )
     rest = tuple(int(length or 0) for length in spec.shape[1:])
-    return Profile((batch.min, *rest), (batch.opt, *rest), (batch.max, *rest))
+    low, best, high = ((length, *rest) for length in (batch.min, batch.opt, batch.max))
+    return ShapeRange.model_construct(min=low, opt=best, max=high)  # a fixed length may be 0
 
 
-def _check(spec: TensorSpec, profile: Profile) -> None:
+def _check(spec: TensorSpec, profile: ShapeRange) -> None:
     subject = f"{_SUBJECT}: profile {spec.name!r}"
     for word, shape in (("min", profile.min), ("opt", profile.opt), ("max", profile.max)):
         if len(shape) != len(spec.shape):
@@ -141,7 +130,7 @@ def _check(spec: TensorSpec, profile: Profile) -> None:
             )
 
 
-def _check_names(inputs: Sequence[TensorSpec], profiles: Mapping[str, Profile]) -> None:
+def _check_names(inputs: Sequence[TensorSpec], profiles: Mapping[str, ShapeRange]) -> None:
     """Check that dimensions of the same name have the same sizes."""
     by_dimension: dict[str, tuple[str, tuple[int, int, int]]] = {}
     for spec in inputs:
@@ -161,7 +150,6 @@ def _check_names(inputs: Sequence[TensorSpec], profiles: Mapping[str, Profile]) 
 
 
 def _example(inputs: Sequence[TensorSpec]) -> str:
-    """Return the lines to add for all inputs."""
     dynamic = [spec for spec in inputs if dynamic_axes(spec)]
     if all(dynamic_axes(spec) == (0,) for spec in dynamic):
         return "batch: {min: 1, opt: 8, max: 64}"
@@ -200,9 +188,7 @@ def check_types(model: ir.Model, targets: Sequence[str], capabilities: Sequence[
     """Check that the targets' GPUs have all element types of the graph.
 
     Args:
-        model: the graph as TensorRT gets it.
         targets: compute capabilities, such as ``8.6``.
-        capabilities: all that the builder builds for.
 
     Raises:
         SpecError: naming the layer or node, the type, and the capabilities that have it.
@@ -225,10 +211,7 @@ def _typed(model: ir.Model) -> Iterator[tuple[ir.Node, DataType]]:
     """Yield the nodes that read or give a type that not all GPUs have."""
     for node in all_nodes(model.graph):
         for value in (*node.inputs, *node.outputs):
-            if value is None:
-                continue
-            tensor = constant_of(value)
-            dtype = value.dtype if tensor is None else tensor.dtype
+            dtype = None if value is None else value_type(value)
             if dtype is not None and dtype in _FIRST:
                 yield node, dtype
 

@@ -36,10 +36,6 @@ class EngineRunner:
     A batch that is larger than the engine's largest is run in parts; a smaller one than its
     smallest is filled up with copies of its last sample.
 
-    Args:
-        package: TensorRT's Python module.
-        path: the engine.
-
     Raises:
         ArtifactError: TensorRT does not open it.
     """
@@ -88,7 +84,6 @@ class EngineRunner:
         return {name: np.concatenate([part[name] for part in parts]) for name in self._outputs}
 
     def _batch_range(self, count: int) -> tuple[int, int]:
-        """Return the smallest and the largest batch that the engine takes."""
         name = self._inputs[0]
         if -1 not in tuple(self._engine.get_tensor_shape(name))[:1]:
             return count, max(count, 1)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
-import onnx_ir as ir
 import torch
 
 from compressor.errors import ModelError, SpecError
@@ -22,14 +21,10 @@ from compressor.models.checkpoint.folder import (
     read_checkpoint,
 )
 from compressor.models.checkpoint.reading import FileTensor, MappedFile
-from compressor.models.checkpoint.rows import (
-    changed,
-    widen_float8,
-)
+from compressor.models.checkpoint.rows import changed, widen_float8
 from compressor.models.codec.headers import DTYPES, TensorHeader
 from compressor.models.executor.dtypes import natural_type
 from compressor.types.carrier import Capability, WeightChange
-from compressor.types.channels import Units
 from compressor.types.layers import Layer
 from compressor.types.quantized import Scheme, WeightCodes
 from compressor.types.tensors import StoredTensor, TensorSpec
@@ -44,7 +39,6 @@ class CheckpointCarrier:
     Float8 weights of layers appear as wider floats, their scales multiplied in.
 
     Args:
-        source: the checkpoint's headers.
         tensors: its tensors, of which passes may have changed some.
         layers: its layers, in the order of storage.
     """
@@ -154,37 +148,15 @@ class CheckpointCarrier:
         ]
         return CheckpointCarrier(self.source, tensors, layers)
 
-    def graph(self) -> ir.Model:
+    def graph(self, *_: object, **__: object) -> NoReturn:
         """Raise ``SpecError``: there is no graph."""
         _weights_only("graph")
 
-    def with_graph(self, graph: ir.Model) -> NoReturn:  # noqa: ARG002
-        """Raise ``SpecError``: there is no graph."""
-        _weights_only("graph")
-
-    def with_channels(
-        self,
-        graph: ir.Model,  # noqa: ARG002
-        kept: Mapping[str, Mapping[int, Units]],  # noqa: ARG002
-        *,
-        planned: bool = False,  # noqa: ARG002
-    ) -> NoReturn:
-        """Raise ``SpecError``: there is no graph."""
-        _weights_only("graph")
+    with_graph = with_channels = with_trainable_graph = graph
 
     def trainable(self) -> NoReturn:
         """Raise ``SpecError``: there is no module."""
         _weights_only("training")
-
-    def with_trainable_graph(
-        self,
-        graph: ir.Model,  # noqa: ARG002
-        parameters: Collection[str],  # noqa: ARG002
-        *,
-        planned: bool = False,  # noqa: ARG002
-    ) -> NoReturn:
-        """Raise ``SpecError``: there is no graph."""
-        _weights_only("graph")
 
     def runner(self, taps: Sequence[str] = ()) -> NoReturn:  # noqa: ARG002
         """Raise ``SpecError``: it cannot be run."""

@@ -20,6 +20,7 @@ from compressor.models.codec.headers import (
     WEIGHTS,
     ShardHeader,
     TensorHeader,
+    check_index,
     read_header,
     read_index,
 )
@@ -88,7 +89,6 @@ def check_config(config: Mapping[str, Any], shapes: Mapping[str, _Shape], subjec
     Args:
         config: the content of ``config.json``; what it does not say is not compared.
         shapes: all tensors of the checkpoint.
-        subject: what a message is about.
 
     Raises:
         ModelError: they disagree in a shape, in the number of layers, or in what a layer holds.
@@ -204,8 +204,6 @@ def layer_of(
     ``MatMul``, an embedding's by a ``Gather``.
 
     Args:
-        name: the tensor's name.
-        shape: its shape.
         dtype: numpy name of its floating-point type.
         config: the content of ``config.json``; its ``model_type`` tells whether weights are
             stored transposed.
@@ -318,25 +316,9 @@ def read_shards(path: Path) -> tuple[ShardHeader, ...]:
                 )
             held[tensor] = name
     if index is not None:
-        _check_index(path / INDEX, index, held)
+        remedy = "the index belongs to other files; fetch both again"
+        check_index(path / INDEX, index, held, remedy)
     return shards
-
-
-def _check_index(path: Path, index: Mapping[str, str], held: Mapping[str, str]) -> None:
-    subject = f"index {str(path)!r}"
-    remedy = "the index belongs to other files; fetch both again"
-    for tensor, shard in index.items():
-        if tensor not in held:
-            raise ModelError(
-                subject, f"places {tensor!r} in {shard!r}, which does not hold it", remedy
-            )
-        if Path(shard) != Path(held[tensor]):
-            raise ModelError(
-                subject, f"places {tensor!r} in {shard!r}, it is in {held[tensor]!r}", remedy
-            )
-    for tensor, shard in held.items():
-        if tensor not in index:
-            raise ModelError(subject, f"does not name {tensor!r}, which {shard!r} holds", remedy)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:

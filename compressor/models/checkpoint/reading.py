@@ -82,14 +82,7 @@ def open_direct(path: Path) -> int:
 
 
 def cached_share(mapped: torch.Tensor) -> float:
-    """Return which share of a part of a mapped file is in the page cache.
-
-    Args:
-        mapped: a view of the map.
-
-    Returns:
-        From 0 to 1; 1 where the system does not tell.
-    """
+    """Return which share of a part of a map is in the page cache; 1 if the system does not tell."""
     first = mapped.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
     length = mapped.data_ptr() + mapped.nbytes - first
     pages = -(-length // mmap.PAGESIZE)
@@ -140,7 +133,6 @@ class MappedFile:
     """A file that is mapped into memory when it is first read.
 
     Args:
-        path: the file.
         nbytes: its size as it was when its header was checked.
     """
 
@@ -186,10 +178,9 @@ class MappedFile:
         return torch.frombuffer(mapped, dtype=dtype, count=count, offset=offset).reshape(shape)
 
     def load(self, start: int, stop: int, buffer: Buffer) -> bool:
-        """Read a range into a buffer, past the page cache; views are taken of it from then on.
+        """Read a range past the page cache, for all later views; return whether that worked.
 
-        Returns:
-            Whether that could be done. Not every file system can.
+        Not every file system can.
         """
         try:
             handle = open_direct(self.path)
@@ -234,7 +225,6 @@ class MappedFile:
             os.posix_fadvise(stream.fileno(), start, stop - start, os.POSIX_FADV_DONTNEED)
 
     def _view(self, start: int, stop: int) -> torch.Tensor:
-        """Return bytes of the map."""
         with self._lock:
             return torch.frombuffer(self._map, dtype=torch.uint8, count=stop - start, offset=start)
 

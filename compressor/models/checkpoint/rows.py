@@ -6,7 +6,7 @@ as a whole."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,9 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from compressor.errors import ModelError
-from compressor.models.checkpoint.folder import (
-    Checkpoint,
-)
+from compressor.models.checkpoint.folder import Checkpoint
 from compressor.models.checkpoint.reading import FileTensor, ReadAhead, RowReader, Span
 from compressor.models.codec.headers import TensorHeader
 from compressor.types.carrier import Carrier, WeightChange
@@ -33,10 +31,11 @@ _FLOATS = ("F32", "F16", "BF16", "F8_E8M0")
 _CHUNK = 1 << 20  # elements widened at once
 _UNSCALED = ("input_scale", "activation_scale")  # of activations, which are floats again
 _FLOAT_TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 _Results: TypeAlias = list[tuple["RowBlock", ResultT]]
 _ELEMENTS = 4 << 20  # of a block; the work on one takes some 20 bytes for each
-_WAITING = 2  # blocks beyond those in work
+WAITING = 2  # items beyond those in work
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +43,6 @@ class ChangedRows:
     """Rows of a tensor in a file, changed a few at a time.
 
     Attributes:
-        before: the tensor as it was.
-        change: what becomes of it.
         step: rows that the change takes together.
         count: rows of the tensor.
     """
@@ -81,23 +78,11 @@ class ChangedRows:
         return first, min(-(-stop // self.step) * self.step, self.count)
 
 
-@dataclass(frozen=True, eq=False)
-class ChangedWhole:
-    """A tensor that is changed as a whole whenever it is read."""
-
-    before: Callable[[], torch.Tensor]
-    change: WeightChange
-
-    def __call__(self) -> torch.Tensor:
-        """Return all of it."""
-        return self.change.stored(self.before())
-
-
 def changed(before: Callable[[], torch.Tensor], change: WeightChange) -> Callable[[], torch.Tensor]:
     """Return a reader of what a tensor becomes; it reads by rows where tensor and change allow."""
     layer = change.layer
     if change.multiple is None or not isinstance(before, RowReader) or not layer.rows_first:
-        return ChangedWhole(before, change)
+        return lambda: change.stored(before())
     return ChangedRows(before, change, change.multiple, layer.rows)
 
 
@@ -158,11 +143,6 @@ def _block_of(
     Args:
         weight: ``[rows, columns]``.
         scale: no axes or one element, ``[rows]``, or a grid ``[a, b]``.
-        declared: the blocks that ``config.json`` declares.
-        subject: what a message is about.
-
-    Raises:
-        ModelError: the scale has an unknown form.
     """
     rows, columns = weight.shape
     if scale is None:
@@ -231,7 +211,6 @@ def row_blocks(layer: Layer, multiple: int = 1, elements: int = _ELEMENTS) -> li
     """Divide a weight's rows into blocks.
 
     Args:
-        layer: whose weight it is.
         multiple: rows that stay together.
         elements: about how many of them make a block.
     """
@@ -274,7 +253,6 @@ def scan(
     rows is held as a whole.
 
     Args:
-        carrier: the model.
         blocks: those of one layer follow each other.
         work: takes rows in canonical form, which it must neither keep nor change, and returns a
             result; called by several threads.
@@ -294,7 +272,9 @@ def scan(
                 jobs.append(partial(_of_whole, carrier, list(of_layer), work))
             else:
                 jobs += [partial(_of_file, ahead, reader, block, work) for block in of_layer]
-        yield from _in_order(jobs, threads)
+        with ThreadPoolExecutor(threads, "scan", torch.set_num_threads, (1,)) as workers:
+            for results in in_order(workers, lambda job: job(), jobs, threads + WAITING):
+                yield from results
 
 
 def _of_file(
@@ -326,20 +306,24 @@ def _reader(tensors: Mapping[str, StoredTensor], layer: Layer) -> RowReader | No
     return tensor.read if isinstance(tensor.read, RowReader) else None
 
 
-def _in_order(
-    jobs: Sequence[Callable[[], _Results[ResultT]]], threads: int
-) -> Iterator[tuple[RowBlock, ResultT]]:
-    workers = ThreadPoolExecutor(threads, "scan", initializer=torch.set_num_threads, initargs=(1,))
-    coming: deque[Future[_Results[ResultT]]] = deque()
+def in_order(
+    workers: ThreadPoolExecutor,
+    work: Callable[[ItemT], ResultT],
+    items: Iterable[ItemT],
+    most: int,
+) -> Iterator[ResultT]:
+    """Work on several items at once and yield the results in order; at most ``most`` are held."""
+    coming: deque[Future[ResultT]] = deque()
     try:
-        for job in jobs:
-            coming.append(workers.submit(job))
-            if len(coming) >= threads + _WAITING:
-                yield from coming.popleft().result()
+        for item in items:
+            coming.append(workers.submit(work, item))
+            if len(coming) >= most:
+                yield coming.popleft().result()
         while coming:
-            yield from coming.popleft().result()
+            yield coming.popleft().result()
     finally:
-        workers.shutdown(cancel_futures=True)
+        for future in coming:
+            future.cancel()
 
 
 @contextmanager

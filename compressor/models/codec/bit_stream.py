@@ -66,7 +66,6 @@ def unpack_bits(stream: Tensor, bits: int, count: int, signed: bool = False) -> 
     Args:
         stream: uint8, at least ``stream_bytes(count, bits)`` of them; not changed.
         bits: width of a code, 1 to 8.
-        count: how many codes.
         signed: the highest bit of a code is its sign.
 
     Returns:

@@ -13,8 +13,8 @@ import onnx_ir as ir
 
 from compressor.errors import ModelError
 from compressor.graph.skeleton import Skeleton, graph_as_json, graph_from_json
-from compressor.graph.values import tensor_spec
-from compressor.models.codec.forms import INTEGERS, STORED, Bitmask, Bits, Entry, Form, NOfM
+from compressor.graph.values import INTEGER_CODES, tensor_spec
+from compressor.models.codec.forms import STORED, Bitmask, Bits, Entry, Form, NOfM
 from compressor.models.codec.sparse import GROUP
 
 DESCRIPTION = "model.json"
@@ -31,7 +31,6 @@ class Description:
     """The content of ``model.json``, checked.
 
     Attributes:
-        subject: what messages call it.
         digest: sha256 of the file.
         inputs: names of the model's inputs, as listed beside the graph.
         outputs: names of its outputs, likewise.
@@ -179,7 +178,7 @@ def _entry(name: str, value: Any, subject: str) -> Entry:
 def _form(fields: Mapping[str, Any], dtype: ir.DataType, shape: tuple[int, ...]) -> Form | None:
     """Return how a tensor is stored; ``None`` where that is unknown or impossible."""
     match fields:
-        case {"form": "bits", "bits": int(bits)} if dtype in INTEGERS:
+        case {"form": "bits", "bits": int(bits)} if dtype in INTEGER_CODES:
             return Bits(bits) if 1 <= bits < dtype.bitwidth else None
         case {"form": "bitmask", "mask": str(mask)} if dtype in _SPARSE:
             return Bitmask(mask)

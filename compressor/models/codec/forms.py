@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from compressor.errors import ArtifactError, SpecError
+from compressor.graph.values import INTEGER_CODES
 from compressor.models.codec.bit_stream import pack_bits, stream_bytes, unpack_bits
 from compressor.models.codec.headers import DTYPES
 from compressor.models.codec.sparse import (
@@ -59,14 +60,6 @@ STORED: dict[ir.DataType, str] = {
     ir.DataType.FLOAT4E2M1: "U8",
 }
 """How each element type is stored in safetensors; those narrower than a byte are packed."""
-
-INTEGERS = frozenset(
-    {
-        *(ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT4, ir.DataType.UINT4),
-        *(ir.DataType.INT2, ir.DataType.UINT2),
-    }
-)
-"""Element types whose codes may be stored in fewer bits."""
 
 _SIGNED = frozenset({ir.DataType.INT8, ir.DataType.INT4, ir.DataType.INT2})
 _BYTES = "U8"
@@ -184,7 +177,6 @@ class Entry:
         """Return the tensor that :func:`encoded` stored.
 
         Args:
-            name: the tensor.
             stored: its parts, flat.
 
         Raises:
@@ -200,7 +192,7 @@ class Entry:
                 groups = self._typed(from_group_values(_words(values), places, n))
                 moved = [d for i, d in enumerate(self.shape) if i != axis] + [self.shape[axis]]
                 return groups.view(moved).movedim(-1, axis).contiguous()
-        if self.dtype in INTEGERS:
+        if self.dtype in INTEGER_CODES:
             codes = unpack_bits(values, self.width, self.count, self.dtype in _SIGNED)
             return codes.view(self.shape)
         return from_numpy(ir.PackedTensor(values.numpy(), self.dtype, shape=self.shape))
@@ -241,7 +233,6 @@ def plan_tensors(
     """Choose the forms of a graph's tensors, except those that depend on the values.
 
     Args:
-        tensors: by name.
         widths: bits of the codes that have fewer than their type.
         sparse: tensors may be stored as sparse.
 
@@ -258,7 +249,7 @@ def plan_tensors(
             )
         entry = Entry(tensor.dtype, tuple(int(d) for d in tensor.shape.numpy()))
         width = widths.get(name, entry.width)
-        if tensor.dtype in INTEGERS and width < entry.width:
+        if tensor.dtype in INTEGER_CODES and width < entry.width:
             entry = replace(entry, form=Bits(width))
         names = None
         if sparse and _may_be_sparse(entry):
@@ -331,8 +322,6 @@ def _sparse(
     """Store a tensor as sparse if that is smaller.
 
     Args:
-        name: the tensor.
-        entry: how it is stored otherwise.
         beside: the names of its mask and of its indices.
         elements: all of them, unsigned integers ``[count]``.
     """

@@ -227,6 +227,27 @@ def read_index(index: Path) -> dict[str, str]:
     return shards
 
 
+def check_index(path: Path, index: Mapping[str, str], held: Mapping[str, str], remedy: str) -> None:
+    """Compare an index with the names of the shards that hold each tensor.
+
+    Raises:
+        ModelError: they differ.
+    """
+    subject = f"index {str(path)!r}"
+    for tensor, shard in index.items():
+        if tensor not in held:
+            raise ModelError(
+                subject, f"places {tensor!r} in {shard!r}, which does not hold it", remedy
+            )
+        if Path(shard) != Path(held[tensor]):
+            raise ModelError(
+                subject, f"places {tensor!r} in {shard!r}, it is in {held[tensor]!r}", remedy
+            )
+    for tensor, shard in held.items():
+        if tensor not in index:
+            raise ModelError(subject, f"does not list {tensor!r}, which {shard!r} holds", remedy)
+
+
 def index_text(shards: Mapping[str, Mapping[str, int]]) -> bytes:
     """Return the text of an index.
 
@@ -251,7 +272,6 @@ def in_shards(tensors: Iterable[SizedT], limit: int | None) -> list[list[SizedT]
     """Divide tensors among shards, in their order.
 
     Args:
-        tensors: what will be stored.
         limit: bytes of the tensors in a shard; a larger tensor has a shard of its own. ``None``
             for a single shard.
     """
@@ -303,8 +323,6 @@ def layout(tensors: Iterable[Described], metadata: Mapping[str, str], room: int 
     larger than memory is written from tensors that are computed one by one.
 
     Args:
-        tensors: what will be in the file.
-        metadata: its notes.
         room: bytes that the header takes at least; it is padded with spaces.
     """
     content: dict[str, object] = {"__metadata__": dict(metadata)}

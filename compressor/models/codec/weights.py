@@ -6,7 +6,6 @@ import hashlib
 import mmap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -33,6 +32,7 @@ from compressor.models.codec.headers import (
     Described,
     ShardHeader,
     TensorHeader,
+    check_index,
     in_shards,
     index_text,
     layout,
@@ -68,7 +68,6 @@ class GraphPlan:
         model: the graph as it is; its inputs and outputs are described.
         parts: the graph that is stored and its tensors.
         shards: the tensors of each file, by the files' names.
-        name: noted in the files.
     """
 
     model: ir.Model
@@ -118,7 +117,6 @@ def plan_graph(
     Args:
         model: the graph as it is.
         parts: the graph that is stored.
-        name: noted in the files.
         sparse: tensors with many zeros may be stored as sparse.
         max_shard_size: bytes of the tensors in a file before zeros are left out; ``None`` for a
             single file. A larger tensor has a file of its own.
@@ -206,7 +204,6 @@ def read_tensors(
     their parts contradict each other.
 
     Args:
-        description: the model.
         headers: those of its files, see :func:`stored_headers`.
         mapped: map the files; otherwise read them now.
 
@@ -251,12 +248,7 @@ def stored_headers(description: Description, folder: Path) -> tuple[ShardHeader,
             raise ModelError(f"index {str(path)!r}", problem, _OTHER)
     headers = tuple(_header(folder / name) for name in sorted(set(index.values())))
     holders = {tensor: header.path.name for header in headers for tensor in header.tensors}
-    for name in sorted(holders.keys() | index.keys()):
-        if holders.get(name) != index.get(name):
-            problem = f"places {name!r} in {index.get(name)!r}, which does not hold it"
-            if name not in index:
-                problem = f"does not list {name!r}, which {holders[name]!r} holds"
-            raise ModelError(f"index {str(path)!r}", problem, _OTHER)
+    check_index(path, index, holders, _OTHER)
     return headers
 
 
@@ -346,22 +338,19 @@ def _view(buffer: Buffer, tensor: TensorHeader) -> Tensor:
 def _tensor(
     name: str, entry: Entry, buffers: Mapping[Path, Buffer], stored: Mapping[str, Stored]
 ) -> Tensor:
-    if not entry.decoded:
-        header, tensor = stored[name]
-        return _view(buffers[header.path], tensor)
-    decode = partial(_decoded, entry, name, buffers, stored)
-    return LazyTensor(decode, entry.shape, TORCH_DTYPES[entry.dtype])
-
-
-def _decoded(
-    entry: Entry, name: str, buffers: Mapping[Path, Buffer], stored: Mapping[str, Stored]
-) -> Tensor:
-    parts = {}
-    for part in entry.parts(name):
+    def view(part: str) -> Tensor:
         header, tensor = stored[part]
-        parts[part] = _view(buffers[header.path], tensor)
-    try:
-        return entry.decode(name, parts)
-    except ValueError as error:
-        subject = _subject(stored[name][0])
-        raise ModelError(subject, f"hold a damaged tensor {name!r} ({error})", _DAMAGED) from error
+        return _view(buffers[header.path], tensor)
+
+    def decode() -> Tensor:
+        parts = {part: view(part) for part in entry.parts(name)}
+        try:
+            return entry.decode(name, parts)
+        except ValueError as error:
+            subject = _subject(stored[name][0])
+            problem = f"hold a damaged tensor {name!r} ({error})"
+            raise ModelError(subject, problem, _DAMAGED) from error
+
+    if not entry.decoded:
+        return view(name)
+    return LazyTensor(decode, entry.shape, TORCH_DTYPES[entry.dtype])

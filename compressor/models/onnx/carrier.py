@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import NoReturn
@@ -32,11 +32,11 @@ from compressor.models.onnx.ort_runner import (
 )
 from compressor.progress import quiet_libraries
 from compressor.types.carrier import Capability, Runner, WeightChange
-from compressor.types.channels import Units
 from compressor.types.layers import Layer
 from compressor.types.quantized import QuantizedTensor, WeightCodes
 from compressor.types.tensors import StoredTensor
 
+_OLDEST_OF_ONNXSCRIPT = 18  # its converter works in memory; older opsets need the onnx package's
 _STATE = "graph.onnx"
 _EXTERNAL_FROM = 1 << 16  # bytes: larger tensors lie beside the graph, where they can be mapped
 
@@ -118,29 +118,11 @@ class OnnxCarrier:
         """The model in ONNX IR. Shared: clone it before changing it."""
         return self._graph
 
-    def with_graph(self, graph: ir.Model) -> OnnxCarrier:
-        """Return a carrier of the changed graph."""
-        return OnnxCarrier(graph)
-
-    def with_channels(
-        self,
-        graph: ir.Model,
-        kept: Mapping[str, Mapping[int, Units]],  # noqa: ARG002
-        *,
-        planned: bool = False,  # noqa: ARG002
-    ) -> OnnxCarrier:
-        """Return a carrier of the smaller graph."""
-        return OnnxCarrier(graph)
-
-    def with_trainable_graph(
-        self,
-        graph: ir.Model,
-        parameters: Collection[str],  # noqa: ARG002
-        *,
-        planned: bool = False,  # noqa: ARG002
-    ) -> OnnxCarrier:
+    def with_graph(self, graph: ir.Model, *_: object, **__: object) -> OnnxCarrier:
         """Return a carrier of the changed graph; it is not trained."""
         return OnnxCarrier(graph)
+
+    with_channels = with_trainable_graph = with_graph
 
     def check_finite(self, subject: str) -> None:
         """Refuse NaN everywhere, and infinity in layers (masks may well hold it).
@@ -209,7 +191,6 @@ def graph_with_codes(
     """Return a copy of a graph in which some float weights are stored as codes.
 
     Args:
-        graph: the model; not changed.
         changes: the codes by the weight's name.
         weight: returns a layer's float weight in its stored shape.
 
@@ -268,19 +249,11 @@ def _constant(model: ir.Model, name: str) -> ir.TensorProtocol:
     return value.const_value
 
 
-_OLDEST_OF_ONNXSCRIPT = 18  # its converter works in memory; older opsets need the onnx package's
-
-
 def _upgraded(model: ir.Model, opset: int, subject: str) -> ir.Model:
     """Return a graph in an opset, or in its own if that is newer; value names stay the same.
 
     Args:
         model: the graph; may be changed.
-        opset: the least opset that is wanted.
-        subject: what messages call the model.
-
-    Raises:
-        ModelError: an operator has no form in the newer opset.
     """
     have = model.opset_imports.get("")
     if have is None:  # all operators are of other domains

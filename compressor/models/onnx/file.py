@@ -28,6 +28,8 @@ TARGET = "target"
 K = TypeVar("K", bound=Hashable)
 _CUT = "the file is cut or of another format"
 _AGAIN = "export the model again"
+_REMEDY = "the file was edited or its exporter is broken; export the model again"
+_SHOWN = 4  # nodes of a cycle
 # Where a tensor message holds its numbers if not as raw bytes; others are in int32_data.
 _FIELDS: Mapping[int, str] = {
     TensorProto.FLOAT: "float_data",
@@ -75,12 +77,7 @@ def read_onnx(path: Path) -> ir.Model:
 
 
 def external_files(path: Path) -> tuple[Path, ...]:
-    """Return the external data files of an ONNX file, sorted.
-
-    Raises:
-        SpecError: the path is missing or a folder.
-        ModelError: it is cut, or not ONNX.
-    """
+    """Return the external data files of an ONNX file, sorted; its structure is not checked."""
     proto = _parsed(path, f"model {str(path)!r}")
     places = {
         entry.value
@@ -93,18 +90,19 @@ def external_files(path: Path) -> tuple[Path, ...]:
 
 
 def target_of(path: Path) -> str | None:
-    """Return the runtime that a file was written for; ``None`` if it was not exported here.
-
-    Raises:
-        SpecError: the path is missing or a folder.
-        ModelError: it is cut, or not ONNX.
-    """
+    """Return the runtime that a file was written for; ``None`` if it was not exported here."""
     proto = _parsed(path, f"model {str(path)!r}")
     notes = {entry.key: entry.value for entry in proto.metadata_props}
     return notes.get(TARGET) if proto.producer_name == PRODUCER else None
 
 
 def _parsed(path: Path, subject: str) -> onnx.ModelProto:
+    """Read the message.
+
+    Raises:
+        SpecError: the path is missing or a folder.
+        ModelError: it is cut, or not ONNX.
+    """
     if path.is_dir():
         raise SpecError(subject, "is a folder", "give the .onnx file in it")
     if not path.is_file():
@@ -270,12 +268,6 @@ def _refuse(tensor: TensorProto, subject: str, problem: str) -> NoReturn:
     )
 
 
-_REMEDY = "the file was edited or its exporter is broken; export the model again"
-
-
-_SHOWN = 4
-
-
 def _check_names(proto: onnx.ModelProto, subject: str) -> None:
     """Check the names in all graphs and functions of a file.
 
@@ -330,11 +322,8 @@ def _check_nodes(
     """Check the nodes of one graph or function, and their subgraphs.
 
     Args:
-        nodes: the nodes.
         fed: names of inputs and initializers.
         outer: names that the surrounding graphs provide.
-        outputs: names of the graph's outputs.
-        subject: for messages.
     """
     writer: dict[str, int] = {}
     for index, node in enumerate(nodes):

@@ -31,6 +31,8 @@ PROVIDERS: Mapping[str, str] = {
 
 _TITLES = {"cpu": "CPU", "cuda": "CUDA", "tensorrt": "TensorRT"}
 EXECUTED = "executed.onnx"
+_KEPT = 1 << 14  # bytes: shapes, axes, zero points: constants that a runtime reads as it starts
+OLDEST_RUN = 7  # opset from which on ONNX Runtime has kernels
 _INLINE_LIMIT = 1_500_000_000  # protobuf refuses messages of 2 GB
 
 
@@ -39,7 +41,6 @@ class OrtRunner:
 
     Args:
         model: a path, or a serialized model.
-        subject: what messages call the model.
         threads: intra-operator threads; ``None`` leaves the choice to the runtime.
         optimize: let the runtime optimize the graph, which checking that it loads does not need.
         provider: the execution provider; see :func:`usable_providers`.
@@ -128,23 +129,23 @@ def _profiled(options: Any, folder: Path) -> None:
     options.add_session_config_entry(f"{prefix}_min_size_in_bytes", "1024")
 
 
+def probe(opset: int) -> bytes:
+    """Return the smallest model in an opset, with which a runtime shows whether it starts."""
+    from onnx import TensorProto, helper
+
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "probe", [x], [y])
+    opsets = [helper.make_opsetid("", opset)]
+    ir_version = helper.find_min_ir_version_for(opsets)
+    return helper.make_model(graph, opset_imports=opsets, ir_version=ir_version).SerializeToString()
+
+
 @cache
 def usable_providers() -> tuple[str, ...]:
     """Return the names of the providers that start on this machine, found by starting them."""
     import onnxruntime as ort
-    from onnx import TensorProto, helper
 
-    value = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        [helper.make_node("Relu", ["x"], ["y"])],
-        "probe",
-        [value("x", TensorProto.FLOAT, [1])],
-        [value("y", TensorProto.FLOAT, [1])],
-    )
-    opset = helper.make_opsetid("", 17)
-    model = helper.make_model(
-        graph, opset_imports=[opset], ir_version=helper.find_min_ir_version_for([opset])
-    ).SerializeToString()
+    model = probe(17)
     built = ort.get_available_providers()
     usable = ["cpu"]
     ort.set_default_logger_severity(4)  # a provider that does not start logs at length
@@ -185,13 +186,7 @@ def _session(model: bytes | str, options: Any, provider: str) -> Any:
 
 def graph_runner(model: ir.Model, taps: Sequence[str] = (), subject: str = "model") -> OrtRunner:
     """Start a session for an ONNX IR model that also yields the values ``taps``."""
-    from compressor.graph.values import value_by_name
-
-    missing = [t for t in taps if t not in {o.name for o in model.graph.outputs}]
-    model = model.clone()
-    if missing:
-        values = value_by_name(model)
-        model.graph.outputs.extend(values[t] for t in missing)
+    model = _tapped(model, taps)
     size = sum(
         v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None
     )
@@ -204,6 +199,17 @@ def graph_runner(model: ir.Model, taps: Sequence[str] = (), subject: str = "mode
         path = folder / "model.onnx"
         ir.save(model, path, external_data="model.onnx.data")
         return OrtRunner(path, subject)
+
+
+def _tapped(model: ir.Model, taps: Sequence[str]) -> ir.Model:
+    """Return a copy of a model that also gives the values ``taps``."""
+    model = model.clone()
+    outputs = model.graph.outputs
+    missing = set(taps) - {output.name for output in outputs}
+    if missing:
+        values = value_by_name(model)
+        outputs.extend(values[name] for name in taps if name in missing)
+    return model
 
 
 def _read_external(model: ir.Model) -> None:
@@ -244,7 +250,6 @@ def runner_of(model: ir.Model, taps: Sequence[str]) -> Runner:
     """Start a runtime for a graph: ONNX Runtime, or PyTorch where that lacks the kernels.
 
     Args:
-        model: the graph.
         taps: names of values that are returned along with the outputs.
 
     Raises:
@@ -252,11 +257,7 @@ def runner_of(model: ir.Model, taps: Sequence[str]) -> Runner:
     """
     if not computes_in_bfloat16(model):
         return graph_runner(model, taps)
-    model = model.clone()
-    values, outputs = value_by_name(model), model.graph.outputs
-    names = {output.name for output in outputs}
-    outputs.extend(values[name] for name in taps if name not in names)
-    return TorchRunner(GraphModule(model).eval(), "the graph")
+    return TorchRunner(GraphModule(_tapped(model, taps)).eval(), "the graph")
 
 
 def _reads_codes(node: ir.Node) -> bool:
@@ -273,12 +274,6 @@ def computes_in_bfloat16(model: ir.Model) -> bool:
         if not _reads_codes(node)
         for value in (*node.inputs, *node.outputs)  # a file may say types of its weights alone
     )
-
-
-_KEPT = 1 << 14  # bytes: shapes, axes, zero points: constants that a runtime reads as it starts
-
-
-OLDEST_RUN = 7  # opset from which on ONNX Runtime has kernels
 
 
 def check_operators(model: ir.Model, subject: str) -> None:
@@ -356,7 +351,6 @@ def _without_weights(model: ir.Model) -> bytes:
 
 @cache
 def _runtime_operators() -> frozenset[tuple[str, str]]:
-    """Return domain and name of every operator that ONNX Runtime knows."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     return frozenset((schema.domain, schema.name) for schema in state.get_all_operator_schema())

@@ -37,8 +37,6 @@ class OnnxRuntime:
         """Open a file.
 
         Args:
-            path: the file.
-            subject: what messages call it.
             threads: number of threads; ``None`` leaves it to the runtime. PyTorch uses as many
                 as it is set to.
 
@@ -103,8 +101,6 @@ class OpenVinoRunner:
     """A model compiled for OpenVINO's CPU plugin.
 
     Args:
-        path: the ONNX file.
-        subject: what messages call the model.
         threads: number of threads; ``None`` leaves it to OpenVINO.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,6 @@ class TorchCarrier:
     """A PyTorch module in evaluation mode.
 
     Args:
-        module: the network.
         inputs: its inputs' names, shapes and dtypes.
         lowered: the module's float graph, if known already.
         codes: the codes stored in place of some of the module's weights, by their names.
@@ -156,7 +155,7 @@ class TorchCarrier:
             if tensor.numel() and place in seen:
                 continue
             seen.add(place)
-            read = partial(_itself, tensor)
+            read = tensor.detach
             shape, codes = tuple(tensor.shape), self._codes.get(name)
             tensors[name] = StoredTensor(name, shape, tensor.dtype, read, codes)
         return tensors
@@ -335,10 +334,6 @@ class TorchCarrier:
             attach_weights(graph, module)
         codes = load_codes(directory)
         return TorchCarrier(module, self.inputs, graph, codes, self.folder, altered)
-
-
-def _itself(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
 
 
 def open_module(

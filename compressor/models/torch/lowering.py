@@ -88,13 +88,17 @@ def lower(module: torch.nn.Module, inputs: Sequence[TensorSpec]) -> ir.Model:
     return model
 
 
-def attach_weights(model: ir.Model, module: torch.nn.Module) -> None:
-    """Make a lowered model's initializers refer to the module's current parameters."""
-    # A tied weight has several names; the graph may use any of them.
-    state = {
+def held_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers by name, tied ones under each of their names."""
+    return {
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
     }
+
+
+def attach_weights(model: ir.Model, module: torch.nn.Module) -> None:
+    """Make a lowered model's initializers refer to the module's current parameters."""
+    state = held_tensors(module)  # the graph may use any name of a tied weight
     for name, value in model.graph.initializers.items():
         if name in state:
             value.const_value = tensor_adapters.TorchTensor(state[name].detach(), name=name)
@@ -155,7 +159,6 @@ class NamedModule(nn.Module):
     """A module whose inputs and outputs have names.
 
     Args:
-        module: the network.
         inputs: names of its inputs, in the order of its forward.
         outputs: names of its outputs, in their order.
     """
@@ -167,13 +170,7 @@ class NamedModule(nn.Module):
         self.outputs = tuple(outputs)
 
     def forward(self, **tensors: Tensor) -> dict[str, Tensor]:
-        """Run the network.
-
-        Args:
-            tensors: the inputs by name.
-
-        Returns:
-            The outputs by name.
+        """Run the network on inputs by name; return its outputs by name.
 
         Raises:
             ModelError: it does not return as many tensors as its graph.

@@ -74,7 +74,6 @@ def check_finite(
     """Raise ``ModelError`` for the first tensor that holds NaN or infinity.
 
     Args:
-        tensors: what is checked.
         path: where they come from, for the message.
         may_be_infinite: names of tensors, such as masks, that may hold infinity.
     """

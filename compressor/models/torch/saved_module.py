@@ -18,16 +18,21 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from compressor.models.onnx.carrier import OnnxCarrier, restore_graph
-from compressor.models.torch.lowering import attach_weights
+from compressor.models.torch.lowering import attach_weights, held_tensors
 from compressor.models.torch.size_attributes import Attributes
 from compressor.models.torch.smaller_module import (
-    held_tensors,
     set_attributes,
     trainable_graph,
     with_tensors,
 )
 from compressor.types.layers import Layer
 from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
+
+_STATE = "weights.safetensors"
+_SIZES = "sizes.json"
+_CODES = "codes.safetensors"
+_PARTS = ("codes", "scale", "zero_point")
+_OPTIONAL = ("tensor_scale", "codebook")
 
 
 @contextmanager
@@ -42,10 +47,6 @@ def system_errors() -> Iterator[None]:
     except SafetensorError as error:
         number = re.search(r"os error (\d+)", str(error))
         raise OSError(int(number[1]) if number else errno.EIO, str(error)) from error
-
-
-_STATE = "weights.safetensors"
-_SIZES = "sizes.json"
 
 
 @dataclass(frozen=True)
@@ -121,10 +122,6 @@ def restore_module(
     """Return the module that was saved there, its alterations, and its graph if that was saved.
 
     It shares the tensors that did not change with ``base``, whose weights may be loaded later.
-
-    Args:
-        directory: where it was saved.
-        base: the factory's module.
     """
     sizes = directory / _SIZES
     if not sizes.exists():
@@ -163,20 +160,13 @@ def _without_weights(graph: ir.Model, module: nn.Module) -> ir.Model:
     return graph
 
 
-_CODES = "codes.safetensors"
-_PARTS = ("codes", "scale", "zero_point")
-_OPTIONAL = ("tensor_scale", "codebook")
-
-
 def save_codes(
     codes: Mapping[str, WeightCodes], weight: Callable[[Layer], torch.Tensor], directory: Path
 ) -> None:
     """Compute codes and write them; nothing is written where there are none.
 
     Args:
-        codes: by the weight's name.
         weight: returns a layer's float weight in its stored shape.
-        directory: where the file goes.
     """
     if not codes:
         return
@@ -215,11 +205,7 @@ def load_codes(directory: Path) -> dict[str, WeightCodes]:
 
 def known_codes(layer: Layer, stored: QuantizedTensor) -> WeightCodes:
     """Return codes that are computed already."""
-
-    def compute(_: torch.Tensor) -> QuantizedTensor:
-        return stored
-
-    return WeightCodes(layer, stored.scheme, compute)
+    return WeightCodes(layer, stored.scheme, lambda _: stored)
 
 
 def _layer(value: Mapping[str, object]) -> Layer:

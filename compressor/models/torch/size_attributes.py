@@ -39,15 +39,6 @@ _KEEP: Kind = ("keep", "", 0)
 
 
 @dataclass(frozen=True)
-class _Axis:
-    """An axis of a tensor in or below a module that becomes shorter."""
-
-    tensor: str
-    axis: int
-    mask: Flags
-
-
-@dataclass(frozen=True)
 class _Choice:
     """An attribute that some reading changes, in one module."""
 
@@ -57,10 +48,6 @@ class _Choice:
     options: Mapping[Kind, Value]
     ambiguous: bool
 
-    @property
-    def name(self) -> str:
-        return self.key[1]
-
 
 def readings(module: nn.Module, masks: Masks) -> Iterator[Attributes]:
     """Yield new attribute values for every possible reading, likelier readings first.
@@ -68,7 +55,6 @@ def readings(module: nn.Module, masks: Masks) -> Iterator[Attributes]:
     An attribute is read in the same way in all modules of a class.
 
     Args:
-        module: the network before the removal.
         masks: the positions that remain on its tensors' axes.
     """
     certain: dict[str, dict[str, Value]] = {}
@@ -92,7 +78,7 @@ def readings(module: nn.Module, masks: Masks) -> Iterator[Attributes]:
         for choice in choices:
             value = _value(choice, preferences[choice.key])
             if value != choice.value:
-                attributes.setdefault(choice.path, {})[choice.name] = value
+                attributes.setdefault(choice.path, {})[choice.key[1]] = value
         attributes = {path: values for path, values in attributes.items() if values}
         if attributes not in seen:
             seen.append(attributes)
@@ -122,12 +108,8 @@ def _combinations(
 
 
 def _value(choice: _Choice, order: list[Kind]) -> Value:
-    for kind in order:
-        if kind == _KEEP:
-            return choice.value
-        if kind in choice.options:
-            return choice.options[kind]
-    return choice.value
+    options = {_KEEP: choice.value, **choice.options}
+    return next((options[kind] for kind in order if kind in options), choice.value)
 
 
 def _rank(name: str, kind: str) -> int:
@@ -158,7 +140,7 @@ def _choices(
     if not tensors and parent is not None:  # such as a module that only reshapes
         tensors = dict(_in_sight(parent, ""))
     axes = [
-        _Axis(name, axis, mask)
+        (name, axis, mask)
         for name, tensor in tensors.items()
         for axis, mask in masks.get(id(tensor), {}).items()
     ]
@@ -174,9 +156,9 @@ def _choices(
         if not _is_size(value):
             continue
         options = {
-            (kind, axis.tensor, axis.axis): new
-            for axis in axes
-            for kind, new in _options(value, axis.mask)
+            (kind, tensor, axis): new
+            for tensor, axis, mask in axes
+            for kind, new in _options(value, mask)
         }
         if options:
             key = (f"{type(part).__module__}.{type(part).__qualname__}", name)
@@ -282,7 +264,6 @@ def _certain_values(part: nn.Module, masks: Masks) -> dict[str, Value] | None:
 
 
 def _groups(groups: int, mask: Flags | None) -> int:
-    """Return how many groups of channels remain."""
     if mask is None:
         return groups
     return int(mask.reshape(groups, -1).any(1).sum())

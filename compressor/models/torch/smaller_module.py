@@ -14,12 +14,13 @@ from compressor.errors import ModelError
 from compressor.models.executor import GraphModule, from_numpy
 from compressor.models.executor.dtypes import TORCH_DTYPES
 from compressor.models.onnx.ort_runner import graph_runner
-from compressor.models.torch.lowering import attach_weights, call, example_inputs
+from compressor.models.torch.lowering import attach_weights, call, example_inputs, held_tensors
 from compressor.models.torch.size_attributes import Attributes, Masks, readings
 from compressor.types.channels import Units
 from compressor.types.tensors import Array, Batch, TensorSpec
 
 _TOLERANCE = 1e-4  # of an output's largest value
+_MOST_READINGS = 64
 
 
 def run_module(module: torch.nn.Module, inputs: Sequence[TensorSpec], batch: Batch) -> list[Array]:
@@ -48,12 +49,7 @@ def random_batch(inputs: Sequence[TensorSpec]) -> dict[str, Array]:
 
 
 class Agreement:
-    """Compares modules with a graph that is run once in ONNX Runtime.
-
-    Args:
-        graph: the reference.
-        inputs: the model's inputs.
-    """
+    """Compares modules with a graph that is run once in ONNX Runtime."""
 
     def __init__(self, graph: ir.Model, inputs: Sequence[TensorSpec]):
         self._inputs = inputs
@@ -79,17 +75,6 @@ def close(output: Array, reference: Array) -> bool:
     wide = reference[finite].astype(np.float64)
     reach = float(np.abs(wide).max(initial=0.0))
     return bool(np.all(np.abs(output[finite] - wide) <= _TOLERANCE * reach))
-
-
-_MOST_READINGS = 64
-
-
-def held_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers by name, tied ones under each of their names."""
-    return {
-        **dict(module.named_parameters(remove_duplicate=False)),
-        **dict(module.named_buffers(remove_duplicate=False)),
-    }
 
 
 def copied(module: nn.Module, changes: Collection[str]) -> nn.Module:
@@ -122,7 +107,6 @@ def selected(module: nn.Module, kept: Mapping[str, Mapping[int, Units]]) -> dict
     """Return the remaining parts of the tensors that become shorter, by all their names.
 
     Args:
-        module: the network; unchanged.
         kept: the positions that remain, by parameter and axis. Names that the module does not
             have are constants of its graph.
     """
@@ -164,10 +148,8 @@ def fitting_attributes(
     """Set the size attributes of a module with smaller tensors so that it runs like its graph.
 
     Args:
-        module: the module before.
         smaller: its copy with fewer channels; on success its attributes are set.
         kept: the positions that remain, by parameter and axis.
-        agreement: compares the module with its graph.
 
     Returns:
         The attributes that were set; ``None`` where no reading of them agrees.
@@ -225,16 +207,22 @@ def check_executable(graph: ir.Model) -> None:
     Raises:
         ModelError: naming the first that is not supported.
     """
-    empty = {
+    initializers = graph.graph.initializers.items()
+    GraphModule(
+        graph,
+        without_data({n: v.const_value for n, v in initializers if v.const_value is not None}),
+    )
+
+
+def without_data(tensors: Mapping[str, ir.TensorProtocol]) -> dict[str, Tensor]:
+    """Return tensors of the same shapes on the ``meta`` device, where PyTorch has their types."""
+    return {
         name: torch.empty(
-            [int(d) for d in value.const_value.shape.numpy()],
-            dtype=TORCH_DTYPES[value.const_value.dtype],
-            device="meta",
+            [int(d) for d in tensor.shape.numpy()], dtype=TORCH_DTYPES[tensor.dtype], device="meta"
         )
-        for name, value in graph.graph.initializers.items()
-        if value.const_value is not None and value.const_value.dtype in TORCH_DTYPES
+        for name, tensor in tensors.items()
+        if tensor.dtype in TORCH_DTYPES
     }
-    GraphModule(graph, empty)
 
 
 def trainable_graph(
@@ -284,7 +272,6 @@ def _parameter(tensor: Tensor, like: Tensor) -> nn.Parameter:
 
 
 def _masks(module: nn.Module, kept: Mapping[str, Mapping[int, Units]]) -> Masks:
-    """Return which positions remain on the axes that become shorter, by tensor."""
     held = held_tensors(module)
     masks: dict[int, dict[int, np.ndarray[tuple[int, ...], np.dtype[np.bool_]]]] = {}
     for name in held.keys() & kept.keys():

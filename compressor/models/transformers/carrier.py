@@ -97,11 +97,7 @@ def _auto_class(name: str) -> Any:
 
 
 def _changes(config: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the spec's changes to ``config.json`` other than ``dtype``.
-
-    Raises:
-        SpecError: an entry does not exist, or cannot be changed.
-    """
+    """Return the spec's changes to ``config.json`` other than ``dtype``."""
     changes = dict(config)
     dtype = changes.pop("dtype", None)
     names = [str(d).removeprefix("torch.") for d in _DTYPES]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -51,12 +52,6 @@ def altered_config(
     inputs: Sequence[TensorSpec],
 ) -> Mapping[str, Any]:
     """Return the content of ``config.json`` for a changed module; empty without one.
-
-    Args:
-        module: the network.
-        directory: the Hugging Face directory that it came from, if any.
-        altered: how it differs from what factory and checkpoint made.
-        inputs: the network's inputs.
 
     Raises:
         SpecError: no configuration describes the network.
@@ -133,9 +128,6 @@ class _Search:
     """Searches the values of a configuration.
 
     Attributes:
-        network: the class.
-        stored: the original configuration.
-        target: the target shapes.
         stated: the configuration with the sizes that it omits.
         built: the shapes by the values that were tried; ``None`` where the class rejects them.
     """
@@ -175,7 +167,6 @@ class _Search:
         return best
 
     def cost(self, values: _Values) -> int:
-        """Return the number of tensors with a wrong shape."""
         return len(self.wrong(values))
 
     def wrong(self, values: _Values) -> list[str]:
@@ -194,8 +185,7 @@ class _Search:
         return self.built[key]
 
     def written(self, values: _Values) -> dict[str, Any]:
-        """Return the configuration with these values."""
-        content: dict[str, Any] = _copied(self.stated)
+        content = deepcopy(dict(self.stated))
         for (*parents, last), value in values.items():
             place: Any = content
             for parent in parents:
@@ -241,8 +231,6 @@ def _meanings(
     """Return the candidates for a number, the old one included, likelier ones first.
 
     Args:
-        key: its path.
-        value: its old value.
         lengths: pairs of old and new lengths, with the number of axes that have them.
     """
     every = sorted(lengths, key=lambda pair: (-lengths[pair], pair))
@@ -268,12 +256,6 @@ def _meanings(
     else:
         order = [*whole, value, *parts]
     return list(dict.fromkeys(order))[: 2 * _MOST_VALUES]
-
-
-def _copied(values: Any) -> Any:
-    if isinstance(values, Mapping):
-        return {key: _copied(value) for key, value in values.items()}
-    return [_copied(value) for value in values] if isinstance(values, list) else values
 
 
 def _numberless(name: str) -> str:

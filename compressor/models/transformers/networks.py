@@ -24,7 +24,7 @@ _WRONG_CLASS = "Unrecognized configuration class"  # begins the ValueError of an
 def library() -> ModuleType:
     """Return the module ``transformers``; raise ``SpecError`` if it does not import."""
     try:
-        with _silent():  # some of its modules warn of packages that they would like to have
+        with silent():  # some of its modules warn of packages that they would like to have
             return importlib.import_module("transformers")
     except ImportError as error:
         raise SpecError(
@@ -72,7 +72,6 @@ def network_of(auto: Any, values: dict[str, Any], directory: Path) -> Any:
     Args:
         auto: a class that builds it, such as ``AutoModelForCausalLM``.
         values: the content of ``config.json``.
-        directory: the folder of ``config.json``, for messages.
 
     Raises:
         SpecError: the class is for other models.
@@ -95,7 +94,7 @@ def network_of(auto: Any, values: dict[str, Any], directory: Path) -> Any:
             f"install a newer one, or correct it: {suggestion(kind, configurations.keys())}",
         )
     try:
-        with _silent(), torch.device("meta"):
+        with silent(), torch.device("meta"):
             config = _configuration(values)
             return auto.from_config(config, attn_implementation=_ATTENTION, trust_remote_code=False)
     # The class is the user's choice and the values are a stranger's: anything may be raised.
@@ -114,17 +113,12 @@ def network_of(auto: Any, values: dict[str, Any], directory: Path) -> Any:
 def described_shapes(
     network: type[torch.nn.Module], values: Mapping[str, Any]
 ) -> dict[str, tuple[int, ...]] | None:
-    """Return the shapes of the tensors of a network with a configuration, without using memory.
+    """Return the shapes of a configuration's tensors by name, or ``None`` if a class rejects it.
 
-    Args:
-        network: a class of ``transformers``.
-        values: the content of a ``config.json`` of its kind.
-
-    Returns:
-        Shapes by name; ``None`` where there is no such network.
+    No memory is used.
     """
     try:
-        with _silent(), torch.device("meta"):
+        with silent(), torch.device("meta"):
             tensors = network(_configuration(values)).state_dict()
     except Exception:  # noqa: BLE001  # as in network_of: sizes that do not go together
         return None
@@ -133,10 +127,6 @@ def described_shapes(
 
 def described_network(network: torch.nn.Module, values: Mapping[str, Any]) -> torch.nn.Module:
     """Return a network with the same weights, built as a configuration describes it.
-
-    Args:
-        network: an instance of a class of ``transformers``.
-        values: the content of a ``config.json`` of its kind.
 
     Raises:
         ModelError: the weights do not fit such a network.
@@ -170,7 +160,6 @@ def auto_class_for(saved: str) -> str:
 
 
 def _fitting_class(architectures: Any) -> str:
-    """Return which auto class fits the class that the checkpoint was saved from."""
     saved = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
     name = auto_class_for(saved)
     if saved and name in dir(library()):
@@ -182,7 +171,7 @@ def loaded(
     network: Any, config: Any, weights: Mapping[str, torch.Tensor], dtype: torch.dtype
 ) -> tuple[Any, Mapping[str, Any]]:
     """Return a network of a class with weights, and the library's report on loading them."""
-    with _silent():
+    with silent():
         # Without a path it looks for no other files; names of older versions are translated.
         module, loading = network.from_pretrained(
             None,
@@ -222,8 +211,8 @@ def check_fit(network: str, loading: Mapping[str, Any], subject: str) -> None:
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
-    """Suppress the libraries' logs, warnings and progress bars."""
+def silent() -> Iterator[None]:
+    """Keep warnings, logs and progress bars of libraries from the terminal."""
     with quiet_libraries(), redirect_stderr(StringIO()):
         yield
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from compressor.errors import SpecError
 from compressor.exporters.tensorrt import TensorrtExporter
-from compressor.exporters.tensorrt.profiles import BatchRange, Profile, ShapeRange, resolve_profiles
+from compressor.exporters.tensorrt.profiles import BatchRange, ShapeRange, resolve_profiles
 from compressor.spec.source_text import Document
 from compressor.spec.validate import validate
 from compressor.types.tensors import TensorSpec
@@ -29,7 +29,7 @@ def shapes(low: Any, best: Any, high: Any) -> ShapeRange:
 
 def test_a_batch_is_enough_where_only_the_batch_is_dynamic() -> None:
     assert resolve_profiles([IMAGE, FIXED], {}, BATCH) == {
-        "image": Profile((1, 3, 32, 32), (8, 3, 32, 32), (64, 3, 32, 32))
+        "image": ShapeRange(min=(1, 3, 32, 32), opt=(8, 3, 32, 32), max=(64, 3, 32, 32))
     }
     assert resolve_profiles([FIXED], {}, None) == {}
 

@@ -125,7 +125,7 @@ BROKEN = [
         change_index(lambda i: i["weight_map"].update({Q: SECOND})),
         f"places '{Q}' in '{SECOND}', it",
     ),
-    (change_index(lambda i: i["weight_map"].pop(Q) and None), f"does not name '{Q}', which"),
+    (change_index(lambda i: i["weight_map"].pop(Q) and None), f"does not list '{Q}', which"),
     (change_index(lambda _: []), "is not a safetensors index"),
     (change_index(lambda _: {"weight_map": None}), "is not a safetensors index"),
     (lambda f: (f / INDEX).write_text('{"weight_map": {"a": "b", "a": "c"}}'), "'a' twice"),
@@ -155,7 +155,7 @@ BROKEN = [
     ),
     (
         change_tensors(lambda t: t.update({f"{Q[:-7]}.weight_packed": torch.zeros(1)}), SECOND),
-        "does not name",
+        "does not list",
     ),
 ]
 
