@@ -34,7 +34,6 @@ OTHER_WORDS = {"exporters/tensorrt/engine_layers.py", "report/html.py"}
 MORE = {
     "DequantizeLinear": 18,
     "QuantizeLinear": 11,
-    "DynamicQuantizeLinear": 6,
     "Cast": 8,
     "Gather": 7,
     "Add": 12,
