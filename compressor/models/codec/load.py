@@ -18,11 +18,11 @@ from compressor.graph.values import all_nodes
 from compressor.models.codec.description import DESCRIPTION, Description, read_description
 from compressor.models.codec.headers import ShardHeader
 from compressor.models.codec.weights import read_tensors, stored_headers, written_with
+from compressor.models.element_types import from_numpy
 from compressor.models.executor import (
     DeferredGraphModule,
     GraphModule,
     bound_inputs,
-    from_numpy,
     unknown_operators,
 )
 from compressor.models.onnx.ort_runner import graph_runner

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 
@@ -11,8 +11,8 @@ import torch
 from onnx_ir.passes.common import InlinePass
 
 from compressor.errors import ModelError
-from compressor.models.executor.dtypes import TORCH_DTYPES, from_numpy
-from compressor.models.executor.node import NodeView, describe, signature
+from compressor.models.element_types import TORCH_DTYPES, from_numpy
+from compressor.models.executor.node import Builder, NodeView, describe, signature
 from compressor.models.executor.ops import OPERATORS
 from compressor.models.executor.program import ABSENT, Body, Program, Step, with_lifetimes
 
@@ -121,13 +121,17 @@ class Compiled:
     constants: dict[ir.Value, torch.Tensor]
 
 
-def compiled(model: ir.Model) -> Compiled:
+def compiled(model: ir.Model, operators: Mapping[tuple[str, str], Builder]) -> Compiled:
     """Compile the graph of a model that is flattened.
+
+    Args:
+        model: the model.
+        operators: further operators, by domain and name.
 
     Raises:
         ModelError: an operator, attribute, type or the opset is not supported.
     """
-    compiler = Compiler(dict(model.opset_imports))
+    compiler = Compiler(dict(model.opset_imports), {**OPERATORS, **operators})
     program, captured = compiler.compile(model.graph)
     return Compiled(program, tuple(captured), compiler.constants)
 
@@ -139,8 +143,9 @@ class Compiler:
         constants: the values of ``Constant`` nodes met so far, which become part of the module.
     """
 
-    def __init__(self, opsets: dict[str, int]):
+    def __init__(self, opsets: dict[str, int], operators: Mapping[tuple[str, str], Builder]):
         self.constants: dict[ir.Value, torch.Tensor] = {}
+        self._operators = operators
         self._opsets = {_domain(name): version for name, version in opsets.items()}
         version = self._opsets.get("", NEWEST_OPSET)
         if not OLDEST_OPSET <= version <= NEWEST_OPSET:
@@ -182,7 +187,7 @@ class Compiler:
     def _step(self, node: ir.Node, scope: _Scope) -> Step:
         opset = self._opset(node)
         label = describe(node, opset)
-        builder = OPERATORS.get((_domain(node.domain), node.op_type))
+        builder = self._operators.get((_domain(node.domain), node.op_type))
         if builder is None:
             raise ModelError(
                 label,

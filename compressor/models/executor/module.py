@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _IncompatibleKeys
 
 from compressor.errors import ModelError
+from compressor.models.element_types import from_numpy
 from compressor.models.executor.compiler import Compiled, compiled, flattened
-from compressor.models.executor.dtypes import from_numpy
+from compressor.models.executor.node import Builder
 from compressor.models.executor.program import Program, Split, split_constants
 
 _SHAPE_SIZED = 1024
@@ -68,6 +69,7 @@ class GraphModule(nn.Module):
         parameters: the same for those that are trained; the same one under two names is tied.
         keeps_constants: the first call in evaluation keeps what it computes from initializers
             alone, such as dequantized weights, until an initializer is replaced or moved.
+        operators: further operators, by domain and name, beside the executor's own.
 
     Attributes:
         input_names: the inputs that a call has to give, in order.
@@ -85,10 +87,11 @@ class GraphModule(nn.Module):
         parameters: Mapping[str, nn.Parameter] | None = None,
         *,
         keeps_constants: bool = False,
+        operators: Mapping[tuple[str, str], Builder] | None = None,
     ):
         super().__init__()
         model = flattened(model)
-        unlinked = compiled(model)
+        unlinked = compiled(model, operators or {})
         names = self._take_initializers(model.graph, {**(tensors or {}), **(parameters or {})})
         self._keeps_constants = keeps_constants
         self._constants: list[Tensor] | None = None
@@ -391,6 +394,6 @@ class DeferredGraphModule(GraphModule):
                 if self._linked is None:
                     model = flattened(self._read())
                     names = {value: value.name or "" for value in _initializers(model.graph)}
-                    self._linked = self._link(compiled(model), names)
+                    self._linked = self._link(compiled(model, {}), names)
                 linked = self._linked
         return linked

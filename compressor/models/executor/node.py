@@ -12,7 +12,7 @@ import onnx_ir as ir
 from torch import Tensor
 
 from compressor.errors import ModelError
-from compressor.models.executor.dtypes import TORCH_DTYPES, from_numpy
+from compressor.models.element_types import TORCH_DTYPES, from_numpy
 from compressor.models.executor.program import Body, Op
 
 Builder: TypeAlias = "Callable[[NodeView], Op]"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from compressor.errors import ModelError
-from compressor.models.executor.lazy import computed
+from compressor.models.lazy_tensor import computed
 
 Result: TypeAlias = "Tensor | tuple[Tensor | None, ...]"
 Op: TypeAlias = Callable[..., Result]

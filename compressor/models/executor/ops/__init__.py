@@ -14,11 +14,10 @@ from compressor.models.executor.ops.shapes import SHAPES
 from compressor.models.executor.ops.signal import SIGNAL
 from compressor.models.executor.ops.vision import VISION
 from compressor.models.executor.ops.windows import WINDOWS
-from compressor.models.executor.training import TRAINING, TRAINING_DOMAIN
 
 _STANDARD = (CONTROL, ELEMENTWISE, LAYERS, QUANTIZATION, SHAPES, SIGNAL, VISION, WINDOWS)
 _CONTRIB = (elementwise.CONTRIB, quantization.CONTRIB)
-_DOMAINS = {"": _STANDARD, "com.microsoft": _CONTRIB, TRAINING_DOMAIN: (TRAINING,)}
+_DOMAINS = {"": _STANDARD, "com.microsoft": _CONTRIB}
 
 OPERATORS: Mapping[tuple[str, str], Builder] = {
     (domain, name): builder

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from compressor.models.executor.dtypes import TORCH_DTYPES, convert, natural_type, widened
+from compressor.models.element_types import TORCH_DTYPES, convert, natural_type, widened
 from compressor.models.executor.node import (
     Builder,
     Host,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from compressor.models.executor.dtypes import TORCH_DTYPES, widened
+from compressor.models.element_types import TORCH_DTYPES, widened
 from compressor.models.executor.node import NodeView, Read, Table, operator, positive, wanted
 from compressor.models.executor.program import Op, Result
 

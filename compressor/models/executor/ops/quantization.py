@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from compressor.models.executor.dtypes import (
+from compressor.models.element_types import (
     FLOAT_TARGETS,
     INTEGER_RANGES,
     TORCH_DTYPES,

@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from compressor.models.executor import DeferredGraphModule, GraphModule, LazyTensor
+from compressor.models.executor import DeferredGraphModule, GraphModule
 from compressor.models.executor.ops import OPERATORS
+from compressor.models.lazy_tensor import LazyTensor
 from tests.compressor.exporters.hand_made import Builder, entry, quantized
 
 
