@@ -20,7 +20,6 @@ from compressor.models.codec.headers import ShardHeader
 from compressor.models.codec.weights import read_tensors, stored_headers, written_with
 from compressor.models.element_types import from_numpy
 from compressor.models.executor import (
-    DeferredGraphModule,
     GraphModule,
     bound_inputs,
     unknown_operators,
@@ -125,10 +124,9 @@ def load(
     unknown = unknown_operators(_operators(description.graph))
     if unknown:
         return _in_runtime(description, headers, unknown, device)
-    module: GraphModule
     if written_with(description, headers):
         # The exporter has compiled this very graph; here it is compiled when it is first used.
-        module = DeferredGraphModule(
+        module = GraphModule.deferred(
             description.model,
             read_tensors(description, headers, mmap),
             description.inputs,

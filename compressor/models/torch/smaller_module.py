@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from compressor.errors import ModelError
 from compressor.models.element_types import TORCH_DTYPES, from_numpy
 from compressor.models.executor import GraphModule
-from compressor.models.executor.node import Builder
+from compressor.models.executor.node import Operators
 from compressor.models.onnx.ort_runner import graph_runner
 from compressor.models.torch.lowering import attach_weights, call, example_inputs, held_tensors
 from compressor.models.torch.size_attributes import Attributes, Masks, readings
@@ -232,7 +232,7 @@ def trainable_graph(
     added: Collection[str] = (),
     *,
     shared: bool = False,
-    operators: Mapping[tuple[str, str], Builder] | None = None,
+    operators: Operators | None = None,
 ) -> GraphModule:
     """Return a module that executes a graph and can be trained like the module it came from.
 

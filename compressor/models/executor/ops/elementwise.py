@@ -13,10 +13,10 @@ from torch.nn import functional
 
 from compressor.models.element_types import TORCH_DTYPES, convert, natural_type, widened
 from compressor.models.executor.node import (
-    Builder,
     Host,
     Ints,
-    NodeView,
+    Node,
+    Operator,
     Read,
     Table,
     integers,
@@ -28,19 +28,19 @@ from compressor.models.executor.node import (
 # Element by element.
 
 
-def _plain(function: Callable[[Tensor], Tensor]) -> Builder:
-    return operator(function, inputs=1)
+def _plain(function: Callable[[Tensor], Tensor]) -> Operator:
+    return operator(function, inputs=(1, 1))
 
 
-def _unary(function: Callable[[Tensor], Tensor]) -> Builder:
-    return operator(widened(function), inputs=1)
+def _unary(function: Callable[[Tensor], Tensor]) -> Operator:
+    return operator(widened(function), inputs=(1, 1))
 
 
-def _binary(function: Callable[[Tensor, Tensor], Tensor]) -> Builder:
-    return operator(widened(function), inputs=2)
+def _binary(function: Callable[[Tensor, Tensor], Tensor]) -> Operator:
+    return operator(widened(function), inputs=(2, 2))
 
 
-def _variadic(function: Callable[[Tensor, Tensor], Tensor]) -> Builder:
+def _variadic(function: Callable[[Tensor, Tensor], Tensor]) -> Operator:
     function = widened(function)
     return operator(lambda first, *others: reduce(function, others, first))
 
@@ -117,7 +117,7 @@ def _gelu(x: Tensor, *, approximate: str = one_of("none", "tanh")) -> Tensor:
     return functional.gelu(x, approximate=approximate)
 
 
-def _bias_gelu(form: str) -> Builder:
+def _bias_gelu(form: str) -> Operator:
     def run(x: Tensor, bias: Tensor | None = None) -> Tensor:
         return functional.gelu(x if bias is None else x + bias, approximate=form)
 
@@ -127,51 +127,42 @@ def _bias_gelu(form: str) -> Builder:
 # Changes of the element type.
 
 
-def _target(node: NodeView, name: str) -> ir.DataType:
-    dtype = node.element_type(name)
-    if dtype is None:
-        raise node.refuse(f"attribute '{name}' is missing")
-    if node.input_type(0) == ir.DataType.STRING:
-        raise node.refuse("its input holds strings")
-    return dtype
-
-
-def _like(node: NodeView, _: str) -> ir.DataType | None:
+def _target(node: Node, _: str) -> ir.DataType | None:
+    """Return the type asked for; ``None`` where that of the second input decides at run time."""
+    if node.input(1) is None:
+        if node.input_type(0) == ir.DataType.STRING:
+            raise node.refuse("its input holds strings")
+        return ir.DataType(node.read("to", "ir.DataType"))
     dtype = node.input_type(1)
     if dtype is not None and dtype not in TORCH_DTYPES:
         raise node.refuse(f"it asks for elements of type {dtype.name}")
     return dtype
 
 
-_TO: Any = Read(_target)
-_LIKE: Any = Read(_like)
-_ROUNDING = one_of("up", "down", "nearest")
+_TARGET: Any = Read(_target)
 
 
 def _cast(
-    x: Tensor, *, to: ir.DataType = _TO, saturate: bool = True, round_mode: str = _ROUNDING
-) -> Tensor:
-    return convert(x, to, saturate, round_mode)
-
-
-def _cast_like(
     x: Tensor,
-    like: Tensor,
+    like: Tensor | None = None,
     *,
-    dtype: ir.DataType | None = _LIKE,
+    target: ir.DataType | None = _TARGET,
     saturate: bool = True,
-    round_mode: str = _ROUNDING,
+    round_mode: str = one_of("up", "down", "nearest"),
 ) -> Tensor:
-    return convert(x, dtype or natural_type(like.dtype), saturate, round_mode)
+    if target is None:
+        assert like is not None
+        target = natural_type(like.dtype)
+    return convert(x, target, saturate, round_mode)
 
 
 # Reductions.
 
 
-_AXES: Any = Read(lambda node, _: node.integers("axes"))
+_AXES: Any = Read(lambda node, _: node.read("axes", "Ints", None))
 
 
-def _reduction(function: Callable[[Tensor, list[int], bool], Tensor]) -> Builder:
+def _reduction(function: Callable[[Tensor, list[int], bool], Tensor]) -> Operator:
     """Axes are an attribute before opset 18 (``ReduceSum``: 13) and an input since."""
 
     def run(
@@ -212,7 +203,7 @@ def _product(x: Tensor, axes: list[int], keep: bool) -> Tensor:
     return x
 
 
-def _extreme(function: Callable[..., Tensor], sign: int) -> Builder:
+def _extreme(function: Callable[..., Tensor], sign: int) -> Operator:
     def run(x: Tensor, axes: list[int], keep: bool) -> Tensor:
         if not axes:
             return x
@@ -241,7 +232,7 @@ def _log_sum_exp(x: Tensor, axes: list[int], keep: bool) -> Tensor:
     return torch.logsumexp(wide, axes, keepdim=keep).to(x.dtype)
 
 
-def _place(function: Callable[..., Tensor]) -> Builder:
+def _place(function: Callable[..., Tensor]) -> Operator:
     """Prepare the first place of the extreme along an axis, or the last one."""
 
     def run(
@@ -283,8 +274,8 @@ ELEMENTWISE: Table = {
     "BitwiseNot": _unary(torch.bitwise_not),
     "BitwiseOr": _binary(torch.bitwise_or),
     "BitwiseXor": _binary(torch.bitwise_xor),
-    "Cast": operator(_cast),
-    "CastLike": operator(_cast_like),
+    "Cast": operator(_cast, inputs=(1, 1)),
+    "CastLike": operator(_cast, inputs=(2, 2)),
     "Ceil": _unary(torch.ceil),
     "Celu": operator(lambda x, *, alpha=1.0: functional.celu(x, alpha)),
     "Clip": operator(_clip),
@@ -352,7 +343,7 @@ ELEMENTWISE: Table = {
     "Tan": _unary(torch.tan),
     "Tanh": _unary(torch.tanh),
     "ThresholdedRelu": operator(lambda x, *, alpha=1.0: torch.where(x > alpha, x, 0)),
-    "Where": operator(torch.where, inputs=3),
+    "Where": operator(torch.where, inputs=(3, 3)),
     "Xor": _binary(torch.logical_xor),
 }
 

@@ -6,22 +6,23 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import onnx_ir as ir
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from compressor.models.element_types import TORCH_DTYPES, moved
+from compressor.models.element_types import from_numpy, moved
 from compressor.models.executor.node import (
     Host,
     Ints,
-    NodeView,
+    Node,
     Read,
     Table,
+    along,
     integers,
     one_of,
     operator,
     positive,
+    wanted,
 )
 from compressor.models.executor.program import Result
 
@@ -120,21 +121,24 @@ def _range(start: Host, limit: Host, delta: Host) -> Tensor:
     return (first + steps * step).to(start.dtype)
 
 
-def _eye_like(x: Tensor, *, k: int = 0, dtype: ir.DataType | None = None) -> Tensor:
+def _eye_like(x: Tensor, *, k: int = 0, dtype: torch.dtype | None = None) -> Tensor:
     rows = torch.arange(x.shape[0], device=x.device)[:, None]
     columns = torch.arange(x.shape[1], device=x.device)[None, :]
-    return (columns - rows == k).to(TORCH_DTYPES[dtype] if dtype else x.dtype)
+    return (columns - rows == k).to(dtype or x.dtype)
 
 
-def _not_training(node: NodeView, _: str) -> bool:
-    """Check that nothing is dropped, and return whether the mask is read."""
-    mode = node.fixed_input(2)
-    if mode is not None and bool(mode.item()):
+def _check_not_training(node: Node) -> None:
+    value = node.input(2)
+    producer = None if value is None else value.producer()
+    tensor = None if value is None else value.const_value
+    if tensor is None and producer is not None and producer.op_type == "Constant":
+        attribute = producer.attributes.get("value")
+        tensor = None if attribute is None else attribute.as_tensor()
+    if tensor is not None and bool(from_numpy(tensor).item()):
         raise node.refuse("its input 'training_mode' is true")
-    return node.wants(1)
 
 
-_MASK: Any = Read(_not_training)
+_MASK = wanted(1)
 
 
 def _dropout(
@@ -179,9 +183,7 @@ def _split(
     *,
     axis: int = 0,
     parts: int = _PARTS,
-    num_outputs: int | None = None,
 ) -> Result:
-    del num_outputs
     if split is not None:
         return torch.split(x, integers(split), axis)
     width = -(-x.shape[axis] // parts)
@@ -307,9 +309,7 @@ def _compress(x: Tensor, condition: Tensor, *, axis: int | None = None) -> Tenso
 def _one_hot(indices: Tensor, depth: Host, values: Tensor, *, axis: int = -1) -> Tensor:
     classes = int(depth.item())
     places = _wrapped(indices, classes).unsqueeze(axis)
-    shape = [1] * places.dim()
-    shape[axis] = classes
-    hit = places == torch.arange(classes, device=indices.device).reshape(shape)
+    hit = places == along(torch.arange(classes, device=indices.device), axis, places.dim())
     return torch.where(hit, values[1], values[0])
 
 
@@ -352,7 +352,7 @@ SHAPES: Table = {
     "Concat": operator(_concat),
     "ConstantOfShape": operator(_constant_of_shape),
     "DepthToSpace": operator(_depth_to_space),
-    "Dropout": operator(_dropout, ignored=("seed",)),
+    "Dropout": operator(_dropout, ignored=("seed",), check=_check_not_training),
     "Expand": operator(_expand),
     "EyeLike": operator(_eye_like),
     "Flatten": operator(_flatten),
@@ -370,7 +370,7 @@ SHAPES: Table = {
     "Size": operator(lambda x: torch.tensor(x.numel(), dtype=torch.int64)),
     "Slice": operator(_slice),
     "SpaceToDepth": operator(_space_to_depth),
-    "Split": operator(_split),
+    "Split": operator(_split, outputs=None, ignored=("num_outputs",)),
     "Squeeze": operator(_squeeze),
     "Tile": operator(_tile),
     "TopK": operator(_top_k, outputs=2, ignored=("sorted",)),

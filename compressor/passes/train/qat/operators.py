@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from compressor.models.executor.node import Builder, Host, Ints, NodeView, one_of, operator
-from compressor.models.executor.ops.layers import batch_norm
-from compressor.models.executor.program import Op
+from compressor.models.executor.node import Host, Ints, Operators, along, one_of, operator
+from compressor.models.executor.ops.layers import (
+    batch_norm,
+    check_evaluated,
+    live_batch_norm,
+)
 from compressor.passes.train.qat.fake_quantization import (
     CodeSpan,
     Places,
@@ -74,57 +74,69 @@ def _folding_factor(
         factor = gamma * torch.rsqrt(variance + epsilon)
         factor = torch.where(factor.abs() < LEAST_FACTOR, LEAST_FACTOR, factor)
         factor = factor.detach().abs() if part == "size" else factor
-    shape = [1] * rank
-    shape[axis] = -1
-    return factor.reshape(shape)
+    return along(factor, axis, rank)
 
 
-def _freezable_batch_norm(node: NodeView) -> Op:
+def _frozen_batch_norm(
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    _: Host,
+    *,
+    epsilon: float = 1e-5,
+) -> Tensor:
+    return batch_norm(x, scale, bias, mean, variance, epsilon=epsilon)
+
+
+def _freezable_batch_norm(
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    frozen: Host,
+    *,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+) -> Tensor:
     """``BatchNormalization`` whose last input says that it no longer takes batches' statistics."""
-    evaluate = batch_norm(node)
-    live = node.train
-    assert live is not None
-
-    def run(x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, _: Host) -> Any:
-        return evaluate(x, scale, bias, mean, variance)
-
-    def train(*inputs: Tensor) -> Any:
-        return (evaluate if bool(inputs[5]) else live)(*inputs[:5])
-
-    node.on_host(5)
-    node.train = train
-    return run
+    if bool(frozen):
+        return batch_norm(x, scale, bias, mean, variance, epsilon=epsilon)
+    return live_batch_norm(x, scale, bias, mean, variance, epsilon=epsilon, momentum=momentum)
 
 
-def _round_bias(node: NodeView) -> Op:
+def _round_bias(
+    bias: Tensor,
+    size: Tensor,
+    unit: Tensor,
+    input_size: Tensor,
+    input_unit: Tensor,
+    more: Tensor | None = None,
+    _: Host | None = None,
+) -> Tensor:
     """Round a bias to what will be stored of it; see :func:`round_bias`.
 
     Inputs: ``bias``, size and unit of the weight's scale, size and unit of the input's, and, each
     of them optional, what is added to the bias before it is stored, and whether batch norms are
     frozen: before, what a norm adds is not known in training, and nothing is rounded.
     """
+    return round_bias(bias, size * unit * (input_size * input_unit), more)
 
-    def run(
-        bias: Tensor,
-        size: Tensor,
-        unit: Tensor,
-        input_size: Tensor,
-        input_unit: Tensor,
-        more: Tensor | None = None,
-        _: Tensor | None = None,
-    ) -> Tensor:
-        return round_bias(bias, size * unit * (input_size * input_unit), more)
 
-    def train(bias: Tensor, *rest: Tensor | None) -> Tensor:
-        frozen = rest[5] if len(rest) == 6 else None
-        if frozen is not None and not bool(frozen):
-            return bias
-        return run(bias, *rest)  # type: ignore[arg-type]  # only the last two may be absent
-
-    if node.input(6) is not None:
-        node.on_host(6)
-    node.train = train
-    return run
+def _round_frozen_bias(
+    bias: Tensor,
+    size: Tensor,
+    unit: Tensor,
+    input_size: Tensor,
+    input_unit: Tensor,
+    more: Tensor | None = None,
+    frozen: Host | None = None,
+) -> Tensor:
+    if frozen is not None and not bool(frozen):
+        return bias
+    return _round_bias(bias, size, unit, input_size, input_unit, more)
 
 
 def _norm_shift(
@@ -165,13 +177,15 @@ def _pad_channels(x: Tensor, values: Tensor, *, pads: Ints = None) -> Tensor:
     return functional.pad(x - level, ends) + level
 
 
-TRAINING: Mapping[tuple[str, str], Builder] = {
-    (TRAINING_DOMAIN, "BatchNormalization"): _freezable_batch_norm,
+TRAINING: Operators = {
+    (TRAINING_DOMAIN, "BatchNormalization"): operator(
+        _frozen_batch_norm, check=check_evaluated, train=_freezable_batch_norm
+    ),
     (TRAINING_DOMAIN, "ChannelShift"): operator(_channel_shift),
     (TRAINING_DOMAIN, "FakeQuantize"): operator(_fake_quantize),
     (TRAINING_DOMAIN, "FoldingFactor"): operator(_folding_factor),
     (TRAINING_DOMAIN, "NormShift"): operator(_norm_shift),
     (TRAINING_DOMAIN, "PadChannels"): operator(_pad_channels),
-    (TRAINING_DOMAIN, "RoundBias"): _round_bias,
+    (TRAINING_DOMAIN, "RoundBias"): operator(_round_bias, train=_round_frozen_bias),
 }
-"""What prepares a node, by its domain and operator; the executor takes them beside its own."""
+"""What runs a node, by its domain and operator; the executor takes them beside its own."""
