@@ -156,7 +156,6 @@ class Compiler:
                 "the operator is not supported on the torch carrier",
                 "run the model in ONNX Runtime, or export it without this operator",
             )
-        operator.check(view)
         run = operator.bound(view)
         train = None if operator.train is None else operator.train.bound(view)
         view.check_understood()

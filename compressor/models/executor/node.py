@@ -21,6 +21,7 @@ Host: TypeAlias = Tensor
 Ints: TypeAlias = "tuple[int, ...] | None"
 """A list of integers that a node need not have."""
 
+_Parameter = inspect.Parameter
 _Kind = ir.AttributeType
 _KINDS: dict[str, tuple[ir.AttributeType, Callable[[Any], Any]]] = {
     "bool": (_Kind.INT, bool),
@@ -172,52 +173,8 @@ def _is_read(value: ir.Value) -> bool:
 Reader: TypeAlias = Callable[[Node], Any]
 
 
-@dataclass(frozen=True)
 class Operator:
-    """What runs the nodes of one operator; :func:`operator` makes it.
-
-    Attributes:
-        run: takes inputs by position and attributes by name.
-        inputs: least and greatest number of inputs.
-        host: positions of inputs that are read in Python; ``None`` if it has subgraphs.
-        attributes: how attributes are read, by the name of a parameter.
-        check: takes outputs and ignored attributes as understood; raises what speaks against a
-            node.
-        train: what takes the place of ``run`` in training.
-    """
-
-    run: Op
-    inputs: tuple[int, float]
-    host: frozenset[int] | None
-    attributes: Mapping[str, Reader]
-    check: Callable[[Node], None]
-    train: Operator | None
-
-    def bound(self, node: Node) -> Op:
-        """Return the function with the node's attributes.
-
-        Raises:
-            ModelError: see `Node.read`.
-        """
-        attributes = {name: read(node) for name, read in self.attributes.items()}
-        return partial(self.run, **attributes) if attributes else self.run
-
-
-Table: TypeAlias = Mapping[str, Operator]
-Operators: TypeAlias = Mapping[tuple[str, str], Operator]
-"""What runs nodes, by the operator's domain and name."""
-
-
-def operator(
-    function: Op,
-    *,
-    inputs: tuple[int, float] | None = None,
-    outputs: int | None = 1,
-    ignored: tuple[str, ...] = (),
-    check: Callable[[Node], None] | None = None,
-    train: Op | None = None,
-) -> Operator:
-    """Declare an operator as a function of tensors and attributes.
+    """What runs the nodes of one operator: a function of tensors and attributes.
 
     Positional parameters are the inputs; those annotated ``Host`` are read in Python. Parameters
     that are keywords only are the attributes of these names: of the type annotated, or of the
@@ -232,29 +189,55 @@ def operator(
         ignored: attributes that change nothing at inference.
         check: raises what speaks against a node.
         train: a function like ``function`` that takes its place in training.
+
+    Attributes:
+        inputs: least and greatest number of inputs.
+        host: positions of inputs that are read in Python; ``None`` if it has subgraphs.
+        train: what takes its place in training.
     """
 
-    def understood(node: Node) -> None:
-        node.ignore(*ignored)
-        node.wants(*range(node.output_count if outputs is None else outputs))
-        if check is not None:
-            check(node)
+    def __init__(
+        self,
+        function: Op,
+        *,
+        inputs: tuple[int, float] | None = None,
+        outputs: int | None = 1,
+        ignored: tuple[str, ...] = (),
+        check: Callable[[Node], None] | None = None,
+        train: Op | None = None,
+    ):
+        self._function, self._outputs, self._ignored = function, outputs, ignored
+        self._check = check
+        builtin = inspect.isbuiltin(function)
+        parameters = [] if builtin else list(inspect.signature(function).parameters.values())
+        by_position = (_Parameter.POSITIONAL_ONLY, _Parameter.POSITIONAL_OR_KEYWORD)
+        positional = [x for x in parameters if x.kind in by_position]
+        named = [x for x in parameters if x.kind is x.KEYWORD_ONLY]
+        endless = any(x.kind is x.VAR_POSITIONAL for x in parameters)
+        least = sum(x.default is x.empty for x in positional)
+        on_host = (i for i, x in enumerate(positional) if str(x.annotation).startswith("Host"))
+        self._attributes = {x.name: _reader(x.name, x.annotation, x.default) for x in named}
+        self.inputs = inputs or (least, float("inf") if endless else len(positional))
+        self.host = None if any(x.annotation == "Body" for x in named) else frozenset(on_host)
+        self.train = None if train is None else Operator(train)
 
-    builtin = inspect.isbuiltin(function)
-    parameters = [] if builtin else list(inspect.signature(function).parameters.values())
-    endless = any(x.kind is x.VAR_POSITIONAL for x in parameters)
-    positional = [x for x in parameters if x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)]
-    named = [x for x in parameters if x.kind is x.KEYWORD_ONLY]
-    least = sum(x.default is x.empty for x in positional)
-    on_host = (i for i, x in enumerate(positional) if str(x.annotation).startswith("Host"))
-    return Operator(
-        function,
-        inputs or (least, float("inf") if endless else len(positional)),
-        None if any(x.annotation == "Body" for x in named) else frozenset(on_host),
-        {x.name: _reader(x.name, x.annotation, x.default) for x in named},
-        understood,
-        None if train is None else operator(train),
-    )
+    def bound(self, node: Node) -> Op:
+        """Return the function with a node's attributes, all that it implements understood.
+
+        Raises:
+            ModelError: see `Node.read`, and what speaks against the node.
+        """
+        node.ignore(*self._ignored)
+        node.wants(*range(node.output_count if self._outputs is None else self._outputs))
+        if self._check is not None:
+            self._check(node)
+        attributes = {name: read(node) for name, read in self._attributes.items()}
+        return partial(self._function, **attributes) if attributes else self._function
+
+
+Table: TypeAlias = Mapping[str, Operator]
+Operators: TypeAlias = Mapping[tuple[str, str], Operator]
+"""What runs nodes, by the operator's domain and name."""
 
 
 @dataclass(frozen=True)
@@ -296,8 +279,8 @@ def _reader(name: str, annotation: Any, default: Any) -> Reader:
     if isinstance(default, Read):
         how = default.how
         return lambda node: how(node, name)
-    missing = default in (MISSING, inspect.Parameter.empty)
-    unnamed = annotation is inspect.Parameter.empty
+    missing = default in (MISSING, _Parameter.empty)
+    unnamed = annotation is _Parameter.empty
     kind = type(default).__name__ if unnamed else str(annotation).removesuffix(" | None")
     if kind not in _KINDS:
         raise TypeError(f"parameter {name} is of no kind that attributes have")

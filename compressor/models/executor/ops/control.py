@@ -11,15 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from compressor.models.executor.node import (
-    Ints,
-    Node,
-    Operator,
-    Read,
-    Table,
-    one_of,
-    operator,
-)
+from compressor.models.executor.node import Ints, Node, Operator, Read, Table, one_of
 from compressor.models.executor.program import Body, Op, Result
 
 # Subgraphs.
@@ -205,7 +197,7 @@ def _recurrent(cell: Op, *names: str) -> Operator:
         names: the activations of a direction where the node does not say them.
     """
     states = 2 if len(names) == 3 else 1  # an LSTM has a cell state beside the hidden one
-    declared = operator(cell)
+    declared = Operator(cell)
     bound: Any = Read(lambda node, _: declared.bound(node))
     functions: Any = Read(partial(_activations, names))
 
@@ -247,7 +239,7 @@ def _recurrent(cell: Op, *names: str) -> Operator:
         return (result.permute(2, 0, 1, 3) if layout else result, *last)
 
     span = (3, 8 if states == 2 else 6)
-    return operator(run, inputs=span, outputs=states + 1, ignored=("hidden_size",))
+    return Operator(run, inputs=span, outputs=states + 1, ignored=("hidden_size",))
 
 
 def _lstm(weights: _Weights, x: Tensor, state: State, *, input_forget: bool = False) -> State:
@@ -283,9 +275,9 @@ def _rnn(weights: _Weights, x: Tensor, state: State) -> State:
 
 CONTROL: Table = {
     "GRU": _recurrent(_gru, "sigmoid", "tanh"),
-    "If": operator(_if, outputs=None),
+    "If": Operator(_if, outputs=None),
     "LSTM": _recurrent(_lstm, "sigmoid", "tanh", "tanh"),
-    "Loop": operator(_loop, outputs=None),
+    "Loop": Operator(_loop, outputs=None),
     "RNN": _recurrent(_rnn, "tanh"),
-    "Scan": operator(_scan, outputs=None),
+    "Scan": Operator(_scan, outputs=None),
 }

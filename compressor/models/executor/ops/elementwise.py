@@ -21,7 +21,6 @@ from compressor.models.executor.node import (
     Table,
     integers,
     one_of,
-    operator,
     positive,
 )
 
@@ -29,20 +28,20 @@ from compressor.models.executor.node import (
 
 
 def _plain(function: Callable[[Tensor], Tensor]) -> Operator:
-    return operator(function, inputs=(1, 1))
+    return Operator(function, inputs=(1, 1))
 
 
 def _unary(function: Callable[[Tensor], Tensor]) -> Operator:
-    return operator(widened(function), inputs=(1, 1))
+    return Operator(widened(function), inputs=(1, 1))
 
 
 def _binary(function: Callable[[Tensor, Tensor], Tensor]) -> Operator:
-    return operator(widened(function), inputs=(2, 2))
+    return Operator(widened(function), inputs=(2, 2))
 
 
 def _variadic(function: Callable[[Tensor, Tensor], Tensor]) -> Operator:
     function = widened(function)
-    return operator(lambda first, *others: reduce(function, others, first))
+    return Operator(lambda first, *others: reduce(function, others, first))
 
 
 def _divide(a: Tensor, b: Tensor) -> Tensor:
@@ -121,7 +120,7 @@ def _bias_gelu(form: str) -> Operator:
     def run(x: Tensor, bias: Tensor | None = None) -> Tensor:
         return functional.gelu(x if bias is None else x + bias, approximate=form)
 
-    return operator(run)
+    return Operator(run)
 
 
 # Changes of the element type.
@@ -130,13 +129,14 @@ def _bias_gelu(form: str) -> Operator:
 def _target(node: Node, _: str) -> ir.DataType | None:
     """Return the type asked for; ``None`` where that of the second input decides at run time."""
     if node.input(1) is None:
+        dtype = ir.DataType(node.read("to", "ir.DataType"))
         if node.input_type(0) == ir.DataType.STRING:
             raise node.refuse("its input holds strings")
-        return ir.DataType(node.read("to", "ir.DataType"))
-    dtype = node.input_type(1)
-    if dtype is not None and dtype not in TORCH_DTYPES:
-        raise node.refuse(f"it asks for elements of type {dtype.name}")
-    return dtype
+        return dtype
+    like = node.input_type(1)
+    if like is not None and like not in TORCH_DTYPES:
+        raise node.refuse(f"it asks for elements of type {like.name}")
+    return like
 
 
 _TARGET: Any = Read(_target)
@@ -179,7 +179,7 @@ def _reduction(function: Callable[[Tensor, list[int], bool], Tensor]) -> Operato
         over = positive(over, x.dim())
         return widened(lambda value: function(value, over, keepdims))(x)
 
-    return operator(run)
+    return Operator(run)
 
 
 def _sum(x: Tensor, axes: list[int], keep: bool) -> Tensor:
@@ -242,7 +242,7 @@ def _place(function: Callable[..., Tensor]) -> Operator:
             return function(x, axis, keepdim=keepdims)
         return x.shape[axis] - 1 - function(x.flip(axis), axis, keepdim=keepdims)
 
-    return operator(run)
+    return Operator(run)
 
 
 def _running_sum(
@@ -269,50 +269,50 @@ ELEMENTWISE: Table = {
     "Asinh": _unary(torch.asinh),
     "Atan": _unary(torch.atan),
     "Atanh": _unary(torch.atanh),
-    "BitShift": operator(_shift),
+    "BitShift": Operator(_shift),
     "BitwiseAnd": _binary(torch.bitwise_and),
     "BitwiseNot": _unary(torch.bitwise_not),
     "BitwiseOr": _binary(torch.bitwise_or),
     "BitwiseXor": _binary(torch.bitwise_xor),
-    "Cast": operator(_cast, inputs=(1, 1)),
-    "CastLike": operator(_cast, inputs=(2, 2)),
+    "Cast": Operator(_cast, inputs=(1, 1)),
+    "CastLike": Operator(_cast, inputs=(2, 2)),
     "Ceil": _unary(torch.ceil),
-    "Celu": operator(lambda x, *, alpha=1.0: functional.celu(x, alpha)),
-    "Clip": operator(_clip),
+    "Celu": Operator(lambda x, *, alpha=1.0: functional.celu(x, alpha)),
+    "Clip": Operator(_clip),
     "Cos": _unary(torch.cos),
     "Cosh": _unary(torch.cosh),
-    "CumSum": operator(_running_sum),
+    "CumSum": Operator(_running_sum),
     "Det": _unary(torch.det),
     "Div": _binary(_divide),
-    "Elu": operator(lambda x, *, alpha=1.0: functional.elu(x, alpha)),
+    "Elu": Operator(lambda x, *, alpha=1.0: functional.elu(x, alpha)),
     "Equal": _binary(torch.eq),
     "Erf": _unary(torch.erf),
     "Exp": _unary(torch.exp),
     "Floor": _unary(torch.floor),
-    "Gelu": operator(_gelu),
+    "Gelu": Operator(_gelu),
     "Greater": _binary(torch.gt),
     "GreaterOrEqual": _binary(torch.ge),
-    "HardSigmoid": operator(lambda x, *, alpha=0.2, beta=0.5: torch.clamp(alpha * x + beta, 0, 1)),
+    "HardSigmoid": Operator(lambda x, *, alpha=0.2, beta=0.5: torch.clamp(alpha * x + beta, 0, 1)),
     "HardSwish": _plain(functional.hardswish),
-    "Identity": operator(lambda x: x),
-    "IsInf": operator(_is_infinite),
+    "Identity": Operator(lambda x: x),
+    "IsInf": Operator(_is_infinite),
     "IsNaN": _unary(torch.isnan),
-    "LeakyRelu": operator(lambda x, *, alpha=0.01: functional.leaky_relu(x, alpha)),
+    "LeakyRelu": Operator(lambda x, *, alpha=0.01: functional.leaky_relu(x, alpha)),
     "Less": _binary(torch.lt),
     "LessOrEqual": _binary(torch.le),
     "Log": _unary(torch.log),
-    "LogSoftmax": operator(lambda x, *, axis=-1: torch.log_softmax(x, axis)),
+    "LogSoftmax": Operator(lambda x, *, axis=-1: torch.log_softmax(x, axis)),
     "Max": _variadic(torch.maximum),
-    "Mean": operator(lambda x, *others: reduce(torch.add, others, x) / (1 + len(others))),
+    "Mean": Operator(lambda x, *others: reduce(torch.add, others, x) / (1 + len(others))),
     "Min": _variadic(torch.minimum),
     "Mish": _plain(functional.mish),
-    "Mod": operator(lambda a, b, *, fmod=False: (_fmod if fmod else _remainder)(a, b)),
+    "Mod": Operator(lambda a, b, *, fmod=False: (_fmod if fmod else _remainder)(a, b)),
     "Mul": _binary(torch.mul),
     "Neg": _unary(torch.neg),
     "Not": _unary(torch.logical_not),
     "Or": _binary(torch.logical_or),
-    "PRelu": operator(lambda x, slope: torch.where(x < 0, slope * x, x)),
-    "Pow": operator(_power),
+    "PRelu": Operator(lambda x, slope: torch.where(x < 0, slope * x, x)),
+    "Pow": Operator(_power),
     "Reciprocal": _unary(torch.reciprocal),
     "ReduceL1": _reduction(lambda x, axes, keep: _sum(x.abs(), axes, keep)),
     "ReduceL2": _reduction(lambda x, axes, keep: torch.sqrt(_sum(x * x, axes, keep)).to(x.dtype)),
@@ -326,24 +326,24 @@ ELEMENTWISE: Table = {
     "ReduceSumSquare": _reduction(lambda x, axes, keep: _sum(x * x, axes, keep)),
     "Relu": _plain(torch.relu),
     "Round": _unary(torch.round),
-    "Selu": operator(_selu),
-    "Shrink": operator(_shrink),
+    "Selu": Operator(_selu),
+    "Shrink": Operator(_shrink),
     "Sigmoid": _plain(torch.sigmoid),
     "Sign": _unary(torch.sign),
     "Sin": _unary(torch.sin),
     "Sinh": _unary(torch.sinh),
-    "Softmax": operator(lambda x, *, axis=-1: torch.softmax(x, axis)),
+    "Softmax": Operator(lambda x, *, axis=-1: torch.softmax(x, axis)),
     "Softplus": _plain(functional.softplus),
     "Softsign": _plain(functional.softsign),
     "Sqrt": _unary(torch.sqrt),
     "Sub": _binary(torch.sub),
     "Sum": _variadic(torch.add),
-    "SwiGLU": operator(lambda gate, x, *, alpha=1.0: gate * torch.sigmoid(alpha * gate) * x),
-    "Swish": operator(lambda x, *, alpha=1.0: x * torch.sigmoid(alpha * x)),
+    "SwiGLU": Operator(lambda gate, x, *, alpha=1.0: gate * torch.sigmoid(alpha * gate) * x),
+    "Swish": Operator(lambda x, *, alpha=1.0: x * torch.sigmoid(alpha * x)),
     "Tan": _unary(torch.tan),
     "Tanh": _unary(torch.tanh),
-    "ThresholdedRelu": operator(lambda x, *, alpha=1.0: torch.where(x > alpha, x, 0)),
-    "Where": operator(torch.where, inputs=(3, 3)),
+    "ThresholdedRelu": Operator(lambda x, *, alpha=1.0: torch.where(x > alpha, x, 0)),
+    "Where": Operator(torch.where, inputs=(3, 3)),
     "Xor": _binary(torch.logical_xor),
 }
 
@@ -351,6 +351,6 @@ CONTRIB: Table = {
     "BiasGelu": _bias_gelu("none"),
     "FastGelu": _bias_gelu("tanh"),
     "Gelu": _bias_gelu("none"),
-    "QuickGelu": operator(lambda x, *, alpha=1.702: x * torch.sigmoid(alpha * x)),
+    "QuickGelu": Operator(lambda x, *, alpha=1.702: x * torch.sigmoid(alpha * x)),
 }
 """Activations of the domain ``com.microsoft``."""

@@ -13,10 +13,10 @@ from torch.nn import functional
 from compressor.models.element_types import widened
 from compressor.models.executor.node import (
     Node,
+    Operator,
     Read,
     Table,
     along,
-    operator,
     positive,
     settings,
     wanted,
@@ -361,16 +361,16 @@ def _rotary_embedding(
 
 
 LAYERS: Table = {
-    "Attention": operator(_attention, outputs=3),
-    "BatchNormalization": operator(batch_norm, check=check_evaluated, train=live_batch_norm),
-    "Einsum": operator(_einsum),
-    "Gemm": operator(_gemm),
-    "GroupNormalization": operator(_group_norm),
-    "InstanceNormalization": operator(_instance_norm),
-    "LRN": operator(_local_response_norm),
-    "LayerNormalization": operator(_layer_norm),
-    "MatMul": operator(widened(torch.matmul), inputs=(2, 2)),
-    "RMSNormalization": operator(_rms_norm),
-    "RotaryEmbedding": operator(_rotary_embedding),
-    "SimplifiedLayerNormalization": operator(_rms_norm),
+    "Attention": Operator(_attention, outputs=3),
+    "BatchNormalization": Operator(batch_norm, check=check_evaluated, train=live_batch_norm),
+    "Einsum": Operator(_einsum),
+    "Gemm": Operator(_gemm),
+    "GroupNormalization": Operator(_group_norm),
+    "InstanceNormalization": Operator(_instance_norm),
+    "LRN": Operator(_local_response_norm),
+    "LayerNormalization": Operator(_layer_norm),
+    "MatMul": Operator(widened(torch.matmul), inputs=(2, 2)),
+    "RMSNormalization": Operator(_rms_norm),
+    "RotaryEmbedding": Operator(_rotary_embedding),
+    "SimplifiedLayerNormalization": Operator(_rms_norm),
 }

@@ -20,7 +20,7 @@ from compressor.models.element_types import (
     natural_type,
     saturated,
 )
-from compressor.models.executor.node import Node, Read, Table, along, operator
+from compressor.models.executor.node import Node, Operator, Read, Table, along
 from compressor.models.executor.ops.windows import WINDOW, Window, convolution
 from compressor.models.executor.program import Result
 
@@ -202,16 +202,16 @@ def _matmul_n_bits(
 
 
 QUANTIZATION: Table = {
-    "ConvInteger": operator(_conv_integer, ignored=("kernel_shape",)),
-    "DequantizeLinear": operator(_dequantize),
-    "DynamicQuantizeLinear": operator(_dynamic_quantize, outputs=3),
-    "MatMulInteger": operator(_matmul_integer),
-    "QuantizeLinear": operator(_quantize),
+    "ConvInteger": Operator(_conv_integer, ignored=("kernel_shape",)),
+    "DequantizeLinear": Operator(_dequantize),
+    "DynamicQuantizeLinear": Operator(_dynamic_quantize, outputs=3),
+    "MatMulInteger": Operator(_matmul_integer),
+    "QuantizeLinear": Operator(_quantize),
 }
 
 CONTRIB: Table = {
-    "DequantizeLinear": operator(_dequantize),
-    "MatMulNBits": operator(_matmul_n_bits, ignored=("accuracy_level",), check=_check_n_bits),
-    "QuantizeLinear": operator(_quantize),
+    "DequantizeLinear": Operator(_dequantize),
+    "MatMulNBits": Operator(_matmul_n_bits, ignored=("accuracy_level",), check=_check_n_bits),
+    "QuantizeLinear": Operator(_quantize),
 }
 """Those of the domain ``com.microsoft``."""

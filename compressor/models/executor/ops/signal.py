@@ -21,7 +21,6 @@ from compressor.models.executor.node import (
     along,
     integers,
     one_of,
-    operator,
     positive,
     settings,
 )
@@ -312,15 +311,15 @@ def _window(*weights: float) -> Operator:
         terms = [(-1) ** k * a * torch.cos(k * phase) for k, a in enumerate(weights)]
         return torch.stack(terms).sum(0).to(output_datatype)
 
-    return operator(run)
+    return Operator(run)
 
 
 SIGNAL: Table = {
     "BlackmanWindow": _window(0.42, 0.5, 0.08),
-    "DFT": operator(_dft),
-    "GridSample": operator(_grid_sample),
+    "DFT": Operator(_dft),
+    "GridSample": Operator(_grid_sample),
     "HammingWindow": _window(25 / 46, 21 / 46),
     "HannWindow": _window(0.5, 0.5),
-    "Resize": operator(_resize),
-    "STFT": operator(_stft),
+    "Resize": Operator(_resize),
+    "STFT": Operator(_stft),
 }

@@ -13,14 +13,14 @@ from torch.nn import functional
 from compressor.models.executor.node import (
     Host,
     Node,
+    Operator,
     Read,
     Table,
     along,
     integers,
     one_of,
-    operator,
 )
-from compressor.models.executor.ops.windows import STEPS, Steps
+from compressor.models.executor.ops.windows import SLIDE, Slide
 
 
 def _non_max_suppression(
@@ -181,10 +181,10 @@ def _deformable_convolution(
     *,
     group: int = 1,
     offset_group: int = 1,
-    steps: Steps = STEPS,
+    slide: Slide = SLIDE,
 ) -> Tensor:
     """Convolution at shifted places (Dai et al. 2017), each tap weighted by a mask (Zhu 2019)."""
-    pads, (strides, dilations) = steps.padding(2), steps.moves(2)
+    pads, (strides, dilations) = slide.padding(2), slide.moves(2)
     batch, channels, height, width = x.shape
     taps = weight.shape[2] * weight.shape[3]
     rows, columns = offset.shape[2:]
@@ -211,7 +211,7 @@ def _deformable_convolution(
 
 
 VISION: Table = {
-    "DeformConv": operator(_deformable_convolution, ignored=("kernel_shape",)),
-    "NonMaxSuppression": operator(_non_max_suppression),
-    "RoiAlign": operator(_roi_align),
+    "DeformConv": Operator(_deformable_convolution, ignored=("kernel_shape",)),
+    "NonMaxSuppression": Operator(_non_max_suppression),
+    "RoiAlign": Operator(_roi_align),
 }

@@ -21,7 +21,6 @@ from compressor.models.executor.node import (
     along,
     integers,
     one_of,
-    operator,
     settings,
     wanted,
 )
@@ -55,7 +54,7 @@ class Pads:
 
 
 @dataclass(frozen=True)
-class Steps:
+class Slide:
     """How far a kernel moves, and what is put around the tensor, as far as the attributes say."""
 
     pads: Ints = None
@@ -72,11 +71,11 @@ class Steps:
         return self.strides or (1,) * rank, self.dilations or (1,) * rank
 
 
-STEPS: Any = settings(Steps)
+SLIDE: Any = settings(Slide)
 
 
 @dataclass(frozen=True)
-class Window(Steps):
+class Window(Slide):
     """How a kernel slides over the spatial axes, where pads may depend on the input's size."""
 
     auto_pad: str = _AUTO_PAD
@@ -288,14 +287,14 @@ def _over_plane(function: Callable[..., Tensor]) -> Operator:
         axes = list(range(2, x.dim()))
         return function(x, axes, keepdim=True) if axes else x
 
-    return operator(run)
+    return Operator(run)
 
 
-def _col2im(x: Tensor, image_shape: Host, block_shape: Host, *, steps: Steps = STEPS) -> Tensor:
+def _col2im(x: Tensor, image_shape: Host, block_shape: Host, *, slide: Slide = SLIDE) -> Tensor:
     """Sum the blocks of an image where they overlap."""
     image, block = integers(image_shape), integers(block_shape)
     rank = len(image)
-    pads, (strides, dilations) = steps.padding(rank), steps.moves(rank)
+    pads, (strides, dilations) = slide.padding(rank), slide.moves(rank)
     padded = [n + a + b for n, a, b in zip(image, pads.before, pads.after, strict=True)]
     place = torch.zeros((1,) * 2 * rank, dtype=torch.int64, device=x.device)
     for axis in range(rank):
@@ -315,11 +314,11 @@ def _col2im(x: Tensor, image_shape: Host, block_shape: Host, *, steps: Steps = S
 
 
 WINDOWS: Table = {
-    "AveragePool": operator(_average_pool),
-    "Col2Im": operator(_col2im),
-    "Conv": operator(convolution, ignored=("kernel_shape",)),
-    "ConvTranspose": operator(_conv_transpose, ignored=("kernel_shape",)),
+    "AveragePool": Operator(_average_pool),
+    "Col2Im": Operator(_col2im),
+    "Conv": Operator(convolution, ignored=("kernel_shape",)),
+    "ConvTranspose": Operator(_conv_transpose, ignored=("kernel_shape",)),
     "GlobalAveragePool": _over_plane(torch.mean),
     "GlobalMaxPool": _over_plane(torch.amax),
-    "MaxPool": operator(_max_pool),
+    "MaxPool": Operator(_max_pool),
 }

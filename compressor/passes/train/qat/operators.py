@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from compressor.models.executor.node import Host, Ints, Operators, along, one_of, operator
-from compressor.models.executor.ops.layers import (
-    batch_norm,
-    check_evaluated,
-    live_batch_norm,
-)
+from compressor.models.executor.node import Host, Ints, Operator, Operators, along, one_of
+from compressor.models.executor.ops.layers import batch_norm, check_evaluated, live_batch_norm
+from compressor.models.executor.ops.windows import Pads
 from compressor.passes.train.qat.fake_quantization import (
     CodeSpan,
     Places,
@@ -91,17 +87,10 @@ def _frozen_batch_norm(
 
 
 def _freezable_batch_norm(
-    x: Tensor,
-    scale: Tensor,
-    bias: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    frozen: Host,
-    *,
-    epsilon: float = 1e-5,
-    momentum: float = 0.9,
+    x: Tensor, *norm: Tensor, epsilon: float = 1e-5, momentum: float = 0.9
 ) -> Tensor:
     """``BatchNormalization`` whose last input says that it no longer takes batches' statistics."""
+    scale, bias, mean, variance, frozen = norm
     if bool(frozen):
         return batch_norm(x, scale, bias, mean, variance, epsilon=epsilon)
     return live_batch_norm(x, scale, bias, mean, variance, epsilon=epsilon, momentum=momentum)
@@ -172,20 +161,19 @@ def _pad_channels(x: Tensor, values: Tensor, *, pads: Ints = None) -> Tensor:
     """
     amounts = pads or ()
     count = len(amounts) // 2
-    ends = [amounts[i + side * count] for i in reversed(range(count)) for side in (0, 1)]
-    level = values.reshape(-1, *[1] * count)
-    return functional.pad(x - level, ends) + level
+    level = along(values, 1, count + 2)
+    return Pads(amounts[:count], amounts[count:]).apply(x - level) + level
 
 
 TRAINING: Operators = {
-    (TRAINING_DOMAIN, "BatchNormalization"): operator(
+    (TRAINING_DOMAIN, "BatchNormalization"): Operator(
         _frozen_batch_norm, check=check_evaluated, train=_freezable_batch_norm
     ),
-    (TRAINING_DOMAIN, "ChannelShift"): operator(_channel_shift),
-    (TRAINING_DOMAIN, "FakeQuantize"): operator(_fake_quantize),
-    (TRAINING_DOMAIN, "FoldingFactor"): operator(_folding_factor),
-    (TRAINING_DOMAIN, "NormShift"): operator(_norm_shift),
-    (TRAINING_DOMAIN, "PadChannels"): operator(_pad_channels),
-    (TRAINING_DOMAIN, "RoundBias"): operator(_round_bias, train=_round_frozen_bias),
+    (TRAINING_DOMAIN, "ChannelShift"): Operator(_channel_shift),
+    (TRAINING_DOMAIN, "FakeQuantize"): Operator(_fake_quantize),
+    (TRAINING_DOMAIN, "FoldingFactor"): Operator(_folding_factor),
+    (TRAINING_DOMAIN, "NormShift"): Operator(_norm_shift),
+    (TRAINING_DOMAIN, "PadChannels"): Operator(_pad_channels),
+    (TRAINING_DOMAIN, "RoundBias"): Operator(_round_bias, train=_round_frozen_bias),
 }
 """What runs a node, by its domain and operator; the executor takes them beside its own."""
