@@ -82,13 +82,10 @@ def _shape(x: Tensor, *, start: int = 0, end: int | None = None) -> Tensor:
 
 def _depth_to_space(x: Tensor, *, blocksize: int, mode: str = one_of("DCR", "CRD")) -> Tensor:
     batch, channels, height, width = x.shape
-    depth = channels // (blocksize * blocksize)
-    if mode == "CRD":
-        blocks = x.reshape(batch, depth, blocksize, blocksize, height, width)
-        blocks = blocks.permute(0, 1, 4, 2, 5, 3)
-    else:
-        blocks = x.reshape(batch, blocksize, blocksize, depth, height, width)
-        blocks = blocks.permute(0, 3, 4, 1, 5, 2)
+    depth, square = channels // (blocksize * blocksize), (blocksize, blocksize)
+    parts = (depth, *square) if mode == "CRD" else (*square, depth)
+    order = (0, 1, 4, 2, 5, 3) if mode == "CRD" else (0, 3, 4, 1, 5, 2)
+    blocks = x.reshape(batch, *parts, height, width).permute(order)
     return blocks.reshape(batch, depth, height * blocksize, width * blocksize)
 
 
