@@ -95,7 +95,8 @@ class Node:
         self.input_count, self.output_count = len(node.inputs), len(node.outputs)
         self._node = node
         self._prepare = prepare
-        self._attributes: set[str] = set()
+        self._attributes = dict(node.attributes)
+        self._understood: set[str] = set()
         self._outputs = {0}
 
     def read(self, name: str, kind: str, default: Any = MISSING) -> Any:
@@ -109,9 +110,9 @@ class Node:
         Raises:
             ModelError: it is missing, of another kind, or of an element type without counterpart.
         """
-        self.ignore(name)
+        self._understood.add(name)
         stored, convert = _KINDS[kind]
-        attribute = self._node.attributes.get(name)
+        attribute = self._attributes.get(name)
         if attribute is not None and attribute.is_ref():
             raise self.refuse(f"attribute '{name}' refers to a function's attribute")
         if attribute is not None and attribute.type != stored:
@@ -129,7 +130,7 @@ class Node:
 
     def ignore(self, *names: str) -> None:
         """Take attributes as understood, whatever they say."""
-        self._attributes.update(names)
+        self._understood.update(names)
 
     def wants(self, *outputs: int) -> bool:
         """Return whether any of some optional outputs is read, and take them as understood."""
@@ -158,7 +159,7 @@ class Node:
         Raises:
             ModelError: naming what was not.
         """
-        unread = sorted(set(self._node.attributes) - self._attributes)
+        unread = sorted(self._attributes.keys() - self._understood)
         if unread:
             raise self.refuse(f"attribute '{unread[0]}' is not supported")
         for position, value in enumerate(self._node.outputs):
@@ -228,7 +229,8 @@ class Operator:
             ModelError: see `Node.read`, and what speaks against the node.
         """
         node.ignore(*self._ignored)
-        node.wants(*range(node.output_count if self._outputs is None else self._outputs))
+        if self._outputs != 1:
+            node.wants(*range(self._outputs or node.output_count))
         if self._check is not None:
             self._check(node)
         attributes = {name: read(node) for name, read in self._attributes.items()}
