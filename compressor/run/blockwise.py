@@ -23,7 +23,7 @@ from compressor.errors import DataError
 from compressor.files import staging
 from compressor.graph.blocks import GraphBlock, extract_block, partition
 from compressor.graph.layers import graph_layers
-from compressor.models.executor import from_numpy
+from compressor.models.element_types import from_numpy
 from compressor.models.onnx.ort_runner import OrtRunner, graph_runner
 from compressor.progress import Advance, nobody_watches
 from compressor.run.workspace import Workspace

@@ -26,7 +26,7 @@ from compressor.models.checkpoint.folder import read_shards
 from compressor.models.checkpoint.reading import FileTensor, MappedFile, ReadAhead
 from compressor.models.checkpoint.weight_files import read_weights, weight_file_paths
 from compressor.models.codec.headers import DTYPES, PAIRS, ShardHeader
-from compressor.models.executor.dtypes import natural_type
+from compressor.models.element_types import natural_type
 from compressor.progress import Progress
 
 # How the weights of quantized Hugging Face checkpoints and their helpers are called.

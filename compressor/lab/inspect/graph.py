@@ -34,7 +34,7 @@ from compressor.models.codec.description import DESCRIPTION, FORMAT, Description
 from compressor.models.codec.headers import INDEX
 from compressor.models.codec.load import check
 from compressor.models.codec.weights import read_tensors, stored_headers
-from compressor.models.executor.lazy import computed
+from compressor.models.lazy_tensor import computed
 from compressor.models.onnx.file import external_files, read_onnx
 from compressor.progress import Progress
 from compressor.types.tensors import Array

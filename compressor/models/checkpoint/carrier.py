@@ -23,7 +23,7 @@ from compressor.models.checkpoint.folder import (
 from compressor.models.checkpoint.reading import FileTensor, MappedFile
 from compressor.models.checkpoint.rows import changed, widen_float8
 from compressor.models.codec.headers import DTYPES, TensorHeader
-from compressor.models.executor.dtypes import natural_type
+from compressor.models.element_types import natural_type
 from compressor.types.carrier import Capability, WeightChange
 from compressor.types.layers import Layer
 from compressor.types.quantized import Scheme, WeightCodes

@@ -29,8 +29,7 @@ from compressor.models.codec.sparse import (
     from_group_values,
     group_values,
 )
-from compressor.models.executor import from_numpy
-from compressor.models.executor.dtypes import TORCH_DTYPES
+from compressor.models.element_types import TORCH_DTYPES, from_numpy
 from compressor.types.tensors import Array
 
 STORED: dict[ir.DataType, str] = {

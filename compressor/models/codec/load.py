@@ -18,11 +18,10 @@ from compressor.graph.values import all_nodes
 from compressor.models.codec.description import DESCRIPTION, Description, read_description
 from compressor.models.codec.headers import ShardHeader
 from compressor.models.codec.weights import read_tensors, stored_headers, written_with
+from compressor.models.element_types import from_numpy
 from compressor.models.executor import (
-    DeferredGraphModule,
     GraphModule,
     bound_inputs,
-    from_numpy,
     unknown_operators,
 )
 from compressor.models.onnx.ort_runner import graph_runner
@@ -125,10 +124,9 @@ def load(
     unknown = unknown_operators(_operators(description.graph))
     if unknown:
         return _in_runtime(description, headers, unknown, device)
-    module: GraphModule
     if written_with(description, headers):
         # The exporter has compiled this very graph; here it is compiled when it is first used.
-        module = DeferredGraphModule(
+        module = GraphModule.deferred(
             description.model,
             read_tensors(description, headers, mmap),
             description.inputs,

@@ -40,8 +40,8 @@ from compressor.models.codec.headers import (
     read_index,
     shard_names,
 )
-from compressor.models.executor import LazyTensor
-from compressor.models.executor.dtypes import TORCH_DTYPES
+from compressor.models.element_types import TORCH_DTYPES
+from compressor.models.lazy_tensor import LazyTensor
 from compressor.types.tensors import Array
 
 DIGEST = "description"

@@ -1,15 +1,6 @@
 """Runs ONNX graphs as PyTorch modules."""
 
 from compressor.models.executor.compiler import unknown_operators
-from compressor.models.executor.dtypes import from_numpy
-from compressor.models.executor.lazy import LazyTensor
-from compressor.models.executor.module import DeferredGraphModule, GraphModule, bound_inputs
+from compressor.models.executor.module import GraphModule, bound_inputs
 
-__all__ = [
-    "DeferredGraphModule",
-    "GraphModule",
-    "LazyTensor",
-    "bound_inputs",
-    "from_numpy",
-    "unknown_operators",
-]
+__all__ = ["GraphModule", "bound_inputs", "unknown_operators"]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 
 import onnx_ir as ir
@@ -11,10 +10,10 @@ import torch
 from onnx_ir.passes.common import InlinePass
 
 from compressor.errors import ModelError
-from compressor.models.executor.dtypes import TORCH_DTYPES, from_numpy
-from compressor.models.executor.node import NodeView, describe, signature
+from compressor.models.element_types import TORCH_DTYPES, from_numpy
+from compressor.models.executor.node import Node, Operators, describe
 from compressor.models.executor.ops import OPERATORS
-from compressor.models.executor.program import ABSENT, Body, Program, Step, with_lifetimes
+from compressor.models.executor.program import ABSENT, Body, Program, Step
 
 OLDEST_OPSET = 13
 """Axes and sizes have been inputs since this opset; what is opened is upgraded anyway."""
@@ -83,64 +82,23 @@ def _reads(node: ir.Node) -> Iterator[ir.Value]:
                 yield from _reads(inner)
 
 
-@dataclass
-class _Scope:
-    """The slots of one graph while it is compiled."""
-
-    slots: dict[ir.Value, int] = field(default_factory=dict)
-    captured: list[ir.Value] = field(default_factory=list)
-
-    def define(self, value: ir.Value) -> int:
-        slot = len(self.slots) + 1
-        self.slots[value] = slot
-        return slot
-
-    def use(self, value: ir.Value | None) -> int:
-        if value is None:
-            return ABSENT
-        slot = self.slots.get(value)
-        if slot is None:
-            slot = self.define(value)
-            self.captured.append(value)
-        return slot
-
-
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """A program and what it captures.
-
-    Attributes:
-        program: the program.
-        captured: what it takes after its inputs: initializers and constants, and whatever else
-            no node gives.
-        constants: the values of ``Constant`` nodes.
-    """
-
-    program: Program
-    captured: tuple[ir.Value, ...]
-    constants: dict[ir.Value, torch.Tensor]
-
-
-def compiled(model: ir.Model) -> Compiled:
-    """Compile the graph of a model that is flattened.
-
-    Raises:
-        ModelError: an operator, attribute, type or the opset is not supported.
-    """
-    compiler = Compiler(dict(model.opset_imports))
-    program, captured = compiler.compile(model.graph)
-    return Compiled(program, tuple(captured), compiler.constants)
-
-
 class Compiler:
     """Compiles the graphs of one model.
 
+    Args:
+        opsets: the model's opset versions by domain.
+        operators: further operators, by domain and name, beside the executor's own.
+
     Attributes:
         constants: the values of ``Constant`` nodes met so far, which become part of the module.
+
+    Raises:
+        ModelError: the opset is not supported.
     """
 
-    def __init__(self, opsets: dict[str, int]):
+    def __init__(self, opsets: Mapping[str, int], operators: Operators):
         self.constants: dict[ir.Value, torch.Tensor] = {}
+        self._operators = {**OPERATORS, **operators}
         self._opsets = {_domain(name): version for name, version in opsets.items()}
         version = self._opsets.get("", NEWEST_OPSET)
         if not OLDEST_OPSET <= version <= NEWEST_OPSET:
@@ -150,45 +108,38 @@ class Compiler:
                 "convert the model with onnx.version_converter",
             )
 
-    def compile(self, graph: ir.Graph) -> tuple[Program, list[ir.Value]]:
+    def compile(self, graph: ir.Graph) -> tuple[Program, tuple[ir.Value, ...]]:
         """Return the program of a graph, and the values that it captures from outside.
 
-        Initializers and constants are captured too, by whatever graph they belong to.
+        Initializers and constants are captured too, by whatever graph they belong to, and
+        whatever else no node gives.
 
         Raises:
             ModelError: an operator, attribute or type is not supported.
         """
-        scope = _Scope()
+        slots: dict[ir.Value | None, int] = {None: ABSENT}
         inputs = [value for value in graph.inputs if not value.is_initializer()]
         for value in inputs:
             _check_input(value)
-            scope.define(value)
-        steps = [self._step(n, scope) for n in _ordered(graph) if not self._took_constant(n)]
-        outputs = tuple(scope.use(value) for value in graph.outputs)
-        taken = tuple(scope.slots[value] for value in (*inputs, *scope.captured))
-        program = Program(len(scope.slots) + 1, taken, outputs, with_lifetimes(steps, outputs))
-        return program, scope.captured
-
-    def _took_constant(self, node: ir.Node) -> bool:
-        if node.op_type != "Constant" or _domain(node.domain):
-            return False
-        self.constants[node.outputs[0]] = _constant(node, self._opset(node))
-        return True
+            slots[value] = len(slots)
+        steps: list[Step] = []
+        given: set[ir.Value | None] = {None, *inputs}
+        for node in _ordered(graph):
+            if node.op_type == "Constant" and not _domain(node.domain):
+                self.constants[node.outputs[0]] = _constant(node, self._opset(node))
+            else:
+                steps.append(self._step(node, slots))
+                given.update(node.outputs)
+        outputs = tuple(_slot(slots, value) for value in graph.outputs)
+        captured = tuple(v for v in slots if v is not None and v not in given)
+        taken = tuple(slots[value] for value in (*inputs, *captured))
+        return Program(len(slots), taken, outputs, tuple(steps)).with_lifetimes(), captured
 
     def _opset(self, node: ir.Node) -> int:
         domain = _domain(node.domain)
         return node.version or self._opsets.get(domain) or (1 if domain else NEWEST_OPSET)
 
-    def _step(self, node: ir.Node, scope: _Scope) -> Step:
-        opset = self._opset(node)
-        label = describe(node, opset)
-        builder = OPERATORS.get((_domain(node.domain), node.op_type))
-        if builder is None:
-            raise ModelError(
-                label,
-                "the operator is not supported on the torch carrier",
-                "run the model in ONNX Runtime, or export it without this operator",
-            )
+    def _step(self, node: ir.Node, slots: dict[ir.Value | None, int]) -> Step:
         captured: list[ir.Value] = []
 
         def prepare(graph: ir.Graph) -> Body:
@@ -197,20 +148,31 @@ class Compiler:
             places = tuple(captured.index(value) for value in values)
             return Body(program, places, tuple(_blank(value) for value in graph.outputs))
 
-        view = NodeView(node, opset, prepare)
-        run = builder(view)
+        view = Node(node, self._opset(node), prepare)
+        operator = self._operators.get((_domain(node.domain), node.op_type))
+        if operator is None:
+            raise ModelError(
+                view.label,
+                "the operator is not supported on the torch carrier",
+                "run the model in ONNX Runtime, or export it without this operator",
+            )
+        run = operator.bound(view)
+        train = None if operator.train is None else operator.train.bound(view)
         view.check_understood()
         values = [*node.inputs, *captured]
         while values and values[-1] is None:
             values.pop()
-        least, most = view.takes or signature(run).inputs
+        least, most = operator.inputs
         if not least <= len(values) <= most:
             problem = f"it has {view.input_count} inputs, which the operator does not take"
             raise view.refuse(problem)
-        inputs = tuple(scope.use(value) for value in values)
-        outputs = tuple(scope.define(value) for value in node.outputs)
-        host = None if view.host is None else frozenset(view.host)
-        return Step(run, inputs, outputs, (), host, label, view.train)
+        inputs = tuple(_slot(slots, value) for value in values)
+        outputs = tuple(_slot(slots, value) for value in node.outputs)
+        return Step(run, inputs, outputs, operator.host, view.label, train)
+
+
+def _slot(slots: dict[ir.Value | None, int], value: ir.Value | None) -> int:
+    return slots.setdefault(value, len(slots))
 
 
 def _check_input(value: ir.Value) -> None:

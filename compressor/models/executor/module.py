@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, cast
 
 import onnx_ir as ir
 import torch
@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _IncompatibleKeys
 
 from compressor.errors import ModelError
-from compressor.models.executor.compiler import Compiled, compiled, flattened
-from compressor.models.executor.dtypes import from_numpy
-from compressor.models.executor.program import Program, Split, split_constants
+from compressor.models.element_types import from_numpy
+from compressor.models.executor.compiler import Compiler, flattened
+from compressor.models.executor.node import Operators
+from compressor.models.executor.program import Program
 
 _SHAPE_SIZED = 1024
 """Tensors of ``int64`` up to this many elements are taken for shapes, axes and indices."""
@@ -24,22 +25,23 @@ _SHAPE_SIZED = 1024
 _FIRST_CALL = Lock()
 """Held while constants are computed, so that they are in memory once; all modules share it."""
 
-_SHARED = ("_linked", "_constants", "_read")  # by copies of a module: it never changes
+_SHARED = ("_compiled", "_constants", "_read")  # by copies of a module: it never changes
 
 
 @dataclass(frozen=True, slots=True)
-class _Linked:
+class _Compiled:
     """A program and what it captures.
 
     Attributes:
         program: the program.
-        split: the same, what it computes of constants alone apart; ``None`` if it is not kept.
+        split: the same in two parts, what it computes of constants alone first; ``None`` if that
+            is not kept.
         captured: names of the tensors that it captures, in order.
         pinned: names of those that stay on the CPU.
     """
 
     program: Program
-    split: Split | None
+    split: tuple[Program, Program] | None
     captured: tuple[str, ...]
     pinned: frozenset[str]
 
@@ -68,6 +70,7 @@ class GraphModule(nn.Module):
         parameters: the same for those that are trained; the same one under two names is tied.
         keeps_constants: the first call in evaluation keeps what it computes from initializers
             alone, such as dequantized weights, until an initializer is replaced or moved.
+        operators: further operators, by domain and name, beside the executor's own.
 
     Attributes:
         input_names: the inputs that a call has to give, in order.
@@ -78,6 +81,12 @@ class GraphModule(nn.Module):
             an initializer has no value or another shape than the graph says.
     """
 
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    _read: Callable[[], ir.Model]
+    _compiled: _Compiled | None = None
+    _constants: list[Tensor] | None = None
+
     def __init__(
         self,
         model: ir.Model,
@@ -85,18 +94,49 @@ class GraphModule(nn.Module):
         parameters: Mapping[str, nn.Parameter] | None = None,
         *,
         keeps_constants: bool = False,
+        operators: Operators | None = None,
     ):
         super().__init__()
-        model = flattened(model)
-        unlinked = compiled(model)
-        names = self._take_initializers(model.graph, {**(tensors or {}), **(parameters or {})})
         self._keeps_constants = keeps_constants
-        self._constants: list[Tensor] | None = None
-        self._linked: _Linked | None = self._link(unlinked, names)
-        self.input_names = tuple(
-            value.name or "" for value in model.graph.inputs if not value.is_initializer()
+        model = flattened(model)
+        given = {**(tensors or {}), **(parameters or {})}
+        self._compiled = self._compile(
+            model,
+            operators or {},
+            lambda value: self._hold(value.name or "", _initial(value, given)),
         )
+        inputs = (value for value in model.graph.inputs if not value.is_initializer())
+        self.input_names = tuple(value.name or "" for value in inputs)
         self.output_names = tuple(value.name or "" for value in model.graph.outputs)
+
+    @classmethod
+    def deferred(
+        cls,
+        read: Callable[[], ir.Model],
+        tensors: Mapping[str, Tensor],
+        input_names: Sequence[str],
+        output_names: Sequence[str],
+        *,
+        keeps_constants: bool = False,
+    ) -> Self:
+        """Return a module whose graph is known to be sound, and is not looked at before needed.
+
+        Args:
+            read: returns the graph; called once, by the first call or the first move to a device.
+                All of its initializers belong to the main graph.
+            tensors: the value of every initializer, by name.
+            input_names: the graph's inputs, in order.
+            output_names: its outputs.
+            keeps_constants: whether the first call keeps what it computes from initializers alone.
+        """
+        module = cls.__new__(cls)
+        nn.Module.__init__(module)
+        module._keeps_constants = keeps_constants
+        for name, tensor in tensors.items():
+            module._hold(name, tensor)
+        module._read = read
+        module.input_names, module.output_names = tuple(input_names), tuple(output_names)
+        return module
 
     def forward(self, *arguments: Tensor, **inputs: Tensor) -> dict[str, Tensor]:
         """Run the graph.
@@ -112,19 +152,17 @@ class GraphModule(nn.Module):
         Raises:
             ModelError: an input is missing or unknown, or a node cannot run on what it is given.
         """
-        linked = self._ready()
+        compiled = self._ready()
         weights = self._buffers, self._parameters
         by_name = bound_inputs(self.input_names, arguments, inputs, weights)
-        values = [by_name[name] for name in self.input_names]
-        for name in linked.captured:
-            value = by_name.get(name)
-            values.append(self._held(name) if value is None else value)
+        held = cast("dict[str, Tensor]", {**self._buffers, **self._parameters, **by_name})
+        values = [held[name] for name in (*self.input_names, *compiled.captured)]
         trains = self.training and bool(self._parameters)
-        if linked.split is None or trains or len(by_name) > len(self.input_names):
-            outputs = linked.program(values, trains)
+        if compiled.split is None or trains or len(by_name) > len(self.input_names):
+            outputs = compiled.program(values, trains)
         else:
-            captured = values[len(self.input_names) :]
-            outputs = linked.split.rest([*values, *self._kept(linked.split.constant, captured)])
+            constant, rest = compiled.split
+            outputs = rest([*values, *self._kept(constant, values[len(self.input_names) :])])
         return dict(zip(self.output_names, outputs, strict=True))
 
     def get_buffer(self, target: str) -> Tensor:
@@ -191,23 +229,41 @@ class GraphModule(nn.Module):
         """Return the names for ``repr``."""
         return f"inputs={list(self.input_names)}, outputs={list(self.output_names)}"
 
-    def _ready(self) -> _Linked:
-        """Return the program; a class that compiles later does it here."""
-        assert self._linked is not None
-        return self._linked
+    def _ready(self) -> _Compiled:
+        """Return the program; a graph that was deferred is compiled here."""
+        compiled = self._compiled
+        if compiled is None:
+            with _FIRST_CALL:
+                if self._compiled is None:
+                    model = flattened(self._read())
+                    self._compiled = self._compile(model, {}, lambda value: value.name or "")
+                compiled = self._compiled
+        return compiled
 
-    def _link(self, unlinked: Compiled, names: dict[ir.Value, str]) -> _Linked:
-        """Connect a program with the tensors that it captures."""
-        names = {**names, **self._take_constants(unlinked.constants)}
-        for value in unlinked.captured:
+    def _compile(
+        self, model: ir.Model, operators: Operators, hold: Callable[[ir.Value], str]
+    ) -> _Compiled:
+        """Compile a graph and connect it with the tensors that it captures.
+
+        Args:
+            model: without functions.
+            operators: further operators.
+            hold: returns the name under which the module holds an initializer.
+        """
+        compiler = Compiler(model.opset_imports, operators)
+        program, values = compiler.compile(model.graph)
+        names = {value: hold(value) for value in _initializers(model.graph)}
+        for value, tensor in compiler.constants.items():
+            names[value] = self._hold(value.name or "constant", tensor)
+            self._non_persistent_buffers_set.add(names[value])
+        for value in values:
             if value not in names:
                 raise ModelError(
                     f"value '{value.name}'",
                     "it is read, but no node, input or initializer gives it",
                     "check the file with onnx.checker",
                 )
-        program = unlinked.program
-        captured = tuple(names[value] for value in unlinked.captured)
+        captured = tuple(names[value] for value in values)
         on_host = program.host_slots()
         slots = program.inputs[len(program.inputs) - len(captured) :]
         pinned = frozenset(
@@ -215,23 +271,8 @@ class GraphModule(nn.Module):
             for name, slot in zip(captured, slots, strict=True)
             if name in self._buffers and (slot in on_host or _is_shape(self._buffers[name]))
         )
-        split = split_constants(program, len(captured)) if self._keeps_constants else None
-        return _Linked(program, split, captured, pinned)
-
-    def _take_initializers(
-        self, graph: ir.Graph, tensors: Mapping[str, Tensor]
-    ) -> dict[ir.Value, str]:
-        return {
-            value: self._hold(value.name or "", _initial(value, tensors))
-            for value in _initializers(graph)
-        }
-
-    def _take_constants(self, constants: Mapping[ir.Value, Tensor]) -> dict[ir.Value, str]:
-        names: dict[ir.Value, str] = {}
-        for value, tensor in constants.items():
-            names[value] = self._hold(value.name or "constant", tensor)
-            self._non_persistent_buffers_set.add(names[value])
-        return names
+        split = program.split(len(captured)) if self._keeps_constants else None
+        return _Compiled(program, split, captured, pinned)
 
     def _hold(self, name: str, tensor: Tensor) -> str:
         """Register a buffer or parameter and return its name, another one where that is taken.
@@ -248,12 +289,6 @@ class GraphModule(nn.Module):
         else:
             self._buffers[free] = tensor
         return free
-
-    def _held(self, name: str) -> Tensor:
-        parameter = self._parameters.get(name)
-        value = self._buffers.get(name) if parameter is None else parameter
-        assert value is not None
-        return value
 
     def _kept(self, program: Program, captured: Sequence[Tensor]) -> list[Tensor]:
         """Return what the program computes of the captured values, computed at the first call."""
@@ -351,46 +386,3 @@ def _check_shape(name: str, shape: Sequence[int], tensor: Tensor) -> None:
             f"the tensor given has shape {list(tensor.shape)}, the graph says {list(shape)}",
             "change the graph and the tensor together",
         )
-
-
-class DeferredGraphModule(GraphModule):
-    """A `GraphModule` whose graph is known to be sound, and is not looked at before it is needed.
-
-    Args:
-        read: returns the graph; called once, by the first call or the first move to a device. All
-            of its initializers belong to the main graph.
-        tensors: the value of every initializer, by name.
-        input_names: the graph's inputs, in order.
-        output_names: its outputs.
-        keeps_constants: as in `GraphModule`.
-    """
-
-    def __init__(
-        self,
-        read: Callable[[], ir.Model],
-        tensors: Mapping[str, Tensor],
-        input_names: Sequence[str],
-        output_names: Sequence[str],
-        *,
-        keeps_constants: bool = False,
-    ):
-        nn.Module.__init__(self)
-        for name, tensor in tensors.items():
-            self._hold(name, tensor)
-        self._keeps_constants = keeps_constants
-        self._constants = None
-        self._linked = None
-        self._read = read
-        self.input_names = tuple(input_names)
-        self.output_names = tuple(output_names)
-
-    def _ready(self) -> _Linked:
-        linked = self._linked
-        if linked is None:
-            with _FIRST_CALL:
-                if self._linked is None:
-                    model = flattened(self._read())
-                    names = {value: value.name or "" for value in _initializers(model.graph)}
-                    self._linked = self._link(compiled(model), names)
-                linked = self._linked
-        return linked

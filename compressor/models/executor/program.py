@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from compressor.errors import ModelError
-from compressor.models.executor.lazy import computed
+from compressor.models.lazy_tensor import LazyTensor, computed
 
 Result: TypeAlias = "Tensor | tuple[Tensor | None, ...]"
 Op: TypeAlias = Callable[..., Result]
@@ -27,20 +27,20 @@ class Step:
         run: takes the inputs by position and returns the outputs.
         inputs: slots of the inputs.
         outputs: slots of the outputs.
-        free: slots that nothing reads after this step.
         host: positions of inputs whose values are read in Python, so that they may stay on the
             CPU; ``None`` leaves every input where it is.
         label: the node's name, operator and opset, for messages.
         train: what runs in training instead, where that is something else.
+        free: slots that nothing reads after this step.
     """
 
     run: Op
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    free: tuple[int, ...]
     host: frozenset[int] | None
     label: str
     train: Op | None = None
+    free: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,43 @@ class Program:
                 (host if on_host else other).add(slot)
         return frozenset(host - other)
 
+    def with_lifetimes(self) -> Program:
+        """Let each step free what is read last by it, and drop outputs that nobody reads."""
+        alive = {ABSENT, *self.outputs}
+        steps: list[Step] = []
+        for step in reversed(self.steps):
+            outputs = tuple(slot if slot in alive else ABSENT for slot in step.outputs)
+            free = tuple(dict.fromkeys(slot for slot in step.inputs if slot not in alive))
+            alive.update(step.inputs)
+            steps.append(replace(step, outputs=outputs, free=free))
+        return replace(self, steps=tuple(reversed(steps)))
+
+    def split(self, captured: int) -> tuple[Program, Program]:
+        """Divide the program into what does not depend on the graph's inputs and what does.
+
+        Args:
+            captured: how many of the values it takes are captured.
+
+        Returns:
+            A program that takes the captured values, and one that takes the graph's inputs, the
+            captured values, and what the first returned.
+        """
+        slots = self.inputs[len(self.inputs) - captured :]
+        constant_slots, constant, rest = {ABSENT, *slots}, list[Step](), list[Step]()
+        for step in self.steps:
+            if any(step.inputs) and constant_slots.issuperset(step.inputs):
+                constant.append(step)
+                constant_slots.update(step.outputs)
+            else:
+                rest.append(step)
+        needed = {slot for step in rest for slot in step.inputs} | set(self.outputs)
+        computed_slots = (slot for step in constant for slot in step.outputs if slot != ABSENT)
+        made = tuple(slot for slot in computed_slots if slot in needed)
+        return (
+            Program(self.slots, slots, made, tuple(constant)).with_lifetimes(),
+            replace(self, inputs=(*self.inputs, *made), steps=tuple(rest)).with_lifetimes(),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Body:
@@ -110,14 +147,24 @@ class Body:
 
 def _execute(step: Step, run: Op, arguments: list[Tensor | None]) -> tuple[Tensor | None, ...]:
     if step.host is not None:  # otherwise it has subgraphs, of which not all need run
-        arguments = [None if x is None else computed(x) for x in arguments]
-        arguments = _aligned(arguments, step.host)
+        arguments = _aligned(
+            [computed(x) if type(x) is LazyTensor else x for x in arguments], step.host
+        )
     try:
         result = run(*arguments)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        raise _failure(step, arguments, error) from error
+        shapes = ", ".join(
+            "none" if x is None else f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
+            for x in arguments
+        )
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ModelError(
+            step.label,
+            f"cannot run on inputs {shapes}: {reason}",
+            "check that the shapes and dtypes of the model's inputs are those it was exported with",
+        ) from error
     return result if isinstance(result, tuple) else (result,)
 
 
@@ -127,83 +174,15 @@ def _aligned(arguments: list[Tensor | None], host: frozenset[int]) -> list[Tenso
     Shapes and what is computed from them stay on the CPU; where they meet a tensor on an
     accelerator, they are sent there.
     """
-    if all(x is None or x.is_cpu for x in arguments):
+    for x in arguments:
+        if x is not None and not x.is_cpu:
+            break
+    else:
         return arguments
-    devices = (
-        x.device
-        for position, x in enumerate(arguments)
-        if x is not None and not x.is_cpu and position not in host
-    )
-    device = next(devices, None)
+    free = {i: x for i, x in enumerate(arguments) if x is not None and i not in host}
+    device = next((x.device for x in free.values() if not x.is_cpu), None)
     if device is None:
         return arguments
     return [
-        x.to(device) if x is not None and x.is_cpu and position not in host else x
-        for position, x in enumerate(arguments)
+        free[i].to(device) if i in free and free[i].is_cpu else x for i, x in enumerate(arguments)
     ]
-
-
-def _failure(step: Step, arguments: Sequence[Tensor | None], error: Exception) -> ModelError:
-    shapes = ", ".join(
-        "none" if x is None else f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
-        for x in arguments
-    )
-    reason = next(iter(str(error).splitlines()), type(error).__name__)
-    return ModelError(
-        step.label,
-        f"cannot run on inputs {shapes}: {reason}",
-        "check that the shapes and dtypes of the model's inputs are those it was exported with",
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """A program in two parts.
-
-    Attributes:
-        constant: takes the captured values; its outputs are what the other part needs of it.
-        rest: takes the graph's inputs, the captured values, and what ``constant`` returned.
-    """
-
-    constant: Program
-    rest: Program
-
-
-def split_constants(program: Program, captured: int) -> Split:
-    """Divide a program into what depends on its inputs and what does not.
-
-    Args:
-        program: takes inputs, then captured values.
-        captured: how many values it captures.
-    """
-    slots = program.inputs[len(program.inputs) - captured :]
-    constant_slots, constant, rest = {ABSENT, *slots}, list[Step](), list[Step]()
-    for step in program.steps:
-        if any(step.inputs) and constant_slots.issuperset(step.inputs):
-            constant.append(step)
-            constant_slots.update(step.outputs)
-        else:
-            rest.append(step)
-    needed = {slot for step in rest for slot in step.inputs} | set(program.outputs)
-    made = [slot for step in constant for slot in step.outputs if slot != ABSENT and slot in needed]
-    return Split(
-        Program(program.slots, slots, tuple(made), with_lifetimes(constant, made)),
-        Program(
-            program.slots,
-            (*program.inputs, *made),
-            program.outputs,
-            with_lifetimes(rest, program.outputs),
-        ),
-    )
-
-
-def with_lifetimes(steps: Sequence[Step], outputs: Sequence[int]) -> tuple[Step, ...]:
-    """Let each step free what is read last by it, and drop outputs that nobody reads."""
-    alive = {ABSENT, *outputs}
-    result: list[Step] = []
-    for step in reversed(steps):
-        kept = tuple(slot if slot in alive else ABSENT for slot in step.outputs)
-        free = tuple(dict.fromkeys(slot for slot in step.inputs if slot not in alive))
-        alive.update(step.inputs)
-        result.append(replace(step, outputs=kept, free=free))
-    return tuple(reversed(result))

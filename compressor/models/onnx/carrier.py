@@ -20,8 +20,7 @@ from compressor.graph.layers import graph_layers
 from compressor.graph.plain import make_plain
 from compressor.graph.skeleton import converted
 from compressor.graph.values import tensor_spec
-from compressor.models.executor import from_numpy
-from compressor.models.executor.dtypes import TORCH_DTYPES
+from compressor.models.element_types import TORCH_DTYPES, from_numpy
 from compressor.models.onnx.file import read_onnx
 from compressor.models.onnx.ort_runner import (
     OLDEST_RUN,

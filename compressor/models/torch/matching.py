@@ -10,7 +10,8 @@ import onnx_ir as ir
 import torch
 
 from compressor.errors import ModelError, close_names, listed
-from compressor.models.executor import GraphModule, from_numpy
+from compressor.models.element_types import from_numpy
+from compressor.models.executor import GraphModule
 from compressor.types.tensors import Array, Batch
 
 _OPTIONAL = "num_batches_tracked"

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from compressor.errors import ModelError
-from compressor.models.executor import GraphModule, from_numpy
-from compressor.models.executor.dtypes import TORCH_DTYPES
+from compressor.models.element_types import TORCH_DTYPES, from_numpy
+from compressor.models.executor import GraphModule
+from compressor.models.executor.node import Operators
 from compressor.models.onnx.ort_runner import graph_runner
 from compressor.models.torch.lowering import attach_weights, call, example_inputs, held_tensors
 from compressor.models.torch.size_attributes import Attributes, Masks, readings
@@ -231,6 +232,7 @@ def trainable_graph(
     added: Collection[str] = (),
     *,
     shared: bool = False,
+    operators: Operators | None = None,
 ) -> GraphModule:
     """Return a module that executes a graph and can be trained like the module it came from.
 
@@ -242,6 +244,7 @@ def trainable_graph(
         module: the network that it was lowered from, whatever its sizes.
         added: names of initializers that are parameters, too, though not of the module.
         shared: use the graph's tensors without a copy, for plans.
+        operators: those of the graph that the executor does not have, by domain and name.
 
     Raises:
         ModelError: an operator is not supported.
@@ -264,7 +267,7 @@ def trainable_graph(
             parameters[name] = nn.Parameter(tensor)
         else:
             tensors[name] = tensor
-    return GraphModule(graph, tensors, parameters)
+    return GraphModule(graph, tensors, parameters, operators=operators)
 
 
 def _parameter(tensor: Tensor, like: Tensor) -> nn.Parameter:

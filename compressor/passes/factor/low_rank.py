@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from compressor.errors import DataError, SpecError, listed
 from compressor.graph.costs import model_macs, model_parameters
 from compressor.graph.layers import moment_request
-from compressor.models.executor.dtypes import TORCH_DTYPES
+from compressor.models.element_types import TORCH_DTYPES
 from compressor.passes.factor.budget import Budget, SizeTarget
 from compressor.passes.factor.decomposition import Decomposition, decompose, rank_for, shares
 from compressor.passes.factor.factored_graph import (

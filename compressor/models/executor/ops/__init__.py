@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from compressor.models.executor.node import Builder
+from compressor.models.executor.node import Operators
 from compressor.models.executor.ops import elementwise, quantization
 from compressor.models.executor.ops.control import CONTROL
 from compressor.models.executor.ops.elementwise import ELEMENTWISE
@@ -14,16 +12,15 @@ from compressor.models.executor.ops.shapes import SHAPES
 from compressor.models.executor.ops.signal import SIGNAL
 from compressor.models.executor.ops.vision import VISION
 from compressor.models.executor.ops.windows import WINDOWS
-from compressor.models.executor.training import TRAINING, TRAINING_DOMAIN
 
 _STANDARD = (CONTROL, ELEMENTWISE, LAYERS, QUANTIZATION, SHAPES, SIGNAL, VISION, WINDOWS)
 _CONTRIB = (elementwise.CONTRIB, quantization.CONTRIB)
-_DOMAINS = {"": _STANDARD, "com.microsoft": _CONTRIB, TRAINING_DOMAIN: (TRAINING,)}
+_DOMAINS = {"": _STANDARD, "com.microsoft": _CONTRIB}
 
-OPERATORS: Mapping[tuple[str, str], Builder] = {
-    (domain, name): builder
+OPERATORS: Operators = {
+    (domain, name): operator
     for domain, tables in _DOMAINS.items()
     for table in tables
-    for name, builder in table.items()
+    for name, operator in table.items()
 }
-"""What prepares a node, by its domain and operator."""
+"""What runs a node, by its domain and operator."""

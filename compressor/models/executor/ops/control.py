@@ -5,94 +5,91 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-import onnx_ir as ir
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from compressor.models.executor.node import Builder, NodeView, Table, one_of
-from compressor.models.executor.program import Op, Result
+from compressor.models.executor.node import Ints, Node, Operator, Read, Table, one_of
+from compressor.models.executor.program import Body, Op, Result
 
 # Subgraphs.
 
 
-def _if(node: NodeView) -> Op:
-    outputs = node.output_count
-    then, otherwise = node.body("then_branch"), node.body("else_branch")
-
-    def run(condition: Tensor, *captured: Tensor) -> Result:
-        branch = then if bool(condition.item()) else otherwise
-        return tuple(branch((), captured))[:outputs]
-
-    return run
+def _if(condition: Tensor, *captured: Tensor, then_branch: Body, else_branch: Body) -> Result:
+    branch = then_branch if bool(condition.item()) else else_branch
+    return tuple(branch((), captured))
 
 
-def _loop(node: NodeView) -> Op:
-    body = node.body("body")
-    leading = min(node.input_count, 2)  # the trip count and the condition, both optional
-    carried = node.input_count - leading
-    collected = node.output_count - carried
-
-    def run(*inputs: Tensor) -> Result:
-        limit, condition = (*inputs[:leading], None, None)[:2]
-        state, captured = list(inputs[leading:][:carried]), inputs[leading + carried :]
-        most = None if limit is None else int(limit.item())
-        going = torch.tensor(True) if condition is None else condition
-        rows: list[list[Tensor]] = [[] for _ in range(collected)]
-        turn = 0
-        while (most is None or turn < most) and bool(going.item()):
-            results = body([torch.tensor(turn, dtype=torch.int64), going, *state], captured)
-            going, state = results[0], results[1 : carried + 1]
-            for row, element in zip(rows, results[carried + 1 :], strict=True):
-                row.append(element)
-            turn += 1
-        blanks = body.blanks[carried + 1 :]
-        return (
-            *state,
-            *(torch.stack(row) if row else none for row, none in zip(rows, blanks, strict=True)),
-        )
-
-    return run
+_INPUTS: Any = Read(lambda node, _: node.input_count)
 
 
-def _scan(node: NodeView) -> Op:
-    scanned = node.integer("num_scan_inputs")
-    body = node.body("body")
-    carried = node.input_count - scanned
-    collected = node.output_count - carried
-    in_axes = node.integers("scan_input_axes") or (0,) * scanned
-    in_backward = node.integers("scan_input_directions") or (0,) * scanned
-    out_axes = node.integers("scan_output_axes") or (0,) * collected
-    out_backward = node.integers("scan_output_directions") or (0,) * collected
-
-    def run(*inputs: Tensor) -> Result:
-        state = list(inputs[:carried])
-        sequences = inputs[carried : carried + scanned]
-        captured = inputs[carried + scanned :]
-        slices = [
-            _reversed_if(backward, x.unbind(axis))
-            for x, axis, backward in zip(sequences, in_axes, in_backward, strict=True)
-        ]
-        rows: list[list[Tensor]] = [[] for _ in range(collected)]
-        for elements in zip(*slices, strict=True):
-            results = body([*state, *elements], captured)
-            state = results[:carried]
-            for row, element in zip(rows, results[carried:], strict=True):
-                row.append(element)
-        outputs = zip(rows, body.blanks[carried:], out_axes, out_backward, strict=True)
-        stacked = (
-            torch.stack(list(_reversed_if(backward, row)), axis) if row else none.movedim(0, axis)
-            for row, none, axis, backward in outputs
-        )
-        return (*state, *stacked)
-
-    return run
+def _loop(*inputs: Tensor, body: Body, count: int = _INPUTS) -> Result:
+    """Repeat a body on its state; ``count`` inputs are the node's, the others are captured."""
+    leading = min(count, 2)  # the trip count and the condition, both optional
+    limit, condition = (*inputs[:leading], None, None)[:2]
+    going = torch.tensor(True) if condition is None else condition
+    state, captured = [going, *inputs[leading:count]], inputs[count:]
+    most = None if limit is None else int(limit.item())
+    rows: list[list[Tensor]] = []
+    while (most is None or len(rows) < most) and bool(state[0].item()):
+        turn = torch.tensor(len(rows), dtype=torch.int64)
+        results = body([turn, *state], captured)
+        rows.append(results[len(state) :])
+        state = results[: len(state)]
+    return (*state[1:], *_stacked(rows, body.blanks[len(state) :]))
 
 
-def _reversed_if(backward: int, rows: Sequence[Tensor]) -> Sequence[Tensor]:
-    return rows[::-1] if backward else rows
+def _scan(
+    *inputs: Tensor,
+    body: Body,
+    num_scan_inputs: int,
+    scan_input_axes: Ints = None,
+    scan_input_directions: Ints = None,
+    scan_output_axes: Ints = None,
+    scan_output_directions: Ints = None,
+    count: int = _INPUTS,
+) -> Result:
+    """Run a body over the rows of sequences; ``count`` inputs are the node's."""
+    carried = count - num_scan_inputs
+    state, sequences, captured = list(inputs[:carried]), inputs[carried:count], inputs[count:]
+    axes = scan_input_axes or (0,) * num_scan_inputs
+    backward = scan_input_directions or (0,) * num_scan_inputs
+    slices = [
+        x.unbind(axis)[:: -1 if reverse else 1]
+        for x, axis, reverse in zip(sequences, axes, backward, strict=True)
+    ]
+    rows: list[list[Tensor]] = []
+    for elements in zip(*slices, strict=True):
+        results = body([*state, *elements], captured)
+        rows.append(results[carried:])
+        state = results[:carried]
+    blanks = body.blanks[carried:]
+    return (*state, *_stacked(rows, blanks, scan_output_axes, scan_output_directions))
+
+
+def _stacked(
+    rows: Sequence[Sequence[Tensor]],
+    blanks: Sequence[Tensor],
+    axes: Ints = None,
+    backward: Ints = None,
+) -> list[Tensor]:
+    """Stack what each turn returned: one tensor for each column of the rows.
+
+    Args:
+        rows: what each turn returned.
+        blanks: what stands for a column of no rows.
+        axes: where the rows of each column go, first by default.
+        backward: whether the last row comes first.
+    """
+    places = zip(blanks, axes or (0,) * len(blanks), backward or (0,) * len(blanks), strict=True)
+    return [
+        torch.stack([row[column] for row in rows[:: -1 if reverse else 1]], axis)
+        if rows
+        else blank.movedim(0, axis)
+        for column, (blank, axis, reverse) in enumerate(places)
+    ]
 
 
 # Recurrent networks.
@@ -124,25 +121,22 @@ class _Weights:
         recurrent: ``[gates * hidden, hidden]``.
         bias: ``[gates * hidden]``, added with the hidden state.
         peepholes: ``[3 * hidden]``, of the cell state, LSTM only.
+        activations: the cell's.
     """
 
     recurrent: Tensor
     bias: Tensor
     peepholes: Tensor | None
+    activations: list[Activation]
 
 
-Cell: TypeAlias = Callable[[_Weights, "list[Activation]", Tensor, State], State]
-"""One step: weights, activations, the input multiplied by its weights, state -> state."""
-
-
-def _activations(node: NodeView, names: tuple[str, ...], directions: int) -> list[list[Activation]]:
-    """Return the activations of each direction."""
-    kinds = node.attribute("activations", ir.AttributeType.STRINGS) or names * directions
-    alphas, betas = (
-        iter(node.attribute(f"activation_{name}", ir.AttributeType.FLOATS) or ())
-        for name in ("alpha", "beta")
-    )
-    clip = node.number("clip", 0.0)
+def _activations(names: tuple[str, ...], node: Node, _: str) -> list[list[Activation]]:
+    """Return the activations of each direction, by default those of these names."""
+    directions = len(_DIRECTIONS[_DIRECTION.how(node, "direction")])
+    kinds = node.read("activations", "Strings", names * directions)
+    alphas = iter(node.read("activation_alpha", "Floats", ()))
+    betas = iter(node.read("activation_beta", "Floats", ()))
+    clip = node.read("clip", "float", 0.0)
     functions: list[Activation] = []
     for name in kinds:
         if name.lower() not in _ACTIVATIONS:
@@ -190,122 +184,100 @@ def _sequence(
     return torch.stack(rows), state
 
 
-def _layer(
-    x: Tensor,
-    w: Tensor,
-    r: Tensor,
-    bias: Tensor | None = None,
-    lengths: Tensor | None = None,
-    *more: Tensor | None,
-    cell: Cell,
-    backward: Sequence[bool],
-    activations: Sequence[list[Activation]],
-    batch_first: bool,
-    states: int,
-) -> Result:
-    initial = [*more, *(None,) * (3 - len(more))]
-    peepholes = initial[2] if states == 2 else None
-    x = x.transpose(0, 1) if batch_first else x
-    size = w.shape[1]
-    outputs, finals = [], []
-    for index, reverse in enumerate(backward):
-        both = x.new_zeros(2 * size) if bias is None else bias[index]
-        peeps = None if peepholes is None else peepholes[index]
-        weights = _Weights(r[index], both[size:], peeps)
-        state = tuple(
-            x.new_zeros(x.shape[1], r.shape[-1])
-            if start is None
-            else (start[:, index] if batch_first else start[index])
-            for start in initial[:states]
-        )
-        multiplied = functional.linear(x, w[index], both[:size])
-        if reverse:
-            multiplied = _reversed(multiplied, lengths)
-        step = partial(cell, weights, activations[index])
-        output, state = _sequence(step, multiplied, state, lengths)
-        outputs.append(_reversed(output, lengths) if reverse else output)
-        finals.append(state)
-    result = torch.stack(outputs, 1)
-    axis = 1 if batch_first else 0
-    last = [torch.stack(parts, axis) for parts in zip(*finals, strict=True)]
-    return (result.permute(2, 0, 1, 3) if batch_first else result, *last)
-
-
 _DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
+_DIRECTION = one_of(*_DIRECTIONS)
 
 
-def _recurrent(prepare: Callable[[NodeView], Cell], *names: str) -> Builder:
-    """Return what prepares a layer, of its cell and the default activations of a direction."""
+def _recurrent(cell: Op, *names: str) -> Operator:
+    """Declare a layer.
+
+    Args:
+        cell: one step: weights, the input multiplied by its weights and the state give the next
+            state; its keywords are attributes.
+        names: the activations of a direction where the node does not say them.
+    """
     states = 2 if len(names) == 3 else 1  # an LSTM has a cell state beside the hidden one
+    declared = Operator(cell)
+    bound: Any = Read(lambda node, _: declared.bound(node))
+    functions: Any = Read(partial(_activations, names))
 
-    def build(node: NodeView) -> Op:
-        backward = _DIRECTIONS[one_of(*_DIRECTIONS).how(node, "direction")]
-        node.ignore("hidden_size")
-        node.takes = 3, 8 if states == 2 else 6
-        for output in range(1, states + 1):
-            node.wants(output)
-        return partial(
-            _layer,
-            cell=prepare(node),
-            backward=backward,
-            activations=_activations(node, names, len(backward)),
-            batch_first=node.flag("layout"),
-            states=states,
-        )
+    def run(
+        x: Tensor,
+        w: Tensor,
+        r: Tensor,
+        bias: Tensor | None = None,
+        lengths: Tensor | None = None,
+        *more: Tensor | None,
+        step: Callable[..., State] = bound,
+        activations: list[list[Activation]] = functions,
+        direction: str = _DIRECTION,
+        layout: bool = False,
+    ) -> Result:
+        initial = [*more, *(None,) * (3 - len(more))]
+        peepholes = initial[2] if states == 2 else None
+        x = x.transpose(0, 1) if layout else x
+        size = w.shape[1]
+        outputs, finals = [], []
+        for index, reverse in enumerate(_DIRECTIONS[direction]):
+            both = x.new_zeros(2 * size) if bias is None else bias[index]
+            peeps = None if peepholes is None else peepholes[index]
+            weights = _Weights(r[index], both[size:], peeps, activations[index])
+            state = tuple(
+                x.new_zeros(x.shape[1], r.shape[-1])
+                if start is None
+                else start.select(1 if layout else 0, index)
+                for start in initial[:states]
+            )
+            multiplied = functional.linear(x, w[index], both[:size])
+            if reverse:
+                multiplied = _reversed(multiplied, lengths)
+            output, state = _sequence(partial(step, weights), multiplied, state, lengths)
+            outputs.append(_reversed(output, lengths) if reverse else output)
+            finals.append(state)
+        result = torch.stack(outputs, 1)
+        last = [torch.stack(parts, 1 if layout else 0) for parts in zip(*finals, strict=True)]
+        return (result.permute(2, 0, 1, 3) if layout else result, *last)
 
-    return build
-
-
-def _lstm(node: NodeView) -> Cell:
-    coupled = node.flag("input_forget")
-
-    def cell(weights: _Weights, functions: list[Activation], x: Tensor, state: State) -> State:
-        f, g, h = functions
-        hidden, memory = state
-        gates = x + functional.linear(hidden, weights.recurrent, weights.bias)
-        i, o, forget, c = gates.chunk(4, -1)
-        peep = weights.peepholes
-        peeps = (0.0, 0.0, 0.0) if peep is None else peep.chunk(3)
-        i = f(i + peeps[0] * memory)
-        forget = 1 - i if coupled else f(forget + peeps[2] * memory)
-        memory = forget * memory + i * g(c)
-        return f(o + peeps[1] * memory) * h(memory), memory
-
-    return cell
-
-
-def _gru(node: NodeView) -> Cell:
-    linear_first = node.flag("linear_before_reset")
-
-    def cell(weights: _Weights, functions: list[Activation], x: Tensor, state: State) -> State:
-        f, g = functions
-        (hidden,) = state
-        size = 2 * hidden.shape[-1]
-        gates = functional.linear(hidden, weights.recurrent[:size], weights.bias[:size])
-        z, reset = f(x[..., :size] + gates).chunk(2, -1)
-        matrix, bias = weights.recurrent[size:], weights.bias[size:]
-        if linear_first:
-            inner = reset * functional.linear(hidden, matrix, bias)
-        else:
-            inner = functional.linear(reset * hidden, matrix, bias)
-        return ((1 - z) * g(x[..., size:] + inner) + z * hidden,)
-
-    return cell
+    span = (3, 8 if states == 2 else 6)
+    return Operator(run, inputs=span, outputs=states + 1, ignored=("hidden_size",))
 
 
-def _rnn(_: NodeView) -> Cell:
-    def cell(weights: _Weights, functions: list[Activation], x: Tensor, state: State) -> State:
-        product = functional.linear(state[0], weights.recurrent, weights.bias)
-        return (functions[0](x + product),)
+def _lstm(weights: _Weights, x: Tensor, state: State, *, input_forget: bool = False) -> State:
+    f, g, h = weights.activations
+    hidden, memory = state
+    gates = x + functional.linear(hidden, weights.recurrent, weights.bias)
+    i, o, forget, c = gates.chunk(4, -1)
+    peeps = (0.0, 0.0, 0.0) if weights.peepholes is None else weights.peepholes.chunk(3)
+    i = f(i + peeps[0] * memory)
+    forget = 1 - i if input_forget else f(forget + peeps[2] * memory)
+    memory = forget * memory + i * g(c)
+    return f(o + peeps[1] * memory) * h(memory), memory
 
-    return cell
+
+def _gru(weights: _Weights, x: Tensor, state: State, *, linear_before_reset: bool = False) -> State:
+    f, g = weights.activations
+    (hidden,) = state
+    size = 2 * hidden.shape[-1]
+    gates = functional.linear(hidden, weights.recurrent[:size], weights.bias[:size])
+    z, reset = f(x[..., :size] + gates).chunk(2, -1)
+    matrix, bias = weights.recurrent[size:], weights.bias[size:]
+    if linear_before_reset:
+        inner = reset * functional.linear(hidden, matrix, bias)
+    else:
+        inner = functional.linear(reset * hidden, matrix, bias)
+    return ((1 - z) * g(x[..., size:] + inner) + z * hidden,)
+
+
+def _rnn(weights: _Weights, x: Tensor, state: State) -> State:
+    product = functional.linear(state[0], weights.recurrent, weights.bias)
+    return (weights.activations[0](x + product),)
 
 
 CONTROL: Table = {
     "GRU": _recurrent(_gru, "sigmoid", "tanh"),
-    "If": _if,
+    "If": Operator(_if, outputs=None),
     "LSTM": _recurrent(_lstm, "sigmoid", "tanh", "tanh"),
-    "Loop": _loop,
+    "Loop": Operator(_loop, outputs=None),
     "RNN": _recurrent(_rnn, "tanh"),
-    "Scan": _scan,
+    "Scan": Operator(_scan, outputs=None),
 }

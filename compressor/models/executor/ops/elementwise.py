@@ -11,38 +11,37 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from compressor.models.executor.dtypes import TORCH_DTYPES, convert, natural_type, widened
+from compressor.models.element_types import TORCH_DTYPES, convert, natural_type, widened
 from compressor.models.executor.node import (
-    Builder,
     Host,
     Ints,
-    NodeView,
+    Node,
+    Operator,
     Read,
     Table,
     integers,
     one_of,
-    operator,
     positive,
 )
 
 # Element by element.
 
 
-def _plain(function: Callable[[Tensor], Tensor]) -> Builder:
-    return operator(function, inputs=1)
+def _plain(function: Callable[[Tensor], Tensor]) -> Operator:
+    return Operator(function, inputs=(1, 1))
 
 
-def _unary(function: Callable[[Tensor], Tensor]) -> Builder:
-    return operator(widened(function), inputs=1)
+def _unary(function: Callable[[Tensor], Tensor]) -> Operator:
+    return Operator(widened(function), inputs=(1, 1))
 
 
-def _binary(function: Callable[[Tensor, Tensor], Tensor]) -> Builder:
-    return operator(widened(function), inputs=2)
+def _binary(function: Callable[[Tensor, Tensor], Tensor]) -> Operator:
+    return Operator(widened(function), inputs=(2, 2))
 
 
-def _variadic(function: Callable[[Tensor, Tensor], Tensor]) -> Builder:
+def _variadic(function: Callable[[Tensor, Tensor], Tensor]) -> Operator:
     function = widened(function)
-    return operator(lambda first, *others: reduce(function, others, first))
+    return Operator(lambda first, *others: reduce(function, others, first))
 
 
 def _divide(a: Tensor, b: Tensor) -> Tensor:
@@ -117,61 +116,53 @@ def _gelu(x: Tensor, *, approximate: str = one_of("none", "tanh")) -> Tensor:
     return functional.gelu(x, approximate=approximate)
 
 
-def _bias_gelu(form: str) -> Builder:
+def _bias_gelu(form: str) -> Operator:
     def run(x: Tensor, bias: Tensor | None = None) -> Tensor:
         return functional.gelu(x if bias is None else x + bias, approximate=form)
 
-    return operator(run)
+    return Operator(run)
 
 
 # Changes of the element type.
 
 
-def _target(node: NodeView, name: str) -> ir.DataType:
-    dtype = node.element_type(name)
-    if dtype is None:
-        raise node.refuse(f"attribute '{name}' is missing")
-    if node.input_type(0) == ir.DataType.STRING:
-        raise node.refuse("its input holds strings")
-    return dtype
+def _target(node: Node, _: str) -> ir.DataType | None:
+    """Return the type asked for; ``None`` where that of the second input decides at run time."""
+    if node.input(1) is None:
+        dtype = ir.DataType(node.read("to", "ir.DataType"))
+        if node.input_type(0) == ir.DataType.STRING:
+            raise node.refuse("its input holds strings")
+        return dtype
+    like = node.input_type(1)
+    if like is not None and like not in TORCH_DTYPES:
+        raise node.refuse(f"it asks for elements of type {like.name}")
+    return like
 
 
-def _like(node: NodeView, _: str) -> ir.DataType | None:
-    dtype = node.input_type(1)
-    if dtype is not None and dtype not in TORCH_DTYPES:
-        raise node.refuse(f"it asks for elements of type {dtype.name}")
-    return dtype
-
-
-_TO: Any = Read(_target)
-_LIKE: Any = Read(_like)
-_ROUNDING = one_of("up", "down", "nearest")
+_TARGET: Any = Read(_target)
 
 
 def _cast(
-    x: Tensor, *, to: ir.DataType = _TO, saturate: bool = True, round_mode: str = _ROUNDING
-) -> Tensor:
-    return convert(x, to, saturate, round_mode)
-
-
-def _cast_like(
     x: Tensor,
-    like: Tensor,
+    like: Tensor | None = None,
     *,
-    dtype: ir.DataType | None = _LIKE,
+    target: ir.DataType | None = _TARGET,
     saturate: bool = True,
-    round_mode: str = _ROUNDING,
+    round_mode: str = one_of("up", "down", "nearest"),
 ) -> Tensor:
-    return convert(x, dtype or natural_type(like.dtype), saturate, round_mode)
+    if target is None:
+        assert like is not None
+        target = natural_type(like.dtype)
+    return convert(x, target, saturate, round_mode)
 
 
 # Reductions.
 
 
-_AXES: Any = Read(lambda node, _: node.integers("axes"))
+_AXES: Any = Read(lambda node, _: node.read("axes", "Ints", None))
 
 
-def _reduction(function: Callable[[Tensor, list[int], bool], Tensor]) -> Builder:
+def _reduction(function: Callable[[Tensor, list[int], bool], Tensor]) -> Operator:
     """Axes are an attribute before opset 18 (``ReduceSum``: 13) and an input since."""
 
     def run(
@@ -188,7 +179,7 @@ def _reduction(function: Callable[[Tensor, list[int], bool], Tensor]) -> Builder
         over = positive(over, x.dim())
         return widened(lambda value: function(value, over, keepdims))(x)
 
-    return operator(run)
+    return Operator(run)
 
 
 def _sum(x: Tensor, axes: list[int], keep: bool) -> Tensor:
@@ -212,7 +203,7 @@ def _product(x: Tensor, axes: list[int], keep: bool) -> Tensor:
     return x
 
 
-def _extreme(function: Callable[..., Tensor], sign: int) -> Builder:
+def _extreme(function: Callable[..., Tensor], sign: int) -> Operator:
     def run(x: Tensor, axes: list[int], keep: bool) -> Tensor:
         if not axes:
             return x
@@ -241,7 +232,7 @@ def _log_sum_exp(x: Tensor, axes: list[int], keep: bool) -> Tensor:
     return torch.logsumexp(wide, axes, keepdim=keep).to(x.dtype)
 
 
-def _place(function: Callable[..., Tensor]) -> Builder:
+def _place(function: Callable[..., Tensor]) -> Operator:
     """Prepare the first place of the extreme along an axis, or the last one."""
 
     def run(
@@ -251,7 +242,7 @@ def _place(function: Callable[..., Tensor]) -> Builder:
             return function(x, axis, keepdim=keepdims)
         return x.shape[axis] - 1 - function(x.flip(axis), axis, keepdim=keepdims)
 
-    return operator(run)
+    return Operator(run)
 
 
 def _running_sum(
@@ -278,50 +269,50 @@ ELEMENTWISE: Table = {
     "Asinh": _unary(torch.asinh),
     "Atan": _unary(torch.atan),
     "Atanh": _unary(torch.atanh),
-    "BitShift": operator(_shift),
+    "BitShift": Operator(_shift),
     "BitwiseAnd": _binary(torch.bitwise_and),
     "BitwiseNot": _unary(torch.bitwise_not),
     "BitwiseOr": _binary(torch.bitwise_or),
     "BitwiseXor": _binary(torch.bitwise_xor),
-    "Cast": operator(_cast),
-    "CastLike": operator(_cast_like),
+    "Cast": Operator(_cast, inputs=(1, 1)),
+    "CastLike": Operator(_cast, inputs=(2, 2)),
     "Ceil": _unary(torch.ceil),
-    "Celu": operator(lambda x, *, alpha=1.0: functional.celu(x, alpha)),
-    "Clip": operator(_clip),
+    "Celu": Operator(lambda x, *, alpha=1.0: functional.celu(x, alpha)),
+    "Clip": Operator(_clip),
     "Cos": _unary(torch.cos),
     "Cosh": _unary(torch.cosh),
-    "CumSum": operator(_running_sum),
+    "CumSum": Operator(_running_sum),
     "Det": _unary(torch.det),
     "Div": _binary(_divide),
-    "Elu": operator(lambda x, *, alpha=1.0: functional.elu(x, alpha)),
+    "Elu": Operator(lambda x, *, alpha=1.0: functional.elu(x, alpha)),
     "Equal": _binary(torch.eq),
     "Erf": _unary(torch.erf),
     "Exp": _unary(torch.exp),
     "Floor": _unary(torch.floor),
-    "Gelu": operator(_gelu),
+    "Gelu": Operator(_gelu),
     "Greater": _binary(torch.gt),
     "GreaterOrEqual": _binary(torch.ge),
-    "HardSigmoid": operator(lambda x, *, alpha=0.2, beta=0.5: torch.clamp(alpha * x + beta, 0, 1)),
+    "HardSigmoid": Operator(lambda x, *, alpha=0.2, beta=0.5: torch.clamp(alpha * x + beta, 0, 1)),
     "HardSwish": _plain(functional.hardswish),
-    "Identity": operator(lambda x: x),
-    "IsInf": operator(_is_infinite),
+    "Identity": Operator(lambda x: x),
+    "IsInf": Operator(_is_infinite),
     "IsNaN": _unary(torch.isnan),
-    "LeakyRelu": operator(lambda x, *, alpha=0.01: functional.leaky_relu(x, alpha)),
+    "LeakyRelu": Operator(lambda x, *, alpha=0.01: functional.leaky_relu(x, alpha)),
     "Less": _binary(torch.lt),
     "LessOrEqual": _binary(torch.le),
     "Log": _unary(torch.log),
-    "LogSoftmax": operator(lambda x, *, axis=-1: torch.log_softmax(x, axis)),
+    "LogSoftmax": Operator(lambda x, *, axis=-1: torch.log_softmax(x, axis)),
     "Max": _variadic(torch.maximum),
-    "Mean": operator(lambda x, *others: reduce(torch.add, others, x) / (1 + len(others))),
+    "Mean": Operator(lambda x, *others: reduce(torch.add, others, x) / (1 + len(others))),
     "Min": _variadic(torch.minimum),
     "Mish": _plain(functional.mish),
-    "Mod": operator(lambda a, b, *, fmod=False: (_fmod if fmod else _remainder)(a, b)),
+    "Mod": Operator(lambda a, b, *, fmod=False: (_fmod if fmod else _remainder)(a, b)),
     "Mul": _binary(torch.mul),
     "Neg": _unary(torch.neg),
     "Not": _unary(torch.logical_not),
     "Or": _binary(torch.logical_or),
-    "PRelu": operator(lambda x, slope: torch.where(x < 0, slope * x, x)),
-    "Pow": operator(_power),
+    "PRelu": Operator(lambda x, slope: torch.where(x < 0, slope * x, x)),
+    "Pow": Operator(_power),
     "Reciprocal": _unary(torch.reciprocal),
     "ReduceL1": _reduction(lambda x, axes, keep: _sum(x.abs(), axes, keep)),
     "ReduceL2": _reduction(lambda x, axes, keep: torch.sqrt(_sum(x * x, axes, keep)).to(x.dtype)),
@@ -335,24 +326,24 @@ ELEMENTWISE: Table = {
     "ReduceSumSquare": _reduction(lambda x, axes, keep: _sum(x * x, axes, keep)),
     "Relu": _plain(torch.relu),
     "Round": _unary(torch.round),
-    "Selu": operator(_selu),
-    "Shrink": operator(_shrink),
+    "Selu": Operator(_selu),
+    "Shrink": Operator(_shrink),
     "Sigmoid": _plain(torch.sigmoid),
     "Sign": _unary(torch.sign),
     "Sin": _unary(torch.sin),
     "Sinh": _unary(torch.sinh),
-    "Softmax": operator(lambda x, *, axis=-1: torch.softmax(x, axis)),
+    "Softmax": Operator(lambda x, *, axis=-1: torch.softmax(x, axis)),
     "Softplus": _plain(functional.softplus),
     "Softsign": _plain(functional.softsign),
     "Sqrt": _unary(torch.sqrt),
     "Sub": _binary(torch.sub),
     "Sum": _variadic(torch.add),
-    "SwiGLU": operator(lambda gate, x, *, alpha=1.0: gate * torch.sigmoid(alpha * gate) * x),
-    "Swish": operator(lambda x, *, alpha=1.0: x * torch.sigmoid(alpha * x)),
+    "SwiGLU": Operator(lambda gate, x, *, alpha=1.0: gate * torch.sigmoid(alpha * gate) * x),
+    "Swish": Operator(lambda x, *, alpha=1.0: x * torch.sigmoid(alpha * x)),
     "Tan": _unary(torch.tan),
     "Tanh": _unary(torch.tanh),
-    "ThresholdedRelu": operator(lambda x, *, alpha=1.0: torch.where(x > alpha, x, 0)),
-    "Where": operator(torch.where, inputs=3),
+    "ThresholdedRelu": Operator(lambda x, *, alpha=1.0: torch.where(x > alpha, x, 0)),
+    "Where": Operator(torch.where, inputs=(3, 3)),
     "Xor": _binary(torch.logical_xor),
 }
 
@@ -360,6 +351,6 @@ CONTRIB: Table = {
     "BiasGelu": _bias_gelu("none"),
     "FastGelu": _bias_gelu("tanh"),
     "Gelu": _bias_gelu("none"),
-    "QuickGelu": operator(lambda x, *, alpha=1.702: x * torch.sigmoid(alpha * x)),
+    "QuickGelu": Operator(lambda x, *, alpha=1.702: x * torch.sigmoid(alpha * x)),
 }
 """Activations of the domain ``com.microsoft``."""

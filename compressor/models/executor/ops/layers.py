@@ -6,14 +6,22 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import onnx_ir as ir
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from compressor.models.executor.dtypes import TORCH_DTYPES, widened
-from compressor.models.executor.node import NodeView, Read, Table, operator, positive, wanted
-from compressor.models.executor.program import Op, Result
+from compressor.models.element_types import widened
+from compressor.models.executor.node import (
+    Node,
+    Operator,
+    Read,
+    Table,
+    along,
+    positive,
+    settings,
+    wanted,
+)
+from compressor.models.executor.program import Result
 
 
 def _gemm(
@@ -42,26 +50,40 @@ def _einsum(*operands: Tensor, equation: str) -> Tensor:
 # Normalizations.
 
 
-def batch_norm(node: NodeView) -> Op:
-    """Prepare ``BatchNormalization``; a module that is trained takes the batch's statistics."""
-    epsilon = node.number("epsilon", 1e-5)
-    share = 1.0 - node.number("momentum", 0.9)  # ONNX says what stays, torch what is new
-    if node.flag("training_mode"):
+def batch_norm(
+    x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, *, epsilon: float = 1e-5
+) -> Tensor:
+    """Normalize each channel by its running statistics, vectors ``[channels]``."""
+    if x.dtype == scale.dtype == mean.dtype:
+        return functional.batch_norm(x, mean, variance, scale, bias, False, 0.0, epsilon)
+    factor = scale.to(mean.dtype) * torch.rsqrt(variance + epsilon)
+    shift = bias.to(mean.dtype) - mean * factor
+    return (x * along(factor, 1, x.dim()) + along(shift, 1, x.dim())).to(x.dtype)
+
+
+def live_batch_norm(
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    *,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+) -> Tensor:
+    """Normalize by the batch's statistics, and move the running ones in place."""
+    share = 1.0 - momentum  # ONNX says what stays, torch what is new
+    return functional.batch_norm(x, mean, variance, scale, bias, True, share, epsilon)
+
+
+def check_evaluated(node: Node) -> None:
+    """Check that a batch norm is for evaluation.
+
+    Raises:
+        ModelError: it was exported in training mode.
+    """
+    if node.read("training_mode", "bool", False):
         raise node.refuse("attribute 'training_mode' is 1")
-
-    def run(x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        if x.dtype == scale.dtype == mean.dtype:
-            return functional.batch_norm(x, mean, variance, scale, bias, False, 0.0, epsilon)
-        shape = (-1, *(1,) * (x.dim() - 2))
-        factor = scale.to(mean.dtype) * torch.rsqrt(variance + epsilon)
-        shift = bias.to(mean.dtype) - mean * factor
-        return (x * factor.reshape(shape) + shift.reshape(shape)).to(x.dtype)
-
-    def train(x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        return functional.batch_norm(x, mean, variance, scale, bias, True, share, epsilon)
-
-    node.train = train
-    return run
 
 
 _LAYER_STATISTICS, _RMS_STATISTICS = wanted(1, 2), wanted(1)
@@ -75,20 +97,20 @@ def _layer_norm(
     *,
     axis: int = -1,
     epsilon: float = 1e-5,
-    stash_type: ir.DataType = ir.DataType.FLOAT,
+    stash_type: torch.dtype = torch.float32,
     statistics: bool = _LAYER_STATISTICS,
 ) -> Result:
-    shape, stash = x.shape[axis:], TORCH_DTYPES[stash_type]
+    shape = x.shape[axis:]
     plain = scale.shape == shape and (bias is None or bias.shape == shape)
     if plain and x.dtype == scale.dtype:
         result = functional.layer_norm(x, shape, scale, bias, epsilon)
     else:
-        result = functional.layer_norm(x.to(stash), shape, eps=epsilon).to(x.dtype) * scale
+        result = functional.layer_norm(x.to(stash_type), shape, eps=epsilon).to(x.dtype) * scale
         result = result if bias is None else result + bias
     if not statistics:
         return result
     over = list(range(axis % x.dim(), x.dim()))
-    variance, mean = torch.var_mean(x.to(stash), over, correction=0, keepdim=True)
+    variance, mean = torch.var_mean(x.to(stash_type), over, correction=0, keepdim=True)
     return result, mean, torch.rsqrt(variance + epsilon)
 
 
@@ -98,11 +120,11 @@ def _rms_norm(
     *,
     axis: int = -1,
     epsilon: float = 1e-5,
-    stash_type: ir.DataType = ir.DataType.FLOAT,
+    stash_type: torch.dtype = torch.float32,
     statistics: bool = _RMS_STATISTICS,
 ) -> Result:
     """x / sqrt(mean of x**2 + epsilon) * scale."""
-    wide = x.to(TORCH_DTYPES[stash_type])
+    wide = x.to(stash_type)
     over = positive(range(axis, 0) if axis < 0 else range(axis, x.dim()), x.dim())
     factor = torch.rsqrt((wide * wide).mean(over, keepdim=True) + epsilon)
     result = (wide * factor).to(scale.dtype) * scale
@@ -116,15 +138,14 @@ def _group_norm(
     *,
     num_groups: int,
     epsilon: float = 1e-5,
-    stash_type: ir.DataType = ir.DataType.FLOAT,
+    stash_type: torch.dtype = torch.float32,
     by_group: bool = _BY_GROUP,
 ) -> Tensor:
     """Scale and bias have one value a group before opset 21, one a channel since."""
-    stash = TORCH_DTYPES[stash_type]
     if by_group:
         width = x.shape[1] // num_groups
         scale, bias = scale.repeat_interleave(width), bias.repeat_interleave(width)
-    wide = x.to(stash) if x.dtype.itemsize < stash.itemsize else x
+    wide = x.to(stash_type) if x.dtype.itemsize < stash_type.itemsize else x
     scale, bias = scale.to(wide.dtype), bias.to(wide.dtype)
     return torch.group_norm(wide, num_groups, scale, bias, epsilon).to(x.dtype)
 
@@ -147,27 +168,41 @@ def _local_response_norm(
 # Attention.
 
 
+def _stage(node: Node, _: str) -> int:
+    """Return which stage of the scores the fourth output shows, -1 for none."""
+    shown: int = node.read("qk_matmul_output_mode", "int", 0)
+    if not 0 <= shown <= 3:
+        raise node.refuse(f"attribute 'qk_matmul_output_mode' is {shown}, not 0 to 3")
+    return shown if node.wants(3) else -1
+
+
+_STAGE: Any = Read(_stage)
+
+
 @dataclass(frozen=True)
 class _Settings:
     """What the attributes of ``Attention`` say.
 
     Attributes:
-        causal: whether a query sees no later key.
+        is_causal: whether a query sees no later key.
         scale: factor on the scores, 0 for one over the root of the head size.
         softcap: limit of the scores, 0 for none.
-        precision: dtype of the softmax, ``None`` for that of the scores.
-        left: how many earlier keys a query sees, -1 for all.
-        right: how many later keys.
+        softmax_precision: dtype of the softmax, ``None`` for that of the scores.
+        left_window_size: how many earlier keys a query sees, -1 for all.
+        right_window_size: how many later keys.
         shown: which stage of the scores the fourth output shows, -1 for none.
     """
 
-    causal: bool
-    scale: float
-    softcap: float
-    precision: torch.dtype | None
-    left: int
-    right: int
-    shown: int
+    is_causal: bool = False
+    scale: float = 0.0
+    softcap: float = 0.0
+    softmax_precision: torch.dtype | None = None
+    left_window_size: int = -1
+    right_window_size: int = -1
+    shown: int = _STAGE
+
+
+_SETTINGS: Any = settings(_Settings)
 
 
 def _split_heads(x: Tensor, heads: int) -> Tensor:
@@ -180,55 +215,38 @@ def _merge_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).reshape(x.shape[0], x.shape[2], -1)
 
 
-def _attention(node: NodeView) -> Op:
-    query_heads = node.integer("q_num_heads", 0)
-    key_heads = node.integer("kv_num_heads", 0)
-    precision = node.element_type("softmax_precision")
-    shown = node.integer("qk_matmul_output_mode", 0)
-    if not 0 <= shown <= 3:
-        raise node.refuse(f"attribute 'qk_matmul_output_mode' is {shown}, not 0 to 3")
-    settings = _Settings(
-        node.flag("is_causal"),
-        node.number("scale", 0.0),
-        node.number("softcap", 0.0),
-        TORCH_DTYPES[precision] if precision else None,
-        node.integer("left_window_size", -1),
-        node.integer("right_window_size", -1),
-        shown if node.wants(3) else -1,
-    )
-    node.wants(1)
-    node.wants(2)
-
-    def run(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None = None,
-        past_key: Tensor | None = None,
-        *more: Tensor | None,
-    ) -> Result:
-        past_value, lengths = (*more, None, None)[:2]
-        packed = query.dim() == 3
-        if packed:
-            query = _split_heads(query, query_heads)
-            key, value = _split_heads(key, key_heads), _split_heads(value, key_heads)
-        past = 0
-        if past_key is not None and past_value is not None:
-            past = past_key.shape[2]
-            key, value = torch.cat([past_key, key], 2), torch.cat([past_value, value], 2)
-        allowed, bias = _visible(settings, query, key, mask, (past, lengths))
-        groups = query.shape[1] // key.shape[1]
-        wide_key, wide_value = key, value
-        if groups > 1:
-            wide_key, wide_value = (x.repeat_interleave(groups, 1) for x in (key, value))
-        result, scores = _attend(settings, (query, wide_key, wide_value), allowed, bias)
-        return _merge_heads(result) if packed else result, key, value, scores
-
-    return run
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    past_key: Tensor | None = None,
+    past_value: Tensor | None = None,
+    lengths: Tensor | None = None,
+    *,
+    q_num_heads: int = 0,
+    kv_num_heads: int = 0,
+    options: _Settings = _SETTINGS,
+) -> Result:
+    packed = query.dim() == 3
+    if packed:
+        query = _split_heads(query, q_num_heads)
+        key, value = _split_heads(key, kv_num_heads), _split_heads(value, kv_num_heads)
+    past = 0
+    if past_key is not None and past_value is not None:
+        past = past_key.shape[2]
+        key, value = torch.cat([past_key, key], 2), torch.cat([past_value, value], 2)
+    allowed, bias = _visible(options, query, key, mask, (past, lengths))
+    groups = query.shape[1] // key.shape[1]
+    wide_key, wide_value = key, value
+    if groups > 1:
+        wide_key, wide_value = (x.repeat_interleave(groups, 1) for x in (key, value))
+    result, scores = _attend(options, (query, wide_key, wide_value), allowed, bias)
+    return _merge_heads(result) if packed else result, key, value, scores
 
 
 def _visible(
-    settings: _Settings,
+    options: _Settings,
     query: Tensor,
     key: Tensor,
     mask: Tensor | None,
@@ -237,7 +255,7 @@ def _visible(
     """Return which keys each query sees, and what is added to its scores.
 
     Args:
-        settings: the attributes.
+        options: the attributes.
         query: (batch, heads, queries, size).
         key: (batch, heads, keys, size).
         mask: true where a key is seen, or added to the scores; it may miss the last keys.
@@ -252,10 +270,11 @@ def _visible(
         lengths = lengths.reshape(-1, 1, 1, 1)
         offset = lengths - query.shape[2]
         allowed = keys < lengths
+    left, right = options.left_window_size, options.right_window_size
     limits = [
-        keys <= rows + offset if settings.causal else None,
-        keys >= rows + offset - settings.left if settings.left >= 0 else None,
-        keys <= rows + offset + settings.right if settings.right >= 0 else None,
+        keys <= rows + offset if options.is_causal else None,
+        keys >= rows + offset - left if left >= 0 else None,
+        keys <= rows + offset + right if right >= 0 else None,
     ]
     bias = None
     if mask is not None:
@@ -271,30 +290,30 @@ def _visible(
 
 
 def _attend(
-    settings: _Settings,
+    options: _Settings,
     tensors: tuple[Tensor, Tensor, Tensor],
     allowed: Tensor | None,
     bias: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the result and the stage of the scores that is asked for."""
     query, key, value = tensors
-    scale = settings.scale or 1 / math.sqrt(query.shape[-1])
-    plain = allowed is None and bias is None and settings.softcap == 0 and settings.shown < 0
-    if plain and settings.precision in (None, query.dtype):
+    scale = options.scale or 1 / math.sqrt(query.shape[-1])
+    plain = allowed is None and bias is None and options.softcap == 0 and options.shown < 0
+    if plain and options.softmax_precision in (None, query.dtype):
         return functional.scaled_dot_product_attention(query, key, value, scale=scale), None
     root = math.sqrt(scale)
     stages = [(query * root) @ (key * root).transpose(-1, -2)]
     capped = stages[0]
-    if settings.softcap:
-        capped = settings.softcap * torch.tanh(capped / settings.softcap)
+    if options.softcap:
+        capped = options.softcap * torch.tanh(capped / options.softcap)
     stages.append(capped)
     scores = capped if bias is None else capped + bias
     if allowed is not None:
         scores = scores.masked_fill(~allowed, float("-inf"))
     stages.append(scores)
-    shares = _masked_softmax(scores.to(settings.precision or scores.dtype)).to(query.dtype)
+    shares = _masked_softmax(scores.to(options.softmax_precision or scores.dtype)).to(query.dtype)
     stages.append(shares)
-    return shares @ value, stages[settings.shown] if settings.shown >= 0 else None
+    return shares @ value, stages[options.shown] if options.shown >= 0 else None
 
 
 def _masked_softmax(scores: Tensor) -> Tensor:
@@ -342,16 +361,16 @@ def _rotary_embedding(
 
 
 LAYERS: Table = {
-    "Attention": _attention,
-    "BatchNormalization": batch_norm,
-    "Einsum": operator(_einsum),
-    "Gemm": operator(_gemm),
-    "GroupNormalization": operator(_group_norm),
-    "InstanceNormalization": operator(_instance_norm),
-    "LRN": operator(_local_response_norm),
-    "LayerNormalization": operator(_layer_norm),
-    "MatMul": operator(widened(torch.matmul), inputs=2),
-    "RMSNormalization": operator(_rms_norm),
-    "RotaryEmbedding": operator(_rotary_embedding),
-    "SimplifiedLayerNormalization": operator(_rms_norm),
+    "Attention": Operator(_attention, outputs=3),
+    "BatchNormalization": Operator(batch_norm, check=check_evaluated, train=live_batch_norm),
+    "Einsum": Operator(_einsum),
+    "Gemm": Operator(_gemm),
+    "GroupNormalization": Operator(_group_norm),
+    "InstanceNormalization": Operator(_instance_norm),
+    "LRN": Operator(_local_response_norm),
+    "LayerNormalization": Operator(_layer_norm),
+    "MatMul": Operator(widened(torch.matmul), inputs=(2, 2)),
+    "RMSNormalization": Operator(_rms_norm),
+    "RotaryEmbedding": Operator(_rotary_embedding),
+    "SimplifiedLayerNormalization": Operator(_rms_norm),
 }

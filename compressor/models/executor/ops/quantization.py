@@ -13,17 +13,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from compressor.models.executor.dtypes import (
+from compressor.models.element_types import (
     FLOAT_TARGETS,
     INTEGER_RANGES,
-    TORCH_DTYPES,
     convert,
     natural_type,
     saturated,
 )
-from compressor.models.executor.node import NodeView, Read, Table, operator
-from compressor.models.executor.ops.windows import convolution
-from compressor.models.executor.program import Op, Result
+from compressor.models.executor.node import Node, Operator, Read, Table, along
+from compressor.models.executor.ops.windows import WINDOW, Window, convolution
+from compressor.models.executor.program import Result
 
 
 def spread(parameter: Tensor, x: Tensor, axis: int, block: int) -> Tensor:
@@ -42,14 +41,12 @@ def spread(parameter: Tensor, x: Tensor, axis: int, block: int) -> Tensor:
         return parameter.reshape(())
     if parameter.dim() != 1:
         return parameter
-    shape = [1] * x.dim()
-    shape[axis if x.dim() > 1 else 0] = -1
-    return parameter.reshape(shape)
+    return along(parameter, axis if x.dim() > 1 else 0, x.dim())
 
 
-def _target(node: NodeView, _: str) -> ir.DataType | None:
+def _target(node: Node, _: str) -> ir.DataType | None:
     """Return the type of the codes; ``None`` where that of the zero point decides at run time."""
-    target = node.element_type("output_dtype") or node.input_type(2)
+    target: ir.DataType | None = node.read("output_dtype", "ir.DataType", node.input_type(2))
     if target is None and node.input(2) is None:
         return ir.DataType.UINT8
     if target is not None and target not in INTEGER_RANGES and target not in FLOAT_TARGETS:
@@ -69,14 +66,14 @@ def _quantize(
     block_size: int = 0,
     saturate: bool = True,
     target: ir.DataType | None = _TARGET,
-    precision: ir.DataType | None = None,
+    precision: torch.dtype | None = None,
 ) -> Tensor:
     """y = saturate(round(x / scale) + zero point), rounding half to even."""
     dtype = target
     if dtype is None:
         assert zero is not None
         dtype = natural_type(zero.dtype)
-    exact = TORCH_DTYPES[precision] if precision else scale.dtype
+    exact = precision or scale.dtype
     wide = x.to(exact) / spread(scale, x, axis, block_size).to(exact)
     offset = None if zero is None else spread(zero.to(torch.float32), x, axis, block_size)
     if dtype in FLOAT_TARGETS:
@@ -92,10 +89,10 @@ def _dequantize(
     *,
     axis: int = 1,
     block_size: int = 0,
-    output_dtype: ir.DataType | None = None,
+    output_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """y = (x - zero point) * scale, the difference taken before it is scaled."""
-    dtype = TORCH_DTYPES[output_dtype] if output_dtype else scale.dtype
+    dtype = output_dtype or scale.dtype
     blocks = block_size and scale.dim() == x.dim()
     if not blocks or x.shape[axis] != scale.shape[axis] * block_size:
         return _scaled(x, scale, zero, dtype, (axis, block_size))
@@ -147,16 +144,17 @@ def _matmul_integer(
     return product.to(torch.int64).to(torch.int32)
 
 
-def _conv_integer(node: NodeView) -> Op:
-    convolve = convolution(node)
-
-    def run(
-        x: Tensor, w: Tensor, x_zero: Tensor | None = None, w_zero: Tensor | None = None
-    ) -> Tensor:
-        product = convolve(_centred(x, x_zero, 1), _centred(w, w_zero, 0), None)
-        return product.to(torch.int64).to(torch.int32)
-
-    return run
+def _conv_integer(
+    x: Tensor,
+    w: Tensor,
+    x_zero: Tensor | None = None,
+    w_zero: Tensor | None = None,
+    *,
+    window: Window = WINDOW,
+    group: int = 1,
+) -> Tensor:
+    wide, weight = _centred(x, x_zero, 1), _centred(w, w_zero, 0)
+    return convolution(wide, weight, window=window, group=group).to(torch.int64).to(torch.int32)
 
 
 def _unpacked(codes: Tensor, bits: int) -> Tensor:
@@ -168,50 +166,52 @@ def _unpacked(codes: Tensor, bits: int) -> Tensor:
     return values.flatten(-2)
 
 
-def _matmul_n_bits(node: NodeView) -> Op:
-    """A times the transpose of (codes - zero point) * scale, by blocks of the columns."""
-    columns, rows = node.integer("K"), node.integer("N")
-    bits, block = node.integer("bits", 4), node.integer("block_size")
-    node.ignore("accuracy_level")
+def _check_n_bits(node: Node) -> None:
+    bits = node.read("bits", "int", 4)
     if bits not in (2, 4, 8):
         raise node.refuse(f"attribute 'bits' is {bits}, not 2, 4 or 8")
-    if node.integer("weight_prepacked", 0):
+    if node.read("weight_prepacked", "int", 0):
         raise node.refuse("attribute 'weight_prepacked' asks for a layout of one device")
     if node.input(4) is not None:
         raise node.refuse("input 'g_idx' is not supported")
-    blocks = -(-columns // block)
 
-    def run(
-        a: Tensor,
-        codes: Tensor,
-        scales: Tensor,
-        zeros: Tensor | None = None,
-        _: Tensor | None = None,
-        bias: Tensor | None = None,
-    ) -> Tensor:
-        zero: Tensor | int = 1 << (bits - 1)
-        if zeros is not None:
-            by_row = zeros.reshape(rows, -1)
-            packed = by_row.dtype == torch.uint8
-            zero = (_unpacked(by_row, bits) if packed else by_row)[:, :blocks, None].to(a.dtype)
-        levels = _unpacked(codes.reshape(rows, blocks, -1), bits).to(a.dtype)
-        weight = (levels - zero) * scales.reshape(rows, blocks, 1)
-        return functional.linear(a, weight.reshape(rows, -1)[:, :columns], bias)
 
-    return run
+def _matmul_n_bits(
+    a: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None = None,
+    _: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    K: int,  # noqa: N803  # ONNX Runtime's name
+    N: int,  # noqa: N803
+    block_size: int,
+    bits: int = 4,
+) -> Tensor:
+    """A times the transpose of (codes - zero point) * scale, by blocks of the ``K`` columns."""
+    blocks = -(-K // block_size)
+    zero: Tensor | int = 1 << (bits - 1)
+    if zeros is not None:
+        by_row = zeros.reshape(N, -1)
+        packed = by_row.dtype == torch.uint8
+        zero = (_unpacked(by_row, bits) if packed else by_row)[:, :blocks, None].to(a.dtype)
+    levels = _unpacked(codes.reshape(N, blocks, -1), bits).to(a.dtype)
+    weight = (levels - zero) * scales.reshape(N, blocks, 1)
+    return functional.linear(a, weight.reshape(N, -1)[:, :K], bias)
 
 
 QUANTIZATION: Table = {
-    "ConvInteger": _conv_integer,
-    "DequantizeLinear": operator(_dequantize),
-    "DynamicQuantizeLinear": operator(_dynamic_quantize, outputs=3),
-    "MatMulInteger": operator(_matmul_integer),
-    "QuantizeLinear": operator(_quantize),
+    "ConvInteger": Operator(_conv_integer, ignored=("kernel_shape",)),
+    "DequantizeLinear": Operator(_dequantize),
+    "DynamicQuantizeLinear": Operator(_dynamic_quantize, outputs=3),
+    "MatMulInteger": Operator(_matmul_integer),
+    "QuantizeLinear": Operator(_quantize),
 }
 
 CONTRIB: Table = {
-    "DequantizeLinear": operator(_dequantize),
-    "MatMulNBits": _matmul_n_bits,
-    "QuantizeLinear": operator(_quantize),
+    "DequantizeLinear": Operator(_dequantize),
+    "MatMulNBits": Operator(_matmul_n_bits, ignored=("accuracy_level",), check=_check_n_bits),
+    "QuantizeLinear": Operator(_quantize),
 }
 """Those of the domain ``com.microsoft``."""

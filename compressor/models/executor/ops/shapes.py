@@ -6,22 +6,23 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import onnx_ir as ir
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from compressor.models.executor.dtypes import TORCH_DTYPES, moved
+from compressor.models.element_types import from_numpy, moved
 from compressor.models.executor.node import (
     Host,
     Ints,
-    NodeView,
+    Node,
+    Operator,
     Read,
     Table,
+    along,
     integers,
     one_of,
-    operator,
     positive,
+    wanted,
 )
 from compressor.models.executor.program import Result
 
@@ -81,13 +82,10 @@ def _shape(x: Tensor, *, start: int = 0, end: int | None = None) -> Tensor:
 
 def _depth_to_space(x: Tensor, *, blocksize: int, mode: str = one_of("DCR", "CRD")) -> Tensor:
     batch, channels, height, width = x.shape
-    depth = channels // (blocksize * blocksize)
-    if mode == "CRD":
-        blocks = x.reshape(batch, depth, blocksize, blocksize, height, width)
-        blocks = blocks.permute(0, 1, 4, 2, 5, 3)
-    else:
-        blocks = x.reshape(batch, blocksize, blocksize, depth, height, width)
-        blocks = blocks.permute(0, 3, 4, 1, 5, 2)
+    depth, square = channels // (blocksize * blocksize), (blocksize, blocksize)
+    parts = (depth, *square) if mode == "CRD" else (*square, depth)
+    order = (0, 1, 4, 2, 5, 3) if mode == "CRD" else (0, 3, 4, 1, 5, 2)
+    blocks = x.reshape(batch, *parts, height, width).permute(order)
     return blocks.reshape(batch, depth, height * blocksize, width * blocksize)
 
 
@@ -120,21 +118,24 @@ def _range(start: Host, limit: Host, delta: Host) -> Tensor:
     return (first + steps * step).to(start.dtype)
 
 
-def _eye_like(x: Tensor, *, k: int = 0, dtype: ir.DataType | None = None) -> Tensor:
+def _eye_like(x: Tensor, *, k: int = 0, dtype: torch.dtype | None = None) -> Tensor:
     rows = torch.arange(x.shape[0], device=x.device)[:, None]
     columns = torch.arange(x.shape[1], device=x.device)[None, :]
-    return (columns - rows == k).to(TORCH_DTYPES[dtype] if dtype else x.dtype)
+    return (columns - rows == k).to(dtype or x.dtype)
 
 
-def _not_training(node: NodeView, _: str) -> bool:
-    """Check that nothing is dropped, and return whether the mask is read."""
-    mode = node.fixed_input(2)
-    if mode is not None and bool(mode.item()):
+def _check_not_training(node: Node) -> None:
+    value = node.input(2)
+    producer = None if value is None else value.producer()
+    tensor = None if value is None else value.const_value
+    if tensor is None and producer is not None and producer.op_type == "Constant":
+        attribute = producer.attributes.get("value")
+        tensor = None if attribute is None else attribute.as_tensor()
+    if tensor is not None and bool(from_numpy(tensor).item()):
         raise node.refuse("its input 'training_mode' is true")
-    return node.wants(1)
 
 
-_MASK: Any = Read(_not_training)
+_MASK = wanted(1)
 
 
 def _dropout(
@@ -173,15 +174,7 @@ def rows_of(x: Tensor, axis: int, rows: Tensor) -> Tensor:
 _PARTS: Any = Read(lambda node, _: node.output_count)
 
 
-def _split(
-    x: Tensor,
-    split: Host | None = None,
-    *,
-    axis: int = 0,
-    parts: int = _PARTS,
-    num_outputs: int | None = None,
-) -> Result:
-    del num_outputs
+def _split(x: Tensor, split: Host | None = None, *, axis: int = 0, parts: int = _PARTS) -> Result:
     if split is not None:
         return torch.split(x, integers(split), axis)
     width = -(-x.shape[axis] // parts)
@@ -307,9 +300,7 @@ def _compress(x: Tensor, condition: Tensor, *, axis: int | None = None) -> Tenso
 def _one_hot(indices: Tensor, depth: Host, values: Tensor, *, axis: int = -1) -> Tensor:
     classes = int(depth.item())
     places = _wrapped(indices, classes).unsqueeze(axis)
-    shape = [1] * places.dim()
-    shape[axis] = classes
-    hit = places == torch.arange(classes, device=indices.device).reshape(shape)
+    hit = places == along(torch.arange(classes, device=indices.device), axis, places.dim())
     return torch.where(hit, values[1], values[0])
 
 
@@ -348,34 +339,34 @@ def _unique(x: Tensor, *, axis: int | None = None, sorted: bool = True) -> Resul
 
 
 SHAPES: Table = {
-    "Compress": operator(_compress),
-    "Concat": operator(_concat),
-    "ConstantOfShape": operator(_constant_of_shape),
-    "DepthToSpace": operator(_depth_to_space),
-    "Dropout": operator(_dropout, ignored=("seed",)),
-    "Expand": operator(_expand),
-    "EyeLike": operator(_eye_like),
-    "Flatten": operator(_flatten),
-    "Gather": operator(_gather),
-    "GatherElements": operator(_gather_elements),
-    "GatherND": operator(_gather_nd),
-    "NonZero": operator(lambda x: torch.nonzero(x).t()),
-    "OneHot": operator(_one_hot),
-    "Pad": operator(_pad),
-    "Range": operator(_range),
-    "Reshape": operator(_reshape),
-    "ScatterElements": operator(_scatter_elements),
-    "ScatterND": operator(_scatter_nd),
-    "Shape": operator(_shape),
-    "Size": operator(lambda x: torch.tensor(x.numel(), dtype=torch.int64)),
-    "Slice": operator(_slice),
-    "SpaceToDepth": operator(_space_to_depth),
-    "Split": operator(_split),
-    "Squeeze": operator(_squeeze),
-    "Tile": operator(_tile),
-    "TopK": operator(_top_k, outputs=2, ignored=("sorted",)),
-    "Transpose": operator(_transpose),
-    "Trilu": operator(_triangle),
-    "Unique": operator(_unique, outputs=4),
-    "Unsqueeze": operator(_unsqueeze),
+    "Compress": Operator(_compress),
+    "Concat": Operator(_concat),
+    "ConstantOfShape": Operator(_constant_of_shape),
+    "DepthToSpace": Operator(_depth_to_space),
+    "Dropout": Operator(_dropout, ignored=("seed",), check=_check_not_training),
+    "Expand": Operator(_expand),
+    "EyeLike": Operator(_eye_like),
+    "Flatten": Operator(_flatten),
+    "Gather": Operator(_gather),
+    "GatherElements": Operator(_gather_elements),
+    "GatherND": Operator(_gather_nd),
+    "NonZero": Operator(lambda x: torch.nonzero(x).t()),
+    "OneHot": Operator(_one_hot),
+    "Pad": Operator(_pad),
+    "Range": Operator(_range),
+    "Reshape": Operator(_reshape),
+    "ScatterElements": Operator(_scatter_elements),
+    "ScatterND": Operator(_scatter_nd),
+    "Shape": Operator(_shape),
+    "Size": Operator(lambda x: torch.tensor(x.numel(), dtype=torch.int64)),
+    "Slice": Operator(_slice),
+    "SpaceToDepth": Operator(_space_to_depth),
+    "Split": Operator(_split, outputs=None, ignored=("num_outputs",)),
+    "Squeeze": Operator(_squeeze),
+    "Tile": Operator(_tile),
+    "TopK": Operator(_top_k, outputs=2, ignored=("sorted",)),
+    "Transpose": Operator(_transpose),
+    "Trilu": Operator(_triangle),
+    "Unique": Operator(_unique, outputs=4),
+    "Unsqueeze": Operator(_unsqueeze),
 }

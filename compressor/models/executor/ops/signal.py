@@ -7,25 +7,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import onnx_ir as ir
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from compressor.models.executor.dtypes import TORCH_DTYPES
 from compressor.models.executor.node import (
-    Builder,
     Host,
-    NodeView,
+    Ints,
+    Node,
+    Operator,
     Read,
     Table,
+    along,
     integers,
     one_of,
-    operator,
     positive,
+    settings,
 )
 from compressor.models.executor.ops.shapes import rows_of
-from compressor.models.executor.program import Op
 
 # Resizing, one axis after the other.
 
@@ -69,63 +68,49 @@ _POLICY = one_of("stretch", "not_larger", "not_smaller")
 class _Method:
     """What the attributes of ``Resize`` say."""
 
-    mode: str
-    coordinates: str
-    nearest: str
-    cubic: float
-    exclude_outside: bool
-    antialias: bool
-    extrapolation: float
+    mode: str = _MODE
+    coordinate_transformation_mode: str = _COORDINATES
+    nearest_mode: str = _NEAREST
+    cubic_coeff_a: float = -0.75
+    exclude_outside: bool = False
+    antialias: bool = False
+    extrapolation_value: float = 0.0
 
 
-def _resize(node: NodeView) -> Op:
-    method = _Method(
-        _MODE.how(node, "mode"),
-        _COORDINATES.how(node, "coordinate_transformation_mode"),
-        _NEAREST.how(node, "nearest_mode"),
-        node.number("cubic_coeff_a", -0.75),
-        node.flag("exclude_outside"),
-        node.flag("antialias"),
-        node.number("extrapolation_value", 0.0),
-    )
-    fixed = node.integers("axes")
-    policy = _POLICY.how(node, "keep_aspect_ratio_policy")
-    cropped = method.coordinates == "tf_crop_and_resize"
-    node.on_host(1, 2, 3)
-
-    def run(
-        x: Tensor,
-        roi: Tensor | None = None,
-        scales: Tensor | None = None,
-        sizes: Tensor | None = None,
-    ) -> Tensor:
-        axes = positive(range(x.dim()) if fixed is None else fixed, x.dim())
-        region = [0.0] * len(axes) + [1.0] * len(axes)
-        if cropped and roi is not None and roi.numel():
-            region = roi.tolist()
-        lengths = [x.shape[axis] for axis in axes]
-        if sizes is not None and sizes.numel():
-            results, factors = _from_sizes(lengths, integers(sizes), policy)
-        elif scales is not None and scales.numel():
-            factors = scales.tolist()
-            shares = [b - a if cropped else 1.0 for a, b in zip(*_halves(region), strict=True)]
-            parts = zip(lengths, shares, factors, strict=True)
-            results = [math.floor(length * share * scale) for length, share, scale in parts]
-        else:
-            raise ValueError("neither scales nor sizes are given")
-        starts, ends = _halves(region)
-        for fields in zip(axes, lengths, results, factors, starts, ends, strict=True):
-            axis = _Axis(*fields)
-            if axis.result != axis.length or axis.scale != 1.0 or cropped:
-                x = _resize_axis(x, axis, method)
-        return x
-
-    return run
+_METHOD: Any = settings(_Method)
 
 
-def _halves(region: list[float]) -> tuple[list[float], list[float]]:
-    count = len(region) // 2
-    return region[:count], region[count:]
+def _resize(
+    x: Tensor,
+    roi: Host | None = None,
+    scales: Host | None = None,
+    sizes: Host | None = None,
+    *,
+    method: _Method = _METHOD,
+    axes: Ints = None,
+    keep_aspect_ratio_policy: str = _POLICY,
+) -> Tensor:
+    over = positive(range(x.dim()) if axes is None else axes, x.dim())
+    cropped = method.coordinate_transformation_mode == "tf_crop_and_resize"
+    starts, ends = [0.0] * len(over), [1.0] * len(over)
+    if cropped and roi is not None and roi.numel():
+        region = roi.tolist()
+        starts, ends = region[: len(over)], region[len(over) :]
+    lengths = [x.shape[axis] for axis in over]
+    if sizes is not None and sizes.numel():
+        results, factors = _from_sizes(lengths, integers(sizes), keep_aspect_ratio_policy)
+    elif scales is not None and scales.numel():
+        factors = scales.tolist()
+        shares = [b - a if cropped else 1.0 for a, b in zip(starts, ends, strict=True)]
+        parts = zip(lengths, shares, factors, strict=True)
+        results = [math.floor(length * share * scale) for length, share, scale in parts]
+    else:
+        raise ValueError("neither scales nor sizes are given")
+    for fields in zip(over, lengths, results, factors, starts, ends, strict=True):
+        axis = _Axis(*fields)
+        if axis.result != axis.length or axis.scale != 1.0 or cropped:
+            x = _resize_axis(x, axis, method)
+    return x
 
 
 def _from_sizes(
@@ -186,7 +171,7 @@ def _taps(positions: Tensor, axis: _Axis, method: _Method) -> tuple[Tensor, Tens
     rows = first[:, None] + torch.arange(math.ceil(2 * reach) + (stretch > 1))
     distance = ((rows - positions[:, None]) / stretch).abs()
     if method.mode == "cubic":
-        weights = _cubic(distance, method.cubic)
+        weights = _cubic(distance, method.cubic_coeff_a)
     else:
         weights = torch.clamp(1 - distance, min=0)
     if method.exclude_outside:
@@ -204,27 +189,25 @@ def _cubic(distance: Tensor, a: float) -> Tensor:
 
 
 def _resize_axis(x: Tensor, axis: _Axis, method: _Method) -> Tensor:
-    positions = _positions(axis, method.coordinates)
+    positions = _positions(axis, method.coordinate_transformation_mode)
     if method.mode == "nearest":
-        rows = _nearest_rows(positions, method.nearest).to(torch.int64).clamp(0, axis.length - 1)
-        result = rows_of(x, axis.axis, rows)
+        rows = _nearest_rows(positions, method.nearest_mode).to(torch.int64)
+        result = rows_of(x, axis.axis, rows.clamp(0, axis.length - 1))
     else:
         result = _weighted(x, axis, *_taps(positions, axis, method))
-    if method.coordinates != "tf_crop_and_resize":
+    if method.coordinate_transformation_mode != "tf_crop_and_resize":
         return result
     outside = ((positions < 0) | (positions > axis.length - 1)).to(x.device)
-    shape = [1] * x.dim()
-    shape[axis.axis] = -1
-    return torch.where(outside.reshape(shape), method.extrapolation, result).to(x.dtype)
+    outside = along(outside, axis.axis, x.dim())
+    return torch.where(outside, method.extrapolation_value, result).to(x.dtype)
 
 
 def _weighted(x: Tensor, axis: _Axis, rows: Tensor, weights: Tensor) -> Tensor:
     exact = x if x.is_floating_point() else x.to(torch.float32)
-    shape = [1] * x.dim()
-    shape[axis.axis] = -1
     result: Tensor | None = None
     for tap in range(rows.shape[1]):
-        weight = weights[:, tap].to(device=x.device, dtype=exact.dtype).reshape(shape)
+        weight = weights[:, tap].to(device=x.device, dtype=exact.dtype)
+        weight = along(weight, axis.axis, x.dim())
         part = exact.index_select(axis.axis, rows[:, tap].to(x.device)) * weight
         result = part if result is None else result + part
     assert result is not None
@@ -264,9 +247,10 @@ def _complex(x: Tensor) -> Tensor:
     return torch.complex(x[..., 0], torch.zeros_like(x[..., 0]))
 
 
-def _axis_of_old(node: NodeView, _: str) -> int | None:
+def _axis_of_old(node: Node, _: str) -> int | None:
     """Return the axis where it is an attribute, which it is before opset 20."""
-    return node.integer("axis", 1) if node.opset < 20 else None
+    axis: int | None = node.read("axis", "int", 1) if node.opset < 20 else None
+    return axis
 
 
 _OLD_AXIS: Any = Read(_axis_of_old)
@@ -315,27 +299,27 @@ def _stft(
     return torch.view_as_real(torch.fft.fft(_complex(frames), dim=2))
 
 
-def _window(*weights: float) -> Builder:
+def _window(*weights: float) -> Operator:
     """Sum of (-1)**k a_k cos(2 pi k n / length), the weights a_k deciding the window's name."""
 
     def run(
-        size: Host, *, periodic: bool = True, output_datatype: ir.DataType = ir.DataType.FLOAT
+        size: Host, *, periodic: bool = True, output_datatype: torch.dtype = torch.float32
     ) -> Tensor:
         length = int(size.item())
         phase = torch.arange(length, dtype=torch.float64) * (2 * math.pi)
         phase = phase / max(length if periodic else length - 1, 1)
         terms = [(-1) ** k * a * torch.cos(k * phase) for k, a in enumerate(weights)]
-        return torch.stack(terms).sum(0).to(TORCH_DTYPES[output_datatype])
+        return torch.stack(terms).sum(0).to(output_datatype)
 
-    return operator(run)
+    return Operator(run)
 
 
 SIGNAL: Table = {
     "BlackmanWindow": _window(0.42, 0.5, 0.08),
-    "DFT": operator(_dft),
-    "GridSample": operator(_grid_sample),
+    "DFT": Operator(_dft),
+    "GridSample": Operator(_grid_sample),
     "HammingWindow": _window(25 / 46, 21 / 46),
     "HannWindow": _window(0.5, 0.5),
-    "Resize": _resize,
-    "STFT": operator(_stft),
+    "Resize": Operator(_resize),
+    "STFT": Operator(_stft),
 }

@@ -12,14 +12,15 @@ from torch.nn import functional
 
 from compressor.models.executor.node import (
     Host,
-    Ints,
-    NodeView,
+    Node,
+    Operator,
     Read,
     Table,
+    along,
     integers,
     one_of,
-    operator,
 )
+from compressor.models.executor.ops.windows import SLIDE, Slide
 
 
 def _non_max_suppression(
@@ -79,7 +80,7 @@ def _suppress(boxes: Tensor, threshold: float, most: int) -> list[int]:
     return kept
 
 
-def _shift(node: NodeView, name: str) -> str:
+def _shift(node: Node, name: str) -> str:
     """Return the form of the coordinates; before opset 16 they were not shifted by default."""
     forms = "half_pixel", "output_half_pixel"
     form: str = one_of(*(forms if node.opset >= 16 else forms[::-1])).how(node, name)
@@ -180,12 +181,10 @@ def _deformable_convolution(
     *,
     group: int = 1,
     offset_group: int = 1,
-    strides: Ints = None,
-    dilations: Ints = None,
-    pads: Ints = None,
+    slide: Slide = SLIDE,
 ) -> Tensor:
     """Convolution at shifted places (Dai et al. 2017), each tap weighted by a mask (Zhu 2019)."""
-    strides, dilations, pads = strides or (1, 1), dilations or (1, 1), pads or (0, 0, 0, 0)
+    pads, (strides, dilations) = slide.padding(2), slide.moves(2)
     batch, channels, height, width = x.shape
     taps = weight.shape[2] * weight.shape[3]
     rows, columns = offset.shape[2:]
@@ -193,11 +192,10 @@ def _deformable_convolution(
     places = []
     for axis, (length, outputs) in enumerate(((height, rows), (width, columns))):
         tap = torch.arange(weight.shape[2 + axis], device=x.device) * dilations[axis]
-        start = torch.arange(outputs, device=x.device) * strides[axis] - pads[axis]
+        start = torch.arange(outputs, device=x.device) * strides[axis] - pads.before[axis]
         # Taps and outputs of the two axes lie in (taps, taps, rows, columns).
-        tap = tap[:, None, None, None] if axis == 0 else tap[None, :, None, None]
-        start = start[:, None] if axis == 0 else start[None, :]
-        base = (tap + start).expand(*weight.shape[2:], rows, columns).reshape(1, taps, rows, -1)
+        base = along(tap, axis, 4) + along(start, 2 + axis, 4)
+        base = base.expand(*weight.shape[2:], rows, columns).reshape(1, taps, rows, -1)
         place = base + shift[:, :, axis]
         places.append(place * 2 / max(length - 1, 1) - 1 if length > 1 else place - 1)
     grid = torch.stack(places[::-1], -1).reshape(batch * offset_group, taps * rows, columns, 2)
@@ -213,7 +211,7 @@ def _deformable_convolution(
 
 
 VISION: Table = {
-    "DeformConv": operator(_deformable_convolution, ignored=("kernel_shape",)),
-    "NonMaxSuppression": operator(_non_max_suppression),
-    "RoiAlign": operator(_roi_align),
+    "DeformConv": Operator(_deformable_convolution, ignored=("kernel_shape",)),
+    "NonMaxSuppression": Operator(_non_max_suppression),
+    "RoiAlign": Operator(_roi_align),
 }

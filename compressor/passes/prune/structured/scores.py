@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from compressor.errors import DataError, ModelError
-from compressor.models.executor import GraphModule, from_numpy
+from compressor.models.element_types import from_numpy
+from compressor.models.executor import GraphModule
 from compressor.passes.prune import criteria
 from compressor.run.evaluate import ratio_db
 from compressor.types.channels import ChannelGroup, ChannelMap, Flags, Member

@@ -13,7 +13,6 @@ from compressor.graph.editing import Attributes, Editor
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.operators import operator
 from compressor.graph.values import value_by_name
-from compressor.models.executor.training import TRAINING_DOMAIN
 from compressor.passes.train.qat.networks import (
     ActivationPoint,
     Networks,
@@ -22,6 +21,7 @@ from compressor.passes.train.qat.networks import (
     folding_factor,
     norm_factor,
 )
+from compressor.passes.train.qat.operators import TRAINING_DOMAIN
 from compressor.types.quantized import Scheme
 from compressor.types.statistics import ChannelGrid
 from compressor.types.tensors import Array

@@ -15,14 +15,14 @@ from compressor.errors import SpecError
 from compressor.graph.layers import graph_layers
 from compressor.graph.operators import operator
 from compressor.graph.values import value_by_name
-from compressor.models.executor import from_numpy
-from compressor.models.executor.training import LEAST_FACTOR
+from compressor.models.element_types import from_numpy
 from compressor.passes.fuse.absorb import find_target
 from compressor.passes.fuse.draft import Draft
 from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.quantize.maths.affine import absmax_parameters, mse_parameters
 from compressor.passes.quantize.static.settings import StaticSettings
 from compressor.passes.quantize.static.writing import input_sources, own_bias
+from compressor.passes.train.qat.operators import LEAST_FACTOR
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Layer
 from compressor.types.quantized import Scheme

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from compressor.models.executor import from_numpy
+from compressor.models.element_types import from_numpy
 from compressor.models.torch.lowering import NamedModule
 from compressor.models.torch.smaller_module import check_executable, trainable_graph
 from compressor.passes.quantize.maths.affine import absmax_parameters, quantize
@@ -38,6 +38,7 @@ from compressor.passes.train.qat.networks import (
     placeholders,
     with_factors,
 )
+from compressor.passes.train.qat.operators import TRAINING
 from compressor.passes.train.qat.writing import NormsFrozen, Prepared, ScalesInRange
 from compressor.passes.train.recipe import Recipe
 from compressor.types.carrier import Capability, Carrier
@@ -219,7 +220,8 @@ class Qat(Recipe):
         tensors = [name for x in layers for name in (x.weight, x.bias) if name is not None]
         source = carrier.trainable()
         assert isinstance(source, NamedModule)
-        graph = trainable_graph(quantized.graph, source.module, {*tensors, *quantized.trained})
+        trained = {*tensors, *quantized.trained}
+        graph = trainable_graph(quantized.graph, source.module, trained, operators=TRAINING)
         outputs = tuple(output.name for output in carrier.outputs)
         module = NamedModule(graph, [i.name for i in carrier.inputs], outputs)
         self.freeze(carrier.with_graph(networks.trained), module)

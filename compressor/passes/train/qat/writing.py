@@ -10,7 +10,8 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
-from compressor.models.executor import GraphModule, from_numpy
+from compressor.models.element_types import from_numpy
+from compressor.models.executor import GraphModule
 from compressor.models.torch.lowering import NamedModule
 from compressor.passes.quantize.maths.affine import code_dtype, quantize
 from compressor.passes.quantize.static.settings import StaticSettings

@@ -20,7 +20,7 @@ from compressor.errors import ModelError, SpecError
 from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.graph.skeleton import graph_as_json, graph_from_json, skeleton
 from compressor.models.codec.load import _operators, check, load
-from compressor.models.executor import LazyTensor
+from compressor.models.lazy_tensor import LazyTensor
 from compressor.models.onnx.carrier import OnnxCarrier
 from tests.compressor.exporters.hand_made import (
     CONTEXT,

@@ -15,7 +15,8 @@ import torch
 from onnx.backend.test.loader import load_model_tests
 
 from compressor.errors import ModelError
-from compressor.models.executor import GraphModule, from_numpy
+from compressor.models.element_types import from_numpy
+from compressor.models.executor import GraphModule
 from compressor.models.executor.compiler import OLDEST_OPSET
 from compressor.models.executor.ops import OPERATORS
 

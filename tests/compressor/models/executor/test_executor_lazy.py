@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from compressor.models.executor import DeferredGraphModule, GraphModule, LazyTensor
+from compressor.models.executor import GraphModule
 from compressor.models.executor.ops import OPERATORS
+from compressor.models.lazy_tensor import LazyTensor
 from tests.compressor.exporters.hand_made import Builder, entry, quantized
 
 
@@ -207,7 +208,7 @@ def test_a_deferred_graph_is_read_by_the_first_call() -> None:
         return graph
 
     plain = GraphModule(graph)
-    module = DeferredGraphModule(read, plain.state_dict(), ["x"], ["output"]).eval()
+    module = GraphModule.deferred(read, plain.state_dict(), ["x"], ["output"]).eval()
     assert (module.input_names, module.output_names) == (("x",), ("output",))
     assert module.state_dict().keys() == plain.state_dict().keys()
     copy = deepcopy(module)

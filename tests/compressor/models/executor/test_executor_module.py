@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from compressor.errors import ModelError
 from compressor.models.executor import GraphModule
+from compressor.models.executor.node import Operator
 
 
 def _linear(opset: int = 21, shape: tuple[int, int] = (3, 4)) -> ir.Model:
@@ -373,3 +374,25 @@ def test_wrong_calls(
 def test_a_failing_node_is_named() -> None:
     with pytest.raises(ModelError, match=r"node 'product' .* float32\[2, 5\], float32\[3, 4\]"):
         GraphModule(_linear())(torch.zeros(2, 5))
+
+
+def test_further_operators_beside_its_own() -> None:
+    """Attributes are read like those of any operator; in training another function may run."""
+    scaled = Operator(
+        lambda x, *, factor=2.0: x * factor, train=lambda x, *, factor=2.0: x * factor + 1
+    )
+    nodes = [
+        helper.make_node("Scaled", ["x"], ["s"], domain="mine", factor=3.0),
+        helper.make_node("Add", ["s", "b"], ["y"]),
+    ]
+    model = _model(nodes, {"b": np.zeros(3, np.float32)})
+    bias = torch.nn.Parameter(torch.zeros(3))
+    module = GraphModule(model, parameters={"b": bias}, operators={("mine", "Scaled"): scaled})
+    x = torch.ones(2, 3)
+    assert torch.equal(module.eval()(x)["y"].detach(), 3 * x)
+    assert torch.equal(module.train()(x)["y"].detach(), 3 * x + 1)
+    with pytest.raises(ModelError, match=r"mine.Scaled, opset 1\): the operator is not supported"):
+        GraphModule(model)
+    nodes[0].attribute[0].name = "share"
+    with pytest.raises(ModelError, match="attribute 'share' is not supported"):
+        GraphModule(_model(nodes, {}), operators={("mine", "Scaled"): scaled})

@@ -11,6 +11,7 @@ import pytest
 
 from compressor.models.executor import unknown_operators
 from compressor.models.executor.ops import OPERATORS
+from compressor.passes.train.qat.operators import TRAINING
 
 
 def _names(text: str) -> frozenset[str]:
@@ -85,7 +86,7 @@ COMMON = _names(
 
 @pytest.mark.parametrize("domain", WRITTEN)
 def test_what_we_write_is_run(domain: str) -> None:
-    names = {name for of, name in OPERATORS if of == domain}
+    names = {name for of, name in (*OPERATORS, *TRAINING) if of == domain}
     assert WRITTEN[domain] <= names
 
 

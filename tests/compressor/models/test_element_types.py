@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from compressor.errors import ModelError
-from compressor.models.executor import from_numpy
+from compressor.models.element_types import from_numpy
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,8 @@
-"""Fake quantization, and the operators of graphs that are trained.
+"""Fake quantization: values rounded to what codes represent, with gradients for the scales.
 
-Values are rounded to what codes represent, with gradients for the scales. The rounding is that of
-``QuantizeLinear``. PyTorch's own kernels do the same, element by element: measured on one core on
-``[64, 16, 32, 32]``, 14 ms forward where the vectorized operators used here take 0.3 ms (PyTorch
-2.13). The operators are of a domain of our own and never reach a file.
+The rounding is that of ``QuantizeLinear``. PyTorch's own kernels do the same, element by element:
+measured on one core on ``[64, 16, 32, 32]``, 14 ms forward where the vectorized operators used here
+take 0.3 ms (PyTorch 2.13).
 """
 
 from __future__ import annotations
@@ -13,17 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
-
-from compressor.models.executor.node import Host, Ints, NodeView, Table, one_of, operator
-from compressor.models.executor.ops.layers import batch_norm
-from compressor.models.executor.program import Op
-
-TRAINING_DOMAIN = "compressor.training"
-"""The domain of the operators."""
-
-LEAST_FACTOR = 1e-12
-"""What stands for a factor of zero, of a channel that was pruned: it can be divided by."""
 
 
 @dataclass(frozen=True)
@@ -223,153 +211,3 @@ def _inner(
         first, second, third, fourth = parts
         return torch.dot(first, second) - torch.dot(third, fourth)
     return span.total(gradient * quantized - passed * x)
-
-
-def _fake_quantize(
-    x: Tensor,
-    size: Tensor,
-    unit: Tensor,
-    zero: Tensor,
-    offset: Tensor | None = None,
-    factor: Tensor | None = None,
-    measure: Tensor | None = None,
-    *,
-    low: int,
-    high: int,
-    axis: int = -1,
-    batched: bool = False,
-) -> Tensor:
-    """Round to codes; scale and zero point may be trained; see :func:`fake_quantize`.
-
-    Where there is a ``factor``, which broadcasts with ``x``, it is ``x * factor`` that is rounded,
-    and the result is divided by it. An ``axis`` of -1 stands for one scale.
-    """
-    span = CodeSpan(low, high, None if axis < 0 else axis, batched)
-    places, wide = Places(zero, offset), x.to(torch.float32)
-    if factor is None:
-        return fake_quantize(wide, size, unit, places, span, measure)
-    return fake_quantize(wide * factor, size, unit, places, span, measure) / factor
-
-
-_PART = one_of("all", "sign", "size")
-
-
-def _folding_factor(
-    gamma: Tensor, variance: Tensor, *, epsilon: float, rank: int, axis: int, part: str = _PART
-) -> Tensor:
-    """What folding a batch norm multiplies a weight with, ``gamma / sqrt(variance + epsilon)``.
-
-    Args:
-        gamma: ``[channels]``.
-        variance: ``[channels]``.
-        epsilon: of the norm.
-        rank: number of axes of what it is multiplied with.
-        axis: the channels among them.
-        part: all of it, its ``sign`` or its ``size``.
-    """
-    if part == "sign":
-        factor = torch.where(gamma.detach() < 0, -1.0, 1.0)
-    else:
-        factor = gamma * torch.rsqrt(variance + epsilon)
-        factor = torch.where(factor.abs() < LEAST_FACTOR, LEAST_FACTOR, factor)
-        factor = factor.detach().abs() if part == "size" else factor
-    shape = [1] * rank
-    shape[axis] = -1
-    return factor.reshape(shape)
-
-
-def _freezable_batch_norm(node: NodeView) -> Op:
-    """``BatchNormalization`` whose last input says that it no longer takes batches' statistics."""
-    evaluate = batch_norm(node)
-    live = node.train
-    assert live is not None
-
-    def run(x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, _: Host) -> Any:
-        return evaluate(x, scale, bias, mean, variance)
-
-    def train(*inputs: Tensor) -> Any:
-        return (evaluate if bool(inputs[5]) else live)(*inputs[:5])
-
-    node.on_host(5)
-    node.train = train
-    return run
-
-
-def _round_bias(node: NodeView) -> Op:
-    """Round a bias to what will be stored of it; see :func:`round_bias`.
-
-    Inputs: ``bias``, size and unit of the weight's scale, size and unit of the input's, and, each
-    of them optional, what is added to the bias before it is stored, and whether batch norms are
-    frozen: before, what a norm adds is not known in training, and nothing is rounded.
-    """
-
-    def run(
-        bias: Tensor,
-        size: Tensor,
-        unit: Tensor,
-        input_size: Tensor,
-        input_unit: Tensor,
-        more: Tensor | None = None,
-        _: Tensor | None = None,
-    ) -> Tensor:
-        return round_bias(bias, size * unit * (input_size * input_unit), more)
-
-    def train(bias: Tensor, *rest: Tensor | None) -> Tensor:
-        frozen = rest[5] if len(rest) == 6 else None
-        if frozen is not None and not bool(frozen):
-            return bias
-        return run(bias, *rest)  # type: ignore[arg-type]  # only the last two may be absent
-
-    if node.input(6) is not None:
-        node.on_host(6)
-    node.train = train
-    return run
-
-
-def _norm_shift(
-    gamma: Tensor, mean: Tensor, variance: Tensor, inner: Tensor | None = None, *, epsilon: float
-) -> Tensor:
-    """What folding a batch norm adds to its bias, ``(inner - mean) gamma / sqrt(variance + eps)``.
-
-    ``inner`` is what the layer adds before.
-    """
-    shifted = -mean if inner is None else inner - mean
-    return (shifted * gamma * torch.rsqrt(variance + epsilon)).detach()
-
-
-def _channel_shift(weight: Tensor, offsets: Tensor) -> Tensor:
-    """What constant offsets of a convolution's input channels add to its outputs.
-
-    Args:
-        weight: ``[rows, channels, ...]``.
-        offsets: ``[channels]``.
-    """
-    rows, channels = weight.shape[:2]
-    sums = weight.detach().double().reshape(rows, channels, -1).sum(2)
-    return (sums @ offsets.double()).to(weight.dtype)
-
-
-def _pad_channels(x: Tensor, values: Tensor, *, pads: Ints = None) -> Tensor:
-    """Pad the spatial axes with a value for each channel.
-
-    Args:
-        x: ``[batch, channels, ...]``.
-        values: ``[channels]``.
-        pads: beginnings, then ends, as convolutions have them.
-    """
-    amounts = pads or ()
-    count = len(amounts) // 2
-    ends = [amounts[i + side * count] for i in reversed(range(count)) for side in (0, 1)]
-    level = values.reshape(-1, *[1] * count)
-    return functional.pad(x - level, ends) + level
-
-
-TRAINING: Table = {
-    "BatchNormalization": _freezable_batch_norm,
-    "ChannelShift": operator(_channel_shift),
-    "FakeQuantize": operator(_fake_quantize),
-    "FoldingFactor": operator(_folding_factor),
-    "NormShift": operator(_norm_shift),
-    "PadChannels": operator(_pad_channels),
-    "RoundBias": _round_bias,
-}
