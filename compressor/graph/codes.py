@@ -17,7 +17,6 @@ import onnx_ir as ir
 from compressor.graph.code_forms import FLOATS, CodeForm, doubled_e2m1, halved_powers
 from compressor.graph.editing import Attributes, Editor
 from compressor.graph.operators import operator
-from compressor.graph.values import is_op
 from compressor.types.layers import Layer
 from compressor.types.quantized import QuantizedTensor, Scheme
 from compressor.types.tensors import Array
@@ -248,7 +247,7 @@ def write_out_zero_point(graph: ir.Graph, stored: Codes) -> None:
     )
     graph.register_initializer(zero)
     for node, index in tuple(stored.codes.uses()):
-        if index == 0 and is_op(node, "DequantizeLinear") and len(node.inputs) == 2:
+        if index == 0 and operator(node).dequantizes and len(node.inputs) == 2:
             node.resize_inputs(3)
             node.replace_input_with(2, zero)
 

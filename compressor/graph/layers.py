@@ -273,7 +273,7 @@ def side_tensors(value: ir.Value) -> list[str]:
 def _dequantizers(value: ir.Value) -> Iterator[ir.Node]:
     for use in value.uses():
         node = use.node
-        if node.op_type == "DequantizeLinear" and use.idx == 0:
+        if operator_named(node.op_type).dequantizes and use.idx == 0:
             yield node
         elif is_op(node, "Cast"):
             for reader in node.outputs[0].uses():
@@ -309,7 +309,7 @@ def _stored_behind(value: ir.Value | None) -> Iterator[str]:
     codes = looked_up(node)
     if codes is not None:
         yield codes.name or ""
-    elif is_op(node, "DequantizeLinear", "Cast", "Mul"):
+    elif operator(node).dequantizes or is_op(node, "Cast", "Mul"):
         for part in node.inputs:
             yield from _stored_behind(part)
 

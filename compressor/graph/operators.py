@@ -143,6 +143,16 @@ class Operator:
     random: bool = False
 
     @property
+    def quantizes(self) -> bool:
+        """Whether it rounds floats to codes by a given scale."""
+        return self.family == "quantization" and self.codes is None
+
+    @property
+    def dequantizes(self) -> bool:
+        """Whether it turns codes into floats by a given scale."""
+        return self.family == "quantization" and self.codes is not None
+
+    @property
     def is_table(self) -> bool:
         """Whether rows of the weight are looked up."""
         return self.layer == "Gather"
@@ -153,14 +163,9 @@ class Operator:
         return self.layer == "MatMul"
 
     @property
-    def multiplies(self) -> bool:
-        """Whether something is multiplied with the weight."""
-        return self.layer is not None and not self.is_table
-
-    @property
     def is_product(self) -> bool:
         """Whether floats are multiplied with the weight."""
-        return self.multiplies and not self.integer
+        return self.layer is not None and not self.is_table and not self.integer
 
     @property
     def is_convolution(self) -> bool:
@@ -201,8 +206,7 @@ _ROWS = (
     Operator("MatMulInteger", layer="MatMul", integer=True, codes=Codes(1, None, 3, axis=-1),
              unscaled=True),
     Operator("MatMulIntegerToFloat", domain=_MS, integer=True),
-    Operator("MatMulNBits", domain=_MS, packed=True),
-    Operator("QGemm", domain=_MS, integer=True),
+    Operator("MatMulNBits", domain=_MS, packed=True), Operator("QGemm", domain=_MS, integer=True),
     Operator("QLinearConv", codes=Codes(3, 4, 5)),
     Operator("QLinearMatMul", codes=Codes(3, 4, 5, axis=-1)),
     Operator("Gather", layer="Gather", weight=0, folds=True, float16="cheap"),
@@ -213,16 +217,14 @@ _ROWS = (
     Operator("LeakyRelu", "unary", activation=True, fused=True, passes_factor=True, float16="cheap",
              between_codes=True, kernels={"ort-cpu": "join"}, int8_form=True),
     Operator("PRelu", "binary", activation=True, zeros="first"),
-    Operator("Elu", "unary", activation=True),
-    Operator("Selu", "unary", activation=True),
-    Operator("Celu", "unary", activation=True),
+    Operator("Elu", "unary", activation=True), Operator("Selu", "unary", activation=True),
+    Operator("Celu", "unary", activation=True), Operator("Erf", "unary", activation=True),
     Operator("Gelu", "unary", activation=True, between_codes=True),
     Operator("Sigmoid", "unary", activation=True, zeros="lost", folds=True, float16="cheap",
              bounded=True, between_codes=True, kernels={"ort-cpu": "join"}, int8_form=True),
     Operator("HardSigmoid", "unary", activation=True, zeros="lost", between_codes=True),
     Operator("HardSwish", "unary", activation=True, between_codes=True),
-    Operator("Mish", "unary", activation=True),
-    Operator("Swish", "unary", activation=True),
+    Operator("Mish", "unary", activation=True), Operator("Swish", "unary", activation=True),
     Operator("Softplus", "unary", activation=True, zeros="lost", folds=True),
     Operator("Softsign", "unary", activation=True),
     Operator("ThresholdedRelu", "unary", activation=True),
@@ -231,7 +233,6 @@ _ROWS = (
     Operator("Clip", "unary", activation=True, zeros="bounds", fused=True, float16="cheap",
              bounded=True, between_codes=True,
              kernels={"ort-cpu": "absorbed", "openvino": "absorbed"}, int8_form=True),
-    Operator("Erf", "unary", activation=True),
     # other functions of one element
     Operator("Abs", "unary", folds=True, float16="cheap"),
     Operator("Neg", "unary", folds=True, follows=True, float16="cheap"),
@@ -264,7 +265,7 @@ _ROWS = (
              float16="cheap"),
     Operator("Pow", "binary", zeros="first", undefined_at_zero=0, folds=True, follows=True,
              float16="range"),
-    Operator("Mod", "binary", zeros="first", undefined_at_zero=1),
+    Operator("Mod", "binary", zeros="first", undefined_at_zero=1), Operator("BitShift", "binary"),
     Operator("Min", "binary", zeros="all", follows=True, float16="cheap"),
     Operator("Max", "binary", zeros="all", follows=True, float16="cheap"),
     Operator("Mean", "binary", zeros="all"),
@@ -276,9 +277,8 @@ _ROWS = (
     Operator("Less", "binary", zeros="lost", float16="cheap"),
     Operator("LessOrEqual", "binary", zeros="lost", float16="cheap"),
     Operator("And", "binary", zeros="any"), Operator("Or", "binary", zeros="all"),
-    Operator("Xor", "binary", zeros="all"), Operator("BitShift", "binary"),
+    Operator("Xor", "binary", zeros="all"), Operator("BitwiseXor", "binary", zeros="all"),
     Operator("BitwiseAnd", "binary", zeros="any"), Operator("BitwiseOr", "binary", zeros="all"),
-    Operator("BitwiseXor", "binary", zeros="all"),
     # reductions
     Operator("ReduceMean", "reduction", folds=True, float16="sum", between_codes=True,
              int8_form=True),
@@ -295,12 +295,11 @@ _ROWS = (
     # pooling and resampling
     Operator("MaxPool", "spatial", moves="some", kernels=_CARRIER, int8_form=True),
     Operator("AveragePool", "spatial", between_codes=True, kernels=_JOIN, int8_form=True),
-    Operator("LpPool", "spatial"),
     Operator("GlobalAveragePool", "spatial", float16="sum", between_codes=True, kernels=_JOIN,
              int8_form=True),
     Operator("GlobalMaxPool", "spatial"), Operator("GlobalLpPool", "spatial", float16="sum"),
     Operator("Resize", "spatial", float16="place", between_codes=True, int8_form=True),
-    Operator("Upsample", "spatial", float16="place"),
+    Operator("Upsample", "spatial", float16="place"), Operator("LpPool", "spatial"),
     Operator("GridSample", "spatial", float16="place"),
     # normalizations
     Operator("Softmax", "softmax", zeros="lost", probabilities=True, float16="sum", int8_form=True),

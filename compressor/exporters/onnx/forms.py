@@ -20,7 +20,8 @@ from compressor.exporters.onnx.matmul_nbits import (
 )
 from compressor.graph.editing import Attributes, Editor
 from compressor.graph.layers import looked_up
-from compressor.graph.values import INTEGER_CODES, is_op, static_shape
+from compressor.graph.operators import operator
+from compressor.graph.values import INTEGER_CODES, static_shape
 from compressor.types.tensors import Array
 
 _FLOAT = ir.DataType.FLOAT
@@ -38,7 +39,7 @@ def expand(editor: Editor, weight: WeightOnly) -> None:
     if weight.codes.dtype not in _CAST or not _divides(weight.dequantize):
         return
     scale = weight.scale.producer()
-    if scale is not None and is_op(scale, "DequantizeLinear"):
+    if scale is not None and operator(scale).dequantizes:
         _Expansion(editor, scale, 0).replace()
     _Expansion(editor, weight.dequantize, weight.bits).replace()
 
@@ -187,7 +188,7 @@ def as_four_bit_floats(editor: Editor, weight: WeightOnly) -> None:
 
     node.replace_input_with(0, changed(weight.codes, _patterns, ir.DataType.FLOAT4E2M1))
     scale, maker = weight.scale, weight.scale.producer()
-    if maker is not None and is_op(maker, "DequantizeLinear"):
+    if maker is not None and operator(maker).dequantizes:
         half = maker.inputs[1]
         assert half is not None
         name = (half.name or "").replace("_half_scale", "_tensor_scale")

@@ -83,7 +83,7 @@ def weight_only(model: ir.Model) -> list[WeightOnly]:
     """Return the weights that are stored as codes and multiplied with floats, in graph order."""
     weights = []
     for node in all_nodes(model.graph):
-        if not is_op(node, "DequantizeLinear"):
+        if not operator(node).dequantizes:
             continue
         codes = _codes(node.inputs[0])
         if codes is None or codes.shape is None or len(codes.shape) < 2:
@@ -119,7 +119,7 @@ def _is_float(node: ir.Node, index: int) -> bool:
     """Whether a reader multiplies floats with the weight, or looks up its rows."""
     row = operator(node)
     if row.is_table and index == 0:
-        return not any(is_op(use.node, "QuantizeLinear") for use in node.outputs[0].uses())
+        return not any(operator(use.node).quantizes for use in node.outputs[0].uses())
     if not row.is_product or index != 1:
         return False
     # ONNX Runtime moves quantization over what only moves elements, so that behind that a product

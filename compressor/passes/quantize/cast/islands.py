@@ -132,9 +132,9 @@ class FloatIslands:
     def _serves_codes(self, node: ir.Node) -> bool:
         """Whether a runtime fuses the node with quantization around it."""
         producers = [v.producer() for v in node.inputs if v is not None]
-        if any(is_op(p, "DequantizeLinear") for p in producers):
+        if any(operator(p).dequantizes for p in producers):
             return True
-        if any(is_op(use.node, "QuantizeLinear") for v in node.outputs for use in v.uses()):
+        if any(operator(use.node).quantizes for v in node.outputs for use in v.uses()):
             return True
         if not is_op(node, "Cast", "Mul", "Reshape"):
             return False

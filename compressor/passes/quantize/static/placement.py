@@ -218,7 +218,7 @@ def place(
 def quantized_source(value: ir.Value) -> ir.Node | None:
     """Return the ``DequantizeLinear`` of one scale that writes an activation, if it is one."""
     node = value.producer()
-    if node is None or not is_op(node, "DequantizeLinear") or len(node.inputs) < 2:
+    if node is None or not operator(node).dequantizes or len(node.inputs) < 2:
         return None
     scale = constant_array(node.inputs[1])
     single = scale is not None and scale.size == 1 and constant_of(node.inputs[0]) is None
