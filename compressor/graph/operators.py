@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 Family = Literal[
-    "unary", "cast-like", "binary", "arithmetic", "reduction", "spatial", "product", "softmax",
+    "unary", "cast-like", "binary", "reduction", "spatial", "product", "softmax",
     "channel-norm", "group-norm", "layer-norm", "reshape", "concat", "quantization", "shape",
     "source", "control", "other",
 ]  # fmt: skip
 """Operators of a family have one form: the same inputs matter, and outputs are shaped alike.
 
-``arithmetic`` is the four binary operators +, -, * and /; ``cast-like`` is unary, and its second
-input only lends its type; ``shape`` reads nothing but an input's shape; ``source`` makes values of
-its settings; ``control`` holds subgraphs, and its time is that of the nodes inside.
+``cast-like`` is unary, and its second input only lends its type; ``shape`` reads nothing but an
+input's shape; ``source`` makes values of its settings; ``control`` holds subgraphs, and its time is
+that of the nodes inside.
 """
 
 Zeros = Literal[
@@ -46,9 +46,7 @@ Moves = Literal["", "same", "type", "shape", "order", "some", "padded"]
 only ``some`` of them, or with padding; empty where it computes, or is not looked through.
 """
 
-Float16 = Literal[
-    "", "cheap", "sum", "range", "angle", "place", "choice", "codes", "typed", "list"
-]  # fmt: skip
+Float16 = Literal["", "cheap", "sum", "range", "angle", "place", "choice", "codes", "typed", "list"]
 """Why an operator stays in float32 when the rest becomes float16; empty where it need not.
 
 ``cheap`` operators take the type of their neighbours, so that nothing is cast twice. The others
@@ -88,6 +86,8 @@ class Operator:
         integer: it multiplies integer codes.
         packed: several weights lie in one element; attributes say how many.
         codes: where its inputs hold quantized numbers.
+        decodes: weights are decoded with it where DequantizeLinear is written out.
+        arithmetic: it computes the sum, difference, product or quotient of two values.
         activation: it is an activation function, one input to one output.
         rectifies: f(x) = max(x, 0).
         zeros: where its output is zero.
@@ -120,6 +120,8 @@ class Operator:
     integer: bool = False
     packed: bool = False
     codes: Codes | None = None
+    decodes: bool = False
+    arithmetic: Literal["", "+", "-", "*", "/"] = ""
     activation: bool = False
     rectifies: bool = False
     zeros: Zeros = "kept"
@@ -219,6 +221,8 @@ _ROWS = (
     Operator("PRelu", "binary", activation=True, zeros="first"),
     Operator("Elu", "unary", activation=True), Operator("Selu", "unary", activation=True),
     Operator("Celu", "unary", activation=True), Operator("Erf", "unary", activation=True),
+    Operator("ThresholdedRelu", "unary", activation=True),
+    Operator("Softsign", "unary", activation=True),
     Operator("Gelu", "unary", activation=True, between_codes=True),
     Operator("Sigmoid", "unary", activation=True, zeros="lost", folds=True, float16="cheap",
              bounded=True, between_codes=True, kernels={"ort-cpu": "join"}, int8_form=True),
@@ -226,8 +230,6 @@ _ROWS = (
     Operator("HardSwish", "unary", activation=True, between_codes=True),
     Operator("Mish", "unary", activation=True), Operator("Swish", "unary", activation=True),
     Operator("Softplus", "unary", activation=True, zeros="lost", folds=True),
-    Operator("Softsign", "unary", activation=True),
-    Operator("ThresholdedRelu", "unary", activation=True),
     Operator("Tanh", "unary", activation=True, folds=True, float16="cheap", bounded=True,
              between_codes=True),
     Operator("Clip", "unary", activation=True, zeros="bounds", fused=True, float16="cheap",
@@ -240,29 +242,29 @@ _ROWS = (
     Operator("Reciprocal", "unary", zeros="lost", undefined_at_zero=0, folds=True, float16="range"),
     Operator("Exp", "unary", zeros="lost", folds=True, follows=True, float16="range"),
     Operator("Log", "unary", zeros="lost", undefined_at_zero=0, folds=True, float16="range"),
-    Operator("Asin", "unary"), Operator("Asinh", "unary"), Operator("Atan", "unary"),
-    Operator("Atanh", "unary"), Operator("Acosh", "unary"), Operator("Shrink", "unary"),
+    Operator("Asin", "unary"), Operator("Atan", "unary"), Operator("Shrink", "unary"),
     Operator("Ceil", "unary"), Operator("Floor", "unary"), Operator("Round", "unary"),
     Operator("Acos", "unary", zeros="lost"), Operator("BitwiseNot", "unary", zeros="lost"),
     Operator("Sin", "unary", float16="angle"), Operator("Tan", "unary", float16="angle"),
-    Operator("Cos", "unary", zeros="lost", float16="angle"),
-    Operator("Cosh", "unary", zeros="lost", float16="range"),
+    Operator("Cos", "unary", zeros="lost", float16="angle"), Operator("Acosh", "unary"),
+    Operator("Cosh", "unary", zeros="lost", float16="range"), Operator("Asinh", "unary"),
     Operator("Sinh", "unary", float16="range"), Operator("Not", "unary", zeros="lost"),
-    Operator("Sign", "unary", float16="cheap", bounded=True),
+    Operator("Sign", "unary", float16="cheap", bounded=True), Operator("Atanh", "unary"),
     Operator("IsNaN", "unary", zeros="lost", float16="cheap"),
     Operator("IsInf", "unary", zeros="lost", float16="cheap"),
-    Operator("Cast", "unary", moves="type", follows=True, float16="cheap"),
+    Operator("Cast", "unary", decodes=True, moves="type", follows=True, float16="cheap"),
     Operator("CastLike", "cast-like", float16="typed"),
     Operator("Identity", "unary", moves="same", free=True, follows=True, float16="cheap"),
     Operator("Dropout", "unary", passes_factor=True, follows=True, float16="cheap", random=True),
     # functions of several elements
-    Operator("Add", "arithmetic", zeros="all", folds=True, follows=True, float16="cheap",
-             kernels=_JOIN, int8_form=True),
-    Operator("Sub", "arithmetic", zeros="all", folds=True, follows=True, float16="cheap"),
-    Operator("Mul", "arithmetic", zeros="any", folds=True, follows=True, float16="cheap",
-             kernels={"ort-cpu": "join"}, int8_form=True),
-    Operator("Div", "arithmetic", zeros="first", undefined_at_zero=1, folds=True, follows=True,
+    Operator("Add", "binary", arithmetic="+", zeros="all", folds=True, follows=True,
+             float16="cheap", kernels=_JOIN, int8_form=True),
+    Operator("Sub", "binary", decodes=True, arithmetic="-", zeros="all", folds=True, follows=True,
              float16="cheap"),
+    Operator("Mul", "binary", decodes=True, arithmetic="*", zeros="any", folds=True, follows=True,
+             float16="cheap", kernels={"ort-cpu": "join"}, int8_form=True),
+    Operator("Div", "binary", arithmetic="/", zeros="first", undefined_at_zero=1, folds=True,
+             follows=True, float16="cheap"),
     Operator("Pow", "binary", zeros="first", undefined_at_zero=0, folds=True, follows=True,
              float16="range"),
     Operator("Mod", "binary", zeros="first", undefined_at_zero=1), Operator("BitShift", "binary"),
@@ -316,7 +318,8 @@ _ROWS = (
     Operator("LRN", float16="sum"), Operator("MeanVarianceNormalization", float16="sum"),
     Operator("CumSum", float16="sum"),
     # moves, choices and repetitions
-    Operator("Reshape", "reshape", moves="shape", free=True, float16="cheap", kernels=_CARRIER),
+    Operator("Reshape", "reshape", decodes=True, moves="shape", free=True, float16="cheap",
+             kernels=_CARRIER),
     Operator("Flatten", "reshape", moves="shape", free=True, float16="cheap", kernels=_CARRIER,
              int8_form=True),
     Operator("Squeeze", "reshape", moves="shape", free=True, float16="cheap", kernels=_CARRIER),

@@ -152,7 +152,7 @@ class _Expansion:
         attributes: Attributes | None = None,
     ) -> ir.Value:
         node = self._editor.node(op_type, inputs, f"{self._name}_{suffix}", dtype, attributes)
-        if op_type == "Cast" and inputs[0] is not None:
+        if operator(node).moves == "type" and inputs[0] is not None:
             node.outputs[0].shape = inputs[0].shape
         self._added.append(node)
         return node.outputs[0]

@@ -13,9 +13,9 @@ import torch
 
 from compressor.graph.codes import BITS
 from compressor.graph.editing import Editor
-from compressor.graph.layers import layer_of, looked_up
+from compressor.graph.layers import is_bias, layer_of, looked_up, with_bias
 from compressor.graph.operators import operator
-from compressor.graph.values import INTEGER_CODES, all_nodes, is_op, maker_behind, static_shape
+from compressor.graph.values import INTEGER_CODES, all_nodes, maker_behind, static_shape
 from compressor.models.codec.bit_stream import pack_bits
 from compressor.types.layers import Layer
 from compressor.types.tensors import Array
@@ -227,7 +227,7 @@ def pack(editor: Editor, weight: WeightOnly, packing: Packing, compute: Compute)
     editor.model.opset_imports[DOMAIN] = 1
     for node, layer in weight.products:
         assert layer is not None
-        last, bias = _with_bias(node, layer)
+        last, bias = with_bias(node, layer)
         inputs = [node.inputs[0], *stored]
         if bias is not None:
             inputs += [None] * (_BIAS - len(inputs)) + [bias]
@@ -289,25 +289,7 @@ def _is_plain(node: ir.Node, layer: Layer, weight: WeightOnly) -> bool:
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     scaled = any(node.attributes.get_float(name, 1.0) != 1 for name in ("alpha", "beta"))
     turned = node.attributes.get_int("transA", 0) == 1
-    return layer.is_linear and not (scaled or turned) and (bias is None or _is_bias(bias, layer))
-
-
-def _with_bias(node: ir.Node, layer: Layer) -> tuple[ir.Node, ir.Value | None]:
-    """Return the last node of a product and its bias, which may be added by a node of its own."""
-    if not layer.bias_is_separate:
-        return node, node.inputs[2] if len(node.inputs) > 2 else None
-    value = node.outputs[0]
-    uses = list(value.uses())
-    if len(uses) == 1 and is_op(uses[0].node, "Add") and not value.is_graph_output():
-        add = uses[0].node
-        other = add.inputs[1 - uses[0].idx]
-        if other is not None and add.graph is node.graph and _is_bias(other, layer):
-            return add, other
-    return node, None
-
-
-def _is_bias(value: ir.Value, layer: Layer) -> bool:
-    return value.is_initializer() and static_shape(value) == (layer.rows,)
+    return layer.is_linear and not (scaled or turned) and (bias is None or is_bias(bias, layer))
 
 
 def replaced(

@@ -294,7 +294,7 @@ def _scaled(node: ir.Node) -> ir.Value | None:
     row = operator(node)
     if row.moves in ("same", "type", "shape", "order"):
         return node.inputs[0]
-    if row.family != "arithmetic":
+    if not row.arithmetic:
         return None
     varying = [value for value in node.inputs if value is not None and constant_of(value) is None]
     return varying[0] if len(varying) == 1 else None

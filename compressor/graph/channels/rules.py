@@ -58,7 +58,6 @@ FAMILIES: Mapping[Family, Rule] = {
     "unary": unary,
     "cast-like": unary,
     "binary": binary,
-    "arithmetic": binary,
     "quantization": quantized,
     "reduction": normalizing.reduction,
     "spatial": views.spatial,
@@ -94,7 +93,7 @@ RULES: Mapping[str, Rule] = {
 """By operator, where the family has no rule."""
 _ALL: frozenset[Family] = frozenset(
     {
-        *("binary", "arithmetic", "product", "concat", "cast-like", "shape", "source"),
+        *("binary", "product", "concat", "cast-like", "shape", "source"),
         *("channel-norm", "group-norm", "layer-norm"),
     }
 )

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from compressor.graph.layers import activation_input
 from compressor.graph.operators import Kernel, Target, names, operator
-from compressor.graph.values import constant_array, constant_of, is_op
+from compressor.graph.values import constant_array, constant_of
 from compressor.types.layers import Layer
 
 _LAYERS = ("layer", "layer-to-codes", "layer-with-zero")
@@ -237,7 +237,8 @@ def _gate(value: ir.Value) -> str | None:
     Where that is zero, the sum was negative, and the value's exact size made no difference.
     """
     add = _only_reader(value)
-    relu = None if not is_op(add, "Add") or add is None else _only_reader(add.outputs[0])
+    added = add is not None and operator(add).arithmetic == "+"
+    relu = _only_reader(add.outputs[0]) if add is not None and added else None
     return relu.outputs[0].name if relu is not None and operator(relu).rectifies else None
 
 
