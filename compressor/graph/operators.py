@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 Family = Literal[
     "unary", "cast-like", "binary", "reduction", "spatial", "product", "softmax",
     "channel-norm", "group-norm", "layer-norm", "reshape", "concat", "quantization", "shape",
-    "source", "control", "other",
+    "source", "constant", "control", "other",
 ]  # fmt: skip
 """Operators of a family have one form: the same inputs matter, and outputs are shaped alike.
 
 ``cast-like`` is unary, and its second input only lends its type; ``shape`` reads nothing but an
-input's shape; ``source`` makes values of its settings; ``control`` holds subgraphs, and its time is
-that of the nodes inside.
+input's shape; ``source`` makes values of its settings, a ``constant`` holds one; ``control`` holds
+subgraphs, and its time is that of the nodes inside.
 """
 
 Zeros = Literal[
@@ -344,7 +344,7 @@ _ROWS = (
              follows=True, float16="codes"),
     Operator("DynamicQuantizeLinear", float16="codes", unscaled=True),
     # constants, shapes, numbers made of nothing
-    Operator("Constant", free=True), Operator("ConstantOfShape", zeros="repeated"),
+    Operator("Constant", "constant", free=True), Operator("ConstantOfShape", zeros="repeated"),
     Operator("Shape", "shape", free=True), Operator("Size", "shape", free=True),
     Operator("Range", "source", float16="place"),
     Operator("RandomNormal", "source", float16="typed"),

@@ -63,6 +63,11 @@ def maker_behind(
     return None
 
 
+def is_stored(value: ir.Value) -> bool:
+    """Whether a value is an initializer or a ``Constant`` node's output."""
+    return value.is_initializer() or operator(value.producer()).family == "constant"
+
+
 def constant_of(value: ir.Value | None) -> ir.TensorProtocol | None:
     """Return the tensor of an initializer or ``Constant`` node's output."""
     if value is None:
@@ -70,7 +75,7 @@ def constant_of(value: ir.Value | None) -> ir.TensorProtocol | None:
     if value.const_value is not None and not value.is_graph_input():
         return value.const_value
     node = value.producer()
-    if node is not None and is_op(node, "Constant") and "value" in node.attributes:
+    if node is not None and operator(node).family == "constant" and "value" in node.attributes:
         return node.attributes["value"].as_tensor()
     return None
 

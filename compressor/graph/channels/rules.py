@@ -69,6 +69,7 @@ FAMILIES: Mapping[Family, Rule] = {
     "concat": picking.concat,
     "shape": views.nothing,
     "source": views.nothing,
+    "constant": views.constant,
 }
 RULES: Mapping[str, Rule] = {
     "Conv": products.convolution,
@@ -76,7 +77,6 @@ RULES: Mapping[str, Rule] = {
     "Gemm": products.gemm,
     "MatMul": products.matmul,
     "CumSum": normalizing.cumulative,
-    "Constant": views.constant,
     "Einsum": products.einsum,
     "Transpose": views.transpose,
     "Split": picking.split,

@@ -34,11 +34,6 @@ MORE = {
     "MatMul": 6,
     "Reshape": 5,
     "Transpose": 5,
-    "Slice": 5,
-    "Gather": 5,
-    "Split": 5,
-    "Expand": 5,
-    "Constant": 8,
 }
 
 
