@@ -146,9 +146,9 @@ def sole_reader(value: ir.Value) -> ir.Node | None:
 
 
 def maker(value: ir.Value | None, *op_types: str) -> ir.Node | None:
-    """Return the node that writes a value if it is one of these operators."""
+    """Return the node that writes a value; with operators, only if it is one of them."""
     node = None if value is None else value.producer()
-    return node if is_op(node, *op_types) else None
+    return node if not op_types or is_op(node, *op_types) else None
 
 
 def private_maker(value: ir.Value | None, reader: ir.Node, *op_types: str) -> ir.Node | None:
