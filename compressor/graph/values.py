@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import onnx_ir as ir
 
-from compressor.graph.operators import operator
+from compressor.graph.operators import Operator, operator
 from compressor.types.tensors import Array, TensorSpec
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
@@ -42,12 +42,13 @@ def moved(node: ir.Node) -> ir.Value | None:
 
 def maker_behind(
     value: ir.Value | None,
-    *op_types: str,
+    wanted: Callable[[Operator], bool],
     through: Callable[[ir.Node], ir.Value | None] = moved,
 ) -> ir.Node | None:
     """Follow a value back to the node that makes it.
 
     Args:
+        wanted: whether a node with this row of the table is the one.
         through: returns the input to continue with at any other node, or ``None`` to stop.
 
     Returns:
@@ -57,7 +58,7 @@ def maker_behind(
         node = value.producer()
         if node is None or not node.inputs:
             return None
-        if is_op(node, *op_types):
+        if wanted(operator(node)):
             return node
         value = through(node)
     return None

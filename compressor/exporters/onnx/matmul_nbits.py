@@ -124,7 +124,7 @@ def _is_float(node: ir.Node, index: int) -> bool:
         return False
     # ONNX Runtime moves quantization over what only moves elements, so that behind that a product
     # may still be of integers.
-    return maker_behind(node.inputs[0], "DequantizeLinear") is None
+    return maker_behind(node.inputs[0], lambda row: row.dequantizes) is None
 
 
 @dataclass(frozen=True)
