@@ -9,7 +9,7 @@ from typing import Any
 import onnx_ir as ir
 
 from compressor.graph.operators import operator, operator_named
-from compressor.graph.values import all_nodes, constant_of, static_shape
+from compressor.graph.values import all_nodes, constant_of, sole_reader, static_shape
 from compressor.types.layers import Layer
 from compressor.types.statistics import Request
 
@@ -195,13 +195,11 @@ def with_bias(node: ir.Node, layer: Layer) -> tuple[ir.Node, ir.Value | None]:
     if not layer.bias_is_separate:
         return node, node.inputs[2] if len(node.inputs) > 2 else None
     value = node.outputs[0]
-    uses = tuple(value.uses())
-    if len(uses) == 1 and operator(uses[0].node).arithmetic == "+" and not value.is_graph_output():
-        add = uses[0].node
-        other = add.inputs[1 - uses[0].idx]
-        if other is not None and add.graph is node.graph and is_bias(other, layer):
-            return add, other
-    return node, None
+    add = sole_reader(value)
+    if add is None or operator(add).arithmetic != "+" or add.graph is not node.graph:
+        return node, None
+    other = next(v for v in add.inputs if v is not value)
+    return (add, other) if other is not None and is_bias(other, layer) else (node, None)
 
 
 def is_bias(value: ir.Value, layer: Layer) -> bool:

@@ -40,6 +40,14 @@ def moved(node: ir.Node) -> ir.Value | None:
     return node.inputs[0] if moves in ("same", "shape", "order", "some") else None
 
 
+def sole_reader(value: ir.Value) -> ir.Node | None:
+    """Return the one node that reads a value, if there is no other and it is no graph output."""
+    uses = tuple(value.uses())
+    if len(uses) != 1 or value.is_graph_output():
+        return None
+    return uses[0].node
+
+
 def maker_behind(
     value: ir.Value | None,
     wanted: Callable[[Operator], bool],

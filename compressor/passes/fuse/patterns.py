@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.graph.operators import operator
-from compressor.graph.values import constant_array, constant_of, is_op, static_shape
+from compressor.graph.values import constant_array, constant_of, is_op, sole_reader, static_shape
 from compressor.passes.fuse.draft import (
     Draft,
     axes_of,
@@ -20,7 +20,6 @@ from compressor.passes.fuse.draft import (
     rank,
     replace,
     scalar,
-    sole_reader,
 )
 
 _CUBE = 0.044715

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from compressor.graph.layers import activation_input
 from compressor.graph.operators import Kernel, Target, names, operator
-from compressor.graph.values import constant_array, constant_of
+from compressor.graph.values import constant_array, constant_of, sole_reader
 from compressor.types.layers import Layer
 
 _LAYERS = ("layer", "layer-to-codes", "layer-with-zero")
@@ -163,11 +163,10 @@ class _Placer:
     def _absorbing(self, node: ir.Node) -> ir.Value:
         """Return what a node writes, after the activation that its kernel takes in."""
         value = node.outputs[0]
-        uses = list(value.uses())
-        if value.is_graph_output() or len(uses) != 1:
+        reader = sole_reader(value)
+        if reader is None or self.profile.kernel(reader) != "absorbed":
             return value
-        reader = uses[0].node
-        return reader.outputs[0] if self.profile.kernel(reader) == "absorbed" else value
+        return reader.outputs[0]
 
     def _root(self, value: ir.Value) -> ir.Value:
         """Follow a value back over nodes that only move elements."""
@@ -236,15 +235,11 @@ def _gate(value: ir.Value) -> str | None:
 
     Where that is zero, the sum was negative, and the value's exact size made no difference.
     """
-    add = _only_reader(value)
-    added = add is not None and operator(add).arithmetic == "+"
-    relu = _only_reader(add.outputs[0]) if add is not None and added else None
+    add = sole_reader(value)
+    if add is None or operator(add).arithmetic != "+":
+        return None
+    relu = sole_reader(add.outputs[0])
     return relu.outputs[0].name if relu is not None and operator(relu).rectifies else None
-
-
-def _only_reader(value: ir.Value) -> ir.Node | None:
-    uses = list(value.uses())
-    return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
 
 
 def _is_float(value: ir.Value) -> bool:
