@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from compressor.graph.layers import layer_of, looked_up, side_tensors, weight_source
 from compressor.graph.operators import operator, operator_named
-from compressor.graph.values import INTEGER_CODES, all_nodes, dims, static_shape
+from compressor.graph.values import INTEGER_CODES, all_nodes, dims, origin, static_shape
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer
 
@@ -166,7 +166,7 @@ def node_traffic(node: ir.Node) -> Traffic | None:
             size, moved = _read(node, source)
             weights = [weights[0] + size, weights[1] + moved]
         elif value is not None:
-            entering.append(_stored(value))
+            entering.append(origin(value, lambda maker: operator(maker).dequantizes))
     activations = [*entering, *(_written(value) for value in node.outputs if value.name)]
     shapes = [dims(value) for value in activations]
     if any(shape is None for shape in shapes):
@@ -218,21 +218,13 @@ def _side_bytes(node: ir.Node, source: ir.Value) -> Iterator[int]:
             yield value.const_value.nbytes
 
 
-def _stored(value: ir.Value) -> ir.Value:
-    """Return the form in which an activation that a node reads is stored."""
-    node = value.producer()
-    while node is not None and operator(node).dequantizes and node.inputs[0] is not None:
-        value = node.inputs[0]
-        node = value.producer()
-    return value
-
-
 def _written(value: ir.Value) -> ir.Value:
     """Return the form in which an activation that a node writes is stored."""
-    uses = tuple(value.uses())
-    while len(uses) == 1 and (operator(uses[0].node).fused or operator(uses[0].node).quantizes):
+    while len(uses := tuple(value.uses())) == 1:
+        row = operator(uses[0].node)
+        if not (row.fused or row.quantizes):
+            break
         value = uses[0].node.outputs[0]
-        uses = tuple(value.uses())
     return value
 
 

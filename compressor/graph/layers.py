@@ -9,7 +9,7 @@ from typing import Any
 import onnx_ir as ir
 
 from compressor.graph.operators import operator, operator_named
-from compressor.graph.values import all_nodes, constant_of, sole_reader, static_shape
+from compressor.graph.values import all_nodes, constant_of, origin, sole_reader, static_shape
 from compressor.types.layers import Layer
 from compressor.types.statistics import Request
 
@@ -334,6 +334,10 @@ def _stored_behind(value: ir.Value | None) -> Iterator[str]:
             yield from _stored_behind(part)
 
 
+def _keeps_numbers(node: ir.Node) -> bool:
+    return operator(node).moves in ("same", "type", "shape")
+
+
 def index_limits(model: ir.Model) -> dict[str, int]:
     """Return for each input that picks rows of a table how many rows there are.
 
@@ -345,18 +349,9 @@ def index_limits(model: ir.Model) -> dict[str, int]:
     for node in all_nodes(model.graph):
         if not operator(node).is_table or node.attributes.get_int("axis", 0) != 0:
             continue
-        table, indices = node.inputs[0], _origin(node.inputs[1])
+        table, indices = node.inputs[:2]
         shape = None if table is None else static_shape(table)
-        name = None if indices is None else indices.name
+        name = None if indices is None else origin(indices, _keeps_numbers).name
         if shape and len(shape) > 1 and name in inputs:
             limits[name] = min(limits.get(name, shape[0]), shape[0])
     return limits
-
-
-def _origin(value: ir.Value | None) -> ir.Value | None:
-    while value is not None:
-        node = value.producer()
-        if node is None or operator(node).moves not in ("same", "type", "shape"):
-            break
-        value = node.inputs[0]
-    return value

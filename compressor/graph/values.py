@@ -77,6 +77,13 @@ def is_stored(value: ir.Value) -> bool:
     return value.is_initializer() or operator(value.producer()).family == "constant"
 
 
+def origin(value: ir.Value, through: Callable[[ir.Node], bool]) -> ir.Value:
+    """Follow a value back along the first inputs of nodes for which something holds."""
+    while (node := value.producer()) is not None and through(node) and node.inputs[0] is not None:
+        value = node.inputs[0]
+    return value
+
+
 def constant_of(value: ir.Value | None) -> ir.TensorProtocol | None:
     """Return the tensor of an initializer or ``Constant`` node's output."""
     if value is None:

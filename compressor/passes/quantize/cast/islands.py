@@ -138,7 +138,7 @@ class FloatIslands:
             return True
         if not operator(node).decodes:
             return False
-        scaled = [p for p in producers if p is not None and _casts_or_scales(p)]
+        scaled = [p for p in producers if p is not None and operator(p).decodes]
         before = [v.producer() for p in scaled for v in p.inputs if v is not None]
         return any(operator(p).unscaled for p in (*producers, *before))
 
@@ -245,11 +245,6 @@ class FloatIslands:
                     yield None
                 elif not is_transparent(use.node):
                     yield use.node
-
-
-def _casts_or_scales(node: ir.Node) -> bool:
-    row = operator(node)
-    return row.moves == "type" or row.arithmetic == "*"
 
 
 def is_transparent(node: ir.Node) -> bool:

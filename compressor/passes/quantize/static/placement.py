@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from compressor.graph.layers import activation_input
 from compressor.graph.operators import Kernel, Target, names, operator
-from compressor.graph.values import constant_array, constant_of, sole_reader
+from compressor.graph.values import constant_array, constant_of, origin, sole_reader
 from compressor.types.layers import Layer
 
 _LAYERS = ("layer", "layer-to-codes", "layer-with-zero")
@@ -124,7 +124,7 @@ class _Placer:
         value = float_input(node)
         if value is None:
             return
-        root = self._root(value)
+        root = origin(value, self._moves)
         self._want(root)
         self.readers.setdefault(root.name or "", []).append(layer.name)
         self.integer.add(node)
@@ -137,9 +137,9 @@ class _Placer:
         inputs = [v for v in node.inputs if v is not None]
         if any(constant_of(v) is not None or not _is_float(v) for v in inputs):
             return False
-        if self._root(self._absorbing(node)) not in self.wanted:
+        if origin(self._absorbing(node), self._moves) not in self.wanted:
             return False
-        roots = [self._root(v) for v in inputs]
+        roots = [origin(v, self._moves) for v in inputs]
         if not all(r in self.wanted or self._can_emit(r) for r in roots):
             return False
         for root in roots:
@@ -167,14 +167,6 @@ class _Placer:
         if reader is None or self.profile.kernel(reader) != "absorbed":
             return value
         return reader.outputs[0]
-
-    def _root(self, value: ir.Value) -> ir.Value:
-        """Follow a value back over nodes that only move elements."""
-        node = value.producer()
-        while node is not None and self._moves(node) and node.inputs[0] is not None:
-            value = node.inputs[0]
-            node = value.producer()
-        return value
 
     def _moves(self, node: ir.Node) -> bool:
         if self.profile.kernel(node) != "carrier" or len(node.outputs) != 1:
