@@ -97,19 +97,19 @@ def _is_constant(value: ir.Value) -> bool:
     return all(v is not None and _is_constant(v) for v in maker.inputs)
 
 
-def looked_up(node: ir.Node) -> ir.Value | None:
+def looked_up(node: ir.Node | None) -> ir.Value | None:
     """Return the codes of a :func:`lookup`, or ``None``."""
     table_lookup = lookup(node)
     return None if table_lookup is None else table_lookup.codes
 
 
-def lookup(node: ir.Node) -> Lookup | None:
+def lookup(node: ir.Node | None) -> Lookup | None:
     """Return how a ``Gather`` looks up the meaning of codes, or ``None`` for any other node.
 
     Clustered weights and numbers without an element type in the opset are stored like that:
     see :class:`compressor.graph.code_forms.CodeForm` and :mod:`compressor.graph.codebooks`.
     """
-    if not operator(node).is_table or len(node.inputs) != 2:
+    if node is None or not operator(node).is_table or len(node.inputs) != 2:
         return None
     table, index = node.inputs
     if table is None or index is None or not table.is_initializer():

@@ -194,7 +194,7 @@ def as_four_bit_floats(editor: Editor, weight: WeightOnly) -> None:
         name = (half.name or "").replace("_half_scale", "_tensor_scale")
         maker.replace_input_with(1, changed(half, _doubled, _FLOAT, name))
         return
-    exponents = None if maker is None else looked_up(maker)
+    exponents = looked_up(maker)
     if exponents is None:
         node.replace_input_with(1, changed(scale, _doubled, _FLOAT))
     else:

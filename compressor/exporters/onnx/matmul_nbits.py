@@ -97,12 +97,9 @@ def weight_only(model: ir.Model) -> list[WeightOnly]:
 
 
 def _codes(value: ir.Value | None) -> ir.Value | None:
-    if value is None:
-        return None
-    if value.is_initializer():
+    if value is None or value.is_initializer():
         return value
-    node = value.producer()
-    return None if node is None else looked_up(node)
+    return looked_up(value.producer())
 
 
 def _readers(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:

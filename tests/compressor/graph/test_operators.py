@@ -71,6 +71,12 @@ def test_a_row_belongs_to_its_domain():
     assert names(lambda row: row.layer == "MatMul") == ("MatMul", "MatMulInteger")
 
 
+def test_what_quantizes_and_what_decodes():
+    assert names(lambda row: row.quantizes) == ("QuantizeLinear",)
+    assert names(lambda row: row.dequantizes) == ("DequantizeLinear",)
+    assert names(lambda row: row.decodes) == ("Cast", "Sub", "Mul", "Reshape")
+
+
 NEW = Operator(
     "Softsign",
     "unary",
