@@ -13,7 +13,7 @@ from onnx_ir import tensor_adapters
 
 from compressor.graph.editing import Editor, inner_nodes
 from compressor.graph.layers import layer_of
-from compressor.graph.values import is_op
+from compressor.graph.operators import operator
 from compressor.types.layers import Layer
 
 _CUT = 1  # values that may be live where the graph is cut
@@ -352,9 +352,9 @@ def main_values(model: ir.Model) -> dict[str, ir.Value]:
 def _readers(value: ir.Value) -> int:
     """Count what reads a dequantized value, or the same codes dequantized again."""
     node = value.producer()
-    if node is None or not is_op(node, "DequantizeLinear") or node.inputs[0] is None:
+    if node is None or not operator(node).dequantizes or node.inputs[0] is None:
         return 1
-    again = [u.node for u in node.inputs[0].uses() if is_op(u.node, "DequantizeLinear")]
+    again = [u.node for u in node.inputs[0].uses() if operator(u.node).dequantizes]
     return sum(len(tuple(other.outputs[0].uses())) for other in again)
 
 

@@ -20,7 +20,8 @@ from compressor.graph.code_forms import FLOATS, CodeForm, onnx_tensor
 from compressor.graph.codes import BITS, Once, checked_opset
 from compressor.graph.editing import Attributes, Editor
 from compressor.graph.layers import codebook_lookup
-from compressor.graph.values import INTEGER_CODES, all_nodes, constant_array, is_op, static_shape
+from compressor.graph.operators import operator
+from compressor.graph.values import INTEGER_CODES, all_nodes, constant_array, static_shape
 from compressor.types.layers import Layer
 from compressor.types.quantized import QuantizedTensor, Scheme
 from compressor.types.tensors import Array
@@ -158,7 +159,7 @@ def code_widths(model: ir.Model) -> dict[ir.Value, int]:
     """
     widths: dict[ir.Value, int] = {}
     for node in all_nodes(model.graph):
-        if is_op(node, "DequantizeLinear") and BITS in node.metadata_props:
+        if operator(node).dequantizes and BITS in node.metadata_props:
             for value in (node.inputs[0], *node.inputs[2:]):
                 if value is not None and value.is_initializer():
                     widths[value] = int(node.metadata_props[BITS])
@@ -188,7 +189,7 @@ def narrow(model: ir.Model) -> None:
         if book is not None and book.bits <= _BITS:
             _narrow(codes)
     for node in all_nodes(model.graph):
-        if not is_op(node, "DequantizeLinear") or int(node.metadata_props.get(BITS, 0)) != _BITS:
+        if not operator(node).dequantizes or int(node.metadata_props.get(BITS, 0)) != _BITS:
             continue
         for value in (node.inputs[0], *node.inputs[2:]):
             if value is not None:

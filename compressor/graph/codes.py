@@ -17,7 +17,6 @@ import onnx_ir as ir
 from compressor.graph.code_forms import FLOATS, CodeForm, doubled_e2m1, halved_powers
 from compressor.graph.editing import Attributes, Editor
 from compressor.graph.operators import operator
-from compressor.graph.values import is_op
 from compressor.types.layers import Layer
 from compressor.types.quantized import QuantizedTensor, Scheme
 from compressor.types.tensors import Array
@@ -248,7 +247,7 @@ def write_out_zero_point(graph: ir.Graph, stored: Codes) -> None:
     )
     graph.register_initializer(zero)
     for node, index in tuple(stored.codes.uses()):
-        if index == 0 and is_op(node, "DequantizeLinear") and len(node.inputs) == 2:
+        if index == 0 and operator(node).dequantizes and len(node.inputs) == 2:
             node.resize_inputs(3)
             node.replace_input_with(2, zero)
 
@@ -289,23 +288,25 @@ def _look_up_codes(editor: Editor, gather: ir.Node, codes: Codes) -> None:
     def add(
         op_type: str, inputs: list[ir.Value | None], suffix: str, **fields: int | ir.DataType
     ) -> ir.Value:
-        gathered = inputs[0].dtype if op_type == "Gather" and inputs[0] else ir.DataType.FLOAT
-        node = editor.node(op_type, inputs, name + suffix, gathered, fields)
-        added.append(node)
-        return node.outputs[0]
+        added.append(editor.node(op_type, inputs, name + suffix, ir.DataType.FLOAT, fields))
+        return added[-1].outputs[0]
 
-    rows = add("Gather", [codes.codes, indices], "_codes")
+    def rows_of(table: ir.Value, suffix: str) -> ir.Value:
+        added.append(editor.node("Gather", [table, indices], name + suffix, table.dtype))
+        return added[-1].outputs[0]
+
+    rows = rows_of(codes.codes, "_codes")
     if granularity == "channel":
         last = editor.constant(f"{name}_axis", np.array([-1], np.int64))
-        scale = add("Unsqueeze", [add("Gather", [codes.scale, indices], "_scale"), last], "_column")
+        scale = add("Unsqueeze", [rows_of(codes.scale, "_scale"), last], "_column")
         floats = add("Cast", [rows], "_float", to=ir.DataType.FLOAT)
         add("Mul", [floats, scale], "_dequantized")
     elif granularity == "tensor":
         add("DequantizeLinear", [rows, codes.scale, *([zero] if zero else [])], "_dequantized")
     else:
-        sides: list[ir.Value | None] = [add("Gather", [codes.scale, indices], "_scale")]
+        sides: list[ir.Value | None] = [rows_of(codes.scale, "_scale")]
         if zero is not None:
-            sides.append(add("Gather", [zero, indices], "_zero_point"))
+            sides.append(rows_of(zero, "_zero_point"))
         block = codes.scheme.group or 1
         add("DequantizeLinear", [rows, *sides], "_dequantized", axis=-1, block_size=block)
     assert gather.graph is not None

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from compressor.graph.layers import layer_of, looked_up, side_tensors, weight_source
 from compressor.graph.operators import operator, operator_named
-from compressor.graph.values import INTEGER_CODES, all_nodes, dims, is_op, static_shape
+from compressor.graph.values import INTEGER_CODES, all_nodes, dims, origin, static_shape
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer
 
@@ -54,7 +54,7 @@ def node_macs(node: ir.Node) -> int:
     if row.packed:
         given = None if node.inputs[0] is None else dims(node.inputs[0])
         return 0 if given is None else prod(given) * node.attributes.get_int("N", 0)
-    if not row.multiplies or not node.outputs:
+    if row.layer is None or row.is_table or not node.outputs:
         return 0
     output = dims(node.outputs[0])
     if output is None:
@@ -89,7 +89,7 @@ def _is_codes(value: ir.Value) -> bool:
 
     Codes are dequantized, or at most a byte wide and at least a matrix.
     """
-    dequantized = any(is_op(u.node, "DequantizeLinear") and u.idx == 0 for u in value.uses())
+    dequantized = any(operator(u.node).dequantizes and u.idx == 0 for u in value.uses())
     narrow = value.dtype in INTEGER_CODES and value.shape is not None and len(value.shape) >= 2
     return dequantized or narrow
 
@@ -119,7 +119,7 @@ def _quantization_parameters(model: ir.Model) -> set[str]:
         initializers
     )
     for node in all_nodes(model.graph):
-        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+        if operator_named(node.op_type).family == "quantization":
             names.update(v.name for v in node.inputs[1:] if v is not None and v.name)
         elif looked_up(node) is not None and node.inputs[0] is not None:
             names.add(node.inputs[0].name or "")
@@ -166,7 +166,7 @@ def node_traffic(node: ir.Node) -> Traffic | None:
             size, moved = _read(node, source)
             weights = [weights[0] + size, weights[1] + moved]
         elif value is not None:
-            entering.append(_stored(value))
+            entering.append(origin(value, lambda maker: operator(maker).dequantizes))
     activations = [*entering, *(_written(value) for value in node.outputs if value.name)]
     shapes = [dims(value) for value in activations]
     if any(shape is None for shape in shapes):
@@ -187,9 +187,9 @@ def _is_fused(node: ir.Node) -> bool:
     """Whether a runtime computes a node together with its producer or its reader."""
     if not node.inputs or node.inputs[0] is None:
         return False
-    if is_op(node, "QuantizeLinear"):
+    if operator(node).quantizes:
         return not node.inputs[0].is_graph_input()
-    if is_op(node, "DequantizeLinear"):
+    if operator(node).dequantizes:
         return not node.outputs[0].is_graph_output()
     maker = node.inputs[0].producer()
     alone = len(tuple(node.inputs[0].uses())) == 1
@@ -218,23 +218,13 @@ def _side_bytes(node: ir.Node, source: ir.Value) -> Iterator[int]:
             yield value.const_value.nbytes
 
 
-def _stored(value: ir.Value) -> ir.Value:
-    """Return the form in which an activation that a node reads is stored."""
-    node = value.producer()
-    while node is not None and is_op(node, "DequantizeLinear") and node.inputs[0] is not None:
-        value = node.inputs[0]
-        node = value.producer()
-    return value
-
-
 def _written(value: ir.Value) -> ir.Value:
     """Return the form in which an activation that a node writes is stored."""
-    uses = tuple(value.uses())
-    while len(uses) == 1 and (
-        operator(uses[0].node).fused or is_op(uses[0].node, "QuantizeLinear")
-    ):
+    while len(uses := tuple(value.uses())) == 1:
+        row = operator(uses[0].node)
+        if not (row.fused or row.quantizes):
+            break
         value = uses[0].node.outputs[0]
-        uses = tuple(value.uses())
     return value
 
 

@@ -9,11 +9,10 @@ from typing import Any
 import onnx_ir as ir
 
 from compressor.graph.operators import operator, operator_named
-from compressor.graph.values import all_nodes, constant_of, is_op, static_shape
+from compressor.graph.values import all_nodes, constant_of, origin, sole_reader, static_shape
 from compressor.types.layers import Layer
 from compressor.types.statistics import Request
 
-_ARITHMETIC = ("Reshape", "Mul", "Sub")
 _WEIGHTS = {
     ir.DataType.FLOAT,
     ir.DataType.FLOAT16,
@@ -59,7 +58,7 @@ def weight_source(value: ir.Value | None) -> tuple[ir.Value | None, bool]:
             if perm is not None and list(perm) != [1, 0]:
                 return None, swapped
             swapped = not swapped
-        elif node.op_type in _ARITHMETIC:
+        elif row.decodes and row.moves != "type":
             return _written_out(node), swapped
         elif row.family != "quantization" and row.moves not in ("same", "type"):
             return looked_up(node), swapped
@@ -70,14 +69,14 @@ def weight_source(value: ir.Value | None) -> tuple[ir.Value | None, bool]:
 def _written_out(node: ir.Node) -> ir.Value | None:
     """Return the codes that are dequantized by arithmetic on constants, or ``None``.
 
-    That is ``Cast``, ``Sub``, ``Mul``, and ``Reshape`` for groups in place of ``DequantizeLinear``.
+    In place of ``DequantizeLinear`` stand ``Cast``, ``Sub``, ``Mul``, and ``Reshape`` for groups.
     """
     value: ir.Value | None = node.outputs[0]
     while value is not None and not value.is_initializer():
         maker = value.producer()
         if maker is None or not maker.inputs:
             return None
-        if not is_op(maker, "Cast", *_ARITHMETIC):
+        if not operator(maker).decodes:
             return looked_up(maker)
         if any(v is None or not _is_constant(v) for v in maker.inputs[1:]):
             return None
@@ -92,35 +91,38 @@ def _is_constant(value: ir.Value) -> bool:
     if value.is_initializer():
         return True
     maker = value.producer()
-    if maker is None or not is_op(maker, "Cast", "Gather", *_ARITHMETIC):
+    row = operator(maker)
+    if maker is None or not (row.decodes or row.is_table):
         return False
     return all(v is not None and _is_constant(v) for v in maker.inputs)
 
 
-def looked_up(node: ir.Node) -> ir.Value | None:
+def looked_up(node: ir.Node | None) -> ir.Value | None:
     """Return the codes of a :func:`lookup`, or ``None``."""
     table_lookup = lookup(node)
     return None if table_lookup is None else table_lookup.codes
 
 
-def lookup(node: ir.Node) -> Lookup | None:
+def lookup(node: ir.Node | None) -> Lookup | None:
     """Return how a ``Gather`` looks up the meaning of codes, or ``None`` for any other node.
 
     Clustered weights and numbers without an element type in the opset are stored like that:
     see :class:`compressor.graph.code_forms.CodeForm` and :mod:`compressor.graph.codebooks`.
     """
-    if not operator(node).is_table or len(node.inputs) != 2:
+    if node is None or not operator(node).is_table or len(node.inputs) != 2:
         return None
     table, index = node.inputs
     if table is None or index is None or not table.is_initializer():
         return None
     cast, offsets = index.producer(), None
-    if cast is not None and is_op(cast, "Add"):
+    if cast is not None and operator(cast).arithmetic == "+":
         index, offsets = cast.inputs
         if index is None or offsets is None or not offsets.is_initializer():
             return None
         cast = index.producer()
-    if cast is None or not is_op(cast, "Cast") or len(static_shape(table) or ()) not in (1, 2):
+    if cast is None or operator(cast).moves != "type":
+        return None
+    if len(static_shape(table) or ()) not in (1, 2):
         return None
     codes = cast.inputs[0]
     stored = codes is not None and codes.is_initializer() and codes.dtype in _PLACES
@@ -176,16 +178,33 @@ def _is_transposed(node: ir.Node, swapped: bool) -> bool:
 
 def _rescaled(value: ir.Value) -> ir.Value:
     """Follow an integer product to the float value that its scales and bias make of it."""
-    uses = list(value.uses())
-    while len(uses) == 1 and is_op(uses[0].node, "Cast", "Mul", "Add"):
+    while len(uses := tuple(value.uses())) == 1:
         node = uses[0].node
-        if node.op_type == "Add" and not any(
-            v.is_initializer() for v in node.inputs if v is not None
-        ):
+        row = operator(node)
+        if row.arithmetic == "+":  # the bias comes last
+            biased = any(v is not None and v.is_initializer() for v in node.inputs)
+            return node.outputs[0] if biased else value
+        if row.moves != "type" and row.arithmetic != "*":
             break
         value = node.outputs[0]
-        uses = list(value.uses()) if node.op_type != "Add" else []
     return value
+
+
+def with_bias(node: ir.Node, layer: Layer) -> tuple[ir.Node, ir.Value | None]:
+    """Return the last node of a product and its bias, which may be added by a node of its own."""
+    if not layer.bias_is_separate:
+        return node, node.inputs[2] if len(node.inputs) > 2 else None
+    value = node.outputs[0]
+    add = sole_reader(value)
+    if add is None or operator(add).arithmetic != "+" or add.graph is not node.graph:
+        return node, None
+    other = next(v for v in add.inputs if v is not value)
+    return (add, other) if other is not None and is_bias(other, layer) else (node, None)
+
+
+def is_bias(value: ir.Value, layer: Layer) -> bool:
+    """Whether a value is stored, one number for each row of a layer's weight."""
+    return value.is_initializer() and static_shape(value) == (layer.rows,)
 
 
 def layers_with_nodes(model: ir.Model) -> Iterator[tuple[Layer, ir.Node]]:
@@ -273,9 +292,9 @@ def side_tensors(value: ir.Value) -> list[str]:
 def _dequantizers(value: ir.Value) -> Iterator[ir.Node]:
     for use in value.uses():
         node = use.node
-        if node.op_type == "DequantizeLinear" and use.idx == 0:
+        if operator_named(node.op_type).dequantizes and use.idx == 0:
             yield node
-        elif is_op(node, "Cast"):
+        elif operator(node).moves == "type":
             for reader in node.outputs[0].uses():
                 if looked_up(reader.node) is value:
                     yield from _dequantizers(reader.node.outputs[0])
@@ -288,8 +307,9 @@ def codebook_lookup(value: ir.Value) -> Lookup | None:
 
 def lookups_of(value: ir.Value) -> Iterator[Lookup]:
     """Yield each way in which an initializer's elements are looked up in a table."""
-    indices = [u.node.outputs[0] for u in value.uses() if is_op(u.node, "Cast")]
-    indices += [u.node.outputs[0] for i in indices for u in i.uses() if is_op(u.node, "Add")]
+    indices = [u.node.outputs[0] for u in value.uses() if operator(u.node).moves == "type"]
+    places = (use.node for index in indices for use in index.uses())
+    indices += [node.outputs[0] for node in places if operator(node).arithmetic == "+"]
     for use in (use for index in indices for use in index.uses()):
         candidate = lookup(use.node)
         if candidate is not None and candidate.codes is value:
@@ -306,12 +326,16 @@ def _stored_behind(value: ir.Value | None) -> Iterator[str]:
     node = value.producer()
     if node is None:
         return
-    codes = looked_up(node)
+    codes, row = looked_up(node), operator(node)
     if codes is not None:
         yield codes.name or ""
-    elif is_op(node, "DequantizeLinear", "Cast", "Mul"):
+    elif row.dequantizes or row.moves == "type" or row.arithmetic == "*":
         for part in node.inputs:
             yield from _stored_behind(part)
+
+
+def _keeps_numbers(node: ir.Node) -> bool:
+    return operator(node).moves in ("same", "type", "shape")
 
 
 def index_limits(model: ir.Model) -> dict[str, int]:
@@ -325,18 +349,9 @@ def index_limits(model: ir.Model) -> dict[str, int]:
     for node in all_nodes(model.graph):
         if not operator(node).is_table or node.attributes.get_int("axis", 0) != 0:
             continue
-        table, indices = node.inputs[0], _origin(node.inputs[1])
+        table, indices = node.inputs[:2]
         shape = None if table is None else static_shape(table)
-        name = None if indices is None else indices.name
+        name = None if indices is None else origin(indices, _keeps_numbers).name
         if shape and len(shape) > 1 and name in inputs:
             limits[name] = min(limits.get(name, shape[0]), shape[0])
     return limits
-
-
-def _origin(value: ir.Value | None) -> ir.Value | None:
-    while value is not None:
-        node = value.producer()
-        if node is None or operator(node).moves not in ("same", "type", "shape"):
-            break
-        value = node.inputs[0]
-    return value

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 Family = Literal[
-    "unary", "cast-like", "binary", "arithmetic", "reduction", "spatial", "product", "softmax",
+    "unary", "cast-like", "binary", "reduction", "spatial", "product", "softmax",
     "channel-norm", "group-norm", "layer-norm", "reshape", "concat", "quantization", "shape",
-    "source", "control", "other",
+    "source", "constant", "control", "other",
 ]  # fmt: skip
 """Operators of a family have one form: the same inputs matter, and outputs are shaped alike.
 
-``arithmetic`` is the four binary operators +, -, * and /; ``cast-like`` is unary, and its second
-input only lends its type; ``shape`` reads nothing but an input's shape; ``source`` makes values of
-its settings; ``control`` holds subgraphs, and its time is that of the nodes inside.
+``cast-like`` is unary, and its second input only lends its type; ``shape`` reads nothing but an
+input's shape; ``source`` makes values of its settings, a ``constant`` holds one; ``control`` holds
+subgraphs, and its time is that of the nodes inside.
 """
 
 Zeros = Literal[
@@ -46,9 +46,7 @@ Moves = Literal["", "same", "type", "shape", "order", "some", "padded"]
 only ``some`` of them, or with padding; empty where it computes, or is not looked through.
 """
 
-Float16 = Literal[
-    "", "cheap", "sum", "range", "angle", "place", "choice", "codes", "typed", "list"
-]  # fmt: skip
+Float16 = Literal["", "cheap", "sum", "range", "angle", "place", "choice", "codes", "typed", "list"]
 """Why an operator stays in float32 when the rest becomes float16; empty where it need not.
 
 ``cheap`` operators take the type of their neighbours, so that nothing is cast twice. The others
@@ -88,6 +86,8 @@ class Operator:
         integer: it multiplies integer codes.
         packed: several weights lie in one element; attributes say how many.
         codes: where its inputs hold quantized numbers.
+        decodes: weights are decoded with it where DequantizeLinear is written out.
+        arithmetic: it computes the sum, difference, product or quotient of two values.
         activation: it is an activation function, one input to one output.
         rectifies: f(x) = max(x, 0).
         zeros: where its output is zero.
@@ -120,6 +120,8 @@ class Operator:
     integer: bool = False
     packed: bool = False
     codes: Codes | None = None
+    decodes: bool = False
+    arithmetic: Literal["", "+", "-", "*", "/"] = ""
     activation: bool = False
     rectifies: bool = False
     zeros: Zeros = "kept"
@@ -143,6 +145,16 @@ class Operator:
     random: bool = False
 
     @property
+    def quantizes(self) -> bool:
+        """Whether it rounds floats to codes by a given scale."""
+        return self.family == "quantization" and self.codes is None
+
+    @property
+    def dequantizes(self) -> bool:
+        """Whether it turns codes into floats by a given scale."""
+        return self.family == "quantization" and self.codes is not None
+
+    @property
     def is_table(self) -> bool:
         """Whether rows of the weight are looked up."""
         return self.layer == "Gather"
@@ -153,14 +165,9 @@ class Operator:
         return self.layer == "MatMul"
 
     @property
-    def multiplies(self) -> bool:
-        """Whether something is multiplied with the weight."""
-        return self.layer is not None and not self.is_table
-
-    @property
     def is_product(self) -> bool:
         """Whether floats are multiplied with the weight."""
-        return self.multiplies and not self.integer
+        return self.layer is not None and not self.is_table and not self.integer
 
     @property
     def is_convolution(self) -> bool:
@@ -201,8 +208,7 @@ _ROWS = (
     Operator("MatMulInteger", layer="MatMul", integer=True, codes=Codes(1, None, 3, axis=-1),
              unscaled=True),
     Operator("MatMulIntegerToFloat", domain=_MS, integer=True),
-    Operator("MatMulNBits", domain=_MS, packed=True),
-    Operator("QGemm", domain=_MS, integer=True),
+    Operator("MatMulNBits", domain=_MS, packed=True), Operator("QGemm", domain=_MS, integer=True),
     Operator("QLinearConv", codes=Codes(3, 4, 5)),
     Operator("QLinearMatMul", codes=Codes(3, 4, 5, axis=-1)),
     Operator("Gather", layer="Gather", weight=0, folds=True, float16="cheap"),
@@ -213,25 +219,22 @@ _ROWS = (
     Operator("LeakyRelu", "unary", activation=True, fused=True, passes_factor=True, float16="cheap",
              between_codes=True, kernels={"ort-cpu": "join"}, int8_form=True),
     Operator("PRelu", "binary", activation=True, zeros="first"),
-    Operator("Elu", "unary", activation=True),
-    Operator("Selu", "unary", activation=True),
-    Operator("Celu", "unary", activation=True),
+    Operator("Elu", "unary", activation=True), Operator("Selu", "unary", activation=True),
+    Operator("Celu", "unary", activation=True), Operator("Erf", "unary", activation=True),
+    Operator("ThresholdedRelu", "unary", activation=True),
+    Operator("Softsign", "unary", activation=True),
     Operator("Gelu", "unary", activation=True, between_codes=True),
     Operator("Sigmoid", "unary", activation=True, zeros="lost", folds=True, float16="cheap",
              bounded=True, between_codes=True, kernels={"ort-cpu": "join"}, int8_form=True),
     Operator("HardSigmoid", "unary", activation=True, zeros="lost", between_codes=True),
     Operator("HardSwish", "unary", activation=True, between_codes=True),
-    Operator("Mish", "unary", activation=True),
-    Operator("Swish", "unary", activation=True),
+    Operator("Mish", "unary", activation=True), Operator("Swish", "unary", activation=True),
     Operator("Softplus", "unary", activation=True, zeros="lost", folds=True),
-    Operator("Softsign", "unary", activation=True),
-    Operator("ThresholdedRelu", "unary", activation=True),
     Operator("Tanh", "unary", activation=True, folds=True, float16="cheap", bounded=True,
              between_codes=True),
     Operator("Clip", "unary", activation=True, zeros="bounds", fused=True, float16="cheap",
              bounded=True, between_codes=True,
              kernels={"ort-cpu": "absorbed", "openvino": "absorbed"}, int8_form=True),
-    Operator("Erf", "unary", activation=True),
     # other functions of one element
     Operator("Abs", "unary", folds=True, float16="cheap"),
     Operator("Neg", "unary", folds=True, follows=True, float16="cheap"),
@@ -239,32 +242,32 @@ _ROWS = (
     Operator("Reciprocal", "unary", zeros="lost", undefined_at_zero=0, folds=True, float16="range"),
     Operator("Exp", "unary", zeros="lost", folds=True, follows=True, float16="range"),
     Operator("Log", "unary", zeros="lost", undefined_at_zero=0, folds=True, float16="range"),
-    Operator("Asin", "unary"), Operator("Asinh", "unary"), Operator("Atan", "unary"),
-    Operator("Atanh", "unary"), Operator("Acosh", "unary"), Operator("Shrink", "unary"),
+    Operator("Asin", "unary"), Operator("Atan", "unary"), Operator("Shrink", "unary"),
     Operator("Ceil", "unary"), Operator("Floor", "unary"), Operator("Round", "unary"),
     Operator("Acos", "unary", zeros="lost"), Operator("BitwiseNot", "unary", zeros="lost"),
     Operator("Sin", "unary", float16="angle"), Operator("Tan", "unary", float16="angle"),
-    Operator("Cos", "unary", zeros="lost", float16="angle"),
-    Operator("Cosh", "unary", zeros="lost", float16="range"),
+    Operator("Cos", "unary", zeros="lost", float16="angle"), Operator("Acosh", "unary"),
+    Operator("Cosh", "unary", zeros="lost", float16="range"), Operator("Asinh", "unary"),
     Operator("Sinh", "unary", float16="range"), Operator("Not", "unary", zeros="lost"),
-    Operator("Sign", "unary", float16="cheap", bounded=True),
+    Operator("Sign", "unary", float16="cheap", bounded=True), Operator("Atanh", "unary"),
     Operator("IsNaN", "unary", zeros="lost", float16="cheap"),
     Operator("IsInf", "unary", zeros="lost", float16="cheap"),
-    Operator("Cast", "unary", moves="type", follows=True, float16="cheap"),
+    Operator("Cast", "unary", decodes=True, moves="type", follows=True, float16="cheap"),
     Operator("CastLike", "cast-like", float16="typed"),
     Operator("Identity", "unary", moves="same", free=True, follows=True, float16="cheap"),
     Operator("Dropout", "unary", passes_factor=True, follows=True, float16="cheap", random=True),
     # functions of several elements
-    Operator("Add", "arithmetic", zeros="all", folds=True, follows=True, float16="cheap",
-             kernels=_JOIN, int8_form=True),
-    Operator("Sub", "arithmetic", zeros="all", folds=True, follows=True, float16="cheap"),
-    Operator("Mul", "arithmetic", zeros="any", folds=True, follows=True, float16="cheap",
-             kernels={"ort-cpu": "join"}, int8_form=True),
-    Operator("Div", "arithmetic", zeros="first", undefined_at_zero=1, folds=True, follows=True,
+    Operator("Add", "binary", arithmetic="+", zeros="all", folds=True, follows=True,
+             float16="cheap", kernels=_JOIN, int8_form=True),
+    Operator("Sub", "binary", decodes=True, arithmetic="-", zeros="all", folds=True, follows=True,
              float16="cheap"),
+    Operator("Mul", "binary", decodes=True, arithmetic="*", zeros="any", folds=True, follows=True,
+             float16="cheap", kernels={"ort-cpu": "join"}, int8_form=True),
+    Operator("Div", "binary", arithmetic="/", zeros="first", undefined_at_zero=1, folds=True,
+             follows=True, float16="cheap"),
     Operator("Pow", "binary", zeros="first", undefined_at_zero=0, folds=True, follows=True,
              float16="range"),
-    Operator("Mod", "binary", zeros="first", undefined_at_zero=1),
+    Operator("Mod", "binary", zeros="first", undefined_at_zero=1), Operator("BitShift", "binary"),
     Operator("Min", "binary", zeros="all", follows=True, float16="cheap"),
     Operator("Max", "binary", zeros="all", follows=True, float16="cheap"),
     Operator("Mean", "binary", zeros="all"),
@@ -276,9 +279,8 @@ _ROWS = (
     Operator("Less", "binary", zeros="lost", float16="cheap"),
     Operator("LessOrEqual", "binary", zeros="lost", float16="cheap"),
     Operator("And", "binary", zeros="any"), Operator("Or", "binary", zeros="all"),
-    Operator("Xor", "binary", zeros="all"), Operator("BitShift", "binary"),
+    Operator("Xor", "binary", zeros="all"), Operator("BitwiseXor", "binary", zeros="all"),
     Operator("BitwiseAnd", "binary", zeros="any"), Operator("BitwiseOr", "binary", zeros="all"),
-    Operator("BitwiseXor", "binary", zeros="all"),
     # reductions
     Operator("ReduceMean", "reduction", folds=True, float16="sum", between_codes=True,
              int8_form=True),
@@ -295,12 +297,11 @@ _ROWS = (
     # pooling and resampling
     Operator("MaxPool", "spatial", moves="some", kernels=_CARRIER, int8_form=True),
     Operator("AveragePool", "spatial", between_codes=True, kernels=_JOIN, int8_form=True),
-    Operator("LpPool", "spatial"),
     Operator("GlobalAveragePool", "spatial", float16="sum", between_codes=True, kernels=_JOIN,
              int8_form=True),
     Operator("GlobalMaxPool", "spatial"), Operator("GlobalLpPool", "spatial", float16="sum"),
     Operator("Resize", "spatial", float16="place", between_codes=True, int8_form=True),
-    Operator("Upsample", "spatial", float16="place"),
+    Operator("Upsample", "spatial", float16="place"), Operator("LpPool", "spatial"),
     Operator("GridSample", "spatial", float16="place"),
     # normalizations
     Operator("Softmax", "softmax", zeros="lost", probabilities=True, float16="sum", int8_form=True),
@@ -317,7 +318,8 @@ _ROWS = (
     Operator("LRN", float16="sum"), Operator("MeanVarianceNormalization", float16="sum"),
     Operator("CumSum", float16="sum"),
     # moves, choices and repetitions
-    Operator("Reshape", "reshape", moves="shape", free=True, float16="cheap", kernels=_CARRIER),
+    Operator("Reshape", "reshape", decodes=True, moves="shape", free=True, float16="cheap",
+             kernels=_CARRIER),
     Operator("Flatten", "reshape", moves="shape", free=True, float16="cheap", kernels=_CARRIER,
              int8_form=True),
     Operator("Squeeze", "reshape", moves="shape", free=True, float16="cheap", kernels=_CARRIER),
@@ -342,7 +344,7 @@ _ROWS = (
              follows=True, float16="codes"),
     Operator("DynamicQuantizeLinear", float16="codes", unscaled=True),
     # constants, shapes, numbers made of nothing
-    Operator("Constant", free=True), Operator("ConstantOfShape", zeros="repeated"),
+    Operator("Constant", "constant", free=True), Operator("ConstantOfShape", zeros="repeated"),
     Operator("Shape", "shape", free=True), Operator("Size", "shape", free=True),
     Operator("Range", "source", float16="place"),
     Operator("RandomNormal", "source", float16="typed"),

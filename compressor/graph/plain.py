@@ -15,13 +15,14 @@ from onnx.defs import SchemaError, get_schema
 from onnx.reference import ReferenceEvaluator
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
-from compressor.graph.operators import operator_named
+from compressor.graph.operators import operator, operator_named
 from compressor.graph.values import (
     INTEGER_CODES,
     all_nodes,
     constant_array,
     constant_attribute,
     is_op,
+    is_stored,
 )
 from compressor.types.tensors import Array
 
@@ -173,7 +174,7 @@ class Lengths:
         if array is None or value is None:
             return None
         numbers: list[int | None] = [int(x) for x in array.reshape(-1)]
-        if value.is_initializer() or is_op(value.producer(), "Constant"):
+        if is_stored(value):
             return numbers
         other = self.other.constant(value)
         if other is None or other.shape != array.shape:
@@ -208,7 +209,7 @@ class Lengths:
             self.constants[name] = np.asarray(tensor.numpy())
 
     def _enter(self, node: ir.Node) -> None:
-        if is_op(node, "Constant"):
+        if operator(node).family == "constant":
             tensor = constant_attribute(node)
             if tensor is not None:
                 self._constant(node.outputs[0].name or "", tensor)

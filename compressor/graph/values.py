@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import onnx_ir as ir
 
-from compressor.graph.operators import operator
+from compressor.graph.operators import Operator, operator
 from compressor.types.tensors import Array, TensorSpec
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
@@ -40,14 +40,23 @@ def moved(node: ir.Node) -> ir.Value | None:
     return node.inputs[0] if moves in ("same", "shape", "order", "some") else None
 
 
+def sole_reader(value: ir.Value) -> ir.Node | None:
+    """Return the one node that reads a value, if there is no other and it is no graph output."""
+    uses = tuple(value.uses())
+    if len(uses) != 1 or value.is_graph_output():
+        return None
+    return uses[0].node
+
+
 def maker_behind(
     value: ir.Value | None,
-    *op_types: str,
+    wanted: Callable[[Operator], bool],
     through: Callable[[ir.Node], ir.Value | None] = moved,
 ) -> ir.Node | None:
     """Follow a value back to the node that makes it.
 
     Args:
+        wanted: whether a node with this row of the table is the one.
         through: returns the input to continue with at any other node, or ``None`` to stop.
 
     Returns:
@@ -57,10 +66,22 @@ def maker_behind(
         node = value.producer()
         if node is None or not node.inputs:
             return None
-        if is_op(node, *op_types):
+        if wanted(operator(node)):
             return node
         value = through(node)
     return None
+
+
+def is_stored(value: ir.Value) -> bool:
+    """Whether a value is an initializer or a ``Constant`` node's output."""
+    return value.is_initializer() or operator(value.producer()).family == "constant"
+
+
+def origin(value: ir.Value, through: Callable[[ir.Node], bool]) -> ir.Value:
+    """Follow a value back along the first inputs of nodes for which something holds."""
+    while (node := value.producer()) is not None and through(node) and node.inputs[0] is not None:
+        value = node.inputs[0]
+    return value
 
 
 def constant_of(value: ir.Value | None) -> ir.TensorProtocol | None:
@@ -70,7 +91,7 @@ def constant_of(value: ir.Value | None) -> ir.TensorProtocol | None:
     if value.const_value is not None and not value.is_graph_input():
         return value.const_value
     node = value.producer()
-    if node is not None and is_op(node, "Constant") and "value" in node.attributes:
+    if node is not None and operator(node).family == "constant" and "value" in node.attributes:
         return node.attributes["value"].as_tensor()
     return None
 

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.graph.layers import layers_with_nodes
+from compressor.graph.operators import operator
 from compressor.graph.values import constant_array, is_op, maker_behind
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Layer
@@ -35,10 +36,10 @@ def activation_range(value: ir.Value | None) -> CodeRange | Literal["dynamic"] |
         The range; ``dynamic`` if each input gets its own; ``None`` if the value stays float, or has
         no single constant scale for the whole tensor.
     """
-    node = maker_behind(value, "DequantizeLinear", "DynamicQuantizeLinear")
+    node = maker_behind(value, lambda row: row.dequantizes or row.name == "DynamicQuantizeLinear")
     if node is None:
         return None
-    if node.op_type == "DynamicQuantizeLinear":
+    if not operator(node).dequantizes:
         return "dynamic"
     scale, zero = (constant_array(v) for v in (*node.inputs[1:], None)[:2])
     codes = node.inputs[0]
@@ -62,7 +63,7 @@ def _code_limits(dtype: ir.DataType) -> tuple[float, float] | None:
 
 def _clipped(codes: ir.Value, low: float, high: float) -> tuple[float, float]:
     """Narrow bounds to those of a ``Clip`` before, since codes may have a wider type."""
-    quantize = maker_behind(codes, "QuantizeLinear")
+    quantize = maker_behind(codes, lambda row: row.quantizes)
     if quantize is None or quantize.inputs[0] is None:
         return low, high
     clip = quantize.inputs[0].producer()

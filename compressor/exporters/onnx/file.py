@@ -16,6 +16,7 @@ from onnx import TensorProto
 
 from compressor.errors import ArtifactError
 from compressor.graph.blocks import all_initializers
+from compressor.graph.operators import operator_named
 from compressor.graph.skeleton import Skeleton
 
 MODEL = "model.onnx"
@@ -232,7 +233,7 @@ def _check_use(model: onnx.ModelProto, subject: str) -> None:
         if name not in read:
             _fail(subject, f"holds {name!r}, which nothing reads")
     for node in model.graph.node:
-        if node.op_type == "QuantizeLinear" and shapes.get(node.input[0], 0) >= 2:
+        if operator_named(node.op_type).quantizes and shapes.get(node.input[0], 0) >= 2:
             _fail(subject, f"stores the weight {node.input[0]!r} as float and quantizes it later")
 
 

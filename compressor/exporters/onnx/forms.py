@@ -20,7 +20,8 @@ from compressor.exporters.onnx.matmul_nbits import (
 )
 from compressor.graph.editing import Attributes, Editor
 from compressor.graph.layers import looked_up
-from compressor.graph.values import INTEGER_CODES, is_op, static_shape
+from compressor.graph.operators import operator
+from compressor.graph.values import INTEGER_CODES, static_shape
 from compressor.types.tensors import Array
 
 _FLOAT = ir.DataType.FLOAT
@@ -38,7 +39,7 @@ def expand(editor: Editor, weight: WeightOnly) -> None:
     if weight.codes.dtype not in _CAST or not _divides(weight.dequantize):
         return
     scale = weight.scale.producer()
-    if scale is not None and is_op(scale, "DequantizeLinear"):
+    if scale is not None and operator(scale).dequantizes:
         _Expansion(editor, scale, 0).replace()
     _Expansion(editor, weight.dequantize, weight.bits).replace()
 
@@ -151,7 +152,7 @@ class _Expansion:
         attributes: Attributes | None = None,
     ) -> ir.Value:
         node = self._editor.node(op_type, inputs, f"{self._name}_{suffix}", dtype, attributes)
-        if op_type == "Cast" and inputs[0] is not None:
+        if operator(node).moves == "type" and inputs[0] is not None:
             node.outputs[0].shape = inputs[0].shape
         self._added.append(node)
         return node.outputs[0]
@@ -187,13 +188,13 @@ def as_four_bit_floats(editor: Editor, weight: WeightOnly) -> None:
 
     node.replace_input_with(0, changed(weight.codes, _patterns, ir.DataType.FLOAT4E2M1))
     scale, maker = weight.scale, weight.scale.producer()
-    if maker is not None and is_op(maker, "DequantizeLinear"):
+    if maker is not None and operator(maker).dequantizes:
         half = maker.inputs[1]
         assert half is not None
         name = (half.name or "").replace("_half_scale", "_tensor_scale")
         maker.replace_input_with(1, changed(half, _doubled, _FLOAT, name))
         return
-    exponents = None if maker is None else looked_up(maker)
+    exponents = looked_up(maker)
     if exponents is None:
         node.replace_input_with(1, changed(scale, _doubled, _FLOAT))
     else:

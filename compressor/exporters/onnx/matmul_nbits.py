@@ -13,9 +13,9 @@ import torch
 
 from compressor.graph.codes import BITS
 from compressor.graph.editing import Editor
-from compressor.graph.layers import layer_of, looked_up
+from compressor.graph.layers import is_bias, layer_of, looked_up, with_bias
 from compressor.graph.operators import operator
-from compressor.graph.values import INTEGER_CODES, all_nodes, is_op, maker_behind, static_shape
+from compressor.graph.values import INTEGER_CODES, all_nodes, maker_behind, static_shape
 from compressor.models.codec.bit_stream import pack_bits
 from compressor.types.layers import Layer
 from compressor.types.tensors import Array
@@ -83,7 +83,7 @@ def weight_only(model: ir.Model) -> list[WeightOnly]:
     """Return the weights that are stored as codes and multiplied with floats, in graph order."""
     weights = []
     for node in all_nodes(model.graph):
-        if not is_op(node, "DequantizeLinear"):
+        if not operator(node).dequantizes:
             continue
         codes = _codes(node.inputs[0])
         if codes is None or codes.shape is None or len(codes.shape) < 2:
@@ -97,12 +97,9 @@ def weight_only(model: ir.Model) -> list[WeightOnly]:
 
 
 def _codes(value: ir.Value | None) -> ir.Value | None:
-    if value is None:
-        return None
-    if value.is_initializer():
+    if value is None or value.is_initializer():
         return value
-    node = value.producer()
-    return None if node is None else looked_up(node)
+    return looked_up(value.producer())
 
 
 def _readers(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
@@ -119,12 +116,12 @@ def _is_float(node: ir.Node, index: int) -> bool:
     """Whether a reader multiplies floats with the weight, or looks up its rows."""
     row = operator(node)
     if row.is_table and index == 0:
-        return not any(is_op(use.node, "QuantizeLinear") for use in node.outputs[0].uses())
+        return not any(operator(use.node).quantizes for use in node.outputs[0].uses())
     if not row.is_product or index != 1:
         return False
     # ONNX Runtime moves quantization over what only moves elements, so that behind that a product
     # may still be of integers.
-    return maker_behind(node.inputs[0], "DequantizeLinear") is None
+    return maker_behind(node.inputs[0], lambda row: row.dequantizes) is None
 
 
 @dataclass(frozen=True)
@@ -227,7 +224,7 @@ def pack(editor: Editor, weight: WeightOnly, packing: Packing, compute: Compute)
     editor.model.opset_imports[DOMAIN] = 1
     for node, layer in weight.products:
         assert layer is not None
-        last, bias = _with_bias(node, layer)
+        last, bias = with_bias(node, layer)
         inputs = [node.inputs[0], *stored]
         if bias is not None:
             inputs += [None] * (_BIAS - len(inputs)) + [bias]
@@ -289,25 +286,7 @@ def _is_plain(node: ir.Node, layer: Layer, weight: WeightOnly) -> bool:
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     scaled = any(node.attributes.get_float(name, 1.0) != 1 for name in ("alpha", "beta"))
     turned = node.attributes.get_int("transA", 0) == 1
-    return layer.is_linear and not (scaled or turned) and (bias is None or _is_bias(bias, layer))
-
-
-def _with_bias(node: ir.Node, layer: Layer) -> tuple[ir.Node, ir.Value | None]:
-    """Return the last node of a product and its bias, which may be added by a node of its own."""
-    if not layer.bias_is_separate:
-        return node, node.inputs[2] if len(node.inputs) > 2 else None
-    value = node.outputs[0]
-    uses = list(value.uses())
-    if len(uses) == 1 and is_op(uses[0].node, "Add") and not value.is_graph_output():
-        add = uses[0].node
-        other = add.inputs[1 - uses[0].idx]
-        if other is not None and add.graph is node.graph and _is_bias(other, layer):
-            return add, other
-    return node, None
-
-
-def _is_bias(value: ir.Value, layer: Layer) -> bool:
-    return value.is_initializer() and static_shape(value) == (layer.rows,)
+    return layer.is_linear and not (scaled or turned) and (bias is None or is_bias(bias, layer))
 
 
 def replaced(

@@ -120,7 +120,7 @@ def _integer_operator(node: ir.Node, target: Target) -> tuple[str, str] | None:
 
 def _folded(node: ir.Node, _: Target) -> tuple[str, str] | None:
     """Refuse a matrix stored as float and quantized at each run: the file gets no smaller."""
-    if not is_op(node, "QuantizeLinear"):
+    if not operator(node).quantizes:
         return None
     tensor = constant_of(node.inputs[0])
     if tensor is None or len(tensor.shape) < 2:
@@ -133,10 +133,10 @@ def _folded(node: ir.Node, _: Target) -> tuple[str, str] | None:
 
 
 def _stored_type(node: ir.Node, target: Target) -> tuple[str, str] | None:
-    if not is_op(node, "QuantizeLinear", "DequantizeLinear") or is_dynamic(node):
+    if operator(node).family != "quantization" or is_dynamic(node):
         return None
     dtype = quantized_type(node)
-    constant = is_op(node, "DequantizeLinear") and constant_of(node.inputs[0]) is not None
+    constant = operator(node).dequantizes and constant_of(node.inputs[0]) is not None
     if constant and dtype == DataType.INT32:
         if target.integer_bias:
             return None
@@ -157,7 +157,7 @@ def _stored_type(node: ir.Node, target: Target) -> tuple[str, str] | None:
 
 
 def _scale_type(node: ir.Node, target: Target) -> tuple[str, str] | None:
-    if not is_op(node, "QuantizeLinear", "DequantizeLinear"):
+    if operator(node).family != "quantization":
         return None
     scale = node.inputs[1]
     dtype = None if scale is None else value_type(scale)
@@ -187,7 +187,7 @@ def _float_type(node: ir.Node, target: Target) -> tuple[str, str] | None:
 
 
 def _zero_point(node: ir.Node, target: Target, evaluate: bool) -> tuple[str, str] | None:
-    if target.asymmetric or not is_op(node, "QuantizeLinear", "DequantizeLinear"):
+    if target.asymmetric or operator(node).family != "quantization":
         return None
     if len(node.inputs) < 3 or node.inputs[2] is None or is_dynamic(node):
         return None
@@ -223,11 +223,11 @@ def is_dynamic(node: ir.Node) -> bool:
 
 def quantized_type(node: ir.Node) -> DataType | None:
     """Return the element type of the quantized side, or ``None`` where the graph does not say."""
-    quantizes = is_op(node, "QuantizeLinear")
+    quantizes = operator(node).quantizes
     codes = None if quantizes else node.inputs[0]
     if codes is not None:
         dtype, maker = value_type(codes), codes.producer()
-        if dtype is None and is_op(maker, "QuantizeLinear") and maker is not None:
+        if dtype is None and operator(maker).quantizes and maker is not None:
             dtype = quantized_type(maker)
         if dtype is not None:
             return dtype

@@ -278,12 +278,14 @@ def check_placed(placed: Sequence[Placed], builder: str) -> None:
 
 def _codes(value: ir.Value | None) -> ir.TensorProtocol | None:
     """Return a weight's codes, looking through views and scalings; ``None`` if it has none."""
-    node = maker_behind(value, "DequantizeLinear", through=_scaled)
+    node = maker_behind(value, lambda row: row.dequantizes, _scaled)
     return None if node is None else constant_of(node.inputs[0])
 
 
 def _activation_is_coded(value: ir.Value | None) -> bool:
-    node = maker_behind(value, "DequantizeLinear", "Concat", through=_changed_singly)
+    node = maker_behind(
+        value, lambda row: row.dequantizes or row.family == "concat", _changed_singly
+    )
     if node is not None and operator(node).family == "concat":
         return all(_activation_is_coded(part) for part in node.inputs)
     return node is not None
@@ -294,7 +296,7 @@ def _scaled(node: ir.Node) -> ir.Value | None:
     row = operator(node)
     if row.moves in ("same", "type", "shape", "order"):
         return node.inputs[0]
-    if row.family != "arithmetic":
+    if not row.arithmetic:
         return None
     varying = [value for value in node.inputs if value is not None and constant_of(value) is None]
     return varying[0] if len(varying) == 1 else None

@@ -20,13 +20,13 @@ from compressor.exporters.onnx.forms import in_form_for
 from compressor.exporters.onnx.targets import Owners, is_dynamic, quantized_type
 from compressor.graph.blocks import all_initializers
 from compressor.graph.editing import Editor
+from compressor.graph.operators import operator
 from compressor.graph.skeleton import Skeleton
-from compressor.graph.values import all_nodes, constant_array, constant_of, is_op, moved
+from compressor.graph.values import all_nodes, constant_array, constant_of, moved
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.tensors import Array
 
 _MIDDLE = 128
-_LINEAR = ("QuantizeLinear", "DequantizeLinear")
 TARGET: Final = "tensorrt"
 _FIRST_OPSET = 21
 _LAST = 2  # dimensions along which blocks may lie, counted from the last
@@ -42,12 +42,12 @@ def in_terms_of_tensorrt(model: ir.Model) -> ir.Model:
     Raises:
         SpecError: a tensor is uint8 and int8 cannot hold it, naming its layer or node.
     """
-    linear = [node for node in all_nodes(model.graph) if is_op(node, *_LINEAR)]
+    linear = [node for node in all_nodes(model.graph) if operator(node).family == "quantization"]
     if not any(_is_integer_bias(node) or _reads_unsigned(node) for node in linear):
         return model
     changed = model.clone()
     editor = Editor(changed)
-    linear = [node for node in all_nodes(changed.graph) if is_op(node, *_LINEAR)]
+    linear = [node for node in all_nodes(changed.graph) if operator(node).family == "quantization"]
     biases = [node for node in linear if _is_integer_bias(node)]
     unsigned = [node for node in linear if _reads_unsigned(node)]
     for node in unsigned:
@@ -61,7 +61,7 @@ def in_terms_of_tensorrt(model: ir.Model) -> ir.Model:
 
 
 def _is_integer_bias(node: ir.Node) -> bool:
-    if not is_op(node, "DequantizeLinear"):
+    if not operator(node).dequantizes:
         return False
     tensor = constant_of(node.inputs[0])
     return tensor is not None and tensor.dtype == DataType.INT32
@@ -97,7 +97,7 @@ def _check_exact(node: ir.Node, model: ir.Model) -> None:
 
 def _reader_of_codes(node: ir.Node) -> str:
     """Return what reads the codes of a node besides DequantizeLinear, or nothing."""
-    values = [node.outputs[0]] if is_op(node, "QuantizeLinear") else []
+    values = [node.outputs[0]] if operator(node).quantizes else []
     while values:
         value = values.pop()
         if value.is_graph_output():
@@ -105,7 +105,7 @@ def _reader_of_codes(node: ir.Node) -> str:
         for use in value.uses():
             if moved(use.node) is not None and use.idx == 0:
                 values.append(use.node.outputs[0])
-            elif not (is_op(use.node, "DequantizeLinear") and use.idx == 0):
+            elif not (operator(use.node).dequantizes and use.idx == 0):
                 return f"node {use.node.name!r} ({use.node.op_type})"
     return ""
 
@@ -124,7 +124,7 @@ def _store_float(editor: Editor, node: ir.Node) -> None:
 def _shift(editor: Editor, node: ir.Node) -> None:
     """Make the codes int8, whose zero point is 0."""
     value = node.inputs[0]
-    if is_op(node, "DequantizeLinear") and value is not None:
+    if operator(node).dequantizes and value is not None:
         tensor = constant_of(value)
         if tensor is not None and tensor.dtype == DataType.UINT8:
             node.replace_input_with(0, _signed(editor, value, tensor))
@@ -249,7 +249,7 @@ def check_blocks(model: ir.Model) -> None:
         SpecError: naming the layer.
     """
     for node in all_nodes(model.graph):
-        if not is_op(node, "DequantizeLinear") or not node.attributes.get_int("block_size", 0):
+        if not operator(node).dequantizes or not node.attributes.get_int("block_size", 0):
             continue
         tensor = constant_of(node.inputs[0])
         if tensor is None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import gcd
 
 import numpy as np
 import onnx_ir as ir
 
+from compressor.graph.channels import picking, views
 from compressor.graph.channels.flow import Flow
-from compressor.graph.channels.picking import gather_places, pad_widths, slice_places
+from compressor.graph.channels.rules import Rule, rule_of
 from compressor.graph.editing import Attributes, Editor
 from compressor.graph.operators import operator
 from compressor.graph.values import constant_array, constant_attribute, is_op
@@ -121,10 +122,10 @@ class ShapeInputs:
     def _reads(self, reader: ir.Node, entries: Lost) -> bool:
         """Whether a reader of a shape may look at some entries."""
         places: Array | None = None
-        if is_op(reader, "Gather"):
-            places = gather_places(self._flow, reader)
-        elif is_op(reader, "Slice"):
-            places = (slice_places(self._flow, reader) or {}).get(0)
+        if operator(reader).is_table:
+            places = picking.gather_places(self._flow, reader)
+        elif rule_of(reader) is picking.cut:
+            places = (picking.slice_places(self._flow, reader) or {}).get(0)
         return places is None or bool(np.isin(places, list(entries)).any())
 
     def insert(
@@ -184,25 +185,11 @@ class Adjuster:
             self._lengths.restore(node, self._mask(node.inputs[0]))
         elif row.is_convolution:
             self._count(node, "group", self._mask(node.inputs[1]).get(0))
-        elif row.moves == "padded":
-            self._pad(node)
-        match node.op_type:
-            case "Constant":
-                self._constant(node)
-            case "Reshape" | "Expand" | "ConstantOfShape" | "Tile":
-                self._shape(node)
-            case "GroupNormalization":
-                self._count(node, "num_groups", self._mask(node.inputs[0]).get(1))
-            case "Split":
-                self._split(node)
-            case "Slice":
-                self._slice(node)
-            case "Gather":
-                self._gather(node)
-            case "Resize":
-                self._resize(node)
-            case "Squeeze":
-                self._squeeze(node)
+        elif row.family == "group-norm":
+            self._count(node, "num_groups", self._mask(node.inputs[0]).get(1))
+        adjustment = _BY_NAME.get(node.op_type) or _BY_RULE.get(rule_of(node))
+        if adjustment is not None:
+            adjustment(self, node)
 
     def _mask(self, value: ir.Value | None) -> Mapping[int, Flags]:
         return {} if value is None else self._masks.get(value.name or "", {})
@@ -222,19 +209,20 @@ class Adjuster:
 
     def _shape(self, node: ir.Node) -> None:
         """Set the lengths that a node gives to axes that lose positions."""
-        at = 0 if node.op_type == "ConstantOfShape" else 1
+        rule = rule_of(node)
+        at = 0 if rule is views.constant_of_shape else 1
         output, lengths = node.outputs[0], node.inputs[at]
         lost = self._mask(output)
         if not lost or lengths is None:
             return
-        if node.op_type == "Reshape":
+        if rule is views.reshape:
             self._lengths.scale(node, at, lost, frozenset((_FOLLOWS, _COPIED)))
             return
-        if node.op_type == "Tile":
+        if rule is views.tile:
             source = self._flow.shape(node.inputs[0]) or ()
             first = self._rank(output) - len(source)
             lost = {a: s for a, s in lost.items() if a < first or source[a - first] == 1}
-        copied = frozenset((_KEPT,) if node.op_type == "Expand" else ())
+        copied = frozenset((_KEPT,) if rule is views.expand else ())
         behind = self._rank(output) - self._lengths.length(lengths)
         lost = {axis - behind: stays for axis, stays in lost.items() if axis >= behind}
         self._lengths.scale(node, at, lost, copied)
@@ -263,7 +251,7 @@ class Adjuster:
     def _slice(self, node: ir.Node) -> None:
         """Select what remains of the selected positions; other axes are left alone."""
         lost = self._mask(node.inputs[0])
-        places = slice_places(self._flow, node) or {}
+        places = picking.slice_places(self._flow, node) or {}
         for index, (axis, where) in enumerate(places.items()):
             stays = lost.get(axis)
             if stays is None or where is None:
@@ -298,7 +286,7 @@ class Adjuster:
     def _gather(self, node: ir.Node) -> None:
         axis = node.attributes.get_int("axis", 0) % max(self._rank(node.inputs[0]), 1)
         stays = self._mask(node.inputs[0]).get(axis)
-        places = gather_places(self._flow, node)
+        places = picking.gather_places(self._flow, node)
         if stays is None or places is None:
             return
         index = (np.cumsum(stays) - 1)[places]
@@ -310,7 +298,7 @@ class Adjuster:
         node.replace_input_with(1, self._lengths.constant(node, "indices", index))
 
     def _pad(self, node: ir.Node) -> None:
-        widths = pad_widths(self._flow, node) or {}
+        widths = picking.pad_widths(self._flow, node) or {}
         lost = self._mask(node.outputs[0])
         entries: dict[int, int] = {}
         for index, (axis, (left, right)) in enumerate(widths.items()):
@@ -337,3 +325,22 @@ class Adjuster:
         node.resize_inputs(2)
         axes_input = self._lengths.constant(node, "axes", np.asarray(axes, dtype=np.int64))
         node.replace_input_with(1, axes_input)
+
+
+_BY_RULE: Mapping[Rule | None, Callable[[Adjuster, ir.Node], None]] = {
+    views.constant: Adjuster._constant,
+    views.expand: Adjuster._shape,
+    views.constant_of_shape: Adjuster._shape,
+    views.tile: Adjuster._shape,
+    picking.split: Adjuster._split,
+    picking.cut: Adjuster._slice,
+    picking.gather: Adjuster._gather,
+    picking.pad: Adjuster._pad,
+}
+"""By the rule that the channels followed through a node."""
+_BY_NAME: Mapping[str, Callable[[Adjuster, ir.Node], None]] = {
+    "Reshape": Adjuster._shape,
+    "Squeeze": Adjuster._squeeze,
+    "Resize": Adjuster._resize,
+}
+"""Where one rule is that of several operators."""

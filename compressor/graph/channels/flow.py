@@ -11,7 +11,7 @@ import onnx_ir as ir
 from compressor.graph.channels.labels import Family, Unions, depends_on, overlap, placed, spread
 from compressor.graph.layers import layer_name
 from compressor.graph.plain import Lengths, Shape
-from compressor.graph.values import is_op
+from compressor.graph.values import is_stored
 from compressor.types.channels import Role, Units
 
 UNKNOWN = "has a value of unknown shape"
@@ -113,7 +113,7 @@ class Flow:
         if value is None or not value.name:
             return []
         families = self.families.get(value.name)
-        if families is None and (value.is_initializer() or is_op(value.producer(), "Constant")):
+        if families is None and is_stored(value):
             shape = self.shape(value) or ()
             families = [
                 placed(self.unions.fresh((length,)), axis, len(shape))

@@ -58,7 +58,6 @@ FAMILIES: Mapping[Family, Rule] = {
     "unary": unary,
     "cast-like": unary,
     "binary": binary,
-    "arithmetic": binary,
     "quantization": quantized,
     "reduction": normalizing.reduction,
     "spatial": views.spatial,
@@ -70,6 +69,7 @@ FAMILIES: Mapping[Family, Rule] = {
     "concat": picking.concat,
     "shape": views.nothing,
     "source": views.nothing,
+    "constant": views.constant,
 }
 RULES: Mapping[str, Rule] = {
     "Conv": products.convolution,
@@ -77,7 +77,6 @@ RULES: Mapping[str, Rule] = {
     "Gemm": products.gemm,
     "MatMul": products.matmul,
     "CumSum": normalizing.cumulative,
-    "Constant": views.constant,
     "Einsum": products.einsum,
     "Transpose": views.transpose,
     "Split": picking.split,
@@ -94,7 +93,7 @@ RULES: Mapping[str, Rule] = {
 """By operator, where the family has no rule."""
 _ALL: frozenset[Family] = frozenset(
     {
-        *("binary", "arithmetic", "product", "concat", "cast-like", "shape", "source"),
+        *("binary", "product", "concat", "cast-like", "shape", "source"),
         *("channel-norm", "group-norm", "layer-norm"),
     }
 )

@@ -13,8 +13,8 @@ import onnx_ir as ir
 from compressor.errors import ModelError
 from compressor.graph.channels.adjusting import Adjuster
 from compressor.graph.channels.analysis import Analysis, analyse
+from compressor.graph.operators import operator
 from compressor.graph.plain import infer_shapes
-from compressor.graph.values import is_op
 from compressor.types.channels import ChannelGroup, ChannelMap, Flags, Units, kept
 
 Kept: TypeAlias = Mapping[str, Mapping[int, Units]]
@@ -169,7 +169,7 @@ def ordering(analysis: Analysis) -> Ordering:
     inline = {
         unit
         for node in analysis.flow.model.graph
-        if is_op(node, "Constant")
+        if operator(node).family == "constant"
         for axis in analysis.axes.get(node.outputs[0].name or "", ())
         if axis is not None
         for unit in _on(axis)

@@ -45,8 +45,7 @@ if TYPE_CHECKING:
 
 _SMALL = 16  # elements: shorter constants of nodes are arguments, no weights
 _DEFAULT_DOMAIN = "ai.onnx"
-_LINEAR = ("QuantizeLinear", "DequantizeLinear")
-_SIDE = ("scale", "zero point")  # what these two read beside the numbers
+_SIDE = ("scale", "zero point")  # what quantization reads beside the numbers
 
 
 def inspect_graph(
@@ -142,7 +141,7 @@ def _coding(value: ir.Value, shape: tuple[int, ...]) -> tuple[str, Array | None]
         if row.packed and index == 1:
             group = node.attributes.get_int("block_size", 0)
             return f"int{node.attributes.get_int('bits', 4)}/group {group}", None
-        if node.op_type in _LINEAR and 0 < index <= len(_SIDE):
+        if row.family == "quantization" and 0 < index <= len(_SIDE):
             return _SIDE[index - 1], None
         if row.codes is None or row.codes.codes != index or value.dtype is None:
             continue

@@ -174,11 +174,11 @@ _PEAK_SECONDS = 0.25
 _LEAST_MATRIX_PRODUCTS = 3
 _ARRAYS = 3  # of a triad: two are read, one is written
 _LEAST_BYTES, _MOST_BYTES = 1 << 20, 192 << 20
-_MATRIX_PRODUCTS: Mapping[str, Sequence[tuple[str, Any, Any]]] = {
-    "float32": [("MatMul", np.float32, np.float32)],
-    "float16": [("MatMul", np.float16, np.float16)],
+_MATRIX_PRODUCTS: Mapping[str, Sequence[tuple[Any, Any]]] = {
+    "float32": [(np.float32, np.float32)],
+    "float16": [(np.float16, np.float16)],
     # Which of the two has a fast kernel depends on the processor.
-    "int8": [("MatMulInteger", np.uint8, np.int8), ("MatMulInteger", np.int8, np.int8)],
+    "int8": [(np.uint8, np.int8), (np.int8, np.int8)],
 }
 
 
@@ -208,20 +208,22 @@ def measure_peaks(threads: int, working_set: float) -> Peaks:
         working_set: bytes that one run of the model moves.
     """
     flops = {
-        dtype: max(_product(op, left, right, threads) for op, left, right in kinds)
+        dtype: max(_product(left, right, threads) for left, right in kinds)
         for dtype, kinds in _MATRIX_PRODUCTS.items()
     }
     size = int(min(max(working_set, _LEAST_BYTES), _MOST_BYTES))
     return Peaks(threads, flops, _triad(size, threads), size)
 
 
-def _product(operator: str, left: Any, right: Any, threads: int) -> float:
+def _product(left: Any, right: Any, threads: int) -> float:
     rng = np.random.default_rng(0)
     from onnx import TensorProto, helper, numpy_helper
 
     value = helper.make_tensor_value_info
     element = helper.np_dtype_to_tensor_dtype(np.dtype(left))
-    made = TensorProto.INT32 if operator == "MatMulInteger" else element
+    integer = np.issubdtype(left, np.integer)
+    (operator,) = names(lambda row: row.is_matmul and row.integer == integer)
+    made = TensorProto.INT32 if integer else element
     graph = helper.make_graph(
         [helper.make_node(operator, ["x", "w"], ["y"])],
         "product",

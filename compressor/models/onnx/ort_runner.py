@@ -15,7 +15,7 @@ from compressor.errors import ModelError
 from compressor.files import scratch
 from compressor.graph.blocks import sink_initializers
 from compressor.graph.operators import operator
-from compressor.graph.values import DEFAULT_DOMAINS, all_nodes, is_op, value_by_name
+from compressor.graph.values import DEFAULT_DOMAINS, all_nodes, value_by_name
 from compressor.models.executor import GraphModule
 from compressor.models.torch.matching import TorchRunner
 from compressor.types.carrier import Runner
@@ -262,8 +262,7 @@ def runner_of(model: ir.Model, taps: Sequence[str]) -> Runner:
 
 def _reads_codes(node: ir.Node) -> bool:
     row = operator(node)
-    same = row.moves in ("same", "type") or row.family == "cast-like"
-    return same or is_op(node, "DequantizeLinear")
+    return row.moves in ("same", "type") or row.family == "cast-like" or row.dequantizes
 
 
 def computes_in_bfloat16(model: ir.Model) -> bool:

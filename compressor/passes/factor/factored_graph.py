@@ -16,6 +16,7 @@ from compressor.graph.costs import node_macs
 from compressor.graph.editing import Editor
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.operators import operator
+from compressor.graph.values import sole_reader
 from compressor.types.carrier import Carrier
 from compressor.types.layer_rules import resolve_rules, skip_reason
 from compressor.types.layers import Layer
@@ -194,7 +195,7 @@ def sole_path(node: ir.Node, index: int = 1) -> list[ir.Node] | None:
     path: list[ir.Node] = []
     value = node.inputs[index]
     while value is not None:
-        if len(list(value.uses())) != 1 or value.is_graph_output():
+        if sole_reader(value) is None:
             return None
         if value.is_initializer():
             return path[::-1]

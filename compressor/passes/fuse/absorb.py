@@ -13,8 +13,8 @@ import torch
 from compressor.errors import ModelError
 from compressor.graph.layers import layer_of
 from compressor.graph.operators import operator
-from compressor.graph.values import constant_of, is_op, static_shape
-from compressor.passes.fuse.draft import Draft, bypass, input_of, rank, replace, sole_reader
+from compressor.graph.values import constant_of, sole_reader, static_shape
+from compressor.passes.fuse.draft import Draft, bypass, input_of, rank, replace
 from compressor.types.layers import Layer
 from compressor.types.tensors import Array
 
@@ -127,10 +127,11 @@ def _batch_norm_name(node: ir.Node) -> str:
 
 
 def _arithmetic_step(node: ir.Node) -> Step | None:
-    if operator(node).family != "arithmetic" or len(node.inputs) != 2:
+    operation = operator(node).arithmetic
+    if not operation or len(node.inputs) != 2:
         return None
     first, second = node.inputs
-    if is_op(node, "Add", "Mul") and constant_of(first) is not None:
+    if operation in ("+", "*") and constant_of(first) is not None:
         first, second = second, first
     tensor = constant_of(second)
     if first is None or second is None or tensor is None or constant_of(first) is not None:
@@ -142,18 +143,17 @@ def _arithmetic_step(node: ir.Node) -> Step | None:
     if len(long) > 1 or len(shape) > len(first.shape):
         return None
     axis = len(first.shape) - len(shape) + long[0] if long else None
-    scales = is_op(node, "Mul", "Div")
-    operation = node.op_type
+    scales = operation in ("*", "/")
 
     def affine() -> Affine:
         values, none = _wide(tensor).reshape(-1), identity()
-        if operation == "Div":
+        if operation == "/":
             values = 1.0 / values
         if scales:
             return Affine(values, none.shift)
-        return Affine(none.scale, -values if operation == "Sub" else values)
+        return Affine(none.scale, -values if operation == "-" else values)
 
-    what = f"{operation} by {second.name}" if scales else f"{operation} of {second.name}"
+    what = f"{node.op_type} {'by' if scales else 'of'} {second.name}"
     return Step(node, first, axis, what, affine, scales, not scales)
 
 
@@ -346,7 +346,7 @@ def _attach(target: Target, old: ir.Value | None, value: ir.Value) -> None:
 
 def _is_bias(node: ir.Node) -> bool:
     """Whether a node is ``MatMul(x, W) + vector``."""
-    if not is_op(node, "Add"):
+    if operator(node).arithmetic != "+":
         return False
     constants = [v for v in node.inputs if constant_of(v) is not None]
     others = [v for v in node.inputs if constant_of(v) is None]

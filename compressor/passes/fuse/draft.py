@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from compressor.graph.values import constant_array, is_op
+from compressor.graph.values import constant_array, is_op, sole_reader
 from compressor.types.tensors import Array
 
 Rule = Callable[[ir.Node, "Draft"], bool]
@@ -137,18 +137,10 @@ Dim = int | ir.SymbolicDim
 AttributeValue = int | float | str | Sequence[int]
 
 
-def sole_reader(value: ir.Value) -> ir.Node | None:
-    """Return the one node that reads a value, if there is no other and it is no graph output."""
-    uses = tuple(value.uses())
-    if len(uses) != 1 or value.is_graph_output():
-        return None
-    return uses[0].node
-
-
 def maker(value: ir.Value | None, *op_types: str) -> ir.Node | None:
-    """Return the node that writes a value if it is one of these operators."""
+    """Return the node that writes a value; with operators, only if it is one of them."""
     node = None if value is None else value.producer()
-    return node if is_op(node, *op_types) else None
+    return node if not op_types or is_op(node, *op_types) else None
 
 
 def private_maker(value: ir.Value | None, reader: ir.Node, *op_types: str) -> ir.Node | None:

@@ -24,7 +24,6 @@ from compressor.passes.fuse.patterns import (
     mean_to_pool,
     merge_clips,
     scale_queries,
-    separate_heads,
 )
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer
@@ -47,7 +46,7 @@ _PATTERNS: tuple[Rule, ...] = (
     gelu,
     layer_norm,
     mean_to_pool,
-    separate_heads,
+    shapes.separate_heads,
     scale_queries,
     merge_clips,
 )

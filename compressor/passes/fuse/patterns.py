@@ -7,7 +7,8 @@ from math import isclose, pi, sqrt
 import numpy as np
 import onnx_ir as ir
 
-from compressor.graph.values import constant_array, constant_of, is_op, static_shape
+from compressor.graph.operators import operator
+from compressor.graph.values import constant_array, constant_of, is_op, sole_reader, static_shape
 from compressor.passes.fuse.draft import (
     Draft,
     axes_of,
@@ -18,9 +19,7 @@ from compressor.passes.fuse.draft import (
     put,
     rank,
     replace,
-    same_dim,
     scalar,
-    sole_reader,
 )
 
 _CUBE = 0.044715
@@ -149,10 +148,11 @@ def _bounds(node: ir.Node) -> tuple[float, float] | None:
 
 def drop_neutral(node: ir.Node, draft: Draft) -> bool:  # noqa: ARG001
     """Remove ``x * 1``, ``x / 1``, ``x + 0`` and ``x - 0``; the numbers are compared exactly."""
-    neutral = {"Mul": 1.0, "Div": 1.0, "Add": 0.0, "Sub": 0.0}.get(node.op_type)
-    if neutral is None or not is_op(node, node.op_type) or len(node.inputs) != 2:
+    operation = operator(node).arithmetic
+    if not operation or len(node.inputs) != 2:
         return False
-    for index in (1, 0) if node.op_type in ("Mul", "Add") else (1,):
+    neutral = 1.0 if operation in ("*", "/") else 0.0
+    for index in (1, 0) if operation in ("*", "+") else (1,):
         number, other = node.inputs[index], node.inputs[1 - index]
         if scalar(number) != neutral or other is None or other.shape is None:
             continue
@@ -169,7 +169,8 @@ _BETWEEN = ("Add", "Sub", "Mul", "Div", "Where", "Cast")
 
 def scale_queries(node: ir.Node, draft: Draft) -> bool:
     """Replace ``MatMul(a Q, b K')`` before a Softmax by ``MatMul((a b) Q, K')``."""
-    if not is_op(node, "MatMul") or not _feeds_softmax(node):
+    row = operator(node)
+    if not (row.is_product and row.is_matmul) or not _feeds_softmax(node):
         return False
     queries, keys = node.inputs
     (left, first), (right, second) = _unscaled(queries, node), _unscaled(keys, node)
@@ -180,38 +181,6 @@ def scale_queries(node: ir.Node, draft: Draft) -> bool:
     scaled.outputs[0].type, scaled.outputs[0].shape = queries.type, queries.shape
     scaled.outputs[0].name = f"{queries.name}_scaled"
     replace(node, "MatMul", [scaled.outputs[0], right])
-    return True
-
-
-def separate_heads(node: ir.Node, draft: Draft) -> bool:
-    """Split the heads before, not after, the transposition.
-
-    ``[T, B, H D] -> [T, B H, D] -> [B H, T, D] -> [B, H, T, D]``, as ``nn.MultiheadAttention``
-    does it, becomes ``[T, B, H D] -> [T, B, H, D] -> [B, H, T, D]``.
-    """
-    if not is_op(node, "Reshape"):
-        return False
-    transpose = private_maker(node.inputs[0], node, "Transpose")
-    if transpose is None or list(transpose.attributes.get_ints("perm", [])) != [1, 0, 2]:
-        return False
-    inner = private_maker(transpose.inputs[0], transpose, "Reshape")
-    source = None if inner is None else inner.inputs[0]
-    if inner is None or source is None or source.shape is None:
-        return False
-    middle, end = inner.outputs[0].shape, node.outputs[0].shape
-    if middle is None or end is None or (len(source.shape), len(middle), len(end)) != (3, 3, 4):
-        return False
-    (length, batch, width), heads, depth = source.shape, end[1], end[3]
-    same = [(middle[0], length), (middle[2], depth), (end[0], batch), (end[2], length)]
-    if not all(same_dim(a, b) for a, b in same):
-        return False
-    if not (isinstance(heads, int) and isinstance(depth, int) and width == heads * depth):
-        return False
-    name = f"{node.outputs[0].name}_heads"
-    shape = draft.constant([0, 0, heads, depth], ir.DataType.INT64, f"{name}/shape")
-    split = put(node, "Reshape", [source, shape])
-    split.outputs[0].name, split.outputs[0].shape = name, ir.Shape([length, batch, heads, depth])
-    replace(node, "Transpose", [split.outputs[0]], {"perm": [1, 2, 0, 3]})
     return True
 
 
@@ -323,11 +292,13 @@ def _vector(node: ir.Node, other: ir.Value, length: int) -> ir.Value | None:
 
 def matmul_to_gemm(node: ir.Node, draft: Draft) -> bool:  # noqa: ARG001
     """Replace ``MatMul(x, W) + b`` with ``x`` of rank 2 and a constant vector ``b`` by Gemm."""
-    if not is_op(node, "Add"):
+    if operator(node).arithmetic != "+":
         return False
     for value, bias in (node.inputs, reversed(node.inputs)):
-        product = private_maker(value, node, "MatMul")
-        if product is None or bias is None or constant_of(bias) is None:
+        product = private_maker(value, node)
+        if product is None or not operator(product).bias_is_separate:
+            continue
+        if bias is None or constant_of(bias) is None:
             continue
         source, weight = product.inputs
         if weight is None or not weight.is_initializer() or rank(source) != 2:

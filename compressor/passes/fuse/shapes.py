@@ -16,6 +16,7 @@ from compressor.passes.fuse.draft import (
     integers,
     positive,
     private_maker,
+    put,
     rank,
     replace,
     same_dim,
@@ -113,12 +114,7 @@ def swap_last_axes(node: ir.Node, draft: Draft) -> bool:  # noqa: ARG001
     ``[B, H, T, D] -> [-1, T, D] -> [-1, D, T] -> [B, H, D, T]`` is how attention's keys are
     lowered; runtimes look for ``Transpose(0, 1, 3, 2)``.
     """
-    if not is_op(node, "Reshape"):
-        return False
-    transpose = private_maker(node.inputs[0], node, "Transpose")
-    if transpose is None or list(transpose.attributes.get_ints("perm", [])) != [0, 2, 1]:
-        return False
-    inner = private_maker(transpose.inputs[0], transpose, "Reshape")
+    inner = _reshaped_before(node, [0, 2, 1])
     if inner is None or inner.inputs[0] is None:
         return False
     start, middle, end = inner.inputs[0].shape, inner.outputs[0].shape, node.outputs[0].shape
@@ -132,6 +128,43 @@ def swap_last_axes(node: ir.Node, draft: Draft) -> bool:  # noqa: ARG001
     axes = [*range(len(start) - 2), len(start) - 1, len(start) - 2]
     replace(node, "Transpose", [inner.inputs[0]], {"perm": axes})
     return True
+
+
+def separate_heads(node: ir.Node, draft: Draft) -> bool:
+    """Split the heads before, not after, the transposition.
+
+    ``[T, B, H D] -> [T, B H, D] -> [B H, T, D] -> [B, H, T, D]``, as ``nn.MultiheadAttention``
+    does it, becomes ``[T, B, H D] -> [T, B, H, D] -> [B, H, T, D]``.
+    """
+    inner = _reshaped_before(node, [1, 0, 2])
+    source = None if inner is None else inner.inputs[0]
+    if inner is None or source is None or source.shape is None:
+        return False
+    middle, end = inner.outputs[0].shape, node.outputs[0].shape
+    if middle is None or end is None or (len(source.shape), len(middle), len(end)) != (3, 3, 4):
+        return False
+    (length, batch, width), heads, depth = source.shape, end[1], end[3]
+    same = [(middle[0], length), (middle[2], depth), (end[0], batch), (end[2], length)]
+    if not all(same_dim(a, b) for a, b in same):
+        return False
+    if not (isinstance(heads, int) and isinstance(depth, int) and width == heads * depth):
+        return False
+    name = f"{node.outputs[0].name}_heads"
+    shape = draft.constant([0, 0, heads, depth], ir.DataType.INT64, f"{name}/shape")
+    split = put(node, "Reshape", [source, shape])
+    split.outputs[0].name, split.outputs[0].shape = name, ir.Shape([length, batch, heads, depth])
+    replace(node, "Transpose", [split.outputs[0]], {"perm": [1, 2, 0, 3]})
+    return True
+
+
+def _reshaped_before(node: ir.Node, perm: list[int]) -> ir.Node | None:
+    """Return the first Reshape of ``Reshape(Transpose(Reshape(x)))``, if a node is the last."""
+    if not is_op(node, "Reshape"):
+        return None
+    transpose = private_maker(node.inputs[0], node, "Transpose")
+    if transpose is None or list(transpose.attributes.get_ints("perm", [])) != perm:
+        return None
+    return private_maker(transpose.inputs[0], transpose, "Reshape")
 
 
 def transpose_without_unsqueeze(node: ir.Node, draft: Draft) -> bool:  # noqa: ARG001

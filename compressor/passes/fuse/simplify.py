@@ -20,8 +20,8 @@ from onnxscript.rewriter.rules import common as rules
 
 from compressor.graph.layers import layer_name, lookups_of
 from compressor.graph.operators import operator
-from compressor.graph.values import all_nodes, constant_of, static_shape
-from compressor.passes.fuse.draft import Draft, node_graph, sole_reader
+from compressor.graph.values import all_nodes, constant_of, sole_reader, static_shape
+from compressor.passes.fuse.draft import Draft, node_graph
 from compressor.types.tensors import Array
 
 _FOLD_LIMIT = 1 << 16

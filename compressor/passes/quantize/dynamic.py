@@ -20,6 +20,7 @@ from compressor.graph.codes import Codes, obstacle, read_through, store_codes
 from compressor.graph.editing import Attributes, Editor
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.operators import operator_named
+from compressor.graph.values import origin
 from compressor.passes.quantize.maths.affine import absmax_parameters, quantize
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
@@ -158,12 +159,11 @@ def _convolution(node: ir.Node) -> Attributes:
 
 def _is_direct(weight: ir.Value | None) -> bool:
     """Whether a weight comes from its initializer through transposes alone."""
-    while weight is not None and not weight.is_initializer():
-        node = weight.producer()
-        if node is None or operator_named(node.op_type).moves not in ("same", "order"):
-            return False
-        weight = node.inputs[0]
-    return weight is not None
+    return weight is not None and origin(weight, _turns).is_initializer()
+
+
+def _turns(node: ir.Node) -> bool:
+    return operator_named(node.op_type).moves in ("same", "order")
 
 
 class DynamicWeights(Options):

@@ -28,25 +28,6 @@ MOST = 4
 BUILDERS = {"node", "_node", "Node", "make_node", "add", "_add", "put", "replace", "insert"}
 # Words of other tongues: TensorRT's names of kernels, and the title of a tile.
 OTHER_WORDS = {"exporters/tensorrt/engine_layers.py", "report/html.py"}
-# Names that more files match, and how many. Formats are read and written node by node: what
-# quantizes, casts, and looks codes up. Fusion and bias folding match whole patterns of arithmetic,
-# products and views. Constants are values that are written as nodes.
-MORE = {
-    "DequantizeLinear": 18,
-    "QuantizeLinear": 11,
-    "Cast": 8,
-    "Gather": 7,
-    "Add": 12,
-    "Mul": 7,
-    "Sub": 5,
-    "MatMul": 7,
-    "Reshape": 7,
-    "Transpose": 5,
-    "Slice": 6,
-    "Split": 5,
-    "Expand": 5,
-    "Constant": 8,
-}
 
 
 def spelled(path: Path) -> Iterator[str]:
@@ -68,10 +49,7 @@ def test_the_name_of_an_operator_is_in_few_files():
         place = path.relative_to(ROOT).as_posix()
         for name in spelled(path) if place not in OTHER_WORDS else ():
             places[name].add(EXECUTOR if place.startswith(EXECUTOR) else place)
-    counts = {name: len(files) for name, files in places.items() if len(files) > MOST}
-    wrong = {n: sorted(places[n]) for n, count in counts.items() if count > MORE.get(n, MOST)}
-    assert not wrong
-    assert set(MORE) == set(counts), "an exception is no longer needed"
+    assert not {name: sorted(files) for name, files in places.items() if len(files) > MOST}
 
 
 def test_rows_are_of_operators_that_exist():
@@ -91,6 +69,12 @@ def test_a_row_belongs_to_its_domain():
     assert operator(ir.node("MatMulNBits", [value], domain="com.microsoft")).packed
     assert operator(None) is operator_named("Unheard") is OTHER
     assert names(lambda row: row.layer == "MatMul") == ("MatMul", "MatMulInteger")
+
+
+def test_what_quantizes_and_what_decodes():
+    assert names(lambda row: row.quantizes) == ("QuantizeLinear",)
+    assert names(lambda row: row.dequantizes) == ("DequantizeLinear",)
+    assert names(lambda row: row.decodes) == ("Cast", "Sub", "Mul", "Reshape")
 
 
 NEW = Operator(

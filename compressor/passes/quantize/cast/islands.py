@@ -14,7 +14,7 @@ import onnx_ir.passes.common as common
 from compressor.graph.editing import inner_nodes
 from compressor.graph.layers import layer_of
 from compressor.graph.operators import Float16, operator, operator_named
-from compressor.graph.values import constant_of, is_op
+from compressor.graph.values import constant_of
 from compressor.types.tensors import Array
 
 HALF_MAX = float(np.finfo(np.float16).max)
@@ -87,7 +87,7 @@ class FloatIslands:
 
     def half_outputs(self, node: ir.Node) -> list[ir.Value]:
         """Return the float32 outputs of a half node whose type is that of a float32 input."""
-        if node.op_type == "Cast":
+        if operator(node).moves == "type":
             return [v for v in node.outputs if self.is_float(v)]
         count = len(node.outputs)
         bound = bound_outputs(node.op_type, self._opset, self._float_positions(node), count)
@@ -107,7 +107,7 @@ class FloatIslands:
         layer = layer_of(node)
         if layer is not None and layer.weight in skipped:
             return skipped[layer.weight]
-        if not is_op(node, "Add"):
+        if operator(node).arithmetic != "+":
             return ""
         # The bias of a product without one of its own belongs to it.
         product = next((v.producer() for v in node.inputs if v is not None and v.producer()), None)
@@ -132,13 +132,13 @@ class FloatIslands:
     def _serves_codes(self, node: ir.Node) -> bool:
         """Whether a runtime fuses the node with quantization around it."""
         producers = [v.producer() for v in node.inputs if v is not None]
-        if any(is_op(p, "DequantizeLinear") for p in producers):
+        if any(operator(p).dequantizes for p in producers):
             return True
-        if any(is_op(use.node, "QuantizeLinear") for v in node.outputs for use in v.uses()):
+        if any(operator(use.node).quantizes for v in node.outputs for use in v.uses()):
             return True
-        if not is_op(node, "Cast", "Mul", "Reshape"):
+        if not operator(node).decodes:
             return False
-        scaled = [p for p in producers if p is not None and is_op(p, "Cast", "Mul")]
+        scaled = [p for p in producers if p is not None and operator(p).decodes]
         before = [v.producer() for p in scaled for v in p.inputs if v is not None]
         return any(operator(p).unscaled for p in (*producers, *before))
 
@@ -193,7 +193,7 @@ class FloatIslands:
             if node.graph is not self.model.graph or is_transparent(node):
                 continue
             readers.append(node)
-            views = operator(node).moves in ("same", "order") or is_op(node, "Reshape")
+            views = operator(node).moves in ("same", "order", "shape")
             if value.is_initializer() and views:
                 readers.extend(self._float_readers(node.outputs[0]))
         return readers
@@ -249,7 +249,7 @@ class FloatIslands:
 
 def is_transparent(node: ir.Node) -> bool:
     """Whether a node takes any type and gives none that depends on it."""
-    if is_op(node, "Cast"):
+    if operator(node).moves == "type":
         return node.attributes.get_int("to", 0) != ir.DataType.FLOAT.value
     return operator(node).family == "shape"
 

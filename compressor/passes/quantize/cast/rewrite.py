@@ -9,7 +9,8 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from compressor.graph.editing import Editor
-from compressor.graph.values import all_nodes, is_op
+from compressor.graph.operators import operator
+from compressor.graph.values import all_nodes
 from compressor.passes.quantize.cast.islands import FloatIslands, is_transparent
 
 _FLOAT = ir.DataType.FLOAT
@@ -70,7 +71,7 @@ class _Rewrite:
             else:
                 value.type = ir.TensorType(self._half)
         for node in self._half_nodes:
-            if is_op(node, "Cast"):
+            if operator(node).moves == "type":
                 node.attributes["to"] = ir.AttrInt64("to", self._half.value)
         _drop_idle_casts(self._model, self._graph)
 
@@ -109,7 +110,7 @@ class _Rewrite:
 def _origin(value: ir.Value, target: ir.DataType) -> ir.Value:
     """Return what a value was cast from, if that can be cast to a narrow type as well."""
     before = value.producer()
-    if target == _FLOAT or before is None or not is_op(before, "Cast"):
+    if target == _FLOAT or before is None or operator(before).moves != "type":
         return value
     source = before.inputs[0]
     return value if source is None or source.dtype is None else source
@@ -207,7 +208,7 @@ def _drop_idle_casts(model: ir.Model, nodes: Iterable[ir.Node]) -> None:
     """Drop casts to the type that a value has already."""
     for node in list(nodes):
         source, result = node.inputs[0] if node.inputs else None, node.outputs[0]
-        if source is None or not is_op(node, "Cast") or result.is_graph_output():
+        if source is None or operator(node).moves != "type" or result.is_graph_output():
             continue
         if source.dtype is not None and source.dtype == result.dtype:
             result.replace_all_uses_with(source)

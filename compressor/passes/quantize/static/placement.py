@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from compressor.graph.layers import activation_input
 from compressor.graph.operators import Kernel, Target, names, operator
-from compressor.graph.values import constant_array, constant_of, is_op
+from compressor.graph.values import constant_array, constant_of, origin, sole_reader
 from compressor.types.layers import Layer
 
 _LAYERS = ("layer", "layer-to-codes", "layer-with-zero")
@@ -124,7 +124,7 @@ class _Placer:
         value = float_input(node)
         if value is None:
             return
-        root = self._root(value)
+        root = origin(value, self._moves)
         self._want(root)
         self.readers.setdefault(root.name or "", []).append(layer.name)
         self.integer.add(node)
@@ -137,9 +137,9 @@ class _Placer:
         inputs = [v for v in node.inputs if v is not None]
         if any(constant_of(v) is not None or not _is_float(v) for v in inputs):
             return False
-        if self._root(self._absorbing(node)) not in self.wanted:
+        if origin(self._absorbing(node), self._moves) not in self.wanted:
             return False
-        roots = [self._root(v) for v in inputs]
+        roots = [origin(v, self._moves) for v in inputs]
         if not all(r in self.wanted or self._can_emit(r) for r in roots):
             return False
         for root in roots:
@@ -163,19 +163,10 @@ class _Placer:
     def _absorbing(self, node: ir.Node) -> ir.Value:
         """Return what a node writes, after the activation that its kernel takes in."""
         value = node.outputs[0]
-        uses = list(value.uses())
-        if value.is_graph_output() or len(uses) != 1:
+        reader = sole_reader(value)
+        if reader is None or self.profile.kernel(reader) != "absorbed":
             return value
-        reader = uses[0].node
-        return reader.outputs[0] if self.profile.kernel(reader) == "absorbed" else value
-
-    def _root(self, value: ir.Value) -> ir.Value:
-        """Follow a value back over nodes that only move elements."""
-        node = value.producer()
-        while node is not None and self._moves(node) and node.inputs[0] is not None:
-            value = node.inputs[0]
-            node = value.producer()
-        return value
+        return reader.outputs[0]
 
     def _moves(self, node: ir.Node) -> bool:
         if self.profile.kernel(node) != "carrier" or len(node.outputs) != 1:
@@ -218,7 +209,7 @@ def place(
 def quantized_source(value: ir.Value) -> ir.Node | None:
     """Return the ``DequantizeLinear`` of one scale that writes an activation, if it is one."""
     node = value.producer()
-    if node is None or not is_op(node, "DequantizeLinear") or len(node.inputs) < 2:
+    if node is None or not operator(node).dequantizes or len(node.inputs) < 2:
         return None
     scale = constant_array(node.inputs[1])
     single = scale is not None and scale.size == 1 and constant_of(node.inputs[0]) is None
@@ -236,14 +227,11 @@ def _gate(value: ir.Value) -> str | None:
 
     Where that is zero, the sum was negative, and the value's exact size made no difference.
     """
-    add = _only_reader(value)
-    relu = None if not is_op(add, "Add") or add is None else _only_reader(add.outputs[0])
+    add = sole_reader(value)
+    if add is None or operator(add).arithmetic != "+":
+        return None
+    relu = sole_reader(add.outputs[0])
     return relu.outputs[0].name if relu is not None and operator(relu).rectifies else None
-
-
-def _only_reader(value: ir.Value) -> ir.Node | None:
-    uses = list(value.uses())
-    return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
 
 
 def _is_float(value: ir.Value) -> bool:

@@ -171,7 +171,7 @@ class _Tracer:
     def _start(self, node: ir.Node, value: ir.Value, shape: tuple[int, ...]) -> _Traced | None:
         if operator_named(node.op_type).family == "layer-norm" and value is node.outputs[0]:
             return _labelled(_norm_source(node, shape), shape, -1)
-        if is_op(node, "Mul"):
+        if operator(node).arithmetic == "*":
             return _labelled(_vector_source(node, shape), shape, -1)
         layer, bias = self._layer_behind(node)
         if layer is None or self._uses[layer.weight] > 1 or layer.is_transposed_convolution:
@@ -188,7 +188,7 @@ class _Tracer:
                 return layer, None
             owned = _vector_length(bias) == layer.rows and _read_once(bias)
             return (layer, bias.name) if owned else (None, None)
-        if not is_op(node, "Add"):
+        if operator(node).arithmetic != "+":
             return None, None
         for bias, product in (node.inputs, reversed(node.inputs)):
             if bias is None or product is None or not _read_once(bias) or not _read_once(product):
@@ -202,9 +202,9 @@ class _Tracer:
 
     def _through(self, node: ir.Node, value: ir.Value, shape: tuple[int, ...]) -> _Traced | None:
         """Return the labels of a value that a node makes of another with the same factors."""
-        if is_op(node, "Mul"):
+        if operator(node).arithmetic == "*":
             return self._product(node, shape)
-        if operator(node).is_product and operator(node).is_matmul:
+        if operator(node).bias_is_separate:
             return self._mixture(node, shape)
         entry = node.inputs[0] if node.inputs else None
         row = operator(node)

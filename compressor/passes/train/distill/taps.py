@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from compressor.errors import ModelError, SpecError, suggestion
-from compressor.graph.values import is_op, value_by_name
+from compressor.graph.layers import with_bias
+from compressor.graph.values import value_by_name
 from compressor.models.executor import GraphModule
 from compressor.models.torch.lowering import NamedModule
 from compressor.types.carrier import Capability, Carrier
@@ -119,15 +120,10 @@ def seen_output(seen: Mapping[str, Tensor], name: str) -> Tensor:
 
 def _with_bias(layer: Layer, values: Mapping[str, ir.Value]) -> str:
     """Return the layer's output; for a product whose bias is added after it, the sum."""
-    value = values[layer.output]
-    uses = list(value.uses())
-    if not layer.bias_is_separate or len(uses) != 1 or value.is_graph_output():
+    node = values[layer.output].producer()
+    if node is None:
         return layer.output
-    node = uses[0].node
-    added = [v for v in node.inputs if v is not None and v.is_initializer()]
-    if not is_op(node, "Add") or len(added) != 1 or len(added[0].shape or ()) != 1:
-        return layer.output
-    return node.outputs[0].name or layer.output
+    return with_bias(node, layer)[0].outputs[0].name or layer.output
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ import onnx_ir as ir
 from compressor.errors import SpecError
 from compressor.graph.costs import node_macs
 from compressor.graph.editing import inner_nodes
-from compressor.graph.values import is_op, value_by_name
+from compressor.graph.operators import operator
+from compressor.graph.values import value_by_name
 from compressor.passes.train.early_exit.heads import BOOL, FLOAT, INT64, HeadWriter
 from compressor.passes.train.early_exit.points import (
     Answer,
@@ -261,7 +262,7 @@ class _Cut:
         if node is not None and origin is Origin.SHAPES:
             same = self._batches.same_for_all(original)
             return value if same else self._again(node, value, index)
-        if node is not None and is_op(node, "DequantizeLinear"):
+        if node is not None and operator(node).dequantizes:
             return self._again(node, value, index)  # beside its reader, so that they fuse
         axis = self._batches.axis(original)
         if axis is None:
