@@ -66,18 +66,13 @@ class Histogram:
     ``trunc(j / 2)``. Truncation composes and scaling by a power of two does not round, so the
     state is a function of the multiset of values alone: updates and merges in any order and
     any grouping give the same bits.
-
-    Attributes:
-        counts: int64 ``[2 * SIDE]``; ``counts[SIDE + j]`` belongs to bin ``j``. Never written to.
-        exponent: binary logarithm of the bin width.
-        low: the least value seen, ``inf`` before any.
-        high: the greatest value seen, ``-inf`` before any.
     """
 
+    # int64 `[2 * SIDE]`; `counts[SIDE + j]` belongs to bin `j`. Never written to
     counts: torch.Tensor
-    exponent: int
-    low: float
-    high: float
+    exponent: int  # binary logarithm of the bin width
+    low: float  # the least value seen, `inf` before any
+    high: float  # the greatest value seen, `-inf` before any
 
     @property
     def empty(self) -> bool:

@@ -16,21 +16,14 @@ _POSITIONS = 64  # of a feature map that are looked at in each sample
 
 @dataclass(frozen=True)
 class Window:
-    """The patches of a feature map that a convolution sees.
+    """The patches of a feature map that a convolution sees."""
 
-    Attributes:
-        kernel: lengths over the spatial axes.
-        strides: steps between patches.
-        pads: zeros before and after, as ONNX orders them: all beginnings, then all ends.
-        dilations: steps between the elements of a patch.
-        groups: channel groups, each with its own moment.
-    """
-
-    kernel: tuple[int, int]
-    strides: tuple[int, int] = (1, 1)
+    kernel: tuple[int, int]  # lengths over the spatial axes
+    strides: tuple[int, int] = (1, 1)  # steps between patches
+    # zeros before and after, as ONNX orders them: all beginnings, then all ends
     pads: tuple[int, int, int, int] = (0, 0, 0, 0)
-    dilations: tuple[int, int] = (1, 1)
-    groups: int = 1
+    dilations: tuple[int, int] = (1, 1)  # steps between the elements of a patch
+    groups: int = 1  # channel groups, each with its own moment
 
 
 def add_vectors(state: Moments | None, values: Tensor) -> Moments | None:
@@ -95,15 +88,10 @@ _TOLERANCE = 0.01  # of a step
 
 @dataclass(frozen=True, eq=False)
 class Levels:
-    """The distinct values of each channel.
+    """The distinct values of each channel."""
 
-    Attributes:
-        channels: sorted values, one tensor a channel; empty before any.
-        scattered: some channel has more values than a grid could.
-    """
-
-    channels: tuple[Tensor, ...] = ()
-    scattered: bool = False
+    channels: tuple[Tensor, ...] = ()  # sorted values, one tensor a channel; empty before any
+    scattered: bool = False  # some channel has more values than a grid could
 
 
 def add_levels(state: Levels, values: Tensor) -> Levels:

@@ -26,33 +26,21 @@ _VARIABLE = re.compile(r"\$\$|\$\{(\w+)\}|\$(\w+)")
 
 @dataclass(frozen=True)
 class DataEntry:
-    """One data source of a spec, its paths resolved.
+    """One data source of a spec, its paths resolved."""
 
-    Attributes:
-        role: ``calibration``, ``evaluation`` or ``training``.
-        kind: a source's name in the catalog, or ``factory``.
-        options: the declaration of its kind; ``None`` for a factory.
-        reference: the factory's ``package.module:function``.
-    """
-
-    role: str
-    kind: str
-    options: Options | None
-    reference: str | None
+    role: str  # `calibration`, `evaluation` or `training`
+    kind: str  # a source's name in the catalog, or `factory`
+    options: Options | None  # the declaration of its kind; `None` for a factory
+    reference: str | None  # the factory's `package.module:function`
     keys: DataKeys
     where: str
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A checked spec with everything resolved.
+    """A checked spec with everything resolved."""
 
-    Attributes:
-        document: the text it came from, for messages.
-        resolved: all keys with their defaults, paths as written; goes into the manifest.
-    """
-
-    document: Document
+    document: Document  # the text it came from, for messages
     name: str
     seed: int
     model: ModelKeys
@@ -64,6 +52,7 @@ class Spec:
     exports: tuple[Exporter, ...]
     limits: LimitKeys
     output: Path
+    # all keys with their defaults, paths as written; goes into the manifest
     resolved: Mapping[str, Any]
 
     @property

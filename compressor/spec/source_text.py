@@ -23,16 +23,11 @@ KeyPath: TypeAlias = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Document:
-    """A parsed YAML document.
-
-    Attributes:
-        value: plain dictionaries, lists and scalars.
-        lines: the line (from 1) of each key path.
-    """
+    """A parsed YAML document."""
 
     path: Path
-    value: Any
-    lines: Mapping[KeyPath, int] = field(default_factory=dict)
+    value: Any  # plain dictionaries, lists and scalars
+    lines: Mapping[KeyPath, int] = field(default_factory=dict)  # the line (from 1) of each key path
 
     def where(self, path: KeyPath) -> str:
         """Return ``file:line`` of the nearest enclosing value that has a line."""

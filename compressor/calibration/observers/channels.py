@@ -155,15 +155,11 @@ class ChannelGridObserver(Observer[Levels, ChannelGrid | None]):
 
 @dataclass(frozen=True, eq=False)
 class MagnitudeSums:
-    """Sums of absolute values.
+    """Sums of absolute values."""
 
-    Attributes:
-        total: one sum for each channel, float64; ``None`` before any value.
-        count: how many values each is over.
-    """
-
+    # one sum for each channel, float64; `None` before any value
     total: torch.Tensor | None = None
-    count: int = 0
+    count: int = 0  # how many values each is over
 
 
 class ChannelMagnitude(Observer[MagnitudeSums, torch.Tensor | None]):

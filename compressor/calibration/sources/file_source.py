@@ -29,17 +29,11 @@ from compressor.types.tensors import Array, Batch, TensorSpec
 
 @dataclass(frozen=True)
 class Header:
-    """An array's description before it is read.
+    """An array's description before it is read."""
 
-    Attributes:
-        shape: its axes, samples first.
-        dtype: as stored, in either byte order.
-        fortran: whether the first axis varies fastest in the file.
-    """
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    fortran: bool = False
+    shape: tuple[int, ...]  # its axes, samples first
+    dtype: np.dtype[Any]  # as stored, in either byte order
+    fortran: bool = False  # whether the first axis varies fastest in the file
 
     @property
     def nbytes(self) -> int:

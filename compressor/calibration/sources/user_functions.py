@@ -90,16 +90,12 @@ _Form = dict[str, tuple[tuple[int, ...], str]]
 
 @dataclass(frozen=True)
 class FactorySource:
-    """Batches of any size from a function that yields the same samples at each call.
+    """Batches of any size from a function that yields the same samples at each call."""
 
-    Attributes:
-        make: returns an iterable of batches, arrays by name with the samples as first axis.
-        name: how errors name the function, such as ``pkg.mod:fn``.
-        fields: names in the model to names in its batches; all arrays if empty.
-    """
-
+    # returns an iterable of batches, arrays by name with the samples as first axis
     make: Callable[[], Iterable[Batch]]
-    name: str
+    name: str  # how errors name the function, such as `pkg.mod:fn`
+    # names in the model to names in its batches; all arrays if empty
     fields: Mapping[str, str] = field(default_factory=dict)
     samples: int | None = None
 
@@ -193,17 +189,12 @@ class TransformedSource:
 
     A parameter named ``rng`` receives a generator seeded with ``seed`` and the batch's index, so
     the same batch size gives the same batches at each call.
-
-    Attributes:
-        transform: maps a batch to a batch.
-        name: how errors name the function, such as ``pkg.mod:fn``.
-        seed: where the generators start.
     """
 
     source: Source
-    transform: Callable[..., Batch]
-    name: str
-    seed: int = 0
+    transform: Callable[..., Batch]  # maps a batch to a batch
+    name: str  # how errors name the function, such as `pkg.mod:fn`
+    seed: int = 0  # where the generators start
 
     @property
     def subject(self) -> str:

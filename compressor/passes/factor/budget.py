@@ -66,17 +66,11 @@ class SizeTarget(Options):
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """What a layer loses and costs at each of its ranks.
+    """What a layer loses and costs at each of its ranks."""
 
-    Attributes:
-        losses: at rank 1, 2, ... up to the highest that is cheaper than the whole layer.
-        unit: cost of a rank.
-        whole: cost of the layer as it is, at which it loses nothing.
-    """
-
-    losses: Values
-    unit: float
-    whole: float
+    losses: Values  # at rank 1, 2, ... up to the highest that is cheaper than the whole layer
+    unit: float  # cost of a rank
+    whole: float  # cost of the layer as it is, at which it loses nothing
 
     def cost(self, rank: int | None) -> float:
         """Return the cost of a rank; ``None`` is the whole layer."""

@@ -21,18 +21,13 @@ _ROUNDING = 1e-12  # of the energy: anything less is rounding error
 
 @dataclass(frozen=True, eq=False)
 class Decomposition:
-    """A matrix as a sum of products of a column and a row, the most important first.
+    """A matrix as a sum of products of a column and a row, the most important first."""
 
-    Attributes:
-        energies: what each product contributes to the sum of squares, ``[min(rows, columns)]``,
-            float64, descending.
-        up: the first columns, ``[rows, most]``.
-        down: the rows that belong to them, ``[most, columns]``; the two of each pair have the same
-            norm.
-    """
-
+    # what each product contributes to the sum of squares, `[min(rows, columns)]`, float64,
+    # descending
     energies: Tensor
-    up: Tensor
+    up: Tensor  # the first columns, `[rows, most]`
+    # the rows that belong to them, `[most, columns]`; the two of each pair have the same norm
     down: Tensor
 
     def factors(self, rank: int) -> tuple[Tensor, Tensor]:

@@ -38,19 +38,13 @@ class LowRankRule(LayerRule):
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A layer that may become two, and the node that multiplies with its weight.
-
-    Attributes:
-        most: the highest rank at which two layers are smaller than this one.
-        rank: the rank that an option sets; ``None`` if it is still to be chosen.
-        positions: how often the weight is used for one sample; 0 if that is not known.
-    """
+    """A layer that may become two, and the node that multiplies with its weight."""
 
     layer: Layer
     node: ir.Node
-    most: int
-    rank: int | None
-    positions: int
+    most: int  # the highest rank at which two layers are smaller than this one
+    rank: int | None  # the rank that an option sets; `None` if it is still to be chosen
+    positions: int  # how often the weight is used for one sample; 0 if that is not known
 
     @property
     def full(self) -> int:
@@ -161,17 +155,11 @@ def _wasted(layer: Layer, rank: int) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """A layer's weight as a product.
+    """A layer's weight as a product."""
 
-    Attributes:
-        layer: the layer, in the graph to change.
-        down: ``[rank, columns]``; reads the layer's input.
-        up: ``[rows, rank]``; writes its output and adds its bias.
-    """
-
-    layer: Layer
-    down: Tensor
-    up: Tensor
+    layer: Layer  # the layer, in the graph to change
+    down: Tensor  # `[rank, columns]`; reads the layer's input
+    up: Tensor  # `[rows, rank]`; writes its output and adds its bias
 
 
 def factor_names(layer: str, taken: Collection[str]) -> tuple[str, str]:

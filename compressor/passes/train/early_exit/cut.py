@@ -41,17 +41,13 @@ class CutExit:
 
 @dataclass
 class _Part:
-    """What is executed between two exits.
+    """What is executed between two exits."""
 
-    Attributes:
-        nodes: the nodes moved here so far, in order.
-        rows: indices of the samples that are left among those of the part before, ``[rows]``;
-            ``None`` in the first part.
-        local: what values of earlier parts are here, gathered or computed again.
-    """
-
-    nodes: list[ir.Node] = field(default_factory=list)
+    nodes: list[ir.Node] = field(default_factory=list)  # the nodes moved here so far, in order
+    # indices of the samples that are left among those of the part before, `[rows]`; `None` in
+    # the first part
     rows: ir.Value | None = None
+    # what values of earlier parts are here, gathered or computed again
     local: dict[ir.Value, ir.Value] = field(default_factory=dict)
 
 

@@ -25,17 +25,12 @@ FLOAT, INT64, BOOL = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL
 
 @dataclass(frozen=True)
 class HeadNames:
-    """Names of what a head adds to a graph.
+    """Names of what a head adds to a graph."""
 
-    Attributes:
-        tensors: its initializers, by the names that :func:`initial_parameters` gives them.
-        features: value ``[batch, features]`` that the linear layer, or its norm, reads.
-        logits: value ``[batch, classes]``.
-    """
-
+    # its initializers, by the names that :func:`initial_parameters` gives them
     tensors: Mapping[str, str]
-    features: str
-    logits: str
+    features: str  # value `[batch, features]` that the linear layer, or its norm, reads
+    logits: str  # value `[batch, classes]`
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -186,18 +181,12 @@ def folded(model: ir.Model, head: HeadNames) -> dict[str, Array]:
 
 @dataclass(frozen=True)
 class WithHeads:
-    """A graph that returns the answers of all exits beside the model's own.
+    """A graph that returns the answers of all exits beside the model's own."""
 
-    Attributes:
-        model: its outputs are the model's own, the logits if they are another value, and each
-            head's logits.
-        heads: names, exit by exit.
-        teacher: name of the output with the model's logits.
-    """
-
+    # its outputs are the model's own, the logits if they are another value, and each head's logits
     model: ir.Model
-    heads: tuple[HeadNames, ...]
-    teacher: str
+    heads: tuple[HeadNames, ...]  # names, exit by exit
+    teacher: str  # name of the output with the model's logits
 
 
 def with_heads(
@@ -271,19 +260,15 @@ class SelfDistillation:
 
     L. Zhang et al., Be your own teacher, 2019 (arXiv:1905.08094), section 3.2, without the feature
     loss. Gradients do not flow into the teacher, the output with the network's own logits.
-
-    Attributes:
-        alpha: weight of the labels; the network's answer gets the rest.
-        labelled: the loss of each exit against the labels; empty where alpha is 0.
-        network: the loss of the network itself, if it is trained, too.
     """
 
     exits: Sequence[str]
     teacher: str
-    alpha: float
+    alpha: float  # weight of the labels; the network's answer gets the rest
     temperature: float
+    # the loss of each exit against the labels; empty where alpha is 0
     labelled: Mapping[str, Objective]
-    network: Objective | None = None
+    network: Objective | None = None  # the loss of the network itself, if it is trained, too
 
     def losses(self, outputs: Mapping[str, Tensor], micro: Micro, step: int) -> dict[str, Tensor]:
         """Return one term for each exit, and one for the network if it is trained."""

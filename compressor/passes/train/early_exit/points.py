@@ -49,29 +49,17 @@ class Exit(Options):
 
 @dataclass(frozen=True)
 class ExitPoint:
-    """A value that a head reads.
+    """A value that a head reads."""
 
-    Attributes:
-        number: of the exit, from 1.
-        after: the layer or part that the option names.
-        layer: the last layer before it.
-        value: name of the value, ``[batch, ...]`` float32.
-        channels: length of the axis that the head does not average over.
-        averaged: the other axes but the batch's.
-        grid: if there are two such axes, the number of parts that each is averaged in.
-        kernel: lengths of these parts; empty if there is one.
-        head: what kind.
-    """
-
-    number: int
-    after: str
-    layer: Layer
-    value: str
-    channels: int
-    averaged: tuple[int, ...]
-    grid: int
-    kernel: tuple[int, ...]
-    head: Head
+    number: int  # of the exit, from 1
+    after: str  # the layer or part that the option names
+    layer: Layer  # the last layer before it
+    value: str  # name of the value, `[batch, ...]` float32
+    channels: int  # length of the axis that the head does not average over
+    averaged: tuple[int, ...]  # the other axes but the batch's
+    grid: int  # if there are two such axes, the number of parts that each is averaged in
+    kernel: tuple[int, ...]  # lengths of these parts; empty if there is one
+    head: Head  # what kind
 
     @property
     def features(self) -> int:
