@@ -9,7 +9,7 @@ import lzma
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -212,8 +212,8 @@ _READ_ERRORS = (
 )
 
 
-class FileSource(Options, ABC):
-    """Arrays with the samples as first axis, read from files a batch at a time."""
+class PathSource(Options, ABC):
+    """Arrays with the samples as first axis, from a file or a folder."""
 
     kind: ClassVar[str]
 
@@ -228,6 +228,20 @@ class FileSource(Options, ABC):
     def subject(self) -> str:
         """How errors name this source."""
         return f"data '{self.path}'"
+
+    def hashed(self, places: set[str], files: Iterable[tuple[bytes, Path]]) -> str:
+        """Return a SHA-256 of the options but ``places``, and of files, each after its name."""
+        settings = self.model_dump(mode="json", exclude=places)
+        whole = hashlib.sha256(json.dumps([self.kind, settings], sort_keys=True).encode())
+        for name, path in files:
+            whole.update(name)
+            with path.open("rb") as file:
+                whole.update(hashlib.file_digest(file, "sha256").digest())
+        return whole.hexdigest()
+
+
+class FileSource(PathSource):
+    """Arrays with the samples as first axis, read from files a batch at a time."""
 
     @abstractmethod
     def headers(self) -> dict[str, Header]:
@@ -269,14 +283,9 @@ class FileSource(Options, ABC):
 
     def digest(self) -> str:
         """Return a SHA-256 of the options and the files' content, whatever their location."""
-        settings = self.model_dump(mode="json", exclude={"path"})
-        whole = hashlib.sha256(json.dumps([self.kind, settings], sort_keys=True).encode())
         with self._guard():
-            for name, path in self.files():
-                whole.update(name.encode() + b"\0")
-                with path.open("rb") as file:
-                    whole.update(hashlib.file_digest(file, "sha256").digest())
-        return whole.hexdigest()
+            named = ((name.encode() + b"\0", path) for name, path in self.files())
+            return self.hashed({"path"}, named)
 
     def _choose(self) -> tuple[dict[str, str], SourceInfo]:
         with self._guard():
