@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,15 +42,29 @@ if TYPE_CHECKING:
 _PRECISION = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
 
 
-def length(recipe: Recipe, order: Order) -> int:
-    """Return how many steps a training has."""
-    return recipe.steps or max(1, round(recipe.epochs * order.steps_in_epoch))
+@dataclass(frozen=True)
+class Course:
+    """What a training goes through: how it trains, on what, and which samples each step has."""
+
+    recipe: Recipe
+    training: Training
+    order: Order
+
+    @property
+    def steps(self) -> int:
+        """The number of steps."""
+        return self.recipe.steps or max(1, round(self.recipe.epochs * self.order.steps_in_epoch))
+
+    @property
+    def micro(self) -> int:
+        """How many samples go through the network at once."""
+        return self.recipe.micro_batch or self.order.batch
 
 
-def make_order(
+def make_course(
     recipe: Recipe, training: Training, inputs: Sequence[TensorSpec], seed: int
-) -> Order:
-    """Return which samples each step has.
+) -> Course:
+    """Return what a model with these inputs is trained with.
 
     Raises:
         SpecError: the batch does not divide among the processes, or is not the model's.
@@ -79,30 +94,25 @@ def make_order(
             f"has {len(order.trained)} samples to train on, too few for a step of {batch}",
             f"set batch: {max(1, len(order.trained) // parts * parts)} or less, or give more data",
         )
-    return order
+    return Course(recipe, training, order)
 
 
 def train_model(
-    recipe: Recipe,
-    carrier: Carrier,
-    module: nn.Module,
-    objective: Objective,
-    training: Training,
-    order: Order,
+    course: Course, carrier: Carrier, module: nn.Module, objective: Objective
 ) -> Trained:
     """Train all of a model's module in place; see :func:`train`."""
     job = Job(
-        name=recipe.name,
+        name=course.recipe.name,
         module=module,
         objective=objective,
         inputs=tuple(spec.name for spec in carrier.inputs),
         outputs=tuple(spec.name for spec in carrier.outputs),
-        regulators=recipe.regulators(carrier, module, length(recipe, order)),
+        regulators=course.recipe.regulators(carrier, module, course.steps),
     )
-    return train(job, recipe, training, order)
+    return train(job, course)
 
 
-def train(job: Job, recipe: Recipe, training: Training, order: Order) -> Trained:
+def train(job: Job, course: Course) -> Trained:
     """Train a job's module in place.
 
     Raises:
@@ -110,9 +120,11 @@ def train(job: Job, recipe: Recipe, training: Training, order: Order) -> Trained
         ModelError: the loss diverged.
         DataError: the data cannot be read, or do not fit the loss.
     """
-    loop = _Loop(job, recipe, training, order)
-    steps = length(recipe, order)
-    with training.stage(job.name, steps) as advance, deferred_interrupts() as interruption:
+    loop = _Loop(job, course)
+    with (
+        course.training.stage(job.name, course.steps) as advance,
+        deferred_interrupts() as interruption,
+    ):
         return loop.run(advance, interruption)
 
 
@@ -135,13 +147,11 @@ def _accelerator(precision: str) -> Accelerator:
 
 
 class _Loop:
-    def __init__(self, job: Job, recipe: Recipe, training: Training, order: Order):
+    def __init__(self, job: Job, course: Course):
         self._job = job
-        self._recipe = recipe
-        self._training = training
-        self._order = order
+        self._recipe, self._training = recipe, training = course.recipe, course.training
+        self._order, self._steps, self._micro = course.order, course.steps, course.micro
         self._accelerator = accelerator = _accelerator(recipe.precision)
-        self._steps = length(recipe, order)
         self._warm_up = min(round(recipe.warm_up * self._steps), self._steps - 1)
         if recipe.checkpointing:
             checkpoint_blocks(job.module)
@@ -160,8 +170,7 @@ class _Loop:
     def run(self, advance: Advance, interruption: Interruption) -> Trained:
         step = start = self._resume()
         recipe, training, order = self._recipe, self._training, self._order
-        micro = recipe.micro_batch or order.batch
-        data = Steps(training.data, order, micro, training.ranks.rank)
+        data = Steps(training.data, order, self._micro, training.ranks.rank)
         for micros in read_steps(data, start, self._steps, recipe.workers):
             if recipe.patience is not None and self._best.since >= recipe.patience:
                 break
@@ -261,7 +270,7 @@ class _Loop:
     def _validated(self) -> float:
         """Return the metric, or if there is none the loss, on the held-out samples."""
         self._model.eval()
-        ranks, size = self._training.ranks, self._recipe.micro_batch or self._order.batch
+        ranks, size = self._training.ranks, self._micro
         share = self._order.validation[ranks.rank :: ranks.size]
         parts: list[Array] = [np.zeros(0)]
         for start in range(0, len(share), size):

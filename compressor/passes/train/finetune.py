@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from compressor.errors import DataError, SpecError
-from compressor.passes.train.engine import make_order, train_model
+from compressor.passes.train.engine import make_course, train_model
 from compressor.passes.train.job import Micro
 from compressor.passes.train.losses import cross_entropy, squared_error
 from compressor.passes.train.recipe import Recipe
@@ -150,9 +150,9 @@ class Finetune(Recipe):
         Raises:
             CompressorError: see :func:`compressor.passes.train.engine.train`.
         """
-        order = make_order(self, training, carrier.inputs, context.seed)
+        course = make_course(self, training, carrier.inputs, context.seed)
         module = carrier.trainable()
         self.freeze(carrier, module)
         loss = task_loss(self, carrier, training, context)
-        trained = train_model(self, carrier, module, loss, training, order)
+        trained = train_model(course, carrier, module, loss)
         return self.outcome(carrier, trained, training.metric)

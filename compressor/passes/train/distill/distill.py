@@ -19,14 +19,13 @@ from compressor.errors import SpecError
 from compressor.files import disk_errors, json_text, staging, sync
 from compressor.passes.train.distill.distilling import (
     Distillation,
-    Pupil,
     distilled_loss,
     matched_outputs,
     model_keys,
     opened_teacher,
 )
 from compressor.passes.train.distill.taps import LayerPair, Pairs, check_layer, make_student
-from compressor.passes.train.engine import make_order, train_model
+from compressor.passes.train.engine import make_course, train_model
 from compressor.passes.train.finetune import loss_name
 from compressor.passes.train.recipe import Recipe
 from compressor.spec.keys import ModelKeys
@@ -103,11 +102,6 @@ class Distill(Recipe, Distillation):
     def pairs(self) -> Pairs:
         """The layers that are compared."""
         return Pairs(self.features, self.attention)
-
-    @property
-    def compares_layers(self) -> bool:
-        """Whether layers are compared with the teacher's, too."""
-        return bool(self.features or self.attention)
 
     @property
     def other_models(self) -> Mapping[str, Mapping[str, Any]]:
@@ -216,12 +210,11 @@ class Distill(Recipe, Distillation):
     def _taught(
         self, carrier: Carrier, teacher: Carrier, context: PassContext, training: Training
     ) -> Outcome:
-        order = make_order(self, training, carrier.inputs, context.seed)
+        course = make_course(self, training, carrier.inputs, context.seed)
         module = make_student(carrier, self.pairs)
         self.freeze(carrier, module)
-        pupil = Pupil(carrier, module, self.pairs)
-        loss = distilled_loss(self, self, teacher, pupil, training, context)
-        trained = train_model(self, carrier, module, loss, training, order)
+        loss = distilled_loss(self, teacher, carrier, module, course, context)
+        trained = train_model(course, carrier, module, loss)
         result = self.outcome(carrier, trained, training.metric)
         parts = ", ".join(f"{name} {value:.4g}" for name, value in sorted(trained.terms.items()))
         notes = (*result.notes, f"loss at the last step: {parts}", *loss.teacher.notes())

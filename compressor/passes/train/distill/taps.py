@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
+import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
@@ -71,11 +72,6 @@ def layer_values(names: Sequence[str], carrier: Carrier, where: str) -> list[str
                 suggestion(name, layers),
             )
     return outputs
-
-
-def has_layer_values(names: Sequence[str], carrier: Carrier) -> bool:
-    """Return whether all names are layers of the graph."""
-    return {layer.name for layer in carrier.layers()}.issuperset(names)
 
 
 def executes_graph(module: NamedModule) -> bool:
@@ -237,7 +233,11 @@ def make_student(carrier: Carrier, pairs: Pairs) -> NamedModule:
 
 
 def fit_widths(
-    student: Student, pairs: Pairs, ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]
+    student: Student,
+    pairs: Pairs,
+    ours: Mapping[str, Tensor],
+    theirs: Mapping[str, Tensor],
+    seed: int = 0,
 ) -> None:
     """Give the student projections where its layers have other widths than the teacher's.
 
@@ -246,15 +246,17 @@ def fit_widths(
     Raises:
         SpecError: a pair differs in more than width.
     """
-    for tap, pair in pairs.by_tap.items():
-        if tap.startswith(ATTENTION):
-            continue
-        mine, goal = tuple(ours[tap].shape), tuple(theirs[pair.teacher].shape)
-        axes = [i for i, (a, b) in enumerate(zip(mine, goal, strict=False)) if a != b]
-        if len(mine) != len(goal) or len(axes) > 1 or 0 in axes:
-            raise _other_shape(pair, mine, goal)
-        for axis in axes:
-            student.projections[tap] = Projection(axis, mine[axis], goal[axis])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for tap, pair in pairs.by_tap.items():
+            if tap.startswith(ATTENTION):
+                continue
+            mine, goal = tuple(ours[tap].shape), tuple(theirs[pair.teacher].shape)
+            axes = [i for i, (a, b) in enumerate(zip(mine, goal, strict=False)) if a != b]
+            if len(mine) != len(goal) or len(axes) > 1 or 0 in axes:
+                raise _other_shape(pair, mine, goal)
+            for axis in axes:
+                student.projections[tap] = Projection(axis, mine[axis], goal[axis])
 
 
 def attention_axis(pair: LayerPair, carrier: Carrier, ours: Tensor, theirs: Tensor) -> int:

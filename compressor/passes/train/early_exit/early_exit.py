@@ -42,7 +42,7 @@ from compressor.passes.train.early_exit.thresholds import (
     nobody_leaves,
     threshold_notes,
 )
-from compressor.passes.train.engine import length, make_order, train
+from compressor.passes.train.engine import make_course, train
 from compressor.passes.train.finetune import CROSS_ENTROPY, TaskLoss, loss_name
 from compressor.passes.train.job import PREFIX, Job, Trained
 from compressor.passes.train.recipe import Recipe
@@ -232,7 +232,9 @@ class EarlyExit(Recipe):
         names = [name for head in headed.heads for name in head.parameters]
         inputs = tuple(i.name for i in carrier.inputs)
         outputs = tuple(v.name or "" for v in headed.model.graph.outputs)
-        order = make_order(self, training, carrier.inputs, context.seed)
+        # No metric looks at the heads: the best state is the one of least loss.
+        judged_by_loss = replace(training, metric=None)
+        course = make_course(self, judged_by_loss, carrier.inputs, context.seed)
         executing = carrier
         if self.train == "all":
             executing = carrier.with_trainable_graph(headed.model, names)
@@ -240,7 +242,7 @@ class EarlyExit(Recipe):
                 raise SpecError("train", "is all, and the graph cannot be trained", "set heads")
             module = executing.trainable()
             self.freeze(executing, module)
-            watched = self.regulators(executing, module, length(self, order))
+            watched = self.regulators(executing, module, course.steps)
         else:
             graph = trainable_graph(headed.model, nn.Module(), names)
             module, watched = FrozenTrunk(graph, inputs, outputs), ()
@@ -252,8 +254,7 @@ class EarlyExit(Recipe):
             outputs=outputs[:1],
             regulators=watched,
         )
-        # No metric looks at the heads: the best state is the one of least loss.
-        trained = train(job, self, replace(training, metric=None), order)
+        trained = train(job, course)
         tensors = {n.removeprefix(PREFIX): t for n, t in trained.tensors.items()}
         if self.train == "all":
             names_of = executing.tensors().keys()
