@@ -191,11 +191,12 @@ class _Loop:
             return 0
         self._losses = list(progress["losses"])
         self._terms = dict(progress["terms"])
-        self._best.restore(progress["best"])
+        self._best.history = [(step, value) for step, value in progress["validations"]]
         return int(progress["step"])
 
     def _save(self, step: int) -> None:
-        progress = {"losses": self._losses, "terms": self._terms, "best": self._best.as_json()}
+        validations = self._best.history
+        progress = {"losses": self._losses, "terms": self._terms, "validations": validations}
         self._saved.save(step, progress)
 
     def _step(self, step: int, micros: tuple[Micro, ...], interruption: Interruption) -> float:
@@ -250,7 +251,7 @@ class _Loop:
         problem = divergence(loss, self._losses)
         if problem:
             problem += f"; the losses before: {last_losses(self._losses)}"
-            if self._best.value is not None:
+            if self._best.history:
                 problem += f"; the best state so far, of step {self._best.step}, is kept"
             raise ModelError(
                 f"pass {self._job.name!r}, step {step + 1} of {self._steps}",
@@ -263,7 +264,8 @@ class _Loop:
         whole = step % self._order.steps_in_epoch == 0 or step == self._steps
         if not whole or not len(self._order.validation):
             return
-        if self._best.note(step, self._validated()):
+        self._best.history.append((step, self._validated()))
+        if self._best.step == step:
             self._saved.save_best(self._tensors())
 
     @torch.no_grad()
@@ -307,7 +309,7 @@ class _Loop:
         return {name: tensor.detach().cpu() for name, tensor in state.items()}
 
     def _result(self, start: int, step: int) -> Trained:
-        best = self._best.value is not None
+        best = bool(self._best.history)
         return Trained(
             tensors=self._saved.best() if best else self._tensors(),
             losses=tuple(self._losses),
