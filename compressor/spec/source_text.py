@@ -21,6 +21,15 @@ from compressor.errors import SpecError
 KeyPath: TypeAlias = tuple[str | int, ...]
 
 
+def dotted(path: KeyPath) -> str:
+    """Write a key path as a user would.
+
+    >>> dotted(("passes", 1, "weights", "bits"))
+    'passes.1.weights.bits'
+    """
+    return ".".join(str(p) for p in path) or "spec"
+
+
 @dataclass(frozen=True)
 class Document:
     """A parsed YAML document."""
@@ -35,6 +44,10 @@ class Document:
             path = path[:-1]
         line = self.lines.get(path)
         return str(self.path) if line is None else f"{self.path}:{line}"
+
+    def error(self, path: KeyPath, problem: str, remedy: str) -> SpecError:
+        """Return the error for the value of a key."""
+        return SpecError(dotted(path), problem, remedy, where=self.where(path))
 
 
 def read_document(path: Path) -> Document:
