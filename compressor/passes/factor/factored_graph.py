@@ -16,14 +16,13 @@ from compressor.graph.costs import node_macs
 from compressor.graph.editing import Editor
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.operators import operator
+from compressor.run.weight_pass import FLOATS
 from compressor.types.carrier import Carrier
 from compressor.types.layer_rules import resolve_rules, skip_reason
 from compressor.types.layers import Layer
 from compressor.types.passes import LayerRule
 
 Rank: TypeAlias = Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, le=1)]
-
-_FLOATS = ("float32", "float16", "bfloat16", "float64")
 
 
 class LowRankRule(LayerRule):
@@ -116,7 +115,7 @@ def obstacle(model: ir.Model, layer: Layer, node: ir.Node) -> str:
     """Return why a layer cannot become two smaller ones; empty if it can."""
     if layer.is_table:
         return "a table is looked up, not multiplied"
-    if layer.dtype not in _FLOATS:
+    if layer.dtype not in FLOATS:
         return f"its weight is {layer.dtype}"
     if node.graph is not model.graph or layer.weight not in model.graph.initializers:
         return "it lies in a subgraph"

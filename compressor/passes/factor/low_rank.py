@@ -11,7 +11,7 @@ import torch
 from pydantic import Field, model_validator
 
 from compressor.errors import DataError, SpecError, listed
-from compressor.graph.costs import model_macs, model_parameters
+from compressor.graph.costs import size_notes
 from compressor.graph.layers import moment_request
 from compressor.models.executor.dtypes import TORCH_DTYPES
 from compressor.passes.factor.budget import Budget, SizeTarget
@@ -264,7 +264,10 @@ class Factoring:
         whole = [name for name, rank in self._ranks.items() if rank is None]
         if whole and self._energy is None:
             self._notes.append(f"the target leaves whole: {', '.join(whole)}")
-        return Outcome(after, rows, (*self._notes, *_size_notes(self._carrier, after)))
+        self._notes += size_notes(self._carrier, after)
+        if Capability.TRAIN in self._carrier.offers - after.offers:
+            self._notes.append("the result cannot be trained: PyTorch has no form of its graph")
+        return Outcome(after, rows, tuple(self._notes))
 
     def _decompose(self, candidate: Candidate, moment: torch.Tensor | None) -> None:
         layer = candidate.layer
@@ -296,17 +299,6 @@ class Factoring:
             LayerOutcome(down, scheme, details={"rank": rank}),
             LayerOutcome(up, scheme, sqnr_db(matrix, product), details),
         )
-
-
-def _size_notes(before: Carrier, after: Carrier) -> list[str]:
-    notes = []
-    for name, count in (("MACs", model_macs), ("parameters", model_parameters)):
-        old, new = count(before), count(after)
-        if old and new is not None:
-            notes.append(f"{name} {old:,} -> {new:,} ({100 * new / old:.1f} %)")
-    if Capability.TRAIN in before.offers - after.offers:
-        notes.append("the result cannot be trained: PyTorch has no form of its graph")
-    return notes
 
 
 def _moment(candidate: Candidate, request: Request, statistics: Mapping[str, Any]) -> torch.Tensor:

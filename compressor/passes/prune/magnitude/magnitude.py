@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from functools import partial
-from math import log10
 from typing import Annotated, Any, ClassVar, Literal
 
 import onnx_ir as ir
@@ -17,14 +16,13 @@ from compressor.errors import SpecError
 from compressor.graph.layers import layers_with_nodes
 from compressor.passes.prune.magnitude.cuts import Chosen, Ranked, cut_each, cut_together
 from compressor.passes.prune.magnitude.ranking import Criterion, Norm, value_of, without
-from compressor.run.weight_pass import Changes, Choice, Treatment, WeightPass, WeightRows
+from compressor.run.weight_pass import FLOATS, Changes, Choice, Treatment, WeightPass, WeightRows
 from compressor.types.carrier import Capability, Carrier, WeightChange
 from compressor.types.layer_rules import resolve_rules, skip_reason
 from compressor.types.layers import Layer
+from compressor.types.matrices import sqnr_db
 from compressor.types.passes import LayerOutcome, LayerRule, PassContext
 from compressor.types.statistics import Block
-
-_FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 class MagnitudeRule(LayerRule):
@@ -101,12 +99,11 @@ def _unfit(layer: Layer, tables: set[str], graph: ir.Model | None) -> str:
         return "its weight is shared with a table"
     if graph is not None and layer.weight not in graph.graph.initializers:
         return "its weight lies in a subgraph"
-    if layer.dtype not in _FLOATS:
+    if layer.dtype not in FLOATS:
         return f"its weight is {layer.dtype}: prune before quantizing"
     return ""
 
 
-_PART = 1 << 22  # elements looked at together
 _Length = Annotated[int, Field(ge=1)]
 
 
@@ -214,7 +211,7 @@ class PruneMagnitude(WeightPass):
                 changes.weights[layer.weight] = change
                 if Capability.RUN in carrier.offers:
                     weight = carrier.weight(layer)
-                    loss = _sqnr_db(weight, change.stored(weight))
+                    loss = sqnr_db(weight, change.stored(weight))
             changes.outcomes[layer.name] = self._outcome(item, chosen, loss)
         return changes
 
@@ -281,14 +278,3 @@ class PruneMagnitude(WeightPass):
 def _key(seed: int, layer: str) -> int:
     """Return 64 bits that differ from layer to layer and from seed to seed."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{layer}".encode()).digest()[:8], "little")
-
-
-def _sqnr_db(before: torch.Tensor, after: torch.Tensor) -> float | None:
-    """Signal to noise of a weight that lost some values; ``None`` where none or all are lost."""
-    signal = noise = 0.0
-    old, new = before.reshape(-1), after.reshape(-1)
-    for start in range(0, len(old), _PART):
-        wide = old[start : start + _PART].to(torch.float64)
-        signal += float(wide.square().sum())
-        noise += float((wide - new[start : start + _PART].to(torch.float64)).square().sum())
-    return 10 * log10(signal / noise) if signal and noise else None

@@ -12,7 +12,7 @@ from pydantic import Field
 from compressor.errors import SpecError
 from compressor.graph.channels.analysis import analyse, map_channels
 from compressor.graph.channels.slicing import remove_channels
-from compressor.graph.costs import model_macs, model_parameters
+from compressor.graph.costs import size_notes
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.criteria import Queue, Ranking, Scores, normalized
 from compressor.passes.prune.structured import groups, masking, scores
@@ -330,10 +330,7 @@ class _Pruning:
                 "forward has sizes written into it: a module that executes the graph takes its "
                 "place"
             )
-        for name, count in (("MACs", model_macs), ("parameters", model_parameters)):
-            was, now = count(before), count(after)
-            if was and now is not None:
-                self._notes.append(f"{name} {was:,} -> {now:,} ({100 * now / was:.1f} %)")
+        self._notes += size_notes(before, after)
 
     def _layers(
         self, removed: Flags, sensitivities: Sequence[scores.Sensitivity]
