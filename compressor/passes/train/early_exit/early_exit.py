@@ -38,7 +38,6 @@ from compressor.passes.train.early_exit.thresholds import (
     choose_thresholds,
     collect,
     feature_statistics,
-    mean_latencies,
     nobody_leaves,
     threshold_notes,
 )
@@ -46,6 +45,7 @@ from compressor.passes.train.engine import make_course, train
 from compressor.passes.train.finetune import CROSS_ENTROPY, TaskLoss, loss_name
 from compressor.passes.train.job import PREFIX, Job, Trained
 from compressor.passes.train.recipe import Recipe
+from compressor.run.timing import already_open, measure
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers
 from compressor.types.passes import LayerOutcome, Outcome, PassContext, Survey
@@ -53,6 +53,7 @@ from compressor.types.tensors import Array
 from compressor.types.training import Training
 
 _PROBED = 64  # samples whose answers are compared, and of which the time is taken
+_SECONDS = 3.0  # in which the time is taken
 
 
 @dataclass(frozen=True)
@@ -297,10 +298,15 @@ class EarlyExit(Recipe):
         notes = [*notes, *threshold_notes(places.points, chosen, self.agreement, costs)]
         if training.ranks.rank == 0:
             whole = carrier.with_graph(places.graph).runner()
-            (early, full), count = mean_latencies([after.runner(), whole], probe)
+            models = already_open({"early": after.runner(), "full": whole})
+            count = len(next(iter(probe.values())))
+            alone = [{n: a[i : i + 1] for n, a in probe.items()} for i in range(count)]
+            times = measure(models, alone, _SECONDS)
+            early, full = (times.summary(name)["mean"] for name in models)
             notes.append(
-                f"mean latency at batch 1 in ONNX Runtime, over {count} calibration samples: "
-                f"{early:.3g} ms with exits, {full:.3g} ms without ({early / full:.2f} of it)"
+                f"mean latency at batch 1 in ONNX Runtime, over {times.inputs} calibration "
+                f"samples: {early:.3g} ms with exits, {full:.3g} ms without "
+                f"({early / full:.2f} of it)"
             )
         exits = zip(places.points, chosen.values, chosen.shares, strict=False)
         rows = {

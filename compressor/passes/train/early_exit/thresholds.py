@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import comb, floor, inf
@@ -21,9 +20,6 @@ _MOST_DIVISIONS = 1000  # of the samples that may differ among exits
 _BELOW = 1e-4  # below the least confidence, relative to it, if all samples leave
 _TOLERANCE = 1e-4  # of the largest answer; products of other sizes round differently
 _FLAT = 1e-6  # of a feature's mean: what varies less does so by rounding
-_ROUNDS = 5
-_SECONDS = 3.0
-_LEAST = 8  # samples that are timed
 _LOWER = (99.9, 99.5, 99.0, 98.0, 97.0, 95.0, 90.0, 80.0, 50.0)  # agreements to suggest
 
 Flags = NDArray[np.bool_]
@@ -231,36 +227,6 @@ def check_answers(
             "gives for a sample depends on the others in the batch",
             "put the exits elsewhere, or leave this pass out",
         )
-
-
-def mean_latencies(
-    runners: Sequence[Runner], batch: Batch, seconds: float = _SECONDS
-) -> tuple[list[float], int]:
-    """Time models at batch 1, sample after sample in turn, for about so many seconds.
-
-    At least 8 samples are timed.
-
-    Returns:
-        Mean milliseconds a sample for each model, of each sample's best of five; and the number of
-        samples.
-    """
-    size = len(next(iter(batch.values())))
-    alone = [{n: a[i : i + 1] for n, a in batch.items()} for i in range(size)]
-    once = 0.0
-    for runner in (*runners, *runners):
-        begin = time.perf_counter()
-        runner.run(alone[0])
-        once += (time.perf_counter() - begin) / 2
-    count = min(size, max(_LEAST, int(seconds / (_ROUNDS * once))))
-    times = np.full((len(runners), count), np.inf)
-    order = list(enumerate(runners))
-    for turn in range(_ROUNDS):
-        for place in range(count):
-            for index, runner in order if (turn + place) % 2 == 0 else reversed(order):
-                begin = time.perf_counter()
-                runner.run(alone[place])
-                times[index, place] = min(times[index, place], time.perf_counter() - begin)
-    return [float(t) * 1e3 for t in times.mean(axis=1)], count
 
 
 def threshold_notes(
