@@ -173,35 +173,18 @@ def tensors_of(model: ir.Model, channels: ChannelMap) -> Tensors:
     return Tensors(parameters(model) - counted, tuple(factors))
 
 
-@dataclass(frozen=True)
-class Change:
-    """How a layer's weight shrinks: channels before and after."""
-
-    outputs: tuple[int, int]
-    inputs: tuple[int, int]
-
-    @property
-    def text(self) -> str:
-        """In a few words; empty if nothing changes."""
-        if self.outputs[0] != self.outputs[1]:
-            return f"{self.outputs[1]} of {self.outputs[0]} channels"
-        if self.inputs[0] != self.inputs[1]:
-            return f"{self.inputs[1]} of {self.inputs[0]} inputs"
-        return ""
-
-
-def layer_change(channels: ChannelMap, layer: Layer, removed: Flags) -> Change:
-    """Return how a layer's weight shrinks without some units."""
+def layer_change(channels: ChannelMap, layer: Layer, removed: Flags) -> dict[str, tuple[int, int]]:
+    """Return how many ``channels`` and ``inputs`` a layer has before and after, if any may go."""
     axes = channels.parameters.get(layer.weight, ())
     roles = {
         m.axis: m.role for g in channels.groups for m in g.members if m.parameter == layer.weight
     }
-    counts = {"output": (0, 0), "input": (0, 0)}
-    for index, axis in enumerate(axes):
-        role = roles.get(index, "other")
-        if axis is not None and role in counts:
-            counts[role] = (len(axis), int(kept(axis, removed).sum()))
-    return Change(counts["output"], counts["input"])
+    names = {"output": "channels", "input": "inputs"}
+    return {
+        names[roles[index]]: (len(axis), int(kept(axis, removed).sum()))
+        for index, axis in enumerate(axes)
+        if axis is not None and roles.get(index) in names
+    }
 
 
 def frozen_notes(channels: ChannelMap) -> tuple[str, ...]:

@@ -111,7 +111,7 @@ class PruneStructured(GraphPass):
         for layer in carrier.layers():
             actions[layer.name] = "prune"
             if exact and not reasons[layer.name]:
-                before, after = groups.layer_change(choice.channels, layer, planned).outputs
+                before, after = groups.layer_change(choice.channels, layer, planned)["channels"]
                 actions[layer.name] = f"{after} of {before} channels"
                 if after == before:
                     reasons[layer.name] = f"the ratio leaves its {before} channels whole"
@@ -339,13 +339,16 @@ class _Pruning:
         outcomes = []
         for layer in self._carrier.layers():
             change = groups.layer_change(self._channels, layer, removed)
+            changed = [
+                (name, *sizes) for name, sizes in sorted(change.items()) if len(set(sizes)) > 1
+            ]
             details: dict[str, Any] = {}
-            for name, (before, after) in (("channels", change.outputs), ("inputs", change.inputs)):
-                if before != after:
-                    details |= {f"{name}_before": before, f"{name}_after": after}
+            for name, before, after in changed:
+                details |= {f"{name}_before": before, f"{name}_after": after}
             if layer.name in costs:
                 details["sensitivity_db"] = list(costs[layer.name].sqnr_db)
             if details:
-                scheme = ", ".join(t for t in (layer.dtype, change.text) if t)
+                sizes = [f"{after} of {before} {name}" for name, before, after in changed[:1]]
+                scheme = ", ".join([layer.dtype, *sizes])
                 outcomes.append(LayerOutcome(layer.name, scheme, details=details))
         return tuple(outcomes)
