@@ -132,16 +132,16 @@ class Rows(Protocol):
 
 
 class InOrder:
-    """Rows in order from a function that returns those from a start to a stop."""
+    """Rows in order from a function that returns them by number."""
 
-    def __init__(self, read: Callable[[int, int], Array]):
+    def __init__(self, read: ReadAt):
         self._read = read
         self._position = 0
 
     def take(self, count: int) -> Array:
         """Return the next rows."""
         start, self._position = self._position, self._position + count
-        return self._read(start, self._position)
+        return self._read(np.arange(start, self._position))
 
 
 class StreamRows:
@@ -313,6 +313,11 @@ class IndexedFileSource(FileSource):
     @abstractmethod
     def open_at(self, arrays: Mapping[str, str]) -> dict[str, ReadAt]:
         """Open the chosen arrays, model names to stored names; return readers by model name."""
+
+    @contextmanager
+    def open_rows(self, arrays: Mapping[str, str]) -> Iterator[dict[str, Rows]]:
+        """Read the rows one after the other by their numbers."""
+        yield {name: InOrder(read_at) for name, read_at in self.open_at(arrays).items()}
 
     def take(self, rows: NDArray[np.int64]) -> Batch:
         """Return samples by number; raises as ``info`` does.
