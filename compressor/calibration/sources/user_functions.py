@@ -116,7 +116,7 @@ class FactorySource:
                 for name, array in batch.items()
             )
             return SourceInfo(None, tuple(specs))
-        raise DataError(self.subject, "made no samples", "yield at least one batch")
+        raise DataError(self.subject, "yielded no samples", "yield at least one batch")
 
     def batches(self, size: int, limit: int | None = None) -> Iterator[Batch]:
         """Yield batches of ``size`` samples, at most ``limit`` in all; raises as ``info`` does."""
@@ -153,16 +153,17 @@ class FactorySource:
             if objects:
                 raise DataError(
                     self.subject,
-                    f"made {objects[0]!r} of Python objects",
-                    "give bool, numbers or fixed-length text",
+                    f"yielded {objects[0]!r} with Python objects",
+                    "yield bool, numbers or fixed-length text",
                 )
             this_form = {name: (array.shape[1:], array.dtype.name) for name, array in batch.items()}
             form = form or this_form
             if this_form != form:
+                forms = f"{_form_text(form)}, then {_form_text(this_form)}"
                 raise DataError(
                     self.subject,
-                    f"made batches that differ: {_form_text(form)}, then {_form_text(this_form)}",
-                    "give all batches the same names, dtypes and shapes but for the first axis",
+                    f"yielded batches that differ: {forms}",
+                    "yield batches of the same names, dtypes and shapes except for the first axis",
                 )
             yield batch
 
@@ -173,7 +174,7 @@ class FactorySource:
             if stored not in batch:
                 raise DataError(
                     self.subject,
-                    f"made a batch without {stored!r}",
+                    f"yielded a batch without {stored!r}",
                     f"it has {', '.join(map(repr, sorted(batch)))}",
                 )
         return {name: batch[stored] for name, stored in self.fields.items()}
@@ -260,6 +261,10 @@ def _source_file(function: Callable[..., object]) -> Path | None:
 
 def regroup(batches: Iterable[Batch], size: int, limit: int | None = None) -> Iterator[Batch]:
     """Yield the same samples in batches of ``size``, the last perhaps smaller.
+
+    >>> batches = [{"x": np.zeros((3, 8))}, {"x": np.zeros((2, 8))}]
+    >>> [len(batch["x"]) for batch in regroup(batches, 4)]
+    [4, 1]
 
     At most ``limit`` samples are used, and no batch beyond them is requested. All batches have the
     same names, dtypes and shapes except for the first axis.
