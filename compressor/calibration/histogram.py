@@ -16,6 +16,9 @@ elements, runs each operation in the calling thread."""
 def extrema(values: torch.Tensor) -> tuple[float, float]:
     """Return the least and greatest of finite values, ``(inf, -inf)`` if there are none.
 
+    >>> extrema(torch.tensor([1.0, -2.0]))
+    (-2.0, 1.0)
+
     Raises:
         ValueError: a value is not finite.
     """

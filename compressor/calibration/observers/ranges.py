@@ -1,4 +1,9 @@
-"""Observers of ranges."""
+"""Observers of ranges.
+
+>>> observer = MinMax()
+>>> observer.result(observer.update(observer.start(), torch.tensor([-1.0, 2.0])))
+Range(low=-1.0, high=2.0)
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import lzma
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from safetensors import SafetensorError
 
-from compressor.errors import DataError, SpecError
+from compressor.errors import DataError, SpecError, close_names
 from compressor.types.data import SourceInfo
 from compressor.types.options import Options
 from compressor.types.tensors import Array, Batch, TensorSpec
@@ -56,7 +55,7 @@ def choose(
         raise DataError(subject, "holds no arrays", "save named arrays, samples first")
     for stored in fields.values():
         if stored not in headers:
-            close = difflib.get_close_matches(stored, headers, n=1)
+            close = close_names(stored, headers, 1)
             hint = f"did you mean {close[0]!r}? " if close else ""
             raise DataError(
                 subject,
@@ -75,29 +74,10 @@ def describe(
         DataError: an array is not numeric, is a scalar or empty, or lengths differ.
     """
     for stored in arrays.values():
-        header = headers[stored]
-        if header.dtype.hasobject:
-            raise DataError(
-                subject,
-                f"array {stored!r} holds Python objects, which only pickle can load",
-                "save it with a numeric dtype (pickles can run code, so they are never loaded)",
-            )
-        if header.dtype.kind not in "biuf":
-            raise DataError(
-                subject,
-                f"array {stored!r} has dtype {header.dtype}",
-                "save it as bool, integers or floats (bfloat16 as float32)",
-            )
-        if not header.shape:
-            raise DataError(
-                subject, f"array {stored!r} is a single number", "save an array, samples first"
-            )
-        if 0 in header.shape:
-            raise DataError(
-                subject,
-                f"array {stored!r} is empty, with shape {list(header.shape)}",
-                "save at least one sample",
-            )
+        fault = _fault(headers[stored])
+        if fault is not None:
+            problem, remedy = fault
+            raise DataError(subject, f"array {stored!r} {problem}", remedy)
     lengths = {stored: headers[stored].shape[0] for stored in arrays.values()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{stored!r} {length}" for stored, length in lengths.items())
@@ -112,6 +92,25 @@ def describe(
         for name, stored in arrays.items()
     )
     return SourceInfo(available if most is None else min(most, available), specs)
+
+
+def _fault(header: Header) -> tuple[str, str] | None:
+    """Return why an array is no data, and a remedy; ``None`` if it can be used."""
+    if header.dtype.hasobject:
+        return (
+            "holds Python objects, which only pickle can load",
+            "save it with a numeric dtype (pickles can run code, so they are never loaded)",
+        )
+    if header.dtype.kind not in "biuf":
+        return (
+            f"has dtype {header.dtype}",
+            "save it as bool, integers or floats (bfloat16 as float32)",
+        )
+    if not header.shape:
+        return "is a single number", "save an array, samples first"
+    if 0 in header.shape:
+        return f"is empty, with shape {list(header.shape)}", "save at least one sample"
+    return None
 
 
 def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -222,7 +221,7 @@ class PathSource(Options, ABC):
         default_factory=dict,
         description="names in the model to names in the file; all arrays if there are none",
     )
-    samples: int | None = Field(default=None, ge=1, description="use at most so many samples")
+    samples: int | None = Field(default=None, ge=1, description="use at most this many samples")
 
     @property
     def subject(self) -> str:

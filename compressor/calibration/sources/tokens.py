@@ -227,7 +227,7 @@ class TokenSource(PathSource, ABC):
         if not made:
             raise DataError(
                 self.subject,
-                f"has {seen} tokens, a sample needs {span}: {self.length} and the one after them",
+                f"has {seen} tokens, but a sample needs {span}: {self.length} and the next one",
                 f"set length: {seen - 1}" if seen > 1 else "give a longer text",
             )
 
@@ -333,21 +333,14 @@ class JsonlSource(TokenSource):
             raise DataError(
                 subject, f"is not JSON ({error})", "write one JSON object a line"
             ) from error
+        text = value.get(self.field) if isinstance(value, dict) else None
+        if isinstance(text, str):
+            return text
         if not isinstance(value, dict):
-            raise DataError(
-                subject,
-                f"holds a {type(value).__name__}, not an object",
-                f'write it like {{"{self.field}": "..."}}',
-            )
+            kind, remedy = type(value).__name__, f'write it like {{"{self.field}": "..."}}'
+            raise DataError(subject, f"holds a {kind}, not an object", remedy)
         if self.field not in value:
-            raise DataError(
-                subject,
-                f"has no {self.field!r}",
-                f"set field: {suggestion(self.field, list(value))}",
-            )
-        text = value[self.field]
-        if not isinstance(text, str):
-            raise DataError(
-                subject, f"has a {type(text).__name__} as {self.field!r}", "give a string"
-            )
-        return text
+            remedy = f"set field: {suggestion(self.field, list(value))}"
+            raise DataError(subject, f"has no {self.field!r}", remedy)
+        kind = type(text).__name__
+        raise DataError(subject, f"has a {kind} as {self.field!r}", "give a string")
