@@ -78,13 +78,12 @@ def choose_layers(
             )
         units = layer.parameters // (height * width)
         if not reason and each and not number_of(share, units):
-            reason = (
-                f"{share:g} of its {units} {'weights' if block == (1, 1) else 'blocks'} is none"
-            )
+            kind = "weights" if block == (1, 1) else "blocks"
+            reason = f"{share:g} of its {units} {kind} rounds down to none"
         if reason and rule is not None and ruled is not None and not rule.skip:
             raise SpecError(
                 f"layer {layer.name!r}",
-                f"is given a sparsity by the rule {rule.match!r}, and cannot have it: {reason}",
+                f"cannot have the sparsity of the rule {rule.match!r}: {reason}",
                 "narrow the rule's match, or change the block or the sparsity",
             )
         chosen[layer.name] = (share, reason)
@@ -170,7 +169,7 @@ class PruneMagnitude(WeightPass):
             raise SpecError(
                 f"pass {self.name!r}",
                 f"sparsity {self.sparsity:g} of {sum(r.units for r in ranked)} "
-                f"{'weights' if self.block is None else 'blocks'} is none",
+                f"{'weights' if self.block is None else 'blocks'} rounds down to none",
                 "raise sparsity, or remove the pass",
             )
         return Choice(treatments, work=(ranked, context.progress))
@@ -222,20 +221,22 @@ class PruneMagnitude(WeightPass):
 
     def _check(self) -> None:
         if self.granularity == "block" and self.block is None:
-            raise SpecError("granularity 'block'", "has no block", "give one, such as [1, 4]")
+            raise SpecError(
+                "granularity 'block'", "needs a block", "set one, such as block: [1, 4]"
+            )
         if self.granularity == "weight" and self.block is not None:
             raise SpecError(
                 f"block {list(self.block)}",
-                "is given, and granularity is weight",
-                "set granularity: block, or leave block out",
+                "is set, but granularity is weight",
+                "set granularity: block, or remove block",
             )
         sparser = next((rule for rule in self.layers if rule.sparsity is not None), None)
         if sparser is not None and (self.scope == "global" or sparser.skip):
             raise SpecError(
                 f"layer rule {sparser.match!r}",
-                f"has sparsity {sparser.sparsity:g}, and "
+                f"sets sparsity {sparser.sparsity:g}, but "
                 + ("also skips its layers" if sparser.skip else "scope is global"),
-                "leave its sparsity out" + ("" if sparser.skip else ", or set scope: layer"),
+                "remove its sparsity" + ("" if sparser.skip else ", or set scope: layer"),
             )
 
     def _action(self, share: float) -> str:
