@@ -52,7 +52,11 @@ def shares(energies: Tensor) -> Tensor:
 
 
 def rank_for(energies: Tensor, share: float) -> int:
-    """Return the least rank that keeps a share, 0 to 1, of descending energies."""
+    """Return the least rank that keeps a share, 0 to 1, of descending energies.
+
+    >>> rank_for(torch.tensor([8.0, 1.0, 1.0]), share=0.85)
+    2
+    """
     enough = shares(energies) >= share - _ROUNDING
     return int(enough.to(torch.int8).argmax()) + 1
 
@@ -61,6 +65,10 @@ def decompose(
     matrix: Tensor, most: int, moment: Tensor | None = None, damping: float = 0.01
 ) -> Decomposition:
     """Decompose a weight, by its own singular values or by what it does to its inputs.
+
+    >>> up, down = decompose(torch.ones(3, 4), most=1).factors(1)
+    >>> up.shape, down.shape
+    (torch.Size([3, 1]), torch.Size([1, 4]))
 
     Args:
         matrix: the weight, ``[rows, columns]``, finite.

@@ -45,11 +45,6 @@ class Candidate:
     rank: int | None  # the rank that an option sets; `None` if it is still to be chosen
     positions: int  # how often the weight is used for one sample; 0 if that is not known
 
-    @property
-    def full(self) -> int:
-        """The highest rank that its weight can have."""
-        return full_rank(self.layer)
-
 
 @dataclass(frozen=True)
 class Choice:
@@ -149,7 +144,11 @@ def _wasted(layer: Layer, rank: int) -> str:
     full, most = full_rank(layer), most_saving(layer)
     if rank > full:
         return f"rank {rank} is above its full rank, {full}"
-    return f"at rank {rank} of {full} two are no smaller; at {most} they are" if rank > most else ""
+    return (
+        f"at rank {rank} of {full} two layers are no smaller; at {most} they are"
+        if rank > most
+        else ""
+    )
 
 
 @dataclass(frozen=True, eq=False)
