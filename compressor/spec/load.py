@@ -73,6 +73,9 @@ class Spec:
 def load_spec(path: Path, settings: Sequence[str] = ()) -> Spec:
     """Read and check a spec; nothing it names is opened yet.
 
+    >>> load_spec(Path("samples/digits/spec.yaml"), ["seed=7"]).seed
+    7
+
     Args:
         settings: overrides, ``passes.1.epochs=5``.
 

@@ -83,7 +83,12 @@ def read_document(path: Path) -> Document:
     lines: dict[KeyPath, int] = {}
     value = _plain(tree, (), lines)
     if not isinstance(value, dict):
-        raise SpecError(subject, "is not a mapping of keys", "see compress init", where=f"{path}:1")
+        raise SpecError(
+            subject,
+            "is not a mapping of keys",
+            "see compress init",
+            where=f"{path}:1",
+        )
     return Document(path, value, lines)
 
 
