@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compressor.errors import DataError, ModelError, SpecError
+from compressor.errors import ModelError, SpecError
 from compressor.passes.train.job import (
     Job,
     Micro,
     Objective,
-    Order,
     Steps,
     Trained,
     as_tensors,
     read_steps,
 )
 from compressor.passes.train.optimizers import checkpoint_blocks, make_optimizer, set_rate
-from compressor.passes.train.recipe import Recipe, rate_factor
+from compressor.passes.train.recipe import Course, rate_factor
 from compressor.passes.train.watch import (
     Best,
     Interruption,
@@ -33,68 +31,13 @@ from compressor.passes.train.watch import (
     last_losses,
 )
 from compressor.types.carrier import Carrier
-from compressor.types.tensors import Array, TensorSpec
-from compressor.types.training import Advance, Training
+from compressor.types.tensors import Array
+from compressor.types.training import Advance
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 _PRECISION = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
-
-
-@dataclass(frozen=True)
-class Course:
-    """What a training goes through: how it trains, on what, and which samples each step has."""
-
-    recipe: Recipe
-    training: Training
-    order: Order
-
-    @property
-    def steps(self) -> int:
-        """The number of steps."""
-        return self.recipe.steps or max(1, round(self.recipe.epochs * self.order.steps_in_epoch))
-
-    @property
-    def micro(self) -> int:
-        """How many samples go through the network at once."""
-        return self.recipe.micro_batch or self.order.batch
-
-
-def make_course(
-    recipe: Recipe, training: Training, inputs: Sequence[TensorSpec], seed: int
-) -> Course:
-    """Return what a model with these inputs is trained with.
-
-    Raises:
-        SpecError: the batch does not divide among the processes, or is not the model's.
-        DataError: there are fewer samples than a batch.
-    """
-    batch, parts = recipe.batch or training.batch, training.ranks.size
-    axis = inputs[0].shape[0] if inputs[0].shape else None
-    fixed = axis if isinstance(axis, int) else None
-    if batch % parts:
-        raise SpecError(
-            "batch",
-            f"is {batch}, and {parts} processes share it",
-            f"set a multiple of {parts}, such as batch: {-(-batch // parts) * parts}",
-        )
-    if fixed is not None and (recipe.micro_batch or batch // parts) != fixed:
-        raise SpecError(
-            "micro-batch",
-            f"is {recipe.micro_batch or batch // parts}, and the model takes {fixed} at a time",
-            f"set micro-batch: {fixed} and a batch that is a multiple of it",
-        )
-    order = Order(
-        training.data.samples, batch, seed, recipe.validation, parts, whole=fixed is not None
-    )
-    if order.steps_in_epoch == 0:
-        raise DataError(
-            "training data",
-            f"has {len(order.trained)} samples to train on, too few for a step of {batch}",
-            f"set batch: {max(1, len(order.trained) // parts * parts)} or less, or give more data",
-        )
-    return Course(recipe, training, order)
 
 
 def train_model(

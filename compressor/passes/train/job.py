@@ -245,5 +245,5 @@ class Trained:
             )
         notes += [grown] if (grown := growth(self.losses)) else []
         if self.started:
-            notes.append(f"went on from the state saved after step {self.started:,}")
+            notes.append(f"resumed from the state saved after step {self.started:,}")
         return tuple(notes)

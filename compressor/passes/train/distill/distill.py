@@ -25,9 +25,9 @@ from compressor.passes.train.distill.distilling import (
     opened_teacher,
 )
 from compressor.passes.train.distill.taps import LayerPair, Pairs, check_layer, make_student
-from compressor.passes.train.engine import make_course, train_model
+from compressor.passes.train.engine import train_model
 from compressor.passes.train.finetune import loss_name
-from compressor.passes.train.recipe import Recipe
+from compressor.passes.train.recipe import Course, Recipe
 from compressor.spec.keys import ModelKeys
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.passes import Outcome, PassContext, Survey
@@ -147,18 +147,9 @@ class Distill(Recipe, Distillation):
         note = f"{1 - self.alpha:g} of the loss is {name}{target}"
         return Survey(self.plan(carrier), notes=(note,))
 
-    def apply_training(
-        self,
-        carrier: Carrier,
-        context: PassContext,
-        statistics: Mapping[str, Any],  # noqa: ARG002
-        training: Training,
-    ) -> Outcome:
-        """Train assistants, then the model.
-
-        Raises:
-            CompressorError: see :func:`compressor.passes.train.engine.train`.
-        """
+    def train_on(self, carrier: Carrier, context: PassContext, course: Course) -> Outcome:
+        """Train assistants, then the model."""
+        training = course.training
         self._check_layers(carrier, "student")
         teacher = opened_teacher(self, training)
         notes: list[str] = []
@@ -172,7 +163,7 @@ class Distill(Recipe, Distillation):
                 notes += [f"{option}: {note}" for note in remarks]
             teacher = assistant
         self._check_layers(teacher, "teacher")
-        result = self._taught(carrier, teacher, context, training)
+        result = self._taught(carrier, teacher, context, course)
         return replace(result, notes=(*notes, *result.notes))
 
     def _assistant(
@@ -191,8 +182,9 @@ class Distill(Recipe, Distillation):
         if not taught:
             with disk_errors(state):
                 state.mkdir(parents=True, exist_ok=True)
-            inner = replace(training, folder=state)
-            outcome = self._for_assistant(index)._taught(assistant, teacher, context, inner)
+            options, inner = self._for_assistant(index), replace(training, folder=state)
+            course = options.course(inner, assistant.inputs, context.seed)
+            outcome = options._taught(assistant, teacher, context, course)
             if training.ranks.rank == 0:
                 _store(outcome, done)
                 shutil.rmtree(state)
@@ -208,14 +200,13 @@ class Distill(Recipe, Distillation):
         return self.model_copy(update={**length, **bare, "alpha": alpha})
 
     def _taught(
-        self, carrier: Carrier, teacher: Carrier, context: PassContext, training: Training
+        self, carrier: Carrier, teacher: Carrier, context: PassContext, course: Course
     ) -> Outcome:
-        course = make_course(self, training, carrier.inputs, context.seed)
         module = make_student(carrier, self.pairs)
         self.freeze(carrier, module)
         loss = distilled_loss(self, teacher, carrier, module, course, context)
         trained = train_model(course, carrier, module, loss)
-        result = self.outcome(carrier, trained, training.metric)
+        result = self.outcome(carrier, trained, course.training.metric)
         parts = ", ".join(f"{name} {value:.4g}" for name, value in sorted(trained.terms.items()))
         notes = (*result.notes, f"loss at the last step: {parts}", *loss.teacher.notes())
         return replace(result, notes=notes)

@@ -20,7 +20,6 @@ from compressor.passes.train.distill.taps import (
 )
 from compressor.passes.train.distill.teacher_outputs import TeacherOutputs, fields_of
 from compressor.passes.train.distill.teachers import Teacher
-from compressor.passes.train.engine import Course
 from compressor.passes.train.finetune import MSE, task_loss
 from compressor.passes.train.job import Micro, Objective, as_tensors
 from compressor.passes.train.losses import (
@@ -30,6 +29,7 @@ from compressor.passes.train.losses import (
     kl_divergence,
     mean_square,
 )
+from compressor.passes.train.recipe import Course
 from compressor.spec.keys import ModelKeys
 from compressor.types.carrier import Carrier
 from compressor.types.options import Options
@@ -270,7 +270,7 @@ def _check_pair(name: str, ours: Tensor, theirs: Tensor, soft: Soft) -> None:
     if soft == "kl" and (ours.ndim < 2 or ours.shape[-1] < 2):
         raise SpecError(
             "soft",
-            f"is kl, and output {name!r} of shape {list(ours.shape)} is no logits of classes",
+            f"is kl, but output {name!r} of shape {list(ours.shape)} does not hold logits",
             "set soft: mse",
         )
 
@@ -278,6 +278,6 @@ def _check_pair(name: str, ours: Tensor, theirs: Tensor, soft: Soft) -> None:
 def _other_outputs(ours: str, theirs: str) -> SpecError:
     return SpecError(
         "teacher",
-        f"gives {theirs}, the student {ours}",
+        f"returns {theirs}, but the student returns {ours}",
         "name a teacher for the same task, or the outputs to compare",
     )

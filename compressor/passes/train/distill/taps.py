@@ -45,7 +45,7 @@ def check_layer(name: str, carrier: Carrier, where: str) -> None:
             names += [".".join(parts[:length]) for length in range(1, len(parts))]
     if name not in names and name not in value_by_name(carrier.graph()):
         raise SpecError(
-            where, f"names {name!r}, which is no layer", suggestion(name, dict.fromkeys(names))
+            where, f"names {name!r}, which is not a layer", suggestion(name, dict.fromkeys(names))
         )
 
 
@@ -95,7 +95,7 @@ def hooked(module: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tensor
             del part, given
             tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
             if not tensors:
-                raise ModelError(f"layer {name!r}", "gives no tensor", "name another layer")
+                raise ModelError(f"layer {name!r}", "returns no tensor", "name another layer")
             seen[name] = tensors[0]
 
         handles.append(parts[name].register_forward_hook(note))
@@ -224,7 +224,7 @@ def make_student(carrier: Carrier, pairs: Pairs) -> NamedModule:
     if Capability.TRAIN not in wider.offers:
         raise ModelError(
             f"layers {', '.join(taps.values())}",
-            "cannot be had while the model is trained",
+            "are not available while the model is trained",
             f"leave {pairs.where} out",
         )
     named = wider.trainable()

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from compressor.files import disk_errors, json_sha256, json_text, staging
-from compressor.passes.train.engine import Course
 from compressor.passes.train.job import Micro, as_tensors
+from compressor.passes.train.recipe import Course
 from compressor.types.tensors import Array
 from compressor.types.training import Rows
 

@@ -84,9 +84,10 @@ def _matched(teacher: Sequence[TensorSpec], student: Sequence[TensorSpec]) -> di
         return {spec.name: spec.name for spec in teacher}
     if len(teacher) == len(student):
         return {spec.name: name for spec, name in zip(teacher, names, strict=True)}
+    theirs, ours = (", ".join(map(str, inputs)) for inputs in (teacher, student))
     raise SpecError(
         "teacher",
-        f"takes {', '.join(map(str, teacher))}, the student {', '.join(map(str, student))}",
+        f"takes {theirs}, but the student takes {ours}",
         "name a teacher that takes the same inputs",
     )
 

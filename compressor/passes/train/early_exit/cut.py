@@ -280,7 +280,7 @@ class _Cut:
         if inner_nodes(node) or original is None:
             raise SpecError(
                 f"node {node.name!r}",
-                f"is {node.op_type}, which an exit would have to do again for fewer samples",
+                f"is {node.op_type}, which would have to be computed again for fewer samples",
                 "put the exit after another layer",
             )
         outputs = [

@@ -41,10 +41,10 @@ from compressor.passes.train.early_exit.thresholds import (
     nobody_leaves,
     threshold_notes,
 )
-from compressor.passes.train.engine import make_course, train
+from compressor.passes.train.engine import train
 from compressor.passes.train.finetune import CROSS_ENTROPY, TaskLoss, loss_name
 from compressor.passes.train.job import PREFIX, Job, Trained
-from compressor.passes.train.recipe import Recipe
+from compressor.passes.train.recipe import Course, Recipe
 from compressor.run.timing import already_open, measure
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers
@@ -162,28 +162,25 @@ class EarlyExit(Recipe):
             actions[name] = "; ".join(part for part in parts if part)
         return Survey(plan_layers(self.name, actions, reasons))
 
-    def apply_training(
-        self,
-        carrier: Carrier,
-        context: PassContext,
-        statistics: Mapping[str, Any],  # noqa: ARG002
-        training: Training,
-    ) -> Outcome:
+    def train_on(self, carrier: Carrier, context: PassContext, course: Course) -> Outcome:
         """Train the heads, choose their thresholds, and cut the graph.
 
         Raises:
             CompressorError: see :func:`compressor.passes.train.engine.train`; or there are no
                 calibration data, or no sample would leave early.
         """
+        training = course.training
         if training.samples.made_up:
             raise SpecError(
                 f"pass {self.name!r}",
-                "chooses thresholds, and there is no calibration data",
+                "chooses thresholds, but there is no calibration data",
                 "add data.calibration",
             )
         places = self._places(carrier)
         headed = self._with_heads(carrier, places, context.seed, training)
-        trained, carrier, headed = self._trained(carrier, context, training, headed)
+        # No metric looks at the heads: the best state is the one of least loss.
+        course = replace(course, training=replace(training, metric=None))
+        trained, carrier, headed = self._trained(carrier, course, headed)
         network = headed.model.clone()
         del network.graph.outputs[1:]
         common.RemoveUnusedNodesPass()(network)
@@ -227,15 +224,12 @@ class EarlyExit(Recipe):
         return with_heads(places.graph, places.points, places.answer, starts)
 
     def _trained(
-        self, carrier: Carrier, context: PassContext, training: Training, headed: WithHeads
+        self, carrier: Carrier, course: Course, headed: WithHeads
     ) -> tuple[Trained, Carrier, WithHeads]:
         """Train; return the model with trained weights, and its graph with the heads."""
         names = [name for head in headed.heads for name in head.parameters]
         inputs = tuple(i.name for i in carrier.inputs)
         outputs = tuple(v.name or "" for v in headed.model.graph.outputs)
-        # No metric looks at the heads: the best state is the one of least loss.
-        judged_by_loss = replace(training, metric=None)
-        course = make_course(self, judged_by_loss, carrier.inputs, context.seed)
         executing = carrier
         if self.train == "all":
             executing = carrier.with_trainable_graph(headed.model, names)
@@ -250,7 +244,7 @@ class EarlyExit(Recipe):
         job = Job(
             name=self.name,
             module=module,
-            objective=self._objective(headed, training),
+            objective=self._objective(headed, course.training),
             inputs=inputs,
             outputs=outputs[:1],
             regulators=watched,

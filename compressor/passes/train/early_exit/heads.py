@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import log, sqrt
+from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -20,6 +21,7 @@ from compressor.types.tensors import Array
 
 _EPSILON = 1e-5
 _STATISTICS = ("mean", "scale")
+_Add: TypeAlias = Callable[..., ir.Value]
 FLOAT, INT64, BOOL = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL
 
 
@@ -54,15 +56,7 @@ class HeadWriter:
         features are standardized first.
         """
         start, made = f"exit{point.number}", list[ir.Node]()
-
-        def add(
-            operator: str, inputs: list[ir.Value], name: str, attributes: Attributes | None = None
-        ) -> ir.Value:
-            node = self.editor.node(operator, inputs, f"{start}.{name}", FLOAT, attributes)
-            made.append(node)
-            node.outputs[0].shape = _rows(point.features)
-            return node.outputs[0]
-
+        add = self._adder(made, start, point.features)
         tensors: dict[str, str] = {}
 
         def constant(name: str) -> ir.Value:
@@ -83,7 +77,19 @@ class HeadWriter:
         logits.shape = _rows(self._classes)
         return HeadNames(tensors, features.name or "", logits.name or ""), made
 
-    def _pooled(self, point: ExitPoint, value: ir.Value, add: Callable[..., ir.Value]) -> ir.Value:
+    def _adder(self, made: list[ir.Node], start: str, *lengths: int) -> _Add:
+        """Return what appends a node to ``made``, whose output is ``[batch, *lengths]``."""
+
+        def add(
+            operator: str, inputs: list[ir.Value], name: str, attributes: Attributes | None = None
+        ) -> ir.Value:
+            made.append(self.editor.node(operator, inputs, f"{start}.{name}", FLOAT, attributes))
+            made[-1].outputs[0].shape = _rows(*lengths)
+            return made[-1].outputs[0]
+
+        return add
+
+    def _pooled(self, point: ExitPoint, value: ir.Value, add: _Add) -> ir.Value:
         """Average over positions; return ``[batch, features]``."""
         if point.kernel:
             attributes = {"kernel_shape": point.kernel, "strides": point.kernel}
@@ -113,36 +119,29 @@ class HeadWriter:
         is 1 for a uniform distribution.
         """
         start, made = f"exit{number}", list[ir.Node]()
-
-        def add(operator: str, inputs: list[ir.Value], name: str, **attributes: int) -> ir.Value:
-            node = self.editor.node(operator, inputs, f"{start}.{name}", FLOAT, attributes)
-            made.append(node)
-            node.outputs[0].shape = _rows()
-            return node.outputs[0]
-
+        add = self._adder(made, start)
         last = self.editor.shared_constant("exits.last_axis", np.asarray([-1], np.int64))
         if measure == "entropy":
-            logs = add("LogSoftmax", [logits], "log_probability", axis=-1)
+            logs = add("LogSoftmax", [logits], "log_probability", {"axis": -1})
             each = add("Mul", [add("Exp", [logs], "probability"), logs], "information")
-            total = add("ReduceSum", [each, last], "negative_entropy", keepdims=0)
+            total = add("ReduceSum", [each, last], "negative_entropy", {"keepdims": 0})
             most = np.asarray(log(self._classes), np.float32)
             one = self.editor.shared_constant("exits.one", np.asarray(1, np.float32))
             largest = self.editor.shared_constant("exits.most_entropy", most)
             add("Add", [add("Div", [total, largest], "certainty"), one], "confidence")
             return made
-        probability = add("Softmax", [logits], "probability", axis=-1)
+        probability = add("Softmax", [logits], "probability", {"axis": -1})
         if measure == "probability":
-            add("ReduceMax", [probability, last], "confidence", keepdims=0)
+            add("ReduceMax", [probability, last], "confidence", {"keepdims": 0})
             return made
         two = self.editor.shared_constant("exits.two", np.asarray([2], np.int64))
         values = ir.Value(name=self.editor.free_name(f"{start}.two"), type=ir.TensorType(FLOAT))
         places = ir.Value(name=self.editor.free_name(f"{start}.which"), type=ir.TensorType(INT64))
-        attributes = {"axis": -1}
-        made.append(ir.node("TopK", [probability, two], attributes, outputs=[values, places]))
+        made.append(ir.node("TopK", [probability, two], {"axis": -1}, outputs=[values, places]))
         made[-1].name = values.name
         signs = self.editor.shared_constant("exits.signs", np.asarray([1, -1], np.float32))
         signed = add("Mul", [values, signs], "signed")
-        add("ReduceSum", [signed, last], "confidence", keepdims=0)
+        add("ReduceSum", [signed, last], "confidence", {"keepdims": 0})
         return made
 
 

@@ -162,7 +162,9 @@ def feature_statistics(
         sums = [before + more for before, more in zip(sums, added, strict=True)]
         count += len(next(iter(batch.values())))
     if not count:
-        raise DataError("calibration data", "have no samples", "give some: thresholds need them")
+        raise DataError(
+            "calibration data", "has no samples", "give some: thresholds are chosen by them"
+        )
     results = []
     for total, squares in sums:
         mean = total / count
@@ -239,16 +241,16 @@ def threshold_notes(
             parts.append(f"exit {point.number} after {point.after} {share:.1f} %")
             continue
         notes.append(
-            f"exit {point.number} after {point.after} is left out: with agreement {agreement:g} it "
-            "would let nobody leave"
+            f"exit {point.number} after {point.after} is left out: with agreement {agreement:g} "
+            "no sample would leave there"
         )
     mean, most = chosen.cost, float(sum(costs))
     return (
         *notes,
-        f"of {chosen.samples:,} calibration samples leave at {', '.join(parts)}; all the way go "
-        f"{chosen.shares[-1]:.1f} %",
+        f"of {chosen.samples:,} calibration samples leave at {', '.join(parts)}; "
+        f"{chosen.shares[-1]:.1f} % go all the way",
         f"{chosen.agreement:.2f} % of them get the full network's answer, "
-        f"{agreement:g} % are wanted",
+        f"{agreement:g} % are required",
         # A sample that goes all the way costs more than before.
         f"a calibration sample takes {mean / 1e6:.4g} million multiply-accumulates on average and "
         f"{most / 1e6:.4g} million at most, heads included ({100 * mean / max(most, 1):.0f} %); "

@@ -26,7 +26,7 @@ from compressor.passes.train.distill.distilling import (
     matched_outputs,
     opened_teacher,
 )
-from compressor.passes.train.engine import Course, make_course, train
+from compressor.passes.train.engine import train
 from compressor.passes.train.finetune import loss_name, task_loss
 from compressor.passes.train.job import PREFIX, Job, Objective, ParameterGroup
 from compressor.passes.train.qat.graph import fake_quantized
@@ -38,7 +38,7 @@ from compressor.passes.train.qat.networks import (
     with_factors,
 )
 from compressor.passes.train.qat.writing import NormsFrozen, Prepared, ScalesInRange
-from compressor.passes.train.recipe import Recipe
+from compressor.passes.train.recipe import Course, Recipe
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers
 from compressor.types.layers import Layer
@@ -170,20 +170,14 @@ class Qat(Recipe):
             note = f"{1 - self.distill.alpha:g} of the loss is against a teacher{part}"
         return Survey(rows, notes=(note, *kernel_notes(context.targets, settings)))
 
-    def apply_training(
-        self,
-        carrier: Carrier,
-        context: PassContext,
-        statistics: Mapping[str, Any],  # noqa: ARG002
-        training: Training,
-    ) -> Outcome:
+    def train_on(self, carrier: Carrier, context: PassContext, course: Course) -> Outcome:
         """Calibrate, train, and quantize.
 
         Raises:
             CompressorError: see :func:`compressor.passes.train.engine.train`; or there are no
                 calibration data, or a range is not finite.
         """
-        course = make_course(self, training, carrier.inputs, context.seed)
+        training = course.training
         prepared = self.prepared(carrier, context, training)
         # Copies: training changes the module's own tensors in place.
         start = {name: tensor.clone() for name, tensor in prepared.module.state_dict().items()}

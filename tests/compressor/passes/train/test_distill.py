@@ -92,7 +92,7 @@ def test_an_interrupted_training_ends_in_the_same_bytes(
     with pytest.raises(Killed):
         distilled(tmp_path / "broken", student(), block(), **options, stage=killed_at(8))
     resumed = distilled(tmp_path / "broken", student(), block(), **options)
-    assert "went on from the state saved after step 6" in resumed.notes
+    assert "resumed from the state saved after step 6" in resumed.notes
     assert same(resumed, whole)
     if cache and noisy:  # steps 7 and 8 were done before
         assert counted(resumed) == (32, 16)

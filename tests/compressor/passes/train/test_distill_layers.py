@@ -163,7 +163,7 @@ def test_a_kill_in_any_training_changes_nothing(tmp_path: Path, number: int) -> 
     assert sorted(done) == [f"assistant-{i}" for i in range(number)]
     resumed = assisted(tmp_path / "broken")
     assert same(resumed, whole)
-    assert any("went on from the state saved after step 2" in note for note in resumed.notes)
+    assert any("resumed from the state saved after step 2" in note for note in resumed.notes)
     assert not list((tmp_path / "broken").glob("state/*/state"))
 
 
