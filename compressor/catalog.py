@@ -89,6 +89,9 @@ def names(kind: Kind) -> tuple[str, ...]:
 def load(kind: Kind, name: str) -> Any:
     """Return the class behind a name.
 
+    >>> load("observer", "min-max").name
+    'min-max'
+
     Raises:
         SpecError: there is no such name, or its package does not import.
     """

@@ -131,7 +131,11 @@ def file_sha256(path: Path) -> str:
 
 
 def json_sha256(value: Any) -> str:
-    """Return the SHA-256 of a JSON value in a canonical form."""
+    """Return the SHA-256 of a JSON value in a canonical form.
+
+    >>> json_sha256({"a": 1, "b": 2}) == json_sha256({"b": 2, "a": 1})
+    True
+    """
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -153,6 +157,9 @@ def read_json(path: Path, subject: str, problem: str, *, constants: bool = False
 
 def strict_json(text: bytes, subject: str, problem: str, *, constants: bool = False) -> Any:
     """Parse JSON that names nothing twice.
+
+    >>> strict_json(b'{"a": 1}', "file 'x.json'", "cannot be read")
+    {'a': 1}
 
     Args:
         text: UTF-8.

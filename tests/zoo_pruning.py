@@ -145,7 +145,7 @@ def _proof(notes: Sequence[str]) -> tuple[float | None, int]:
     note = next(n for n in notes if "prove" in n)
     found = re.search(r"were proved on calibration data.* at most (\S+) of", note)
     assert found is not None or note.startswith("no removal could be proved by zeroing"), note
-    mixed = re.search(r"not so the units of (\d+) groups", note)
+    mixed = re.search(r"the units of (\d+) groups that .* mixes were not", note)
     return float(found[1]) if found else None, int(mixed[1]) if mixed else 0
 
 

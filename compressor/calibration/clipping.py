@@ -48,19 +48,14 @@ def quantile(counts: torch.Tensor, beyond: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Density:
-    """A piecewise constant density in units of the histogram's bin width.
+    """A piecewise constant density in units of the histogram's bin width."""
 
-    Attributes:
-        mass: float64 ``[last - first]``, the counts in ``[first, first + 1)`` and so on. A spike
-            at zero is left out: zero is represented exactly, so it costs nothing and says
-            nothing about where to clip.
-        first: the left end, an integer, at most 0.
-        last: the right end, an integer, at least 0.
-    """
-
+    # float64 `[last - first]`, the counts in `[first, first + 1)` and so on. A spike at zero is
+    # left out: zero is represented exactly, so it costs nothing and says nothing about where to
+    # clip
     mass: torch.Tensor
-    first: int
-    last: int
+    first: int  # the left end, an integer, at most 0
+    last: int  # the right end, an integer, at least 0
 
     @property
     def edges(self) -> torch.Tensor:

@@ -189,18 +189,9 @@ def collect(
     if not seen:
         raise DataError("calibration data", "has no samples", "give at least one batch")
     if ranks.size > 1:
-        states = _merged(updaters, ranks.gathered(states))
+        gathered = ranks.gathered(states)
+        states = {k: reduce(o.merge, (each[k] for each in gathered)) for k, o in updaters.items()}
     return {key: _result(key, observer, states[shared[key]]) for key, observer in observers.items()}
-
-
-def _merged(
-    observers: dict[_Key, AnyObserver], states: Sequence[dict[_Key, Any]]
-) -> dict[_Key, Any]:
-    """Return one state for each observer, merged from all processes in their order."""
-    return {
-        key: reduce(observer.merge, (process_states[key] for process_states in states))
-        for key, observer in observers.items()
-    }
 
 
 def _run_ahead(

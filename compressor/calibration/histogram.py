@@ -16,6 +16,9 @@ elements, runs each operation in the calling thread."""
 def extrema(values: torch.Tensor) -> tuple[float, float]:
     """Return the least and greatest of finite values, ``(inf, -inf)`` if there are none.
 
+    >>> extrema(torch.tensor([1.0, -2.0]))
+    (-2.0, 1.0)
+
     Raises:
         ValueError: a value is not finite.
     """
@@ -66,18 +69,13 @@ class Histogram:
     ``trunc(j / 2)``. Truncation composes and scaling by a power of two does not round, so the
     state is a function of the multiset of values alone: updates and merges in any order and
     any grouping give the same bits.
-
-    Attributes:
-        counts: int64 ``[2 * SIDE]``; ``counts[SIDE + j]`` belongs to bin ``j``. Never written to.
-        exponent: binary logarithm of the bin width.
-        low: the least value seen, ``inf`` before any.
-        high: the greatest value seen, ``-inf`` before any.
     """
 
+    # int64 `[2 * SIDE]`; `counts[SIDE + j]` belongs to bin `j`. Never written to
     counts: torch.Tensor
-    exponent: int
-    low: float
-    high: float
+    exponent: int  # binary logarithm of the bin width
+    low: float  # the least value seen, `inf` before any
+    high: float  # the greatest value seen, `-inf` before any
 
     @property
     def empty(self) -> bool:

@@ -65,7 +65,9 @@ def explain(
 
     if method == "sqnr" and (layers is not None or seconds is not None):
         raise SpecError(
-            "--layers and --seconds", "limit what is measured", "add --method leave-one-out"
+            "--layers and --seconds",
+            "limit what leave-one-out measures",
+            "add --method leave-one-out",
         )
     with importable([Path.cwd()]):
         finished = finished_run(run, settings)

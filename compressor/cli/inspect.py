@@ -65,7 +65,7 @@ def inspect(
     only_timed = {"--batch": batch, "--length": length, "--threads": threads}
     for option, value in only_timed.items():
         if value is not None:
-            raise SpecError(option, "says how a model is timed", "add --roofline")
+            raise SpecError(option, "only matters when a model is timed", "add --roofline")
     with shown_progress() as progress:
         contents = inspect_path(path, progress)
     print_result(lambda: contents_json(contents), lambda: contents_page(contents), as_json=as_json)

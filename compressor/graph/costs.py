@@ -252,6 +252,16 @@ def model_macs(carrier: Carrier) -> int | None:
     return macs(carrier.graph()) if Capability.GRAPH in carrier.offers else None
 
 
+def size_notes(before: Carrier, after: Carrier) -> list[str]:
+    """Return how a model's counts have changed, one sentence each; none for what is not known."""
+    notes = []
+    for name, count in (("MACs", model_macs), ("parameters", model_parameters)):
+        old, new = count(before), count(after)
+        if old and new is not None:
+            notes.append(f"{name} {old:,} -> {new:,} ({100 * new / old:.1f} %)")
+    return notes
+
+
 def layer_bytes(carrier: Carrier) -> dict[str, int]:
     """Bytes of each layer's weight and bias with their scales and zero points, by layer."""
     if Capability.GRAPH not in carrier.offers:

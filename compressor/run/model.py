@@ -30,9 +30,9 @@ from compressor.run.evaluate import signal_and_error
 from compressor.run.store import result_key
 from compressor.spec.keys import InputKeys, ModelKeys
 from compressor.spec.load import Spec, resolve_path
-from compressor.spec.source_text import Document, KeyPath
+from compressor.spec.source_text import Document, KeyPath, dotted
 from compressor.spec.user_code import code_digest, importable, load_symbol
-from compressor.spec.validate import SpecErrors, dotted, validate
+from compressor.spec.validate import SpecErrors, validate
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.tensors import Batch, TensorSpec
 

@@ -21,8 +21,8 @@ from compressor.run.evaluate import RunSamples
 from compressor.run.model import OpenedModel, open_other_model, option_path
 from compressor.run.store import Store
 from compressor.run.workspace import Workspace, metric_code
+from compressor.spec.source_text import dotted
 from compressor.spec.user_code import code_digest, importable, load_symbol
-from compressor.spec.validate import dotted
 from compressor.types.carrier import Carrier
 from compressor.types.data import share
 from compressor.types.options import kebab

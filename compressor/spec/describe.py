@@ -18,52 +18,35 @@ Described = Literal["pass", "exporter"]
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of a list.
-
-    Attributes:
-        summary: the first line of its documentation.
-        needs: what a model must offer, for passes.
-        problem: why it cannot be used; empty where it can.
-    """
+    """One line of a list."""
 
     name: str
-    summary: str
-    needs: tuple[str, ...]
-    problem: str = ""
+    summary: str  # the first line of its documentation
+    needs: tuple[str, ...]  # what a model must offer, for passes
+    problem: str = ""  # why it cannot be used; empty where it can
 
 
 @dataclass(frozen=True)
 class Option:
-    """One key of a declaration.
+    """One key of a declaration."""
 
-    Attributes:
-        key: as in a spec.
-        type: which values there are, in plain words.
-        default: as it would be written in a spec; ``None`` where there is none.
-        options: the keys of the section, or of each section in a list, that the value is.
-    """
-
-    key: str
-    type: str
-    default: str | None
+    key: str  # as in a spec
+    type: str  # which values there are, in plain words
+    default: str | None  # as it would be written in a spec; `None` where there is none
     required: bool
     description: str
+    # the keys of the section, or of each section in a list, that the value is
     options: tuple[Option, ...] = ()
 
 
 @dataclass(frozen=True)
 class Description:
-    """Everything about a pass or an exporter.
-
-    Attributes:
-        needs: what a model must offer, for passes.
-        source: paper or document that the method comes from, for passes.
-    """
+    """Everything about a pass or an exporter."""
 
     name: str
     documentation: str
-    needs: tuple[str, ...]
-    source: str
+    needs: tuple[str, ...]  # what a model must offer, for passes
+    source: str  # paper or document that the method comes from, for passes
     options: tuple[Option, ...]
 
 

@@ -64,7 +64,7 @@ class DataKeys(Options):
         default=None, description="package.module:function, fn(batch) or fn(batch, rng) -> batch"
     )
     samples: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="use the first so many samples"
+        default=None, description="use at most this many samples, the first ones"
     )
     batch: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="samples in a batch; default 32, or what the model is fixed to"

@@ -13,7 +13,7 @@ from compressor import catalog
 from compressor.errors import CompressorError, SpecError, listed, suggestion
 from compressor.spec.keys import DataKeys, DataSection, LimitKeys, MetricKeys, ModelKeys, SpecKeys
 from compressor.spec.source_text import Document, KeyPath, override, read_document
-from compressor.spec.validate import SpecErrors, dotted, validate
+from compressor.spec.validate import SpecErrors, validate
 from compressor.types.exporter import Exporter
 from compressor.types.options import Options
 from compressor.types.passes import Pass
@@ -26,33 +26,21 @@ _VARIABLE = re.compile(r"\$\$|\$\{(\w+)\}|\$(\w+)")
 
 @dataclass(frozen=True)
 class DataEntry:
-    """One data source of a spec, its paths resolved.
+    """One data source of a spec, its paths resolved."""
 
-    Attributes:
-        role: ``calibration``, ``evaluation`` or ``training``.
-        kind: a source's name in the catalog, or ``factory``.
-        options: the declaration of its kind; ``None`` for a factory.
-        reference: the factory's ``package.module:function``.
-    """
-
-    role: str
-    kind: str
-    options: Options | None
-    reference: str | None
+    role: str  # `calibration`, `evaluation` or `training`
+    kind: str  # a source's name in the catalog, or `factory`
+    options: Options | None  # the declaration of its kind; `None` for a factory
+    reference: str | None  # the factory's `package.module:function`
     keys: DataKeys
     where: str
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A checked spec with everything resolved.
+    """A checked spec with everything resolved."""
 
-    Attributes:
-        document: the text it came from, for messages.
-        resolved: all keys with their defaults, paths as written; goes into the manifest.
-    """
-
-    document: Document
+    document: Document  # the text it came from, for messages
     name: str
     seed: int
     model: ModelKeys
@@ -64,6 +52,7 @@ class Spec:
     exports: tuple[Exporter, ...]
     limits: LimitKeys
     output: Path
+    # all keys with their defaults, paths as written; goes into the manifest
     resolved: Mapping[str, Any]
 
     @property
@@ -83,6 +72,9 @@ class Spec:
 
 def load_spec(path: Path, settings: Sequence[str] = ()) -> Spec:
     """Read and check a spec; nothing it names is opened yet.
+
+    >>> load_spec(Path("samples/digits/spec.yaml"), ["seed=7"]).seed
+    7
 
     Args:
         settings: overrides, ``passes.1.epochs=5``.
@@ -167,12 +159,8 @@ def _declaration(section: str, kind: catalog.Kind, index: int, document: Documen
     key = "pass" if kind == "pass" else "format"
     name = value.pop(key, None)
     if not isinstance(name, str):
-        raise SpecError(
-            dotted(path),
-            f"has no {key!r}",
-            f"there are: {', '.join(catalog.names(kind))}",
-            where=document.where(path),
-        )
+        names = ", ".join(catalog.names(kind))
+        raise document.error(path, f"has no {key!r}", f"there are: {names}")
     try:
         cls = catalog.load(kind, name)
     except CompressorError as error:
@@ -194,25 +182,21 @@ def _data_entry(role: str, value: dict[str, Any], document: Document, folder: Pa
         what = f"names {listed(named)} together" if named else "names no source"
         unknown = [k for k in value if k not in (*kinds, *_aliases(DataKeys))]
         hint = suggestion(unknown[0], kinds) if unknown else f"give one of {', '.join(kinds)}"
-        raise SpecError(dotted(path), what, hint, where=document.where(path))
+        raise document.error(path, what, hint)
     kind = named[0]
     common = {k: v for k, v in value.items() if k in _aliases(DataKeys)}
     options = {k: v for k, v in value.items() if k not in common and k != kind}
     keys = validate(DataKeys, common, document, path)
     where = document.where((*path, kind))
     if not isinstance(value[kind], str):
-        raise SpecError(dotted((*path, kind)), f"is {value[kind]!r}", "give a string", where=where)
+        raise document.error((*path, kind), f"is {value[kind]!r}", "give a string")
     if kind == FACTORY:
         _refuse_unknown(options, _aliases(DataKeys), document, path)
         return DataEntry(role, kind, None, value[kind], keys, where)
     location = resolve_path(value[kind], folder, (*path, kind), document)
     if location is None or not location.exists():
-        raise SpecError(
-            dotted((*path, kind)),
-            f"{str(location)!r} does not exist",
-            "correct the path",
-            where=where,
-        )
+        problem = f"{str(location)!r} does not exist"
+        raise document.error((*path, kind), problem, "correct the path")
     cls = catalog.load("source", kind)
     _refuse_unknown(options, [*_aliases(cls), *_aliases(DataKeys)], document, path)
     # Resolve those of a source's further options that are paths.
@@ -239,13 +223,7 @@ def _refuse_unknown(
     shown = [k for k in dict.fromkeys(keys) if k not in hidden]
     for key in options:
         if key not in shown:
-            here = (*path, key)
-            raise SpecError(
-                dotted(here),
-                "is not a known key",
-                suggestion(key, shown),
-                where=document.where(here),
-            )
+            raise document.error((*path, key), "is not a known key", suggestion(key, shown))
 
 
 def _aliases(cls: type[Options]) -> list[str]:
@@ -266,12 +244,8 @@ def resolve_path(text: str | None, folder: Path, key: KeyPath, document: Documen
         if name is None:
             return "$"
         if name not in os.environ:
-            raise SpecError(
-                dotted(key),
-                f"uses the environment variable {name}, which is not set",
-                f"export {name}=/path",
-                where=document.where(key),
-            )
+            problem = f"uses the environment variable {name}, which is not set"
+            raise document.error(key, problem, f"export {name}=/path")
         return os.environ[name]
 
     expanded = Path(_VARIABLE.sub(value_of, text)).expanduser()

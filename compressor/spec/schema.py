@@ -112,27 +112,24 @@ def _tagged(tag: str, schemas: Mapping[str, Schema]) -> Iterator[tuple[str, Sche
 
 def _sources(common: Schema, schemas: Mapping[str, Schema]) -> Iterator[tuple[str, Schema]]:
     """Yield each kind of data source with the keys that all kinds have."""
-    for name, schema in schemas.items():
+    factory = {
+        "description": "Batches that a function makes.",
+        "properties": {"path": {"description": _FACTORY}},
+    }
+    for name, schema in {**schemas, FACTORY: factory}.items():
         properties = {k: v for k, v in schema["properties"].items() if k not in _FILLED}
         required = [k for k in schema.get("required", []) if k in properties]
         path = {"type": "string", "description": schema["properties"]["path"]["description"]}
-        yield _source(
-            name, schema.get("description", ""), {name: path, **properties}, required, common
+        yield (
+            f"source-{name}",
+            {
+                "type": "object",
+                "description": schema.get("description", ""),
+                "properties": {name: path, **properties, **common["properties"]},
+                "required": [name, *required],
+                "additionalProperties": False,
+            },
         )
-    reference = {"type": "string", "description": _FACTORY}
-    yield _source(FACTORY, "Batches that a function makes.", {FACTORY: reference}, [], common)
-
-
-def _source(
-    name: str, description: str, properties: Schema, required: Sequence[str], common: Schema
-) -> tuple[str, Schema]:
-    return f"source-{name}", {
-        "type": "object",
-        "description": description,
-        "properties": {**properties, **common["properties"]},
-        "required": [name, *required],
-        "additionalProperties": False,
-    }
 
 
 def _references(prefix: str, names: Sequence[str] | Mapping[str, Any]) -> list[Schema]:

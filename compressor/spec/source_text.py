@@ -21,18 +21,22 @@ from compressor.errors import SpecError
 KeyPath: TypeAlias = tuple[str | int, ...]
 
 
+def dotted(path: KeyPath) -> str:
+    """Write a key path as a user would.
+
+    >>> dotted(("passes", 1, "weights", "bits"))
+    'passes.1.weights.bits'
+    """
+    return ".".join(str(p) for p in path) or "spec"
+
+
 @dataclass(frozen=True)
 class Document:
-    """A parsed YAML document.
-
-    Attributes:
-        value: plain dictionaries, lists and scalars.
-        lines: the line (from 1) of each key path.
-    """
+    """A parsed YAML document."""
 
     path: Path
-    value: Any
-    lines: Mapping[KeyPath, int] = field(default_factory=dict)
+    value: Any  # plain dictionaries, lists and scalars
+    lines: Mapping[KeyPath, int] = field(default_factory=dict)  # the line (from 1) of each key path
 
     def where(self, path: KeyPath) -> str:
         """Return ``file:line`` of the nearest enclosing value that has a line."""
@@ -40,6 +44,10 @@ class Document:
             path = path[:-1]
         line = self.lines.get(path)
         return str(self.path) if line is None else f"{self.path}:{line}"
+
+    def error(self, path: KeyPath, problem: str, remedy: str) -> SpecError:
+        """Return the error for the value of a key."""
+        return SpecError(dotted(path), problem, remedy, where=self.where(path))
 
 
 def read_document(path: Path) -> Document:
@@ -75,7 +83,12 @@ def read_document(path: Path) -> Document:
     lines: dict[KeyPath, int] = {}
     value = _plain(tree, (), lines)
     if not isinstance(value, dict):
-        raise SpecError(subject, "is not a mapping of keys", "see compress init", where=f"{path}:1")
+        raise SpecError(
+            subject,
+            "is not a mapping of keys",
+            "see compress init",
+            where=f"{path}:1",
+        )
     return Document(path, value, lines)
 
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from compressor.errors import SpecError, suggestion
-from compressor.spec.source_text import Document, KeyPath
+from compressor.spec.source_text import Document, KeyPath, dotted
 from compressor.types.options import Options
 
 OptionsT = TypeVar("OptionsT", bound=Options)
@@ -42,11 +42,6 @@ def validate(cls: type[OptionsT], value: Any, document: Document, path: KeyPath)
         return cls.model_validate_json(text, strict=True, by_alias=True, by_name=False)
     except ValidationError as error:
         raise problems(error, cls, value, document, path) from None
-
-
-def dotted(path: KeyPath) -> str:
-    """Write a key path as a user would: ``passes.1.weights.bits``."""
-    return ".".join(str(p) for p in path) or "spec"
 
 
 def problems(
@@ -91,18 +86,12 @@ def _real_path(loc: tuple[int | str, ...], value: Any, *, absent: bool) -> KeyPa
 def _translate(
     detail: ErrorDetails, path: KeyPath, cls: type[Options], document: Document, base: KeyPath
 ) -> SpecError:
-    full = (*base, *path)
-    where = document.where(full)
-    kind = detail["type"]
+    full, kind = (*base, *path), detail["type"]
     if kind == "extra_forbidden":
-        keys = _keys_at(cls, path[:-1])
-        return SpecError(
-            dotted(full), "is not a known key", suggestion(str(path[-1]), keys), where=where
-        )
+        remedy = suggestion(str(path[-1]), _keys_at(cls, path[:-1]))
+        return document.error(full, "is not a known key", remedy)
     if kind == "missing":
-        return SpecError(
-            dotted(full), "is missing", f"add {path[-1] if path else 'it'!s}", where=where
-        )
+        return document.error(full, "is missing", f"add {path[-1] if path else 'it'!s}")
     context = detail.get("ctx", {})
     if kind == "literal_error":
         remedy = f"use {context.get('expected', 'another value')}"
@@ -111,7 +100,7 @@ def _translate(
     else:
         remedy = detail["msg"][:1].lower() + detail["msg"][1:]
         remedy = remedy.removeprefix("value error, ").replace("input should be", "it must be")
-    return SpecError(dotted(full), f"is {_shown(detail['input'])}", remedy, where=where)
+    return document.error(full, f"is {_shown(detail['input'])}", remedy)
 
 
 def _shown(value: Any) -> str:

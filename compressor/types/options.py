@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, model_validator
 
 
 def kebab(field: str) -> str:
@@ -27,3 +29,25 @@ class Options(BaseModel):
         validate_default=True,
         allow_inf_nan=False,
     )
+
+
+class OneOf(Options):
+    """Options with numbers as values, of which exactly one is given."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        names = type(self).model_fields
+        given = [name for name in names if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give one of {', '.join(map(kebab, given or names))}")
+        return self
+
+    @property
+    def kind(self) -> str:
+        """The name of the option that is given."""
+        return next(name for name in type(self).model_fields if getattr(self, name) is not None)
+
+    @property
+    def value(self) -> float:
+        """The value of that option."""
+        return float(getattr(self, self.kind))

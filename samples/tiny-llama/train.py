@@ -161,12 +161,12 @@ def main() -> None:
     if not text.is_file():
         parser.error(f"{str(text)!r} does not exist; name tinyshakespeare.txt")
     size = SIZES[arguments.size]
-    known, unseen = split(text.read_text(encoding="utf-8"))
-    tokenizer = tokenizer_of(known)
+    trained_on, unseen = split(text.read_text(encoding="utf-8"))
+    tokenizer = tokenizer_of(trained_on)
     torch.manual_seed(SEED)
     model = untrained(size, tokenizer.get_vocab_size())
     start = time.perf_counter()
-    train(model, torch.tensor(tokenizer.encode(known).ids), size)
+    train(model, torch.tensor(tokenizer.encode(trained_on).ids), size)
     loss = held_out_loss(model, torch.tensor(tokenizer.encode(unseen).ids))
     print(
         f"{model.num_parameters():,} parameters, held out {loss:.5f} nats a character "

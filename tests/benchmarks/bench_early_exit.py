@@ -26,7 +26,7 @@ from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.train.early_exit.early_exit import EarlyExit
 from compressor.passes.train.early_exit.heads import confidence_name, with_confidences, with_heads
 from compressor.passes.train.early_exit.points import Batches, find_answer, find_points
-from compressor.passes.train.early_exit.thresholds import mean_latencies
+from compressor.run.timing import already_open, measure
 from compressor.types.carrier import Carrier
 from compressor.types.exporter import ExportContext
 from compressor.types.passes import Outcome, PassContext
@@ -143,8 +143,9 @@ def test_early_exits_of_resnet20(tmp_path: Path) -> None:
         left = decided(carrier, result.carrier, batch)
         names = [row.name for row in result.layers]
         shares = {name: float(100 * flags.mean()) for name, flags in zip(names, left, strict=True)}
-        probe = {"image": batch["image"][:TIMED]}
-        (fast, slow), _ = mean_latencies([early, full], probe, seconds=60)
+        alone = [{"image": image[None]} for image in batch["image"][:TIMED]]
+        times = measure(already_open({"early": early, "full": full}), alone, 60)
+        fast, slow = (times.summary(name)["mean"] for name in ("early", "full"))
         all_the_way = 100 - sum(shares.values())
         rows.append(
             [

@@ -21,7 +21,7 @@ from compressor.calibration.collect import collect, make_observer
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.quantize.static.static import QuantizeStatic
-from compressor.passes.train.engine import make_order, train
+from compressor.passes.train.engine import train
 from compressor.passes.train.finetune import Finetune
 from compressor.passes.train.qat.qat import Qat
 from compressor.types.carrier import Carrier
@@ -118,8 +118,8 @@ def trained(seed: int, folder: Path, **options: Any) -> tuple[Array, Array]:
     declared = Qat.model_validate({**RECIPE, **options})
     given = material(folder, start)
     prepared = declared.prepared(start, context, given)
-    order = make_order(declared, given, INPUTS, seed)
-    found = train(declared.job(prepared, start, context, given), declared, given, order)
+    course = declared.course(given, INPUTS, seed)
+    found = train(declared.job(prepared, start, context, course), course)
     prepared.module.load_state_dict(found.tensors, strict=False)
     graph = of_graph(start.with_graph(prepared.written(found.tensors)[0]))
     return graph, of_module(prepared.module)

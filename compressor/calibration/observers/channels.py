@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
@@ -9,27 +10,48 @@ import torch
 from pydantic import Field
 
 from compressor.calibration.histogram import extrema
-from compressor.calibration.moments import (
-    Levels,
-    Window,
-    add_levels,
-    add_patches,
-    add_vectors,
-    fit_levels,
-    merge_levels,
-    merge_moments,
-    patch_vectors,
-)
+from compressor.calibration.moments import MOST_LEVELS, fit_grid, patch_vectors
 from compressor.types.statistics import ChannelGrid, Moments, Observer
 
 StateT = TypeVar("StateT")
+ResultT = TypeVar("ResultT")
 
 
-class InputObserver(Observer[StateT | None, StateT | None]):
-    """An observer of a layer's inputs: of vectors, or with a kernel of patches.
+class Sum(Observer[StateT | None, ResultT | None]):
+    """An observer whose state is ``None`` before any value, and whose results a plan ignores."""
 
-    The state is ``None`` before any input. Planning gets ``None``.
+    def start(self) -> StateT | None:
+        """Return ``None``."""
+        return None
+
+    def merge(self, first: StateT | None, second: StateT | None) -> StateT | None:
+        """Return the state of both streams."""
+        if first is None or second is None:
+            return second if first is None else first
+        return self.added(first, second)
+
+    @abstractmethod
+    def added(self, first: StateT, second: StateT) -> StateT:
+        """Return the state of both streams, neither of which is empty."""
+
+    def placeholder(self) -> ResultT | None:
+        """Return ``None``."""
+        return None
+
+
+def observed(state: StateT | None) -> StateT:
+    """Return a state that is not ``None``.
+
+    Raises:
+        ValueError: nothing was observed.
     """
+    if state is None:
+        raise ValueError("no values were observed")
+    return state
+
+
+class InputObserver(Sum[StateT, StateT]):
+    """An observer of a layer's inputs: of vectors, or with a kernel of patches."""
 
     kernel: tuple[int, int] | None = Field(default=None, description="kernel of a 2-D convolution")
     strides: tuple[int, int] = Field(default=(1, 1), description="its strides")
@@ -37,26 +59,16 @@ class InputObserver(Observer[StateT | None, StateT | None]):
     dilations: tuple[int, int] = Field(default=(1, 1), description="its dilations")
     groups: int = Field(default=1, ge=1, description="its channel groups")
 
-    @property
-    def window(self) -> Window | None:
-        """The patches that a convolution sees; ``None`` for vectors."""
+    def vectors(self, values: torch.Tensor) -> torch.Tensor:
+        """Return what the layer multiplies its weights with, ``[groups, columns, rows]``."""
         if self.kernel is None:
-            return None
-        return Window(self.kernel, self.strides, self.pads, self.dilations, self.groups)
-
-    def start(self) -> StateT | None:
-        """Return ``None``."""
-        return None
-
-    def placeholder(self) -> StateT | None:
-        """Return ``None``: a plan needs no moment and no norm."""
-        return None
+            return values.reshape(-1, values.shape[-1]).T[None]
+        window = (self.kernel, self.strides, self.pads, self.dilations, self.groups)
+        return patch_vectors(values, *window)
 
     def result(self, state: StateT | None) -> StateT | None:
         """Return the state; raises ``ValueError`` if nothing was observed."""
-        if state is None:
-            raise ValueError("nothing was observed")
-        return state
+        return observed(state)
 
 
 class SecondMoment(InputObserver[Moments]):
@@ -76,9 +88,9 @@ class SecondMoment(InputObserver[Moments]):
         """Return the state after also seeing ``values``."""
         if self.share(state) >= 1:
             return state
-        if self.window is None:
-            return add_vectors(state, values)
-        return add_patches(state, values, self.window)
+        vectors = self.vectors(values).to(torch.float32)
+        second = vectors @ vectors.transpose(1, 2)
+        return self.merge(state, Moments(second, vectors.sum(2), vectors.shape[2]))
 
     def share(self, state: Moments | None) -> float:
         """Return vectors over wanted vectors."""
@@ -86,12 +98,11 @@ class SecondMoment(InputObserver[Moments]):
             return 0.0
         return state.rows / (self.rows_per_column * state.second.shape[-1])
 
-    def merge(self, first: Moments | None, second: Moments | None) -> Moments | None:
+    def added(self, first: Moments, second: Moments) -> Moments:
         """Return the moment of both streams."""
-        return merge_moments(first, second)
-
-
-Squares = torch.Tensor | None
+        return Moments(
+            first.second + second.second, first.first + second.first, first.rows + second.rows
+        )
 
 
 class ColumnNorm(InputObserver[torch.Tensor]):
@@ -103,27 +114,24 @@ class ColumnNorm(InputObserver[torch.Tensor]):
 
     name: ClassVar[str] = "column-norm"
 
-    def update(self, state: Squares, values: torch.Tensor) -> Squares:
+    def update(self, state: torch.Tensor | None, values: torch.Tensor) -> torch.Tensor | None:
         """Return the sums of squares with those of ``values`` added."""
-        if self.window is None:
-            vectors = values.reshape(-1, values.shape[-1]).T[None]
-        else:
-            vectors = patch_vectors(values, self.window)
-        return self.merge(state, vectors.to(torch.float64).square().sum(2))
+        return self.merge(state, self.vectors(values).to(torch.float64).square().sum(2))
 
-    def merge(self, first: Squares, second: Squares) -> Squares:
+    def added(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         """Return the sums of both streams."""
-        if first is None or second is None:
-            return second if first is None else first
         return first + second
 
-    def result(self, state: Squares) -> Squares:
+    def result(self, state: torch.Tensor | None) -> torch.Tensor | None:
         """Return the norms; raises ``ValueError`` if nothing was observed."""
-        sums = super().result(state)
-        return None if sums is None else sums.sqrt().to(torch.float32)
+        return observed(state).sqrt().to(torch.float32)
 
 
-class ChannelGridObserver(Observer[Levels, ChannelGrid | None]):
+Levels = tuple[torch.Tensor, ...]
+"""The sorted distinct values of each channel; empty if one has more of them than a grid could."""
+
+
+class ChannelGridObserver(Sum[Levels, ChannelGrid]):
     """The grid of channels with at most 256 evenly spaced values each, as 8-bit images have.
 
     Normalizing pixels by the mean and deviation of each channel keeps them on a grid, one for each
@@ -132,41 +140,43 @@ class ChannelGridObserver(Observer[Levels, ChannelGrid | None]):
 
     name: ClassVar[str] = "channel-grid"
 
-    def start(self) -> Levels:
-        """Return the levels of nothing."""
-        return Levels()
-
-    def update(self, state: Levels, values: torch.Tensor) -> Levels:
+    def update(self, state: Levels | None, values: torch.Tensor) -> Levels | None:
         """Return the state after also seeing ``values``, ``[batch, channels, ...]``."""
-        return add_levels(state, values)
+        if state == () or values.ndim < 2:
+            return ()
+        levels = []
+        for channel in values.transpose(0, 1).reshape(values.shape[1], -1):
+            # The first values are cheap to look at, and decide most cases.
+            if torch.unique(channel[: 4 * MOST_LEVELS]).numel() > MOST_LEVELS:
+                return ()
+            levels.append(torch.unique(channel))
+        return self.merge(state, tuple(levels))
 
-    def merge(self, first: Levels, second: Levels) -> Levels:
+    def added(self, first: Levels, second: Levels) -> Levels:
         """Return the levels of both streams."""
-        return merge_levels(first, second)
+        if not first or not second:
+            return ()
+        joined = tuple(torch.unique(torch.cat(pair)) for pair in zip(first, second, strict=True))
+        return () if any(channel.numel() > MOST_LEVELS for channel in joined) else joined
 
-    def result(self, state: Levels) -> ChannelGrid | None:
+    def result(self, state: Levels | None) -> ChannelGrid | None:
         """Return the grid, or ``None`` if some channel has none."""
-        return fit_levels(state)
-
-    def placeholder(self) -> ChannelGrid | None:
-        """Return ``None``: a plan assumes no grid."""
-        return None
+        fitted = [fit_grid(channel.to(torch.float64)) for channel in state or ()]
+        grids = [grid for grid in fitted if grid is not None]
+        if not grids or len(grids) < len(fitted):
+            return None
+        return ChannelGrid(tuple(step for step, _ in grids), tuple(offset for _, offset in grids))
 
 
 @dataclass(frozen=True, eq=False)
 class MagnitudeSums:
-    """Sums of absolute values.
+    """Sums of absolute values."""
 
-    Attributes:
-        total: one sum for each channel, float64; ``None`` before any value.
-        count: how many values each is over.
-    """
-
-    total: torch.Tensor | None = None
-    count: int = 0
+    total: torch.Tensor  # one sum for each channel, float64
+    count: int  # how many values each is over
 
 
-class ChannelMagnitude(Observer[MagnitudeSums, torch.Tensor | None]):
+class ChannelMagnitude(Sum[MagnitudeSums, torch.Tensor]):
     """The mean of absolute values at each position of an axis.
 
     H. Hu et al., Network trimming, 2016 (arXiv:1607.03250), section 2, prune channels that are
@@ -178,11 +188,7 @@ class ChannelMagnitude(Observer[MagnitudeSums, torch.Tensor | None]):
 
     axis: int = Field(default=1, ge=0, description="the axis that runs over channels")
 
-    def start(self) -> MagnitudeSums:
-        """Return the sums of nothing."""
-        return MagnitudeSums()
-
-    def update(self, state: MagnitudeSums, values: torch.Tensor) -> MagnitudeSums:
+    def update(self, state: MagnitudeSums | None, values: torch.Tensor) -> MagnitudeSums | None:
         """Return the sums with ``values`` added, whose axis is as long as before.
 
         Raises:
@@ -198,21 +204,14 @@ class ChannelMagnitude(Observer[MagnitudeSums, torch.Tensor | None]):
         total = size.sum(rest, dtype=torch.float64) if rest else size.to(torch.float64)
         return self.merge(state, MagnitudeSums(total, values.numel() // values.shape[self.axis]))
 
-    def merge(self, first: MagnitudeSums, second: MagnitudeSums) -> MagnitudeSums:
+    def added(self, first: MagnitudeSums, second: MagnitudeSums) -> MagnitudeSums:
         """Return the sums over both streams; raises ``ValueError`` where their channels differ."""
-        if first.total is None or second.total is None:
-            return second if first.total is None else first
         if first.total.shape != second.total.shape:
             lengths = f"{first.total.numel()} and {second.total.numel()}"
             raise ValueError(f"the axis of channels is {lengths} long")
         return MagnitudeSums(first.total + second.total, first.count + second.count)
 
-    def result(self, state: MagnitudeSums) -> torch.Tensor | None:
+    def result(self, state: MagnitudeSums | None) -> torch.Tensor | None:
         """Return the means, float64; raises ``ValueError`` where nothing was observed."""
-        if state.total is None:
-            raise ValueError("no values were observed")
-        return state.total / state.count
-
-    def placeholder(self) -> torch.Tensor | None:
-        """Return ``None``: a plan ranks nothing."""
-        return None
+        sums = observed(state)
+        return sums.total / sums.count

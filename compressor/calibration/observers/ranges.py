@@ -1,4 +1,9 @@
-"""Observers of ranges."""
+"""Observers of ranges.
+
+>>> observer = MinMax()
+>>> observer.result(observer.update(observer.start(), torch.tensor([-1.0, 2.0])))
+Range(low=-1.0, high=2.0)
+"""
 
 from __future__ import annotations
 
@@ -119,17 +124,11 @@ class MinMax(RangeObserver[Extrema]):
 
 @dataclass(frozen=True)
 class Average:
-    """Exponentially weighted sums of extrema.
+    """Exponentially weighted sums of extrema."""
 
-    Attributes:
-        low: the sum of each batch's least value times its weight.
-        high: the sum of each batch's greatest value times its weight.
-        decay: ``(1 - constant) ** batches``, the weight that the start still has.
-    """
-
-    low: float = 0.0
-    high: float = 0.0
-    decay: float = 1.0
+    low: float = 0.0  # the sum of each batch's least value times its weight
+    high: float = 0.0  # the sum of each batch's greatest value times its weight
+    decay: float = 1.0  # `(1 - constant) ** batches`, the weight that the start still has
 
 
 class MovingAverage(RangeObserver[Average]):
@@ -257,17 +256,11 @@ _ROOT = math.sqrt(6) / math.pi  # scale of a Gumbel distribution over its standa
 
 @dataclass(frozen=True)
 class Peaks:
-    """Sums over the greatest values of samples. Exact, so that their order does not matter.
+    """Sums over the greatest values of samples. Exact, so that their order does not matter."""
 
-    Attributes:
-        total: sum of the samples' greatest values.
-        squares: sum of their squares.
-        highest: the greatest of all; ``-inf`` before any.
-    """
-
-    total: Fraction = Fraction(0)
-    squares: Fraction = Fraction(0)
-    highest: float = -math.inf
+    total: Fraction = Fraction(0)  # sum of the samples' greatest values
+    squares: Fraction = Fraction(0)  # sum of their squares
+    highest: float = -math.inf  # the greatest of all; `-inf` before any
 
     def __add__(self, other: Peaks) -> Peaks:
         """Return the sums over both."""
@@ -294,17 +287,11 @@ class Peaks:
 
 @dataclass(frozen=True)
 class PeakSums:
-    """What was seen of both ends.
+    """What was seen of both ends."""
 
-    Attributes:
-        samples: how many samples.
-        high: sums over the samples' greatest values.
-        low: sums over their least values with the sign turned.
-    """
-
-    samples: int = 0
-    high: Peaks = Peaks()
-    low: Peaks = Peaks()
+    samples: int = 0  # how many samples
+    high: Peaks = Peaks()  # sums over the samples' greatest values
+    low: Peaks = Peaks()  # sums over their least values with the sign turned
 
 
 class ExtremeValue(RangeObserver[PeakSums]):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
@@ -18,7 +17,6 @@ from compressor.calibration.sources.file_source import (
     FileSource,
     Header,
     IndexedFileSource,
-    InOrder,
     ReadAt,
     Rows,
     StreamRows,
@@ -165,26 +163,17 @@ class SafetensorsSource(IndexedFileSource):
         with safe_open(self.path, framework="numpy") as file:
             return {name: _header(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118
 
-    @contextmanager
-    def open_rows(self, arrays: Mapping[str, str]) -> Iterator[dict[str, Rows]]:
-        """Map the file."""
-        with safe_open(self.path, framework="numpy") as file:
-            slices = {name: file.get_slice(stored) for name, stored in arrays.items()}
-            yield {name: InOrder(partial(_copied_rows, rows)) for name, rows in slices.items()}
-
     def open_at(self, arrays: Mapping[str, str]) -> dict[str, ReadAt]:
         """Map the file."""
         file: Any = safe_open(self.path, framework="numpy")
         return {name: _rows_at(file.get_slice(stored)) for name, stored in arrays.items()}
 
 
-def _copied_rows(tensor: Any, start: int, stop: int) -> Array:
-    return np.array(tensor[start:stop])
-
-
 def _rows_at(tensor: Any) -> ReadAt:
     def read_at(rows: NDArray[np.int64]) -> Array:
         # The library knows slices only.
+        if len(rows) and np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows))):
+            return np.array(tensor[int(rows[0]) : int(rows[-1]) + 1])
         parts = [tensor[row : row + 1] for row in rows.tolist()]
         return np.concatenate([tensor[0:0], *parts])
 

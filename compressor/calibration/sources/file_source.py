@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import lzma
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from safetensors import SafetensorError
 
-from compressor.errors import DataError, SpecError
+from compressor.errors import DataError, SpecError, close_names
 from compressor.types.data import SourceInfo
 from compressor.types.options import Options
 from compressor.types.tensors import Array, Batch, TensorSpec
@@ -29,17 +28,11 @@ from compressor.types.tensors import Array, Batch, TensorSpec
 
 @dataclass(frozen=True)
 class Header:
-    """An array's description before it is read.
+    """An array's description before it is read."""
 
-    Attributes:
-        shape: its axes, samples first.
-        dtype: as stored, in either byte order.
-        fortran: whether the first axis varies fastest in the file.
-    """
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    fortran: bool = False
+    shape: tuple[int, ...]  # its axes, samples first
+    dtype: np.dtype[Any]  # as stored, in either byte order
+    fortran: bool = False  # whether the first axis varies fastest in the file
 
     @property
     def nbytes(self) -> int:
@@ -62,7 +55,7 @@ def choose(
         raise DataError(subject, "holds no arrays", "save named arrays, samples first")
     for stored in fields.values():
         if stored not in headers:
-            close = difflib.get_close_matches(stored, headers, n=1)
+            close = close_names(stored, headers, 1)
             hint = f"did you mean {close[0]!r}? " if close else ""
             raise DataError(
                 subject,
@@ -81,29 +74,10 @@ def describe(
         DataError: an array is not numeric, is a scalar or empty, or lengths differ.
     """
     for stored in arrays.values():
-        header = headers[stored]
-        if header.dtype.hasobject:
-            raise DataError(
-                subject,
-                f"array {stored!r} holds Python objects, which only pickle can load",
-                "save it with a numeric dtype (pickles can run code, so they are never loaded)",
-            )
-        if header.dtype.kind not in "biuf":
-            raise DataError(
-                subject,
-                f"array {stored!r} has dtype {header.dtype}",
-                "save it as bool, integers or floats (bfloat16 as float32)",
-            )
-        if not header.shape:
-            raise DataError(
-                subject, f"array {stored!r} is a single number", "save an array, samples first"
-            )
-        if 0 in header.shape:
-            raise DataError(
-                subject,
-                f"array {stored!r} is empty, with shape {list(header.shape)}",
-                "save at least one sample",
-            )
+        fault = _fault(headers[stored])
+        if fault is not None:
+            problem, remedy = fault
+            raise DataError(subject, f"array {stored!r} {problem}", remedy)
     lengths = {stored: headers[stored].shape[0] for stored in arrays.values()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{stored!r} {length}" for stored, length in lengths.items())
@@ -118,6 +92,25 @@ def describe(
         for name, stored in arrays.items()
     )
     return SourceInfo(available if most is None else min(most, available), specs)
+
+
+def _fault(header: Header) -> tuple[str, str] | None:
+    """Return why an array is no data, and a remedy; ``None`` if it can be used."""
+    if header.dtype.hasobject:
+        return (
+            "holds Python objects, which only pickle can load",
+            "save it with a numeric dtype (pickles can run code, so they are never loaded)",
+        )
+    if header.dtype.kind not in "biuf":
+        return (
+            f"has dtype {header.dtype}",
+            "save it as bool, integers or floats (bfloat16 as float32)",
+        )
+    if not header.shape:
+        return "is a single number", "save an array, samples first"
+    if 0 in header.shape:
+        return f"is empty, with shape {list(header.shape)}", "save at least one sample"
+    return None
 
 
 def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -138,16 +131,16 @@ class Rows(Protocol):
 
 
 class InOrder:
-    """Rows in order from a function that returns those from a start to a stop."""
+    """Rows in order from a function that returns them by number."""
 
-    def __init__(self, read: Callable[[int, int], Array]):
+    def __init__(self, read: ReadAt):
         self._read = read
         self._position = 0
 
     def take(self, count: int) -> Array:
         """Return the next rows."""
         start, self._position = self._position, self._position + count
-        return self._read(start, self._position)
+        return self._read(np.arange(start, self._position))
 
 
 class StreamRows:
@@ -218,8 +211,8 @@ _READ_ERRORS = (
 )
 
 
-class FileSource(Options, ABC):
-    """Arrays with the samples as first axis, read from files a batch at a time."""
+class PathSource(Options, ABC):
+    """Arrays with the samples as first axis, from a file or a folder."""
 
     kind: ClassVar[str]
 
@@ -228,12 +221,26 @@ class FileSource(Options, ABC):
         default_factory=dict,
         description="names in the model to names in the file; all arrays if there are none",
     )
-    samples: int | None = Field(default=None, ge=1, description="use at most so many samples")
+    samples: int | None = Field(default=None, ge=1, description="use at most this many samples")
 
     @property
     def subject(self) -> str:
         """How errors name this source."""
         return f"data '{self.path}'"
+
+    def hashed(self, places: set[str], files: Iterable[tuple[bytes, Path]]) -> str:
+        """Return a SHA-256 of the options but ``places``, and of files, each after its name."""
+        settings = self.model_dump(mode="json", exclude=places)
+        whole = hashlib.sha256(json.dumps([self.kind, settings], sort_keys=True).encode())
+        for name, path in files:
+            whole.update(name)
+            with path.open("rb") as file:
+                whole.update(hashlib.file_digest(file, "sha256").digest())
+        return whole.hexdigest()
+
+
+class FileSource(PathSource):
+    """Arrays with the samples as first axis, read from files a batch at a time."""
 
     @abstractmethod
     def headers(self) -> dict[str, Header]:
@@ -275,14 +282,9 @@ class FileSource(Options, ABC):
 
     def digest(self) -> str:
         """Return a SHA-256 of the options and the files' content, whatever their location."""
-        settings = self.model_dump(mode="json", exclude={"path"})
-        whole = hashlib.sha256(json.dumps([self.kind, settings], sort_keys=True).encode())
         with self._guard():
-            for name, path in self.files():
-                whole.update(name.encode() + b"\0")
-                with path.open("rb") as file:
-                    whole.update(hashlib.file_digest(file, "sha256").digest())
-        return whole.hexdigest()
+            named = ((name.encode() + b"\0", path) for name, path in self.files())
+            return self.hashed({"path"}, named)
 
     def _choose(self) -> tuple[dict[str, str], SourceInfo]:
         with self._guard():
@@ -310,6 +312,11 @@ class IndexedFileSource(FileSource):
     @abstractmethod
     def open_at(self, arrays: Mapping[str, str]) -> dict[str, ReadAt]:
         """Open the chosen arrays, model names to stored names; return readers by model name."""
+
+    @contextmanager
+    def open_rows(self, arrays: Mapping[str, str]) -> Iterator[dict[str, Rows]]:
+        """Read the rows one after the other by their numbers."""
+        yield {name: InOrder(read_at) for name, read_at in self.open_at(arrays).items()}
 
     def take(self, rows: NDArray[np.int64]) -> Batch:
         """Return samples by number; raises as ``info`` does.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, TypeAlias
 
@@ -16,9 +14,7 @@ from pydantic import Field, PositiveInt
 from compressor.calibration.sources.file_source import (
     Header,
     IndexedFileSource,
-    InOrder,
     ReadAt,
-    Rows,
 )
 from compressor.errors import DataError
 from compressor.types.tensors import Array
@@ -55,12 +51,6 @@ class ImageFolderSource(IndexedFileSource):
         if labelled:
             headers["label"] = Header((len(items),), np.dtype(np.int64))
         return headers
-
-    @contextmanager
-    def open_rows(self, arrays: Mapping[str, str]) -> Iterator[dict[str, Rows]]:
-        """List the images; each is opened when its row is read."""
-        readers = self.open_at(arrays)
-        yield {name: InOrder(partial(_rows, read_at)) for name, read_at in readers.items()}
 
     def open_at(self, arrays: Mapping[str, str]) -> dict[str, ReadAt]:
         """List the images; each is decoded when it is requested."""
@@ -100,10 +90,6 @@ class ImageFolderSource(IndexedFileSource):
         if self.samples is not None and self.samples < len(items):
             items = [items[i * len(items) // self.samples] for i in range(self.samples)]
         return items, bool(folders)
-
-
-def _rows(read_at: ReadAt, start: int, stop: int) -> Array:
-    return read_at(np.arange(start, stop))
 
 
 def _is_image(path: Path) -> bool:

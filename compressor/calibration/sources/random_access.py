@@ -6,12 +6,12 @@ import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compressor.calibration.sources.arrays import mapped_rows
+from compressor.calibration.sources.file_source import native
 from compressor.calibration.sources.user_functions import TransformedSource, length
 from compressor.errors import DataError
 from compressor.files import staging, sync
@@ -20,12 +20,13 @@ from compressor.types.data import IndexedSource, Source
 from compressor.types.tensors import Array, Batch
 
 _NAMES = "names.json"
+_FORMAT = 2
 _BYTES = 16 << 20  # of one batch on its way to the disk
 _MOST = 4096  # samples in such a batch
 
 
 class Spool:
-    """Arrays in npy files that are mapped into memory.
+    """Arrays in files that are mapped into memory.
 
     Args:
         folder: holds what :func:`spooled` wrote.
@@ -39,13 +40,15 @@ class Spool:
         try:
             written = json.loads((folder / _NAMES).read_text(encoding="utf-8"))
             self.samples: int = written["samples"]
-            names = enumerate(written["names"])
-            self._readers = {name: mapped_rows(folder / _file(place)) for place, name in names}
+            self._arrays = {
+                name: _mapped(folder / _file(place), dtype, (self.samples, *row))
+                for place, (name, dtype, row) in enumerate(written["arrays"])
+            }
         except (OSError, ValueError, KeyError) as error:
             raise DataError(
                 f"copy of data '{folder}'",
                 f"cannot be read ({str(error) or type(error).__name__})",
-                "remove it: it is made again",
+                "remove it; it is then made again",
             ) from error
 
     def __reduce__(self) -> tuple[type[Spool], tuple[Path]]:
@@ -54,7 +57,12 @@ class Spool:
 
     def take(self, rows: NDArray[np.int64]) -> Batch:
         """Return samples by number."""
-        return {name: read_at(rows) for name, read_at in self._readers.items()}
+        return {n: np.asarray(a[rows], native(a.dtype), order="C") for n, a in self._arrays.items()}
+
+
+def _mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> Array:
+    """Map a file's array into memory; one without elements has no bytes to map."""
+    return np.memmap(path, dtype, "r", shape=shape) if all(shape) else np.empty(shape, dtype)
 
 
 def spooled(source: Source, folder: Path, advance: Advance = nobody_watches) -> Spool:
@@ -68,11 +76,10 @@ def spooled(source: Source, folder: Path, advance: Advance = nobody_watches) -> 
         advance: called with the number of samples copied so far.
 
     Raises:
-        DataError: the source is unusable or empty, or an array's dtype is none that npy files
-            can hold without pickle.
+        DataError: the source is unusable or empty, or an array's dtype takes pickle to store.
         InputError: the disk is full.
     """
-    place = folder / f"data-{source.digest()}"
+    place = folder / f"data-{_FORMAT}-{source.digest()}"
     if not place.is_dir():
         with staging(folder) as staged:
             _write(source, staged, advance)
@@ -84,25 +91,36 @@ def spooled(source: Source, folder: Path, advance: Advance = nobody_watches) -> 
 
 
 def _write(source: Source, folder: Path, advance: Advance) -> None:
-    files: dict[str, _GrowingFile] = {}
+    files: dict[str, IO[bytes]] = {}
+    arrays: list[tuple[str, str, tuple[int, ...]]] = []
     done = 0
     with ExitStack() as stack:
         for batch in source.batches(_batch_size(source)):
             for name, array in batch.items():
                 if name not in files:
-                    file = _GrowingFile(folder / _file(len(files)), name, array)
-                    files[name] = stack.enter_context(file)
-                files[name].append(array)
+                    _check_dtype(name, array.dtype)
+                    files[name] = stack.enter_context((folder / _file(len(files))).open("wb"))
+                    arrays.append((name, array.dtype.str, array.shape[1:]))
+                files[name].write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
             done += length(batch)
             advance(done)
     if not done:
         raise DataError("training data", "has no samples", "check the source")
-    text = json.dumps({"samples": done, "names": list(files)})
+    text = json.dumps({"samples": done, "arrays": arrays})
     (folder / _NAMES).write_text(text, encoding="utf-8")
 
 
+def _check_dtype(name: str, dtype: np.dtype[Any]) -> None:
+    if dtype.hasobject or np.dtype(dtype.str) != dtype:
+        raise DataError(
+            f"training data, array {name!r}",
+            f"has dtype {dtype}, which cannot be stored without pickle",
+            "give bool, integers, floats (bfloat16 as float32) or fixed-length text",
+        )
+
+
 def _file(place: int) -> str:
-    return f"{place}.npy"  # an array's name may be none that a file can have
+    return f"{place}.bin"  # an array's name may be none that a file can have
 
 
 def _batch_size(source: Source) -> int:
@@ -110,57 +128,6 @@ def _batch_size(source: Source) -> int:
     first = next(source.batches(1, 1), {})
     each = sum(array.nbytes for array in first.values())
     return min(max(_BYTES // max(each, 1), 1), _MOST)
-
-
-class _GrowingFile:
-    """An npy file that is written a few rows at a time, with the number of rows at the end.
-
-    Raises:
-        DataError: npy files cannot hold the dtype.
-    """
-
-    def __init__(self, path: Path, name: str, like: Array):
-        self._descr = np.lib.format.dtype_to_descr(like.dtype)
-        if like.dtype.hasobject or np.lib.format.descr_to_dtype(self._descr) != like.dtype:
-            raise DataError(
-                f"training data, array {name!r}",
-                f"has dtype {like.dtype}, which cannot be kept on disk without pickle",
-                "give bool, integers, floats (bfloat16 as float32) or fixed-length text",
-            )
-        self._row = like.shape[1:]
-        self._rows = 0
-        self._stream = path.open("wb")
-
-    def __enter__(self) -> _GrowingFile:
-        self._write_header()
-        self._start = self._stream.tell()
-        return self
-
-    def append(self, array: Array) -> None:
-        """Write more rows."""
-        self._stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        self._rows += len(array)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        with self._stream:
-            if error is None:
-                self._stream.seek(0)
-                self._write_header()
-                # NumPy leaves room in a header for the first axis to grow.
-                assert self._stream.tell() == self._start
-
-    def _write_header(self) -> None:
-        header = {
-            "descr": self._descr,
-            "fortran_order": False,
-            "shape": (self._rows, *self._row),
-        }
-        np.lib.format.write_array_header_1_0(self._stream, header)
 
 
 class RandomAccess:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -15,10 +14,9 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar, TypeAlias
 import numpy as np
 from pydantic import Field
 
-from compressor.calibration.sources.file_source import Header, choose, describe
+from compressor.calibration.sources.file_source import Header, PathSource, choose, describe
 from compressor.errors import DataError, SpecError, suggestion
 from compressor.types.data import SourceInfo
-from compressor.types.options import Options
 from compressor.types.tensors import Array, Batch
 
 if TYPE_CHECKING:
@@ -105,7 +103,7 @@ _COUNTED = 64 << 20  # bytes of text that are tokenized to learn how many sample
 _IDS, _LABELS, _MASK = "input_ids", "labels", "attention_mask"
 
 
-class TokenSource(Options, ABC):
+class TokenSource(PathSource, ABC):
     """Samples of ``length`` tokens from text, as a language model is trained and judged on.
 
     The arrays are int64 ``[samples, length]``: ``input_ids``; ``labels``, the same tokens moved
@@ -116,16 +114,9 @@ class TokenSource(Options, ABC):
     64 MiB hold is not known before they are read.
     """
 
-    kind: ClassVar[str]
     suffix: ClassVar[str]
 
     path: Path = Field(strict=False, description="the file, or a folder of such files")
-    fields: dict[str, str] = Field(
-        default_factory=dict,
-        description="names in the model to input_ids, labels or attention_mask; all if there are "
-        "none",
-    )
-    samples: int | None = Field(default=None, ge=1, description="use at most so many samples")
     tokenizer: Path = Field(
         strict=False,
         description="tokenizer.json, or the folder that holds it; read without network",
@@ -140,11 +131,6 @@ class TokenSource(Options, ABC):
         default=None, ge=1, description="tokens from one sample's start to the next; default length"
     )
     separator: str = Field(default="\n\n", description="text that is put between two documents")
-
-    @property
-    def subject(self) -> str:
-        """How errors name this source."""
-        return f"data '{self.path}'"
 
     @abstractmethod
     def documents(self, path: Path, stream: IO[bytes]) -> Iterator[Iterator[str]]:
@@ -185,13 +171,9 @@ class TokenSource(Options, ABC):
 
     def digest(self) -> str:
         """Return a SHA-256 of the options, the tokenizer and the text, whatever their location."""
-        settings = self.model_dump(mode="json", exclude={"path", "tokenizer"})
-        whole = hashlib.sha256(json.dumps([self.kind, settings], sort_keys=True).encode())
         with self._guard():
-            for path in (tokenizer_file(self.tokenizer), *self.files()):
-                with path.open("rb") as file:
-                    whole.update(hashlib.file_digest(file, "sha256").digest())
-        return whole.hexdigest()
+            files = (tokenizer_file(self.tokenizer), *self.files())
+            return self.hashed({"path", "tokenizer"}, ((b"", path) for path in files))
 
     def files(self) -> list[Path]:
         """Return the file, or those of the folder with the usual suffix, sorted by name.
@@ -245,7 +227,7 @@ class TokenSource(Options, ABC):
         if not made:
             raise DataError(
                 self.subject,
-                f"has {seen} tokens, a sample needs {span}: {self.length} and the one after them",
+                f"has {seen} tokens, but a sample needs {span}: {self.length} and the next one",
                 f"set length: {seen - 1}" if seen > 1 else "give a longer text",
             )
 
@@ -351,21 +333,14 @@ class JsonlSource(TokenSource):
             raise DataError(
                 subject, f"is not JSON ({error})", "write one JSON object a line"
             ) from error
+        text = value.get(self.field) if isinstance(value, dict) else None
+        if isinstance(text, str):
+            return text
         if not isinstance(value, dict):
-            raise DataError(
-                subject,
-                f"holds a {type(value).__name__}, not an object",
-                f'write it like {{"{self.field}": "..."}}',
-            )
+            kind, remedy = type(value).__name__, f'write it like {{"{self.field}": "..."}}'
+            raise DataError(subject, f"holds a {kind}, not an object", remedy)
         if self.field not in value:
-            raise DataError(
-                subject,
-                f"has no {self.field!r}",
-                f"set field: {suggestion(self.field, list(value))}",
-            )
-        text = value[self.field]
-        if not isinstance(text, str):
-            raise DataError(
-                subject, f"has a {type(text).__name__} as {self.field!r}", "give a string"
-            )
-        return text
+            remedy = f"set field: {suggestion(self.field, list(value))}"
+            raise DataError(subject, f"has no {self.field!r}", remedy)
+        kind = type(text).__name__
+        raise DataError(subject, f"has a {kind} as {self.field!r}", "give a string")

@@ -90,16 +90,12 @@ _Form = dict[str, tuple[tuple[int, ...], str]]
 
 @dataclass(frozen=True)
 class FactorySource:
-    """Batches of any size from a function that yields the same samples at each call.
+    """Batches of any size from a function that yields the same samples at each call."""
 
-    Attributes:
-        make: returns an iterable of batches, arrays by name with the samples as first axis.
-        name: how errors name the function, such as ``pkg.mod:fn``.
-        fields: names in the model to names in its batches; all arrays if empty.
-    """
-
+    # returns an iterable of batches, arrays by name with the samples as first axis
     make: Callable[[], Iterable[Batch]]
-    name: str
+    name: str  # how errors name the function, such as `pkg.mod:fn`
+    # names in the model to names in its batches; all arrays if empty
     fields: Mapping[str, str] = field(default_factory=dict)
     samples: int | None = None
 
@@ -120,7 +116,7 @@ class FactorySource:
                 for name, array in batch.items()
             )
             return SourceInfo(None, tuple(specs))
-        raise DataError(self.subject, "made no samples", "yield at least one batch")
+        raise DataError(self.subject, "yielded no samples", "yield at least one batch")
 
     def batches(self, size: int, limit: int | None = None) -> Iterator[Batch]:
         """Yield batches of ``size`` samples, at most ``limit`` in all; raises as ``info`` does."""
@@ -157,16 +153,17 @@ class FactorySource:
             if objects:
                 raise DataError(
                     self.subject,
-                    f"made {objects[0]!r} of Python objects",
-                    "give bool, numbers or fixed-length text",
+                    f"yielded {objects[0]!r} with Python objects",
+                    "yield bool, numbers or fixed-length text",
                 )
             this_form = {name: (array.shape[1:], array.dtype.name) for name, array in batch.items()}
             form = form or this_form
             if this_form != form:
+                forms = f"{_form_text(form)}, then {_form_text(this_form)}"
                 raise DataError(
                     self.subject,
-                    f"made batches that differ: {_form_text(form)}, then {_form_text(this_form)}",
-                    "give all batches the same names, dtypes and shapes but for the first axis",
+                    f"yielded batches that differ: {forms}",
+                    "yield batches of the same names, dtypes and shapes except for the first axis",
                 )
             yield batch
 
@@ -177,7 +174,7 @@ class FactorySource:
             if stored not in batch:
                 raise DataError(
                     self.subject,
-                    f"made a batch without {stored!r}",
+                    f"yielded a batch without {stored!r}",
                     f"it has {', '.join(map(repr, sorted(batch)))}",
                 )
         return {name: batch[stored] for name, stored in self.fields.items()}
@@ -193,17 +190,12 @@ class TransformedSource:
 
     A parameter named ``rng`` receives a generator seeded with ``seed`` and the batch's index, so
     the same batch size gives the same batches at each call.
-
-    Attributes:
-        transform: maps a batch to a batch.
-        name: how errors name the function, such as ``pkg.mod:fn``.
-        seed: where the generators start.
     """
 
     source: Source
-    transform: Callable[..., Batch]
-    name: str
-    seed: int = 0
+    transform: Callable[..., Batch]  # maps a batch to a batch
+    name: str  # how errors name the function, such as `pkg.mod:fn`
+    seed: int = 0  # where the generators start
 
     @property
     def subject(self) -> str:
@@ -269,6 +261,10 @@ def _source_file(function: Callable[..., object]) -> Path | None:
 
 def regroup(batches: Iterable[Batch], size: int, limit: int | None = None) -> Iterator[Batch]:
     """Yield the same samples in batches of ``size``, the last perhaps smaller.
+
+    >>> batches = [{"x": np.zeros((3, 8))}, {"x": np.zeros((2, 8))}]
+    >>> [len(batch["x"]) for batch in regroup(batches, 4)]
+    [4, 1]
 
     At most ``limit`` samples are used, and no batch beyond them is requested. All batches have the
     same names, dtypes and shapes except for the first axis.

@@ -16,26 +16,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from compressor.errors import SpecError
 from compressor.graph.costs import model_macs, model_parameters
 from compressor.passes.factor.factored_graph import Candidate, Choice
 from compressor.types.carrier import Carrier
-from compressor.types.options import Options
+from compressor.types.options import OneOf
 
-Kind: TypeAlias = Literal["macs", "parameters"]
 Values = NDArray[np.float64]
 
-_KINDS: dict[Kind, str] = {"macs": "multiply-accumulates", "parameters": "weights"}
+_COUNTED = {"macs": "multiply-accumulates", "parameters": "weights"}
 _TOLERANCE = 1e-9  # of the budget
 
 
-class SizeTarget(Options):
+class SizeTarget(OneOf):
     """How much of the model is to remain; exactly one of them."""
 
     macs: float | None = Field(
@@ -45,38 +43,14 @@ class SizeTarget(Options):
         default=None, gt=0, lt=1, description="weights that remain, as a share"
     )
 
-    @model_validator(mode="after")
-    def _one(self) -> SizeTarget:
-        if (self.macs is None) == (self.parameters is None):
-            raise ValueError(f"give one of {', '.join(_KINDS)}")
-        return self
-
-    @property
-    def kind(self) -> Kind:
-        """The one that is set."""
-        return "parameters" if self.macs is None else "macs"
-
-    @property
-    def value(self) -> float:
-        """Its value."""
-        value = self.parameters if self.macs is None else self.macs
-        assert value is not None
-        return value
-
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """What a layer loses and costs at each of its ranks.
+    """What a layer loses and costs at each of its ranks."""
 
-    Attributes:
-        losses: at rank 1, 2, ... up to the highest that is cheaper than the whole layer.
-        unit: cost of a rank.
-        whole: cost of the layer as it is, at which it loses nothing.
-    """
-
-    losses: Values
-    unit: float
-    whole: float
+    losses: Values  # at rank 1, 2, ... up to the highest that is cheaper than the whole layer
+    unit: float  # cost of a rank
+    whole: float  # cost of the layer as it is, at which it loses nothing
 
     def cost(self, rank: int | None) -> float:
         """Return the cost of a rank; ``None`` is the whole layer."""
@@ -180,7 +154,7 @@ class Budget:
             share = np.ceil(least / self._whole * 1000) / 1000
             raise SpecError(
                 f"target.{kind}",
-                f"is {value:g}, and {least / self._whole:.3f} of the {_KINDS[kind]} remain with "
+                f"is {value:g}, and {least / self._whole:.3f} of the {_COUNTED[kind]} remain with "
                 "every layer at rank 1 that can be factored",
                 f"set it to {share:g} or more, or skip fewer layers",
             )

@@ -21,18 +21,13 @@ _ROUNDING = 1e-12  # of the energy: anything less is rounding error
 
 @dataclass(frozen=True, eq=False)
 class Decomposition:
-    """A matrix as a sum of products of a column and a row, the most important first.
+    """A matrix as a sum of products of a column and a row, the most important first."""
 
-    Attributes:
-        energies: what each product contributes to the sum of squares, ``[min(rows, columns)]``,
-            float64, descending.
-        up: the first columns, ``[rows, most]``.
-        down: the rows that belong to them, ``[most, columns]``; the two of each pair have the same
-            norm.
-    """
-
+    # what each product contributes to the sum of squares, `[min(rows, columns)]`, float64,
+    # descending
     energies: Tensor
-    up: Tensor
+    up: Tensor  # the first columns, `[rows, most]`
+    # the rows that belong to them, `[most, columns]`; the two of each pair have the same norm
     down: Tensor
 
     def factors(self, rank: int) -> tuple[Tensor, Tensor]:
@@ -57,7 +52,11 @@ def shares(energies: Tensor) -> Tensor:
 
 
 def rank_for(energies: Tensor, share: float) -> int:
-    """Return the least rank that keeps a share, 0 to 1, of descending energies."""
+    """Return the least rank that keeps a share, 0 to 1, of descending energies.
+
+    >>> rank_for(torch.tensor([8.0, 1.0, 1.0]), share=0.85)
+    2
+    """
     enough = shares(energies) >= share - _ROUNDING
     return int(enough.to(torch.int8).argmax()) + 1
 
@@ -66,6 +65,10 @@ def decompose(
     matrix: Tensor, most: int, moment: Tensor | None = None, damping: float = 0.01
 ) -> Decomposition:
     """Decompose a weight, by its own singular values or by what it does to its inputs.
+
+    >>> up, down = decompose(torch.ones(3, 4), most=1).factors(1)
+    >>> up.shape, down.shape
+    (torch.Size([3, 1]), torch.Size([1, 4]))
 
     Args:
         matrix: the weight, ``[rows, columns]``, finite.

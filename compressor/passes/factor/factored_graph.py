@@ -17,14 +17,13 @@ from compressor.graph.editing import Editor
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.operators import operator
 from compressor.graph.values import sole_reader
+from compressor.run.weight_pass import FLOATS
 from compressor.types.carrier import Carrier
 from compressor.types.layer_rules import resolve_rules, skip_reason
 from compressor.types.layers import Layer
 from compressor.types.passes import LayerRule
 
 Rank: TypeAlias = Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, le=1)]
-
-_FLOATS = ("float32", "float16", "bfloat16", "float64")
 
 
 class LowRankRule(LayerRule):
@@ -39,24 +38,13 @@ class LowRankRule(LayerRule):
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A layer that may become two, and the node that multiplies with its weight.
-
-    Attributes:
-        most: the highest rank at which two layers are smaller than this one.
-        rank: the rank that an option sets; ``None`` if it is still to be chosen.
-        positions: how often the weight is used for one sample; 0 if that is not known.
-    """
+    """A layer that may become two, and the node that multiplies with its weight."""
 
     layer: Layer
     node: ir.Node
-    most: int
-    rank: int | None
-    positions: int
-
-    @property
-    def full(self) -> int:
-        """The highest rank that its weight can have."""
-        return full_rank(self.layer)
+    most: int  # the highest rank at which two layers are smaller than this one
+    rank: int | None  # the rank that an option sets; `None` if it is still to be chosen
+    positions: int  # how often the weight is used for one sample; 0 if that is not known
 
 
 @dataclass(frozen=True)
@@ -123,7 +111,7 @@ def obstacle(model: ir.Model, layer: Layer, node: ir.Node) -> str:
     """Return why a layer cannot become two smaller ones; empty if it can."""
     if layer.is_table:
         return "a table is looked up, not multiplied"
-    if layer.dtype not in _FLOATS:
+    if layer.dtype not in FLOATS:
         return f"its weight is {layer.dtype}"
     if node.graph is not model.graph or layer.weight not in model.graph.initializers:
         return "it lies in a subgraph"
@@ -157,22 +145,20 @@ def _wasted(layer: Layer, rank: int) -> str:
     full, most = full_rank(layer), most_saving(layer)
     if rank > full:
         return f"rank {rank} is above its full rank, {full}"
-    return f"at rank {rank} of {full} two are no smaller; at {most} they are" if rank > most else ""
+    return (
+        f"at rank {rank} of {full} two layers are no smaller; at {most} they are"
+        if rank > most
+        else ""
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """A layer's weight as a product.
+    """A layer's weight as a product."""
 
-    Attributes:
-        layer: the layer, in the graph to change.
-        down: ``[rank, columns]``; reads the layer's input.
-        up: ``[rows, rank]``; writes its output and adds its bias.
-    """
-
-    layer: Layer
-    down: Tensor
-    up: Tensor
+    layer: Layer  # the layer, in the graph to change
+    down: Tensor  # `[rank, columns]`; reads the layer's input
+    up: Tensor  # `[rows, rank]`; writes its output and adds its bias
 
 
 def factor_names(layer: str, taken: Collection[str]) -> tuple[str, str]:

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field, model_validator
 
 from compressor.errors import DataError, SpecError, listed
-from compressor.graph.costs import model_macs, model_parameters
+from compressor.graph.costs import size_notes
 from compressor.graph.layers import moment_request
 from compressor.models.element_types import TORCH_DTYPES
 from compressor.passes.factor.budget import Budget, SizeTarget
@@ -25,6 +25,7 @@ from compressor.passes.factor.factored_graph import (
     choose,
     factor_names,
     factored,
+    full_rank,
 )
 from compressor.progress import Progress
 from compressor.types.carrier import Capability, Carrier
@@ -66,8 +67,8 @@ class LowRank(GraphPass):
     )
     target: SizeTarget | None = Field(
         default=None,
-        description="in place of rank: how much of the model remains; the ranks go first that "
-        "lose least energy for what they save",
+        description="in place of rank: how much of the model remains; the ranks that "
+        "lose least energy for what they save go first",
     )
     weighted: bool = Field(
         default=False,
@@ -112,7 +113,7 @@ class LowRank(GraphPass):
         if not requests:
             raise SpecError(
                 "weighted",
-                "is true, and calibration sees the input of no layer that can be factored",
+                "is true, but calibration sees the input of no layer that can be factored",
                 "leave it out",
             )
         blind = [c.layer.name for c in choice.candidates if c.layer.name not in requests]
@@ -138,7 +139,7 @@ class LowRank(GraphPass):
         if not self.weighted:
             work.by_weights(context.progress)
         elif context.blocks is None:
-            raise SpecError("weighted", "needs calibration data", "give it the model's blocks")
+            raise SpecError("weighted", "needs calibration data", "add data.calibration")
         else:
             work.by_inputs(context.blocks)
         if self.target is not None:
@@ -162,7 +163,7 @@ class LowRank(GraphPass):
         else:
             energy = self.energy or 0.0
             ranks = {
-                c.layer.name: c.rank or min(c.most, ceil(energy * c.full))
+                c.layer.name: c.rank or min(c.most, ceil(energy * full_rank(c.layer)))
                 for c in choice.candidates
             }
         factors = []
@@ -182,9 +183,9 @@ class LowRank(GraphPass):
 
     def _action(self, candidate: Candidate) -> str:
         if candidate.rank is not None:
-            return f"rank {candidate.rank} of {candidate.full}"
+            return f"rank {candidate.rank} of {full_rank(candidate.layer)}"
         least = f"energy {self.energy:g}, " if self.energy is not None else ""
-        return f"{least}rank up to {candidate.most} of {candidate.full}"
+        return f"{least}rank up to {candidate.most} of {full_rank(candidate.layer)}"
 
 
 def seen_inputs(choice: Choice) -> dict[str, Request]:
@@ -264,7 +265,10 @@ class Factoring:
         whole = [name for name, rank in self._ranks.items() if rank is None]
         if whole and self._energy is None:
             self._notes.append(f"the target leaves whole: {', '.join(whole)}")
-        return Outcome(after, rows, (*self._notes, *_size_notes(self._carrier, after)))
+        self._notes += size_notes(self._carrier, after)
+        if Capability.TRAIN in self._carrier.offers - after.offers:
+            self._notes.append("the result cannot be trained: PyTorch has no form of its graph")
+        return Outcome(after, rows, tuple(self._notes))
 
     def _decompose(self, candidate: Candidate, moment: torch.Tensor | None) -> None:
         layer = candidate.layer
@@ -279,7 +283,7 @@ class Factoring:
             if rank is None:
                 self._notes.append(
                     f"layer {layer.name!r} stays whole: energy {self._energy:g} takes rank "
-                    f"{needed} of {candidate.full}, and up to {candidate.most} two are smaller"
+                    f"{needed} of {full_rank(layer)}, and up to {candidate.most} two are smaller"
                 )
         self._ranks[layer.name] = rank
 
@@ -296,17 +300,6 @@ class Factoring:
             LayerOutcome(down, scheme, details={"rank": rank}),
             LayerOutcome(up, scheme, sqnr_db(matrix, product), details),
         )
-
-
-def _size_notes(before: Carrier, after: Carrier) -> list[str]:
-    notes = []
-    for name, count in (("MACs", model_macs), ("parameters", model_parameters)):
-        old, new = count(before), count(after)
-        if old and new is not None:
-            notes.append(f"{name} {old:,} -> {new:,} ({100 * new / old:.1f} %)")
-    if Capability.TRAIN in before.offers - after.offers:
-        notes.append("the result cannot be trained: PyTorch has no form of its graph")
-    return notes
 
 
 def _moment(candidate: Candidate, request: Request, statistics: Mapping[str, Any]) -> torch.Tensor:

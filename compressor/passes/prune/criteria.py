@@ -84,6 +84,9 @@ def normalized(scores: Scores) -> Scores:
 def cubic_sparsity(step: int, begin: int, end: int, final: float, initial: float = 0.0) -> float:
     """Return the share of weights that are to be zero at a step of training.
 
+    >>> cubic_sparsity(5, begin=0, end=10, final=0.8)
+    0.7000000000000001
+
     ``final + (initial - final) * (1 - t)^3``, with ``t`` growing from 0 at ``begin`` to 1 at
     ``end``: many weights go while there are plenty, few at the end. M. Zhu and S. Gupta, To prune,
     or not to prune, 2017 (arXiv:1710.01878), section 3.
@@ -183,6 +186,9 @@ class Ranking:
 
 def allowed_counts(count: int, step: int, minimum: float) -> Units:
     """Return how many of ``count`` units may remain, ascending; the last is ``count``.
+
+    >>> allowed_counts(10, step=4, minimum=1).tolist()
+    [4, 8, 10]
 
     Args:
         count: units of the group.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
@@ -10,19 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compressor.errors import DataError, ModelError, SpecError
+from compressor.errors import ModelError, SpecError
 from compressor.passes.train.job import (
     Job,
     Micro,
     Objective,
-    Order,
     Steps,
     Trained,
     as_tensors,
     read_steps,
 )
 from compressor.passes.train.optimizers import checkpoint_blocks, make_optimizer, set_rate
-from compressor.passes.train.recipe import Recipe, rate_factor
+from compressor.passes.train.recipe import Course, rate_factor
 from compressor.passes.train.watch import (
     Best,
     Interruption,
@@ -32,8 +31,8 @@ from compressor.passes.train.watch import (
     last_losses,
 )
 from compressor.types.carrier import Carrier
-from compressor.types.tensors import Array, TensorSpec
-from compressor.types.training import Advance, Training
+from compressor.types.tensors import Array
+from compressor.types.training import Advance
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -41,68 +40,22 @@ if TYPE_CHECKING:
 _PRECISION = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
 
 
-def length(recipe: Recipe, order: Order) -> int:
-    """Return how many steps a training has."""
-    return recipe.steps or max(1, round(recipe.epochs * order.steps_in_epoch))
-
-
-def make_order(
-    recipe: Recipe, training: Training, inputs: Sequence[TensorSpec], seed: int
-) -> Order:
-    """Return which samples each step has.
-
-    Raises:
-        SpecError: the batch does not divide among the processes, or is not the model's.
-        DataError: there are fewer samples than a batch.
-    """
-    batch, parts = recipe.batch or training.batch, training.ranks.size
-    axis = inputs[0].shape[0] if inputs[0].shape else None
-    fixed = axis if isinstance(axis, int) else None
-    if batch % parts:
-        raise SpecError(
-            "batch",
-            f"is {batch}, and {parts} processes share it",
-            f"set a multiple of {parts}, such as batch: {-(-batch // parts) * parts}",
-        )
-    if fixed is not None and (recipe.micro_batch or batch // parts) != fixed:
-        raise SpecError(
-            "micro-batch",
-            f"is {recipe.micro_batch or batch // parts}, and the model takes {fixed} at a time",
-            f"set micro-batch: {fixed} and a batch that is a multiple of it",
-        )
-    order = Order(
-        training.data.samples, batch, seed, recipe.validation, parts, whole=fixed is not None
-    )
-    if order.steps_in_epoch == 0:
-        raise DataError(
-            "training data",
-            f"has {len(order.trained)} samples to train on, too few for a step of {batch}",
-            f"set batch: {max(1, len(order.trained) // parts * parts)} or less, or give more data",
-        )
-    return order
-
-
 def train_model(
-    recipe: Recipe,
-    carrier: Carrier,
-    module: nn.Module,
-    objective: Objective,
-    training: Training,
-    order: Order,
+    course: Course, carrier: Carrier, module: nn.Module, objective: Objective
 ) -> Trained:
     """Train all of a model's module in place; see :func:`train`."""
     job = Job(
-        name=recipe.name,
+        name=course.recipe.name,
         module=module,
         objective=objective,
         inputs=tuple(spec.name for spec in carrier.inputs),
         outputs=tuple(spec.name for spec in carrier.outputs),
-        regulators=recipe.regulators(carrier, module, length(recipe, order)),
+        regulators=course.recipe.regulators(carrier, module, course.steps),
     )
-    return train(job, recipe, training, order)
+    return train(job, course)
 
 
-def train(job: Job, recipe: Recipe, training: Training, order: Order) -> Trained:
+def train(job: Job, course: Course) -> Trained:
     """Train a job's module in place.
 
     Raises:
@@ -110,9 +63,11 @@ def train(job: Job, recipe: Recipe, training: Training, order: Order) -> Trained
         ModelError: the loss diverged.
         DataError: the data cannot be read, or do not fit the loss.
     """
-    loop = _Loop(job, recipe, training, order)
-    steps = length(recipe, order)
-    with training.stage(job.name, steps) as advance, deferred_interrupts() as interruption:
+    loop = _Loop(job, course)
+    with (
+        course.training.stage(job.name, course.steps) as advance,
+        deferred_interrupts() as interruption,
+    ):
         return loop.run(advance, interruption)
 
 
@@ -135,13 +90,11 @@ def _accelerator(precision: str) -> Accelerator:
 
 
 class _Loop:
-    def __init__(self, job: Job, recipe: Recipe, training: Training, order: Order):
+    def __init__(self, job: Job, course: Course):
         self._job = job
-        self._recipe = recipe
-        self._training = training
-        self._order = order
+        self._recipe, self._training = recipe, training = course.recipe, course.training
+        self._order, self._steps, self._micro = course.order, course.steps, course.micro
         self._accelerator = accelerator = _accelerator(recipe.precision)
-        self._steps = length(recipe, order)
         self._warm_up = min(round(recipe.warm_up * self._steps), self._steps - 1)
         if recipe.checkpointing:
             checkpoint_blocks(job.module)
@@ -160,8 +113,7 @@ class _Loop:
     def run(self, advance: Advance, interruption: Interruption) -> Trained:
         step = start = self._resume()
         recipe, training, order = self._recipe, self._training, self._order
-        micro = recipe.micro_batch or order.batch
-        data = Steps(training.data, order, micro, training.ranks.rank)
+        data = Steps(training.data, order, self._micro, training.ranks.rank)
         for micros in read_steps(data, start, self._steps, recipe.workers):
             if recipe.patience is not None and self._best.since >= recipe.patience:
                 break
@@ -182,11 +134,12 @@ class _Loop:
             return 0
         self._losses = list(progress["losses"])
         self._terms = dict(progress["terms"])
-        self._best.restore(progress["best"])
+        self._best.history = [(step, value) for step, value in progress["validations"]]
         return int(progress["step"])
 
     def _save(self, step: int) -> None:
-        progress = {"losses": self._losses, "terms": self._terms, "best": self._best.as_json()}
+        validations = self._best.history
+        progress = {"losses": self._losses, "terms": self._terms, "validations": validations}
         self._saved.save(step, progress)
 
     def _step(self, step: int, micros: tuple[Micro, ...], interruption: Interruption) -> float:
@@ -241,7 +194,7 @@ class _Loop:
         problem = divergence(loss, self._losses)
         if problem:
             problem += f"; the losses before: {last_losses(self._losses)}"
-            if self._best.value is not None:
+            if self._best.history:
                 problem += f"; the best state so far, of step {self._best.step}, is kept"
             raise ModelError(
                 f"pass {self._job.name!r}, step {step + 1} of {self._steps}",
@@ -254,14 +207,15 @@ class _Loop:
         whole = step % self._order.steps_in_epoch == 0 or step == self._steps
         if not whole or not len(self._order.validation):
             return
-        if self._best.note(step, self._validated()):
+        self._best.history.append((step, self._validated()))
+        if self._best.step == step:
             self._saved.save_best(self._tensors())
 
     @torch.no_grad()
     def _validated(self) -> float:
         """Return the metric, or if there is none the loss, on the held-out samples."""
         self._model.eval()
-        ranks, size = self._training.ranks, self._recipe.micro_batch or self._order.batch
+        ranks, size = self._training.ranks, self._micro
         share = self._order.validation[ranks.rank :: ranks.size]
         parts: list[Array] = [np.zeros(0)]
         for start in range(0, len(share), size):
@@ -298,7 +252,7 @@ class _Loop:
         return {name: tensor.detach().cpu() for name, tensor in state.items()}
 
     def _result(self, start: int, step: int) -> Trained:
-        best = self._best.value is not None
+        best = bool(self._best.history)
         return Trained(
             tensors=self._saved.best() if best else self._tensors(),
             losses=tuple(self._losses),

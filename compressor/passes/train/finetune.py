@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from compressor.errors import DataError, SpecError
-from compressor.passes.train.engine import make_order, train_model
+from compressor.passes.train.engine import train_model
 from compressor.passes.train.job import Micro
 from compressor.passes.train.losses import cross_entropy, squared_error
-from compressor.passes.train.recipe import Recipe
+from compressor.passes.train.recipe import Course, Recipe
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.passes import Outcome, PassContext, Survey
 from compressor.types.training import Training
@@ -41,7 +41,7 @@ def loss_name(loss: str | None, metric: str | None) -> str:
         return loss
     implied = _BY_METRIC.get(metric or "")
     if implied is None:
-        why = "there is no metric" if metric is None else f"metric {metric!r} does not tell it"
+        why = "there is no metric" if metric is None else f"metric {metric!r} does not imply one"
         raise SpecError("loss", f"is not given, and {why}", f"set loss, such as {CROSS_ENTROPY}")
     return implied
 
@@ -138,21 +138,10 @@ class Finetune(Recipe):
         note = f"trained with {loss_name(self.loss, context.metric)} as loss"
         return Survey(self.plan(carrier), notes=(note,))
 
-    def apply_training(
-        self,
-        carrier: Carrier,
-        context: PassContext,
-        statistics: Mapping[str, Any],  # noqa: ARG002
-        training: Training,
-    ) -> Outcome:
-        """Train.
-
-        Raises:
-            CompressorError: see :func:`compressor.passes.train.engine.train`.
-        """
-        order = make_order(self, training, carrier.inputs, context.seed)
+    def train_on(self, carrier: Carrier, context: PassContext, course: Course) -> Outcome:
+        """Train with the loss of the task."""
         module = carrier.trainable()
         self.freeze(carrier, module)
-        loss = task_loss(self, carrier, training, context)
-        trained = train_model(self, carrier, module, loss, training, order)
-        return self.outcome(carrier, trained, training.metric)
+        loss = task_loss(self, carrier, course.training, context)
+        trained = train_model(course, carrier, module, loss)
+        return self.outcome(carrier, trained, course.training.metric)

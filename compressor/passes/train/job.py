@@ -32,19 +32,14 @@ class Order:
     Every epoch is a permutation of its own. If the samples do not divide into batches, an epoch's
     last batch is smaller; it is left out if some process would have no sample of it, or if the
     model takes whole batches only. A share is held out: these samples are never trained on.
-
-    Attributes:
-        batch: how many samples go into a step, over all processes.
-        parts: the processes that share a step.
-        whole: batches must have full size.
     """
 
     samples: int
-    batch: int
+    batch: int  # how many samples go into a step, over all processes
     seed: int
     held_out: float = 0.0
-    parts: int = 1
-    whole: bool = False
+    parts: int = 1  # the processes that share a step
+    whole: bool = False  # batches must have full size
 
     @cached_property
     def _shuffled(self) -> Rows:
@@ -215,23 +210,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Trained:
-    """The result of a training.
+    """The result of a training."""
 
-    Attributes:
-        tensors: parameters and buffers of the job's module, by its names, on the CPU.
-        losses: of each step, over all processes.
-        terms: the loss's terms at the last step.
-        validations: step and value of each.
-        best_step: the number of steps that the tensors have been trained for.
-        started: the step that this process began with.
-    """
-
+    # parameters and buffers of the job's module, by its names, on the CPU
     tensors: Mapping[str, Tensor]
-    losses: tuple[float, ...]
-    terms: Mapping[str, float]
-    validations: tuple[tuple[int, float], ...]
-    best_step: int
-    started: int
+    losses: tuple[float, ...]  # of each step, over all processes
+    terms: Mapping[str, float]  # the loss's terms at the last step
+    validations: tuple[tuple[int, float], ...]  # step and value of each
+    best_step: int  # the number of steps that the tensors have been trained for
+    started: int  # the step that this process began with
 
     def record(self) -> dict[str, Any]:
         """Return how the training went, for the report: at most 500 of the losses."""
@@ -258,5 +245,5 @@ class Trained:
             )
         notes += [grown] if (grown := growth(self.losses)) else []
         if self.started:
-            notes.append(f"went on from the state saved after step {self.started:,}")
+            notes.append(f"resumed from the state saved after step {self.started:,}")
         return tuple(notes)

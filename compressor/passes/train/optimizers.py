@@ -68,14 +68,14 @@ def checkpoint_blocks(module: nn.Module) -> None:
     blocks = _blocks(module)
     if not blocks:
         raise SpecError(
-            "checkpointing", "is true, and the network has no list of blocks", "leave it out"
+            "checkpointing", "is true, but the network has no list of blocks", "remove it"
         )
     for block in blocks:
         if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in block.modules()):
             raise SpecError(
                 "checkpointing",
-                "is true, and the blocks have batch norms, whose statistics would move twice",
-                "leave it out, or use micro-batch to save memory",
+                "is true, but the blocks have batch norms, whose statistics would be updated twice",
+                "remove it, or use micro-batch to save memory",
             )
     wrapped = {id(block) for block in blocks}
     apply_activation_checkpointing(

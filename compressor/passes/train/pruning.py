@@ -77,7 +77,7 @@ class ZerosKept(Regulator):
             if parameter.shape != mask.shape:
                 raise SpecError(
                     f"parameter {name!r}",
-                    "is spread over processes, and so cannot be masked",
+                    "is spread over processes and cannot be masked",
                     "train pruned networks without FSDP",
                 )
             parameter.mul_(mask.to(parameter.device))

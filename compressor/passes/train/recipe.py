@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import cos, pi
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 from torch import nn
 
-from compressor.errors import SpecError
+from compressor.errors import DataError, SpecError
 from compressor.passes.prune.magnitude.magnitude import choose_layers
-from compressor.passes.train.job import PREFIX, Regulator, Trained
+from compressor.passes.train.job import PREFIX, Order, Regulator, Trained
 from compressor.passes.train.pruning import Gradual, GradualPruning, ZerosKept
 from compressor.types.carrier import Carrier
 from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
@@ -24,7 +26,8 @@ from compressor.types.passes import (
     PassContext,
     TrainPass,
 )
-from compressor.types.training import Measure
+from compressor.types.tensors import TensorSpec
+from compressor.types.training import Measure, Training
 
 Schedule: TypeAlias = Literal["cosine", "linear", "constant"]
 
@@ -34,10 +37,10 @@ def rate_factor(step: int, steps: int, schedule: Schedule, warm_up: int = 0) -> 
 
     It rises linearly over the first ``warm_up`` steps, and then falls along half a cosine
     (I. Loshchilov and F. Hutter, SGDR, 2017, arXiv:1608.03983, equation 5, without restarts), along
-    a line, or not at all. It would reach zero at the step after the last::
+    a line, or not at all. It would reach zero at the step after the last.
 
-        rate_factor(0, 4, "linear")  # 1.0
-        rate_factor(3, 4, "linear")  # 0.25
+    >>> [rate_factor(step, 4, "linear") for step in range(4)]
+    [1.0, 0.75, 0.5, 0.25]
 
     Steps count from 0.
 
@@ -54,6 +57,25 @@ def rate_factor(step: int, steps: int, schedule: Schedule, warm_up: int = 0) -> 
     if schedule == "cosine":
         return 0.5 * (1 + cos(pi * passed))
     return 1 - passed if schedule == "linear" else 1.0
+
+
+@dataclass(frozen=True)
+class Course:
+    """What a training goes through: how it trains, on what, and which samples each step has."""
+
+    recipe: Recipe
+    training: Training
+    order: Order
+
+    @property
+    def steps(self) -> int:
+        """The number of steps."""
+        return self.recipe.steps or max(1, round(self.recipe.epochs * self.order.steps_in_epoch))
+
+    @property
+    def micro(self) -> int:
+        """How many samples go through the network at once."""
+        return self.recipe.micro_batch or self.order.batch
 
 
 class Recipe(TrainPass):
@@ -97,7 +119,7 @@ class Recipe(TrainPass):
     )
     checkpointing: bool = Field(
         default=False,
-        description="compute activations of repeated blocks again instead of keeping them",
+        description="recompute the activations of repeated blocks instead of keeping them",
     )
     validation: float = Field(
         default=0.0,
@@ -109,7 +131,7 @@ class Recipe(TrainPass):
     patience: int | None = Field(
         default=None,
         ge=1,
-        description="stop after so many validations without an improvement; one follows each epoch",
+        description="stop after this many validations without improvement; one follows each epoch",
     )
     save_every: int = Field(default=100, ge=1, description="steps from one saved state to the next")
     workers: int = Field(default=0, ge=0, description="processes that prepare data")
@@ -142,6 +164,58 @@ class Recipe(TrainPass):
     ) -> Carrier:
         """Return the model as it is: training alone changes no shape."""
         return carrier
+
+    def course(self, training: Training, inputs: Sequence[TensorSpec], seed: int) -> Course:
+        """Return what a model with these inputs is trained with.
+
+        Raises:
+            SpecError: the batch does not divide among the processes, or is not the model's.
+            DataError: there are fewer samples than a batch.
+        """
+        batch, parts = self.batch or training.batch, training.ranks.size
+        axis = inputs[0].shape[0] if inputs[0].shape else None
+        fixed = axis if isinstance(axis, int) else None
+        if batch % parts:
+            raise SpecError(
+                "batch",
+                f"is {batch}, and {parts} processes share it",
+                f"set a multiple of {parts}, such as batch: {-(-batch // parts) * parts}",
+            )
+        if fixed is not None and (self.micro_batch or batch // parts) != fixed:
+            raise SpecError(
+                "micro-batch",
+                f"is {self.micro_batch or batch // parts}, but the model takes {fixed} at a time",
+                f"set micro-batch: {fixed} and a batch that is a multiple of it",
+            )
+        order = Order(
+            training.data.samples, batch, seed, self.validation, parts, whole=fixed is not None
+        )
+        if order.steps_in_epoch == 0:
+            raise DataError(
+                "training data",
+                f"has {len(order.trained)} samples to train on, too few for a step of {batch}",
+                f"set batch: {max(1, len(order.trained) // parts * parts)} or less, or add data",
+            )
+        return Course(self, training, order)
+
+    def apply_training(
+        self,
+        carrier: Carrier,
+        context: PassContext,
+        statistics: Mapping[str, Any],  # noqa: ARG002
+        training: Training,
+    ) -> Outcome:
+        """Return the trained model.
+
+        Raises:
+            CompressorError: see :func:`compressor.passes.train.engine.train`.
+        """
+        course = self.course(training, carrier.inputs, context.seed)
+        return self.train_on(carrier, context, course)
+
+    @abstractmethod
+    def train_on(self, carrier: Carrier, context: PassContext, course: Course) -> Outcome:
+        """Return the model trained on a course."""
 
     def skip_reasons(self, carrier: Carrier) -> dict[str, str]:
         """Return for each layer why it is not trained; empty if it is.

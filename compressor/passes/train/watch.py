@@ -108,33 +108,22 @@ def last_losses(before: Sequence[float]) -> str:
 
 @dataclass
 class Best:
-    """The best validation so far, its step, how many have come since, and the history of all."""
+    """The best of a training's validations."""
 
     higher_is_better: bool
-    value: float | None = None
-    step: int = 0
-    since: int = 0
-    history: list[tuple[int, float]] = field(default_factory=list)
+    history: list[tuple[int, float]] = field(default_factory=list)  # step and value of all so far
 
-    def note(self, step: int, value: float) -> bool:
-        """Record a value; return whether it is the best so far."""
-        self.history.append((step, value))
-        best = self.value
-        better = best is None or (value > best if self.higher_is_better else value < best)
-        if better:
-            self.value, self.step, self.since = value, step, 0
-        else:
-            self.since += 1
-        return better
+    @property
+    def step(self) -> int:
+        """The step of the best value, the first of equal ones; 0 before any."""
+        best = max if self.higher_is_better else min
+        return best(self.history, key=lambda entry: entry[1], default=(0, 0.0))[0]
 
-    def as_json(self) -> dict[str, Any]:
-        """Return all but the direction."""
-        return {name: getattr(self, name) for name in ("value", "step", "since", "history")}
-
-    def restore(self, document: dict[str, Any]) -> None:
-        """Load what :meth:`as_json` returned."""
-        self.value, self.step, self.since = (document[n] for n in ("value", "step", "since"))
-        self.history = [(int(step), float(value)) for step, value in document["history"]]
+    @property
+    def since(self) -> int:
+        """How many validations have come after it."""
+        best = self.step
+        return sum(step > best for step, _ in self.history)
 
 
 _STATE = "state-"

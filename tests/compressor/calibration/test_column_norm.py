@@ -55,5 +55,5 @@ def test_any_grouping_gives_the_same(sizes: list[int], cut: int):
 def test_nothing_seen_is_an_error_and_planning_gets_nothing():
     observer = catalog.load("observer", "column-norm")()
     assert observer.placeholder() is None
-    with pytest.raises(ValueError, match="nothing was observed"):
+    with pytest.raises(ValueError, match="no values were observed"):
         observer.result(observer.start())

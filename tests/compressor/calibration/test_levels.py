@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressor.calibration.moments import Levels, add_levels, fit_levels, merge_levels
 from compressor.calibration.observers.channels import ChannelGridObserver
+
+GRID = ChannelGridObserver()
+
+
+def levels(*batches: torch.Tensor):
+    return reduce(GRID.update, batches, GRID.start())
 
 
 def image(steps: list[float], offsets: list[float], seed: int = 0, most: int = 256) -> torch.Tensor:
@@ -25,7 +32,7 @@ def image(steps: list[float], offsets: list[float], seed: int = 0, most: int = 2
 )
 def test_a_grid_is_found_again(steps, shift, seed):
     offsets = [shift * 100 * s for s in steps]
-    grid = fit_levels(add_levels(Levels(), image(steps, offsets, seed)))
+    grid = GRID.result(levels(image(steps, offsets, seed)))
     assert grid is not None
     assert grid.step == pytest.approx(steps, rel=1e-3)
     for found, wanted, step in zip(grid.offset, offsets, steps, strict=True):
@@ -34,11 +41,9 @@ def test_a_grid_is_found_again(steps, shift, seed):
 
 def test_levels_of_all_batches_count():
     parts = [image([0.1], [0.0], seed=s) for s in range(3)]
-    one = add_levels(add_levels(add_levels(Levels(), parts[0]), parts[1]), parts[2])
-    other = merge_levels(
-        add_levels(Levels(), parts[0]), add_levels(add_levels(Levels(), parts[1]), parts[2])
-    )
-    assert torch.equal(one.channels[0], other.channels[0])
+    one = levels(*parts)
+    other = GRID.merge(levels(parts[0]), levels(parts[1], parts[2]))
+    assert torch.equal(one[0], other[0])
 
 
 @pytest.mark.parametrize(
@@ -53,18 +58,16 @@ def test_levels_of_all_batches_count():
     ids=["noise", "few levels", "uneven", "constant", "vector"],
 )
 def test_other_data_have_no_grid(values):
-    assert fit_levels(add_levels(Levels(), values)) is None
+    assert GRID.result(levels(values)) is None
 
 
 def test_one_channel_off_the_grid_is_enough():
     values = image([0.1, 0.2], [0.0, 0.0])
     values[:, 1] += torch.rand(4, 16, 16, generator=torch.Generator().manual_seed(1)) * 0.1
-    assert fit_levels(add_levels(Levels(), values)) is None
+    assert GRID.result(levels(values)) is None
 
 
 def test_unseen_levels_are_left_at_both_ends():
-    observer = ChannelGridObserver()
-    state = observer.update(observer.start(), image([1.0], [0.0], most=200))
-    grid = observer.result(state)
+    grid = GRID.result(levels(image([1.0], [0.0], most=200)))
     assert grid is not None
     assert -30 < grid.offset[0] < -20

@@ -221,7 +221,7 @@ def test_a_copy_is_made_once_and_told_of(make: Make, tmp_path: Path):
 
 def test_a_damaged_copy_is_said(make: Make, tmp_path: Path):
     RandomAccess(make("npz"), tmp_path)
-    (copy,) = tmp_path.glob("data-*/0.npy")
+    (copy,) = tmp_path.glob("data-*/0.bin")
     copy.write_bytes(copy.read_bytes()[:-5])
     with pytest.raises(DataError, match=r"copy of data .* cannot be read .*remove it"):
         RandomAccess(make("npz"), tmp_path)
@@ -254,7 +254,7 @@ def test_what_cannot_be_copied_is_refused(tmp_path: Path):
 def test_objects_are_refused_before_they_are_hashed():
     source = FactorySource(lambda: [{"odd": np.array([{"a": 1}, None])}], "pkg:f")
     for use in (source.info, source.digest):
-        with pytest.raises(DataError, match=r"'pkg:f': made 'odd' of Python objects"):
+        with pytest.raises(DataError, match=r"'pkg:f': yielded 'odd' with Python objects"):
             use()
 
 
@@ -314,7 +314,7 @@ def test_a_copy_that_was_killed_half_way_is_not_used(
     )
     assert killed.returncode == -signal.SIGKILL
     (staged,) = tmp_path.glob(".staging-*")
-    assert (staged / "0.npy").stat().st_size > 0
+    assert (staged / "0.bin").stat().st_size > 0
     monkeypatch.setattr(FactorySource, "digest", lambda _: "0" * 64)
     parts = [{"x": np.arange(start, start + 1000)} for start in range(0, 6000, 1000)]
     access = RandomAccess(FactorySource(lambda: parts, "f"), tmp_path)

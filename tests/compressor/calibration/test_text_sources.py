@@ -99,7 +99,7 @@ def test_windows_are_those_of_the_whole_text(
     tokens = ids(text)
     starts = range(0, len(tokens) - length, stride)
     if not starts:
-        with pytest.raises(DataError, match=f"has {len(tokens)} tokens, a sample needs"):
+        with pytest.raises(DataError, match=f"has {len(tokens)} tokens, but a sample needs"):
             data.info()
         return
     assert data.info().samples == len(starts)
@@ -179,7 +179,7 @@ def test_large_files_are_not_counted_ahead(
     monkeypatch.setattr(token_source, "_COUNTED", 99)
     assert source("text", path, characters, length=2).info().samples is None
     assert source("text", path, characters, length=2, samples=3).info().samples == 3
-    with pytest.raises(DataError, match="has 100 tokens, a sample needs 101"):
+    with pytest.raises(DataError, match="has 100 tokens, but a sample needs 101"):
         source("text", path, characters, length=100).info()
 
 
@@ -216,8 +216,8 @@ print(large - small)
         (b'{"text": 5}\n', "line 1: has a int as 'text'; give a string"),
         (b'{"text": "\xff"}\n', "line 1: is not UTF-8"),
         (b"[" * 100_000 + b"\n", "line 1: is not JSON"),
-        (b"", "has 0 tokens, a sample needs 5"),
-        (b'{"text": "abcd"}', "has 4 tokens, a sample needs 5.*; set length: 3"),
+        (b"", "has 0 tokens, but a sample needs 5"),
+        (b'{"text": "abcd"}', "has 4 tokens, but a sample needs 5.*; set length: 3"),
     ],
     ids=["cut", "list", "field", "number", "latin", "deep", "empty", "short"],
 )

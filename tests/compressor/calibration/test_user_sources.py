@@ -70,15 +70,15 @@ def raises():
     [
         (raises, "data factory 'pkg:f': raised KeyError: 'no such thing'"),
         (lambda: 3, "raised TypeError"),
-        (list, "made no samples"),
-        (lambda: [{"x": np.zeros(0)}], "made no samples"),
+        (list, "yielded no samples"),
+        (lambda: [{"x": np.zeros(0)}], "yielded no samples"),
         (lambda: [[1, 2]], "returned a list"),
         (lambda: [{}], "returned an empty dictionary"),
         (lambda: [{"x": [1, 2]}], "returned 'x' as a list"),
         (lambda: [{"x": np.zeros(2), "y": np.zeros(3)}], "first axes that differ: 'x' 2, 'y' 3"),
         (lambda: [{"x": np.float32(1) * np.ones(())}], "returned 'x' as a"),
-        (lambda: [{"x": np.zeros((2, 3))}, {"x": np.zeros((2, 4))}], "made batches that differ"),
-        (lambda: [{"x": np.zeros(2)}, {"z": np.zeros(2)}], "made batches that differ"),
+        (lambda: [{"x": np.zeros((2, 3))}, {"x": np.zeros((2, 4))}], "yielded batches that differ"),
+        (lambda: [{"x": np.zeros(2)}, {"z": np.zeros(2)}], "yielded batches that differ"),
     ],
 )
 def test_factories_that_fail(make, message):

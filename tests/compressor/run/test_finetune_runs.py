@@ -90,7 +90,7 @@ def test_a_killed_training_resumes_to_the_same_bytes(
     assert run(broken, call=11, by=by)[0] == code
     assert broken.artifacts() == {}
     report = broken.run().report
-    assert f"went on from the state saved after step {saved}" in report["passes"][0]["notes"]
+    assert f"resumed from the state saved after step {saved}" in report["passes"][0]["notes"]
     assert not list((broken.output / STORE).glob("training-*"))
     assert broken.artifacts() == unbroken
     assert broken.run().cached

@@ -126,22 +126,22 @@ def cut_together(
     for item, parts in reading.counted(open_, _fine(bins), "more finely"):
         fine[item.layer.name] = ranking.merged(parts)
     score, rank = ranking.select(ranking.merged(fine.values()), rank)
-    held = [fine[item.layer.name].of(score) for item in ranked]
+    equal = [fine[item.layer.name].of(score) for item in ranked]
     # By name, since a file's layers come in another order than a graph's.
     order = sorted(range(len(ranked)), key=lambda i: ranked[i].layer.name)
-    handed = dict(zip(order, ranking.shares(rank, [held[i] for i in order]), strict=True))
-    given = [handed[i] for i in range(len(ranked))]
-    split = next((i for i, own in enumerate(given) if 0 < own < held[i]), None)
-    ties = [[own] for own in held]
+    shares = dict(zip(order, ranking.shares(rank, [equal[i] for i in order]), strict=True))
+    by_block = [[count] for count in equal]
+    split = next((i for i, share in shares.items() if 0 < share < equal[i]), None)
     if split is not None:
-        own = _fine({ranked[split].layer.name: bin})
-        ((_, parts),) = reading.counted([ranked[split]], own, "where it ends")
-        ties[split] = [part.of(score) for part in parts]
-    below = [
-        coarse[item.layer.name].below(bin) + fine[item.layer.name].below(score) for item in ranked
-    ]
-    rows = zip(ranked, ties, given, below, strict=True)
-    return _placed(reading, [_Tied(item, score, own, n, less) for item, own, n, less in rows])
+        count = _fine({ranked[split].layer.name: bin})
+        ((_, parts),) = reading.counted([ranked[split]], count, "where it ends")
+        by_block[split] = [part.of(score) for part in parts]
+    tied = []
+    for place, item in enumerate(ranked):
+        name = item.layer.name
+        below = coarse[name].below(bin) + fine[name].below(score)
+        tied.append(_Tied(item, score, by_block[place], shares[place], below))
+    return _placed(reading, tied)
 
 
 @dataclass(frozen=True)
@@ -193,8 +193,8 @@ def _coarse(values: torch.Tensor, shift: int, block: RowBlock) -> ranking.Counts
 
 
 def _fine(bins: Mapping[str, int]) -> _Count:
-    def count(found: torch.Tensor, shift: int, block: RowBlock) -> ranking.Counts:
-        return ranking.count_fine(found, shift, bins[block.layer.name])
+    def count(values: torch.Tensor, shift: int, block: RowBlock) -> ranking.Counts:
+        return ranking.count_fine(values, shift, bins[block.layer.name])
 
     return count
 

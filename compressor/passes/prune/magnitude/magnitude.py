@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from functools import partial
-from math import log10
 from typing import Annotated, Any, ClassVar, Literal
 
 import onnx_ir as ir
@@ -17,14 +16,13 @@ from compressor.errors import SpecError
 from compressor.graph.layers import layers_with_nodes
 from compressor.passes.prune.magnitude.cuts import Chosen, Ranked, cut_each, cut_together
 from compressor.passes.prune.magnitude.ranking import Criterion, Norm, value_of, without
-from compressor.run.weight_pass import Changes, Choice, Treatment, WeightPass, WeightRows
+from compressor.run.weight_pass import FLOATS, Changes, Choice, Treatment, WeightPass, WeightRows
 from compressor.types.carrier import Capability, Carrier, WeightChange
 from compressor.types.layer_rules import resolve_rules, skip_reason
 from compressor.types.layers import Layer
+from compressor.types.matrices import sqnr_db
 from compressor.types.passes import LayerOutcome, LayerRule, PassContext
 from compressor.types.statistics import Block
-
-_FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 class MagnitudeRule(LayerRule):
@@ -80,13 +78,12 @@ def choose_layers(
             )
         units = layer.parameters // (height * width)
         if not reason and each and not number_of(share, units):
-            reason = (
-                f"{share:g} of its {units} {'weights' if block == (1, 1) else 'blocks'} is none"
-            )
+            kind = "weights" if block == (1, 1) else "blocks"
+            reason = f"{share:g} of its {units} {kind} rounds down to none"
         if reason and rule is not None and ruled is not None and not rule.skip:
             raise SpecError(
                 f"layer {layer.name!r}",
-                f"is given a sparsity by the rule {rule.match!r}, and cannot have it: {reason}",
+                f"cannot have the sparsity of the rule {rule.match!r}: {reason}",
                 "narrow the rule's match, or change the block or the sparsity",
             )
         chosen[layer.name] = (share, reason)
@@ -101,12 +98,11 @@ def _unfit(layer: Layer, tables: set[str], graph: ir.Model | None) -> str:
         return "its weight is shared with a table"
     if graph is not None and layer.weight not in graph.graph.initializers:
         return "its weight lies in a subgraph"
-    if layer.dtype not in _FLOATS:
+    if layer.dtype not in FLOATS:
         return f"its weight is {layer.dtype}: prune before quantizing"
     return ""
 
 
-_PART = 1 << 22  # elements looked at together
 _Length = Annotated[int, Field(ge=1)]
 
 
@@ -173,7 +169,7 @@ class PruneMagnitude(WeightPass):
             raise SpecError(
                 f"pass {self.name!r}",
                 f"sparsity {self.sparsity:g} of {sum(r.units for r in ranked)} "
-                f"{'weights' if self.block is None else 'blocks'} is none",
+                f"{'weights' if self.block is None else 'blocks'} rounds down to none",
                 "raise sparsity, or remove the pass",
             )
         return Choice(treatments, work=(ranked, context.progress))
@@ -214,7 +210,7 @@ class PruneMagnitude(WeightPass):
                 changes.weights[layer.weight] = change
                 if Capability.RUN in carrier.offers:
                     weight = carrier.weight(layer)
-                    loss = _sqnr_db(weight, change.stored(weight))
+                    loss = sqnr_db(weight, change.stored(weight))
             changes.outcomes[layer.name] = self._outcome(item, chosen, loss)
         return changes
 
@@ -225,20 +221,22 @@ class PruneMagnitude(WeightPass):
 
     def _check(self) -> None:
         if self.granularity == "block" and self.block is None:
-            raise SpecError("granularity 'block'", "has no block", "give one, such as [1, 4]")
+            raise SpecError(
+                "granularity 'block'", "needs a block", "set one, such as block: [1, 4]"
+            )
         if self.granularity == "weight" and self.block is not None:
             raise SpecError(
                 f"block {list(self.block)}",
-                "is given, and granularity is weight",
-                "set granularity: block, or leave block out",
+                "is set, but granularity is weight",
+                "set granularity: block, or remove block",
             )
         sparser = next((rule for rule in self.layers if rule.sparsity is not None), None)
         if sparser is not None and (self.scope == "global" or sparser.skip):
             raise SpecError(
                 f"layer rule {sparser.match!r}",
-                f"has sparsity {sparser.sparsity:g}, and "
+                f"sets sparsity {sparser.sparsity:g}, but "
                 + ("also skips its layers" if sparser.skip else "scope is global"),
-                "leave its sparsity out" + ("" if sparser.skip else ", or set scope: layer"),
+                "remove its sparsity" + ("" if sparser.skip else ", or set scope: layer"),
             )
 
     def _action(self, share: float) -> str:
@@ -281,14 +279,3 @@ class PruneMagnitude(WeightPass):
 def _key(seed: int, layer: str) -> int:
     """Return 64 bits that differ from layer to layer and from seed to seed."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{layer}".encode()).digest()[:8], "little")
-
-
-def _sqnr_db(before: torch.Tensor, after: torch.Tensor) -> float | None:
-    """Signal to noise of a weight that lost some values; ``None`` where none or all are lost."""
-    signal = noise = 0.0
-    old, new = before.reshape(-1), after.reshape(-1)
-    for start in range(0, len(old), _PART):
-        wide = old[start : start + _PART].to(torch.float64)
-        signal += float(wide.square().sum())
-        noise += float((wide - new[start : start + _PART].to(torch.float64)).square().sum())
-    return 10 * log10(signal / noise) if signal and noise else None

@@ -75,7 +75,12 @@ def scores(matrix: Tensor, criterion: Criterion, row: int = 0) -> tuple[Tensor, 
 
 
 def value_of(score: int) -> float:
-    """Return the float whose bit pattern a score is."""
+    """Return the float whose bit pattern a score is.
+
+    >>> values, shift = scores(torch.tensor([[-1.5]]), Criterion())
+    >>> value_of(int(values) << shift)
+    1.5
+    """
     return float(np.array(score, np.int32).view(np.float32))
 
 

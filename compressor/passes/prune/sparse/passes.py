@@ -52,7 +52,7 @@ def nm_pattern(n: int, m: int, place: str = "") -> Pattern:
     if n >= m:
         raise SpecError(
             f"{place}n: {n}, m: {m}",
-            f"keeps all of every {m} weights" if n == m else f"{m} weights hold no {n}",
+            f"keeps all of every {m} weights" if n == m else f"cannot keep {n} of {m} weights",
             "give an n below m, such as n: 2, m: 4",
         )
     return n_of_m(n, m)
@@ -220,7 +220,7 @@ class PruneNm(PatternPruning):
         "(arXiv:2301.00774); permute: Pool & Yu 2021 (NeurIPS)"
     )
 
-    n: int = Field(default=2, ge=1, description="of every m weights, so many stay")
+    n: int = Field(default=2, ge=1, description="how many of every m weights stay")
     m: int = Field(default=4, ge=2, description="weights in a group")
     criterion: Criterion = Field(default="magnitude", description="which weights of a group stay")
     layers: tuple[NmRule, ...] = Field(
@@ -254,7 +254,7 @@ class SparsePruning(PatternPruning):
         description="share of a layer's weights that becomes zero; 0.5 unless n and m are given",
     )
     n: int | None = Field(
-        default=None, ge=1, description="in place of sparsity: of every m weights, so many stay"
+        default=None, ge=1, description="in place of sparsity: how many of every m weights stay"
     )
     m: int | None = Field(
         default=None,
@@ -270,8 +270,8 @@ class SparsePruning(PatternPruning):
         if self.permute and not everywhere.m:
             raise SpecError(
                 "permute",
-                "changes nothing where single weights go",
-                "give n and m, or leave it out",
+                "has no effect where single weights are pruned",
+                "set n and m, or remove permute",
             )
         return choose_layers(
             carrier,
@@ -304,11 +304,11 @@ class PruneSparsegpt(SparsePruning):
     """Prune the weights that change a layer's output least, and let the others make up for them.
 
     What a weight costs, and how the others change, follows from the second moment of the layer's
-    inputs. Without n and m the cheapest of 128 columns at a time go, so that rows may keep unlike
-    numbers of weights. It takes calibration data and a model that runs, which it works through
-    block by block, so that each layer sees what it will see once those before it are pruned.
-    Tables and a language model's output layer are kept; a layer whose input calibration does not
-    see is pruned by magnitude, and the plan says so.
+    inputs. Without n and m the cheapest of 128 columns at a time go, so that rows may keep
+    different numbers of weights. It takes calibration data and a model that runs, which it works
+    through block by block, so that each layer sees what it will see once those before it are
+    pruned. Tables and a language model's output layer are kept; a layer whose input calibration
+    does not see is pruned by magnitude, and the plan says so.
     """
 
     name: ClassVar[str] = "prune-sparsegpt"

@@ -37,6 +37,9 @@ def group_mask(scores: Tensor, n: int, m: int) -> Tensor:
 
     Of equal scores the one further left stays.
 
+    >>> group_mask(torch.tensor([[1.0, 3.0, 2.0, 0.0]]), n=2, m=4).tolist()
+    [[False, True, True, False]]
+
     Scores, and the mask that is true where a weight stays, are ``[rows, columns]``.
 
     Raises:
@@ -115,6 +118,9 @@ _DEAD = 1e-6  # of the mean norm: what a column without input counts, so that si
 
 def wanda_scores(matrix: Tensor, norms: Tensor) -> Tensor:
     """Return ``|W|`` times the norm of each column's input.
+
+    >>> wanda_scores(torch.tensor([[1.0, -2.0]]), norms=torch.tensor([3.0, 1.0])).tolist()
+    [[3.0, 2.0]]
 
     A column whose input was always zero comes after all others; within such columns the weights'
     sizes decide.

@@ -21,7 +21,11 @@ _LEAST_GAIN = 1e-5  # of what a group keeps on average; less may be an error of 
 
 
 def kept_share(scores: Tensor, n: int, m: int) -> float:
-    """Return the share of the sum of all magnitudes ``[rows, columns]`` that N of M keeps."""
+    """Return the share of the sum of all magnitudes ``[rows, columns]`` that N of M keeps.
+
+    >>> kept_share(torch.tensor([[1.0, 3.0, 4.0, 2.0]]), n=2, m=4)
+    0.7
+    """
     total = float(scores.sum(dtype=torch.float64))
     kept = scores.where(group_mask(scores, n, m), 0.0)
     return float(kept.sum(dtype=torch.float64)) / total if total else 1.0

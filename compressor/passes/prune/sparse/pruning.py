@@ -48,7 +48,7 @@ def requests_for(
     if not requests:
         raise SpecError(
             f"criterion {criterion!r}",
-            "finds no layer whose input it can see",
+            "needs the input of layers, and calibration sees that of none",
             "use pass prune-magnitude, or prune-nm with criterion: magnitude",
         )
     if criterion == "wanda":

@@ -57,7 +57,7 @@ class Reordered:
         """Return what the new orders gain, in words."""
         total = sum(whole for _, whole in self.before)
         if not total:
-            return "no order of channels keeps more than the one that is"
+            return "no other order of channels keeps more"
         layers = "1 layer" if len(self.channels) == 1 else f"{len(self.channels)} layers"
         before = 100 * sum(kept for kept, _ in self.before) / total
         after = 100 * sum(self.after) / total
@@ -94,7 +94,7 @@ def plan_orders(carrier: Carrier, patterns: Mapping[str, Pattern]) -> Orders:
         if not reason and foreign:
             reason = f"{foreign[0]!r} is no parameter of the model"
         if not reason and len(wanted) > 1:
-            reason = "its readers have unlike n and m"
+            reason = "its readers have different n and m"
         for layer in readers:
             reasons[layer.name] = f"channels stay: {reason}" if reason else ""
         if not reason:

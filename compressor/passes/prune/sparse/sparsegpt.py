@@ -49,9 +49,13 @@ def curvature(moment: Tensor, damping: float = 0.01) -> Curvature | None:
 def sparsegpt(matrix: Tensor, curved: Curvature, pattern: Pattern) -> Tensor:
     """Prune a weight, and change what stays so that the layer's output changes least.
 
+    >>> moment = torch.tensor([[2.0, 1.0], [1.0, 2.0]])  # of inputs that are alike
+    >>> sparsegpt(torch.tensor([[1.0, 3.0]]), curvature(moment), Pattern(0.5, n=1, m=2))
+    tensor([[0.0000, 3.4950]])
+
     Columns are visited from left to right. A weight costs ``w² / U_jj²``, where ``U_jj²`` is its
     diagonal element in the inverse for the columns from its own on. Without groups the cheapest
-    of a block of 128 columns go, whichever rows they are in, so rows may keep unlike numbers;
+    of a block of 128 columns go, whichever rows they are in, so rows may keep different numbers;
     with groups the cheapest of each group, chosen when its first column is reached. A weight that
     goes is exactly zero and passes its error on to all columns further right.
 

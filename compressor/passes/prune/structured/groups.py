@@ -10,7 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from compressor.errors import listed
 from compressor.graph.costs import parameters
@@ -18,18 +18,15 @@ from compressor.passes.prune.criteria import Tensors, allowed_counts, unit_step
 from compressor.types.channels import ChannelGroup, ChannelMap, Flags, Units, kept
 from compressor.types.layer_rules import resolve_rules, skip_reason
 from compressor.types.layers import Layer
-from compressor.types.options import Options, kebab
+from compressor.types.options import OneOf
 from compressor.types.passes import LayerRule
 
 Criterion: TypeAlias = Literal["l2", "l1", "batch-norm", "taylor", "activation", "random"]
-Kind: TypeAlias = Literal["ratio", "macs", "parameters", "latency"]
 Scope: TypeAlias = Literal["global", "local", "sensitivity"]
 Minimum: TypeAlias = Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, le=1)]
 
-_KINDS: tuple[Kind, ...] = ("ratio", "macs", "parameters", "latency")
 
-
-class Target(Options):
+class Target(OneOf):
     """How much is to be removed, or to remain; exactly one of them."""
 
     ratio: float | None = Field(
@@ -49,29 +46,10 @@ class Target(Options):
         "Runtime on this machine",
     )
 
-    @model_validator(mode="after")
-    def _one(self) -> Target:
-        kinds = [k for k in _KINDS if getattr(self, k) is not None]
-        if len(kinds) != 1:
-            raise ValueError(f"give one of {', '.join(kinds or _KINDS)}")
-        return self
-
-    @property
-    def kind(self) -> Kind:
-        """What is limited: the option that is set."""
-        return next(k for k in _KINDS if getattr(self, k) is not None)
-
-    @property
-    def value(self) -> float:
-        """The value of that option."""
-        value = getattr(self, self.kind)
-        assert isinstance(value, float)
-        return value
-
     @property
     def key(self) -> str:
         """The option's key in a spec, such as ``target.macs``."""
-        return f"target.{kebab(self.kind)}"
+        return f"target.{self.kind}"
 
 
 class StructuredRule(LayerRule):
@@ -195,35 +173,18 @@ def tensors_of(model: ir.Model, channels: ChannelMap) -> Tensors:
     return Tensors(parameters(model) - counted, tuple(factors))
 
 
-@dataclass(frozen=True)
-class Change:
-    """How a layer's weight shrinks: channels before and after."""
-
-    outputs: tuple[int, int]
-    inputs: tuple[int, int]
-
-    @property
-    def text(self) -> str:
-        """In a few words; empty if nothing changes."""
-        if self.outputs[0] != self.outputs[1]:
-            return f"{self.outputs[1]} of {self.outputs[0]} channels"
-        if self.inputs[0] != self.inputs[1]:
-            return f"{self.inputs[1]} of {self.inputs[0]} inputs"
-        return ""
-
-
-def layer_change(channels: ChannelMap, layer: Layer, removed: Flags) -> Change:
-    """Return how a layer's weight shrinks without some units."""
+def layer_change(channels: ChannelMap, layer: Layer, removed: Flags) -> dict[str, tuple[int, int]]:
+    """Return how many ``channels`` and ``inputs`` a layer has before and after, if any may go."""
     axes = channels.parameters.get(layer.weight, ())
     roles = {
         m.axis: m.role for g in channels.groups for m in g.members if m.parameter == layer.weight
     }
-    counts = {"output": (0, 0), "input": (0, 0)}
-    for index, axis in enumerate(axes):
-        role = roles.get(index, "other")
-        if axis is not None and role in counts:
-            counts[role] = (len(axis), int(kept(axis, removed).sum()))
-    return Change(counts["output"], counts["input"])
+    names = {"output": "channels", "input": "inputs"}
+    return {
+        names[roles[index]]: (len(axis), int(kept(axis, removed).sum()))
+        for index, axis in enumerate(axes)
+        if axis is not None and roles.get(index) in names
+    }
 
 
 def frozen_notes(channels: ChannelMap) -> tuple[str, ...]:

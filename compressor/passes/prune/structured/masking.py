@@ -114,7 +114,8 @@ class Proof:
         if not self.mixed:
             return shown
         operators = ", ".join(dict.fromkeys(self.mixed.values()))
-        return f"{shown}; not so the units of {len(self.mixed)} groups that {operators} mixes"
+        uncompared = f"the units of {len(self.mixed)} groups that {operators} mixes"
+        return f"{shown}; {uncompared} were not compared"
 
 
 def prove(
@@ -302,14 +303,14 @@ def _written_out(editor: Editor, node: ir.Node) -> tuple[str, str, str, str]:
     column = editor.constant(f"{name}_column", np.array([1, -1, *[1] * (rank - 2)], np.int64))
     epsilon = node.attributes.get_float("epsilon", _EPSILON)
     dtype = np.float32 if kind is None else kind.numpy()
-    own_mean = put("ReduceMean", value, axes)
-    centred = put("Sub", value, own_mean)
-    own_variance = put("ReduceMean", put("Mul", centred, centred), axes)
+    batch_mean = put("ReduceMean", value, axes)
+    centred = put("Sub", value, batch_mean)
+    batch_variance = put("ReduceMean", put("Mul", centred, centred), axes)
     least = editor.constant(f"{name}_epsilon", np.array(epsilon, dtype))
-    unit = put("Div", centred, put("Sqrt", put("Add", own_variance, least)))
+    unit = put("Div", centred, put("Sqrt", put("Add", batch_variance, least)))
     scaled = put("Mul", unit, put("Reshape", scale, column))
     result = put("Add", scaled, put("Reshape", shift, column))
     ir.convenience.replace_all_uses_with(node.outputs[0], result, replace_graph_outputs=True)
     editor.model.graph.remove(node, safe=True)
-    names = (mean.name, variance.name, own_mean.name, own_variance.name)
+    names = (mean.name, variance.name, batch_mean.name, batch_variance.name)
     return names[0] or "", names[1] or "", names[2] or "", names[3] or ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -43,58 +44,38 @@ def _rank(model: ir.Model, member: Member) -> int:
     return 0 if shape is None else len(shape)
 
 
-def magnitude_scores(
-    model: ir.Model, channels: ChannelMap, groups: Sequence[ChannelGroup], norm: int
-) -> list[criteria.Scores]:
-    """Score units by L1 or L2 norm over all members of their group: ``[n]`` each, with mean 1."""
-    terms = MemberSums(model, channels, norm)
-    scores = []
-    for group, members in zip(groups, weighed_members(model, groups), strict=True):
-        sums = [terms.of(m)[group.units] for m in members] or [np.zeros(len(group.units))]
-        scores.append(criteria.normalized(criteria.magnitude(sums)))
-    return scores
-
-
-def norm_scale_scores(
-    model: ir.Model, channels: ChannelMap, groups: Sequence[ChannelGroup]
-) -> list[criteria.Scores]:
-    """Score by the absolute scales of normalizations.
+def norm_scales(groups: Sequence[ChannelGroup]) -> list[list[Member]]:
+    """Return for each group the scales of its normalizations.
 
     Z. Liu et al., Learning efficient convolutional networks through network slimming, 2017
-    (arXiv:1708.06519), section 3. Where several normalize a group, their mean counts.
+    (arXiv:1708.06519), section 3, rank by these alone.
     """
-    terms = MemberSums(model, channels, 1)
+    return [[m for m in group.members if m.role == "norm-scale"] for group in groups]
+
+
+def magnitude_scores(
+    model: ir.Model,
+    channels: ChannelMap,
+    groups: Sequence[ChannelGroup],
+    members: Sequence[Sequence[Member]],
+    norm: int,
+) -> list[criteria.Scores]:
+    """Score units by L1 or L2 norm over some members of their group: ``[n]`` each, with mean 1."""
+
+    @cache
+    def sums(member: Member) -> criteria.Scores:
+        axis = channels.parameters[member.parameter][member.axis]
+        tensor = model.graph.initializers[member.parameter].const_value
+        assert axis is not None
+        assert tensor is not None
+        terms = criteria.powers(from_numpy(tensor), norm)
+        return criteria.unit_sums(criteria.position_sums(terms, member.axis), axis, channels.count)
+
     scores = []
-    for group in groups:
-        scales = [m for m in group.members if m.role == "norm-scale"]
-        scores.append(
-            criteria.normalized(criteria.magnitude([terms.of(m)[group.units] for m in scales]))
-        )
+    for group, weighed in zip(groups, members, strict=True):
+        terms = [sums(m)[group.units] for m in weighed] or [np.zeros(len(group.units))]
+        scores.append(criteria.normalized(criteria.magnitude(terms)))
     return scores
-
-
-class MemberSums:
-    """Sums of weights' powers for each unit, found once for each axis of each parameter."""
-
-    def __init__(self, model: ir.Model, channels: ChannelMap, norm: int):
-        self._model = model
-        self._channels = channels
-        self._norm = norm
-        self._sums: dict[tuple[str, int], criteria.Scores] = {}
-
-    def of(self, member: Member) -> criteria.Scores:
-        """Return the sums over a member, ``[units of the model]``."""
-        key = (member.parameter, member.axis)
-        if key not in self._sums:
-            axis = self._channels.parameters[member.parameter][member.axis]
-            assert axis is not None
-            tensor = self._model.graph.initializers[member.parameter].const_value
-            assert tensor is not None
-            positions = criteria.position_sums(
-                criteria.powers(from_numpy(tensor), self._norm), member.axis
-            )
-            self._sums[key] = criteria.unit_sums(positions, axis, self._channels.count)
-        return self._sums[key]
 
 
 def activation_requests(

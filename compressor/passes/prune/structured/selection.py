@@ -53,13 +53,17 @@ class Selector:
             self._check_ratio()
             return
         if target.value >= 1:
-            raise SpecError(target.key, f"is {target.value:g}: nothing would go", "set less than 1")
+            raise SpecError(
+                target.key, f"is {target.value:g}: nothing would be removed", "set less than 1"
+            )
         if target.kind == "latency":
             return
         whole = self.cost(self.nothing)
         if whole <= 0:
             raise SpecError(
-                target.key, "cannot be met: the model has none", "choose another target"
+                target.key,
+                "cannot be met: the model has none of what it counts",
+                "choose another target",
             )
         ranking = self.ranking(self.plain())
         least = self.cost(ranking.removed(len(ranking))) / whole
@@ -79,7 +83,7 @@ class Selector:
             if ratio > most + 1e-9:
                 raise SpecError(
                     self.target.key if ratio == self.target.value else "layers.ratio",
-                    f"is {ratio:g}, and minimum {self.minimum:g} lets at most {most:g} go",
+                    f"is {ratio:g}, and minimum {self.minimum:g} allows {most:g} at most",
                     "lower it, or lower minimum",
                 )
         if not self.by_ratio(self.plain()).any():
@@ -91,10 +95,7 @@ class Selector:
 
     def plain(self) -> list[criteria.Queue]:
         """Return queues in the order of the units' numbers, for what weights do not matter to."""
-        return [
-            criteria.by_score(p.group.units, np.zeros(len(p.group.units)), p.remaining)
-            for p in self.prunable
-        ]
+        return self.queues([np.zeros(len(p.group.units)) for p in self.prunable])
 
     def queues(self, scores: Sequence[criteria.Scores]) -> list[criteria.Queue]:
         """Return one queue for each prunable group, by its units' scores."""

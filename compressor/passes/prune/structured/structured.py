@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -12,7 +13,7 @@ from pydantic import Field
 from compressor.errors import SpecError
 from compressor.graph.channels.analysis import analyse, map_channels
 from compressor.graph.channels.slicing import remove_channels
-from compressor.graph.costs import model_macs, model_parameters
+from compressor.graph.costs import size_notes
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.criteria import Queue, Ranking, Scores, normalized
 from compressor.passes.prune.structured import groups, masking, scores
@@ -67,7 +68,7 @@ class PruneStructured(GraphPass):
     )
     minimum: groups.Minimum = Field(
         default=0.1,
-        description="what stays of each group at least: a share (0.1) or a number (8) of channels",
+        description="least that remains of each group: a share (0.1) or a number (8) of channels",
     )
     re_estimate: bool = Field(
         default=False,
@@ -111,7 +112,7 @@ class PruneStructured(GraphPass):
         for layer in carrier.layers():
             actions[layer.name] = "prune"
             if exact and not reasons[layer.name]:
-                before, after = groups.layer_change(choice.channels, layer, planned).outputs
+                before, after = groups.layer_change(choice.channels, layer, planned)["channels"]
                 actions[layer.name] = f"{after} of {before} channels"
                 if after == before:
                     reasons[layer.name] = f"the ratio leaves its {before} channels whole"
@@ -148,9 +149,9 @@ class PruneStructured(GraphPass):
         samples = context.samples if Capability.RUN in carrier.offers else None
         if samples is None and self.required != self.needs and self.criterion != "activation":
             raise SpecError(
-                f"pass {self.name!r}", "has options that need data", "give it samples to run"
+                f"pass {self.name!r}", "has options that need calibration data", "give it samples"
             )
-        return _Pruning(self, carrier, context, statistics, samples).outcome()
+        return _Pruning(self, carrier, context.seed, statistics, samples).outcome()
 
     def preview(
         self,
@@ -169,14 +170,14 @@ class PruneStructured(GraphPass):
         if self.scope is not None and self.target.kind == "ratio":
             raise SpecError(
                 "scope",
-                f"is {self.scope}, and a ratio is taken of each group by itself",
-                "leave it out, or give target macs, parameters or latency",
+                f"is {self.scope}, but a ratio applies to each group by itself",
+                "remove scope, or set target macs, parameters or latency",
             )
         if self.re_estimate and next(masking.batch_norms(graph), None) is None:
             raise SpecError(
                 "re-estimate",
-                "is true, and the model has no batch normalization",
-                "leave it out, or put this pass before fuse",
+                "is true, but the model has no batch normalization",
+                "remove it, or put this pass before fuse",
             )
 
     def selector(self, carrier: Carrier, channels: ChannelMap) -> Selector:
@@ -191,26 +192,21 @@ class PruneStructured(GraphPass):
         return Selector(choice, self.target, tensors, self.minimum)
 
 
+@dataclass(eq=False)
 class _Pruning:
     """One application of the pass to one model."""
 
-    def __init__(
-        self,
-        options: PruneStructured,
-        carrier: Carrier,
-        context: PassContext,
-        statistics: Mapping[str, Any],
-        samples: Samples | None,
-    ):
-        self._options = options
-        self._carrier = carrier
-        self._graph = carrier.graph()
-        self._seed = context.seed
-        self._statistics = statistics
-        self._samples = samples
+    _options: PruneStructured
+    _carrier: Carrier
+    _seed: int
+    _statistics: Mapping[str, Any]
+    _samples: Samples | None
+
+    def __post_init__(self) -> None:
+        self._graph = self._carrier.graph()
         self._analysis = analyse(self._graph)
         self._channels = self._analysis.channels
-        self._selector = options.selector(carrier, self._channels)
+        self._selector = self._options.selector(self._carrier, self._channels)
         self._notes: list[str] = []
 
     def outcome(self) -> Outcome:
@@ -229,25 +225,24 @@ class _Pruning:
         return Outcome(after, self._layers(removed, sensitivities), tuple(self._notes))
 
     def _scores(self) -> list[Scores]:
-        channels, removable = self._channels, [p.group for p in self._selector.prunable]
+        graph, channels = self._graph, self._channels
+        removable = [p.group for p in self._selector.prunable]
+        weighed = scores.weighed_members(graph, removable)
         match self._options.criterion:
-            case "l1":
-                return scores.magnitude_scores(self._graph, channels, removable, 1)
-            case "l2":
-                return scores.magnitude_scores(self._graph, channels, removable, 2)
+            case "l1" | "l2" as norm:
+                return scores.magnitude_scores(graph, channels, removable, weighed, int(norm[1]))
             case "batch-norm":
-                return scores.norm_scale_scores(self._graph, channels, removable)
+                scales = scores.norm_scales(removable)
+                return scores.magnitude_scores(graph, channels, removable, scales, 1)
             case "activation":
                 return scores.activation_scores(channels, removable, self._statistics)
             case "random":
                 return scores.random_scores(channels, removable, self._seed)
         assert self._samples is not None
-        members = [m for weighed in scores.weighed_members(self._graph, removable) for m in weighed]
-        distinct, batches = list(dict.fromkeys(members)), self._samples.batches()
+        distinct = list(dict.fromkeys(member for members in weighed for member in members))
         # What the outputs lose compares across groups by itself.
-        whole = normalized(
-            scores.taylor_scores(self._graph, channels, distinct, batches, self._seed)
-        )
+        batches = self._samples.batches()
+        whole = normalized(scores.taylor_scores(graph, channels, distinct, batches, self._seed))
         return [whole[group.units] for group in removable]
 
     def _sensitivities(self, queues: Sequence[Queue]) -> tuple[scores.Sensitivity, ...]:
@@ -330,10 +325,7 @@ class _Pruning:
                 "forward has sizes written into it: a module that executes the graph takes its "
                 "place"
             )
-        for name, count in (("MACs", model_macs), ("parameters", model_parameters)):
-            was, now = count(before), count(after)
-            if was and now is not None:
-                self._notes.append(f"{name} {was:,} -> {now:,} ({100 * now / was:.1f} %)")
+        self._notes += size_notes(before, after)
 
     def _layers(
         self, removed: Flags, sensitivities: Sequence[scores.Sensitivity]
@@ -342,13 +334,16 @@ class _Pruning:
         outcomes = []
         for layer in self._carrier.layers():
             change = groups.layer_change(self._channels, layer, removed)
+            changed = [
+                (name, *sizes) for name, sizes in sorted(change.items()) if len(set(sizes)) > 1
+            ]
             details: dict[str, Any] = {}
-            for name, (before, after) in (("channels", change.outputs), ("inputs", change.inputs)):
-                if before != after:
-                    details |= {f"{name}_before": before, f"{name}_after": after}
+            for name, before, after in changed:
+                details |= {f"{name}_before": before, f"{name}_after": after}
             if layer.name in costs:
                 details["sensitivity_db"] = list(costs[layer.name].sqnr_db)
             if details:
-                scheme = ", ".join(t for t in (layer.dtype, change.text) if t)
+                sizes = [f"{after} of {before} {name}" for name, before, after in changed[:1]]
+                scheme = ", ".join([layer.dtype, *sizes])
                 outcomes.append(LayerOutcome(layer.name, scheme, details=details))
         return tuple(outcomes)

@@ -19,16 +19,15 @@ from compressor.errors import SpecError
 from compressor.files import disk_errors, json_text, staging, sync
 from compressor.passes.train.distill.distilling import (
     Distillation,
-    Pupil,
     distilled_loss,
     matched_outputs,
     model_keys,
     opened_teacher,
 )
 from compressor.passes.train.distill.taps import LayerPair, Pairs, check_layer, make_student
-from compressor.passes.train.engine import make_order, train_model
+from compressor.passes.train.engine import train_model
 from compressor.passes.train.finetune import loss_name
-from compressor.passes.train.recipe import Recipe
+from compressor.passes.train.recipe import Course, Recipe
 from compressor.spec.keys import ModelKeys
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.passes import Outcome, PassContext, Survey
@@ -105,11 +104,6 @@ class Distill(Recipe, Distillation):
         return Pairs(self.features, self.attention)
 
     @property
-    def compares_layers(self) -> bool:
-        """Whether layers are compared with the teacher's, too."""
-        return bool(self.features or self.attention)
-
-    @property
     def other_models(self) -> Mapping[str, Mapping[str, Any]]:
         """The teacher, if it is not the spec's model, and the assistants."""
         assistants = {f"assistants.{i}": model_keys(k) for i, k in enumerate(self.assistants)}
@@ -153,18 +147,9 @@ class Distill(Recipe, Distillation):
         note = f"{1 - self.alpha:g} of the loss is {name}{target}"
         return Survey(self.plan(carrier), notes=(note,))
 
-    def apply_training(
-        self,
-        carrier: Carrier,
-        context: PassContext,
-        statistics: Mapping[str, Any],  # noqa: ARG002
-        training: Training,
-    ) -> Outcome:
-        """Train assistants, then the model.
-
-        Raises:
-            CompressorError: see :func:`compressor.passes.train.engine.train`.
-        """
+    def train_on(self, carrier: Carrier, context: PassContext, course: Course) -> Outcome:
+        """Train assistants, then the model."""
+        training = course.training
         self._check_layers(carrier, "student")
         teacher = opened_teacher(self, training)
         notes: list[str] = []
@@ -178,7 +163,7 @@ class Distill(Recipe, Distillation):
                 notes += [f"{option}: {note}" for note in remarks]
             teacher = assistant
         self._check_layers(teacher, "teacher")
-        result = self._taught(carrier, teacher, context, training)
+        result = self._taught(carrier, teacher, context, course)
         return replace(result, notes=(*notes, *result.notes))
 
     def _assistant(
@@ -197,8 +182,9 @@ class Distill(Recipe, Distillation):
         if not taught:
             with disk_errors(state):
                 state.mkdir(parents=True, exist_ok=True)
-            inner = replace(training, folder=state)
-            outcome = self._for_assistant(index)._taught(assistant, teacher, context, inner)
+            options, inner = self._for_assistant(index), replace(training, folder=state)
+            course = options.course(inner, assistant.inputs, context.seed)
+            outcome = options._taught(assistant, teacher, context, course)
             if training.ranks.rank == 0:
                 _store(outcome, done)
                 shutil.rmtree(state)
@@ -214,15 +200,13 @@ class Distill(Recipe, Distillation):
         return self.model_copy(update={**length, **bare, "alpha": alpha})
 
     def _taught(
-        self, carrier: Carrier, teacher: Carrier, context: PassContext, training: Training
+        self, carrier: Carrier, teacher: Carrier, context: PassContext, course: Course
     ) -> Outcome:
-        order = make_order(self, training, carrier.inputs, context.seed)
         module = make_student(carrier, self.pairs)
         self.freeze(carrier, module)
-        pupil = Pupil(carrier, module, self.pairs)
-        loss = distilled_loss(self, self, teacher, pupil, training, context)
-        trained = train_model(self, carrier, module, loss, training, order)
-        result = self.outcome(carrier, trained, training.metric)
+        loss = distilled_loss(self, teacher, carrier, module, course, context)
+        trained = train_model(course, carrier, module, loss)
+        result = self.outcome(carrier, trained, course.training.metric)
         parts = ", ".join(f"{name} {value:.4g}" for name, value in sorted(trained.terms.items()))
         notes = (*result.notes, f"loss at the last step: {parts}", *loss.teacher.notes())
         return replace(result, notes=notes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -18,9 +18,8 @@ from compressor.passes.train.distill.taps import (
     attention_axis,
     fit_widths,
 )
-from compressor.passes.train.distill.teacher_outputs import Course, TeacherOutputs, fields_of
-from compressor.passes.train.distill.teachers import Taps, Teacher
-from compressor.passes.train.engine import length, make_order
+from compressor.passes.train.distill.teacher_outputs import TeacherOutputs, fields_of
+from compressor.passes.train.distill.teachers import Teacher
 from compressor.passes.train.finetune import MSE, task_loss
 from compressor.passes.train.job import Micro, Objective, as_tensors
 from compressor.passes.train.losses import (
@@ -30,7 +29,7 @@ from compressor.passes.train.losses import (
     kl_divergence,
     mean_square,
 )
-from compressor.passes.train.recipe import Recipe
+from compressor.passes.train.recipe import Course
 from compressor.spec.keys import ModelKeys
 from compressor.types.carrier import Carrier
 from compressor.types.options import Options
@@ -78,7 +77,7 @@ class Distillation(Options):
 
     @model_validator(mode="after")
     def _learns_from_the_teacher(self) -> Distillation:
-        if self.alpha == 1 and not self.compares_layers:
+        if self.alpha == 1 and not self.pairs.by_tap:
             raise ValueError(
                 "alpha is 1 and no layers are paired, so nothing is learnt from the teacher; "
                 "lower alpha, or leave the teacher out"
@@ -86,9 +85,9 @@ class Distillation(Options):
         return self
 
     @property
-    def compares_layers(self) -> bool:
-        """Whether layers are compared with the teacher's, too."""
-        return False
+    def pairs(self) -> Pairs:
+        """The layers that are compared."""
+        return Pairs()
 
     @property
     def named_models(self) -> dict[str, Mapping[str, Any]]:
@@ -110,18 +109,6 @@ def model_keys(keys: ModelKeys) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Pupil:
-    """The model that learns, and its module that is trained.
-
-    If there are pairs, layers that are compared, the module is a :class:`Student`.
-    """
-
-    carrier: Carrier
-    module: nn.Module
-    pairs: Pairs = field(default_factory=Pairs)
-
-
-@dataclass(frozen=True)
 class DistilledLoss:
     """``alpha`` times the loss against the target, the rest against the teacher.
 
@@ -133,7 +120,6 @@ class DistilledLoss:
     soft: Soft
     hard: Objective | None
     inputs: Sequence[str]
-    pairs: Pairs
     compared: Sequence[str]
     axes: Mapping[str, int]
     teacher: TeacherOutputs
@@ -152,7 +138,7 @@ class DistilledLoss:
             each = [self._soft(outputs[name], theirs[name], micro) for name in self.compared]
             terms["soft"] = (1 - alpha) * _sum(each)
         features, attention = [], []
-        for tap, pair in self.pairs.by_tap.items():
+        for tap, pair in self.options.pairs.by_tap.items():
             if tap in self.axes:
                 ours = attention_map(outputs[tap], self.axes[tap])
                 attention.append(pair.weight * attention_difference(ours, theirs[tap]))
@@ -173,38 +159,46 @@ class DistilledLoss:
 
 
 def distilled_loss(
-    recipe: Recipe,
     options: Distillation,
     teacher: Carrier,
-    pupil: Pupil,
-    training: Training,
+    student: Carrier,
+    module: nn.Module,
+    course: Course,
     context: PassContext,
 ) -> DistilledLoss:
     """Return the loss of a pass whose model learns from a teacher.
 
     Both are run on a few samples to compare the shapes of their outputs; then those outputs of the
     teacher that are the same in every epoch are computed. Where the student's layers have other
-    widths than the teacher's, the student gets projections.
+    widths than the teacher's, ``module``, which is trained, gets projections.
 
     Raises:
         SpecError: outputs or layers do not fit together.
         CompressorError: data cannot be read, or the teacher does not run.
     """
-    student, pairs = pupil.carrier, pupil.pairs.by_tap
+    recipe, training, order = course.recipe, course.training, course.order
     hard = task_loss(recipe, student, training, context) if options.alpha > 0 else None
     soft = options.soft_loss(recipe.loss, context.metric)
-    order = make_order(recipe, training, student.inputs, context.seed)
-    micro, steps = recipe.micro_batch or order.batch, length(recipe, order)
-    course = Course(training, order, micro, steps, options.cache)
     sources = matched_outputs(student.outputs, teacher.outputs, options.outputs)
-    where = f"{pupil.pairs.where}.teacher"
-    taps = Taps(tuple(sources.values()), pupil.pairs.teacher_layers, where)
-    taught = Teacher(teacher, taps, student.inputs)
+    layers, where = options.pairs.teacher_layers, f"{options.pairs.where}.teacher"
+    taught = Teacher(teacher, student.inputs, list(sources.values()), layers, where)
     inputs = [spec.name for spec in student.inputs]
-    rows = order.trained[: micro if order.whole else _PROBED]
+    rows = order.trained[: course.micro if order.whole else _PROBED]
     tensors = as_tensors(training.data.batch(rows, (order.seed, 0, 0)), len(rows))
     probe = {name: tensors[name] for name in inputs}
-    axes = _compared_axes(pupil, sources, probe, taught(probe), soft, context.seed)
+    theirs = taught(probe)
+    with torch.no_grad():
+        ours: dict[str, Tensor] = module.eval()(**probe)
+    for name, source in sources.items():
+        _check_pair(name, ours[name], theirs[source], soft)
+    pairs = options.pairs.by_tap
+    axes = {
+        tap: attention_axis(pair, student, ours[tap], theirs[pair.teacher])
+        for tap, pair in pairs.items()
+        if tap.startswith(ATTENTION)
+    }
+    if isinstance(module, Student):
+        fit_widths(module, options.pairs, ours, theirs, order.seed)
 
     def compute(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         outputs = taught(inputs)
@@ -216,39 +210,10 @@ def distilled_loss(
 
     identity: dict[str, Any] = {**taught.identity, "outputs": sources, "axes": axes}
     identity["layers"] = {tap: pair.teacher for tap, pair in pairs.items()}
-    kept = TeacherOutputs(compute, identity, fields_of(compute(probe)), course)
+    kept = TeacherOutputs(compute, identity, fields_of(compute(probe)), course, options.cache)
     kept.prepare(inputs)
     target = training.data.target
-    return DistilledLoss(
-        options, soft, hard, inputs, pupil.pairs, list(sources), axes, kept, target
-    )
-
-
-def _compared_axes(
-    pupil: Pupil,
-    sources: Mapping[str, str],
-    probe: Mapping[str, Tensor],
-    theirs: Mapping[str, Tensor],
-    soft: Soft,
-    seed: int,
-) -> dict[str, int]:
-    """Compare shapes, and give the student projections; return the axes of attention maps."""
-    with torch.no_grad():
-        ours: dict[str, Tensor] = pupil.module.eval()(**probe)
-    for name, source in sources.items():
-        _check_pair(name, ours[name], theirs[source], soft)
-    pairs = pupil.pairs.by_tap
-    axes = {
-        tap: attention_axis(pair, pupil.carrier, ours[tap], theirs[pair.teacher])
-        for tap, pair in pairs.items()
-        if tap.startswith(ATTENTION)
-    }
-    if pairs:
-        assert isinstance(pupil.module, Student)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            fit_widths(pupil.module, pupil.pairs, ours, theirs)
-    return axes
+    return DistilledLoss(options, soft, hard, inputs, list(sources), axes, kept, target)
 
 
 def opened_teacher(options: Distillation, training: Training, where: str = "teacher") -> Carrier:
@@ -305,7 +270,7 @@ def _check_pair(name: str, ours: Tensor, theirs: Tensor, soft: Soft) -> None:
     if soft == "kl" and (ours.ndim < 2 or ours.shape[-1] < 2):
         raise SpecError(
             "soft",
-            f"is kl, and output {name!r} of shape {list(ours.shape)} is no logits of classes",
+            f"is kl, but output {name!r} of shape {list(ours.shape)} does not hold logits",
             "set soft: mse",
         )
 
@@ -313,6 +278,6 @@ def _check_pair(name: str, ours: Tensor, theirs: Tensor, soft: Soft) -> None:
 def _other_outputs(ours: str, theirs: str) -> SpecError:
     return SpecError(
         "teacher",
-        f"gives {theirs}, the student {ours}",
+        f"returns {theirs}, but the student returns {ours}",
         "name a teacher for the same task, or the outputs to compare",
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
+import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
@@ -45,7 +46,7 @@ def check_layer(name: str, carrier: Carrier, where: str) -> None:
             names += [".".join(parts[:length]) for length in range(1, len(parts))]
     if name not in names and name not in value_by_name(carrier.graph()):
         raise SpecError(
-            where, f"names {name!r}, which is no layer", suggestion(name, dict.fromkeys(names))
+            where, f"names {name!r}, which is not a layer", suggestion(name, dict.fromkeys(names))
         )
 
 
@@ -74,11 +75,6 @@ def layer_values(names: Sequence[str], carrier: Carrier, where: str) -> list[str
     return outputs
 
 
-def has_layer_values(names: Sequence[str], carrier: Carrier) -> bool:
-    """Return whether all names are layers of the graph."""
-    return {layer.name for layer in carrier.layers()}.issuperset(names)
-
-
 def executes_graph(module: NamedModule) -> bool:
     """Return whether a model's module executes its graph, and so has no submodules to hook."""
     return isinstance(module.module, GraphModule)
@@ -100,7 +96,7 @@ def hooked(module: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tensor
             del part, given
             tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
             if not tensors:
-                raise ModelError(f"layer {name!r}", "gives no tensor", "name another layer")
+                raise ModelError(f"layer {name!r}", "returns no tensor", "name another layer")
             seen[name] = tensors[0]
 
         handles.append(parts[name].register_forward_hook(note))
@@ -224,7 +220,7 @@ def make_student(carrier: Carrier, pairs: Pairs) -> NamedModule:
     if Capability.TRAIN not in wider.offers:
         raise ModelError(
             f"layers {', '.join(taps.values())}",
-            "cannot be had while the model is trained",
+            "are not available while the model is trained",
             f"leave {pairs.where} out",
         )
     named = wider.trainable()
@@ -233,7 +229,11 @@ def make_student(carrier: Carrier, pairs: Pairs) -> NamedModule:
 
 
 def fit_widths(
-    student: Student, pairs: Pairs, ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]
+    student: Student,
+    pairs: Pairs,
+    ours: Mapping[str, Tensor],
+    theirs: Mapping[str, Tensor],
+    seed: int = 0,
 ) -> None:
     """Give the student projections where its layers have other widths than the teacher's.
 
@@ -242,15 +242,17 @@ def fit_widths(
     Raises:
         SpecError: a pair differs in more than width.
     """
-    for tap, pair in pairs.by_tap.items():
-        if tap.startswith(ATTENTION):
-            continue
-        mine, goal = tuple(ours[tap].shape), tuple(theirs[pair.teacher].shape)
-        axes = [i for i, (a, b) in enumerate(zip(mine, goal, strict=False)) if a != b]
-        if len(mine) != len(goal) or len(axes) > 1 or 0 in axes:
-            raise _other_shape(pair, mine, goal)
-        for axis in axes:
-            student.projections[tap] = Projection(axis, mine[axis], goal[axis])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for tap, pair in pairs.by_tap.items():
+            if tap.startswith(ATTENTION):
+                continue
+            mine, goal = tuple(ours[tap].shape), tuple(theirs[pair.teacher].shape)
+            axes = [i for i, (a, b) in enumerate(zip(mine, goal, strict=False)) if a != b]
+            if len(mine) != len(goal) or len(axes) > 1 or 0 in axes:
+                raise _other_shape(pair, mine, goal)
+            for axis in axes:
+                student.projections[tap] = Projection(axis, mine[axis], goal[axis])
 
 
 def attention_axis(pair: LayerPair, carrier: Carrier, ours: Tensor, theirs: Tensor) -> int:

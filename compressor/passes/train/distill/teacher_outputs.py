@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from compressor.files import disk_errors, json_sha256, json_text, staging
-from compressor.passes.train.job import Micro, Order, as_tensors
+from compressor.passes.train.job import Micro, as_tensors
+from compressor.passes.train.recipe import Course
 from compressor.types.tensors import Array
-from compressor.types.training import Rows, Training
+from compressor.types.training import Rows
 
 _CHECKSUMS = "checksums.bin"
 _KEY = "key.json"
@@ -145,21 +146,6 @@ _KEPT_UNASKED = 1 << 30  # bytes
 _HELD_OUT, _SHARED = "held-out", "all epochs"
 
 
-@dataclass(frozen=True)
-class Course:
-    """The training that a teacher's outputs are for.
-
-    So many samples as ``micro`` go through the networks at once. If ``cache`` is ``None``, outputs
-    are kept if they are not too large.
-    """
-
-    training: Training
-    order: Order
-    micro: int
-    steps: int
-    cache: bool | None = None
-
-
 class TeacherOutputs:
     """A teacher's outputs by sample and step.
 
@@ -167,11 +153,17 @@ class TeacherOutputs:
     samples are computed before the first step, in batches that depend on nothing else. If it does,
     or there is only one epoch, each step's outputs are computed in the step and kept for other
     trainings with the same order, such as one with another alpha or a resumed one. So outputs are
-    the same bytes wherever they come from. ``identity`` is what they depend on beside the data.
+    the same bytes wherever they come from. ``identity`` is what they depend on beside the data. If
+    ``cache`` is ``None``, they are kept if they are not too large.
     """
 
     def __init__(
-        self, teach: Teach, identity: Mapping[str, Any], fields: Sequence[Field], course: Course
+        self,
+        teach: Teach,
+        identity: Mapping[str, Any],
+        fields: Sequence[Field],
+        course: Course,
+        cache: bool | None = None,
     ):
         self._teach = teach
         self._identity = dict(identity)
@@ -181,7 +173,7 @@ class TeacherOutputs:
         self._shared = not data.random and course.steps > order.steps_in_epoch
         pages = 1 if self._shared else ceil(course.steps / order.steps_in_epoch)
         self._bytes = pages * data.samples * (sum(field.row_bytes for field in fields) + 8)
-        allowed = self._bytes <= _KEPT_UNASKED if course.cache is None else course.cache
+        allowed = self._bytes <= _KEPT_UNASKED if cache is None else cache
         self._kept = allowed and all(field.row_bytes for field in fields)
         self._computed = self._read = 0
         self._page = lru_cache(maxsize=2)(self._open)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -15,7 +14,6 @@ from compressor.errors import SpecError
 from compressor.models.torch.lowering import NamedModule
 from compressor.passes.train.distill.taps import (
     executes_graph,
-    has_layer_values,
     hooked,
     layer_values,
     seen_output,
@@ -24,18 +22,10 @@ from compressor.types.carrier import Capability, Carrier
 from compressor.types.tensors import TensorSpec
 
 
-@dataclass(frozen=True)
-class Taps:
-    """The outputs and layers that a teacher is run for, and the option that names the layers."""
-
-    outputs: Sequence[str]
-    layers: Sequence[str] = ()
-    where: str = "features"
-
-
 class Teacher:
     """A model that a student learns from.
 
+    It is run for some of its outputs and layers; ``where`` is the option that names the layers.
     PyTorch runs a module if there is a GPU, or if layers are named that a graph does not have;
     otherwise ONNX Runtime runs the graph, which takes less time on a CPU. The data fit the
     student's inputs.
@@ -45,13 +35,19 @@ class Teacher:
         ModelError: it cannot be run.
     """
 
-    def __init__(self, carrier: Carrier, taps: Taps, inputs: Sequence[TensorSpec]):
-        self._taps = taps
+    def __init__(
+        self,
+        carrier: Carrier,
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[str],
+        layers: Sequence[str] = (),
+        where: str = "features",
+    ):
         self._inputs = _matched(carrier.inputs, inputs)
         self._specs = {spec.name: spec for spec in carrier.inputs}
         first = carrier.inputs[0].shape if carrier.inputs else ()
         self._fixed = first[0] if first and isinstance(first[0], int) else None
-        self._run = _runner(carrier, taps)
+        self._run = _runner(carrier, outputs, layers, where)
         self.runtime = self._run.runtime
         # What its outputs depend on beside the data.
         self.identity = {"digest": digest(carrier), "runtime": self.runtime}
@@ -88,28 +84,32 @@ def _matched(teacher: Sequence[TensorSpec], student: Sequence[TensorSpec]) -> di
         return {spec.name: spec.name for spec in teacher}
     if len(teacher) == len(student):
         return {spec.name: name for spec, name in zip(teacher, names, strict=True)}
+    theirs, ours = (", ".join(map(str, inputs)) for inputs in (teacher, student))
     raise SpecError(
         "teacher",
-        f"takes {', '.join(map(str, teacher))}, the student {', '.join(map(str, student))}",
+        f"takes {theirs}, but the student takes {ours}",
         "name a teacher that takes the same inputs",
     )
 
 
-def _runner(carrier: Carrier, taps: Taps) -> _ByModule | _BySession:
+def _runner(
+    carrier: Carrier, outputs: Sequence[str], layers: Sequence[str], where: str
+) -> _ByModule | _BySession:
     if Capability.TRAIN in carrier.offers:
-        graph_only = has_layer_values(taps.layers, carrier)
-        if torch.cuda.is_available() or not graph_only:
+        in_graph = {layer.name for layer in carrier.layers()}.issuperset(layers)
+        if torch.cuda.is_available() or not in_graph:
             module = carrier.trainable()
             assert isinstance(module, NamedModule)
-            if not taps.layers or not executes_graph(module):
-                return _ByModule(module, taps)
-    return _BySession(carrier, taps)
+            if not layers or not executes_graph(module):
+                return _ByModule(module, outputs, layers)
+    values = dict(zip(layers, layer_values(layers, carrier, where), strict=True))
+    return _BySession(carrier, outputs, values)
 
 
 class _ByModule:
-    def __init__(self, module: NamedModule, taps: Taps):
+    def __init__(self, module: NamedModule, outputs: Sequence[str], layers: Sequence[str]):
         self._module = module.eval().requires_grad_(False)
-        self._taps = taps
+        self._outputs, self._layers = outputs, layers
         self._device = torch.device("cpu")
         place = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
         self.runtime = f"torch {torch.__version__} ({place})"
@@ -120,29 +120,24 @@ class _ByModule:
         if device != self._device:
             self._module.to(device)
             self._device = device
-        with hooked(self._module.module, self._taps.layers) as seen:
+        with hooked(self._module.module, self._layers) as seen:
             outputs = self._module(**inputs)
-        layers = {name: seen_output(seen, name) for name in self._taps.layers}
-        tensors = {**layers, **{name: outputs[name] for name in self._taps.outputs}}
+        layers = {name: seen_output(seen, name) for name in self._layers}
+        tensors = {**layers, **{name: outputs[name] for name in self._outputs}}
         return {n: t.float() if t.is_floating_point() else t for n, t in tensors.items()}
 
 
 class _BySession:
-    def __init__(self, carrier: Carrier, taps: Taps):
-        self._values = layer_values(taps.layers, carrier, taps.where)
-        self._runner = carrier.runner(self._values)
-        self._taps = taps
+    def __init__(self, carrier: Carrier, outputs: Sequence[str], layers: Mapping[str, str]):
+        self._runner = carrier.runner(list(layers.values()))
+        self._sources = {**layers, **{name: name for name in outputs}}
         self.runtime = self._runner.runtime
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         device = next(iter(inputs.values())).device
         outputs = self._runner.run({name: t.cpu().numpy() for name, t in inputs.items()})
-        sources = [
-            *zip(self._taps.layers, self._values, strict=True),
-            *((name, name) for name in self._taps.outputs),
-        ]
         tensors = {}
-        for name, value in sources:
+        for name, value in self._sources.items():
             array = outputs[value]
             if array.dtype.kind not in "iub":
                 array = array.astype(np.float32, copy=False)

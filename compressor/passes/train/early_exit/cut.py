@@ -42,17 +42,13 @@ class CutExit:
 
 @dataclass
 class _Part:
-    """What is executed between two exits.
+    """What is executed between two exits."""
 
-    Attributes:
-        nodes: the nodes moved here so far, in order.
-        rows: indices of the samples that are left among those of the part before, ``[rows]``;
-            ``None`` in the first part.
-        local: what values of earlier parts are here, gathered or computed again.
-    """
-
-    nodes: list[ir.Node] = field(default_factory=list)
+    nodes: list[ir.Node] = field(default_factory=list)  # the nodes moved here so far, in order
+    # indices of the samples that are left among those of the part before, `[rows]`; `None` in
+    # the first part
     rows: ir.Value | None = None
+    # what values of earlier parts are here, gathered or computed again
     local: dict[ir.Value, ir.Value] = field(default_factory=dict)
 
 
@@ -285,7 +281,7 @@ class _Cut:
         if inner_nodes(node) or original is None:
             raise SpecError(
                 f"node {node.name!r}",
-                f"is {node.op_type}, which an exit would have to do again for fewer samples",
+                f"is {node.op_type}, which would have to be computed again for fewer samples",
                 "put the exit after another layer",
             )
         outputs = [

@@ -38,14 +38,14 @@ from compressor.passes.train.early_exit.thresholds import (
     choose_thresholds,
     collect,
     feature_statistics,
-    mean_latencies,
     nobody_leaves,
     threshold_notes,
 )
-from compressor.passes.train.engine import length, make_order, train
+from compressor.passes.train.engine import train
 from compressor.passes.train.finetune import CROSS_ENTROPY, TaskLoss, loss_name
 from compressor.passes.train.job import PREFIX, Job, Trained
-from compressor.passes.train.recipe import Recipe
+from compressor.passes.train.recipe import Course, Recipe
+from compressor.run.timing import already_open, measure
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers
 from compressor.types.passes import LayerOutcome, Outcome, PassContext, Survey
@@ -53,6 +53,7 @@ from compressor.types.tensors import Array
 from compressor.types.training import Training
 
 _PROBED = 64  # samples whose answers are compared, and of which the time is taken
+_SECONDS = 3.0  # in which the time is taken
 
 
 @dataclass(frozen=True)
@@ -161,28 +162,25 @@ class EarlyExit(Recipe):
             actions[name] = "; ".join(part for part in parts if part)
         return Survey(plan_layers(self.name, actions, reasons))
 
-    def apply_training(
-        self,
-        carrier: Carrier,
-        context: PassContext,
-        statistics: Mapping[str, Any],  # noqa: ARG002
-        training: Training,
-    ) -> Outcome:
+    def train_on(self, carrier: Carrier, context: PassContext, course: Course) -> Outcome:
         """Train the heads, choose their thresholds, and cut the graph.
 
         Raises:
             CompressorError: see :func:`compressor.passes.train.engine.train`; or there are no
                 calibration data, or no sample would leave early.
         """
+        training = course.training
         if training.samples.made_up:
             raise SpecError(
                 f"pass {self.name!r}",
-                "chooses thresholds, and there is no calibration data",
+                "chooses thresholds, but there is no calibration data",
                 "add data.calibration",
             )
         places = self._places(carrier)
         headed = self._with_heads(carrier, places, context.seed, training)
-        trained, carrier, headed = self._trained(carrier, context, training, headed)
+        # No metric looks at the heads: the best state is the one of least loss.
+        course = replace(course, training=replace(training, metric=None))
+        trained, carrier, headed = self._trained(carrier, course, headed)
         network = headed.model.clone()
         del network.graph.outputs[1:]
         common.RemoveUnusedNodesPass()(network)
@@ -226,13 +224,12 @@ class EarlyExit(Recipe):
         return with_heads(places.graph, places.points, places.answer, starts)
 
     def _trained(
-        self, carrier: Carrier, context: PassContext, training: Training, headed: WithHeads
+        self, carrier: Carrier, course: Course, headed: WithHeads
     ) -> tuple[Trained, Carrier, WithHeads]:
         """Train; return the model with trained weights, and its graph with the heads."""
         names = [name for head in headed.heads for name in head.parameters]
         inputs = tuple(i.name for i in carrier.inputs)
         outputs = tuple(v.name or "" for v in headed.model.graph.outputs)
-        order = make_order(self, training, carrier.inputs, context.seed)
         executing = carrier
         if self.train == "all":
             executing = carrier.with_trainable_graph(headed.model, names)
@@ -240,20 +237,19 @@ class EarlyExit(Recipe):
                 raise SpecError("train", "is all, and the graph cannot be trained", "set heads")
             module = executing.trainable()
             self.freeze(executing, module)
-            watched = self.regulators(executing, module, length(self, order))
+            watched = self.regulators(executing, module, course.steps)
         else:
             graph = trainable_graph(headed.model, nn.Module(), names)
             module, watched = FrozenTrunk(graph, inputs, outputs), ()
         job = Job(
             name=self.name,
             module=module,
-            objective=self._objective(headed, training),
+            objective=self._objective(headed, course.training),
             inputs=inputs,
             outputs=outputs[:1],
             regulators=watched,
         )
-        # No metric looks at the heads: the best state is the one of least loss.
-        trained = train(job, self, replace(training, metric=None), order)
+        trained = train(job, course)
         tensors = {n.removeprefix(PREFIX): t for n, t in trained.tensors.items()}
         if self.train == "all":
             names_of = executing.tensors().keys()
@@ -296,10 +292,15 @@ class EarlyExit(Recipe):
         notes = [*notes, *threshold_notes(places.points, chosen, self.agreement, costs)]
         if training.ranks.rank == 0:
             whole = carrier.with_graph(places.graph).runner()
-            (early, full), count = mean_latencies([after.runner(), whole], probe)
+            models = already_open({"early": after.runner(), "full": whole})
+            count = len(next(iter(probe.values())))
+            alone = [{n: a[i : i + 1] for n, a in probe.items()} for i in range(count)]
+            times = measure(models, alone, _SECONDS)
+            early, full = (times.summary(name)["mean"] for name in models)
             notes.append(
-                f"mean latency at batch 1 in ONNX Runtime, over {count} calibration samples: "
-                f"{early:.3g} ms with exits, {full:.3g} ms without ({early / full:.2f} of it)"
+                f"mean latency at batch 1 in ONNX Runtime, over {times.inputs} calibration "
+                f"samples: {early:.3g} ms with exits, {full:.3g} ms without "
+                f"({early / full:.2f} of it)"
             )
         exits = zip(places.points, chosen.values, chosen.shares, strict=False)
         rows = {

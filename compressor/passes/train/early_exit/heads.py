@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import log, sqrt
+from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -20,22 +21,18 @@ from compressor.types.tensors import Array
 
 _EPSILON = 1e-5
 _STATISTICS = ("mean", "scale")
+_Add: TypeAlias = Callable[..., ir.Value]
 FLOAT, INT64, BOOL = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL
 
 
 @dataclass(frozen=True)
 class HeadNames:
-    """Names of what a head adds to a graph.
+    """Names of what a head adds to a graph."""
 
-    Attributes:
-        tensors: its initializers, by the names that :func:`initial_parameters` gives them.
-        features: value ``[batch, features]`` that the linear layer, or its norm, reads.
-        logits: value ``[batch, classes]``.
-    """
-
+    # its initializers, by the names that :func:`initial_parameters` gives them
     tensors: Mapping[str, str]
-    features: str
-    logits: str
+    features: str  # value `[batch, features]` that the linear layer, or its norm, reads
+    logits: str  # value `[batch, classes]`
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -59,15 +56,7 @@ class HeadWriter:
         features are standardized first.
         """
         start, made = f"exit{point.number}", list[ir.Node]()
-
-        def add(
-            operator: str, inputs: list[ir.Value], name: str, attributes: Attributes | None = None
-        ) -> ir.Value:
-            node = self.editor.node(operator, inputs, f"{start}.{name}", FLOAT, attributes)
-            made.append(node)
-            node.outputs[0].shape = _rows(point.features)
-            return node.outputs[0]
-
+        add = self._adder(made, start, point.features)
         tensors: dict[str, str] = {}
 
         def constant(name: str) -> ir.Value:
@@ -88,7 +77,19 @@ class HeadWriter:
         logits.shape = _rows(self._classes)
         return HeadNames(tensors, features.name or "", logits.name or ""), made
 
-    def _pooled(self, point: ExitPoint, value: ir.Value, add: Callable[..., ir.Value]) -> ir.Value:
+    def _adder(self, made: list[ir.Node], start: str, *lengths: int) -> _Add:
+        """Return what appends a node to ``made``, whose output is ``[batch, *lengths]``."""
+
+        def add(
+            operator: str, inputs: list[ir.Value], name: str, attributes: Attributes | None = None
+        ) -> ir.Value:
+            made.append(self.editor.node(operator, inputs, f"{start}.{name}", FLOAT, attributes))
+            made[-1].outputs[0].shape = _rows(*lengths)
+            return made[-1].outputs[0]
+
+        return add
+
+    def _pooled(self, point: ExitPoint, value: ir.Value, add: _Add) -> ir.Value:
         """Average over positions; return ``[batch, features]``."""
         if point.kernel:
             attributes = {"kernel_shape": point.kernel, "strides": point.kernel}
@@ -118,36 +119,29 @@ class HeadWriter:
         is 1 for a uniform distribution.
         """
         start, made = f"exit{number}", list[ir.Node]()
-
-        def add(operator: str, inputs: list[ir.Value], name: str, **attributes: int) -> ir.Value:
-            node = self.editor.node(operator, inputs, f"{start}.{name}", FLOAT, attributes)
-            made.append(node)
-            node.outputs[0].shape = _rows()
-            return node.outputs[0]
-
+        add = self._adder(made, start)
         last = self.editor.shared_constant("exits.last_axis", np.asarray([-1], np.int64))
         if measure == "entropy":
-            logs = add("LogSoftmax", [logits], "log_probability", axis=-1)
+            logs = add("LogSoftmax", [logits], "log_probability", {"axis": -1})
             each = add("Mul", [add("Exp", [logs], "probability"), logs], "information")
-            total = add("ReduceSum", [each, last], "negative_entropy", keepdims=0)
+            total = add("ReduceSum", [each, last], "negative_entropy", {"keepdims": 0})
             most = np.asarray(log(self._classes), np.float32)
             one = self.editor.shared_constant("exits.one", np.asarray(1, np.float32))
             largest = self.editor.shared_constant("exits.most_entropy", most)
             add("Add", [add("Div", [total, largest], "certainty"), one], "confidence")
             return made
-        probability = add("Softmax", [logits], "probability", axis=-1)
+        probability = add("Softmax", [logits], "probability", {"axis": -1})
         if measure == "probability":
-            add("ReduceMax", [probability, last], "confidence", keepdims=0)
+            add("ReduceMax", [probability, last], "confidence", {"keepdims": 0})
             return made
         two = self.editor.shared_constant("exits.two", np.asarray([2], np.int64))
         values = ir.Value(name=self.editor.free_name(f"{start}.two"), type=ir.TensorType(FLOAT))
         places = ir.Value(name=self.editor.free_name(f"{start}.which"), type=ir.TensorType(INT64))
-        attributes = {"axis": -1}
-        made.append(ir.node("TopK", [probability, two], attributes, outputs=[values, places]))
+        made.append(ir.node("TopK", [probability, two], {"axis": -1}, outputs=[values, places]))
         made[-1].name = values.name
         signs = self.editor.shared_constant("exits.signs", np.asarray([1, -1], np.float32))
         signed = add("Mul", [values, signs], "signed")
-        add("ReduceSum", [signed, last], "confidence", keepdims=0)
+        add("ReduceSum", [signed, last], "confidence", {"keepdims": 0})
         return made
 
 
@@ -186,18 +180,12 @@ def folded(model: ir.Model, head: HeadNames) -> dict[str, Array]:
 
 @dataclass(frozen=True)
 class WithHeads:
-    """A graph that returns the answers of all exits beside the model's own.
+    """A graph that returns the answers of all exits beside the model's own."""
 
-    Attributes:
-        model: its outputs are the model's own, the logits if they are another value, and each
-            head's logits.
-        heads: names, exit by exit.
-        teacher: name of the output with the model's logits.
-    """
-
+    # its outputs are the model's own, the logits if they are another value, and each head's logits
     model: ir.Model
-    heads: tuple[HeadNames, ...]
-    teacher: str
+    heads: tuple[HeadNames, ...]  # names, exit by exit
+    teacher: str  # name of the output with the model's logits
 
 
 def with_heads(
@@ -271,19 +259,15 @@ class SelfDistillation:
 
     L. Zhang et al., Be your own teacher, 2019 (arXiv:1905.08094), section 3.2, without the feature
     loss. Gradients do not flow into the teacher, the output with the network's own logits.
-
-    Attributes:
-        alpha: weight of the labels; the network's answer gets the rest.
-        labelled: the loss of each exit against the labels; empty where alpha is 0.
-        network: the loss of the network itself, if it is trained, too.
     """
 
     exits: Sequence[str]
     teacher: str
-    alpha: float
+    alpha: float  # weight of the labels; the network's answer gets the rest
     temperature: float
+    # the loss of each exit against the labels; empty where alpha is 0
     labelled: Mapping[str, Objective]
-    network: Objective | None = None
+    network: Objective | None = None  # the loss of the network itself, if it is trained, too
 
     def losses(self, outputs: Mapping[str, Tensor], micro: Micro, step: int) -> dict[str, Tensor]:
         """Return one term for each exit, and one for the network if it is trained."""

@@ -49,29 +49,17 @@ class Exit(Options):
 
 @dataclass(frozen=True)
 class ExitPoint:
-    """A value that a head reads.
+    """A value that a head reads."""
 
-    Attributes:
-        number: of the exit, from 1.
-        after: the layer or part that the option names.
-        layer: the last layer before it.
-        value: name of the value, ``[batch, ...]`` float32.
-        channels: length of the axis that the head does not average over.
-        averaged: the other axes but the batch's.
-        grid: if there are two such axes, the number of parts that each is averaged in.
-        kernel: lengths of these parts; empty if there is one.
-        head: what kind.
-    """
-
-    number: int
-    after: str
-    layer: Layer
-    value: str
-    channels: int
-    averaged: tuple[int, ...]
-    grid: int
-    kernel: tuple[int, ...]
-    head: Head
+    number: int  # of the exit, from 1
+    after: str  # the layer or part that the option names
+    layer: Layer  # the last layer before it
+    value: str  # name of the value, `[batch, ...]` float32
+    channels: int  # length of the axis that the head does not average over
+    averaged: tuple[int, ...]  # the other axes but the batch's
+    grid: int  # if there are two such axes, the number of parts that each is averaged in
+    kernel: tuple[int, ...]  # lengths of these parts; empty if there is one
+    head: Head  # what kind
 
     @property
     def features(self) -> int:
@@ -105,13 +93,13 @@ def find_answer(model: ir.Model, batches: Batches) -> Answer:
         shown = ", ".join(f"{v.name} {v.shape}" for v in outputs)
         raise SpecError(
             "early exits",
-            f"need a classifier with one output [batch, classes], and the model gives {shown}",
+            f"need a classifier with one output [batch, classes], but the model returns {shown}",
             "use it for such a model",
         )
     if output.dtype != ir.DataType.FLOAT or shape[1] < 2:
         raise SpecError(
             f"output {output.name!r}",
-            f"is {output.dtype} with {shape[1]} classes, exits need float32 and two or more",
+            f"is {output.dtype} with {shape[1]} classes, but exits need float32 and two or more",
             "put early-exit before cast",
         )
     node = output.producer()
@@ -136,27 +124,25 @@ def find_points(
     values = {v.name: v for node in model.graph for v in node.outputs}
     logits = ancestors(values[answer.logits])
     for index, point in enumerate(points):
-        where = f"exits.{index}.after"
         value = values[point.value]
         if value.producer() not in logits or point.value == answer.logits:
-            raise SpecError(
-                where,
-                f"is {point.after!r}, after which nothing is left to skip",
-                "name an earlier layer",
-            )
+            raise _misplaced(point, "after which nothing is left to skip", "name an earlier layer")
         if not index:
             continue
         before = points[index - 1]
         if before.value == point.value:
-            problem = f"is {point.after!r}, the same place as {before.after!r}"
-            raise SpecError(where, problem, "name each place once")
+            problem = f"the same place as {before.after!r}"
+            raise _misplaced(point, problem, "name each place once")
         if values[before.value].producer() not in ancestors(value):
-            raise SpecError(
-                where,
-                f"is {point.after!r}, which is not computed from {before.after!r}",
-                "list exits in the order of execution",
-            )
+            problem = f"which is not computed from {before.after!r}"
+            raise _misplaced(point, problem, "list exits in the order of execution")
     return points
+
+
+def _misplaced(place: ExitPoint | tuple[int, str], problem: str, remedy: str) -> SpecError:
+    """Return the error for an exit, given by its point or by its number and what it follows."""
+    number, after = (place.number, place.after) if isinstance(place, ExitPoint) else place
+    return SpecError(f"exits.{number - 1}.after", f"is {after!r}, {problem}", remedy)
 
 
 def ancestors(value: ir.Value) -> set[ir.Node]:
@@ -172,29 +158,23 @@ def ancestors(value: ir.Value) -> set[ir.Node]:
 
 
 def _point(model: ir.Model, number: int, option: Exit, batches: Batches) -> ExitPoint:
-    where = f"exits.{number - 1}.after"
+    place = (number, option.after)
     layers = [entry for entry in layers_with_nodes(model) if entry[1].graph is model.graph]
     inside = [entry for entry in layers if f"{entry[0].name}.".startswith(f"{option.after}.")]
     if not inside:
         names = [layer.name for layer, _ in layers]
         parts = {".".join(n.split(".")[:k]) for n in names for k in range(1, n.count(".") + 1)}
         close = suggestion(option.after, [*names, *sorted(parts)])
-        raise SpecError(where, f"is {option.after!r}, which is no layer", close)
+        raise _misplaced(place, "which is not a layer", close)
     layer, node = inside[-1]
     value = _settled(model, node)
     shape = batches.shape(value)
     if shape is None or len(shape) < 2 or batches.axis(value) != 0:
-        raise SpecError(
-            where,
-            f"is {option.after!r}, whose output {value.name!r} is not [batch, channels, ...]",
-            "name another layer",
-        )
+        problem = f"whose output {value.name!r} is not [batch, channels, ...]"
+        raise _misplaced(place, problem, "name another layer")
     if value.dtype != ir.DataType.FLOAT:
-        raise SpecError(
-            where,
-            f"is {option.after!r}, whose output is {value.dtype}; heads read float32",
-            "put early-exit before cast",
-        )
+        problem = f"whose output is {value.dtype}; heads read float32"
+        raise _misplaced(place, problem, "put early-exit before cast")
     channels = 1 if layer.is_convolution else len(shape) - 1
     averaged = tuple(i for i in range(1, len(shape)) if i != channels)
     grid = _grid(value, averaged, option.grid)
@@ -271,7 +251,7 @@ class Batches:
         if not isinstance(batch, str):
             raise SpecError(
                 "early exits",
-                f"need a batch of any size, and the model takes {batch} samples at a time",
+                f"need a batch of any size, but the model takes {batch} samples at a time",
                 "give the first axis of its inputs a name, such as batch",
             )
         self.symbol = batch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import comb, floor, inf
@@ -21,9 +20,6 @@ _MOST_DIVISIONS = 1000  # of the samples that may differ among exits
 _BELOW = 1e-4  # below the least confidence, relative to it, if all samples leave
 _TOLERANCE = 1e-4  # of the largest answer; products of other sizes round differently
 _FLAT = 1e-6  # of a feature's mean: what varies less does so by rounding
-_ROUNDS = 5
-_SECONDS = 3.0
-_LEAST = 8  # samples that are timed
 _LOWER = (99.9, 99.5, 99.0, 98.0, 97.0, 95.0, 90.0, 80.0, 50.0)  # agreements to suggest
 
 Flags = NDArray[np.bool_]
@@ -166,7 +162,9 @@ def feature_statistics(
         sums = [before + more for before, more in zip(sums, added, strict=True)]
         count += len(next(iter(batch.values())))
     if not count:
-        raise DataError("calibration data", "have no samples", "give some: thresholds need them")
+        raise DataError(
+            "calibration data", "has no samples", "give some: thresholds are chosen by them"
+        )
     results = []
     for total, squares in sums:
         mean = total / count
@@ -233,36 +231,6 @@ def check_answers(
         )
 
 
-def mean_latencies(
-    runners: Sequence[Runner], batch: Batch, seconds: float = _SECONDS
-) -> tuple[list[float], int]:
-    """Time models at batch 1, sample after sample in turn, for about so many seconds.
-
-    At least 8 samples are timed.
-
-    Returns:
-        Mean milliseconds a sample for each model, of each sample's best of five; and the number of
-        samples.
-    """
-    size = len(next(iter(batch.values())))
-    alone = [{n: a[i : i + 1] for n, a in batch.items()} for i in range(size)]
-    once = 0.0
-    for runner in (*runners, *runners):
-        begin = time.perf_counter()
-        runner.run(alone[0])
-        once += (time.perf_counter() - begin) / 2
-    count = min(size, max(_LEAST, int(seconds / (_ROUNDS * once))))
-    times = np.full((len(runners), count), np.inf)
-    order = list(enumerate(runners))
-    for turn in range(_ROUNDS):
-        for place in range(count):
-            for index, runner in order if (turn + place) % 2 == 0 else reversed(order):
-                begin = time.perf_counter()
-                runner.run(alone[place])
-                times[index, place] = min(times[index, place], time.perf_counter() - begin)
-    return [float(t) * 1e3 for t in times.mean(axis=1)], count
-
-
 def threshold_notes(
     points: Sequence[ExitPoint], chosen: Thresholds, agreement: float, costs: Sequence[float]
 ) -> tuple[str, ...]:
@@ -273,16 +241,16 @@ def threshold_notes(
             parts.append(f"exit {point.number} after {point.after} {share:.1f} %")
             continue
         notes.append(
-            f"exit {point.number} after {point.after} is left out: with agreement {agreement:g} it "
-            "would let nobody leave"
+            f"exit {point.number} after {point.after} is left out: with agreement {agreement:g} "
+            "no sample would leave there"
         )
     mean, most = chosen.cost, float(sum(costs))
     return (
         *notes,
-        f"of {chosen.samples:,} calibration samples leave at {', '.join(parts)}; all the way go "
-        f"{chosen.shares[-1]:.1f} %",
+        f"of {chosen.samples:,} calibration samples leave at {', '.join(parts)}; "
+        f"{chosen.shares[-1]:.1f} % go all the way",
         f"{chosen.agreement:.2f} % of them get the full network's answer, "
-        f"{agreement:g} % are wanted",
+        f"{agreement:g} % are required",
         # A sample that goes all the way costs more than before.
         f"a calibration sample takes {mean / 1e6:.4g} million multiply-accumulates on average and "
         f"{most / 1e6:.4g} million at most, heads included ({100 * mean / max(most, 1):.0f} %); "

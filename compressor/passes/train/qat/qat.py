@@ -22,12 +22,11 @@ from compressor.passes.quantize.static.writing import LeastScale, write_static_c
 from compressor.passes.train.distill.distilling import (
     Distillation,
     DistilledLoss,
-    Pupil,
     distilled_loss,
     matched_outputs,
     opened_teacher,
 )
-from compressor.passes.train.engine import length, make_order, train
+from compressor.passes.train.engine import train
 from compressor.passes.train.finetune import loss_name, task_loss
 from compressor.passes.train.job import PREFIX, Job, Objective, ParameterGroup
 from compressor.passes.train.qat.graph import fake_quantized
@@ -40,7 +39,7 @@ from compressor.passes.train.qat.networks import (
 )
 from compressor.passes.train.qat.operators import TRAINING
 from compressor.passes.train.qat.writing import NormsFrozen, Prepared, ScalesInRange
-from compressor.passes.train.recipe import Recipe
+from compressor.passes.train.recipe import Course, Recipe
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers
 from compressor.types.layers import Layer
@@ -172,26 +171,20 @@ class Qat(Recipe):
             note = f"{1 - self.distill.alpha:g} of the loss is against a teacher{part}"
         return Survey(rows, notes=(note, *kernel_notes(context.targets, settings)))
 
-    def apply_training(
-        self,
-        carrier: Carrier,
-        context: PassContext,
-        statistics: Mapping[str, Any],  # noqa: ARG002
-        training: Training,
-    ) -> Outcome:
+    def train_on(self, carrier: Carrier, context: PassContext, course: Course) -> Outcome:
         """Calibrate, train, and quantize.
 
         Raises:
             CompressorError: see :func:`compressor.passes.train.engine.train`; or there are no
                 calibration data, or a range is not finite.
         """
-        order = make_order(self, training, carrier.inputs, context.seed)
+        training = course.training
         prepared = self.prepared(carrier, context, training)
         # Copies: training changes the module's own tensors in place.
         start = {name: tensor.clone() for name, tensor in prepared.module.state_dict().items()}
         untrained = carrier.with_graph(prepared.written(start)[0])
-        job = self.job(prepared, carrier, context, training)
-        trained = train(job, self, training, order)
+        job = self.job(prepared, carrier, context, course)
+        trained = train(job, course)
         graph, layers = prepared.written(trained.tensors)
         notes = trained.notes(training.metric)
         if isinstance(job.objective, DistilledLoss):
@@ -228,11 +221,10 @@ class Qat(Recipe):
         return Prepared(module, graph, networks, points, quantized, settings, statistics)
 
     def job(
-        self, prepared: Prepared, carrier: Carrier, context: PassContext, training: Training
+        self, prepared: Prepared, carrier: Carrier, context: PassContext, course: Course
     ) -> Job:
         """Return what is trained, and with which loss."""
-        order = make_order(self, training, carrier.inputs, context.seed)
-        steps, module = length(self, order), prepared.module
+        steps, module, training = course.steps, prepared.module, course.training
         inner = carrier.with_graph(prepared.networks.trained)
         regulators = [
             *self.regulators(inner, module, steps),
@@ -244,8 +236,7 @@ class Qat(Recipe):
             objective: Objective = task_loss(self, carrier, training, context)
         else:
             teacher = opened_teacher(self.distill, training, "distill.teacher")
-            pupil = Pupil(carrier, module)
-            objective = distilled_loss(self, self.distill, teacher, pupil, training, context)
+            objective = distilled_loss(self.distill, teacher, carrier, module, course, context)
         scales = frozenset(PREFIX + name for name in prepared.quantized.trained)
         return Job(
             name=self.name,

@@ -41,16 +41,16 @@ def test_what_stays_whole_and_why() -> None:
     assert reasons(rank=2) == KEPT
     assert reasons(rank=7) == {
         **KEPT,
-        "stem": "at rank 7 of 8 two are no smaller; at 6 they are",
-        "last": "at rank 7 of 10 two are no smaller; at 6 they are",
-        "point": "at rank 7 of 12 two are no smaller; at 6 they are",
+        "stem": "at rank 7 of 8 two layers are no smaller; at 6 they are",
+        "last": "at rank 7 of 10 two layers are no smaller; at 6 they are",
+        "point": "at rank 7 of 12 two layers are no smaller; at 6 they are",
     }
     assert reasons(rank=11) == {
         **reasons(rank=7),
         "stem": "rank 11 is above its full rank, 8",
-        "point": "at rank 11 of 12 two are no smaller; at 6 they are",
-        "narrow": "at rank 11 of 12 two are no smaller; at 8 they are",
-        "fc": "at rank 11 of 12 two are no smaller; at 7 they are",
+        "point": "at rank 11 of 12 two layers are no smaller; at 6 they are",
+        "narrow": "at rank 11 of 12 two layers are no smaller; at 8 they are",
+        "fc": "at rank 11 of 12 two layers are no smaller; at 7 they are",
         "last": "rank 11 is above its full rank, 10",
     }
     skipped = reasons(rank=2, layers=[{"match": "stem", "skip": True}])

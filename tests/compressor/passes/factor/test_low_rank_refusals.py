@@ -54,7 +54,7 @@ def test_values_out_of_range(options: dict[str, Any], message: str):
             r"layer 'fc': its rule says rank 13, and its full rank is 12; give at most 7",
         ),
         ({"rank": 400}, "touches no layer: .*rank 400 is above its full rank"),
-        ({"rank": 1.0}, "touches no layer: .*two are no smaller"),
+        ({"rank": 1.0}, "touches no layer: .*two layers are no smaller"),
         (
             {"energy": 0.5, "layers": [{"match": "*", "skip": True}]},
             r"touches no layer: 9 of 9: skipped by the rule '\*'",

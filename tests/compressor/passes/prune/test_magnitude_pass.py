@@ -249,12 +249,11 @@ def test_a_block_that_is_none(block: list[float]):
 REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"granularity": "block"},
-        "granularity 'block': has no block; give one, such as [1, 4]",
+        "granularity 'block': needs a block; set one, such as block: [1, 4]",
     ),
     (
         {"block": [1, 4]},
-        "block [1, 4]: is given, and granularity is weight; set granularity: block, or leave "
-        "block out",
+        "block [1, 4]: is set, but granularity is weight; set granularity: block, or remove block",
     ),
     (
         {"granularity": "block", "block": [512, 1]},
@@ -273,12 +272,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"scope": "global", "layers": [{"match": "up", "sparsity": 0.3}]},
-        "layer rule 'up': has sparsity 0.3, and scope is global; leave its sparsity out, or set "
+        "layer rule 'up': sets sparsity 0.3, but scope is global; remove its sparsity, or set "
         "scope: layer",
     ),
     (
         {"layers": [{"match": "up", "sparsity": 0.3, "skip": True}]},
-        "layer rule 'up': has sparsity 0.3, and also skips its layers; leave its sparsity out",
+        "layer rule 'up': sets sparsity 0.3, but also skips its layers; remove its sparsity",
     ),
     (
         {
@@ -286,19 +285,20 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
             "block": [16, 64],
             "layers": [{"match": "down", "sparsity": 0.3}],
         },
-        "layer 'down': is given a sparsity by the rule 'down', and cannot have it: 48 rows of 96 "
+        "layer 'down': cannot have the sparsity of the rule 'down': 48 rows of 96 "
         "columns do not divide into blocks of 16x64; narrow the rule's match, or change the "
         "block or the sparsity",
     ),
     (
         {"sparsity": 1e-6},
-        "pass 'prune-magnitude': touches no layer: 1 of 2: 1e-06 of its 6144 weights is none; 1 "
-        "of 2: 1e-06 of its 4608 weights is none; change its rules or options, or remove it",
+        "pass 'prune-magnitude': touches no layer: 1 of 2: 1e-06 of its 6144 weights "
+        "rounds down to none; 1 of 2: 1e-06 of its 4608 weights rounds down to none; change its "
+        "rules or options, or remove it",
     ),
     (
         {"sparsity": 1e-6, "scope": "global"},
-        "pass 'prune-magnitude': sparsity 1e-06 of 10752 weights is none; raise sparsity, or "
-        "remove the pass",
+        "pass 'prune-magnitude': sparsity 1e-06 of 10752 weights rounds down to none; "
+        "raise sparsity, or remove the pass",
     ),
 ]
 

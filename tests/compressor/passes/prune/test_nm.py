@@ -152,7 +152,7 @@ def test_what_it_needs_depends_on_the_criterion():
     ("options", "message"),
     [
         ({"n": 4}, "n: 4, m: 4: keeps all of every 4 weights; give an n below m"),
-        ({"n": 5}, "n: 5, m: 4: 4 weights hold no 5; give an n below m"),
+        ({"n": 5}, "n: 5, m: 4: cannot keep 5 of 4 weights; give an n below m"),
         ({"layers": [{"match": "up.*", "m": 2}]}, "layer rule 'up.*': n: 2, m: 2: keeps all"),
         ({"layers": [{"match": "up.0", "m": 5}]}, "layer 'up.0': 32 input columns do not divide"),
         ({"layers": [{"match": "upp"}]}, "layer rule 'upp': matches no layer"),

@@ -52,10 +52,13 @@ def test_values_out_of_range(options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target": {"macs": 1.0}}, r"target.macs: is 1: nothing would go; set less than 1"),
+        (
+            {"target": {"macs": 1.0}},
+            r"target.macs: is 1: nothing would be removed; set less than 1",
+        ),
         (
             {"target": {"ratio": 0.95}},
-            r"target.ratio: is 0.95, and minimum 0.1 lets at most 0.9 go",
+            r"target.ratio: is 0.95, and minimum 0.1 allows 0.9 at most",
         ),
         (
             {"target": {"ratio": 0.5}, "layers": [{"match": "wide", "ratio": 0.95}]},
@@ -65,7 +68,10 @@ def test_values_out_of_range(options, message):
             {"target": {"ratio": 0.01}},
             "touches no layer: .*the ratio leaves its",
         ),
-        ({"target": {"ratio": 0.5}, "scope": "local"}, "scope: is local, and a ratio is taken"),
+        (
+            {"target": {"ratio": 0.5}, "scope": "local"},
+            "scope: is local, but a ratio applies to each",
+        ),
         (
             {"target": {"ratio": 0.5}, "layers": [{"match": "steem", "skip": True}]},
             r"layer rule 'steem': matches no layer; did you mean 'stem'\?",
@@ -105,7 +111,7 @@ def test_outputs_never_vanish():
 def test_norm_scales_need_norms(plain):
     with pytest.raises(SpecError, match=r"touches no layer: .*no normalization scales"):
         declared(target={"ratio": 0.5}, criterion="batch-norm").survey(plain, CONTEXT)
-    with pytest.raises(SpecError, match="re-estimate: is true, and the model has no batch norm"):
+    with pytest.raises(SpecError, match="re-estimate: is true, but the model has no batch norm"):
         declared(target={"ratio": 0.5}, re_estimate=True).survey(plain, CONTEXT)
 
 
@@ -128,7 +134,7 @@ def test_what_reads_data_says_so_and_needs_a_runtime(residual, options, text):
     assert step.replays == text
     assert (Capability.RUN in step.required) == bool(text)
     if text:
-        with pytest.raises(SpecError, match="has options that need data"):
+        with pytest.raises(SpecError, match="has options that need calibration data"):
             step.apply(residual, CONTEXT, {})
 
 

@@ -91,7 +91,7 @@ def test_all_widths_take_a_share(tmp_path: Path):
         ),
         ({"n": 2}, "n: 2: is given without m; give both"),
         ({"m": 4}, "m: 4: is given without n; give both"),
-        ({"n": 6, "m": 4}, "n: 6, m: 4: 4 weights hold no 6"),
+        ({"n": 6, "m": 4}, "n: 6, m: 4: cannot keep 6 of 4 weights"),
         ({"layers": [{"match": "up.0", "m": 2}]}, "layer rule 'up.0': m: 2: is given without n"),
         ({"layers": [{"match": "*", "skip": True}]}, "pass 'prune-wanda': touches no layer"),
     ],

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.passes.train.engine import make_order, train
+from compressor.passes.train.engine import train
 from compressor.passes.train.qat.qat import Qat
 from compressor.passes.train.qat.writing import Prepared
 from compressor.types.carrier import Carrier
@@ -95,9 +95,8 @@ def trained_module(folder: Path, carrier: TorchCarrier, declared: Qat) -> tuple[
     """Train; return the module with what it has learned, and what is written of it."""
     given = material(folder, carrier)
     prepared = declared.prepared(carrier, CONTEXT, given)
-    job = declared.job(prepared, carrier, CONTEXT, given)
-    order = make_order(declared, given, carrier.inputs, CONTEXT.seed)
-    found = train(job, declared, given, order)
+    course = declared.course(given, carrier.inputs, CONTEXT.seed)
+    found = train(declared.job(prepared, carrier, CONTEXT, course), course)
     prepared.module.load_state_dict(found.tensors, strict=False)
     prepared.module.eval()
     return prepared, carrier.with_graph(prepared.written(found.tensors)[0])

@@ -77,7 +77,7 @@ def test_blocks_keep_their_inputs_alone() -> None:
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (Blocks(norm=True), "batch norms, whose statistics would move twice"),
+        (Blocks(norm=True), "batch norms, whose statistics would be updated twice"),
         (nn.Linear(2, 2), "no list of blocks"),
     ],
 )

@@ -11,9 +11,8 @@ import torch
 from compressor.passes.prune.structured.structured import PruneStructured
 from compressor.passes.train.distill.distill import Distill
 from compressor.passes.train.distill.distilling import Distillation, DistilledLoss
-from compressor.passes.train.distill.taps import Pairs
 from compressor.passes.train.distill.teacher_outputs import TeacherOutputs
-from compressor.passes.train.distill.teachers import Taps, Teacher
+from compressor.passes.train.distill.teachers import Teacher
 from compressor.passes.train.job import Micro
 from compressor.passes.train.losses import kl_divergence
 from compressor.run.metrics import MSE
@@ -93,7 +92,7 @@ def test_an_interrupted_training_ends_in_the_same_bytes(
     with pytest.raises(Killed):
         distilled(tmp_path / "broken", student(), block(), **options, stage=killed_at(8))
     resumed = distilled(tmp_path / "broken", student(), block(), **options)
-    assert "went on from the state saved after step 6" in resumed.notes
+    assert "resumed from the state saved after step 6" in resumed.notes
     assert same(resumed, whole)
     if cache and noisy:  # steps 7 and 8 were done before
         assert counted(resumed) == (32, 16)
@@ -170,8 +169,8 @@ def test_held_out_samples_are_validated_with_the_teacher(tmp_path: Path) -> None
 def test_a_teacher_gives_the_same_by_pytorch_and_by_onnx_runtime() -> None:
     images = {"x": torch.from_numpy(noise(0, 5, 2, 6, 6))}
     outputs = [o.name for o in block().outputs]
-    by_session = Teacher(as_onnx(), Taps(outputs, ("conv", "body.0")), INPUTS)
-    by_module = Teacher(block(), Taps(outputs, ("conv", "body.0", "body")), INPUTS)
+    by_session = Teacher(as_onnx(), INPUTS, outputs, ("conv", "body.0"))
+    by_module = Teacher(block(), INPUTS, outputs, ("conv", "body.0", "body"))
     assert by_session.runtime.startswith("onnxruntime")
     assert by_module.runtime.startswith("torch")
     ours, theirs = by_session(images), by_module(images)
@@ -183,7 +182,7 @@ def test_a_teacher_gives_the_same_by_pytorch_and_by_onnx_runtime() -> None:
 def test_a_teacher_runs_as_in_evaluation() -> None:
     images = {"x": torch.from_numpy(noise(0, 5, 2, 6, 6))}
     (output,) = [o.name for o in student().outputs]  # of a network with batch norm and dropout
-    by_module = Teacher(student(), Taps([output], ("bn",)), INPUTS)
+    by_module = Teacher(student(), INPUTS, [output], ("bn",))
     assert by_module.runtime.startswith("torch")
     wanted = student().runner().run({"x": images["x"].numpy()})[output]
     torch.testing.assert_close(by_module(images)[output], torch.from_numpy(wanted))
@@ -245,7 +244,7 @@ def test_positions_without_a_label_are_not_compared() -> None:
     labels = torch.tensor([[1, -100, -100], [-100, 2, 3]])
     options, teacher = Distillation(alpha=0.0, temperature=2.0), cast("TeacherOutputs", Outputs())
     inputs = [spec.name for spec in student().inputs]
-    loss = DistilledLoss(options, "kl", None, inputs, Pairs(), ["y"], {}, teacher, "label")
+    loss = DistilledLoss(options, "kl", None, inputs, ["y"], {}, teacher, "label")
     micro = Micro(PLAIN.labels[:2], {"x": ours, "label": labels})
     found = loss.losses({"y": ours}, micro, 0)["soft"]
     theirs = torch.from_numpy(noise(1, 2, 3, 5))

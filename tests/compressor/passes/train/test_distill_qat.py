@@ -57,6 +57,6 @@ def test_its_teacher_may_be_another(tmp_path: Path) -> None:
     options: dict[str, Any] = {"distill": {"teacher": {"onnx": "t.onnx"}}}
     chosen = Qat.model_validate({**TWO, **options})
     assert chosen.other_models == {"distill.teacher": {"onnx": "t.onnx"}}
-    with pytest.raises(SpecError, match=r"teacher: gives .* 5"):
+    with pytest.raises(SpecError, match=r"teacher: returns .* 5"):
         chosen.check_models(block(), {"distill.teacher": block(8, 5)})
     quantized(tmp_path, {"t.onnx": block(6)}, **options)

@@ -50,7 +50,11 @@ def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> No
     [
         ({"features": (pair("conf", "conv"),)}, CONTEXT, "features.0.student: names 'conf'"),
         ({"features": (pair("conf", "conv"),)}, CONTEXT, "did you mean 'conv'"),
-        ({"attention": (pair("bn.x", "conv"),)}, CONTEXT, "attention.0.student.*which is no layer"),
+        (
+            {"attention": (pair("bn.x", "conv"),)},
+            CONTEXT,
+            "attention.0.student.*which is not a layer",
+        ),
         ({"outputs": ("logit",)}, CONTEXT, "outputs: names 'logit'"),
         ({"alpha": 0.5}, PassContext(), "loss: is not given, and there is no metric"),
         ({"loss": "hinge"}, CONTEXT, "set cross-entropy, mse or package.module:function"),
@@ -64,16 +68,16 @@ def test_a_plan_finds(options: dict[str, Any], context: PassContext, message: st
 @pytest.mark.parametrize(
     ("options", "teacher", "message"),
     [
-        ({}, block(8, 5), r"teacher: gives \w+ float32\[\w+, 5\], the student .*3\]"),
+        ({}, block(8, 5), r"teacher: returns \w+ float32\[\w+, 5\], but the student .*3\]"),
         (
             {"features": (pair("conv", "body.9"),)},
             as_onnx(),
-            "features.0.teacher: names 'body.9', which is no layer; did you mean 'body.0'",
+            "features.0.teacher: names 'body.9', which is not a layer; did you mean 'body.0'",
         ),
         (
             {"attention": (pair("conv", "fcc"),)},
             block(),
-            "attention.0.teacher: names 'fcc', which is no layer; did you mean 'fc'",
+            "attention.0.teacher: names 'fcc', which is not a layer; did you mean 'fc'",
         ),
     ],
 )
@@ -87,7 +91,7 @@ def test_a_plan_compares_teachers(options: dict[str, Any], teacher: Carrier, mes
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"features": (pair("conv", "con"),)}, "names 'con', which is no layer; did you mean"),
+        ({"features": (pair("conv", "con"),)}, "names 'con', which is not a layer; did you mean"),
         ({"features": (pair("conv", "fc"),)}, "'fc' .*more than the width differs"),
         ({"attention": (pair("fc", "fc"),)}, "'fc', whose output .* has no positions"),
         ({"attention": (pair("conv", "fc"),)}, "more than the width differs"),
@@ -105,14 +109,14 @@ def test_a_graph_has_no_parts_without_weights(tmp_path: Path) -> None:
 
 
 def test_a_teacher_with_other_outputs(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"teacher: gives \w+ float32\[\w+, 5\], the student"):
+    with pytest.raises(SpecError, match=r"teacher: returns \w+ float32\[\w+, 5\], but the student"):
         distilled(tmp_path, student(), block(8, 5))
 
 
 def test_a_teacher_with_other_inputs(tmp_path: Path) -> None:
     graph = block().graph().clone()
     graph.graph.inputs.append(graph.graph.inputs[0].__class__(None, name="mask"))
-    with pytest.raises(CompressorError, match=r"teacher: takes x .* the student x"):
+    with pytest.raises(CompressorError, match=r"teacher: takes x .* the student takes x"):
         distilled(tmp_path, student(), OnnxCarrier(graph))
 
 
@@ -127,5 +131,5 @@ def test_numbers_are_no_logits(tmp_path: Path) -> None:
             return found
 
     carrier = type(student())(One(), student().inputs)
-    with pytest.raises(SpecError, match=r"soft: is kl, and output .* \[2, 1\].*set soft: mse"):
+    with pytest.raises(SpecError, match=r"soft: is kl, but output .* \[2, 1\].*set soft: mse"):
         distilled(tmp_path, carrier, carrier, alpha=0.0)

@@ -135,13 +135,13 @@ def test_notes_and_layers_say_who_leaves_where(plain: Outcome) -> None:
     text = "\n".join(plain.notes)
     assert "loss " in text
     assert "of 120 calibration samples leave at exit " in text
-    assert "get the full network's answer, 90 % are wanted" in text
+    assert "get the full network's answer, 90 % are required" in text
     assert "million multiply-accumulates on average" in text
     assert "mean latency at batch 1 in ONNX Runtime, over " in text
     facts = [layer.details for layer in plain.layers]
     assert all(0 < f["threshold"] <= 1 and f["leave"] > 0 for f in facts)
     left = 100 - sum(f["leave"] for f in facts)
-    assert f"all the way go {left:.1f} %" in text
+    assert f"{left:.1f} % go all the way" in text
 
 
 def test_only_heads_are_trained(plain: Outcome) -> None:
@@ -188,7 +188,7 @@ def test_an_interrupted_training_ends_in_the_same_bytes(
         applied(tmp_path / "broken", **options, stage=ending_at(6, how))
     resumed = applied(tmp_path / "broken", **options)
     saved = 4 if how == "killed" else 6
-    assert f"went on from the state saved after step {saved}" in resumed.notes
+    assert f"resumed from the state saved after step {saved}" in resumed.notes
     for folder, outcome in (("a", whole), ("b", resumed)):
         (tmp_path / folder).mkdir()
         outcome.carrier.save(tmp_path / folder)
@@ -260,7 +260,10 @@ def fixed_batch() -> TorchCarrier:
         ({"exits": ()}, "at least 1 item"),
         ({"agreement": 101.0}, "less than or equal to 100"),
         ({"agreement": 0.0}, "greater than 0"),
-        ({"exits": ({"after": "blok1"},)}, "is 'blok1', which is no layer; did you mean 'block1'"),
+        (
+            {"exits": ({"after": "blok1"},)},
+            "is 'blok1', which is not a layer; did you mean 'block1'",
+        ),
         ({"exits": EXITS[::-1]}, "list exits in the order of execution"),
         ({"exits": (EXITS[0], EXITS[0])}, "name each place once"),
         ({"layers": ({"match": "fc", "skip": True},)}, "layers needs train: all"),
@@ -283,5 +286,5 @@ def test_what_cannot_have_exits_is_refused_when_it_is_planned(
 def test_thresholds_need_calibration_data(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"no calibration data; add data\.calibration"):
         applied(tmp_path, samples=Calibration(made_up=True))
-    with pytest.raises(CompressorError, match="have no samples"):
+    with pytest.raises(CompressorError, match="has no samples"):
         applied(tmp_path, samples=Calibration(count=0))

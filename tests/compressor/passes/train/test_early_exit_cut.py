@@ -303,7 +303,7 @@ def test_samples_that_depend_on_each_other_are_noticed() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("b4",), "exits.0.after: is 'b4', which is no layer; did you mean 'b"),
+        (("b4",), "exits.0.after: is 'b4', which is not a layer; did you mean 'b"),
         (("b2", "b1"), "exits.1.after: is 'b1', which is not computed from 'b2'; list exits in"),
         (("b1", "b1.conv"), "exits.1.after: is 'b1.conv', the same place as 'b1'"),
         (("fc",), "exits.0.after: is 'fc', after which nothing is left to skip"),

@@ -76,7 +76,7 @@ def test_an_interrupted_training_ends_in_the_same_bytes(
         tuned(folder, **options, stage=ending_at(8, how))
     resumed = tuned(folder, **options)
     saved = 6 if how == "killed" else 8  # the last state before; at Ctrl-C that of the very step
-    assert f"went on from the state saved after step {saved}" in resumed.notes
+    assert f"resumed from the state saved after step {saved}" in resumed.notes
     assert same(state(resumed), state(whole))
 
 

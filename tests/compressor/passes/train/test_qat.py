@@ -172,7 +172,7 @@ def test_an_interrupted_training_ends_in_the_same_bytes(
         quantized(folder, **options, stage=ending_at(8, how))
     resumed = quantized(folder, **options)
     saved = 6 if how == "killed" else 8
-    assert f"went on from the state saved after step {saved}" in resumed.notes
+    assert f"resumed from the state saved after step {saved}" in resumed.notes
     assert tensors(resumed.carrier) == tensors(whole.carrier)
 
 
