@@ -261,24 +261,20 @@ def _upgraded(model: ir.Model, opset: int, subject: str) -> ir.Model:
         return model
     if have >= opset:
         return model
+    result = model
     try:
-        with quiet_libraries():
-            result = _raised(model, have, opset)
+        if have < _OLDEST_OF_ONNXSCRIPT:
+            result = converted(model, opset)
+        else:
+            from onnxscript import version_converter
+
+            with quiet_libraries():
+                version_converter.convert_version(model, opset, fallback=False)
     except (RuntimeError, ValueError, NotImplementedError, ir.serde.SerdeError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise _refused(subject, have, opset, lines[0].strip()[:200]) from error
     if result.opset_imports.get("") != opset:
         raise _refused(subject, have, opset, "the converter left it as it was")
-    return result
-
-
-def _raised(model: ir.Model, have: int, opset: int) -> ir.Model:
-    if have >= _OLDEST_OF_ONNXSCRIPT:
-        from onnxscript import version_converter
-
-        version_converter.convert_version(model, opset, fallback=False)
-        return model
-    result = converted(model, opset)
     result.producer_name, result.producer_version = model.producer_name, model.producer_version
     return result
 
