@@ -23,10 +23,10 @@ from compressor.exporters.safetensors.stream_plan import (
 from compressor.exporters.safetensors.streaming import block_tensors, pieces, write_shards
 from compressor.exporters.safetensors.transformers_runner import TransformersRunner
 from compressor.graph.skeleton import skeleton
-from compressor.models.codec.description import DESCRIPTION
+from compressor.models.codec.forms import DESCRIPTION
 from compressor.models.codec.headers import read_header
 from compressor.models.codec.load import RuntimeModule, check, check_graph, load
-from compressor.models.codec.weights import GraphPlan, plan_graph, write_graph
+from compressor.models.codec.writing import GraphPlan
 from compressor.models.torch.matching import TorchRunner
 from compressor.models.torch.smaller_module import without_data
 from compressor.types.carrier import Capability, Carrier, Runner
@@ -212,7 +212,7 @@ class SafetensorsExporter(Exporter):
             return self._write_stream(carrier, directory, context)
         if context.ranks.rank:
             return ()
-        files = write_graph(self._plan_graph(carrier, context), directory)
+        files = self._plan_graph(carrier, context).write(directory)
         with artifact_errors():
             check(directory)
         return files
@@ -244,7 +244,7 @@ class SafetensorsExporter(Exporter):
         model = carrier.graph()
         parts = skeleton(model, narrowed=True)
         sparse = self.sparse == "auto"
-        return plan_graph(model, parts, context.name, sparse, self.max_shard_size)
+        return GraphPlan(model, parts, context.name, sparse, self.max_shard_size)
 
     def _plan(self, carrier: Carrier, key: str = "") -> StreamPlan:
         return plan_stream(carrier, key, self.max_shard_size)

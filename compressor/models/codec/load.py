@@ -15,9 +15,15 @@ from torch import Tensor
 from compressor import catalog
 from compressor.errors import SpecError
 from compressor.graph.values import all_nodes
-from compressor.models.codec.description import DESCRIPTION, Description, read_description
+from compressor.models.codec.forms import DESCRIPTION
 from compressor.models.codec.headers import ShardHeader
-from compressor.models.codec.weights import read_tensors, stored_headers, written_with
+from compressor.models.codec.reading import (
+    Description,
+    read_description,
+    read_tensors,
+    stored_headers,
+    written_with,
+)
 from compressor.models.executor import (
     DeferredGraphModule,
     GraphModule,

@@ -25,7 +25,7 @@ from compressor.errors import ArtifactError, SpecError
 from compressor.exporters.onnx import OnnxExporter
 from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.graph.skeleton import Skeleton
-from compressor.models.codec.weights import plan_graph, write_graph
+from compressor.models.codec.writing import GraphPlan
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.types.carrier import Capability
 from compressor.types.quantized import Scheme, WeightCodes
@@ -179,8 +179,8 @@ def test_the_container_is_what_the_library_reads(entries: dict[str, Any]) -> Non
         graph = ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="empty")
         model = ir.Model(graph, ir_version=10)
         parts = Skeleton(ir.to_proto(model), tensors, {})
-        plan = plan_graph(model, parts, "x", sparse=False, max_shard_size=None)
-        files = write_graph(plan, Path(directory))
+        plan = GraphPlan(model, parts, "x", sparse=False, max_shard_size=None)
+        files = plan.write(Path(directory))
         assert sum(f.stat().st_size for f in files) == plan.nbytes
         stored = load_file(files[0])
         assert stored.keys() == tensors.keys()

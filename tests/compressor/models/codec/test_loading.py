@@ -151,7 +151,7 @@ def test_the_graph_is_compiled_by_the_first_call_if_it_is_as_written(
         reads.append(subject)
         return graph_from_json(document, subject)
 
-    monkeypatch.setattr("compressor.models.codec.description.graph_from_json", read)
+    monkeypatch.setattr("compressor.models.codec.reading.graph_from_json", read)
     module = load(saved)
     assert (module.input_names, module.output_names) == (("x",), ("output",))
     assert not reads
@@ -168,7 +168,7 @@ def test_the_graph_is_compiled_by_the_first_call_if_it_is_as_written(
 def test_files_of_another_version_are_compiled_at_once(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("compressor.models.codec.weights.__version__", "99")
+    monkeypatch.setattr("compressor.models.codec.reading.__version__", "99")
     monkeypatch.setattr("compressor.models.executor.compiler.NEWEST_OPSET", 20)
     with pytest.raises(ModelError, match="opset 21 is outside 13 to 20"):
         load(saved)
