@@ -40,8 +40,14 @@ from compressor.exporters.safetensors.stream_plan import (
     source_bytes,
 )
 from compressor.files import disk_errors, sync
-from compressor.models.checkpoint.reading import DISTANCE, ReadAhead, RowReader, Span, kept_memory
-from compressor.models.checkpoint.rows import one_thread_each
+from compressor.models.checkpoint.reading import (
+    DISTANCE,
+    ReadAhead,
+    RowReader,
+    Span,
+    kept_memory,
+    one_thread_each,
+)
 from compressor.types.data import ALONE, Ranks
 from compressor.types.tensors import StoredTensor
 
