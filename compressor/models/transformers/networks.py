@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from io import StringIO
@@ -14,9 +13,10 @@ from typing import Any
 import torch
 
 from compressor.errors import ModelError, SpecError, close_names, listed, suggestion
+from compressor.models.checkpoint import folder as checkpoint
 from compressor.progress import quiet_libraries
 
-CONFIG = "config.json"
+CONFIG = checkpoint.CONFIG
 _ATTENTION = "eager"  # separate products and softmax, which lower to the plainest graph
 _WRONG_CLASS = "Unrecognized configuration class"  # begins the ValueError of an auto class
 
@@ -51,11 +51,8 @@ def read_config(directory: Path) -> dict[str, Any]:
             "give the folder that save_pretrained wrote, or a factory of your own",
         )
     subject = f"config {str(path)!r}"
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise ModelError(subject, f"is not JSON ({error})", "fetch it again") from error
-    if not isinstance(value, dict) or not isinstance(value.get("model_type"), str):
+    value: dict[str, Any] = checkpoint.read_config(path)
+    if not isinstance(value.get("model_type"), str):
         raise ModelError(subject, "does not say its model_type", "fetch it again")
     if value.get("quantization_config"):
         raise ModelError(

@@ -43,8 +43,8 @@ def narrow(folder: Path, name: str) -> None:
 UP = "model.layers.0.mlp.up_proj.weight"
 DAMAGES: dict[str, tuple[Any, type[CompressorError], str]] = {
     "no config": (lambda d: (d / "config.json").unlink(), SpecError, r"has no config\.json"),
-    "cut config": (lambda d: (d / "config.json").write_text("{"), ModelError, "is not JSON"),
-    "list": (lambda d: (d / "config.json").write_text("[]"), ModelError, "its model_type"),
+    "cut config": (lambda d: (d / "config.json").write_text("{"), ModelError, "as JSON"),
+    "list": (lambda d: (d / "config.json").write_text("[]"), ModelError, "not a JSON object"),
     "unknown kind": (
         lambda d: change(d, model_type="lama"),
         ModelError,
