@@ -30,17 +30,6 @@ _CUT = "the file is cut or of another format"
 _AGAIN = "export the model again"
 _REMEDY = "the file was edited or its exporter is broken; export the model again"
 _SHOWN = 4  # nodes of a cycle
-# Where a tensor message holds its numbers if not as raw bytes; others are in int32_data.
-_FIELDS: Mapping[int, str] = {
-    TensorProto.FLOAT: "float_data",
-    TensorProto.COMPLEX64: "float_data",
-    TensorProto.DOUBLE: "double_data",
-    TensorProto.COMPLEX128: "double_data",
-    TensorProto.INT64: "int64_data",
-    TensorProto.UINT32: "uint64_data",
-    TensorProto.UINT64: "uint64_data",
-    TensorProto.STRING: "string_data",
-}
 _PAIRS = (TensorProto.COMPLEX64, TensorProto.COMPLEX128)  # two entries an element
 
 
@@ -215,7 +204,7 @@ def _check_length(tensor: TensorProto, subject: str) -> None:
         text = tensor.data_type == TensorProto.STRING
         packed = 1 if text else max(1, 8 // ir.DataType(tensor.data_type).bitwidth)
         each = 2 if tensor.data_type in _PAIRS else 1
-        have = len(getattr(tensor, _FIELDS.get(tensor.data_type, "int32_data")))
+        have = len(getattr(tensor, onnx.helper.tensor_dtype_to_field(tensor.data_type)))
         want, unit = -(-elements * each // packed), "values"
     if have != want:
         shape = list(tensor.dims)
