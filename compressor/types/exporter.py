@@ -46,6 +46,10 @@ class ExportContext:
     folder: Path = Path()
 
 
+USUAL = ExportContext(name="a-name-of-usual-length", spec_digest="0" * 64)
+"""What a file is predicted with, and checked, before its name is known."""
+
+
 class Exporter(Options, ABC):
     """An artifact format. Its fields are its options.
 
