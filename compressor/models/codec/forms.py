@@ -17,6 +17,7 @@ from torch import Tensor
 
 from compressor.graph.values import INTEGER_CODES
 from compressor.models.codec.bit_stream import stream_bytes, unpack_bits
+from compressor.models.codec.headers import STORED_AS
 from compressor.models.codec.sparse import GROUP, from_bitmask, from_group_values
 from compressor.models.executor import from_numpy
 from compressor.models.executor.dtypes import TORCH_DTYPES
@@ -32,31 +33,10 @@ DIGEST = "description"
 WRITER = "version"
 """The note in a file that holds the version that wrote it."""
 
-STORED: dict[ir.DataType, str] = {
-    ir.DataType.FLOAT: "F32",
-    ir.DataType.DOUBLE: "F64",
-    ir.DataType.FLOAT16: "F16",
-    ir.DataType.BFLOAT16: "BF16",
-    ir.DataType.INT8: "I8",
-    ir.DataType.INT16: "I16",
-    ir.DataType.INT32: "I32",
-    ir.DataType.INT64: "I64",
-    ir.DataType.UINT8: "U8",
-    ir.DataType.UINT16: "U16",
-    ir.DataType.UINT32: "U32",
-    ir.DataType.UINT64: "U64",
-    ir.DataType.BOOL: "BOOL",
-    ir.DataType.COMPLEX64: "C64",
-    ir.DataType.FLOAT8E4M3FN: "F8_E4M3",
-    ir.DataType.FLOAT8E5M2: "F8_E5M2",
-    ir.DataType.FLOAT8E4M3FNUZ: "F8_E4M3FNUZ",
-    ir.DataType.FLOAT8E5M2FNUZ: "F8_E5M2FNUZ",
-    ir.DataType.FLOAT8E8M0: "F8_E8M0",
-    ir.DataType.INT4: "U8",
-    ir.DataType.UINT4: "U8",
-    ir.DataType.INT2: "U8",
-    ir.DataType.UINT2: "U8",
-    ir.DataType.FLOAT4E2M1: "U8",
+STORED = {
+    dtype: "U8" if dtype.bitwidth < 8 else STORED_AS[held]
+    for dtype, held in TORCH_DTYPES.items()
+    if held in STORED_AS and dtype.bitwidth != 6  # which do not fill bytes
 }
 """How each element type is stored in safetensors; those narrower than a byte are packed."""
 

@@ -7,7 +7,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import NoReturn
 
-import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 import torch
@@ -30,6 +29,7 @@ from compressor.models.onnx.ort_runner import (
     foreign_operators,
     runner_of,
 )
+from compressor.models.torch.matching import check_finite
 from compressor.progress import quiet_libraries
 from compressor.types.carrier import Capability, Runner, WeightChange
 from compressor.types.layers import Layer
@@ -131,19 +131,13 @@ class OnnxCarrier:
             ModelError: a tensor holds such values.
         """
         weights = {name for layer in self._layers for name in (layer.weight, layer.bias)}
-        for name, value in self._graph.graph.initializers.items():
-            tensor = value.const_value
-            if tensor is None or not tensor.dtype.is_floating_point():
-                continue
-            array = tensor.numpy().astype(np.float32, copy=False)
-            wrong = ~np.isfinite(array) if name in weights else np.isnan(array)
-            bad = int(np.count_nonzero(wrong))
-            if bad:
-                raise ModelError(
-                    subject,
-                    f"tensor {name!r} holds {bad} values that are NaN or infinite",
-                    "the training diverged or the file is damaged; use an earlier checkpoint",
-                )
+        initializers = self._graph.graph.initializers
+        floats = (
+            (name, from_numpy(value.const_value))
+            for name, value in initializers.items()
+            if value.const_value is not None and value.const_value.dtype.is_floating_point()
+        )
+        check_finite(floats, subject, may_be_infinite=initializers.keys() - weights)
 
     def trainable(self) -> NoReturn:
         """Raise ``SpecError``: a graph is not trained."""

@@ -39,7 +39,7 @@ class MappedCarrier(TorchCarrier):
             ModelError: a tensor holds NaN or infinity.
         """
         buffers = dict(self.module.named_buffers())
-        check_finite(self.module.state_dict(), str(checkpoint), may_be_infinite=buffers)
+        check_finite(self.module.state_dict().items(), f"checkpoint {str(checkpoint)!r}", buffers)
 
 
 def auto_class_name(factory: str) -> str | None:
