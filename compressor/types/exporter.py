@@ -198,7 +198,7 @@ class PackedFormat(ABC):
 
         Raises:
             SpecError: the file is not there, the folder is not empty, or no tensor has a name.
-            ModelError: the file is cut or damaged.
+            ModelError: the file is truncated or damaged.
             InputError: the disk is full.
         """
 
@@ -211,5 +211,5 @@ class PackedFormat(ABC):
         """Return the bytes that each tensor takes in the file, by name.
 
         Raises:
-            ModelError: the file is cut or damaged.
+            ModelError: the file is truncated or damaged.
         """

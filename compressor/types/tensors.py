@@ -38,14 +38,14 @@ class TensorSpec:
     def mismatch(self, shape: tuple[int, ...], dtype: str) -> str | None:
         """Return how an array of this shape and dtype differs from the description, or ``None``."""
         if dtype != self.dtype:
-            return f"dtype is {dtype}, the model wants {self.dtype}"
+            return f"dtype is {dtype}, the model expects {self.dtype}"
         fits = len(shape) == len(self.shape) and all(
             not isinstance(want, int) or want == have
             for want, have in zip(self.shape, shape, strict=True)
         )
         if fits:
             return None
-        return f"shape is {list(shape)}, the model wants {self}"
+        return f"shape is {list(shape)}, the model expects {self}"
 
 
 @dataclass(frozen=True, eq=False)

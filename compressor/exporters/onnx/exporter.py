@@ -96,7 +96,7 @@ class OnnxExporter(Exporter):
         if Capability.GRAPH not in carrier.offers:
             raise SpecError(
                 f"export {self.format}",
-                f"needs a graph, a {carrier.kind} model has none",
+                f"needs a graph, but a {carrier.kind} model has none",
                 "give model.factory or model.onnx",
             )
         newest = opsets.newest_opset()

@@ -61,9 +61,9 @@ def check_written(plan: StreamPlan, directory: Path) -> str:
                     blocks += 1
                     _check_block(shard, tensor, cuts[index], stream.fileno())
     for name, text in plan.texts.items():
-        _check_text(directory / name, text, "is not what was planned")
+        _check_text(directory / name, text, "differs from what was planned")
     for source in plan.companions:
-        _check_text(directory / source.name, source.read_bytes(), "is not the input's")
+        _check_text(directory / source.name, source.read_bytes(), "differs from the input's")
     return f"{len(plan.shards)} headers, {blocks} blocks of {tensors} tensors computed again"
 
 
@@ -75,7 +75,7 @@ def _check_header(shard: PlannedShard, path: Path) -> None:
     with path.open("rb") as stream:
         text = stream.read(len(shard.layout.header))
     if header.nbytes != shard.nbytes or text != shard.layout.header:
-        problem = "describes other tensors than were planned"
+        problem = "describes other tensors than planned"
         raise ArtifactError(f"file {path.name!r}", problem, "export it again")
 
 
@@ -99,7 +99,7 @@ def _check_block(
         if os.pread(handle, len(data), shard.layout.offsets[name] + start) != data:
             raise ArtifactError(
                 f"tensor {name!r}",
-                f"in {shard.name!r} is not what its input gives",
+                f"in {shard.name!r} differs from what its input gives",
                 "the disk or the memory is faulty; export it again",
             )
 
@@ -169,7 +169,7 @@ class SafetensorsExporter(Exporter):
         if Capability.GRAPH not in carrier.offers:
             raise SpecError(
                 f"export {self.format}",
-                f"needs a graph, a {carrier.kind} model has none",
+                f"needs a graph, but a {carrier.kind} model has none",
                 "give model.factory or model.onnx, or layout: compressed-tensors",
             )
         parts = self._plan_graph(carrier, USUAL).parts

@@ -205,7 +205,7 @@ def entries_of(tensor: StoredTensor) -> tuple[Entry, ...]:
     if tensor.dtype not in STORED_AS:
         raise SpecError(
             f"tensor {tensor.name!r}",
-            f"is {str(tensor.dtype).removeprefix('torch.')}, which safetensors does not hold",
+            f"is {str(tensor.dtype).removeprefix('torch.')}, which safetensors cannot store",
             "cast it to another type, or leave out this export",
         )
     rows = tensor.shape[0] if tensor.shape else 1

@@ -281,7 +281,7 @@ def _check_room(shards: Sequence[PlannedShard], directory: Path) -> None:
     if needed > free:
         raise InputError(
             f"folder {str(directory)!r}",
-            f"has room for {free:,} bytes, {needed:,} will be written",
+            f"has {free:,} bytes free, but {needed:,} will be written",
             "free some space or choose another output",
         )
 

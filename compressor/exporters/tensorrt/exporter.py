@@ -222,7 +222,7 @@ class TensorrtExporter(Exporter):
         manifest = json.loads((path.parent / MANIFEST).read_text(encoding="utf-8"))
         if manifest["engine"]["sha256"] != file_sha256(path):
             raise ArtifactError(
-                f"artifact {path.name!r}", f"is not the one of {MANIFEST}", "run the spec again"
+                f"artifact {path.name!r}", f"does not match {MANIFEST}", "run the spec again"
             )
         meant = [entry for entry in manifest["quantized"] if entry["meant"]]
         compared = f"the engine of {MANIFEST}, {len(manifest['layers'])} layers"

@@ -244,6 +244,6 @@ def _refuse_codes(headers: Mapping[str, TensorHeader], subject: str) -> None:
         if tensor.dtype not in DTYPES or _CODES.fullmatch(tensor.name):
             raise ModelError(
                 subject,
-                f"is quantized already: {tensor.name!r} holds codes or belongs to some",
+                f"is already quantized: {tensor.name!r} belongs to a quantized weight",
                 "give the checkpoint in floating point, or in float8 with scales",
             )

@@ -121,7 +121,7 @@ def load(
         ModelError: a file is missing, cut, of another schema, or does not fit the other one.
     """
     if dequantize not in ("on-use", "once"):
-        raise SpecError(f"dequantize {dequantize!r}", "is no choice", "use on-use or once")
+        raise SpecError(f"dequantize {dequantize!r}", "is not a choice", "use on-use or once")
     packed = packed_format(Path(path))
     if packed is not None:
         with packed.unpacked(Path(path)) as folder:

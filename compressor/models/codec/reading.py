@@ -47,7 +47,7 @@ _BY_NAME = {dtype.numpy().name: dtype for dtype in STORED}
 _SPARSE = frozenset(STORED) - {d for d in STORED if d.bitwidth < 8} - {ir.DataType.BOOL}
 _EDITED = "it was edited or damaged; export the model again"
 _OTHER = "it belongs to another model.json; export the model again"
-_DAMAGED = "the file is cut or damaged; copy it again"
+_DAMAGED = "the file is truncated or damaged; copy it again"
 
 Stored = tuple[ShardHeader, TensorHeader]
 Buffer = bytearray | mmap.mmap

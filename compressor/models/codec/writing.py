@@ -230,7 +230,7 @@ def _planned(parts: Skeleton, sparse: bool) -> Iterator[Planned]:
         if tensor.dtype not in STORED:
             raise SpecError(
                 f"tensor {name!r}",
-                f"is {tensor.dtype.name.lower()}, which safetensors does not hold",
+                f"is {tensor.dtype.name.lower()}, which safetensors cannot store",
                 "cast it to another type, or leave out this export",
             )
         entry = Entry(tensor.dtype, tuple(int(d) for d in tensor.shape.numpy()))

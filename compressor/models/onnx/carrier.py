@@ -276,6 +276,6 @@ def _upgraded(model: ir.Model, opset: int, subject: str) -> ir.Model:
 def _refused(subject: str, have: int, opset: int, reason: str) -> ModelError:
     return ModelError(
         subject,
-        f"opset {have} cannot be brought to {opset} ({reason})",
+        f"cannot be converted from opset {have} to {opset} ({reason})",
         "export the model again with a newer opset",
     )

@@ -44,14 +44,14 @@ def check_names(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], pa
         if expected[name].is_floating_point() and not tensor.is_floating_point():
             raise ModelError(
                 f"checkpoint {path!r}",
-                f"has {name!r} as {str(tensor.dtype).removeprefix('torch.')}, the module wants "
+                f"has {name!r} as {str(tensor.dtype).removeprefix('torch.')}, the module expects "
                 "floating point",
                 "give the float checkpoint: codes of a quantized one have lost their scales",
             )
         if tensor.shape != expected[name].shape:
             raise ModelError(
                 f"checkpoint {path!r}",
-                f"has {name!r} with shape {list(tensor.shape)}, the factory's module wants "
+                f"has {name!r} with shape {list(tensor.shape)}, the factory's module expects "
                 f"{list(expected[name].shape)}",
                 "build the network with the sizes it was trained with (model.config)",
             )

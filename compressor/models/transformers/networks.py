@@ -53,7 +53,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     subject = f"config {str(path)!r}"
     value: dict[str, Any] = checkpoint.read_config(path)
     if not isinstance(value.get("model_type"), str):
-        raise ModelError(subject, "does not say its model_type", "fetch it again")
+        raise ModelError(subject, "has no model_type", "fetch it again")
     if value.get("quantization_config"):
         raise ModelError(
             subject,
@@ -82,7 +82,7 @@ def network_of(auto: Any, values: dict[str, Any], directory: Path) -> Any:
         if values.get("auto_map"):
             raise ModelError(
                 subject,
-                f"wants code of its own for model_type {kind!r} (auto_map), which never runs here",
+                f"needs code of its own for model_type {kind!r} (auto_map), which never runs here",
                 "write a function that builds the network, and name it in model.factory",
             )
         raise ModelError(
@@ -103,7 +103,7 @@ def network_of(auto: Any, values: dict[str, Any], directory: Path) -> Any:
                 _fitting_class(values.get("architectures")),
             ) from error
         raise ModelError(
-            subject, f"builds no network ({reason_of(error)})", "correct its values"
+            subject, f"describes no network ({reason_of(error)})", "correct its values"
         ) from error
 
 
@@ -188,7 +188,7 @@ def check_fit(network: str, loading: Mapping[str, Any], subject: str) -> None:
     for name, have, want in sorted(loading["mismatched_keys"]):
         raise ModelError(
             subject,
-            f"has {name!r} with shape {list(have)}, {network} as config.json describes it wants "
+            f"has {name!r} with shape {list(have)}, {network} as config.json describes it expects "
             f"{list(want)}",
             "use the config.json that belongs to the weights",
         )

@@ -255,9 +255,9 @@ INT4 = presets(torch.float32)["int4-g32"]
 @pytest.mark.parametrize(
     ("other", "remedy"),
     [
-        ("mxfp4", "a bfloat16 model"),
-        ("int4-g32-asym", "symmetric ones"),
-        ("table", "keep the table"),
+        ("mxfp4", "give a bfloat16 model"),
+        ("int4-g32-asym", "make it symmetric"),
+        ("table", "keep the table as it is"),
     ],
 )
 def test_mixtures_that_transformers_does_not_load_are_refused(other: str, remedy: str) -> None:

@@ -67,13 +67,13 @@ def damaged(out: Path, plan: StreamPlan, place: str) -> None:
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ("codes", "is not what its input gives"),
-        ("kept", "is not what its input gives"),
+        ("codes", "differs from what its input gives"),
+        ("kept", "differs from what its input gives"),
         ("header", "has the unknown dtype"),
         ("cut", "cannot be read"),
         ("gone", "cannot be read"),
-        ("config.json", "is not what was planned"),
-        ("tokenizer.json", "is not the input's"),
+        ("config.json", "differs from what was planned"),
+        ("tokenizer.json", "differs from the input's"),
     ],
 )
 def test_damage_is_found(tmp_path: Path, place: str, message: str) -> None:
@@ -89,7 +89,7 @@ def test_damage_is_found(tmp_path: Path, place: str, message: str) -> None:
 def test_another_models_shard_is_found(tmp_path: Path) -> None:
     carrier = quantized(open_checkpoint(write_folder(tmp_path / "m")))
     written(carrier, tmp_path / "out")
-    with pytest.raises(ArtifactError, match="describes other tensors than were planned"):
+    with pytest.raises(ArtifactError, match="describes other tensors than planned"):
         check_written(plan_stream(quantized(carrier, CHANNEL)), tmp_path / "out")
 
 

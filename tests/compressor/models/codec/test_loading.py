@@ -138,7 +138,7 @@ def test_weights_are_decoded_by_the_operators_that_need_them(saved: Path, tmp_pa
         assert not list(module.parameters())
     moved = load(place, device="cpu").to(torch.float64)
     torch.testing.assert_close(moved(x.double())["output"].float(), expected)
-    with pytest.raises(SpecError, match="dequantize 'never': is no choice; use on-use or once"):
+    with pytest.raises(SpecError, match="dequantize 'never': is not a choice; use on-use or once"):
         load(place, dequantize="never")  # type: ignore[arg-type]
 
 
@@ -331,7 +331,7 @@ def test_missing_files(saved: Path) -> None:
 def test_cut_weights(saved: Path, keep: int) -> None:
     path = saved / "model.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(ModelError, match="the file is cut or damaged; copy it again"):
+    with pytest.raises(ModelError, match="the file is truncated or damaged; copy it again"):
         load(saved)
 
 
