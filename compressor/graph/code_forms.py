@@ -11,8 +11,7 @@ import onnx_ir as ir
 import torch
 
 from compressor.graph.editing import Attributes
-from compressor.types.layers import Layer
-from compressor.types.quantized import E2M1_VALUES, QuantizedTensor, Scheme
+from compressor.types.layers import E2M1_VALUES, Layer, QuantizedTensor, Scheme
 from compressor.types.tensors import Array
 
 FLOATS = {

@@ -21,8 +21,7 @@ from compressor.graph.codes import BITS, checked_opset
 from compressor.graph.editing import Attributes, Editor
 from compressor.graph.layers import codebook_lookup
 from compressor.graph.values import INTEGER_CODES, all_nodes, constant_array, is_op, static_shape
-from compressor.types.layers import Layer
-from compressor.types.quantized import QuantizedTensor, Scheme
+from compressor.types.layers import Layer, QuantizedTensor, Scheme
 from compressor.types.tensors import Array
 
 

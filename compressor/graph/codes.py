@@ -18,8 +18,7 @@ from compressor.graph.code_forms import FLOATS, CodeForm, Once, doubled_e2m1, ha
 from compressor.graph.editing import Attributes, Editor
 from compressor.graph.operators import operator
 from compressor.graph.values import is_op
-from compressor.types.layers import Layer
-from compressor.types.quantized import QuantizedTensor, Scheme
+from compressor.types.layers import Layer, QuantizedTensor, Scheme
 from compressor.types.tensors import Array
 
 BITS = "compressor.bits"

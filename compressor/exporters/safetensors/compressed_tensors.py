@@ -29,8 +29,7 @@ from compressor.models.codec.bit_stream import (
     packed_columns,
     whole_words,
 )
-from compressor.types.quantized import QuantizedTensor, Scheme
-from compressor.types.tensors import StoredTensor
+from compressor.types.layers import QuantizedTensor, Scheme, StoredTensor
 
 _WEIGHT = ".weight"
 _OUTPUT_LAYERS = ("lm_head", "lm_head.decoder", "cls.predictions.decoder")

@@ -31,7 +31,7 @@ from compressor.models.torch.matching import TorchRunner
 from compressor.models.torch.smaller_module import without_data
 from compressor.types.carrier import Capability, Carrier, Runner
 from compressor.types.exporter import USUAL, ExportContext, Exporter
-from compressor.types.tensors import StoredTensor
+from compressor.types.layers import StoredTensor
 
 _SAMPLED = 8  # quantized tensors that are computed again, and kept ones that are compared
 _ROWS = 1 << 16  # elements of each block that is

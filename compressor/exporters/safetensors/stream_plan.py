@@ -38,7 +38,7 @@ from compressor.models.codec.headers import (
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.types.carrier import Carrier
 from compressor.types.data import ALONE, Ranks
-from compressor.types.tensors import StoredTensor
+from compressor.types.layers import StoredTensor
 
 DEFAULT_SHARD = 5_000_000_000
 """Bytes of a shard of a model that did not come in shards; what ``transformers`` uses."""

@@ -49,7 +49,7 @@ from compressor.models.checkpoint.reading import (
     one_thread_each,
 )
 from compressor.types.data import ALONE, Ranks
-from compressor.types.tensors import StoredTensor
+from compressor.types.layers import StoredTensor
 
 ResultT = TypeVar("ResultT")
 

@@ -25,9 +25,8 @@ from compressor.models.checkpoint.rows import changed, widen_float8
 from compressor.models.codec.headers import DTYPES, TensorHeader
 from compressor.models.executor.dtypes import natural_type
 from compressor.types.carrier import Capability, WeightChange
-from compressor.types.layers import Layer
-from compressor.types.quantized import Scheme, WeightCodes
-from compressor.types.tensors import StoredTensor, TensorSpec
+from compressor.types.layers import Layer, Scheme, StoredTensor, WeightCodes
+from compressor.types.tensors import TensorSpec
 
 # Tensors that hold the codes of others: the checkpoint is quantized already.
 _CODES = re.compile(r".*\.(?:weight_packed|qweight|qzeros|g_idx|weight_global_scale|absmax)")

@@ -27,8 +27,7 @@ from compressor.models.checkpoint.reading import (
 )
 from compressor.models.codec.headers import TensorHeader
 from compressor.types.carrier import Carrier, WeightChange
-from compressor.types.layers import Layer
-from compressor.types.tensors import StoredTensor
+from compressor.types.layers import Layer, StoredTensor
 
 _FLOAT8 = ("F8_E4M3", "F8_E5M2")
 _SCALES = ("_scale_inv", "_scale")

@@ -32,9 +32,7 @@ from compressor.models.onnx.ort_runner import (
 from compressor.models.torch.matching import check_finite
 from compressor.progress import quiet_libraries
 from compressor.types.carrier import Capability, Runner, WeightChange
-from compressor.types.layers import Layer
-from compressor.types.quantized import QuantizedTensor, WeightCodes
-from compressor.types.tensors import StoredTensor
+from compressor.types.layers import Layer, QuantizedTensor, StoredTensor, WeightCodes
 
 _OLDEST_OF_ONNXSCRIPT = 18  # its converter works in memory; older opsets need the onnx package's
 _STATE = "graph.onnx"

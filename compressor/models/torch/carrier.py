@@ -43,9 +43,8 @@ from compressor.models.torch.smaller_module import (
 from compressor.models.transformers.config import altered_config
 from compressor.types.carrier import Capability, Carrier, Runner, WeightChange
 from compressor.types.channels import Units
-from compressor.types.layers import Layer
-from compressor.types.quantized import WeightCodes
-from compressor.types.tensors import Array, Batch, StoredTensor, TensorSpec
+from compressor.types.layers import Layer, StoredTensor, WeightCodes
+from compressor.types.tensors import Array, Batch, TensorSpec
 
 
 class TorchCarrier:

@@ -18,8 +18,7 @@ from compressor.exporters.safetensors.compressed_tensors import (
     stored_entries,
     stored_tensors,
 )
-from compressor.types.quantized import Scheme
-from compressor.types.tensors import StoredTensor
+from compressor.types.layers import Scheme, StoredTensor
 from tests.compressor.exporters.hugging_face import codes_of, kept, presets, quantized
 
 BITS = (2, 3, 4, 8)

@@ -28,7 +28,7 @@ from compressor.graph.skeleton import Skeleton
 from compressor.models.codec.writing import GraphPlan
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.types.carrier import Capability
-from compressor.types.quantized import Scheme, WeightCodes
+from compressor.types.layers import Scheme, WeightCodes
 from compressor.types.tensors import Batch
 from tests.compressor.exporters.hand_made import (
     CLASSES,

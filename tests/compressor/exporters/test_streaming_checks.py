@@ -17,7 +17,7 @@ from compressor.exporters.safetensors.exporter import SafetensorsExporter, check
 from compressor.exporters.safetensors.stream_plan import StreamPlan, finish, plan_stream
 from compressor.exporters.safetensors.streaming import write_shards
 from compressor.models.checkpoint.carrier import open_checkpoint
-from compressor.types.tensors import StoredTensor
+from compressor.types.layers import StoredTensor
 from tests.compressor.exporters.streamed import (
     CHANNEL,
     quantized,

@@ -24,8 +24,7 @@ from compressor.passes.quantize.maths.affine import absmax_parameters, mse_param
 from compressor.passes.quantize.static.settings import StaticSettings
 from compressor.passes.quantize.static.writing import input_sources, own_bias
 from compressor.types.carrier import Carrier
-from compressor.types.layers import Layer
-from compressor.types.quantized import Scheme
+from compressor.types.layers import Layer, Scheme
 from compressor.types.statistics import ChannelGrid, Request
 
 _FOLDED = "set batch-norm: folded"
