@@ -205,7 +205,11 @@ class Scheme:
         return -(-rows // self.group) if self.granularity == "rows" and self.group else 1
 
     def nbytes(self, rows: int, columns: int) -> int:
-        """Bytes of packed codes, scales and zero points, or codebooks, of a matrix."""
+        """Bytes of packed codes, scales and zero points, or codebooks, of a matrix.
+
+        >>> Scheme(bits=4, granularity="group", group=32).nbytes(rows=16, columns=64)
+        640
+        """
         if self.element == "codebook":
             numbers = self.codebooks(rows) << self.bits
             held = rows * columns * self.bits + numbers * _SCALE_BITS[self.scale_type]

@@ -209,6 +209,11 @@ def code_name(scheme: Scheme) -> str:
 def open_checkpoint(path: Path) -> CheckpointCarrier:
     """Open a safetensors file or a folder of them; headers only.
 
+    Example:
+        >>> carrier = open_checkpoint(Path("samples/tiny-llama/checkpoint"))
+        >>> [layer.name for layer in carrier.layers()][:2]
+        ['lm_head', 'model.embed_tokens']
+
     Raises:
         SpecError: the path is missing, or holds no safetensors.
         ModelError: a file is cut or damaged, the files, the index and ``config.json`` disagree, or

@@ -88,6 +88,10 @@ class ShardHeader:
 def read_header(path: Path) -> ShardHeader:
     """Read and check the header of a file.
 
+    Example:
+        >>> read_header(Path("model.safetensors")).tensors["fc.weight"].shape
+        (10, 64)
+
     Raises:
         ModelError: the file is cut, is something else, or describes its data wrongly.
     """

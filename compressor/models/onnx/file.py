@@ -38,6 +38,10 @@ def read_onnx(path: Path) -> ir.Model:
 
     The nodes come in the order of execution, whatever their order in the file.
 
+    Example:
+        >>> [node.op_type for node in read_onnx(Path("model.onnx")).graph]
+        ['Conv', 'Relu', 'Gemm']
+
     Raises:
         SpecError: the path is missing or a folder.
         ModelError: it is cut, not ONNX, or breaks ONNX's rules.
