@@ -18,7 +18,7 @@ from compressor.run.weight_pass import Changes, Choice, Treatment, WeightPass, W
 from compressor.types.carrier import Capability, Carrier, Runner, WeightChange
 from compressor.types.exporter import ExportContext, Exporter, PackedFormat
 from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
-from compressor.types.layers import Layer
+from compressor.types.layers import Layer, QuantizedTensor, Scheme, WeightCodes
 from compressor.types.options import Options
 from compressor.types.passes import (
     GraphPass,
@@ -30,7 +30,6 @@ from compressor.types.passes import (
     Survey,
     TrainPass,
 )
-from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
 from compressor.types.statistics import Block, Moments, Observer, Range, Request
 from compressor.types.tensors import Array, Batch, TensorSpec
 from compressor.types.training import Training

@@ -182,7 +182,7 @@ def strict_json(text: bytes, subject: str, problem: str, *, constants: bool = Fa
     except (ValueError, RecursionError) as error:
         reason = str(error).partition("\n")[0][:160]
         raise ModelError(
-            subject, f"{problem} (as JSON: {reason})", "the file is cut or damaged"
+            subject, f"{problem} (as JSON: {reason})", "the file is truncated or damaged"
         ) from error
 
 

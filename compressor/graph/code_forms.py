@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -10,8 +11,7 @@ import onnx_ir as ir
 import torch
 
 from compressor.graph.editing import Attributes
-from compressor.types.layers import Layer
-from compressor.types.quantized import E2M1_VALUES, QuantizedTensor, Scheme
+from compressor.types.layers import E2M1_VALUES, Layer, QuantizedTensor, Scheme
 from compressor.types.tensors import Array
 
 FLOATS = {
@@ -118,6 +118,31 @@ class CodeForm:
         if self.scheme.granularity == "group" and self.layer.transposed:
             value = value.T
         return value.reshape(self.parameter_shape)
+
+
+class Once:
+    """Quantizes a weight once, and drops the function with all that it holds."""
+
+    def __init__(self, function: Callable[[], QuantizedTensor]):
+        self._function: Callable[[], QuantizedTensor] | None = function
+        self._result: QuantizedTensor | None = None
+
+    def __call__(self) -> QuantizedTensor:
+        """Return what the function returns."""
+        if self._function is not None:
+            self._result = self._function()
+            self._function = None
+        assert self._result is not None
+        return self._result
+
+    def tensor(
+        self,
+        make: Callable[[QuantizedTensor], ir.TensorProtocol],
+        dtype: ir.DataType,
+        shape: Sequence[int],
+    ) -> ir.LazyTensor:
+        """Return a tensor that is made of the quantized weight when it is first read."""
+        return ir.LazyTensor(lambda: make(self()), dtype, ir.Shape(shape))
 
 
 def doubled_e2m1() -> Array:

@@ -16,14 +16,13 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from compressor.graph.code_forms import FLOATS, CodeForm, onnx_tensor
-from compressor.graph.codes import BITS, Once, checked_opset
+from compressor.graph.code_forms import FLOATS, CodeForm, Once, onnx_tensor
+from compressor.graph.codes import BITS, checked_opset
 from compressor.graph.editing import Attributes, Editor
 from compressor.graph.layers import codebook_lookup
 from compressor.graph.operators import operator
 from compressor.graph.values import INTEGER_CODES, all_nodes, constant_array, static_shape
-from compressor.types.layers import Layer
-from compressor.types.quantized import QuantizedTensor, Scheme
+from compressor.types.layers import Layer, QuantizedTensor, Scheme
 from compressor.types.tensors import Array
 
 
@@ -112,15 +111,15 @@ def attach_codebook(
     before = editor.first_reader(weight)
     shape = ir.Shape(layer.shape)
     codes = editor.initializer(
-        layer.weight, ir.LazyTensor(lambda: form.codes(quantized()), form.code_type, shape)
+        layer.weight, quantized.tensor(form.codes, form.code_type, layer.shape)
     )
     dtype = FLOATS[layer.dtype]
     table = editor.initializer(
         f"{layer.weight}_codebook",
-        ir.LazyTensor(
-            lambda: onnx_tensor(_table(quantized()), dtype),
+        quantized.tensor(
+            lambda made: onnx_tensor(_table(made), dtype),
             dtype,
-            ir.Shape([scheme.codebooks(layer.rows) << scheme.bits]),
+            [scheme.codebooks(layer.rows) << scheme.bits],
         ),
     )
     to: Attributes = {"to": ir.DataType.INT32}

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from compressor.graph.code_forms import FLOATS, CodeForm, doubled_e2m1, halved_powers
+from compressor.graph.code_forms import FLOATS, CodeForm, Once, doubled_e2m1, halved_powers
 from compressor.graph.editing import Attributes, Editor
 from compressor.graph.operators import operator
-from compressor.types.layers import Layer
-from compressor.types.quantized import QuantizedTensor, Scheme
+from compressor.types.layers import Layer, QuantizedTensor, Scheme
 from compressor.types.tensors import Array
 
 BITS = "compressor.bits"
@@ -136,8 +135,7 @@ def store_codes(
         dtype: ir.DataType,
         shape: Sequence[int],
     ) -> ir.Value:
-        tensor = ir.LazyTensor(lambda: make(quantized()), dtype, ir.Shape(shape))
-        return editor.initializer(layer.weight + suffix, tensor)
+        return editor.initializer(layer.weight + suffix, quantized.tensor(make, dtype, shape))
 
     codes = lazy("", form.codes, form.code_type, layer.shape)
     scale = lazy("_scale", form.scale, form.scale_type, form.parameter_shape)
@@ -250,22 +248,6 @@ def write_out_zero_point(graph: ir.Graph, stored: Codes) -> None:
         if index == 0 and operator(node).dequantizes and len(node.inputs) == 2:
             node.resize_inputs(3)
             node.replace_input_with(2, zero)
-
-
-class Once:
-    """Calls a function once, and drops it with all that it holds."""
-
-    def __init__(self, function: Callable[[], QuantizedTensor]):
-        self._function: Callable[[], QuantizedTensor] | None = function
-        self._result: QuantizedTensor | None = None
-
-    def __call__(self) -> QuantizedTensor:
-        """Return what the function returns."""
-        if self._function is not None:
-            self._result = self._function()
-            self._function = None
-        assert self._result is not None
-        return self._result
 
 
 def _looks_up_rows(node: ir.Node, codes: Codes) -> bool:

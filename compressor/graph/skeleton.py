@@ -34,7 +34,8 @@ class Skeleton:
         proto: the model; its initializers, sorted by name, have a name, a type and a shape but no
             data. Equal graphs give equal messages.
         tensors: the initializers' values by name, in the same order; none was evaluated.
-        widths: bits of the codes that have fewer than their element type, by name.
+        widths: bits of the codes that have fewer than their element type, by name; empty unless
+            the skeleton is narrowed.
     """
 
     proto: onnx.ModelProto
@@ -46,7 +47,8 @@ def skeleton(model: ir.Model, *, narrowed: bool = False) -> Skeleton:
     """Separate a model from its weights; the model is not changed.
 
     Args:
-        narrowed: store codes in the narrowest element type, even if the opset lacks it.
+        narrowed: store codes in the narrowest element type, even if the opset lacks it, and note
+            their widths.
 
     All initializers belong to the main graph. Metadata, producer names and inferable shapes are
     left out; the shapes of operators outside the ONNX standard are kept, as nothing infers them.
@@ -65,7 +67,7 @@ def skeleton(model: ir.Model, *, narrowed: bool = False) -> Skeleton:
     ]
     if plain.functions:
         common.InlinePass()(plain)
-    widths = code_widths(plain)  # before notes go
+    widths = code_widths(plain) if narrowed else {}  # before notes go
     for step in (*steps, common.RemoveUnusedOpsetsPass()):
         step(plain)
     tensors = _detach(plain.graph)

@@ -29,7 +29,7 @@ from compressor.progress import Advance, nobody_watches
 from compressor.run.workspace import Workspace
 from compressor.types.carrier import Carrier
 from compressor.types.data import ALONE, Ranks, share
-from compressor.types.quantized import WeightCodes
+from compressor.types.layers import WeightCodes
 from compressor.types.statistics import Observer, Request
 from compressor.types.tensors import Array, Batch
 

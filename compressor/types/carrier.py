@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from compressor.types.channels import Units
-from compressor.types.layers import Layer
-from compressor.types.quantized import WeightCodes
-from compressor.types.tensors import Batch, StoredTensor, TensorSpec
+from compressor.types.layers import Layer, StoredTensor, WeightCodes
+from compressor.types.tensors import Batch, TensorSpec
 
 if TYPE_CHECKING:
     import onnx_ir as ir

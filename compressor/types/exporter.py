@@ -46,6 +46,10 @@ class ExportContext:
     folder: Path = Path()
 
 
+USUAL = ExportContext(name="a-name-of-usual-length", spec_digest="0" * 64)
+"""What a file is predicted with, and checked, before its name is known."""
+
+
 class Exporter(Options, ABC):
     """An artifact format. Its fields are its options.
 
@@ -194,7 +198,7 @@ class PackedFormat(ABC):
 
         Raises:
             SpecError: the file is not there, the folder is not empty, or no tensor has a name.
-            ModelError: the file is cut or damaged.
+            ModelError: the file is truncated or damaged.
             InputError: the disk is full.
         """
 
@@ -207,5 +211,5 @@ class PackedFormat(ABC):
         """Return the bytes that each tensor takes in the file, by name.
 
         Raises:
-            ModelError: the file is cut or damaged.
+            ModelError: the file is truncated or damaged.
         """

@@ -18,6 +18,10 @@ _SHOWN = 3
 def resolve_rules(rules: Sequence[RuleT], names: Sequence[str]) -> dict[str, RuleT | None]:
     """Find each layer's rule: the first that matches its name.
 
+    Example:
+        >>> resolve_rules([LayerRule(match="conv*", skip=True)], ["conv1", "fc"])
+        {'conv1': LayerRule(match='conv*', skip=True), 'fc': None}
+
     Raises:
         SpecError: a rule matches no layer at all.
     """

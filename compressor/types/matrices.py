@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from compressor.errors import ModelError
-from compressor.types.layers import Layer
-from compressor.types.quantized import Scheme
+from compressor.types.layers import Layer, Scheme
 
 _CONVERTED_AT_ONCE = 1 << 19  # elements, so that intermediate results stay in the cache
 _SUMMED_AT_ONCE = 1 << 18

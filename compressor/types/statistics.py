@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 
+from compressor.types.layers import WeightCodes
 from compressor.types.options import Options
-from compressor.types.quantized import WeightCodes
 
 StateT = TypeVar("StateT")
 ResultT = TypeVar("ResultT")

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
-
-from compressor.types.quantized import WeightCodes
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Batch: TypeAlias = dict[str, Array]
@@ -38,43 +33,11 @@ class TensorSpec:
     def mismatch(self, shape: tuple[int, ...], dtype: str) -> str | None:
         """Return how an array of this shape and dtype differs from the description, or ``None``."""
         if dtype != self.dtype:
-            return f"dtype is {dtype}, the model wants {self.dtype}"
+            return f"dtype is {dtype}, the model expects {self.dtype}"
         fits = len(shape) == len(self.shape) and all(
             not isinstance(want, int) or want == have
             for want, have in zip(self.shape, shape, strict=True)
         )
         if fits:
             return None
-        return f"shape is {list(shape)}, the model wants {self}"
-
-
-@dataclass(frozen=True, eq=False)
-class StoredTensor:
-    """A parameter or buffer under its own name; nothing is read before it is asked for.
-
-    Attributes:
-        name: its name in the checkpoint.
-        shape: its shape.
-        dtype: its element type, such as ``torch.bfloat16``.
-        read: returns the float tensor; a view of the file where it is memory-mapped.
-        codes: what is stored in its place, if it has been quantized.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    read: Callable[[], torch.Tensor]
-    codes: WeightCodes | None = None
-
-    @property
-    def elements(self) -> int:
-        """Number of elements."""
-        return prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes as stored; codes are packed."""
-        if self.codes is None:
-            return self.elements * self.dtype.itemsize
-        layer = self.codes.layer
-        return self.codes.scheme.nbytes(layer.rows, layer.columns)
+        return f"shape is {list(shape)}, the model expects {self}"

@@ -39,8 +39,8 @@ from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.passes.train.finetune import Finetune
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.exporter import ExportContext
+from compressor.types.layers import Scheme
 from compressor.types.passes import PassContext
-from compressor.types.quantized import Scheme
 from samples.cifar.data import normalize
 from tests.benchmarks.bench_distill import training
 from tests.benchmarks.bench_prune_resnet20 import (

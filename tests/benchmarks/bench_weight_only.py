@@ -24,8 +24,7 @@ from compressor.exporters.onnx import OnnxExporter
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.models.torch.carrier import open_module
 from compressor.passes.quantize.maths.affine import absmax_parameters, quantize
-from compressor.types.layers import Layer
-from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
+from compressor.types.layers import Layer, QuantizedTensor, Scheme, WeightCodes
 from compressor.types.tensors import Array, TensorSpec
 from tests.compressor.exporters.hand_made import CONTEXT
 

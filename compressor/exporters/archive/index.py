@@ -270,8 +270,8 @@ def read_index(path: Path) -> tuple[PackedFile, ...]:
         if file.read(len(MAGIC)) != MAGIC:
             raise ModelError(
                 subject,
-                "does not begin as an archive does",
-                "give one that compress run exported; if it is one, it is damaged: copy it again",
+                "does not begin like an archive",
+                "give a file that compress run exported; copy it again if this is one",
             )
         if size < len(MAGIC) + _FOOTER:
             _fail(subject, "is cut: it ends before its index")
@@ -315,7 +315,7 @@ def _files(entries: Any, end: int) -> tuple[PackedFile, ...]:
     for entry in entries:
         name, size, digest, head = (entry[k] for k in ("name", "bytes", "sha256", "header"))
         if not isinstance(name, str) or Path(name).name != name:
-            raise ValueError(f"{name!r} is no name of a file")
+            raise ValueError(f"{name!r} is not a file name")
         if type(size) is not int or size < 0 or not isinstance(head, str):
             raise ValueError(f"{name!r} is not described")
         head = with_offsets(head)

@@ -128,7 +128,7 @@ def _write(path: Path, file: PackedFile, target: Path) -> UnpackedFile:
     if file.sha256 and sha256 != file.sha256:
         raise ModelError(
             f"file {file.name!r} of archive {str(path)!r}",
-            "is not what was put in: its SHA-256 differs",
+            "is not the file that was packed: its SHA-256 differs",
             _DAMAGED,
         )
     return UnpackedFile(file.name, target.stat().st_size, sha256)
@@ -160,7 +160,7 @@ def _decoded(handle: int, path: Path, piece: _Piece) -> Array:
     if len(data) != chunk.stored or checksum(data) != chunk.checksum:
         raise ModelError(
             f"{_lost(piece, data)} of archive {str(path)!r}",
-            "has another checksum than when it was written",
+            "has another checksum than the one stored for it",
             _DAMAGED,
         )
     try:

@@ -31,9 +31,7 @@ from compressor.graph.skeleton import Skeleton, skeleton
 from compressor.models.onnx.file import PRODUCER, TARGET
 from compressor.models.onnx.runtimes import runtime_for, versions_of, why_elsewhere
 from compressor.types.carrier import Capability, Carrier, Runner
-from compressor.types.exporter import ExportContext, Exporter
-
-_USUAL = ExportContext(name="a-name-of-usual-length", spec_digest="0" * 64)
+from compressor.types.exporter import USUAL, ExportContext, Exporter
 
 
 class OnnxExporter(Exporter):
@@ -98,7 +96,7 @@ class OnnxExporter(Exporter):
         if Capability.GRAPH not in carrier.offers:
             raise SpecError(
                 f"export {self.format}",
-                f"needs a graph, a {carrier.kind} model has none",
+                f"needs a graph, but a {carrier.kind} model has none",
                 "give model.factory or model.onnx",
             )
         newest = opsets.newest_opset()
@@ -114,7 +112,7 @@ class OnnxExporter(Exporter):
         model = self._in_form(carrier)
         raised = model.opset_imports.get("", self.opset) < self.opset
         opsets.check_opset(opsets.convert(model, self.opset) if raised else model, self.opset)
-        layout = self._layout(carrier, _USUAL)
+        layout = self._layout(carrier, USUAL)
         wrong = check_message(layout.proto)
         if wrong is not None:
             raise SpecError(
@@ -132,7 +130,7 @@ class OnnxExporter(Exporter):
 
     def predict(self, carrier: Carrier) -> int:
         """Return the bytes of all files; no weight is evaluated."""
-        layout = self._placed(carrier, _USUAL)
+        layout = self._placed(carrier, USUAL)
         return layout.model_bytes + layout.data_bytes
 
     def write(self, carrier: Carrier, directory: Path, context: ExportContext) -> tuple[Path, ...]:

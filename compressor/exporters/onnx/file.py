@@ -31,7 +31,7 @@ _EXTERNAL_FROM = 1024  # bytes: shapes and scales stay where shape inference and
 _PAGE = 4096
 _PAGE_FROM = 1 << 20  # bytes: tensors that are worth being mapped by page
 _CACHE_LINE = 64
-_REMEDY = "report it with the spec; the file is not to be used"
+_REMEDY = "report it with the spec, and do not use the file"
 
 Described = tuple[int, tuple[int, ...]]
 """An element type and a shape."""

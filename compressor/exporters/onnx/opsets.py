@@ -111,12 +111,12 @@ def _refused(error: Exception, model: ir.Model, opset: int) -> SpecError:
     text = str(error)
     named = re.search(r"Previous Version of (\w+)|Version \$\d+ for (\w+)", text)
     have = model.opset_imports.get("", opset)
-    subject, problem = "the graph", f"cannot be brought from opset {have} to {opset}"
+    subject, problem = "the graph", f"cannot be converted from opset {have} to {opset}"
     if named is not None:
         operator = named[1] or named[2]
         node = next((n for n in all_nodes(model.graph) if n.op_type == operator), None)
         subject = f"operator {operator}" if node is None else Owners(model).subject(node)
-        problem = f"{operator} cannot be brought from opset {have} to {opset}"
+        problem = f"{operator} cannot be converted from opset {have} to {opset}"
     else:
         reason = text.rpartition("failed: ")[2].strip().partition("\n")[0][:200]
         problem += f" ({reason})"

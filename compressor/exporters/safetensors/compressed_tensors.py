@@ -29,8 +29,7 @@ from compressor.models.codec.bit_stream import (
     packed_columns,
     whole_words,
 )
-from compressor.types.quantized import QuantizedTensor, Scheme
-from compressor.types.tensors import StoredTensor
+from compressor.types.layers import QuantizedTensor, Scheme, StoredTensor
 
 _WEIGHT = ".weight"
 _OUTPUT_LAYERS = ("lm_head", "lm_head.decoder", "cls.predictions.decoder")
@@ -89,7 +88,7 @@ def stored_entries(tensor: StoredTensor) -> tuple[Entry, ...]:
     if problem:
         raise SpecError(
             f"layer {tensor.name.removesuffix(_WEIGHT)!r}",
-            f"{problem}, for which compressed-tensors has no form",
+            f"{problem}, which compressed-tensors cannot store",
             "skip the layer by a rule, or export another layout",
         )
     rows, columns = tensor.shape
@@ -175,7 +174,8 @@ def quantization_config(tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
     """
     quantized = [tensor for tensor in tensors.values() if tensor.codes is not None]
     if not quantized:
-        raise SpecError("layout compressed-tensors", "no layer is quantized", "quantize-weights")
+        remedy = "add the pass quantize-weights"
+        raise SpecError("layout compressed-tensors", "no layer is quantized", remedy)
     groups: dict[str, tuple[dict[str, Any], list[StoredTensor]]] = {}
     for tensor in quantized:
         stored_entries(tensor)  # raises where there is no form
@@ -338,8 +338,8 @@ def _needs_dequantizing(quantized: Sequence[StoredTensor], groups: int) -> bool:
         if remedy and groups > 1:
             raise SpecError(
                 f"layer {tensor.name.removesuffix(_WEIGHT)!r}",
-                f"is {_scheme(tensor)} beside layers of other schemes, which transformers does "
-                "not load",
+                f"is {_scheme(tensor)} beside layers of other schemes, which transformers cannot "
+                "load together",
                 f"use one scheme for all layers, or {remedy}",
             )
         if remedy:
@@ -355,8 +355,8 @@ def _remedy(tensor: StoredTensor) -> str:
     """
     scheme = _scheme(tensor)
     if _is_table(tensor):
-        return "keep the table"
+        return "keep the table as it is"
     if _packs_zero_points(scheme):
-        return "symmetric ones"
+        return "make it symmetric"
     wider = scheme.element == "e2m1" and tensor.dtype != torch.bfloat16
-    return "a bfloat16 model" if wider else ""
+    return "give a bfloat16 model" if wider else ""

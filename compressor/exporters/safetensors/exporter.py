@@ -23,26 +23,25 @@ from compressor.exporters.safetensors.stream_plan import (
 from compressor.exporters.safetensors.streaming import block_tensors, pieces, write_shards
 from compressor.exporters.safetensors.transformers_runner import TransformersRunner
 from compressor.graph.skeleton import skeleton
-from compressor.models.codec.description import DESCRIPTION
+from compressor.models.codec.forms import DESCRIPTION
 from compressor.models.codec.headers import read_header
 from compressor.models.codec.load import RuntimeModule, check, check_graph, load
-from compressor.models.codec.weights import GraphPlan, plan_graph, write_graph
+from compressor.models.codec.writing import GraphPlan
 from compressor.models.torch.matching import TorchRunner
 from compressor.models.torch.smaller_module import without_data
 from compressor.types.carrier import Capability, Carrier, Runner
-from compressor.types.exporter import ExportContext, Exporter
-from compressor.types.tensors import StoredTensor
+from compressor.types.exporter import USUAL, ExportContext, Exporter
+from compressor.types.layers import StoredTensor
 
 _SAMPLED = 8  # quantized tensors that are computed again, and kept ones that are compared
 _ROWS = 1 << 16  # elements of each block that is
-_USUAL = ExportContext(name="a-name-of-usual-length", spec_digest="0" * 64)
 
 
 def check_written(plan: StreamPlan, directory: Path) -> str:
     """Compare files with the plan that they were written by.
 
-    All headers are compared, and blocks of rows of several tensors in each shard computed again
-    from the input.
+    All headers are compared, and of several tensors in each shard the first block of rows, one in
+    the middle and the last are computed again from the input.
 
     Returns:
         What was compared, in a few words.
@@ -57,15 +56,14 @@ def check_written(plan: StreamPlan, directory: Path) -> str:
         with path.open("rb") as stream:
             for tensor in _sample(shard):
                 tensors += 1
-                for start, stop in _sample_blocks(tensor):
+                cuts = pieces(tensor, _ROWS)
+                for index in sorted({0, len(cuts) // 2, len(cuts) - 1}):
                     blocks += 1
-                    _check_block(shard, tensor, (start, stop), stream.fileno())
+                    _check_block(shard, tensor, cuts[index], stream.fileno())
     for name, text in plan.texts.items():
-        if not _same(directory / name, text):
-            raise _differs(directory / name, "is not what was planned")
+        _check_text(directory / name, text, "differs from what was planned")
     for source in plan.companions:
-        if not _same(directory / source.name, source.read_bytes()):
-            raise _differs(directory / source.name, "is not the input's")
+        _check_text(directory / source.name, source.read_bytes(), "differs from the input's")
     return f"{len(plan.shards)} headers, {blocks} blocks of {tensors} tensors computed again"
 
 
@@ -77,7 +75,8 @@ def _check_header(shard: PlannedShard, path: Path) -> None:
     with path.open("rb") as stream:
         text = stream.read(len(shard.layout.header))
     if header.nbytes != shard.nbytes or text != shard.layout.header:
-        raise _differs(path, "describes other tensors than were planned")
+        problem = "describes other tensors than planned"
+        raise ArtifactError(f"file {path.name!r}", problem, "export it again")
 
 
 def _sample(shard: PlannedShard) -> list[StoredTensor]:
@@ -90,12 +89,6 @@ def _sample(shard: PlannedShard) -> list[StoredTensor]:
     return sample
 
 
-def _sample_blocks(tensor: StoredTensor) -> list[tuple[int, int]]:
-    """Return the first block of rows, one in the middle, and the last."""
-    blocks = pieces(tensor, _ROWS)
-    return [blocks[i] for i in sorted({0, len(blocks) // 2, len(blocks) - 1})]
-
-
 def _check_block(
     shard: PlannedShard, tensor: StoredTensor, rows: tuple[int, int], handle: int
 ) -> None:
@@ -106,17 +99,14 @@ def _check_block(
         if os.pread(handle, len(data), shard.layout.offsets[name] + start) != data:
             raise ArtifactError(
                 f"tensor {name!r}",
-                f"in {shard.name!r} is not what its input gives",
+                f"in {shard.name!r} differs from what its input gives",
                 "the disk or the memory is faulty; export it again",
             )
 
 
-def _same(path: Path, text: bytes) -> bool:
-    return path.is_file() and path.read_bytes() == text
-
-
-def _differs(path: Path, problem: str) -> ArtifactError:
-    return ArtifactError(f"file {path.name!r}", problem, "export it again")
+def _check_text(path: Path, text: bytes, problem: str) -> None:
+    if not path.is_file() or path.read_bytes() != text:
+        raise ArtifactError(f"file {path.name!r}", problem, "export it again")
 
 
 class SafetensorsExporter(Exporter):
@@ -179,10 +169,10 @@ class SafetensorsExporter(Exporter):
         if Capability.GRAPH not in carrier.offers:
             raise SpecError(
                 f"export {self.format}",
-                f"needs a graph, a {carrier.kind} model has none",
+                f"needs a graph, but a {carrier.kind} model has none",
                 "give model.factory or model.onnx, or layout: compressed-tensors",
             )
-        parts = self._plan_graph(carrier, _USUAL).parts
+        parts = self._plan_graph(carrier, USUAL).parts
         try:
             check_graph(ir.from_proto(parts.proto), without_data(parts.tensors))
         except ModelError as error:
@@ -196,7 +186,7 @@ class SafetensorsExporter(Exporter):
         """
         if self._streams(carrier):
             return self._plan(carrier).nbytes
-        return self._plan_graph(carrier, _USUAL).nbytes
+        return self._plan_graph(carrier, USUAL).nbytes
 
     def write(self, carrier: Carrier, directory: Path, context: ExportContext) -> tuple[Path, ...]:
         """Write all files and open them.
@@ -212,7 +202,7 @@ class SafetensorsExporter(Exporter):
             return self._write_stream(carrier, directory, context)
         if context.ranks.rank:
             return ()
-        files = write_graph(self._plan_graph(carrier, context), directory)
+        files = self._plan_graph(carrier, context).write(directory)
         with artifact_errors():
             check(directory)
         return files
@@ -244,7 +234,7 @@ class SafetensorsExporter(Exporter):
         model = carrier.graph()
         parts = skeleton(model, narrowed=True)
         sparse = self.sparse == "auto"
-        return plan_graph(model, parts, context.name, sparse, self.max_shard_size)
+        return GraphPlan(model, parts, context.name, sparse, self.max_shard_size)
 
     def _plan(self, carrier: Carrier, key: str = "") -> StreamPlan:
         return plan_stream(carrier, key, self.max_shard_size)

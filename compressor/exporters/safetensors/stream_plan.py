@@ -38,7 +38,7 @@ from compressor.models.codec.headers import (
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.types.carrier import Carrier
 from compressor.types.data import ALONE, Ranks
-from compressor.types.tensors import StoredTensor
+from compressor.types.layers import StoredTensor
 
 DEFAULT_SHARD = 5_000_000_000
 """Bytes of a shard of a model that did not come in shards; what ``transformers`` uses."""
@@ -205,7 +205,7 @@ def entries_of(tensor: StoredTensor) -> tuple[Entry, ...]:
     if tensor.dtype not in STORED_AS:
         raise SpecError(
             f"tensor {tensor.name!r}",
-            f"is {str(tensor.dtype).removeprefix('torch.')}, which safetensors does not hold",
+            f"is {str(tensor.dtype).removeprefix('torch.')}, which safetensors cannot store",
             "cast it to another type, or leave out this export",
         )
     rows = tensor.shape[0] if tensor.shape else 1

@@ -40,10 +40,16 @@ from compressor.exporters.safetensors.stream_plan import (
     source_bytes,
 )
 from compressor.files import disk_errors, sync
-from compressor.models.checkpoint.reading import DISTANCE, ReadAhead, RowReader, Span, kept_memory
-from compressor.models.checkpoint.rows import one_thread_each
+from compressor.models.checkpoint.reading import (
+    DISTANCE,
+    ReadAhead,
+    RowReader,
+    Span,
+    kept_memory,
+    one_thread_each,
+)
 from compressor.types.data import ALONE, Ranks
-from compressor.types.tensors import StoredTensor
+from compressor.types.layers import StoredTensor
 
 ResultT = TypeVar("ResultT")
 
@@ -275,7 +281,7 @@ def _check_room(shards: Sequence[PlannedShard], directory: Path) -> None:
     if needed > free:
         raise InputError(
             f"folder {str(directory)!r}",
-            f"has room for {free:,} bytes, {needed:,} will be written",
+            f"has {free:,} bytes free, but {needed:,} will be written",
             "free some space or choose another output",
         )
 

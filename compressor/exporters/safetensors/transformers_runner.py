@@ -128,7 +128,7 @@ class TransformersRunner:
             raise ArtifactError(
                 self._subject,
                 f"is a {name!r}, which transformers {transformers.__version__} does not have",
-                "models that bring code of their own are not run; leave out this export",
+                "models with code of their own are not run; leave out this export",
             )
         return model_class
 

@@ -90,7 +90,7 @@ def build(model: Path, settings: Settings) -> Engine:
         raise ArtifactError(
             f"package {settings.package!r}",
             "does not report the layers of the engine that it built",
-            "report it, with the version",
+            "report it with the version of the package",
         )
     cache = None
     if settings.timing_cache is not None:
@@ -136,13 +136,13 @@ def _ask(folder: Path, package: str, request: Mapping[str, Any]) -> dict[str, An
     )
     answer = folder / build_process.ANSWER
     if not answer.is_file():
-        output = done.stderr.strip() or done.stdout.strip() or "it says nothing"
+        output = done.stderr.strip() or done.stdout.strip() or "it printed nothing"
         words = output.splitlines()[-1][:_SHOWN]
         raise ArtifactError(
             f"package {package!r}",
             f"ended with code {done.returncode} before it answered ({words})",
-            "free memory, or space for temporary files, if it lacked some; otherwise report it, "
-            "with the spec",
+            "free memory or space for temporary files if it ran out of them; otherwise report "
+            "it with the spec",
         )
     content: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
     return content
@@ -169,14 +169,14 @@ def _error(answer: Mapping[str, Any], settings: Settings) -> CompressorError:
     if "stale" in answer:
         return SpecError(
             "timing-cache",
-            "is of another version of TensorRT or another GPU",
+            "was written by another version of TensorRT or for another GPU",
             "name another file, or remove that one",
         )
     targets = ", ".join(settings.capabilities)
     return ArtifactError(
         f"package {settings.package!r}",
-        f"builds no engine{f' for {targets}' if targets else ''} "
-        f"({answer['failed'][:_SHOWN] or 'it gives no reason'})",
+        f"cannot build an engine{f' for {targets}' if targets else ''} "
+        f"({answer['failed'][:_SHOWN] or 'no reason given'})",
         "change what it names, choose other targets, or leave out the export tensorrt",
     )
 
@@ -246,7 +246,7 @@ def loaded(name: BuilderName) -> ModuleType:
         raise SpecError(
             subject,
             "needs an NVIDIA GPU, and PyTorch finds none",
-            "set builder: rtx, which builds on any machine, or run it where the GPU is",
+            "set builder: rtx, which builds on any machine, or run on a machine with the GPU",
         )
     try:
         return import_module(builder.package)

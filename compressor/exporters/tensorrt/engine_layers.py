@@ -105,8 +105,8 @@ def read_layers(report: str, nodes: Sequence[str]) -> tuple[EngineLayer, ...]:
     if not layers:
         raise ArtifactError(
             "TensorRT",
-            f"reports the engine's layers in a form that is not known ({report[:80]!r})",
-            "report it, with the version of TensorRT",
+            f"reports the engine's layers in an unknown form ({report[:80]!r})",
+            "report it with the version of TensorRT",
         )
     return layers
 

@@ -52,7 +52,7 @@ from compressor.files import file_sha256, json_text, scratch, staging
 from compressor.graph.skeleton import skeleton
 from compressor.graph.values import all_nodes
 from compressor.types.carrier import Carrier, Runner
-from compressor.types.exporter import ExportContext, Exporter
+from compressor.types.exporter import USUAL, ExportContext, Exporter
 
 SCHEMA = 1
 KIND = "tensorrt-engine"
@@ -60,7 +60,6 @@ ENGINE = "model.engine"
 MANIFEST = f"{ENGINE}.json"
 _TRIED = 64_000_000  # bytes of weights up to which a plan builds the engine with made-up ones
 _NO_HASH = "0" * 64
-_USUAL = ExportContext(name="a-name-of-usual-length", spec_digest=_NO_HASH)
 _MISPLACED: Mapping[building.BuilderName, Mapping[str, str]] = {
     "gpu": {"compute-capability": "builds for the GPU that it runs on"},
     "rtx": {
@@ -169,7 +168,12 @@ class TensorrtExporter(Exporter):
         targets = (building.own_capability(),) if needs_gpu else self.compute_capability
         check_types(form.model, targets, capabilities or targets)
         check_blocks(form.model)
-        _check_operators(settings.package, form.model)
+        nodes = list(all_nodes(form.model.graph))
+        with scratch() as folder:
+            lacking = unsupported(folder, settings.package, [node.op_type for node in nodes])
+        for node in nodes:
+            if node.op_type in lacking:
+                raise unknown_operator(node.name or "", node.op_type)
         try:
             engine = self._tried(form, settings)
         except ArtifactError as error:
@@ -187,7 +191,7 @@ class TensorrtExporter(Exporter):
         engine = self._tried(form, settings)
         if engine is None:
             return weight_bytes(skeleton(form.model))
-        text = self._manifest(engine, form.model, form.carrier, _USUAL, {MODEL: _NO_HASH})
+        text = self._manifest(engine, form.model, form.carrier, USUAL, {MODEL: _NO_HASH})
         return len(engine.plan) + len(text.encode())
 
     def write(self, carrier: Carrier, directory: Path, context: ExportContext) -> tuple[Path, ...]:
@@ -218,7 +222,7 @@ class TensorrtExporter(Exporter):
         manifest = json.loads((path.parent / MANIFEST).read_text(encoding="utf-8"))
         if manifest["engine"]["sha256"] != file_sha256(path):
             raise ArtifactError(
-                f"artifact {path.name!r}", f"is not the one of {MANIFEST}", "run the spec again"
+                f"artifact {path.name!r}", f"does not match {MANIFEST}", "run the spec again"
             )
         meant = [entry for entry in manifest["quantized"] if entry["meant"]]
         compared = f"the engine of {MANIFEST}, {len(manifest['layers'])} layers"
@@ -339,12 +343,3 @@ def _layer(layer: EngineLayer) -> dict[str, Any]:
 
 def _tensor(tensor: EngineTensor) -> str:
     return f"{tensor.dtype}[{', '.join('?' if d < 0 else str(d) for d in tensor.shape)}]"
-
-
-def _check_operators(package: str, model: ir.Model) -> None:
-    nodes = list(all_nodes(model.graph))
-    with scratch() as folder:
-        lacking = unsupported(folder, package, [node.op_type for node in nodes])
-    for node in nodes:
-        if node.op_type in lacking:
-            raise unknown_operator(node.name or "", node.op_type)

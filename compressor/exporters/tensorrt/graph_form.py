@@ -214,7 +214,7 @@ def form_of(carrier: Carrier) -> Form:
     if Capability.GRAPH not in carrier.offers:
         raise SpecError(
             "export tensorrt",
-            f"needs a graph, a {carrier.kind} model has none",
+            f"needs a graph, but a {carrier.kind} model has none",
             "give model.factory or model.onnx",
         )
     graph = carrier.graph()
@@ -259,9 +259,9 @@ def check_blocks(model: ir.Model) -> None:
         if rank - axis > _LAST:
             raise SpecError(
                 Owners(model).subject(node),
-                f"is quantized in groups along dimension {axis} of {rank}, TensorRT takes the last "
-                "two only",
-                "give it 8 bits and one scale a channel, or skip it, by a rule under layers",
+                f"is quantized in groups along dimension {axis} of {rank}, but TensorRT takes only "
+                "the last two",
+                "give it 8 bits and one scale per channel, or skip it with a rule under layers",
             )
 
 

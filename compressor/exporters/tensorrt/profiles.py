@@ -70,7 +70,7 @@ def resolve_profiles(
         if name not in named:
             raise SpecError(
                 f"{_SUBJECT}: profile {name!r}",
-                "is of no input of the model",
+                "names no input of the model",
                 suggestion(name, named),
             )
     profiles: dict[str, ShapeRange] = {}
@@ -125,8 +125,8 @@ def _check(spec: TensorSpec, profile: ShapeRange) -> None:
         if list(lengths) != sorted(lengths):
             raise SpecError(
                 subject,
-                f"dimension {axis} goes from {lengths[0]} over {lengths[1]} to {lengths[2]}",
-                "order it so that min <= opt <= max",
+                f"dimension {axis} has min {lengths[0]}, opt {lengths[1]} and max {lengths[2]}",
+                "order them so that min <= opt <= max",
             )
 
 
@@ -201,7 +201,7 @@ def check_types(model: ir.Model, targets: Sequence[str], capabilities: Sequence[
         raise SpecError(
             Owners(model).subject(node),
             f"is {_TITLES[dtype]}, which GPUs of compute capability {', '.join(lacking)} do not "
-            "have",
+            "support",
             (f"build for {', '.join(able)}" if able else "use another builder")
             + ", or choose another type",
         )

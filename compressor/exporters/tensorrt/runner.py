@@ -99,7 +99,7 @@ class EngineRunner:
             done = self._context.execute_async_v3(self._stream.cuda_stream)
         self._stream.synchronize()
         if not done:
-            raise ModelError("the engine", "does not run", "report it, with the spec")
+            raise ModelError("the engine", "does not run", "report it with the spec")
         return {name: to_numpy(tensor.cpu()) for name, tensor in made.items()}
 
     def _input(self, name: str, array: Array) -> torch.Tensor:

@@ -42,8 +42,9 @@ def declared(artifact: Artifact) -> Declared:
     """
     import onnx_ir as ir
 
-    from compressor.models.codec.description import DESCRIPTION, read_description
+    from compressor.models.codec.forms import DESCRIPTION
     from compressor.models.codec.load import packed_format
+    from compressor.models.codec.reading import read_description
     from compressor.models.onnx.file import read_onnx
 
     def of_graph(model: ir.Model) -> Declared:

@@ -30,10 +30,15 @@ from compressor.lab.inspect.contents import (
     not_finite_note,
     percent,
 )
-from compressor.models.codec.description import DESCRIPTION, FORMAT, Description, read_description
+from compressor.models.codec.forms import DESCRIPTION, FORMAT
 from compressor.models.codec.headers import INDEX
 from compressor.models.codec.load import check
-from compressor.models.codec.weights import read_tensors, stored_headers
+from compressor.models.codec.reading import (
+    Description,
+    read_description,
+    read_tensors,
+    stored_headers,
+)
 from compressor.models.lazy_tensor import computed
 from compressor.models.onnx.file import external_files, read_onnx
 from compressor.progress import Progress

@@ -25,9 +25,8 @@ from compressor.models.checkpoint.rows import changed, widen_float8
 from compressor.models.codec.headers import DTYPES, TensorHeader
 from compressor.models.element_types import natural_type
 from compressor.types.carrier import Capability, WeightChange
-from compressor.types.layers import Layer
-from compressor.types.quantized import Scheme, WeightCodes
-from compressor.types.tensors import StoredTensor, TensorSpec
+from compressor.types.layers import Layer, Scheme, StoredTensor, WeightCodes
+from compressor.types.tensors import TensorSpec
 
 # Tensors that hold the codes of others: the checkpoint is quantized already.
 _CODES = re.compile(r".*\.(?:weight_packed|qweight|qzeros|g_idx|weight_global_scale|absmax)")
@@ -210,6 +209,11 @@ def code_name(scheme: Scheme) -> str:
 def open_checkpoint(path: Path) -> CheckpointCarrier:
     """Open a safetensors file or a folder of them; headers only.
 
+    Example:
+        >>> carrier = open_checkpoint(Path("samples/tiny-llama/checkpoint"))
+        >>> [layer.name for layer in carrier.layers()][:2]
+        ['lm_head', 'model.embed_tokens']
+
     Raises:
         SpecError: the path is missing, or holds no safetensors.
         ModelError: a file is cut or damaged, the files, the index and ``config.json`` disagree, or
@@ -244,6 +248,6 @@ def _refuse_codes(headers: Mapping[str, TensorHeader], subject: str) -> None:
         if tensor.dtype not in DTYPES or _CODES.fullmatch(tensor.name):
             raise ModelError(
                 subject,
-                f"is quantized already: {tensor.name!r} holds codes or belongs to some",
+                f"is already quantized: {tensor.name!r} belongs to a quantized weight",
                 "give the checkpoint in floating point, or in float8 with scales",
             )

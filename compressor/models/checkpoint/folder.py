@@ -175,7 +175,7 @@ def _check_output(config: Mapping[str, Any], shapes: Mapping[str, _Shape], subje
     if causal and table and untied and "lm_head.weight" not in shapes:
         raise ModelError(
             subject,
-            "says that lm_head is a weight of its own, the checkpoint has no 'lm_head.weight'",
+            "says that lm_head has a weight of its own, but the checkpoint has no 'lm_head.weight'",
             "a shard is missing, or tie_word_embeddings should be true",
         )
 

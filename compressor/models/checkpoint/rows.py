@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -19,11 +18,16 @@ import torch
 
 from compressor.errors import ModelError
 from compressor.models.checkpoint.folder import Checkpoint
-from compressor.models.checkpoint.reading import FileTensor, ReadAhead, RowReader, Span
+from compressor.models.checkpoint.reading import (
+    FileTensor,
+    ReadAhead,
+    RowReader,
+    Span,
+    one_thread_each,
+)
 from compressor.models.codec.headers import TensorHeader
 from compressor.types.carrier import Carrier, WeightChange
-from compressor.types.layers import Layer
-from compressor.types.tensors import StoredTensor
+from compressor.types.layers import Layer, StoredTensor
 
 _FLOAT8 = ("F8_E4M3", "F8_E5M2")
 _SCALES = ("_scale_inv", "_scale")
@@ -324,14 +328,3 @@ def in_order(
     finally:
         for future in coming:
             future.cancel()
-
-
-@contextmanager
-def one_thread_each() -> Iterator[int]:
-    """Keep torch from dividing a thread's work among more threads; yields how many it would use."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield before
-    finally:
-        torch.set_num_threads(before)

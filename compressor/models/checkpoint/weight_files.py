@@ -103,7 +103,7 @@ def _read_safetensors(path: Path, headers_only: bool) -> dict[str, torch.Tensor]
             raise ModelError(
                 f"checkpoint {str(shard.path)!r}",
                 f"cannot be read ({error})",
-                "the file is cut or damaged",
+                "the file is truncated or damaged",
             ) from error
     return tensors
 
@@ -141,7 +141,7 @@ def _read_pickle(path: Path, headers_only: bool) -> dict[str, torch.Tensor]:
         raise ModelError(
             f"checkpoint {str(path)!r}",
             f"cannot be read ({sentence or type(error).__name__})",
-            "the file is cut or damaged",
+            "the file is truncated or damaged",
         ) from error
     return state_dict_of(content, f"checkpoint {str(path)!r}")
 

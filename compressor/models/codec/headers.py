@@ -57,7 +57,7 @@ LONGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors library itse
 _MOST_AXES = 64  # the limit of torch
 _ALIGNMENT = 8
 _LENGTH = 8  # bytes that say how long the header is
-_DAMAGED = "the file is cut or damaged; fetch it again"
+_DAMAGED = "the file is truncated or damaged; fetch it again"
 _KEYS = {"dtype", "shape", "data_offsets"}
 
 
@@ -87,6 +87,10 @@ class ShardHeader:
 
 def read_header(path: Path) -> ShardHeader:
     """Read and check the header of a file.
+
+    Example:
+        >>> read_header(Path("model.safetensors")).tensors["fc.weight"].shape
+        (10, 64)
 
     Raises:
         ModelError: the file is cut, is something else, or describes its data wrongly.

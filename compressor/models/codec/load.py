@@ -15,9 +15,15 @@ from torch import Tensor
 from compressor import catalog
 from compressor.errors import SpecError
 from compressor.graph.values import all_nodes
-from compressor.models.codec.description import DESCRIPTION, Description, read_description
+from compressor.models.codec.forms import DESCRIPTION
 from compressor.models.codec.headers import ShardHeader
-from compressor.models.codec.weights import read_tensors, stored_headers, written_with
+from compressor.models.codec.reading import (
+    Description,
+    read_description,
+    read_tensors,
+    stored_headers,
+    written_with,
+)
 from compressor.models.element_types import from_numpy
 from compressor.models.executor import (
     GraphModule,
@@ -114,7 +120,7 @@ def load(
         ModelError: a file is missing, cut, of another schema, or does not fit the other one.
     """
     if dequantize not in ("on-use", "once"):
-        raise SpecError(f"dequantize {dequantize!r}", "is no choice", "use on-use or once")
+        raise SpecError(f"dequantize {dequantize!r}", "is not a choice", "use on-use or once")
     packed = packed_format(Path(path))
     if packed is not None:
         with packed.unpacked(Path(path)) as folder:

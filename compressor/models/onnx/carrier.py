@@ -7,7 +7,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import NoReturn
 
-import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 import torch
@@ -29,11 +28,10 @@ from compressor.models.onnx.ort_runner import (
     foreign_operators,
     runner_of,
 )
+from compressor.models.torch.matching import check_finite
 from compressor.progress import quiet_libraries
 from compressor.types.carrier import Capability, Runner, WeightChange
-from compressor.types.layers import Layer
-from compressor.types.quantized import QuantizedTensor, WeightCodes
-from compressor.types.tensors import StoredTensor
+from compressor.types.layers import Layer, QuantizedTensor, StoredTensor, WeightCodes
 
 _OLDEST_OF_ONNXSCRIPT = 18  # its converter works in memory; older opsets need the onnx package's
 _STATE = "graph.onnx"
@@ -130,19 +128,13 @@ class OnnxCarrier:
             ModelError: a tensor holds such values.
         """
         weights = {name for layer in self._layers for name in (layer.weight, layer.bias)}
-        for name, value in self._graph.graph.initializers.items():
-            tensor = value.const_value
-            if tensor is None or not tensor.dtype.is_floating_point():
-                continue
-            array = tensor.numpy().astype(np.float32, copy=False)
-            wrong = ~np.isfinite(array) if name in weights else np.isnan(array)
-            bad = int(np.count_nonzero(wrong))
-            if bad:
-                raise ModelError(
-                    subject,
-                    f"tensor {name!r} holds {bad} values that are NaN or infinite",
-                    "the training diverged or the file is damaged; use an earlier checkpoint",
-                )
+        initializers = self._graph.graph.initializers
+        floats = (
+            (name, from_numpy(value.const_value))
+            for name, value in initializers.items()
+            if value.const_value is not None and value.const_value.dtype.is_floating_point()
+        )
+        check_finite(floats, subject, may_be_infinite=initializers.keys() - weights)
 
     def trainable(self) -> NoReturn:
         """Raise ``SpecError``: a graph is not trained."""
@@ -260,24 +252,20 @@ def _upgraded(model: ir.Model, opset: int, subject: str) -> ir.Model:
         return model
     if have >= opset:
         return model
+    result = model
     try:
-        with quiet_libraries():
-            result = _raised(model, have, opset)
+        if have < _OLDEST_OF_ONNXSCRIPT:
+            result = converted(model, opset)
+        else:
+            from onnxscript import version_converter
+
+            with quiet_libraries():
+                version_converter.convert_version(model, opset, fallback=False)
     except (RuntimeError, ValueError, NotImplementedError, ir.serde.SerdeError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise _refused(subject, have, opset, lines[0].strip()[:200]) from error
     if result.opset_imports.get("") != opset:
         raise _refused(subject, have, opset, "the converter left it as it was")
-    return result
-
-
-def _raised(model: ir.Model, have: int, opset: int) -> ir.Model:
-    if have >= _OLDEST_OF_ONNXSCRIPT:
-        from onnxscript import version_converter
-
-        version_converter.convert_version(model, opset, fallback=False)
-        return model
-    result = converted(model, opset)
     result.producer_name, result.producer_version = model.producer_name, model.producer_version
     return result
 
@@ -285,6 +273,6 @@ def _raised(model: ir.Model, have: int, opset: int) -> ir.Model:
 def _refused(subject: str, have: int, opset: int, reason: str) -> ModelError:
     return ModelError(
         subject,
-        f"opset {have} cannot be brought to {opset} ({reason})",
+        f"cannot be converted from opset {have} to {opset} ({reason})",
         "export the model again with a newer opset",
     )

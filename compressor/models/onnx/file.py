@@ -26,21 +26,10 @@ TARGET = "target"
 """Key of such a file's metadata: the runtime that it was written for."""
 
 K = TypeVar("K", bound=Hashable)
-_CUT = "the file is cut or of another format"
+_CUT = "the file is truncated or of another format"
 _AGAIN = "export the model again"
 _REMEDY = "the file was edited or its exporter is broken; export the model again"
 _SHOWN = 4  # nodes of a cycle
-# Where a tensor message holds its numbers if not as raw bytes; others are in int32_data.
-_FIELDS: Mapping[int, str] = {
-    TensorProto.FLOAT: "float_data",
-    TensorProto.COMPLEX64: "float_data",
-    TensorProto.DOUBLE: "double_data",
-    TensorProto.COMPLEX128: "double_data",
-    TensorProto.INT64: "int64_data",
-    TensorProto.UINT32: "uint64_data",
-    TensorProto.UINT64: "uint64_data",
-    TensorProto.STRING: "string_data",
-}
 _PAIRS = (TensorProto.COMPLEX64, TensorProto.COMPLEX128)  # two entries an element
 
 
@@ -48,6 +37,10 @@ def read_onnx(path: Path) -> ir.Model:
     """Read an ONNX file; its external data is mapped, not read.
 
     The nodes come in the order of execution, whatever their order in the file.
+
+    Example:
+        >>> [node.op_type for node in read_onnx(Path("model.onnx")).graph]
+        ['Conv', 'Relu', 'Gemm']
 
     Raises:
         SpecError: the path is missing or a folder.
@@ -124,7 +117,7 @@ def _check_header(proto: onnx.ModelProto, subject: str) -> None:
     if not proto.graph.node or not proto.opset_import:
         raise ModelError(subject, "holds no graph", _CUT)
     if not proto.graph.output:
-        raise ModelError(subject, "has no outputs", "a graph without outputs computes nothing")
+        raise ModelError(subject, "has no outputs", "export the model again with its outputs")
     if proto.ir_version > onnx.IR_VERSION:
         raise ModelError(
             subject,
@@ -135,7 +128,7 @@ def _check_header(proto: onnx.ModelProto, subject: str) -> None:
     versions = {entry.domain or "ai.onnx": entry.version for entry in proto.opset_import}
     default = next((o for d, o in _operators(proto.graph.node) if d in ("", "ai.onnx")), None)
     if default is not None and "ai.onnx" not in versions:
-        raise ModelError(subject, f"does not say which opset its {default} is of", _AGAIN)
+        raise ModelError(subject, f"does not say which opset its {default} belongs to", _AGAIN)
     have, newest = versions.get("ai.onnx", 1), onnx.defs.onnx_opset_version()
     if not 1 <= have <= newest:
         raise ModelError(
@@ -163,7 +156,7 @@ def _check_tensor(role: str, value: onnx.ValueInfoProto, subject: str) -> None:
     raise ModelError(
         subject,
         f"{role} {value.name!r} {problem}",
-        "only tensors go in and out: let the model take and give those",
+        "inputs and outputs have to be tensors; change the model and export it again",
     )
 
 
@@ -215,11 +208,11 @@ def _check_length(tensor: TensorProto, subject: str) -> None:
         text = tensor.data_type == TensorProto.STRING
         packed = 1 if text else max(1, 8 // ir.DataType(tensor.data_type).bitwidth)
         each = 2 if tensor.data_type in _PAIRS else 1
-        have = len(getattr(tensor, _FIELDS.get(tensor.data_type, "int32_data")))
+        have = len(getattr(tensor, onnx.helper.tensor_dtype_to_field(tensor.data_type)))
         want, unit = -(-elements * each // packed), "values"
     if have != want:
         shape = list(tensor.dims)
-        _refuse(tensor, subject, f"holds {have} {unit}, and its shape {shape} takes {want}")
+        _refuse(tensor, subject, f"holds {have} {unit}, but its shape {shape} needs {want}")
 
 
 def _check_external(tensor: TensorProto, folder: Path, subject: str) -> None:
@@ -228,7 +221,7 @@ def _check_external(tensor: TensorProto, folder: Path, subject: str) -> None:
     location = places.get("location", "")
     root = folder.resolve()
     if "\0" in location or not location:
-        _refuse(tensor, subject, f"lies in a file of no valid name, {location!r}")
+        _refuse(tensor, subject, f"names no valid file for its data, {location!r}")
     if tensor.data_type == TensorProto.STRING:
         _refuse(tensor, subject, "holds text in another file")
     file = folder / location
@@ -242,7 +235,7 @@ def _check_external(tensor: TensorProto, folder: Path, subject: str) -> None:
     want = _bytes(tensor, _elements(tensor, subject))
     if length is not None and length != want:
         shape = list(tensor.dims)
-        _refuse(tensor, subject, f"has {length} bytes, and its shape {shape} takes {want}")
+        _refuse(tensor, subject, f"has {length} bytes, but its shape {shape} needs {want}")
     if not file.is_file() or file.stat().st_size < (offset or 0) + want:
         raise ModelError(
             subject,

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import onnx_ir as ir
 
 from compressor.errors import ModelError
-from compressor.models.onnx.ort_runner import OrtRunner, usable_providers
+from compressor.models.executor import GraphModule
+from compressor.models.onnx.ort_runner import OrtRunner, computes_in_bfloat16, usable_providers
+from compressor.models.torch.matching import TorchRunner
+from compressor.types.carrier import Runner
 from compressor.types.tensors import Batch
-
-if TYPE_CHECKING:
-    from compressor.types.carrier import Runner
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,6 @@ class OnnxRuntime:
             ModelError: the file does not load, or the provider does not start.
         """
         if self.library == "torch":
-            from compressor.models.executor import GraphModule
-            from compressor.models.torch.matching import TorchRunner
-
             return TorchRunner(GraphModule(ir.load(path)).eval(), "the ONNX graph")
         if self.library == "openvino":
             return OpenVinoRunner(path, subject, threads)
@@ -76,11 +73,8 @@ def runtime_for(target: str, path: Path) -> OnnxRuntime:
 
     PyTorch runs TensorRT's files that compute in bfloat16, for which ONNX Runtime has no kernels.
     """
-    if target == "tensorrt":
-        from compressor.models.onnx.ort_runner import computes_in_bfloat16
-
-        if computes_in_bfloat16(ir.load(path)):
-            return OnnxRuntime("torch")
+    if target == "tensorrt" and computes_in_bfloat16(ir.load(path)):
+        return OnnxRuntime("torch")
     if why_elsewhere(target):
         return OnnxRuntime()
     if target == "openvino":

@@ -43,9 +43,8 @@ from compressor.models.torch.smaller_module import (
 from compressor.models.transformers.config import altered_config
 from compressor.types.carrier import Capability, Carrier, Runner, WeightChange
 from compressor.types.channels import Units
-from compressor.types.layers import Layer
-from compressor.types.quantized import WeightCodes
-from compressor.types.tensors import Array, Batch, StoredTensor, TensorSpec
+from compressor.types.layers import Layer, StoredTensor, WeightCodes
+from compressor.types.tensors import Array, Batch, TensorSpec
 
 
 class TorchCarrier:
@@ -175,8 +174,7 @@ class TorchCarrier:
             raise KeyError(f"no parameter {unknown[0]!r}")
         graph = self._float_graph.clone()
         attach_weights(graph, module)
-        altered = self._altered.adding(changes)
-        return TorchCarrier(module, self.inputs, graph, self._codes, self.folder, altered)
+        return self._changed(module, graph, self._altered.adding(changes), self._codes)
 
     def with_changes(self, changes: Mapping[str, WeightChange]) -> TorchCarrier:
         """Return a carrier with some float weights changed; the changes are computed now.
@@ -201,9 +199,7 @@ class TorchCarrier:
         if unknown:
             raise KeyError(f"no parameter {unknown[0]!r}")
         codes = {**self._codes, **changes}
-        return TorchCarrier(
-            self.module, self.inputs, self._float_graph, codes, self.folder, self._altered
-        )
+        return self._changed(self.module, self._float_graph, self._altered, codes)
 
     def graph(self) -> ir.Model:
         """The lowered module. Shared: clone it before changing it."""
@@ -238,25 +234,18 @@ class TorchCarrier:
             )
         graph = graph.clone()
         if planned and executable(graph):
-            return self._planned(graph, kept)
-        if not self.executes_graph:
-            tensors = selected(self.module, kept)
-            module = with_tensors(self.module, tensors)
-            attach_smaller(graph, module)
-            agreement = Agreement(graph, self.inputs)
-            sizes = fitting_attributes(self.module, module, kept, agreement)
-            if sizes is not None:
-                altered = self._altered.adding(tensors, sizes)
-                return TorchCarrier(module, self.inputs, graph, None, self.folder, altered)
-        else:
-            agreement = Agreement(graph, self.inputs)
-        try:
-            executing = trainable_graph(graph, self.module)
-        except ModelError:  # an operator that ONNX Runtime has and we have not
-            return self.with_graph(graph)
-        if not agreement.holds(executing.eval()):
-            return self.with_graph(graph)
-        return self._executing(executing, graph, ())
+            tensors = shortened(self.module, kept)
+            altered = replace(self._altered.adding(tensors, {}), planned=True)
+            return self._changed(self._smaller(graph, tensors), graph, altered)
+        if self.executes_graph:
+            return self._executing(graph)
+        tensors = selected(self.module, kept)
+        module = self._smaller(graph, tensors)
+        agreement = Agreement(graph, self.inputs)
+        sizes = fitting_attributes(self.module, module, kept, agreement)
+        if sizes is None:
+            return self._executing(graph, agreement=agreement)
+        return self._changed(module, graph, self._altered.adding(tensors, sizes))
 
     def with_trainable_graph(
         self, graph: ir.Model, parameters: Collection[str], *, planned: bool = False
@@ -267,31 +256,49 @@ class TorchCarrier:
         """
         if self._codes:
             return self.with_graph(graph)
-        graph = graph.clone()
-        try:
-            executing = trainable_graph(graph, self.module, parameters, shared=planned)
-        except ModelError:  # an operator that ONNX Runtime has and we have not
-            return self.with_graph(graph)
-        if not planned and not Agreement(graph, self.inputs).holds(executing.eval()):
-            return self.with_graph(graph)
-        return self._executing(executing, graph, parameters)
+        return self._executing(graph.clone(), parameters, planned=planned)
 
     def _executing(
-        self, module: torch.nn.Module, graph: ir.Model, parameters: Collection[str]
-    ) -> TorchCarrier:
-        """Return a carrier of a module that executes a graph; both hold the same tensors."""
+        self,
+        graph: ir.Model,
+        parameters: Collection[str] = (),
+        *,
+        planned: bool = False,
+        agreement: Agreement | None = None,
+    ) -> TorchCarrier | OnnxCarrier:
+        """Return a carrier of a module that executes a graph; both hold the same tensors.
+
+        Args:
+            parameters: names of new initializers that are trained.
+            agreement: that of the graph, if it has been run already.
+        """
+        try:
+            module = trainable_graph(graph, self.module, parameters, shared=planned)
+        except ModelError:  # an operator that ONNX Runtime has and we have not
+            return self.with_graph(graph)
+        if not planned:
+            agreement = agreement or Agreement(graph, self.inputs)
+            if not agreement.holds(module.eval()):
+                return self.with_graph(graph)
         attach_weights(graph, module)
         trained = self._altered.parameters.union(parameters) & graph.graph.initializers.keys()
         altered = Alterations(executes_graph=True, parameters=frozenset(trained))
-        return TorchCarrier(module, self.inputs, graph, None, self.folder, altered)
+        return self._changed(module, graph, altered)
 
-    def _planned(self, graph: ir.Model, kept: Mapping[str, Mapping[int, Units]]) -> TorchCarrier:
-        """Return a carrier of a module whose tensors have the right sizes but no values."""
-        tensors = shortened(self.module, kept)
+    def _smaller(self, graph: ir.Model, tensors: Mapping[str, torch.Tensor]) -> torch.nn.Module:
+        """Return the module with shorter tensors, which the graph's initializers then refer to."""
         module = with_tensors(self.module, tensors)
         attach_smaller(graph, module)
-        altered = replace(self._altered.adding(tensors, {}), planned=True)
-        return TorchCarrier(module, self.inputs, graph, None, self.folder, altered)
+        return module
+
+    def _changed(
+        self,
+        module: torch.nn.Module,
+        graph: ir.Model,
+        altered: Alterations,
+        codes: Mapping[str, WeightCodes] | None = None,
+    ) -> TorchCarrier:
+        return TorchCarrier(module, self.inputs, graph, codes, self.folder, altered)
 
     def trainable(self) -> NamedModule:
         """Copy the module; the copy takes inputs and returns outputs by name.
@@ -332,8 +339,7 @@ class TorchCarrier:
         if graph is None:
             graph = self._float_graph.clone()
             attach_weights(graph, module)
-        codes = load_codes(directory)
-        return TorchCarrier(module, self.inputs, graph, codes, self.folder, altered)
+        return self._changed(module, graph, altered, load_codes(directory))
 
 
 def open_module(

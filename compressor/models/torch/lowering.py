@@ -118,7 +118,7 @@ def _bind(
     if len(example) > len(accepted) and not variadic:
         raise SpecError(
             "model.inputs",
-            f"names {len(example)} inputs, forward of {type(module).__name__} takes "
+            f"names {len(example)} inputs, but forward of {type(module).__name__} takes "
             f"{len(accepted)}",
             f"its parameters are {', '.join(parameters) or 'none'}",
         )

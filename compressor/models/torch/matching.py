@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import cast
 
 import ml_dtypes
@@ -45,14 +45,14 @@ def check_names(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], pa
         if expected[name].is_floating_point() and not tensor.is_floating_point():
             raise ModelError(
                 f"checkpoint {path!r}",
-                f"has {name!r} as {str(tensor.dtype).removeprefix('torch.')}, the module wants "
+                f"has {name!r} as {str(tensor.dtype).removeprefix('torch.')}, the module expects "
                 "floating point",
                 "give the float checkpoint: codes of a quantized one have lost their scales",
             )
         if tensor.shape != expected[name].shape:
             raise ModelError(
                 f"checkpoint {path!r}",
-                f"has {name!r} with shape {list(tensor.shape)}, the factory's module wants "
+                f"has {name!r} with shape {list(tensor.shape)}, the factory's module expects "
                 f"{list(expected[name].shape)}",
                 "build the network with the sizes it was trained with (model.config)",
             )
@@ -65,31 +65,34 @@ def load_into(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], path
         ModelError: names or shapes differ, or a tensor holds NaN or infinity.
     """
     check_names(module, tensors, path)
-    check_finite(tensors, path, may_be_infinite=dict(module.named_buffers()))
+    check_finite(tensors.items(), f"checkpoint {path!r}", dict(module.named_buffers()))
     module.load_state_dict(dict(tensors), strict=False)
 
 
 def check_finite(
-    tensors: Mapping[str, torch.Tensor], path: str, may_be_infinite: Collection[str] = ()
+    tensors: Iterable[tuple[str, torch.Tensor]], subject: str, may_be_infinite: Collection[str] = ()
 ) -> None:
     """Raise ``ModelError`` for the first tensor that holds NaN or infinity.
 
     Args:
-        path: where they come from, for the message.
+        tensors: names and tensors, one read at a time.
+        subject: where they come from, for the message.
         may_be_infinite: names of tensors, such as masks, that may hold infinity.
     """
-    for name, tensor in tensors.items():
+    for name, tensor in tensors:
         if not tensor.is_floating_point():
             continue
         flat = tensor.reshape(-1)
         bad = 0
         for start in range(0, len(flat), _PART):  # in parts: the comparison needs memory too
             part = flat[start : start + _PART]
+            if part.itemsize == 1:  # torch does not compare floats of eight bits
+                part = part.to(torch.float32)
             wrong = part.isnan() if name in may_be_infinite else ~part.isfinite()
             bad += int(wrong.sum())
         if bad:
             raise ModelError(
-                f"checkpoint {path!r}",
+                subject,
                 f"tensor {name!r} holds {bad} values that are NaN or infinite",
                 "the training diverged or the file is damaged; use an earlier checkpoint",
             )

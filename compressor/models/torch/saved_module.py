@@ -25,8 +25,7 @@ from compressor.models.torch.smaller_module import (
     trainable_graph,
     with_tensors,
 )
-from compressor.types.layers import Layer
-from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
+from compressor.types.layers import Layer, QuantizedTensor, Scheme, WeightCodes
 
 _STATE = "weights.safetensors"
 _SIZES = "sizes.json"

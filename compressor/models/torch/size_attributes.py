@@ -59,13 +59,13 @@ def readings(module: nn.Module, masks: Masks) -> Iterator[Attributes]:
     """
     certain: dict[str, dict[str, Value]] = {}
     choices: list[_Choice] = []
-    parents = _parents(module)
     for path, part in module.named_modules():
         plain = _certain_values(part, masks)
         if plain is not None:
             certain[path] = plain
             continue
-        choices += _choices(path, part, parents.get(path), masks)
+        parent = module.get_submodule(path.rpartition(".")[0]) if path else None
+        choices += _choices(path, part, parent, masks)
     orders: dict[tuple[str, str], list[Kind]] = {}
     for choice in choices:
         order = orders.setdefault(choice.key, [])
@@ -76,7 +76,9 @@ def readings(module: nn.Module, masks: Masks) -> Iterator[Attributes]:
     for preferences in _combinations(choices, orders):
         attributes = {path: dict(values) for path, values in certain.items()}
         for choice in choices:
-            value = _value(choice, preferences[choice.key])
+            options = {_KEEP: choice.value, **choice.options}
+            order = preferences[choice.key]
+            value = next((options[kind] for kind in order if kind in options), choice.value)
             if value != choice.value:
                 attributes.setdefault(choice.path, {})[choice.key[1]] = value
         attributes = {path: values for path, values in attributes.items() if values}
@@ -107,11 +109,6 @@ def _combinations(
             yield {**orders, key: [kind, *(other for other in order if other != kind)]}
 
 
-def _value(choice: _Choice, order: list[Kind]) -> Value:
-    options = {_KEEP: choice.value, **choice.options}
-    return next((options[kind] for kind in order if kind in options), choice.value)
-
-
 def _rank(name: str, kind: str) -> int:
     """Return the place of a kind of reading among those of an attribute of this name."""
     order = ["whole", "split", "block", "keep", "blocks", "first", "last"]
@@ -123,14 +120,6 @@ def _rank(name: str, kind: str) -> int:
     elif _BEFORE.search(name) or _AFTER.search(name):
         first = ["first"] if _BEFORE.search(name) else ["last"]
     return [*first, *(k for k in order if k not in first)].index(kind)
-
-
-def _parents(module: nn.Module) -> dict[str, nn.Module]:
-    return {
-        f"{path}.{name}" if path else name: part
-        for path, part in module.named_modules()
-        for name, _ in part.named_children()
-    }
 
 
 def _choices(

@@ -39,7 +39,7 @@ class MappedCarrier(TorchCarrier):
             ModelError: a tensor holds NaN or infinity.
         """
         buffers = dict(self.module.named_buffers())
-        check_finite(self.module.state_dict(), str(checkpoint), may_be_infinite=buffers)
+        check_finite(self.module.state_dict().items(), f"checkpoint {str(checkpoint)!r}", buffers)
 
 
 def auto_class_name(factory: str) -> str | None:
@@ -90,7 +90,7 @@ def _auto_class(name: str) -> Any:
     if name not in names:
         raise SpecError(
             "model.factory",
-            f"'transformers.{name}' is no auto class of transformers {package.__version__}",
+            f"'transformers.{name}' is not an auto class of transformers {package.__version__}",
             suggestion(name, names),
         )
     return getattr(package, name)
@@ -108,7 +108,7 @@ def _changes(config: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, 
             changeable = [k for k in stored if k not in _FIXED]
             raise SpecError(
                 f"model.config.{key}",
-                f"is no entry of {CONFIG} that can be changed",
+                f"is not an entry of {CONFIG} that can be changed",
                 suggestion(key, dict.fromkeys([*changeable, "dtype"])),
             )
     return changes

@@ -201,7 +201,7 @@ class _Search:
             if shape != actual and _numberless(other) == _numberless(name):
                 return f"{name!r} is {list(actual)} and {other!r} {list(shape)}"
         built = self._shapes(values)
-        tried = ", ".join(f"{_text(k)}: {v}" for k, v in values.items())
+        tried = ", ".join(f"{'.'.join(map(str, key))}: {value}" for key, value in values.items())
         if built is None:
             return f"{self.network.__name__} does not take {tried}"
         shape_built = built.get(name)
@@ -260,7 +260,3 @@ def _meanings(
 
 def _numberless(name: str) -> str:
     return re.sub(r"\d+", "#", name)
-
-
-def _text(key: _Key) -> str:
-    return ".".join(map(str, key))

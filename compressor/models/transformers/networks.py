@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from io import StringIO
@@ -14,9 +13,10 @@ from typing import Any
 import torch
 
 from compressor.errors import ModelError, SpecError, close_names, listed, suggestion
+from compressor.models.checkpoint import folder as checkpoint
 from compressor.progress import quiet_libraries
 
-CONFIG = "config.json"
+CONFIG = checkpoint.CONFIG
 _ATTENTION = "eager"  # separate products and softmax, which lower to the plainest graph
 _WRONG_CLASS = "Unrecognized configuration class"  # begins the ValueError of an auto class
 
@@ -51,12 +51,9 @@ def read_config(directory: Path) -> dict[str, Any]:
             "give the folder that save_pretrained wrote, or a factory of your own",
         )
     subject = f"config {str(path)!r}"
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise ModelError(subject, f"is not JSON ({error})", "fetch it again") from error
-    if not isinstance(value, dict) or not isinstance(value.get("model_type"), str):
-        raise ModelError(subject, "does not say its model_type", "fetch it again")
+    value: dict[str, Any] = checkpoint.read_config(path)
+    if not isinstance(value.get("model_type"), str):
+        raise ModelError(subject, "has no model_type", "fetch it again")
     if value.get("quantization_config"):
         raise ModelError(
             subject,
@@ -85,7 +82,7 @@ def network_of(auto: Any, values: dict[str, Any], directory: Path) -> Any:
         if values.get("auto_map"):
             raise ModelError(
                 subject,
-                f"wants code of its own for model_type {kind!r} (auto_map), which never runs here",
+                f"needs code of its own for model_type {kind!r} (auto_map), which never runs here",
                 "write a function that builds the network, and name it in model.factory",
             )
         raise ModelError(
@@ -106,7 +103,7 @@ def network_of(auto: Any, values: dict[str, Any], directory: Path) -> Any:
                 _fitting_class(values.get("architectures")),
             ) from error
         raise ModelError(
-            subject, f"builds no network ({reason_of(error)})", "correct its values"
+            subject, f"describes no network ({reason_of(error)})", "correct its values"
         ) from error
 
 
@@ -191,7 +188,7 @@ def check_fit(network: str, loading: Mapping[str, Any], subject: str) -> None:
     for name, have, want in sorted(loading["mismatched_keys"]):
         raise ModelError(
             subject,
-            f"has {name!r} with shape {list(have)}, {network} as config.json describes it wants "
+            f"has {name!r} with shape {list(have)}, {network} as config.json describes it expects "
             f"{list(want)}",
             "use the config.json that belongs to the weights",
         )

@@ -17,9 +17,8 @@ from compressor.passes.quantize.weights.layers import COMPRESSED_TENSORS
 from compressor.run.weight_pass import Choice, Treatment, WeightPass, WeightRows
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import resolve_rules, skip_reason
-from compressor.types.layers import Layer
+from compressor.types.layers import Layer, QuantizedTensor, ScaleType, Scheme
 from compressor.types.passes import LayerRule, PassContext
-from compressor.types.quantized import QuantizedTensor, ScaleType, Scheme
 from compressor.types.statistics import Request
 
 Bits = Annotated[int, Field(ge=1, le=8)]

@@ -12,9 +12,14 @@ from safetensors.torch import save_file
 
 from compressor.exporters.safetensors.compressed_tensors import quantization_config, stored_tensors
 from compressor.passes.quantize.maths.floating import round_to_nearest
-from compressor.types.layers import Layer, LayerKind
-from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
-from compressor.types.tensors import StoredTensor
+from compressor.types.layers import (
+    Layer,
+    LayerKind,
+    QuantizedTensor,
+    Scheme,
+    StoredTensor,
+    WeightCodes,
+)
 
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 WIDTH = 128

@@ -14,7 +14,7 @@ from compressor.exporters.safetensors.compressed_tensors import stored_tensors
 from compressor.exporters.safetensors.exporter import SafetensorsExporter
 from compressor.models.checkpoint.carrier import CheckpointCarrier
 from compressor.types.exporter import ExportContext
-from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
+from compressor.types.layers import QuantizedTensor, Scheme, WeightCodes
 
 CONTEXT = ExportContext("streamed", "spec")
 SYMMETRIC = Scheme(4, granularity="group", group=32, scale_type="bfloat16", narrow=False)

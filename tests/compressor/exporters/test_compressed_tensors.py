@@ -18,8 +18,7 @@ from compressor.exporters.safetensors.compressed_tensors import (
     stored_entries,
     stored_tensors,
 )
-from compressor.types.quantized import Scheme
-from compressor.types.tensors import StoredTensor
+from compressor.types.layers import Scheme, StoredTensor
 from tests.compressor.exporters.hugging_face import codes_of, kept, presets, quantized
 
 BITS = (2, 3, 4, 8)
@@ -255,9 +254,9 @@ INT4 = presets(torch.float32)["int4-g32"]
 @pytest.mark.parametrize(
     ("other", "remedy"),
     [
-        ("mxfp4", "a bfloat16 model"),
-        ("int4-g32-asym", "symmetric ones"),
-        ("table", "keep the table"),
+        ("mxfp4", "give a bfloat16 model"),
+        ("int4-g32-asym", "make it symmetric"),
+        ("table", "keep the table as it is"),
     ],
 )
 def test_mixtures_that_transformers_does_not_load_are_refused(other: str, remedy: str) -> None:

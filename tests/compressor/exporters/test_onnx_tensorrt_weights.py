@@ -15,7 +15,7 @@ from compressor.exporters.onnx import OnnxExporter
 from compressor.graph.values import value_by_name
 from compressor.models.executor import GraphModule
 from compressor.models.onnx.carrier import OnnxCarrier
-from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
+from compressor.types.layers import QuantizedTensor, Scheme, WeightCodes
 from tests.compressor.exporters.hand_made import CONTEXT
 from tests.compressor.graph.random_codes import FORMS, SCHEMES, group, random_codes, text
 from tests.compressor.passes.quantize.small_models import graph, noise

@@ -18,7 +18,7 @@ from compressor.errors import SpecError
 from compressor.exporters.onnx import OnnxExporter
 from compressor.graph.costs import macs, parameters
 from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
-from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
+from compressor.types.layers import QuantizedTensor, Scheme, WeightCodes
 from compressor.types.tensors import Array, Batch
 from tests.compressor.exporters.hand_made import CONTEXT, worst
 from tests.compressor.graph.random_codes import FORMS, SCHEMES, UNSIGNED, group, random_codes, text

@@ -25,10 +25,10 @@ from compressor.errors import ArtifactError, SpecError
 from compressor.exporters.onnx import OnnxExporter
 from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.graph.skeleton import Skeleton
-from compressor.models.codec.weights import plan_graph, write_graph
+from compressor.models.codec.writing import GraphPlan
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.types.carrier import Capability
-from compressor.types.quantized import Scheme, WeightCodes
+from compressor.types.layers import Scheme, WeightCodes
 from compressor.types.tensors import Batch
 from tests.compressor.exporters.hand_made import (
     CLASSES,
@@ -179,8 +179,8 @@ def test_the_container_is_what_the_library_reads(entries: dict[str, Any]) -> Non
         graph = ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="empty")
         model = ir.Model(graph, ir_version=10)
         parts = Skeleton(ir.to_proto(model), tensors, {})
-        plan = plan_graph(model, parts, "x", sparse=False, max_shard_size=None)
-        files = write_graph(plan, Path(directory))
+        plan = GraphPlan(model, parts, "x", sparse=False, max_shard_size=None)
+        files = plan.write(Path(directory))
         assert sum(f.stat().st_size for f in files) == plan.nbytes
         stored = load_file(files[0])
         assert stored.keys() == tensors.keys()
@@ -239,7 +239,7 @@ def test_a_carrier_without_graph() -> None:
         kind = "checkpoint"
         offers = frozenset({Capability.WEIGHTS})
 
-    with pytest.raises(SpecError, match="needs a graph, a checkpoint model has none"):
+    with pytest.raises(SpecError, match="needs a graph, but a checkpoint model has none"):
         SafetensorsExporter(layout="graph").check(Bare())  # type: ignore[arg-type]
 
 
@@ -267,7 +267,7 @@ def test_arrays_that_the_model_does_not_take_are_ignored(tmp_path: Path) -> None
 def test_an_artifact_that_does_not_load(tmp_path: Path) -> None:
     path = SafetensorsExporter().write(quantized(), tmp_path, CONTEXT)[0]
     path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(ArtifactError, match="the file is cut or damaged"):
+    with pytest.raises(ArtifactError, match="the file is truncated or damaged"):
         SafetensorsExporter().open(path)
     path.unlink()
     with pytest.raises(ArtifactError, match="do not exist"):

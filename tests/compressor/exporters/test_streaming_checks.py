@@ -17,7 +17,7 @@ from compressor.exporters.safetensors.exporter import SafetensorsExporter, check
 from compressor.exporters.safetensors.stream_plan import StreamPlan, finish, plan_stream
 from compressor.exporters.safetensors.streaming import write_shards
 from compressor.models.checkpoint.carrier import open_checkpoint
-from compressor.types.tensors import StoredTensor
+from compressor.types.layers import StoredTensor
 from tests.compressor.exporters.streamed import (
     CHANNEL,
     quantized,
@@ -67,13 +67,13 @@ def damaged(out: Path, plan: StreamPlan, place: str) -> None:
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ("codes", "is not what its input gives"),
-        ("kept", "is not what its input gives"),
+        ("codes", "differs from what its input gives"),
+        ("kept", "differs from what its input gives"),
         ("header", "has the unknown dtype"),
         ("cut", "cannot be read"),
         ("gone", "cannot be read"),
-        ("config.json", "is not what was planned"),
-        ("tokenizer.json", "is not the input's"),
+        ("config.json", "differs from what was planned"),
+        ("tokenizer.json", "differs from the input's"),
     ],
 )
 def test_damage_is_found(tmp_path: Path, place: str, message: str) -> None:
@@ -89,7 +89,7 @@ def test_damage_is_found(tmp_path: Path, place: str, message: str) -> None:
 def test_another_models_shard_is_found(tmp_path: Path) -> None:
     carrier = quantized(open_checkpoint(write_folder(tmp_path / "m")))
     written(carrier, tmp_path / "out")
-    with pytest.raises(ArtifactError, match="describes other tensors than were planned"):
+    with pytest.raises(ArtifactError, match="describes other tensors than planned"):
         check_written(plan_stream(quantized(carrier, CHANNEL)), tmp_path / "out")
 
 

@@ -18,7 +18,7 @@ from compressor.exporters.safetensors.streaming import write_shards
 from compressor.models.checkpoint.carrier import open_checkpoint
 from compressor.models.codec.headers import read_header
 from compressor.types.exporter import ExportContext
-from compressor.types.quantized import Scheme
+from compressor.types.layers import Scheme
 from tests.compressor.exporters.streamed import (
     ASYMMETRIC,
     CHANNEL,

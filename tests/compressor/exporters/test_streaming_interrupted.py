@@ -143,7 +143,7 @@ def test_a_full_disk_is_noticed_before_the_work(
     (tmp_path / "out").mkdir()
     usage = type("Usage", (), {"free": 100})
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
-    with pytest.raises(InputError, match=r"has room for 100 bytes, [\d,]+ will be written"):
+    with pytest.raises(InputError, match=r"has 100 bytes free, but [\d,]+ will be written"):
         write_shards(plan, tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
 

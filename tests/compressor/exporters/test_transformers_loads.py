@@ -16,8 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from compressor.errors import ArtifactError, ModelError
 from compressor.exporters.safetensors.transformers_runner import INSTALL, TransformersRunner
-from compressor.types.quantized import Scheme
-from compressor.types.tensors import StoredTensor
+from compressor.types.layers import Scheme, StoredTensor
 from tests.compressor.exporters.hugging_face import (
     dequantized,
     kept,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from compressor.types.layers import Layer
-from compressor.types.quantized import QuantizedTensor, Scheme
+from compressor.types.layers import Layer, QuantizedTensor, Scheme
 
 _CODE_DTYPES = {"e4m3": torch.float8_e4m3fn, "e2m1": torch.uint8}
 

@@ -14,8 +14,7 @@ from compressor.graph.layers import side_tensors
 from compressor.graph.values import value_by_name
 from compressor.models.executor import GraphModule
 from compressor.models.onnx.carrier import OnnxCarrier
-from compressor.types.layers import Layer
-from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
+from compressor.types.layers import Layer, QuantizedTensor, Scheme, WeightCodes
 from compressor.types.tensors import Array
 from tests.compressor.graph.random_codes import FORMS, SCHEMES, random_codes, text
 from tests.compressor.passes.quantize.small_models import graph, noise

@@ -8,8 +8,7 @@ import torch
 from compressor.graph.codes import attach_codes, obstacle
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.passes.quantize.maths.affine import absmax_parameters, quantize
-from compressor.types.layers import Layer
-from compressor.types.quantized import QuantizedTensor, Scheme
+from compressor.types.layers import Layer, QuantizedTensor, Scheme
 from compressor.types.tensors import Array, Batch
 from tests.compressor.graph.random_codes import UNSIGNED
 from tests.compressor.passes.quantize.small_models import (

@@ -13,8 +13,7 @@ import torch
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.types.carrier import Capability, Carrier
-from compressor.types.layers import Layer
-from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
+from compressor.types.layers import Layer, QuantizedTensor, Scheme, WeightCodes
 from compressor.types.tensors import TensorSpec
 
 BATCH = {"x": np.linspace(-1, 1, 3 * 8, dtype=np.float32).reshape(3, 8)}

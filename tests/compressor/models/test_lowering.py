@@ -139,7 +139,7 @@ def test_an_axis_that_the_network_fixes():
 
 
 def test_too_many_inputs():
-    with pytest.raises(SpecError, match="names 2 inputs, forward of Linear takes 1; its param"):
+    with pytest.raises(SpecError, match="names 2 inputs, but forward of Linear takes 1; its param"):
         TorchCarrier(nn.Linear(2, 2), [spec("x", "n", 2), spec("y", "n", 2)]).graph()
 
 

@@ -74,7 +74,7 @@ def test_renamed_tensors_are_paired():
 
 def test_another_shape():
     assert refusal({**state(), "2.weight": torch.zeros(4, 2)}) == (
-        "checkpoint 'w.pt': has '2.weight' with shape [4, 2], the factory's module wants [3, 2]; "
+        "checkpoint 'w.pt': has '2.weight' with shape [4, 2], the factory's module expects [3, 2]; "
         "build the network with the sizes it was trained with (model.config)"
     )
 
@@ -89,7 +89,7 @@ def test_values_that_are_not_finite(value: float):
     tensors["2.weight"][1] = value
     with pytest.raises(ModelError, match=r"'2.weight' holds 2 values that are NaN or infinite"):
         load_into(network(), tensors, "w.pt")
-    check_finite({"count": torch.tensor([3])}, "w.pt")
+    check_finite({"count": torch.tensor([3])}.items(), "w.pt")
 
 
 def test_a_mask_may_be_infinite_but_not_nan():
@@ -106,5 +106,5 @@ def test_a_mask_may_be_infinite_but_not_nan():
 def test_codes_are_not_taken_for_weights():
     module = torch.nn.Linear(2, 2)
     tensors = {**module.state_dict(), "weight": torch.ones(2, 2, dtype=torch.int8)}
-    with pytest.raises(ModelError, match="'weight' as int8, the module wants floating point"):
+    with pytest.raises(ModelError, match="'weight' as int8, the module expects floating point"):
         load_into(module, tensors, "w.pt")

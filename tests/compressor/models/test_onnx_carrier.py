@@ -309,7 +309,7 @@ def test_no_cut_of_a_file_is_taken_for_whole(tmp_path: Path, share: float):
     content = tiny_onnx().SerializeToString()
     path = tmp_path / "cut.onnx"
     path.write_bytes(content[: int(len(content) * share)])
-    with pytest.raises(ModelError, match="the file is cut or of another format"):
+    with pytest.raises(ModelError, match="the file is truncated or of another format"):
         open_onnx(path, OPSET)
 
 

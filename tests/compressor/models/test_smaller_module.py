@@ -18,7 +18,7 @@ from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.torch.saved_module import Alterations
 from compressor.models.torch.smaller_module import held_tensors
 from compressor.types.carrier import Capability
-from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
+from compressor.types.layers import QuantizedTensor, Scheme, WeightCodes
 from compressor.types.tensors import Batch, TensorSpec
 from samples.cifar.model import resnet20
 from tests.compressor.models.smaller_modules import (

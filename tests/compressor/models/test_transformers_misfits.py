@@ -43,8 +43,8 @@ def narrow(folder: Path, name: str) -> None:
 UP = "model.layers.0.mlp.up_proj.weight"
 DAMAGES: dict[str, tuple[Any, type[CompressorError], str]] = {
     "no config": (lambda d: (d / "config.json").unlink(), SpecError, r"has no config\.json"),
-    "cut config": (lambda d: (d / "config.json").write_text("{"), ModelError, "is not JSON"),
-    "list": (lambda d: (d / "config.json").write_text("[]"), ModelError, "its model_type"),
+    "cut config": (lambda d: (d / "config.json").write_text("{"), ModelError, "as JSON"),
+    "list": (lambda d: (d / "config.json").write_text("[]"), ModelError, "not a JSON object"),
     "unknown kind": (
         lambda d: change(d, model_type="lama"),
         ModelError,
@@ -53,16 +53,16 @@ DAMAGES: dict[str, tuple[Any, type[CompressorError], str]] = {
     "code of its own": (
         lambda d: change(d, model_type="mine", auto_map={"AutoModel": "mine.Net"}),
         ModelError,
-        r"wants code of its own for model_type 'mine' \(auto_map\), which never runs here",
+        r"needs code of its own for model_type 'mine' \(auto_map\), which never runs here",
     ),
     "quantized": (
         lambda d: change(d, quantization_config={"quant_method": "gptq"}),
         ModelError,
         "quantized already",
     ),
-    "values": (lambda d: change(d, hidden_size="wide"), ModelError, "builds no network"),
-    "activation": (lambda d: change(d, hidden_act="no"), ModelError, "builds no network"),
-    "heads": (lambda d: change(d, num_attention_heads=5), ModelError, "builds no network"),
+    "values": (lambda d: change(d, hidden_size="wide"), ModelError, "describes no network"),
+    "activation": (lambda d: change(d, hidden_act="no"), ModelError, "describes no network"),
+    "heads": (lambda d: change(d, num_attention_heads=5), ModelError, "describes no network"),
     "deeper": (
         lambda d: change(d, num_hidden_layers=2),
         ModelError,
@@ -76,10 +76,14 @@ DAMAGES: dict[str, tuple[Any, type[CompressorError], str]] = {
     "wider": (
         lambda d: change(d, intermediate_size=64),
         ModelError,
-        r"'model\.layers\.0\.mlp\.down_proj\.weight' with shape \[32, 48\], .* wants \[32, 64\]",
+        r"'model\.layers\.0\.mlp\.down_proj\.weight' with shape \[32, 48\], .* expects \[32, 64\]",
     ),
     "missing": (lambda d: remove(d, UP), ModelError, rf"lacks '{UP}' of LlamaForCausalLM"),
-    "narrow": (lambda d: narrow(d, UP), ModelError, r"with shape \[48, 16\], .* wants \[48, 32\]"),
+    "narrow": (
+        lambda d: narrow(d, UP),
+        ModelError,
+        r"with shape \[48, 16\], .* expects \[48, 32\]",
+    ),
     "codes": (lambda d: retype(d, torch.int8), ModelError, "as int8; give the float checkpoint"),
     "fp8": (lambda d: retype(d, torch.float8_e4m3fn), ModelError, "as float8_e4m3fn"),
     "cut weights": (
@@ -118,9 +122,9 @@ def test_not_a_number_is_found_when_weights_are_looked_at(llama_copy: Path) -> N
 
 
 def test_classes_that_do_not_fit(llama: Path, tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"no auto class.*did you mean 'AutoModelForCausalLM'"):
+    with pytest.raises(SpecError, match=r"not an auto class.*did you mean 'AutoModelForCausalLM'"):
         opened(llama, "AutoModelForCasualLM")
-    with pytest.raises(SpecError, match=r"'transformers\.pipeline' is no auto class"):
+    with pytest.raises(SpecError, match=r"'transformers\.pipeline' is not an auto class"):
         opened(llama, "pipeline")
     save(tmp_path, "vit")
     with pytest.raises(SpecError, match=r"of type 'vit'; use transformers\.AutoModelForImage"):
@@ -169,7 +173,7 @@ def test_in_a_spec(llama_copy: Path, tmp_path: Path) -> None:
         ({"checkpoint": "gone"}, r"spec\.yaml:\d+: checkpoint '.*gone': does not exist"),
         (
             {"checkpoint": "model", "config": {"hidden": 3}},
-            r"spec\.yaml:\d+: model\.config\.hidden: is no entry",
+            r"spec\.yaml:\d+: model\.config\.hidden: is not an entry",
         ),
     ):
         with pytest.raises(SpecError, match=message):

@@ -118,12 +118,15 @@ LABELS = np.zeros(48, np.int64)
         ),
         pytest.param(
             data(image=sample_images(1)[..., :5], label=LABELS),
-            ("input 'image': shape is [1, 1, 8, 5], the model wants", "convert it in a transform"),
+            (
+                "input 'image': shape is [1, 1, 8, 5], the model expects",
+                "convert it in a transform",
+            ),
             id="shape",
         ),
         pytest.param(
             data(image=(sample_images(1) * 9).astype(np.uint8), label=LABELS),
-            ("input 'image': dtype is uint8, the model wants float32", "in a transform"),
+            ("input 'image': dtype is uint8, the model expects float32", "in a transform"),
             id="dtype",
         ),
         pytest.param(cut("test.npz", 0.6), ("cannot be read", "a complete npz archive"), id="cut"),

@@ -39,7 +39,7 @@ def renamed(tensors: dict[str, Any]) -> dict[str, Any]:
     return {**tensors, "head.scale": torch.ones(1)}
 
 
-DAMAGED = ("cannot be read (", "the file is cut or damaged")
+DAMAGED = ("cannot be read (", "the file is truncated or damaged")
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ DAMAGED = ("cannot be read (", "the file is cut or damaged")
             setting("model.config", {"width": 6}),
             (
                 "has 'conv1.weight' with shape [8, 1, 3, 3]",
-                "the factory's module wants [6, 1, 3, 3]",
+                "the factory's module expects [6, 1, 3, 3]",
                 "build the network with the sizes it was trained with",
             ),
             id="shapes",
@@ -163,7 +163,7 @@ def with_value(name: str, value: float) -> Spoil:
     return spoiled_onnx(change)
 
 
-NOT_ONNX = ("is not an ONNX file", "the file is cut or of another format")
+NOT_ONNX = ("is not an ONNX file", "the file is truncated or of another format")
 
 
 @pytest.mark.parametrize(

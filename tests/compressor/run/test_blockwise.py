@@ -18,7 +18,7 @@ from compressor.graph.layers import graph_layers
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.run.blockwise import Activations, Feed, GraphBlocks
 from compressor.types.carrier import Carrier
-from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
+from compressor.types.layers import QuantizedTensor, Scheme, WeightCodes
 from compressor.types.statistics import Moments, Request
 from compressor.types.tensors import Array, Batch, TensorSpec
 

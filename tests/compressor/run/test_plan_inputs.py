@@ -59,7 +59,8 @@ def test_inputs_that_an_onnx_file_has(on_onnx: Project):
         ({}, "model.inputs: is empty, a module does not know its own inputs; write e.g. "),
         (
             {"image": {"shape": ["n", 1, 8, 8]}, "mask": {"shape": ["n"]}},
-            "model.inputs: names 2 inputs, forward of TinyNet takes 1; its parameters are image",
+            "model.inputs: names 2 inputs, but forward of TinyNet takes 1; its parameters are "
+            "image",
         ),
         (
             {"image": {"shape": ["n", 3, 8, 8]}},
@@ -86,7 +87,7 @@ LABELS = np.zeros(48, np.int64)
     [
         (
             {"image": sample_images(1)[:, :, :4], "label": LABELS},
-            "evaluation data, input 'image': shape is [1, 1, 4, 8], the model wants "
+            "evaluation data, input 'image': shape is [1, 1, 4, 8], the model expects "
             "image float32[batch, 1, 8, 8]; convert it in a transform",
         ),
         (
@@ -95,7 +96,7 @@ LABELS = np.zeros(48, np.int64)
         ),
         (
             {"image": sample_images(1).astype(np.float64), "label": LABELS},
-            "evaluation data, input 'image': dtype is float64, the model wants float32; ",
+            "evaluation data, input 'image': dtype is float64, the model expects float32; ",
         ),
         (
             {"image": sample_images(1)[:0], "label": LABELS[:0]},

@@ -7,8 +7,8 @@ from math import isfinite
 import torch
 from torch import Tensor
 
+from compressor.types.layers import QuantizedTensor, Scheme
 from compressor.types.matrices import converted_chunks, in_groups, row_chunks
-from compressor.types.quantized import QuantizedTensor, Scheme
 from compressor.types.statistics import Range
 
 

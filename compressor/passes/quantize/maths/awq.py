@@ -17,8 +17,8 @@ from torch import Tensor
 from compressor.passes.quantize.maths import floating
 from compressor.passes.quantize.maths.affine import extremes, parameters, quantize
 from compressor.passes.quantize.maths.descent import row_errors
+from compressor.types.layers import QuantizedTensor, Scheme
 from compressor.types.matrices import in_groups
-from compressor.types.quantized import QuantizedTensor, Scheme
 
 _SHARES = tuple(1 - 0.03 * step for step in range(22))  # of the full range
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from compressor.passes.quantize.maths.affine import code_dtype, stored_scale
 from compressor.passes.quantize.maths.floating import e2m1_codes, float_scale, nearest_values
-from compressor.types.quantized import QuantizedTensor
+from compressor.types.layers import QuantizedTensor
 
 _BLOCK = 128  # columns between updates of all other columns, at least; whole groups
 _SERIAL = 32768  # elements up to which torch does not start threads, which cost more than work

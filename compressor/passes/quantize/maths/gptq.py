@@ -17,7 +17,7 @@ from torch import Tensor
 from compressor.passes.quantize.maths import floating
 from compressor.passes.quantize.maths.affine import code_dtype, quantize
 from compressor.passes.quantize.maths.descent import better_rows, descend, row_errors, zeros_by_row
-from compressor.types.quantized import QuantizedTensor, Scheme
+from compressor.types.layers import QuantizedTensor, Scheme
 
 _BLOCK = 128  # columns between updates of all columns that are yet to come
 _SERIAL = 32768  # elements up to which torch does not start threads, which cost more than work

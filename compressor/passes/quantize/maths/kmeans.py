@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from compressor.types.quantized import QuantizedTensor, Scheme
+from compressor.types.layers import QuantizedTensor, Scheme
 
 _TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _NOTABLE = 0.01  # share of zeros from which on they are taken to be meant

@@ -28,8 +28,7 @@ from compressor.passes.quantize.static.pixels import (
 )
 from compressor.passes.quantize.static.placement import Placement, Profile, float_input, place
 from compressor.types.layer_rules import resolve_rules, rule_of, skip_reason
-from compressor.types.layers import Layer
-from compressor.types.quantized import Scheme
+from compressor.types.layers import Layer, Scheme
 from compressor.types.statistics import ChannelGrid, Moments, Request
 
 ALREADY = "it is quantized already"

@@ -25,10 +25,9 @@ from compressor.passes.quantize.static.settings import (
 from compressor.passes.quantize.static.writing import LeastScale, write_static_codes
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers
-from compressor.types.layers import Layer
+from compressor.types.layers import Layer, QuantizedTensor, Scheme
 from compressor.types.matrices import sqnr_db
 from compressor.types.passes import GraphPass, LayerOutcome, LayerPlan, Outcome, PassContext, Survey
-from compressor.types.quantized import QuantizedTensor, Scheme
 from compressor.types.statistics import Moments, Request
 
 _Pair: TypeAlias = tuple[Callable[[], torch.Tensor], Callable[[], QuantizedTensor]]

@@ -15,8 +15,7 @@ from compressor.graph.operators import operator
 from compressor.graph.values import constant_array, value_by_name
 from compressor.passes.quantize.static.placement import Placement, quantized_source
 from compressor.passes.quantize.static.settings import ActivationCode, Decision
-from compressor.types.layers import Layer
-from compressor.types.quantized import QuantizedTensor
+from compressor.types.layers import Layer, QuantizedTensor
 from compressor.types.tensors import Array
 
 _MOST = 2.0**30  # codes of a bias stay below, so that the accumulator does not overflow

@@ -21,8 +21,7 @@ from compressor.passes.quantize.weights.scale_sources import (
 )
 from compressor.run.weight_pass import known_codes
 from compressor.types.carrier import Carrier
-from compressor.types.layers import Layer
-from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
+from compressor.types.layers import Layer, QuantizedTensor, Scheme, WeightCodes
 from compressor.types.statistics import Block, Moments, Request
 
 

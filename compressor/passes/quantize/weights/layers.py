@@ -14,9 +14,8 @@ from compressor.models.layer_uses import inner_layers, kept_tables
 from compressor.run.weight_pass import Treatment
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import resolve_rules, skip_reason
-from compressor.types.layers import Layer
+from compressor.types.layers import Layer, ScaleType, Scheme
 from compressor.types.passes import LayerRule
-from compressor.types.quantized import ScaleType, Scheme
 
 Preset = Literal["int8", "int4-g128", "int4-g32", "int2-g32", "fp8", "nvfp4", "mxfp4"]
 Method = Literal["rtn", "hqq", "gptq", "awq"]

@@ -39,9 +39,8 @@ from compressor.run.weight_pass import (
     known_codes,
 )
 from compressor.types.carrier import Capability, Carrier
-from compressor.types.layers import Layer
+from compressor.types.layers import Layer, QuantizedTensor, Scheme
 from compressor.types.passes import PassContext
-from compressor.types.quantized import QuantizedTensor, Scheme
 from compressor.types.statistics import Block
 
 

@@ -22,7 +22,7 @@ from compressor.passes.train.qat.networks import (
     norm_factor,
 )
 from compressor.passes.train.qat.operators import TRAINING_DOMAIN
-from compressor.types.quantized import Scheme
+from compressor.types.layers import Scheme
 from compressor.types.statistics import ChannelGrid
 from compressor.types.tensors import Array
 

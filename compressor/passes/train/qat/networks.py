@@ -24,8 +24,7 @@ from compressor.passes.quantize.static.settings import StaticSettings
 from compressor.passes.quantize.static.writing import input_sources, own_bias
 from compressor.passes.train.qat.operators import LEAST_FACTOR
 from compressor.types.carrier import Carrier
-from compressor.types.layers import Layer
-from compressor.types.quantized import Scheme
+from compressor.types.layers import Layer, Scheme
 from compressor.types.statistics import ChannelGrid, Request
 
 _FOLDED = "set batch-norm: folded"

@@ -42,9 +42,8 @@ from compressor.passes.train.qat.writing import NormsFrozen, Prepared, ScalesInR
 from compressor.passes.train.recipe import Course, Recipe
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers
-from compressor.types.layers import Layer
+from compressor.types.layers import Layer, QuantizedTensor
 from compressor.types.passes import LayerPlan, Outcome, PassContext, Survey
-from compressor.types.quantized import QuantizedTensor
 from compressor.types.training import Training
 
 

@@ -26,10 +26,9 @@ from compressor.passes.train.qat.networks import (
     folding_factor,
     refolded,
 )
-from compressor.types.layers import Layer
+from compressor.types.layers import Layer, QuantizedTensor
 from compressor.types.matrices import sqnr_db
 from compressor.types.passes import LayerOutcome
-from compressor.types.quantized import QuantizedTensor
 
 _MOST_CHANGE = 0.01  # share by which a scale may change in a step
 _FARTHEST = 64.0  # times smaller or larger than at the beginning: positive, and far from overflow

@@ -315,7 +315,7 @@ def test_names_cannot_leave_the_folder(archive: Path, tmp_path: Path) -> None:
     evil = PackedFile("../evil", one.nbytes, one.sha256, one.head, one.parts)
     target = tmp_path / "evil.archive"
     target.write_bytes(archive.read_bytes()[:8] + index_bytes([evil]))
-    with pytest.raises(ModelError, match=r"'\.\./evil' is no name of a file"):
+    with pytest.raises(ModelError, match=r"'\.\./evil' is not a file name"):
         unpack(target, tmp_path / "in" / "out")
     assert not (tmp_path / "in" / "evil").exists()
 
@@ -340,7 +340,7 @@ def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
     other.write_bytes(b"something else" * 20)
     assert not ArchiveFormat().holds(other)
     assert not ArchiveFormat().holds(tmp_path)
-    with pytest.raises(ModelError, match="does not begin as an archive does"):
+    with pytest.raises(ModelError, match="does not begin like an archive"):
         unpack(other, tmp_path / "out")
     with pytest.raises(SpecError, match="does not exist or is a folder"):
         unpack(tmp_path / "nothing", tmp_path / "out")

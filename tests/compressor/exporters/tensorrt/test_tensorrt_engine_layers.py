@@ -83,7 +83,7 @@ def test_the_wording_of_gpu() -> None:
 
 @pytest.mark.parametrize("text", ["", "Layers:\n", "Engine Layer Information:\nLayer(x): y"])
 def test_another_wording_is_refused(text: str) -> None:
-    with pytest.raises(ArtifactError, match="form that is not known"):
+    with pytest.raises(ArtifactError, match="in an unknown form"):
         read_layers(text, [])
 
 

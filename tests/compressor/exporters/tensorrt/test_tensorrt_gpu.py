@@ -94,7 +94,7 @@ def test_options_of_the_gpu_alone(tmp_path: Path) -> None:
     assert engine["profiles"] == [{"x": [[2, 64], [3, 64], [4, 64]]}]
     (tmp_path / "spec" / "cache" / "timing.bin").write_bytes(b"other version")
     (tmp_path / "three").mkdir()
-    with pytest.raises(SpecError, match="timing-cache: is of another version of TensorRT"):
+    with pytest.raises(SpecError, match="timing-cache: was written by another version of TensorRT"):
         made(**options).write(quantized(), tmp_path / "three", context)
     assert "refitted" in made(strip_weights=True).cannot_run
 

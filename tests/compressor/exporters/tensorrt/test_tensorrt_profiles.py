@@ -50,7 +50,7 @@ WRONG: list[tuple[list[TensorSpec], dict[str, ShapeRange], BatchRange | None, st
         r"'tokens': has dynamic .* add profiles: \{tokens: \{min: \[1, 1\], opt: \[8, 8\], "
         r"max: \[64, 64\]\}, mask: \{min: \[1, 1\]",
     ),
-    ([IMAGE], {"imgae": shapes([1], [1], [1])}, BATCH, "'imgae': is of no input.*did you mean"),
+    ([IMAGE], {"imgae": shapes([1], [1], [1])}, BATCH, "'imgae': names no input.*did you mean"),
     (
         [IMAGE], {"image": shapes([1, 32, 32], [1, 32, 32], [1, 32, 32])}, None,
         "'image': min has 3 dimensions, the input has 4.*write it as",
@@ -61,9 +61,9 @@ WRONG: list[tuple[list[TensorSpec], dict[str, ShapeRange], BatchRange | None, st
     ),
     (
         [IMAGE], {"image": shapes([4, 3, 32, 32], [2, 3, 32, 32], [8, 3, 32, 32])}, None,
-        "'image': dimension 0 goes from 4 over 2 to 8; order it so that min <= opt <= max",
+        "'image': dimension 0 has min 4, opt 2 and max 8; order them so that min <= opt <= max",
     ),
-    ([IMAGE], {}, BatchRange(min=9, opt=8, max=64), "dimension 0 goes from 9 over 8 to 64"),
+    ([IMAGE], {}, BatchRange(min=9, opt=8, max=64), "dimension 0 has min 9, opt 8 and max 64"),
     (
         [TOKENS, MASK],
         {"tokens": shapes([1, 4], [1, 8], [1, 16]), "mask": shapes([1, 4], [1, 8], [1, 32])}, None,
@@ -90,7 +90,7 @@ def test_sorted_lengths_pass_and_others_do_not(first: list[int], second: list[in
     if first == sorted(first) and second == sorted(second):
         assert resolve_profiles([TOKENS], own, None)["tokens"].opt == columns[1]
     else:
-        with pytest.raises(SpecError, match="order it so that"):
+        with pytest.raises(SpecError, match="order them so that"):
             resolve_profiles([TOKENS], own, None)
 
 

@@ -38,7 +38,7 @@ def determinant() -> OnnxCarrier:
 def test_an_element_type_that_a_target_lacks() -> None:
     graph = form_of(quantized(FP8, FP8)).model
     message = (
-        r"layer 'first': is fp8, which GPUs of compute capability 8\.0, 8\.6 do not have; "
+        r"layer 'first': is fp8, which GPUs of compute capability 8\.0, 8\.6 do not support; "
         r"build for 8\.9, 12\.0, 12\.1, or choose another type"
     )
     with pytest.raises(SpecError, match=message):
@@ -68,7 +68,7 @@ def test_the_first_capability_of_a_type(dtype: ir.DataType, able: str) -> None:
             r"parser; write that part",
         ),
         (TensorrtExporter(), quantized(), r"input 'x': has dynamic .*add batch: \{min: 1"),
-        (exporter("8.6"), quantized(FP8, FP8), r"layer 'first': is fp8, .* 8\.6 do not have"),
+        (exporter("8.6"), quantized(FP8, FP8), r"layer 'first': is fp8, .* 8\.6 do not support"),
         (exporter("9.9"), quantized(), r"compute-capability: '9\.9' is not one .*choose from 7\.5"),
         (
             exporter("8.6"), quantized(activations=ir.DataType.UINT8, activation_zero=3),
@@ -82,7 +82,7 @@ def test_the_first_capability_of_a_type(dtype: ir.DataType, able: str) -> None:
             exporter(hardware_compatibility="ampere-plus"), quantized(),
             "hardware-compatibility: is not for builder 'rtx'.* set builder: gpu",
         ),
-        (exporter("7.5"), quantized(), r"builds no engine for 7\.5 \(.*FP32 GEMM is not supported"),
+        (exporter("7.5"), quantized(), r"cannot build an engine for 7\.5 \(.*FP32 GEMM is not"),
     ],
 )  # fmt: skip
 def test_refused_at_plan_time(made: TensorrtExporter, carrier: OnnxCarrier, message: str) -> None:

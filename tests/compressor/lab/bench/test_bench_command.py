@@ -140,7 +140,7 @@ def test_cold_starts_in_the_document_and_the_table(save: SaveOnnx, quick: None):
         (["MODEL", "--precision", "0"], 2, "invalid value for '--precision'"),
         (["MODEL", "--shape", "x=1,9"], 2, "--shape x=1,9: does not fit x float32[batch, 3]"),
         (["MODEL", "OTHER"], 2, "takes z float32[batch, 3], and"),
-        (["BROKEN"], 3, "the file is cut or of another format"),
+        (["BROKEN"], 3, "the file is truncated or of another format"),
         (["STRANGE"], 3, "does not load it"),
     ],
 )

@@ -87,4 +87,4 @@ def test_a_cut_onnx_file(tmp_path: Path):
     path.write_bytes(b"\x08\x08garbage")
     error = refusal(path)
     assert error.exit_code == ExitCode.BAD_INPUT
-    assert "the file is cut or of another format" in str(error)
+    assert "the file is truncated or of another format" in str(error)

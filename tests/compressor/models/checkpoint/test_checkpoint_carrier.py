@@ -18,7 +18,7 @@ from compressor.models.checkpoint.folder import layer_of
 from compressor.models.checkpoint.reading import FileTensor
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.types.carrier import Capability, Carrier
-from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
+from compressor.types.layers import QuantizedTensor, Scheme, WeightCodes
 from compressor.types.tensors import TensorSpec
 from tests.compressor.models.checkpoint.llama_files import llama_tensors, write_folder
 

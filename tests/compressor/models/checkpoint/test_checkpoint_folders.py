@@ -148,7 +148,7 @@ BROKEN = [
     (change_config(head_dim=8), "with shape [16, 64], the checkpoint has [32, 64]"),
     (change_config(num_hidden_layers=3), "asks for 3 layers, in the checkpoint layer 2 is missing"),
     (change_config(num_hidden_layers=1), "asks for 1 layers, in the checkpoint there are 2"),
-    (dropped("lm_head.weight"), "says that lm_head is a weight of its own"),
+    (dropped("lm_head.weight"), "says that lm_head has a weight of its own"),
     (
         dropped("model.layers.1.mlp.up_proj.weight"),
         "layer 1 differs from layer 0 in 'layers.1.mlp.up_proj.weight'",
@@ -217,5 +217,5 @@ def test_a_file_without_tensors(tmp_path: Path) -> None:
 )
 def test_quantized_checkpoints_are_refused(tmp_path: Path, name: str) -> None:
     save_file({name: torch.zeros(2, dtype=torch.int32)}, tmp_path / "model.safetensors")
-    with pytest.raises(ModelError, match=f"is quantized already: '{name}'"):
+    with pytest.raises(ModelError, match=f"is already quantized: '{name}'"):
         open_checkpoint(tmp_path)

@@ -138,7 +138,7 @@ def test_weights_are_decoded_by_the_operators_that_need_them(saved: Path, tmp_pa
         assert not list(module.parameters())
     moved = load(place, device="cpu").to(torch.float64)
     torch.testing.assert_close(moved(x.double())["output"].float(), expected)
-    with pytest.raises(SpecError, match="dequantize 'never': is no choice; use on-use or once"):
+    with pytest.raises(SpecError, match="dequantize 'never': is not a choice; use on-use or once"):
         load(place, dequantize="never")  # type: ignore[arg-type]
 
 
@@ -151,7 +151,7 @@ def test_the_graph_is_compiled_by_the_first_call_if_it_is_as_written(
         reads.append(subject)
         return graph_from_json(document, subject)
 
-    monkeypatch.setattr("compressor.models.codec.description.graph_from_json", read)
+    monkeypatch.setattr("compressor.models.codec.reading.graph_from_json", read)
     module = load(saved)
     assert (module.input_names, module.output_names) == (("x",), ("output",))
     assert not reads
@@ -168,7 +168,7 @@ def test_the_graph_is_compiled_by_the_first_call_if_it_is_as_written(
 def test_files_of_another_version_are_compiled_at_once(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("compressor.models.codec.weights.__version__", "99")
+    monkeypatch.setattr("compressor.models.codec.reading.__version__", "99")
     monkeypatch.setattr("compressor.models.executor.compiler.NEWEST_OPSET", 20)
     with pytest.raises(ModelError, match="opset 21 is outside 13 to 20"):
         load(saved)
@@ -331,7 +331,7 @@ def test_missing_files(saved: Path) -> None:
 def test_cut_weights(saved: Path, keep: int) -> None:
     path = saved / "model.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(ModelError, match="the file is cut or damaged; copy it again"):
+    with pytest.raises(ModelError, match="the file is truncated or damaged; copy it again"):
         load(saved)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compressor.models.codec import bit_stream as packing
-from compressor.types.quantized import E2M1_VALUES
+from compressor.types.layers import E2M1_VALUES
 
 SHAPES = st.tuples(st.integers(1, 9), st.integers(1, 131))
 

@@ -19,7 +19,7 @@ from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.torch.lowering import held_tensors
 from compressor.types.carrier import Capability
-from compressor.types.quantized import QuantizedTensor, Scheme, WeightCodes
+from compressor.types.layers import QuantizedTensor, Scheme, WeightCodes
 from tests.compressor.models.smaller_modules import VECTOR, Free, shaken, worst
 
 ROWS = {"x": np.linspace(-2, 2, 30, dtype=np.float32).reshape(5, 6)}

@@ -16,7 +16,7 @@ from compressor.passes.quantize.maths.floating import round_to_nearest
 from compressor.passes.quantize.maths.gptq import gptq, gptq_weights, output_error
 from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.types.carrier import Carrier
-from compressor.types.quantized import Scheme
+from compressor.types.layers import Scheme
 from tests.compressor.passes.quantize import static_models
 from tests.compressor.passes.quantize.static_models import Residual
 from tests.compressor.passes.quantize.weight_only_models import (

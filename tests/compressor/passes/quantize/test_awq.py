@@ -10,7 +10,7 @@ from compressor.passes.quantize.maths.affine import quantize
 from compressor.passes.quantize.maths.awq import Rounded, Scaled, _Problem, awq
 from compressor.passes.quantize.maths.floating import round_to_nearest
 from compressor.passes.quantize.maths.gptq import output_error
-from compressor.types.quantized import Scheme
+from compressor.types.layers import Scheme
 
 INT4 = Scheme(4, granularity="group", group=32, narrow=False)
 SCHEMES = [

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from compressor.passes.quantize.maths.descent import better_rows, descend, row_errors
 from compressor.passes.quantize.maths.floating import round_to_nearest
-from compressor.types.quantized import QuantizedTensor, Scheme
+from compressor.types.layers import QuantizedTensor, Scheme
 
 SCHEMES = [
     Scheme(8, narrow=False),

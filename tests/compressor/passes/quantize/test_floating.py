@@ -17,7 +17,7 @@ from compressor.passes.quantize.maths.floating import (
     nvfp4_tensor_scale,
     quantize_floats,
 )
-from compressor.types.quantized import QuantizedTensor, Scheme
+from compressor.types.layers import QuantizedTensor, Scheme
 
 FP8 = Scheme(8, element="e4m3")
 FP8_HALF = Scheme(8, element="e4m3", scale_type="bfloat16")

@@ -12,7 +12,7 @@ from compressor.passes.quantize.maths.affine import absmax_parameters, quantize
 from compressor.passes.quantize.maths.descent import row_errors
 from compressor.passes.quantize.maths.floating import round_to_nearest
 from compressor.passes.quantize.maths.gptq import gptq, gptq_weights, output_error
-from compressor.types.quantized import QuantizedTensor, Scheme
+from compressor.types.layers import QuantizedTensor, Scheme
 
 SCHEMES = [
     Scheme(8),

@@ -9,7 +9,7 @@ from torch import Tensor
 from compressor.passes.quantize.maths.affine import absmax_parameters, quantize
 from compressor.passes.quantize.maths.floating import round_to_nearest
 from compressor.passes.quantize.maths.hqq import _solved, hqq
-from compressor.types.quantized import QuantizedTensor, Scheme
+from compressor.types.layers import QuantizedTensor, Scheme
 
 GROUPED = Scheme(4, False, False, "group", 32, scale_type="bfloat16")
 SCHEMES = [

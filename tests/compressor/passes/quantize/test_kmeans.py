@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from compressor.passes.quantize.maths.kmeans import clustered, codebook, nearest
-from compressor.types.quantized import Scheme
+from compressor.types.layers import Scheme
 
 FLOATS = st.floats(-8, 8, width=32, allow_subnormal=False)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from compressor.passes.quantize.maths.floating import nvfp4_tensor_scale, round_to_nearest
-from compressor.types.quantized import QuantizedTensor, Scheme
+from compressor.types.layers import QuantizedTensor, Scheme
 
 INT4 = Scheme(4, granularity="group", group=32, scale_type="bfloat16", narrow=False)
 NVFP4 = Scheme(4, granularity="group", group=16, element="e2m1", scale_type="e4m3")

@@ -9,7 +9,7 @@ import torch
 
 from compressor.passes.quantize.maths.floating import RangeSearch, round_to_nearest
 from compressor.passes.quantize.weights.weights import Nvfp4Rows
-from compressor.types.quantized import Scheme
+from compressor.types.layers import Scheme
 
 SCHEME = Scheme(4, granularity="group", group=16, element="e2m1", scale_type="e4m3")
 

@@ -13,7 +13,7 @@ from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.quantize.weights.awq import Folded, awq_groups
 from compressor.passes.quantize.weights.scale_sources import InputGroup
 from compressor.types.carrier import Carrier
-from compressor.types.quantized import Scheme
+from compressor.types.layers import Scheme
 from compressor.types.tensors import Array, TensorSpec
 
 STREAM = TensorSpec("x", ("batch", "sequence", 8), "float32")

@@ -10,8 +10,8 @@ import torch
 
 from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.types.carrier import Carrier
+from compressor.types.layers import QuantizedTensor
 from compressor.types.passes import PassContext
-from compressor.types.quantized import QuantizedTensor
 from tests.two_linears import TwoLinears, drawn, on_onnx, on_safetensors, on_torch
 
 COLUMNS, WIDE, ROWS = 128, 256, 48

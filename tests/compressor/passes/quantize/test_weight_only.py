@@ -17,7 +17,7 @@ from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.quantize.weights import weights as weight_only
 from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.types.carrier import Capability, Carrier
-from compressor.types.quantized import QuantizedTensor
+from compressor.types.layers import QuantizedTensor
 from tests.compressor.passes.quantize.weight_only_models import (
     ANY,
     TENSORRT,

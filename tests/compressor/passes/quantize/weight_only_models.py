@@ -15,8 +15,8 @@ from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.run.blockwise import Feed, GraphBlocks
 from compressor.types.carrier import Carrier
+from compressor.types.layers import QuantizedTensor
 from compressor.types.passes import Outcome, PassContext
-from compressor.types.quantized import QuantizedTensor
 from compressor.types.tensors import Batch, TensorSpec
 
 TOKENS = TensorSpec("tokens", ("batch", "sequence"), "int64")

@@ -1,15 +1,14 @@
-"""The files of a compressed model: its weights, written beside ``model.json`` and mapped again."""
+"""Read a compressed model: ``model.json``, and tensors mapped from the files beside it."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import mmap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import IO
+from typing import Any, NoReturn
 
 import onnx_ir as ir
 import torch
@@ -17,182 +16,175 @@ from torch import Tensor
 
 from compressor import __version__
 from compressor.errors import ModelError
-from compressor.graph.skeleton import Skeleton
-from compressor.models.codec.description import (
-    DESCRIPTION,
+from compressor.graph.skeleton import graph_from_json
+from compressor.graph.values import INTEGER_CODES
+from compressor.models.codec.forms import (
+    DIGEST,
     FORMAT,
-    Description,
-    description_text,
+    SCHEMA,
+    STORED,
+    WRITER,
+    Bitmask,
+    Bits,
+    Entry,
+    Form,
+    NOfM,
+    Part,
 )
-from compressor.models.codec.forms import Entry, Part, Planned, encoded, plan_tensors
 from compressor.models.codec.headers import (
     DTYPES,
-    INDEX,
-    WEIGHTS,
-    Described,
     ShardHeader,
     TensorHeader,
     check_index,
-    in_shards,
-    index_text,
-    layout,
     read_header,
     read_index,
-    shard_names,
 )
+from compressor.models.codec.sparse import GROUP
 from compressor.models.element_types import TORCH_DTYPES
 from compressor.models.lazy_tensor import LazyTensor
-from compressor.types.tensors import Array
 
-DIGEST = "description"
-"""The note in a file that holds the sha256 of ``model.json``."""
-
-WRITER = "version"
-"""The note in a file that holds the version that wrote it."""
-
+_BY_NAME = {dtype.numpy().name: dtype for dtype in STORED}
+_SPARSE = frozenset(STORED) - {d for d in STORED if d.bitwidth < 8} - {ir.DataType.BOOL}
+_EDITED = "it was edited or damaged; export the model again"
 _OTHER = "it belongs to another model.json; export the model again"
-_DAMAGED = "the file is cut or damaged; copy it again"
-
-_NO_DIGEST = "0" * 64
-_SIDE_BITS = 1  # masks and indices come last, so that wider elements stay aligned
+_DAMAGED = "the file is truncated or damaged; copy it again"
 
 Stored = tuple[ShardHeader, TensorHeader]
 Buffer = bytearray | mmap.mmap
 
 
 @dataclass(frozen=True)
-class GraphPlan:
-    """What will be written.
+class Description:
+    """The content of ``model.json``, checked.
 
     Attributes:
-        model: the graph as it is; its inputs and outputs are described.
-        parts: the graph that is stored and its tensors.
-        shards: the tensors of each file, by the files' names.
+        digest: sha256 of the file.
+        inputs: names of the model's inputs, as listed beside the graph.
+        outputs: names of its outputs, likewise.
+        graph: the graph, as :func:`compressor.graph.skeleton.graph_from_json` takes it.
+        tensors: how each tensor is stored.
+        weights: the file beside it with the tensors, or the index of several.
     """
 
-    model: ir.Model
-    parts: Skeleton
-    shards: Mapping[str, Sequence[Planned]]
-    name: str
+    subject: str
+    digest: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    graph: Mapping[str, Any]
+    tensors: Mapping[str, Entry]
+    weights: str
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all files; those of sparse tensors are counted in full."""
-        shards = self.shards.items()
-        size = sum(self.room(tensors) + sum(t.nbytes for t in tensors) for _, tensors in shards)
-        if len(shards) > 1:
-            size += len(index_text({f: {t.name: t.nbytes for t in own} for f, own in shards}))
-        entries = {t.name: t.entry for _, tensors in shards for t in tensors}
-        return size + len(self.description(entries))
+    def model(self) -> ir.Model:
+        """Return the graph; its initializers have no data.
 
-    def room(self, tensors: Iterable[Planned]) -> int:
-        """Return the bytes before the data: enough for the header whatever is sparse."""
-        described: list[Described] = []
-        for tensor in tensors:
-            described += _described(tensor.name, tensor.entry, {})
-            if tensor.sparse is not None:
-                longest = max(tensor.sparse, key=lambda name: len(name.encode()))
-                described.append(Described(longest, "U8", (tensor.nbytes,), 1, 0))
-        return len(layout(described, self.metadata(_NO_DIGEST)).header)
-
-    def description(self, entries: Mapping[str, Entry]) -> bytes:
-        """Return ``model.json`` for tensors that are stored so."""
-        weights = INDEX if len(self.shards) > 1 else WEIGHTS
-        return description_text(self.model, self.parts, entries, weights)
-
-    def metadata(self, digest: str) -> dict[str, str]:
-        """Return the notes in the files; the digest is that of ``model.json``."""
-        return {"format": FORMAT, "name": self.name, DIGEST: digest, WRITER: __version__}
+        Raises:
+            ModelError: it is no graph, or has other tensors than are listed.
+        """
+        model = graph_from_json(self.graph, self.subject)
+        initializers = model.graph.initializers
+        for name in initializers.keys() ^ self.tensors.keys():
+            _fail(self.subject, f"has {name!r} in its graph or its list of tensors, not in both")
+        for name, entry in self.tensors.items():
+            value = initializers[name].const_value
+            if value is None or value.dtype != entry.dtype or value.shape.numpy() != entry.shape:
+                _fail(self.subject, f"describes {name!r} differently in its graph")
+        return model
 
 
-def plan_graph(
-    model: ir.Model,
-    parts: Skeleton,
-    name: str,
-    sparse: bool,
-    max_shard_size: int | None,
-) -> GraphPlan:
-    """Plan the files of a graph; no tensor is read.
-
-    Args:
-        model: the graph as it is.
-        parts: the graph that is stored.
-        sparse: tensors with many zeros may be stored as sparse.
-        max_shard_size: bytes of the tensors in a file before zeros are left out; ``None`` for a
-            single file. A larger tensor has a file of its own.
+def read_description(path: Path) -> Description:
+    """Read and check the file, except for the graph.
 
     Raises:
-        SpecError: safetensors does not hold a tensor's element type.
+        ModelError: it is missing, damaged, of another schema or of an unknown form.
     """
-    shards = in_shards(plan_tensors(parts.tensors, parts.widths, sparse), max_shard_size)
-    by_name = dict(zip(shard_names(len(shards)), shards, strict=True))
-    return GraphPlan(model, parts, by_name, name)
+    subject = f"model {str(path)!r}"
+    if not path.is_file():
+        raise ModelError(
+            subject, "does not exist", "give a directory that a safetensors export wrote"
+        )
+    try:
+        text = path.read_bytes()
+        document = json.loads(text.decode("utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
+        raise ModelError(
+            subject, f"is not JSON ({type(error).__name__}: {error})", _EDITED
+        ) from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        _fail(subject, f'is not a compressed model (no "format": "{FORMAT}")')
+    if document.get("schema") != SCHEMA:
+        raise ModelError(
+            subject,
+            f"has schema {document.get('schema')!r}, this version reads {SCHEMA}",
+            "export the model again, or install the version that wrote it",
+        )
+    graph, tensors, weights = (document.get(k) for k in ("graph", "tensors", "weights"))
+    if not isinstance(graph, dict) or not isinstance(tensors, dict):
+        _fail(subject, "lacks its graph or its tensors")
+    if not isinstance(weights, str) or Path(weights).name != weights:
+        _fail(subject, f"names the weights {weights!r}, which is not a file beside it")
+    entries = {name: _entry(name, value, subject) for name, value in tensors.items()}
+    _check_names(entries, subject)
+    digest = hashlib.sha256(text).hexdigest()
+    inputs, outputs = (_names(document.get(key)) for key in ("inputs", "outputs"))
+    return Description(subject, digest, inputs, outputs, graph, entries, weights)
 
 
-def write_graph(plan: GraphPlan, directory: Path) -> tuple[Path, ...]:
-    """Write the files, evaluating one tensor after another, each once.
-
-    Returns:
-        All files, the main one first: the weights, or their index.
-
-    Raises:
-        ArtifactError: a tensor is not what its type and shape say.
-    """
-    entries: dict[str, Entry] = {}
-    stored: dict[str, list[Described]] = {}
-    for file, tensors in plan.shards.items():
-        with (directory / file).open("wb") as stream:
-            stored[file] = _write_data(stream, plan, tensors, entries)
-    description = plan.description(entries)
-    metadata = plan.metadata(hashlib.sha256(description).hexdigest())
-    for file, described in stored.items():
-        room = plan.room(plan.shards[file])
-        with (directory / file).open("r+b") as stream:
-            stream.write(layout(described, metadata, room).header)
-    (directory / DESCRIPTION).write_bytes(description)
-    paths = [directory / file for file in plan.shards]
-    if len(paths) > 1:
-        sizes = {file: {d.name: d.nbytes for d in tensors} for file, tensors in stored.items()}
-        (directory / INDEX).write_bytes(index_text(sizes))
-        paths.insert(0, directory / INDEX)
-    return (*paths, directory / DESCRIPTION)
+def _names(value: Any) -> tuple[str, ...]:
+    """Return the names in a list of inputs or outputs; empty where it is malformed."""
+    specs = value if isinstance(value, list) else []
+    return tuple(str(spec.get("name")) for spec in specs if isinstance(spec, dict))
 
 
-def _write_data(
-    stream: IO[bytes], plan: GraphPlan, tensors: Sequence[Planned], entries: dict[str, Entry]
-) -> list[Described]:
-    """Write all but the header in the order of its layout, and note how tensors are stored."""
-    described: list[Described] = []
-    beside: dict[str, tuple[int, int]] = {}
-    stream.seek(plan.room(tensors))
-    with TemporaryFile(dir=Path(stream.name).parent) as later:
-        for tensor in sorted(tensors, key=lambda t: (-t.entry.width, t.name)):
-            entry, parts = encoded(tensor, plan.parts.tensors[tensor.name])
-            entries[tensor.name] = entry
-            described += _described(tensor.name, entry, parts)
-            for name, data in parts.items():
-                if name == tensor.name:
-                    stream.write(data.data)
-                else:
-                    beside[name] = later.tell(), data.nbytes
-                    later.write(data.data)
-        for name in sorted(beside):
-            start, length = beside[name]
-            later.seek(start)
-            stream.write(later.read(length))
-    return described
+def _entry(name: str, value: Any, subject: str) -> Entry:
+    """Invert :meth:`Entry.as_json`."""
+    fields = value if isinstance(value, dict) else {}
+    dtype, shape = _BY_NAME.get(str(fields.get("dtype"))), fields.get("shape")
+    if dtype is None or not isinstance(shape, list):
+        _fail(subject, f"does not say the dtype and shape of {name!r}")
+    if not all(type(length) is int and length >= 0 for length in shape):
+        _fail(subject, f"gives {name!r} the shape {shape!r}")
+    if "form" not in fields:
+        entry = Entry(dtype, tuple(shape))
+        if fields.get("packed", 1) != entry.packed:
+            _fail(subject, f"packs {fields.get('packed')!r} elements of {name!r} in a byte")
+        return entry
+    form = _form(fields, dtype, tuple(shape))
+    if form is None:
+        raise ModelError(
+            subject,
+            f"stores {name!r}, {dtype.numpy().name}{shape}, in a form that this version does not "
+            f"know ({fields['form']!r}) or that does not fit",
+            "install the version that wrote it, or export the model again",
+        )
+    return Entry(dtype, tuple(shape), form)
 
 
-def _described(name: str, entry: Entry, values: Mapping[str, Array]) -> Iterator[Described]:
-    """Describe the parts of a tensor for the header.
+def _form(fields: Mapping[str, Any], dtype: ir.DataType, shape: tuple[int, ...]) -> Form | None:
+    """Return how a tensor is stored; ``None`` where that is unknown or impossible."""
+    match fields:
+        case {"form": "bits", "bits": int(bits)} if dtype in INTEGER_CODES:
+            return Bits(bits) if 1 <= bits < dtype.bitwidth else None
+        case {"form": "bitmask", "mask": str(mask)} if dtype in _SPARSE:
+            return Bitmask(mask)
+        case {"form": "n-of-m", "n": 1 | 2 as n, "m": m, "axis": int(axis), "indices": str(name)}:
+            fits = dtype in _SPARSE and m == GROUP and 0 <= axis < len(shape)
+            return NOfM(int(n), axis, name) if fits and shape[axis] % GROUP == 0 else None
+    return None
 
-    ``values`` are the elements of its parts by name, for parts whose shape only they tell.
-    """
-    for part_name, part in entry.parts(name).items():
-        shape = values[part_name].shape if part.shape is None else part.shape
-        bits = entry.width if part_name == name else _SIDE_BITS
-        nbytes = prod(shape) * DTYPES[part.dtype].itemsize
-        yield Described(part_name, part.dtype, shape, bits, nbytes)
+
+def _check_names(entries: Mapping[str, Entry], subject: str) -> None:
+    """Check that no two tensors share what is stored of them."""
+    taken = set(entries)
+    for name, entry in entries.items():
+        if isinstance(entry.form, Bitmask | NOfM):  # others are stored under their name alone
+            part = entry.form.mask if isinstance(entry.form, Bitmask) else entry.form.indices
+            if part in taken:
+                _fail(subject, f"stores {part!r} for {name!r} and for another tensor")
+            taken.add(part)
+
+
+def _fail(subject: str, problem: str) -> NoReturn:
+    raise ModelError(subject, problem, _EDITED)
 
 
 def read_tensors(
