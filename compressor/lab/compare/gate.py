@@ -15,8 +15,8 @@ from typing import Any, Literal, NoReturn
 
 from compressor.errors import DataError, SpecError
 from compressor.lab.compare.compare import Comparison
-from compressor.lab.compare.statistics import Difference
 from compressor.report import formats
+from compressor.run.statistics import Difference
 
 Status = Literal["passed", "failed", "undecided"]
 

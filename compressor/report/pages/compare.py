@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compressor.lab.compare.gate import drop_words, loss_words, probability
-from compressor.lab.compare.statistics import Difference
 from compressor.lab.compare.trend import LevelChange, Point, Trend
 from compressor.lab.inspect.path import REPORT
 from compressor.report import formats
@@ -26,6 +25,7 @@ from compressor.report.page import (
 )
 from compressor.report.tables import FLOAT_MODEL
 from compressor.run.artifacts import FLOAT
+from compressor.run.statistics import Difference
 
 if TYPE_CHECKING:
     from compressor.lab.compare.compare import Comparison

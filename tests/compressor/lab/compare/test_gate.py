@@ -134,7 +134,7 @@ def test_strict_needs_a_limit(worse: Comparison) -> None:
 
 def test_equal_models_fail_as_often_as_alpha_says() -> None:
     """The smaller sister of ``bench_gate``: 600 pairs, 2000 samples, 3 percent disagreement."""
-    from compressor.lab.compare.statistics import Scale, paired_difference
+    from compressor.run.statistics import Scale, paired_difference
 
     rng = np.random.default_rng(0)
     alarms = 0
