@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from compressor.report import formats
-from compressor.run.verdicts import Verdict
+from compressor.run.verdicts import WIDEST_RATIO, Verdict, verdict_of
 
 Report = Mapping[str, Any]
 _METRIC_DROP = "metric-drop"
@@ -192,11 +192,15 @@ def _speed_words(artifact: Mapping[str, Any]) -> str:
     if artifact["latency_ratio"] is None:
         return ""
     ratio = artifact["latency"][0]["ratio"]
-    low, high = ratio["ci95"]
-    if low <= 1.0 <= high:
-        return "as fast as the float model within noise"
-    value = float(ratio["value"])
-    return f"{_times(1 / value)} faster" if value < 1 else f"{_times(value)} the latency"
+    low, high = (float(end) for end in ratio["ci95"])
+    verdict = verdict_of((low, high), 1.0, WIDEST_RATIO)
+    if verdict != "unknown":
+        value = float(ratio["value"])
+        return f"{_times(1 / value)} faster" if value < 1 else f"{_times(value)} the latency"
+    interval = formats.ratio_interval((low, high))
+    if low <= 1.0 <= high <= WIDEST_RATIO * low:
+        return f"as fast as the float model within noise ({interval} ×)"
+    return f"speed unknown ({interval} × the float model's latency)"
 
 
 def _metric_words(report: Report, artifact: Mapping[str, Any]) -> str:

@@ -1,5 +1,7 @@
 from typing import Any
 
+import pytest
+
 from compressor.report import verdict
 from compressor.report.terminal import reason_line
 from compressor.run.verdicts import judge
@@ -126,8 +128,27 @@ def test_slower_and_larger_and_unchanged_are_said_plainly(passed_report: Report)
     artifact["latency"][0]["ratio"] = {"value": 1.01, "ci95": [0.99, 1.03]}
     artifact["metric"] = passed_report["baseline"]["metric"]
     assert verdict.gist(passed_report) == (
-        "1.30 × the size, as fast as the float model within noise, accuracy unchanged"
+        "1.30 × the size, as fast as the float model within noise (0.99 to 1.03 ×), "
+        "accuracy unchanged"
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "interval", "words"),
+    [
+        (1.33, [0.17, 36.0], "speed unknown (0.17 to 36.00 × the float model's latency)"),
+        (1.33, [1.02, 112.0], "speed unknown (1.02 to 112 × the float model's latency)"),
+        (0.5, [0.48, 0.52], "2.0 × faster"),
+        (2.4, [2.3, 2.5], "2.4 × the latency"),
+    ],
+)
+def test_a_speed_that_is_hardly_known_is_not_called_the_same(
+    passed_report: Report, value: float, interval: list[float], words: str
+):
+    artifact = passed_report["artifacts"][1]
+    artifact["latency"][0]["ratio"] = {"value": value, "ci95": interval}
+    artifact["latency_ratio"] = value
+    assert f", {words}, " in verdict.gist(passed_report)
 
 
 def test_the_first_deployed_artifact_is_the_main_one(passed_report: Report):
