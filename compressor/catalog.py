@@ -42,6 +42,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     },
     "metric": {
         "accuracy": "compressor.run.metrics:ACCURACY",
+        "agreement": "compressor.run.metrics:AGREEMENT",
         "top5": "compressor.run.metrics:TOP5",
         "mse": "compressor.run.metrics:MSE",
         "cosine": "compressor.run.metrics:COSINE",

@@ -177,7 +177,7 @@ def test_maths_knows_no_model_and_no_file():
         "compressor/calibration/histogram.py",
         "compressor/calibration/moments.py",
         "compressor/exporters/archive/forms.py",
-        "compressor/lab/compare/statistics.py",
+        "compressor/run/statistics.py",
         "compressor/models/codec/bit_stream.py",
         "compressor/models/codec/sparse.py",
         "compressor/passes/prune/criteria.py",

@@ -113,7 +113,7 @@ def gate(
 
     BASE and CANDIDATE are output folders of runs, or their report.json. A metric fails if the loss
     is over the limit and no chance result: equally good models would lose as much with a
-    probability below --alpha. What the samples cannot settle is undecided, and passes unless
+    probability below --alpha. What the samples cannot settle is unknown, and passes unless
     --strict. The result is appended to $GITHUB_STEP_SUMMARY where that is set. With --history, the
     candidate is added to that file, and the run at which the metric stepped is named.
     """

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 @history_option
 @label_option
 @click.option("--memory", is_flag=True, help="Also measure the peak memory of each model.")
+@click.option("--strict", is_flag=True, help="Fail also where a verdict is unknown.")
 def run(
     spec: Path,
     settings: tuple[str, ...],
@@ -46,6 +47,7 @@ def run(
     history: Path | None,
     label: str,
     memory: bool,
+    strict: bool,
 ) -> None:
     """Compress, export, verify and report, as SPEC says.
 
@@ -59,7 +61,9 @@ def run(
     from compressor.spec.user_code import importable
 
     with importable([Path.cwd()]):
-        options = RunOptions(fresh=fresh, force=force, history=history, label=label, memory=memory)
+        options = RunOptions(
+            fresh=fresh, force=force, history=history, label=label, memory=memory, strict=strict
+        )
         code = run_and_show(load_spec(spec, settings), options, as_json=as_json, quiet=quiet)
     raise click.exceptions.Exit(code)
 
@@ -93,7 +97,7 @@ def run_and_show(spec: Spec, options: RunOptions, *, as_json: bool, quiet: bool)
 
     from compressor.files import json_text
     from compressor.report.run import run_spec
-    from compressor.report.terminal import run_page, show
+    from compressor.report.terminal import reason_line, run_page, show
     from compressor.run.execute import help_run
     from compressor.run.ranks import ranks
 
@@ -108,7 +112,9 @@ def run_and_show(spec: Spec, options: RunOptions, *, as_json: bool, quiet: bool)
     elif not quiet:
         if result.cached:
             click.echo("Nothing has changed: these are the results of an earlier run.", err=True)
-        show(run_page(result.report, _near(result.output / "report.html")), stderr)
+        show(run_page(result.report, _near(result.output)), stderr)
+    elif result.exit_code:
+        click.echo(reason_line(result.report, _near(result.output)), err=True)
     return int(result.exit_code)
 
 

@@ -34,7 +34,7 @@ def append_summary(path: Path, markdown: str) -> None:
 def junit_text(result: GateResult) -> str:
     """Return a test suite with one case for each check; without times, so that it is repeatable.
 
-    What is undecided and let pass is a case that passed, with the words in its output.
+    An unknown verdict that the gate lets pass is a case that was skipped, with the reason.
     """
     side = result.comparison.candidate
     suite = Tree.Element(
@@ -43,7 +43,7 @@ def junit_text(result: GateResult) -> str:
         tests=str(len(result.checks)),
         failures=str(sum(not check.ok for check in result.checks)),
         errors="0",
-        skipped="0",
+        skipped=str(sum(check.ok and check.verdict == "unknown" for check in result.checks)),
     )
     model = _printable(f"{side.run.report['name']}.{side.name}")
     for check in result.checks:
@@ -59,10 +59,12 @@ def _case(check: Check, model: str) -> Tree.Element:
     case = Tree.Element("testcase", classname=model, name=check.name)
     text = _printable(check.text)
     if not check.ok:
-        failure = Tree.SubElement(case, "failure", message=text, type=check.status)
+        failure = Tree.SubElement(case, "failure", message=text, type=check.verdict)
         failure.text = text
+    elif check.verdict == "unknown":
+        Tree.SubElement(case, "skipped", message=text)
     else:
-        Tree.SubElement(case, "system-out").text = f"{check.status}: {text}"
+        Tree.SubElement(case, "system-out").text = f"{check.verdict}: {text}"
     return case
 
 

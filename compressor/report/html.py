@@ -37,6 +37,8 @@ from compressor.report.verdict import (
     main_artifact,
     metric_name,
     metric_title,
+    run_verdict,
+    unknowns,
 )
 
 _MOST_FILES = 40
@@ -71,7 +73,8 @@ def html_report(report: Report, related: Related = NONE, history: Trend | None =
         report=report,
         headline=headline(report),
         gist=gist(report),
-        failures=failures(report),
+        verdict=run_verdict(report),
+        failures=[*failures(report), *unknowns(report)],
         main=main_artifact(report),
         tiles=_tiles(report),
         metric=metric_name(report),
@@ -154,7 +157,8 @@ def _tiles(report: Report) -> list[Tile]:
     if artifact is None:
         return []
     limits = {row.key: row for row in limit_rows(report) if row.artifact == artifact["path"]}
-    old_size, new_size = report["baseline"]["bytes"], artifact["bytes"]
+    old_size = artifact.get("float_bytes", report["baseline"]["bytes"])
+    new_size = artifact["bytes"]
     size = Tile(
         "Size",
         formats.size(new_size),

@@ -17,9 +17,17 @@ from compressor.report.tables import (
     pass_notes,
     pass_table,
 )
-from compressor.report.verdict import failures, gist, headline, main_artifact
+from compressor.report.verdict import (
+    failures,
+    gist,
+    headline,
+    main_artifact,
+    run_verdict,
+    unknowns,
+)
+from compressor.run.verdicts import Verdict
 
-PASSED, FAILED, UNDECIDED = "✅", "❌", "⚠️"
+MARKS: Mapping[Verdict, str] = {"passed": "✅", "failed": "❌", "unknown": "⚠️"}
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!$@])")
 
 
@@ -41,7 +49,7 @@ def markdown_report(report: Mapping[str, Any]) -> str:
     for name, *rest, verdict in content.rows:
         assert isinstance(name, Cell)
         assert isinstance(verdict, Cell)
-        rows.append([Cell(name.text, code=name.code, tag=name.tag, ok=verdict.ok), *rest])
+        rows.append([Cell(name.text, code=name.code, tag=name.tag, verdict=verdict.verdict), *rest])
     blocks = [
         _verdict(report),
         table(Table(content.columns[:-1], rows)),
@@ -82,9 +90,10 @@ def code(value: str) -> str:
 
 
 def _verdict(report: Mapping[str, Any]) -> str:
-    mark = PASSED if report["ok"] else FAILED
+    mark = MARKS[run_verdict(report)]
     blocks = [f"# {text(report['name'])}", f"**{mark} {text(headline(report))}**"]
-    blocks.append(listed(f"{code(name)}: {text(what)}" for name, what in failures(report)))
+    open_points = (*failures(report), *unknowns(report))
+    blocks.append(listed(f"{code(name)}: {text(what)}" for name, what in open_points))
     artifact = main_artifact(report)
     if artifact is not None:
         blocks.append(f"{code(artifact['path'])}: {text(gist(report))}.")
@@ -114,8 +123,8 @@ def _cell(entry: Entry) -> str:
     if isinstance(entry, str):
         return text(entry)
     words = _in_table(entry.text) if entry.code else text(entry.text)
-    if entry.ok is not None:
-        words = f"{PASSED if entry.ok else FAILED} {words}".rstrip()
+    if entry.verdict:
+        words = f"{MARKS[entry.verdict]} {words}".rstrip()
     words += f" {text(entry.tag)}" if entry.tag else ""
     return f"{words} ({text(entry.note)})" if entry.note else words
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from compressor.run.verdicts import Verdict
+
 Style = Literal["", "strong", "faint", "good", "bad", "open"]
 
 
@@ -51,7 +53,7 @@ class Cell:
         tag: a word behind a name.
         small: further words, for HTML only, such as why there is no number.
         code: it is the name of a file, a layer or a pass.
-        ok: whether something passed; ``None`` where that is not the question.
+        verdict: whether something passed; empty where that is not the question.
         style: how it is emphasized on a terminal.
         chart: what is drawn beside it, for HTML only.
         items: a list below it, for HTML only.
@@ -62,7 +64,7 @@ class Cell:
     tag: str = ""
     small: str = ""
     code: bool = False
-    ok: bool | None = None
+    verdict: Verdict | Literal[""] = ""
     style: Style = ""
     chart: Bar | Interval | None = None
     items: tuple[str, ...] = ()

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from compressor.report.formats import plural
-from compressor.report.verdict import Report, artifact_ok
+from compressor.report.verdict import Report, artifact_verdict
+from compressor.run.verdicts import Verdict
 
 _REPORT = "report.json"
 _MOST_RUNS = 200
@@ -25,7 +26,7 @@ class Point:
         size_ratio: bytes over the float model's.
         latency_ratio: latency over the float model's, timed side by side; ``None`` for what is
             not deployed.
-        ok: the run's limits and checks hold for it.
+        verdict: by the run's limits and checks.
         own: it is of this report.
         beaten_in_size: another point is at least as good in metric and size, and better in one.
         beaten_in_latency: the same for metric and latency.
@@ -38,7 +39,7 @@ class Point:
     size_ratio: float
     latency_ratio: float | None
     latency_ci95: tuple[float, float] | None
-    ok: bool
+    verdict: Verdict
     own: bool
     beaten_in_size: bool = False
     beaten_in_latency: bool = False
@@ -143,7 +144,7 @@ def _points(name: str, report: Report, *, own: bool) -> Iterator[Point]:
             size_ratio=float(artifact["size_ratio"]),
             latency_ratio=None if ratio is None else float(ratio["value"]),
             latency_ci95=None if ratio is None else _pair(ratio["ci95"]),
-            ok=artifact_ok(report, artifact),
+            verdict=artifact_verdict(report, artifact),
             own=own,
         )
 

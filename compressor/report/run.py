@@ -34,7 +34,8 @@ class RunResult:
 
     Attributes:
         report: the content of ``report.json``.
-        exit_code: 0, 1 where a limit failed, 4 where an artifact failed its check.
+        exit_code: 0, 1 where a limit failed or, for a strict run, is unknown, 4 where an artifact
+            failed its check.
         cached: nothing had changed: every result is that of an earlier run.
     """
 
@@ -87,7 +88,8 @@ def run_spec(
             trend = record_run(spec.output, options.history, options.label, progress)
             _publish(workspace, report, artifacts, trend)
     failed_check = any(not c["ok"] for a in report["artifacts"] for c in a["checks"])
-    code = ExitCode.DONE if report["ok"] else ExitCode.LIMIT_FAILED
+    passes = report["ok"] and not (options.strict and report["verdict"] == "unknown")
+    code = ExitCode.DONE if passes else ExitCode.LIMIT_FAILED
     code = ExitCode.ARTIFACT_FAILED if failed_check else code
     return RunResult(report, spec.output, code, cached=store.written == 0)
 

@@ -11,9 +11,10 @@ from compressor.report import formats
 from compressor.report.page import Bar, Cell, Column, Entry, Interval, Table, left, right
 from compressor.report.verdict import (
     Report,
-    artifact_ok,
+    artifact_verdict,
     check_rows,
     limit_rows,
+    main_artifact,
     metric_name,
     metric_title,
 )
@@ -27,8 +28,10 @@ _MEMORY, _VERDICT = "peak memory", "verdict"
 
 def model_table(report: Report) -> Table:
     """Return the float model and each artifact, side by side."""
-    base = report["baseline"]
+    base, main = report["baseline"], main_artifact(report)
     entries = [base, *report["artifacts"]]
+    sizes = [int((main or base).get("float_bytes", base["bytes"]))]
+    sizes += [int(entry["bytes"]) for entry in report["artifacts"]]
     limited = any(entry["name"] == "metric-drop" for entry in report["limits"])
     legend = "dashed: float, red: limit" if limited else "dashed: float"
     columns = [
@@ -42,7 +45,7 @@ def model_table(report: Report) -> Table:
         Column(_MEMORY, "number", html=True),
         Column(_VERDICT),
     ]
-    largest = max(*(int(entry["bytes"]) for entry in entries), 1)
+    largest = max(*sizes, 1)
     rows: list[list[Entry]] = [
         [
             _name(report, entry),
@@ -50,22 +53,22 @@ def model_table(report: Report) -> Table:
             Cell(chart=metric_interval(report, entry)),
             Cell(formats.NOTHING) if entry is base else _drop(report, entry),
             Cell(
-                formats.size(entry["bytes"]),
-                chart=Bar(100.0 * int(entry["bytes"]) / largest, entry is not base),
+                formats.size(size),
+                chart=Bar(100.0 * size / largest, entry is not base),
             ),
             formats.NOTHING if entry is base else formats.ratio(entry["size_ratio"]),
             _latency(entry),
             Cell(formats.NOTHING) if entry is base else _latency_ratio(entry),
             _memory(entry),
-            Cell(ok=None if entry is base else artifact_ok(report, entry)),
+            Cell(verdict="" if entry is base else artifact_verdict(report, entry)),
         ]
-        for entry in entries
+        for entry, size in zip(entries, sizes, strict=True)
     ]
     return Table(columns, rows)
 
 
 def limit_table(report: Report) -> Table:
-    """Return the limits and what was measured, failed ones first."""
+    """Return the limits and what was measured: failed ones first, then unknown ones."""
     columns = [
         *left("limit", "artifact"),
         *right("measured", "at most"),
@@ -76,10 +79,11 @@ def limit_table(report: Report) -> Table:
     for row in limit_rows(report):
         used = None
         if row.share is not None:
-            used = Bar(min(row.share * 100, 100), True, not row.ok, 100 / max(row.share, 1))
+            over = row.verdict == "failed"
+            used = Bar(min(row.share * 100, 100), True, over, 100 / max(row.share, 1))
         measured = Cell(row.measured, small=row.interval)
         name = Cell(row.artifact, code=True)
-        verdict = Cell(row.note, ok=row.ok)
+        verdict = Cell(row.note, verdict=row.verdict)
         rows.append([row.name, name, measured, row.limit, Cell(chart=used), verdict])
     return Table(columns, rows)
 
@@ -108,7 +112,12 @@ def check_table(report: Report) -> Table:
         Column("detail", "words"),
     ]
     rows: list[list[Entry]] = [
-        [Cell(check.artifact, code=True), check.name, Cell(ok=check.ok), check.detail]
+        [
+            Cell(check.artifact, code=True),
+            check.name,
+            Cell(verdict="passed" if check.ok else "failed"),
+            check.detail,
+        ]
         for check in check_rows(report)
     ]
     return Table(columns, rows)
@@ -300,5 +309,6 @@ def _won_back(entry: Mapping[str, Any]) -> list[str]:
     drop = formats.metric_change(untrained["metric_drop"], share=share)
     shown = f"without training {formats.metric(untrained['metric'])}, {drop} lost in this pass"
     if untrained["won_back"] is None:
-        return [f"{shown}: nothing to win back"]
+        reason = untrained.get("won_back_reason") or "nothing was lost without training"
+        return [f"{shown}: {reason}"]
     return [f"{shown}; training won {untrained['won_back']:.0f} % of that back"]

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from compressor.report.page import GAP, Cell, Entry, Line, Page, Style, Table, bullets, line
 from compressor.report.tables import missing_reasons, model_table
-from compressor.report.verdict import failures, gist, headline, main_artifact
+from compressor.report.verdict import (
+    Report,
+    failures,
+    gist,
+    headline,
+    main_artifact,
+    next_step,
+    run_verdict,
+    unknowns,
+)
+from compressor.run.verdicts import Verdict
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -23,6 +33,8 @@ _STYLES: Mapping[Style, str] = {
     "bad": "bold red",
     "open": "yellow",
 }
+
+VERDICT_STYLES: Mapping[Verdict, Style] = {"passed": "good", "failed": "bad", "unknown": "open"}
 
 
 def show(page: Page, stream: TextIO) -> None:
@@ -55,20 +67,29 @@ def plain_text(page: Page) -> str:
     return "".join(f"{text.rstrip()}\n" for text in captured.get().splitlines())
 
 
-def run_page(report: Mapping[str, Any], where: str | None = None) -> Page:
+def run_page(report: Report, folder: str | None = None) -> Page:
     """Return what ``compress run`` prints at its end.
 
     Args:
-        where: path of the report to point to.
+        folder: the run's output folder, whose report it names.
     """
-    verdict = [line(headline(report), "good" if report["ok"] else "bad")]
+    verdict = [line(headline(report), VERDICT_STYLES[run_verdict(report)])]
     verdict += bullets((f"{artifact}: {what}" for artifact, what in failures(report)), "bad")
+    verdict += bullets((f"{artifact}: {what}" for artifact, what in unknowns(report)), "open")
     artifact = main_artifact(report)
     if artifact is not None:
         verdict.append(line(f"{artifact['path']}: {gist(report)}"))
-    if where is not None:
-        verdict.append(line(f"Report: {where}"))
+    if folder is not None:
+        step = next_step(report, folder)
+        verdict += [line(f"Next: {step}")] if step else []
+        verdict.append(line(f"Report: {folder}/report.html"))
     return [model_table(report), *bullets(missing_reasons(report)), GAP, *verdict]
+
+
+def reason_line(report: Report, folder: str) -> str:
+    """Return in one line why a run did not pass, and what to do next."""
+    artifact, what = [*failures(report), *unknowns(report)][0]
+    return f"{headline(report)}: {artifact}: {what}. Next: {next_step(report, folder)}"
 
 
 def _rendered(page: Page) -> Group:
@@ -121,8 +142,8 @@ def _text(entry: Entry) -> Text:
     if isinstance(entry, str):
         return Text("".join(map(_printable, entry)))
     words, style = entry.text, entry.style
-    if entry.ok is not None:
-        words, style = ("passed", "good") if entry.ok else ("failed", "bad")
+    if entry.verdict:
+        words, style = entry.verdict, VERDICT_STYLES[entry.verdict]
     text = Text("".join(map(_printable, words)), style=_STYLES[style])
     if entry.tag:
         text.append(f" {entry.tag}", style=_STYLES["faint"])

@@ -1,4 +1,4 @@
-"""The verdict in words: which limits and checks hold, and by how much they do not."""
+"""The verdict in words: which limits and checks hold, which do not, and which are unknown."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from compressor.report import formats
+from compressor.run.verdicts import WIDEST_RATIO, Verdict, verdict_of
 
 Report = Mapping[str, Any]
 _METRIC_DROP = "metric-drop"
+_ORDER: tuple[Verdict, ...] = ("failed", "unknown", "passed")
 _TITLES = {
     "accuracy": "Accuracy",
     "top5": "Top-5 accuracy",
@@ -28,7 +30,7 @@ class LimitRow:
         name: what is limited, in words.
         key: its name in the spec.
         interval: its 95 % interval; empty without one.
-        note: by how much it is exceeded, or why it holds nevertheless.
+        note: by how much it is exceeded, or why the verdict is unknown.
         share: measured over limit; ``None`` where that says nothing.
     """
 
@@ -38,7 +40,7 @@ class LimitRow:
     limit: str
     measured: str
     interval: str
-    ok: bool
+    verdict: Verdict
     note: str
     share: float | None
 
@@ -65,9 +67,9 @@ def metric_title(report: Report) -> str:
 
 
 def limit_rows(report: Report) -> list[LimitRow]:
-    """Return the limits in words, failed ones first."""
+    """Return the limits in words: failed ones first, then unknown ones."""
     rows = [_limit_row(report, entry) for entry in report["limits"]]
-    return sorted(rows, key=lambda row: row.ok)
+    return sorted(rows, key=lambda row: _ORDER.index(row.verdict))
 
 
 def check_rows(report: Report) -> list[CheckRow]:
@@ -82,42 +84,86 @@ def check_rows(report: Report) -> list[CheckRow]:
 
 def headline(report: Report) -> str:
     """Return in one sentence whether the run passed."""
-    limits, checks = report["limits"], check_rows(report)
-    lost = sum(not entry["ok"] for entry in limits)
+    limits, checks = [row.verdict for row in limit_rows(report)], check_rows(report)
     broken = sum(not check.ok for check in checks)
-    if report["ok"]:
-        held = formats.plural(len(checks), "check")
-        if not limits:
-            return f"Passed: {held} held, no limits are set"
-        return f"Passed: {formats.plural(len(limits), 'limit')} and {held} held"
-    parts = [
-        f"{failed} of {formats.plural(len(rows), noun)}"
-        for failed, rows, noun in ((lost, limits, "limit"), (broken, checks, "check"))
-        if failed
-    ]
-    return f"Failed: {' and '.join(parts) or 'see the report'}"
+    verdict = run_verdict(report)
+    if verdict == "failed":
+        parts = [
+            f"{failed} of {formats.plural(total, noun)}"
+            for failed, total, noun in (
+                (limits.count("failed"), len(limits), "limit"),
+                (broken, len(checks), "check"),
+            )
+            if failed
+        ]
+        return f"Failed: {' and '.join(parts) or 'see the report'}"
+    held = formats.plural(len(checks), "check")
+    if verdict == "unknown":
+        if report["baseline"]["metric"] is None:
+            return f"Unknown: written, {held} held, quality not measured"
+        open_limits = f"{limits.count('unknown')} of {formats.plural(len(limits), 'limit')}"
+        return f"Unknown: {open_limits} cannot be decided, {held} held"
+    if not limits:
+        return f"Passed: {held} held, no limits are set"
+    return f"Passed: {formats.plural(len(limits), 'limit')} and {held} held"
 
 
 def failures(report: Report) -> list[tuple[str, str]]:
     """Return what failed: the artifact, and what is wrong with it in words."""
-    failed = []
-    for row in limit_rows(report):
-        if not row.ok:
-            interval = f" (95 % CI {row.interval})" if row.interval else ""
-            text = f"{row.name} {row.measured}{interval}, limit {row.limit}: {row.note}"
-            failed.append((row.artifact, text))
-    failed += [
+    return _limits_that_are(report, "failed") + [
         (check.artifact, f"check “{check.name}” failed: {check.detail or 'no detail'}")
         for check in check_rows(report)
         if not check.ok
     ]
-    return failed
 
 
-def artifact_ok(report: Report, artifact: Mapping[str, Any]) -> bool:
-    """Return whether all limits and checks of one artifact hold."""
-    limits = [e["ok"] for e in report["limits"] if e["artifact"] == artifact["path"]]
-    return all(limits) and all(check["ok"] for check in artifact["checks"])
+def unknowns(report: Report) -> list[tuple[str, str]]:
+    """Return what could not be decided: the artifact, and why in words."""
+    return _limits_that_are(report, "unknown")
+
+
+def _limits_that_are(report: Report, verdict: Verdict) -> list[tuple[str, str]]:
+    lines = []
+    for row in limit_rows(report):
+        if row.verdict == verdict:
+            interval = f" (95 % CI {row.interval})" if row.interval else ""
+            text = f"{row.name} {row.measured}{interval}, limit {row.limit}: {row.note}"
+            lines.append((row.artifact, text))
+    return lines
+
+
+def run_verdict(report: Report) -> Verdict:
+    """Return the verdict on a run; reports of earlier versions know passed and failed alone."""
+    verdict: Verdict = report.get("verdict") or ("passed" if report["ok"] else "failed")
+    return verdict
+
+
+def next_step(report: Report, folder: str) -> str:
+    """Return what to do about a verdict that is not passed; empty where it is.
+
+    Args:
+        folder: the run's output folder.
+    """
+    verdicts = {row.key: row.verdict for row in limit_rows(report) if row.verdict != "passed"}
+    if not all(check.ok for check in check_rows(report)):
+        return f"read the failed checks in {folder}/report.md"
+    if "failed" in verdicts.values():
+        return f"compress explain {folder}"
+    if report["baseline"]["metric"] is None and _METRIC_DROP in verdicts:
+        return f"to measure quality, name data.evaluation in a spec (compress init {folder})"
+    if _METRIC_DROP in verdicts:
+        return "evaluate more samples, or allow more with limits.metric-drop"
+    if verdicts:
+        return f"measure longer: compress bench {folder}"
+    return ""
+
+
+def artifact_verdict(report: Report, artifact: Mapping[str, Any]) -> Verdict:
+    """Return the verdict on one artifact by its limits and checks."""
+    rows = [row.verdict for row in limit_rows(report) if row.artifact == artifact["path"]]
+    if "failed" in rows or not all(check["ok"] for check in artifact["checks"]):
+        return "failed"
+    return "unknown" if "unknown" in rows else "passed"
 
 
 def main_artifact(report: Report) -> Mapping[str, Any] | None:
@@ -146,11 +192,15 @@ def _speed_words(artifact: Mapping[str, Any]) -> str:
     if artifact["latency_ratio"] is None:
         return ""
     ratio = artifact["latency"][0]["ratio"]
-    low, high = ratio["ci95"]
-    if low <= 1.0 <= high:
-        return "as fast as the float model within noise"
-    value = float(ratio["value"])
-    return f"{_times(1 / value)} faster" if value < 1 else f"{_times(value)} the latency"
+    low, high = (float(end) for end in ratio["ci95"])
+    verdict = verdict_of((low, high), 1.0, WIDEST_RATIO)
+    if verdict != "unknown":
+        value = float(ratio["value"])
+        return f"{_times(1 / value)} faster" if value < 1 else f"{_times(value)} the latency"
+    interval = formats.ratio_interval((low, high))
+    if low <= 1.0 <= high <= WIDEST_RATIO * low:
+        return f"as fast as the float model within noise ({interval} ×)"
+    return f"speed unknown ({interval} × the float model's latency)"
 
 
 def _metric_words(report: Report, artifact: Mapping[str, Any]) -> str:
@@ -170,28 +220,32 @@ def _times(value: float) -> str:
 
 
 def _limit_row(report: Report, entry: Mapping[str, Any]) -> LimitRow:
-    key, limit, measured = entry["name"], float(entry["limit"]), float(entry["measured"])
-    if key == _METRIC_DROP:
-        share = formats.is_share(report["baseline"]["metric"])
-        name, unit = f"{metric_name(report)} drop", " points" if share else ""
-        texts = formats.compared(measured, limit, significant=not share)
+    key, limit, measured = entry["name"], float(entry["limit"]), entry["measured"]
+    share = formats.is_share(report["baseline"]["metric"])
+    is_metric = key == _METRIC_DROP
+    name = f"{metric_name(report)} drop" if is_metric else key.replace("-", " ")
+    unit = (" points" if share else "") if is_metric else " ×"
+    verdict: Verdict = entry.get("verdict") or ("passed" if entry["ok"] else "failed")
+    interval, note = entry.get("ci95"), entry.get("reason") or ""
+    if measured is None:
+        texts = formats.NOT_MEASURED, formats.compared(limit, limit)[0]
     else:
-        name, unit = key.replace("-", " "), " ×"
-        texts = formats.compared(measured, limit)
-    note = ""
-    if not entry["ok"]:
-        note = f"over by {formats.excess(measured - limit, texts[0])}{unit}"
-    elif measured > limit:
-        note = "over, but within the noise"
-    interval = entry.get("ci95")
+        pair = formats.compared(float(measured), limit, significant=is_metric and not share)
+        texts = pair[0] + unit, pair[1]
+        if verdict == "failed":
+            note = f"over by {formats.excess(measured - limit, pair[0])}{unit}"
+    if interval and is_metric:
+        bounds = formats.metric_change_interval(interval, share=share)
+    else:
+        bounds = formats.ratio_interval(interval) if interval else ""
     return LimitRow(
         name=name,
         key=key,
         artifact=entry["artifact"],
-        limit=texts[1] + unit,
-        measured=texts[0] + unit,
-        interval=formats.ratio_interval(interval) if interval else "",
-        ok=bool(entry["ok"]),
+        limit=texts[1] + unit + (" (default)" if entry.get("default") else ""),
+        measured=texts[0],
+        interval=bounds,
+        verdict=verdict,
         note=note,
-        share=max(0.0, measured / limit) if limit > 0 else None,
+        share=max(0.0, measured / limit) if measured is not None and limit > 0 else None,
     )

@@ -11,8 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from compressor.errors import located
-from compressor.files import copy, file_sha256, json_sha256, link_or_copy, publish, staging
+from compressor.errors import CompressorError, located
+from compressor.files import (
+    copy,
+    file_sha256,
+    json_sha256,
+    link_or_copy,
+    publish,
+    scratch,
+    staging,
+)
 from compressor.graph.costs import model_bytes
 from compressor.run.evaluate import Evaluation
 from compressor.run.store import compute_versions, result_key
@@ -127,6 +135,46 @@ def _described(path: Path, folder: Path, hashes: Mapping[str, str]) -> dict[str,
         "bytes": path.stat().st_size,
         "sha256": hashes.get(name) or file_sha256(path),
     }
+
+
+_OWN_FORMATS = {".onnx": "onnx", ".safetensors": "safetensors"}
+
+
+def float_file(workspace: Workspace, exporter: Exporter) -> tuple[int, str]:
+    """Return the bytes of the float model's file that an artifact is compared with, and its name.
+
+    That is the user's own file where it is of the same format, or where the model is not run but
+    streamed. Otherwise the float model is written by the same exporter. Its tensors alone count
+    if that cannot write it.
+    """
+    files = workspace.plan.model.files
+    formats = {_OWN_FORMATS.get(file.suffix) for file in files}
+    if exporter.format in formats or not workspace.runs:
+        return sum(file.stat().st_size for file in files), files[0].name
+    options = exporter.model_dump(mode="json")
+    key = result_key(
+        "float-file",
+        workspace.source_key,
+        format=exporter.format,
+        version=exporter.version,
+        options=options,
+        tools=dict(exporter.tools),
+    )
+    stored: dict[str, Any] | None = workspace.store.read(key)
+    if stored is None:
+        spec, carrier = workspace.plan.spec, workspace.baseline
+        with workspace.progress.stage(f"write the float model as {exporter.format}"):
+            try:
+                with scratch("float-") as folder:
+                    exporter.check(carrier)
+                    context = ExportContext(spec.name, "", folder=spec.folder)
+                    paths = exporter.write(carrier, folder, context)
+                    size, name = sum(p.stat().st_size for p in paths), paths[0].name
+            except CompressorError as error:  # options that only a compressed model can have
+                size, name = workspace.plan.bytes, f"its tensors alone ({error.problem})"
+        with workspace.store.write(key) as (_, stored):
+            stored.update(bytes=size, name=name)
+    return int(stored["bytes"]), str(stored["name"])
 
 
 def publish_artifacts(artifacts: Sequence[Artifact], output: Path) -> None:

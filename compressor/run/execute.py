@@ -14,8 +14,10 @@ from compressor.run.evaluate import Evaluation
 from compressor.run.pipeline import Step, run_passes, weakest_layer
 from compressor.run.plan import make_plan
 from compressor.run.store import STORE, Store, result_key
-from compressor.run.verify import baseline_latency, float_memory, judge, verify
+from compressor.run.verdicts import check_expected, judge, overall
+from compressor.run.verify import baseline_latency, float_memory, verify
 from compressor.run.workspace import Workspace, environment
+from compressor.spec.keys import MetricKeys
 from compressor.spec.load import Spec
 from compressor.types.carrier import Carrier
 from compressor.types.data import ALONE, Ranks
@@ -33,6 +35,7 @@ class RunOptions:
             instead of reading all of it to hash it.
         history: a file that the run is added to, whose trend the report draws.
         memory: measure the peak memory of each model, in processes of their own.
+        strict: a verdict that is unknown fails the run.
     """
 
     fresh: bool = False
@@ -42,6 +45,7 @@ class RunOptions:
     history: Path | None = None
     label: str = ""
     memory: bool = False
+    strict: bool = False
 
 
 def help_run(spec: Spec, options: RunOptions) -> None:
@@ -73,19 +77,24 @@ def execute(workspace: Workspace) -> tuple[dict[str, Any], list[Artifact]]:
     plan = workspace.plan
     # First, so that errors in the data or the metric show before any long work.
     evaluation = workspace.baseline_evaluation
+    keys = plan.spec.metric
+    if evaluation is not None and isinstance(keys, MetricKeys) and keys.expect is not None:
+        check_expected(evaluation.metric, keys.expect, plan.spec.where("metric"))
     steps, final, written = _compress(workspace)
     artifacts = [verify(workspace, a, final) for a in written]
-    limits = judge(plan.spec.limits, artifacts)
-    checks = [c["ok"] for a in artifacts for c in a["checks"]]
+    metric = None if evaluation is None else evaluation.metric
+    limits = judge(plan.spec.limits, artifacts, metric, shrinks=plan.shrinks)
+    verdict = overall(limits, artifacts)
     latency = baseline_latency(artifacts)
     no_graph = "a bare checkpoint does not say how its weights are used"
     report = {
         "schema": 1,
         "name": plan.spec.name,
         "identity": identity(workspace),
-        "ok": all(e["ok"] for e in limits) and all(checks),
+        "ok": verdict != "failed",
+        "verdict": verdict,
         "baseline": {
-            "metric": None if evaluation is None else evaluation.metric,
+            "metric": metric,
             "metric_reason": None if evaluation else workspace.no_metric,
             "bytes": plan.bytes,
             "parameters": plan.parameters,
@@ -153,9 +162,12 @@ def _untrained(
     assert evaluation is not None
     lost = metric.drop(before.metric, evaluation.metric)
     left = metric.drop(before.metric, after.metric)
+    reason = None if lost > 0 else "nothing was lost without training"
+    if lost > 0 and left < 0:  # a share of more than all of it says nothing
+        reason = "the model is better after training than before the pass"
     return {
         "metric": evaluation.metric,
         "metric_drop": lost,
-        "won_back": 100 * (lost - left) / lost if lost > 0 else None,
-        "won_back_reason": None if lost > 0 else "nothing was lost without training",
+        "won_back": 100 * (lost - left) / lost if reason is None else None,
+        "won_back_reason": reason,
     }

@@ -13,6 +13,7 @@ import numpy as np
 
 from compressor import catalog
 from compressor.errors import DataError, SpecError, located
+from compressor.run.statistics import Scale
 from compressor.spec.keys import MetricKeys
 from compressor.spec.user_code import importable, load_symbol
 from compressor.types.tensors import Array, Batch
@@ -67,6 +68,11 @@ class Metric:
             )
         return values
 
+    @property
+    def scale(self) -> Scale:
+        """What makes a metric of per-sample values."""
+        return Scale(100.0 if self.unit == "%" else 1.0, self.exponential, self.higher_is_better)
+
     def summary(self, values: Array) -> dict[str, Any]:
         """Summarise per-sample values as in ``report.json``.
 
@@ -74,7 +80,7 @@ class Metric:
         interval. Only shares and the user's own metrics can be right or wrong: a squared error
         of 0 in every sample is not a count.
         """
-        scale = 100.0 if self.unit == "%" else 1.0
+        scale = self.scale.factor
         mean = float(values.mean())
         counted = self.unit == "%" or self.code is not None
         low, high = _interval(values, counted=counted)
@@ -124,6 +130,13 @@ def _in_top(outputs: Batch, target: Array, k: int) -> Array:
     ties = ((logits == true_logits) & (index < truth[..., None])).sum(axis=-1)
     hit = (better + ties < k).astype(np.float64)
     return np.asarray(hit.reshape(hit.shape[0], -1).mean(axis=1))
+
+
+def _agreement(outputs: Batch, target: Any) -> Array:
+    """Return the share of each sample's decisions that are the float model's."""
+    theirs = next(iter(target.values()))
+    same = _only(outputs).argmax(axis=-1) == theirs.argmax(axis=-1)
+    return np.asarray(same.reshape(len(same), -1).mean(axis=1))
 
 
 def _log_loss(outputs: Batch, target: Array) -> Array:
@@ -184,6 +197,7 @@ def _cosine(outputs: Batch, target: Any) -> Array:
 
 
 ACCURACY = Metric("accuracy", partial(_in_top, k=1), unit="%")
+AGREEMENT = Metric("agreement", _agreement, unit="%", needs_labels=False, against_float=True)
 TOP5 = Metric("top5", partial(_in_top, k=5), unit="%")
 MSE = Metric("mse", _mse, higher_is_better=False, needs_labels=False)
 COSINE = Metric("cosine", _cosine, needs_labels=False)
@@ -198,11 +212,13 @@ def resolve_metric(
     Raises:
         SpecError: it is unknown, does not import, or needs labels that are not there.
     """
+    higher = True
+    if isinstance(keys, MetricKeys):
+        higher, keys = keys.higher_is_better, keys.name or keys.function
     if keys is None:
         keys = "accuracy" if has_target else "cosine"
-    if isinstance(keys, MetricKeys) or ":" in keys:
-        reference = keys if isinstance(keys, str) else keys.function
-        higher = True if isinstance(keys, str) else keys.higher_is_better
+    if ":" in keys:
+        reference = keys
         with located(where), importable([folder]):
             function = load_symbol(reference, "metric")
 
@@ -213,13 +229,13 @@ def resolve_metric(
         return Metric(reference, call, higher, code=function)
     with located(where):
         metric: Metric = catalog.load("metric", keys)
-    if has_target:
+    if has_target or metric.against_float:
         return metric
     if metric.needs_labels:
         raise SpecError(
             f"metric {keys!r}",
             "needs labels, and data.evaluation has no target",
-            "name the target, or use mse or cosine, which compare with the float model",
+            "name the target, or use agreement, mse or cosine, which compare with the float model",
             where=where,
         )
     return replace(metric, against_float=True)

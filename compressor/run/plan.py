@@ -31,6 +31,7 @@ from compressor.types.statistics import Request
 _RUNTIME_BYTES = 550_000_000  # PyTorch, ONNX Runtime and Python themselves, measured
 _COPIES = 3  # the model as read, as changed, and inside the runtime
 _BLOCK_VALUES = 4  # values of the largest size that a block observes at once
+_SMALLER = 0.99  # the share of the bytes from which on a model counts as smaller
 _STREAMED_BYTES = 250_000_000  # tensors on their way through, where none stays; measured
 
 
@@ -111,6 +112,11 @@ class Plan:
     warnings: tuple[str, ...]
     training_metric: Metric | None = None
 
+    @property
+    def shrinks(self) -> bool:
+        """Whether the passes make the model smaller, by one percent at least."""
+        return _shrinks(self.passes, self.bytes)
+
 
 def make_plan(spec: Spec) -> Plan:
     """Check a spec against its model and data, and predict what a run will do.
@@ -167,7 +173,7 @@ def make_plan(spec: Spec) -> Plan:
         parameters=model_parameters(float_model),
         macs=model_macs(float_model),
         peak_memory=_peak_memory(float_model, data, passes),
-        warnings=_warnings(spec, exports, size),
+        warnings=_warnings(spec, exports, size, shrinks=_shrinks(passes, size)),
         training_metric=training_metric,
     )
 
@@ -188,7 +194,7 @@ def _check_data_is_of_use(spec: Spec, carrier: Carrier) -> None:
 def _check_judged(spec: Spec) -> None:
     """Raise ``SpecError`` for a limit that no artifact can be judged by on this machine."""
     reasons = [exporter.cannot_run for exporter in spec.exports]
-    if spec.limits.metric_drop is not None and reasons and all(reasons):
+    if _limits_metric(spec) and reasons and all(reasons):
         raise SpecError(
             "limits.metric-drop",
             f"cannot be judged here: {reasons[0]}",
@@ -197,8 +203,21 @@ def _check_judged(spec: Spec) -> None:
         )
 
 
-def _warnings(spec: Spec, exports: Sequence[ExportPlan], size: int) -> tuple[str, ...]:
+def _limits_metric(spec: Spec) -> bool:
+    """Return whether the spec itself limits the drop of the metric."""
+    return spec.limits.metric_drop is not None and not spec.limits.is_default("metric_drop")
+
+
+def _shrinks(passes: Sequence[PassPlan], size: int) -> bool:
+    return bool(passes) and passes[-1].bytes <= _SMALLER * size
+
+
+def _warnings(
+    spec: Spec, exports: Sequence[ExportPlan], size: int, *, shrinks: bool
+) -> tuple[str, ...]:
     limit = spec.limits.size_ratio
+    if spec.limits.is_default("size_ratio") and not shrinks:
+        limit = None
     above = [
         f"{e.format}: the predicted size ratio {e.bytes / size:.2f} is above the limit {limit:g}"
         for e in exports
@@ -213,7 +232,7 @@ def _warnings(spec: Spec, exports: Sequence[ExportPlan], size: int) -> tuple[str
 def _metric(spec: Spec, data: Mapping[str, Data]) -> Metric | None:
     evaluation = data.get("evaluation")
     if evaluation is None:
-        if spec.limits.metric_drop is not None:
+        if _limits_metric(spec):
             raise SpecError(
                 "limits.metric-drop",
                 "cannot be judged without data.evaluation",

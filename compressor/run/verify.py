@@ -1,4 +1,4 @@
-"""Reopen each artifact in its runtime, measure it beside the float model, and judge the limits."""
+"""Reopen each artifact in its runtime, and measure it beside the float model."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from compressor.graph.operators import operator
 from compressor.graph.values import all_nodes
 from compressor.run.artifact_file import ONNX, Machinery
 from compressor.run.artifact_file import Artifact as ArtifactFile
-from compressor.run.artifacts import Artifact, artifact_evaluation
+from compressor.run.artifacts import Artifact, artifact_evaluation, float_file
 from compressor.run.cold_rounds import cold_starts
 from compressor.run.evaluate import check_finite, ratio_db, signal_and_error
+from compressor.run.statistics import paired_difference
 from compressor.run.store import result_key
 from compressor.run.timing import measure
 from compressor.run.workspace import Workspace, machine
-from compressor.spec.keys import LimitKeys
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.tensors import Batch
 
 _FAITHFUL_DB = 40.0
 _MARGIN_DB = 6.0
 _ROUNDING_DB = 0.5  # by which one way of rounding may be further from the float model
-_SLACK_BYTES = 4096  # names and headers, which dominate small models
 _CHECK_SAMPLES = 64
 _TIMED_SAMPLES = 64
 BASELINE = "float"
@@ -53,9 +52,12 @@ def verify(workspace: Workspace, artifact: Artifact, final: Carrier) -> dict[str
             "max_abs_diff": measured["max_abs_diff"],
         }
     else:
+        pair = paired_difference(baseline.per_sample, evaluation.per_sample, metric.scale)
         judged = {
             **evaluation.as_json(),
+            "metric_reason": None,
             "metric_drop": metric.drop(baseline.metric, evaluation.metric),
+            "metric_drop_ci95": list(pair.ci95),
         }
     not_judged = artifact.exporter.not_judged
     return {
@@ -68,11 +70,12 @@ def verify(workspace: Workspace, artifact: Artifact, final: Carrier) -> dict[str
         "latency_ratio": None if not_judged else measured["latency"][0]["ratio"]["value"],
         "latency_ratio_reason": not_judged or None,
         "latency": measured["latency"],
-        "checks": [*measured["checks"], _size_check(artifact)],
+        "checks": measured["checks"],
     }
 
 
 def _facts(workspace: Workspace, artifact: Artifact) -> dict[str, Any]:
+    float_bytes, name = float_file(workspace, artifact.exporter)
     return {
         "format": artifact.exporter.format,
         "path": artifact.path.name,
@@ -80,19 +83,9 @@ def _facts(workspace: Workspace, artifact: Artifact) -> dict[str, Any]:
         "bytes": artifact.bytes,
         "predicted_bytes": artifact.predicted,
         "sha256": artifact.files[0]["sha256"],
-        "size_ratio": artifact.bytes / workspace.plan.bytes,
-    }
-
-
-def _size_check(artifact: Artifact) -> dict[str, Any]:
-    """Check that an artifact does not take many more bytes than the plan predicted."""
-    exporter, most = artifact.exporter, artifact.predicted
-    within = exporter.predicts_within
-    predicted = f"at most {most:,}" if exporter.bound else f"{most:,}"
-    return {
-        "name": "takes the bytes that the plan predicted",
-        "ok": within is None or artifact.bytes <= (1 + within) * most + _SLACK_BYTES,
-        "detail": f"{artifact.bytes:,}; predicted {predicted}",
+        "float_file": name,
+        "float_bytes": float_bytes,
+        "size_ratio": artifact.bytes / float_bytes,
     }
 
 
@@ -101,6 +94,7 @@ def _no_metric(reason: str) -> dict[str, Any]:
         "metric": None,
         "metric_reason": reason,
         "metric_drop": None,
+        "metric_drop_ci95": None,
         "sqnr_db": None,
         "agreement": None,
     }
@@ -124,10 +118,7 @@ def _weighed(
         "latency_ratio": None,
         "latency_ratio_reason": artifact.exporter.not_judged or reason,
         "latency": [],
-        "checks": [
-            {"name": "holds what was exported", "ok": True, "detail": compared},
-            _size_check(artifact),
-        ],
+        "checks": [{"name": "holds what was exported", "ok": True, "detail": compared}],
     }
 
 
@@ -257,34 +248,6 @@ def _batches(workspace: Workspace) -> list[int]:
         return [fixed]
     data = workspace.evaluation
     return [1] if data is None or data.batch == 1 else [1, data.batch]
-
-
-def judge(limits: LimitKeys, artifacts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return an entry for each limit and artifact: limit, measurement, and whether it holds.
-
-    A latency limit fails only if the whole 95 % interval of the measured ratio lies above it, so
-    that noise alone does not fail a run. It applies to deployed artifacts, not to storage formats.
-    A limit on something that was not measured has no entry: it neither holds nor fails.
-    """
-    entries: list[dict[str, Any]] = []
-    for artifact in artifacts:
-        path = artifact["path"]
-        for name, limit, measured in (
-            ("metric-drop", limits.metric_drop, artifact["metric_drop"]),
-            ("size-ratio", limits.size_ratio, artifact["size_ratio"]),
-        ):
-            if limit is not None and measured is not None:
-                entries.append(_entry(name, path, limit, measured, measured <= limit))
-        limit = limits.latency_ratio
-        if limit is not None and artifact["deployed"]:
-            ratio = artifact["latency"][0]["ratio"]
-            entry = _entry("latency-ratio", path, limit, ratio["value"], ratio["ci95"][0] <= limit)
-            entries.append({**entry, "ci95": ratio["ci95"]})
-    return entries
-
-
-def _entry(name: str, path: str, limit: float, measured: float, ok: bool) -> dict[str, Any]:
-    return {"name": name, "artifact": path, "limit": limit, "measured": measured, "ok": ok}
 
 
 _NOT_ASKED = "not measured: compress run --memory does that, in a process for each model"

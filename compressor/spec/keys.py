@@ -72,28 +72,59 @@ class DataKeys(Options):
 
 
 class MetricKeys(Options):
-    """A metric of the user's own."""
+    """A metric by ``name``, or a ``function`` of the user's own."""
 
-    function: str = Field(
-        description="package.module:function, fn(outputs, target) -> one value a sample"
+    name: str | None = Field(
+        default=None, description="accuracy, agreement, top5, mse, cosine or perplexity"
     )
-    higher_is_better: bool = Field(default=True, description="false for losses and errors")
+    function: str | None = Field(
+        default=None,
+        description="package.module:function, fn(outputs, target) -> one value a sample",
+    )
+    higher_is_better: bool = Field(
+        default=True, description="false for a function that returns losses or errors"
+    )
+    expect: float | None = Field(
+        default=None,
+        description="the float model's own figure, such as 94.6; the run ends before it compresses "
+        "anything if the 95 % interval of what it measures does not contain that",
+    )
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> MetricKeys:
+        if (self.name is None) == (self.function is None):
+            raise ValueError("give either name or function")
+        return self
 
 
 class LimitKeys(Options):
-    """What every artifact must reach; ``null`` switches a limit off."""
+    """What every artifact must reach; ``null`` switches a limit off.
+
+    A limit passes if the 95 % interval of what was measured lies inside, and fails if it lies
+    outside; otherwise the verdict is unknown.
+    """
 
     metric_drop: float | None = Field(
-        default=None, description="how much worse the metric may be, in the metric's unit (points)"
+        default=1.0,
+        description="how much worse the metric may be, in the metric's unit (points); the default "
+        "is 1 point, or 1 % of the float model's value if the metric has no points",
     )
     size_ratio: Annotated[float, Field(gt=0)] | None = Field(
-        default=1.0, description="bytes over the float model's bytes, at most"
+        default=1.0,
+        description="bytes over those of the float model's file, at most; the default is judged "
+        "only if the passes make the model smaller",
     )
     latency_ratio: Annotated[float, Field(gt=0)] | None = Field(
-        default=1.0,
-        description="latency over the float model's, at most; fails only where the measured "
-        "interval lies above it",
+        default=1.0, description="latency over the float model's, at most"
     )
+
+    def is_default(self, name: str) -> bool:
+        """Return whether the spec does not set a limit.
+
+        Args:
+            name: a field, such as ``metric_drop``.
+        """
+        return name not in self.model_fields_set
 
 
 class DataSection(Options):
@@ -120,7 +151,8 @@ class SpecKeys(Options):
     data: DataSection = Field(default_factory=DataSection, description="data by role")
     metric: str | MetricKeys | None = Field(
         default=None,
-        description="accuracy, top5, mse, cosine, perplexity, or package.module:function",
+        description="accuracy, agreement, top5, mse, cosine, perplexity, package.module:function, "
+        "or a section",
     )
     passes: tuple[dict[str, Any], ...] = Field(
         default=(), description="passes in order: {pass: NAME, ...its options}"

@@ -79,14 +79,6 @@ class Exporter(Options, ABC):
         return False
 
     @property
-    def predicts_within(self) -> float | None:
-        """The share of the predicted bytes by which an artifact may be larger.
-
-        ``None`` where the prediction is too rough for any.
-        """
-        return 0.02
-
-    @property
     def not_judged(self) -> str:
         """Why latency limits do not apply: what is timed here is not what will be deployed.
 

@@ -95,10 +95,13 @@ class Project:
     def output(self) -> Path:
         return self.folder / "out" / "tiny"
 
-    def run(self, *settings: str, fresh: bool = False, force: bool = False) -> RunResult:
+    def run(
+        self, *settings: str, fresh: bool = False, force: bool = False, strict: bool = False
+    ) -> RunResult:
         forget_modules()
+        options = RunOptions(fresh=fresh, force=force, strict=strict)
         with importable([self.folder]):
-            return run_spec(load_spec(self.path, settings), RunOptions(fresh=fresh, force=force))
+            return run_spec(load_spec(self.path, settings), options)
 
     def plan(self, *settings: str) -> Plan:
         forget_modules()

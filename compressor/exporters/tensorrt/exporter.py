@@ -127,14 +127,6 @@ class TensorrtExporter(Exporter):
         return frozenset({TARGET})
 
     @property
-    def predicts_within(self) -> float | None:
-        """Tried engines have made-up weights, and int8 kernels may keep some in a second form.
-
-        Without a trial only the weights are predicted, to which code is added.
-        """
-        return None if building.BUILDERS[self.builder].needs_gpu else 0.6
-
-    @property
     def not_judged(self) -> str:
         """Why latency is not judged: the float model it is compared with runs on the CPU."""
         return "" if self.cannot_run else "timed on the GPU, the float model on the CPU"

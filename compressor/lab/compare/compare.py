@@ -20,10 +20,10 @@ from compressor.lab.compare.runs import (
     stored_ratio,
     version_notes,
 )
-from compressor.lab.compare.statistics import Difference, Scale, paired_difference
 from compressor.progress import Progress, Silent
 from compressor.run.artifact_file import Artifact, Machinery
 from compressor.run.artifacts import FLOAT
+from compressor.run.statistics import Difference, Scale, paired_difference
 from compressor.run.timing import Latencies, measure
 
 

@@ -4,21 +4,20 @@ A metric fails its limit where two things are true: the loss is real (equally go
 lose so much with a chance below ``alpha``), and as measured it is over the limit. So noise alone
 fails a build at most in ``alpha`` of all cases, whatever the limit is, and a real loss is not
 excused because its interval also reaches below the limit. Where the evidence does not suffice the
-check is undecided, which fails only a strict gate: that asks for evidence that the loss lies
+verdict is unknown, which fails only a strict gate: that asks for evidence that the loss lies
 within the limit, as a test of non-inferiority does.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 from compressor.errors import DataError, SpecError
 from compressor.lab.compare.compare import Comparison
-from compressor.lab.compare.statistics import Difference
 from compressor.report import formats
-
-Status = Literal["passed", "failed", "undecided"]
+from compressor.run.statistics import Difference
+from compressor.run.verdicts import WIDEST_RATIO, Verdict, verdict_of
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class GateLimits:
         latency_ratio: greatest latency over the base's; ``None`` for no limit.
         size_ratio: greatest size over the base's; ``None`` for no limit.
         alpha: level of the metric's test, one-sided.
-        strict: what is undecided fails.
+        strict: what is unknown fails.
     """
 
     metric_drop: float | None = None
@@ -55,7 +54,7 @@ class Check:
     limit: float | None
     measured: float
     ci95: tuple[float, float] | None
-    status: Status
+    verdict: Verdict
     ok: bool
     text: str
 
@@ -72,10 +71,22 @@ class GateResult:
         """The candidate passes."""
         return all(check.ok for check in self.checks)
 
+    @property
+    def verdict(self) -> Verdict:
+        """What all checks say together."""
+        if not self.ok:
+            return "failed"
+        return "unknown" if any(c.verdict == "unknown" for c in self.checks) else "passed"
+
     def as_json(self) -> dict[str, Any]:
         """Return decision and comparison as JSON values."""
         checks = [asdict(check) for check in self.checks]
-        return {"ok": self.ok, "checks": checks, **self.comparison.as_json()}
+        return {
+            "ok": self.ok,
+            "verdict": self.verdict,
+            "checks": checks,
+            **self.comparison.as_json(),
+        }
 
 
 def check_limits(limits: GateLimits) -> None:
@@ -110,9 +121,9 @@ def judge(comparison: Comparison, limits: GateLimits) -> GateResult:
         )
         ratio, _ = formats.compared(comparison.size_ratio, limits.size_ratio)
         text = f"{sizes}, {ratio} ×: {'within' if ok else 'fails'} the limit {limits.size_ratio:g}"
-        status: Status = "passed" if ok else "failed"
+        verdict: Verdict = "passed" if ok else "failed"
         checks.append(
-            Check("size-ratio", limits.size_ratio, comparison.size_ratio, None, status, ok, text)
+            Check("size-ratio", limits.size_ratio, comparison.size_ratio, None, verdict, ok, text)
         )
     if not checks:
         _refuse("gate", comparison.difference_reason)
@@ -123,47 +134,46 @@ def _metric(comparison: Comparison, difference: Difference, limits: GateLimits) 
     limit, alpha = limits.metric_drop, limits.alpha
     real = difference.drop > 0 and difference.p < alpha
     over = difference.drop > (limit or 0.0)
-    status: Status
+    verdict: Verdict
     if over:
-        status = "failed" if real else "undecided"
+        verdict = "failed" if real else "unknown"
     elif limit is None:
-        status = "passed"
+        verdict = "passed"
     else:
-        status = "passed" if difference.within_p(limit) < alpha else "undecided"
-    ok = status == "passed" or (status == "undecided" and not limits.strict)
+        verdict = "passed" if difference.within_p(limit) < alpha else "unknown"
+    ok = verdict == "passed" or (verdict == "unknown" and not limits.strict)
     share = formats.is_share(comparison.candidate.metric)
-    text = _metric_words(difference, share, limits, status)
-    return Check("metric-drop", limit, difference.drop, difference.ci95, status, ok, text)
+    text = _metric_words(difference, share, limits, verdict)
+    return Check("metric-drop", limit, difference.drop, difference.ci95, verdict, ok, text)
 
 
 def _latency(comparison: Comparison, limit: float, *, strict: bool) -> Check:
     latency = comparison.latency
     if latency.value is None or latency.ci95 is None:
         _refuse("--max-latency-ratio", latency.source)
-    low, high = latency.ci95
-    status: Status = "failed" if low > limit else "passed" if high <= limit else "undecided"
-    ok = status == "passed" or (status == "undecided" and not strict)
+    verdict = verdict_of(latency.ci95, limit, WIDEST_RATIO)
+    ok = verdict == "passed" or (verdict == "unknown" and not strict)
     end = {
         "passed": f"within the limit {limit:g}",
         "failed": f"fails the limit {limit:g}",
-        "undecided": f"not distinguishable from the limit {limit:g}",
-    }[status]
+        "unknown": f"not distinguishable from the limit {limit:g}",
+    }[verdict]
     interval = formats.ratio_interval(latency.ci95)
     shown = f"{formats.ratio(latency.value)}, 95 % interval {interval}"
     text = f"{shown} at batch {latency.batch}, {latency.source}: {end}"
-    return Check("latency-ratio", limit, latency.value, latency.ci95, status, ok, text)
+    return Check("latency-ratio", limit, latency.value, latency.ci95, verdict, ok, text)
 
 
 def _refuse(subject: str, reason: str) -> NoReturn:
     raise DataError(subject, f"has nothing to judge ({reason})", "see the two runs' reports")
 
 
-def _metric_words(difference: Difference, share: bool, limits: GateLimits, status: Status) -> str:
+def _metric_words(difference: Difference, share: bool, limits: GateLimits, verdict: Verdict) -> str:
     limit = limits.metric_drop
     shown = drop_words(difference, share=share)
-    if status == "passed":
+    if verdict == "passed":
         return f"{shown}: within the limit {limit:g}" if limit is not None else shown
-    if status == "failed":
+    if verdict == "failed":
         real = "the loss is real" if limit is None else f"fails the limit {limit:g}"
         return f"{shown}: {real}"
     samples = formats.plural(difference.samples, "sample")

@@ -18,7 +18,7 @@ import numpy as np
 from compressor.errors import DataError, InputError, SpecError
 from compressor.files import disk_errors
 from compressor.lab.compare.runs import Side
-from compressor.lab.compare.statistics import Scale
+from compressor.run.statistics import Scale
 from compressor.spec.validate import SpecErrors
 from compressor.types.tensors import Array
 

@@ -12,10 +12,10 @@ import numpy as np
 from compressor.errors import SpecError
 from compressor.lab.compare.history import Entry, append, check_fits, entry_of, read_history
 from compressor.lab.compare.runs import Allowed, Side, open_run
-from compressor.lab.compare.statistics import Step, find_steps, paired_difference
 from compressor.progress import Progress
 from compressor.report.verdict import main_artifact
 from compressor.run.artifacts import FLOAT
+from compressor.run.statistics import Step, find_steps, paired_difference
 
 METHOD = "binary segmentation, each cut judged by a paired test over the samples"
 

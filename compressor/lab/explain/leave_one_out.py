@@ -11,7 +11,6 @@ import torch
 
 from compressor.errors import CompressorError, SpecError
 from compressor.graph.costs import model_bytes
-from compressor.lab.compare.statistics import Scale, paired_difference
 from compressor.lab.explain.by_sqnr import FinishedRun, suspects
 from compressor.lab.explain.explanation import (
     Change,
@@ -28,6 +27,7 @@ from compressor.run.evaluate import Evaluation
 from compressor.run.metrics import resolve_metric
 from compressor.run.pipeline import Step, apply_pass, calibrate, pass_parts, run_passes
 from compressor.run.plan import PassPlan, Plan, make_plan
+from compressor.run.statistics import Scale, paired_difference
 from compressor.run.store import STORE, Store, result_key
 from compressor.run.workspace import Workspace
 from compressor.spec.load import Spec

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compressor.lab.compare.gate import drop_words, loss_words, probability
-from compressor.lab.compare.statistics import Difference
 from compressor.lab.compare.trend import LevelChange, Point, Trend
 from compressor.lab.inspect.path import REPORT
 from compressor.report import formats
-from compressor.report.markdown import FAILED, PASSED, UNDECIDED, code, listed, table, text
+from compressor.report.markdown import MARKS, code, listed, table, text
 from compressor.report.page import (
     GAP,
     Block,
@@ -19,13 +18,14 @@ from compressor.report.page import (
     Column,
     Line,
     Page,
-    Style,
     Table,
     bullets,
     right,
 )
 from compressor.report.tables import FLOAT_MODEL
+from compressor.report.terminal import VERDICT_STYLES
 from compressor.run.artifacts import FLOAT
+from compressor.run.statistics import Difference
 
 if TYPE_CHECKING:
     from compressor.lab.compare.compare import Comparison
@@ -45,16 +45,16 @@ def comparison_page(comparison: Comparison, trend: Trend | None = None) -> Page:
 
 def gate_page(result: GateResult, trend: Trend | None = None) -> Page:
     """Return the comparison and what the gate decided."""
-    verdict = Line(("gate: ", Cell(ok=result.ok)))
+    verdict = Line(("gate: ", Cell(verdict=result.verdict)))
     checks = [_check(check) for check in result.checks]
     return [*comparison_page(result.comparison, trend), GAP, *checks, verdict]
 
 
 def gate_markdown(result: GateResult, trend: Trend | None = None) -> str:
     """Return what the gate decided, and the comparison behind it, in Markdown."""
-    mark, word = (PASSED, "passed") if result.ok else (FAILED, "failed")
+    candidate = code(heading(result.comparison.candidate))
     sections = [
-        f"## {mark} Gate {word}: {code(heading(result.comparison.candidate))}",
+        f"## {MARKS[result.verdict]} Gate {result.verdict}: {candidate}",
         listed(f"{_mark(c)} {code(c.name)}: {text(c.text)}" for c in result.checks),
         table(_models(result.comparison)),
         listed(map(text, remarks(result.comparison))),
@@ -72,12 +72,12 @@ def heading(side: Side) -> str:
 
 
 def _check(check: Check) -> Line:
-    style: Style = "bad" if not check.ok else "open" if check.status == "undecided" else "good"
-    return Line((f"{check.name}: ", Cell(check.status, style=style), f"; {check.text}"))
+    style = "bad" if not check.ok else VERDICT_STYLES[check.verdict]
+    return Line((f"{check.name}: ", Cell(check.verdict, style=style), f"; {check.text}"))
 
 
 def _mark(check: Check) -> str:
-    return FAILED if not check.ok else UNDECIDED if check.status == "undecided" else PASSED
+    return MARKS[check.verdict if check.ok else "failed"]
 
 
 def _models(comparison: Comparison) -> Table:

@@ -82,7 +82,7 @@ def test_gate_prints_json_alone(here: Path) -> None:
     assert (result.exit_code, document["ok"]) == (1, False)
     assert document["metric"]["drop"] == pytest.approx(2.0)
     assert document["metric"]["lost"] == 20
-    assert document["checks"][0]["status"] == "failed"
+    assert document["checks"][0]["verdict"] == "failed"
     assert document["trend"]["points"][0]["label"] == "abc"
 
 

@@ -104,7 +104,9 @@ def test_a_missed_limit_is_exit_code_1() -> None:
     assert (result.exit_code, result.stderr) == (1, "")
     report = json.loads(result.stdout)
     assert not report["ok"]
-    assert {limit["name"] for limit in report["limits"]} == {"size-ratio"}
+    verdicts = {limit["name"]: limit["verdict"] for limit in report["limits"]}
+    assert verdicts["size-ratio"] == "failed"
+    assert report["verdict"] == "failed"
 
 
 def test_a_damaged_checkpoint_is_exit_code_3(tmp_path: Path) -> None:

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from compressor.run.verdicts import judge
+from compressor.spec.keys import LimitKeys
+
 NO_DATA = "the spec has no data.evaluation"
 STAGES = ("layer1", "layer2", "layer3")
 
@@ -178,7 +181,10 @@ def safetensors() -> dict[str, Any]:
         "sha256": files[0]["sha256"],
         "deployed": False,
         "runtime": "compressor 0.1.0 on onnxruntime 1.30.0",
+        "float_file": "resnet20.safetensors",
+        "float_bytes": 1_089_032,
         "metric": metric(92.45),
+        "metric_reason": None,
         "sqnr_db": 29.31,
         "agreement": 98.95,
         "max_abs_diff": 0.8123,
@@ -204,7 +210,10 @@ def onnx() -> dict[str, Any]:
         "sha256": files[0]["sha256"],
         "deployed": True,
         "runtime": "onnxruntime 1.30.0",
+        "float_file": "model.onnx",
+        "float_bytes": 1_089_032,
         "metric": metric(92.45),
+        "metric_reason": None,
         "sqnr_db": 29.3,
         "agreement": 98.95,
         "max_abs_diff": 0.8124,
@@ -212,31 +221,18 @@ def onnx() -> dict[str, Any]:
         "size_ratio": 312_044 / 1_089_032,
         "latency_ms": rows[0]["artifact"],
         "latency_ratio": rows[0]["ratio"]["value"],
+        "latency_ratio_reason": None,
         "latency": rows,
         "checks": checks("onnxruntime 1.30.0"),
     }
 
 
 def limits(artifacts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    entries: list[dict[str, Any]] = []
-    for a in artifacts:
-        entries.append(limit("metric-drop", a["path"], 0.5, a["metric_drop"]))
-        entries.append(limit("size-ratio", a["path"], 0.3, a["size_ratio"]))
-        if a["deployed"]:
-            ratio = a["latency"][0]["ratio"]
-            entry = limit("latency-ratio", a["path"], 1.0, ratio["value"])
-            entries.append({**entry, "ok": ratio["ci95"][0] <= 1.0, "ci95": ratio["ci95"]})
-    return entries
-
-
-def limit(name: str, artifact: str, most: float, measured: float) -> dict[str, Any]:
-    return {
-        "name": name,
-        "artifact": artifact,
-        "limit": most,
-        "measured": measured,
-        "ok": measured <= most,
-    }
+    for artifact in artifacts:
+        drop = artifact["metric_drop"]
+        artifact["metric_drop_ci95"] = None if drop is None else [drop - 0.25, drop + 0.3]
+    keys = LimitKeys(metric_drop=0.5, size_ratio=0.3)
+    return judge(keys, artifacts, metric(92.6), shrinks=True)
 
 
 def passed() -> dict[str, Any]:
@@ -246,6 +242,7 @@ def passed() -> dict[str, Any]:
         "schema": 1,
         "name": "resnet20-edge",
         "ok": True,
+        "verdict": "passed",
         "identity": {
             "model": "1b" * 32,
             "data": "2c" * 32,
@@ -298,7 +295,7 @@ def failed_report() -> dict[str, Any]:
     artifact["latency_ms"] = artifact["latency"][0]["artifact"]
     artifact["latency_ratio"] = artifact["latency"][0]["ratio"]["value"]
     artifact["checks"][1].update(ok=False, detail="12.1 dB; at least 35.3 dB")
-    report.update(ok=False, limits=limits(report["artifacts"]))
+    report.update(ok=False, verdict="failed", limits=limits(report["artifacts"]))
     return report
 
 
@@ -313,7 +310,7 @@ def blind_report() -> dict[str, Any]:
         )
     for step in report["passes"]:
         step.update(metric=None, metric_drop=None, sqnr_db=None)
-    report["limits"] = [e for e in report["limits"] if e["name"] != "metric-drop"]
+    report.update(verdict="unknown", limits=limits(report["artifacts"]))
     return report
 
 

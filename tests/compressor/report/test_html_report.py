@@ -110,7 +110,7 @@ def test_all_numbers_are_there(passed_report: Report):
 def test_the_verdict_and_what_failed_come_before_the_tables(failed_report: Report):
     text = Page(html_report(failed_report)).text
     first = text.index("Failed: 2 of 5 limits and 1 of 4 checks")
-    limit = text.index("accuracy drop 1.20 points, limit 0.50 points: over by 0.70 points")
+    limit = text.index("accuracy drop 1.20 points (95 % CI 0.95 to 1.50), limit 0.50 points: over")
     assert first < limit < text.index("Before and after")
 
 

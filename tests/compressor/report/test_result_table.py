@@ -21,7 +21,7 @@ def test_the_table_is_as_agreed(
     kind: str, request: pytest.FixtureRequest, golden: Callable[[str, str], None]
 ):
     report = request.getfixturevalue(f"{kind}_report")
-    golden(f"{kind}.txt", plain_text(run_page(report, "out/resnet20-edge/report.html")))
+    golden(f"{kind}.txt", plain_text(run_page(report, "out/resnet20-edge")))
 
 
 def test_a_pipe_gets_neither_colours_nor_cut_rows(

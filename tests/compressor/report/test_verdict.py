@@ -1,6 +1,11 @@
 from typing import Any
 
+import pytest
+
 from compressor.report import verdict
+from compressor.report.terminal import reason_line
+from compressor.run.verdicts import judge
+from compressor.spec.keys import LimitKeys
 
 Report = dict[str, Any]
 
@@ -14,10 +19,14 @@ def test_a_passed_run_says_what_held(passed_report: Report):
 def test_a_failed_run_says_what_failed_and_by_how_much(failed_report: Report):
     assert verdict.headline(failed_report) == "Failed: 2 of 5 limits and 1 of 4 checks"
     assert verdict.failures(failed_report) == [
-        ("model.onnx", "accuracy drop 1.20 points, limit 0.50 points: over by 0.70 points"),
         (
             "model.onnx",
-            "latency ratio 1.26 × (95 % CI 1.24 to 1.28), limit 1.00 ×: over by 0.26 ×",
+            "accuracy drop 1.20 points (95 % CI 0.95 to 1.50), limit 0.50 points: "
+            "over by 0.70 points",
+        ),
+        (
+            "model.onnx",
+            "latency ratio 1.26 × (95 % CI 1.24 to 1.28), limit 1.00 × (default): over by 0.26 ×",
         ),
         (
             "model.onnx",
@@ -25,8 +34,8 @@ def test_a_failed_run_says_what_failed_and_by_how_much(failed_report: Report):
         ),
     ]
     good, bad = failed_report["artifacts"]
-    assert verdict.artifact_ok(failed_report, good)
-    assert not verdict.artifact_ok(failed_report, bad)
+    assert verdict.artifact_verdict(failed_report, good) == "passed"
+    assert verdict.artifact_verdict(failed_report, bad) == "failed"
 
 
 def test_a_run_without_limits_does_not_claim_any(passed_report: Report):
@@ -35,7 +44,9 @@ def test_a_run_without_limits_does_not_claim_any(passed_report: Report):
 
 
 def test_failed_limits_come_first(failed_report: Report):
-    assert [row.ok for row in verdict.limit_rows(failed_report)] == [False, False, True, True, True]
+    failed_report["limits"][0]["verdict"] = "unknown"
+    order = [row.verdict for row in verdict.limit_rows(failed_report)]
+    assert order == ["failed", "failed", "unknown", "passed", "passed"]
 
 
 def test_a_limit_missed_by_a_hair_is_not_rounded_away(failed_report: Report):
@@ -47,21 +58,48 @@ def test_a_limit_missed_by_a_hair_is_not_rounded_away(failed_report: Report):
     assert row.note == "over by 0.0004 points"
 
 
-def test_a_latency_over_its_limit_but_inside_the_noise_is_explained(passed_report: Report):
-    passed_report["limits"] = [
-        {
-            "name": "latency-ratio",
-            "artifact": "m",
-            "limit": 1.0,
-            "measured": 1.02,
-            "ok": True,
-            "ci95": [0.98, 1.06],
-        }
+def test_an_interval_that_contains_its_limit_is_unknown(passed_report: Report):
+    artifact = passed_report["artifacts"][1]
+    artifact["latency"][0]["ratio"] = {"value": 1.02, "ci95": [0.98, 1.06]}
+    entries = judge(LimitKeys(metric_drop=None), [artifact], None, shrinks=True)
+    passed_report.update(verdict="unknown", limits=entries)
+    assert verdict.headline(passed_report) == (
+        "Unknown: 1 of 2 limits cannot be decided, 4 checks held"
+    )
+    assert verdict.failures(passed_report) == []
+    assert verdict.unknowns(passed_report) == [
+        (
+            "model.onnx",
+            "latency ratio 1.02 × (95 % CI 0.98 to 1.06), limit 1.00 × (default): "
+            "the 95 % interval contains the limit",
+        )
     ]
-    (row,) = verdict.limit_rows(passed_report)
-    assert row.ok
-    assert row.note == "over, but within the noise"
-    assert row.interval == "0.98 to 1.06"
+    assert verdict.next_step(passed_report, "out/a") == "measure longer: compress bench out/a"
+
+
+def test_quality_that_was_not_measured_is_unknown(blind_report: Report):
+    assert verdict.headline(blind_report) == (
+        "Unknown: written, 4 checks held, quality not measured"
+    )
+    assert {what for _, what in verdict.unknowns(blind_report)} == {
+        "metric drop not measured, limit 0.50: the spec has no data.evaluation"
+    }
+    assert verdict.next_step(blind_report, "out/a").endswith("(compress init out/a)")
+
+
+def test_what_failed_is_explained(failed_report: Report):
+    assert verdict.next_step(failed_report, "out/a") == "read the failed checks in out/a/report.md"
+    failed_report["artifacts"][1]["checks"][1]["ok"] = True
+    assert verdict.next_step(failed_report, "out/a") == "compress explain out/a"
+    (line,) = reason_line(failed_report, "out/a").splitlines()
+    assert line.endswith("over by 0.70 points. Next: compress explain out/a")
+
+
+def test_a_report_of_an_earlier_version_passed_or_failed(passed_report: Report):
+    del passed_report["verdict"]
+    for entry in passed_report["limits"]:
+        del entry["verdict"], entry["default"], entry["reason"]
+    assert verdict.headline(passed_report) == "Passed: 5 limits and 4 checks held"
 
 
 def test_a_metric_that_is_no_share_has_no_points(passed_report: Report):
@@ -90,8 +128,27 @@ def test_slower_and_larger_and_unchanged_are_said_plainly(passed_report: Report)
     artifact["latency"][0]["ratio"] = {"value": 1.01, "ci95": [0.99, 1.03]}
     artifact["metric"] = passed_report["baseline"]["metric"]
     assert verdict.gist(passed_report) == (
-        "1.30 × the size, as fast as the float model within noise, accuracy unchanged"
+        "1.30 × the size, as fast as the float model within noise (0.99 to 1.03 ×), "
+        "accuracy unchanged"
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "interval", "words"),
+    [
+        (1.33, [0.17, 36.0], "speed unknown (0.17 to 36.00 × the float model's latency)"),
+        (1.33, [1.02, 112.0], "speed unknown (1.02 to 112 × the float model's latency)"),
+        (0.5, [0.48, 0.52], "2.0 × faster"),
+        (2.4, [2.3, 2.5], "2.4 × the latency"),
+    ],
+)
+def test_a_speed_that_is_hardly_known_is_not_called_the_same(
+    passed_report: Report, value: float, interval: list[float], words: str
+):
+    artifact = passed_report["artifacts"][1]
+    artifact["latency"][0]["ratio"] = {"value": value, "ci95": interval}
+    artifact["latency_ratio"] = value
+    assert f", {words}, " in verdict.gist(passed_report)
 
 
 def test_the_first_deployed_artifact_is_the_main_one(passed_report: Report):

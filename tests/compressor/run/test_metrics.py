@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from compressor import catalog
 from compressor.errors import DataError, SpecError
@@ -163,10 +164,28 @@ def test_errors_compare_with_the_float_model_where_there_are_no_labels():
     assert not resolve_metric("mse", True, Path(), "s:1").against_float
 
 
+def test_agreement_compares_decisions_with_the_float_models_whether_or_not_there_are_labels():
+    theirs = {"y": np.array([[0.1, 0.9], [0.8, 0.2], [0.7, 0.3]])}
+    ours = {"y": np.array([[0.4, 0.6], [0.1, 0.2], [0.9, 0.3]])}
+    for labels in (True, False):
+        metric = resolve_metric("agreement", labels, Path(), "s:1")
+        assert metric.against_float
+        assert metric.per_sample(ours, theirs, 3).tolist() == [1.0, 0.0, 1.0]
+        assert metric.summary(metric.per_sample(theirs, theirs, 3))["value"] == 100.0
+
+
+def test_a_metric_by_name_may_stand_in_a_section():
+    metric = resolve_metric(MetricKeys(name="top5", expect=99.0), True, Path(), "s:1")
+    assert metric.name == "top5"
+    for keys in ({}, {"name": "top5", "function": "own:metric"}):
+        with pytest.raises(ValidationError, match="give either name or function"):
+            MetricKeys(**keys)
+
+
 def test_metrics_that_cannot_be():
     with pytest.raises(SpecError, match=r"^s:1: metric 'acuracy': .* did you mean 'accuracy'\?"):
         resolve_metric("acuracy", True, Path(), "s:1")
-    with pytest.raises(SpecError, match=r"^s:1: metric 'top5': needs labels.*use mse or cosine"):
+    with pytest.raises(SpecError, match=r"^s:1: metric 'top5': needs labels.*use agreement"):
         resolve_metric("top5", False, Path(), "s:1")
     with pytest.raises(SpecError, match=r"^s:1: metric: 'no_such_module' does not import"):
         resolve_metric("no_such_module:f", True, Path(), "s:1")

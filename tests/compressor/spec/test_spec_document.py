@@ -41,8 +41,9 @@ def refusal(load: Load, text: str | bytes) -> str:
 def test_defaults(load: Load, tmp_path: Path):
     spec = load(SPEC)
     assert (spec.seed, spec.metric, spec.passes, dict(spec.data)) == (0, None, (), {})
-    assert spec.limits.metric_drop is None
-    assert (spec.limits.size_ratio, spec.limits.latency_ratio) == (1.0, 1.0)
+    limits = ("metric_drop", "size_ratio", "latency_ratio")
+    assert [getattr(spec.limits, name) for name in limits] == [1.0, 1.0, 1.0]
+    assert all(spec.limits.is_default(name) for name in limits)
     assert spec.output == tmp_path / "out" / "tiny"
     assert (spec.onnx, spec.checkpoint) == (tmp_path / "tiny.onnx", None)
 
@@ -53,7 +54,7 @@ def test_the_resolved_spec_names_every_option(load: Load):
     assert export.items() >= {"format": "onnx", "opset": 21, "external-data": "auto"}.items()
     assert resolved["passes"][0]["pass"] == "cast"
     assert resolved["passes"][0]["weights-only"] is False
-    assert resolved["limits"]["metric-drop"] is None
+    assert resolved["limits"]["metric-drop"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -74,6 +75,7 @@ def test_the_resolved_spec_names_every_option(load: Load):
 def test_numbers_are_those_of_yaml_1_2(load: Load, written: str, value: float | None):
     spec = load(SPEC + f"limits:\n  metric-drop: {written}\n")
     assert spec.limits.metric_drop == value
+    assert not spec.limits.is_default("metric_drop")
 
 
 @pytest.mark.parametrize("word", ["yes", "on", "1:30", "2020-01-01", "1e-4x"])

@@ -32,7 +32,7 @@ def worse(tmp_path: Path) -> Comparison:
 
 def test_a_real_loss_over_the_limit_fails(worse: Comparison) -> None:
     check = only(worse, GateLimits(metric_drop=0.3))
-    assert (check.status, check.ok) == ("failed", False)
+    assert (check.verdict, check.ok) == ("failed", False)
     assert check.text == (
         "worse by 0.40 points, 95 % interval 0.20 to 0.67 (p < 0.001): fails the limit 0.3"
     )
@@ -47,13 +47,13 @@ def test_without_a_limit_any_real_loss_fails(worse: Comparison) -> None:
 def test_a_loss_proved_to_be_within_the_limit_passes(worse: Comparison) -> None:
     for strict in (False, True):
         check = only(worse, GateLimits(metric_drop=1.0, strict=strict))
-        assert (check.status, check.ok) == ("passed", True)
+        assert (check.verdict, check.ok) == ("passed", True)
     assert check.text.endswith(": within the limit 1")
 
 
 def test_within_the_limit_as_measured_is_enough_unless_strict(worse: Comparison) -> None:
     check = only(worse, GateLimits(metric_drop=0.45))
-    assert (check.status, check.ok) == ("undecided", True)
+    assert (check.verdict, check.ok) == ("unknown", True)
     assert "within the limit 0.45 as measured, not proved with 4,000 samples;" in check.text
     assert check.text.endswith(" would do")
     assert not only(worse, GateLimits(metric_drop=0.45, strict=True)).ok
@@ -63,7 +63,7 @@ def test_noise_is_not_distinguishable(tmp_path: Path) -> None:
     comparison = compared(tmp_path, results(4, 500, start=100), results(6, 500))
     for limit in (None, 0.3):
         check = only(comparison, GateLimits(metric_drop=limit))
-        assert (check.status, check.ok) == ("undecided", True)
+        assert (check.verdict, check.ok) == ("unknown", True)
         assert check.text == (
             "worse by 0.40 points, 95 % interval −0.99 to 1.90 (p = 0.27): "
             "not distinguishable with 500 samples; 7,800 would do"
@@ -73,7 +73,7 @@ def test_noise_is_not_distinguishable(tmp_path: Path) -> None:
 
 def test_better_and_equal_models_pass(tmp_path: Path) -> None:
     better = compared(tmp_path / "1", results(30), results(10))
-    assert only(better, GateLimits()).status == "passed"
+    assert only(better, GateLimits()).verdict == "passed"
     assert only(better, GateLimits()).text.startswith("better by 2.00 points, 95 % interval 1.")
     equal = compared(tmp_path / "2", results(10), results(10))
     assert only(equal, GateLimits()).text == "the same on all 1,000 samples"
@@ -101,14 +101,14 @@ def test_ratios_are_held_against_their_limits(tmp_path: Path) -> None:
     other = made_run(tmp_path / "b", results(5), changes=changes)
     comparison = compare_runs(one, other, STORED)
     _, latency, size = judge(comparison, GateLimits(latency_ratio=1.1, size_ratio=1.05)).checks
-    assert latency.status == size.status == "failed"
+    assert latency.verdict == size.verdict == "failed"
     assert latency.text == (
         "1.20 ×, 95 % interval 1.17 to 1.23 at batch 1, from two runs, each timed beside the "
         "float model: fails the limit 1.1"
     )
     assert size.text == "1.10 MB over 1.00 MB, 1.10 ×: fails the limit 1.05"
     _, open_, held = judge(comparison, GateLimits(latency_ratio=1.2, size_ratio=1.1)).checks
-    assert (open_.status, open_.ok, held.status) == ("undecided", True, "passed")
+    assert (open_.verdict, open_.ok, held.verdict) == ("unknown", True, "passed")
     assert not judge(comparison, GateLimits(latency_ratio=1.2, strict=True)).ok
 
 
@@ -134,7 +134,7 @@ def test_strict_needs_a_limit(worse: Comparison) -> None:
 
 def test_equal_models_fail_as_often_as_alpha_says() -> None:
     """The smaller sister of ``bench_gate``: 600 pairs, 2000 samples, 3 percent disagreement."""
-    from compressor.lab.compare.statistics import Scale, paired_difference
+    from compressor.run.statistics import Scale, paired_difference
 
     rng = np.random.default_rng(0)
     alarms = 0

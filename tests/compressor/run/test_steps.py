@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from compressor.lab.compare.statistics import find_steps
+from compressor.run.statistics import find_steps
 
 
 def series(levels: list[float], samples: int = 2000, noise: float = 0.02) -> np.ndarray:

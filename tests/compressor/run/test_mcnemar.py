@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressor.lab.compare import statistics as mcnemar
-from compressor.lab.compare import statistics as paired_shares
+from compressor.run import statistics as mcnemar
+from compressor.run import statistics as paired_shares
 
 COUNTS = st.integers(0, 60)
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from compressor.lab.compare.statistics import (
+from compressor.run.statistics import (
     BOOTSTRAP,
     MCNEMAR,
     Scale,
@@ -58,7 +58,7 @@ def test_the_bootstrap_is_repeatable_and_keeps_pairs() -> None:
 def test_draws_do_not_depend_on_how_many_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     values = RNG.normal(size=(50, 2))
     whole = resampled_means(values, 40)
-    monkeypatch.setattr("compressor.lab.compare.statistics._AT_ONCE", 100)
+    monkeypatch.setattr("compressor.run.statistics._AT_ONCE", 100)
     assert np.array_equal(whole, resampled_means(values, 40))
 
 

@@ -1,0 +1,170 @@
+"""Verdicts: what a measurement says about a limit, and what all limits say about a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from compressor.errors import DataError
+from compressor.spec.keys import LimitKeys
+
+Verdict = Literal["passed", "failed", "unknown"]
+
+WIDEST_RATIO = 1.5
+"""The factor between the bounds of a ratio's interval from which on it has to clear the limit.
+
+Bounds that far apart are 22 % to either side, so that they cannot tell a model from one that takes
+a fifth longer; and whatever disturbed the measurement that much may have disturbed it more.
+"""
+
+
+def verdict_of(
+    interval: tuple[float, float] | None, limit: float, widest: float | None = None
+) -> Verdict:
+    """Return whether a measurement keeps within a limit.
+
+    Args:
+        interval: the bounds of what was measured, twice the same if it is exact; ``None`` if it
+            was not measured.
+        limit: the largest value that is allowed.
+        widest: for ratios, the factor between the bounds beyond which an interval has to lie half
+            its own width away from the limit, in logarithms; ``None`` for differences.
+
+    Returns:
+        ``passed`` if the interval lies inside, ``failed`` if it lies outside; ``unknown`` if it
+        straddles the limit, is too wide so near to it, or there is none.
+    """
+    low, high = interval or (float("nan"), float("nan"))
+    if widest is not None and high > widest * low:
+        half = (high / low) ** 0.5 if low > 0 else float("inf")
+        low, high = low / half, high * half
+    if low <= high <= limit:
+        return "passed"
+    return "failed" if limit < low <= high else "unknown"
+
+
+_DEFAULT_SHARE = 0.01  # of the metric's value, for metrics that have no points
+_STRADDLES = "the 95 % interval contains the limit"
+_TOO_WIDE = "the 95 % interval is too wide so near to the limit"
+_LIMITS = ("metric_drop", "size_ratio", "latency_ratio")
+
+
+def judge(
+    limits: LimitKeys,
+    artifacts: Sequence[Mapping[str, Any]],
+    float_metric: Mapping[str, Any] | None,
+    *,
+    shrinks: bool,
+) -> list[dict[str, Any]]:
+    """Return the entries of ``report.json`` on limits: one for each limit and artifact.
+
+    A default says nothing about what it is not meant for: storage formats have no latency to
+    judge, and a plan that does not make the model smaller promises no size.
+
+    Args:
+        artifacts: their entries in the report.
+        float_metric: the float model's; ``None`` if none was measured.
+        shrinks: whether the passes make the model smaller.
+    """
+    entries: list[dict[str, Any]] = []
+    for artifact in artifacts:
+        for name in _LIMITS:
+            limit, default = getattr(limits, name), limits.is_default(name)
+            if limit is None or (default and not _meant(name, artifact, shrinks=shrinks)):
+                continue
+            if name == "metric_drop" and default:
+                limit = _default_drop(limit, artifact, float_metric)
+            value, interval, reason = _measurement(name, artifact)
+            widest = WIDEST_RATIO if name == "latency_ratio" else None
+            verdict = verdict_of(interval, limit, widest)
+            if verdict == "unknown" and interval is not None:
+                reason = _STRADDLES if interval[0] <= limit <= interval[1] else _TOO_WIDE
+            entries.append(
+                {
+                    "name": name.replace("_", "-"),
+                    "artifact": artifact["path"],
+                    "limit": limit,
+                    "measured": value,
+                    "ci95": None if interval is None or name == "size_ratio" else list(interval),
+                    "default": default,
+                    "verdict": verdict,
+                    "reason": reason or None,
+                    "ok": verdict != "failed",
+                }
+            )
+    return entries
+
+
+def _meant(name: str, artifact: Mapping[str, Any], *, shrinks: bool) -> bool:
+    """Return whether a limit that nobody set applies to an artifact."""
+    if name == "size_ratio":
+        return shrinks
+    # An artifact that was timed although its format or its target is another is not judged.
+    return name != "latency_ratio" or bool(artifact["deployed"]) or not artifact["latency"]
+
+
+def _default_drop(
+    points: float, artifact: Mapping[str, Any], float_metric: Mapping[str, Any] | None
+) -> float:
+    """Return the default limit of a metric's drop, in the metric's unit."""
+    if float_metric is None or float_metric["unit"] == "%":
+        return points
+    whole = abs(float(float_metric["value"]))
+    if whole == 0.0 and artifact["metric"] is not None and artifact["sqnr_db"] is not None:
+        # An error, of which the float model has none: its whole is the outputs' mean square.
+        whole = abs(float(artifact["metric"]["value"])) * 10 ** (artifact["sqnr_db"] / 10)
+    return _DEFAULT_SHARE * whole
+
+
+def _measurement(
+    name: str, artifact: Mapping[str, Any]
+) -> tuple[float | None, tuple[float, float] | None, str]:
+    """Return what was measured, its interval, and why it was not."""
+    if name == "size_ratio":
+        ratio = artifact["size_ratio"]
+        return ratio, (ratio, ratio), ""
+    if name == "metric_drop":
+        drop, bounds = artifact["metric_drop"], artifact["metric_drop_ci95"]
+        return drop, None if drop is None else (bounds[0], bounds[1]), artifact["metric_reason"]
+    if not artifact["deployed"]:
+        return None, None, artifact["latency_ratio_reason"]
+    ratio = artifact["latency"][0]["ratio"]
+    return ratio["value"], (ratio["ci95"][0], ratio["ci95"][1]), ""
+
+
+def overall(limits: Sequence[Mapping[str, Any]], artifacts: Sequence[Mapping[str, Any]]) -> Verdict:
+    """Return the verdict on a run.
+
+    Args:
+        limits: the entries that :func:`judge` returns.
+        artifacts: the entries of the report, with their checks.
+    """
+    checks = [check["ok"] for artifact in artifacts for check in artifact["checks"]]
+    verdicts = [entry["verdict"] for entry in limits]
+    if "failed" in verdicts or not all(checks):
+        return "failed"
+    return "unknown" if "unknown" in verdicts else "passed"
+
+
+def check_expected(float_metric: Mapping[str, Any], expected: float, where: str) -> None:
+    """Check that the float model gives the figure that its owner states for it.
+
+    A wrong normalization, shifted labels or swapped channels show here, before a compressed model
+    is judged by them.
+
+    Raises:
+        DataError: the interval of what was measured does not contain it.
+    """
+    low, high = float_metric["ci95"]
+    rounding = 1e-9 * max(abs(low), abs(high))  # an interval may end at 100 %, as computed
+    if low - rounding <= expected <= high + rounding:
+        return
+    unit = " %" if float_metric["unit"] == "%" else ""
+    value, samples = f"{float_metric['value']:.4g}{unit}", float_metric["samples"]
+    raise DataError(
+        f"metric {float_metric['name']!r}",
+        f"is {value} for the float model (95 % interval {low:.4g} to {high:.4g}, {samples:,} "
+        f"samples), and the spec expects {expected:g}{unit}",
+        "check the normalization, the order of channels and labels, and the data",
+        where=where,
+    )

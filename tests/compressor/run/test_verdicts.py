@@ -1,0 +1,231 @@
+"""A measurement beside its limit: passed, failed, or unknown."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compressor.errors import DataError
+from compressor.run.verdicts import (
+    WIDEST_RATIO,
+    check_expected,
+    judge,
+    overall,
+    verdict_of,
+)
+from compressor.spec.keys import LimitKeys
+
+RATIOS = st.floats(0.01, 100)
+
+
+@pytest.mark.parametrize(
+    ("interval", "verdict"),
+    [
+        ((0.9, 0.99), "passed"),
+        ((0.9, 1.0), "passed"),
+        ((1.0, 1.0), "passed"),
+        ((0.9, 1.01), "unknown"),
+        ((1.0, 1.01), "unknown"),
+        ((1.01, 1.02), "failed"),
+        ((0.17, 36.0), "unknown"),  # these three were called passed, failed and passed
+        ((1.02, 112.0), "unknown"),
+        ((0.77, 2.02), "unknown"),
+        ((0.3, 0.9), "unknown"),
+        ((0.1, 0.3), "passed"),  # wide, but far inside
+        ((50.0, 120.0), "failed"),
+        ((float("nan"), 0.9), "unknown"),
+        ((0.9, float("nan")), "unknown"),
+        ((1.2, float("inf")), "unknown"),
+        (None, "unknown"),
+    ],
+)
+def test_a_ratio_beside_one(interval: tuple[float, float] | None, verdict: str):
+    assert verdict_of(interval, 1.0, WIDEST_RATIO) == verdict
+
+
+def test_a_difference_has_no_factor_between_its_bounds():
+    assert verdict_of((-0.4, 0.1), 0.5) == "passed"
+    assert verdict_of((0.6, 9.0), 0.5) == "failed"
+    assert verdict_of((0.4, 0.6), 0.5) == "unknown"
+
+
+def test_the_widest_interval_that_means_something_still_does():
+    assert verdict_of((1.01, 1.01 * WIDEST_RATIO), 1.0, WIDEST_RATIO) == "failed"
+    assert verdict_of((1.01, 1.02 * WIDEST_RATIO), 1.0, WIDEST_RATIO) == "unknown"
+
+
+@given(RATIOS, RATIOS, RATIOS)
+def test_only_evidence_decides(one: float, other: float, limit: float):
+    low, high = sorted((one, other))
+    verdict = verdict_of((low, high), limit, WIDEST_RATIO)
+    # What is too wide has to lie half its own width away, in logarithms.
+    away = 0.0 if high <= WIDEST_RATIO * low else 0.5 * math.log(high / low)
+    if verdict != "passed":
+        assert math.log(high / limit) > -away - 1e-9
+    if verdict != "failed":
+        assert math.log(low / limit) < away + 1e-9
+    if verdict == "unknown":
+        assert high <= limit or low > limit or low <= limit <= high
+    else:
+        assert (high <= limit) == (verdict == "passed")
+
+
+ACCURACY = {"name": "accuracy", "value": 90.0, "samples": 400, "ci95": [86.7, 92.6], "unit": "%"}
+PERPLEXITY = {**ACCURACY, "name": "perplexity", "value": 5.0, "unit": ""}
+ERROR = {**ACCURACY, "name": "mse", "value": 0.0, "unit": ""}
+OFF = {"metric_drop": None, "size_ratio": None, "latency_ratio": None}
+
+
+def entry(**changes: Any) -> dict[str, Any]:
+    """Make an artifact that lost 0.4 points, 0.3 to 0.5, is 0.3 of the size and 0.9 as slow."""
+    ratio = changes.pop("ratio", (0.9, 0.85, 0.95))
+    return {
+        "path": "model.onnx",
+        "deployed": True,
+        "metric": ACCURACY,
+        "metric_reason": None,
+        "metric_drop": 0.4,
+        "metric_drop_ci95": [0.3, 0.5],
+        "sqnr_db": 20.0,
+        "size_ratio": 0.3,
+        "latency": [{"batch": 1, "ratio": {"value": ratio[0], "ci95": [ratio[1], ratio[2]]}}],
+        "latency_ratio_reason": None,
+        "checks": [{"name": "opens in its runtime", "ok": True}],
+        **changes,
+    }
+
+
+def judged(
+    limits: dict[str, float | None],
+    *artifacts: dict[str, Any],
+    metric: dict[str, Any] | None = ACCURACY,
+    shrinks: bool = True,
+) -> list[tuple[str, float, bool, str]]:
+    entries = judge(LimitKeys(**limits), artifacts, metric, shrinks=shrinks)
+    assert all(e["ok"] == (e["verdict"] != "failed") for e in entries)
+    return [(e["name"], e["limit"], e["default"], e["verdict"]) for e in entries]
+
+
+def test_each_limit_and_artifact_has_an_entry():
+    storage = entry(path="model.safetensors", deployed=False)
+    keys = LimitKeys(metric_drop=0.5, size_ratio=0.3)
+    entries = judge(keys, [entry(), storage], ACCURACY, shrinks=True)
+    assert [(e["name"], e["artifact"], e["limit"], e["measured"]) for e in entries] == [
+        ("metric-drop", "model.onnx", 0.5, 0.4),
+        ("size-ratio", "model.onnx", 0.3, 0.3),
+        ("latency-ratio", "model.onnx", 1.0, 0.9),
+        ("metric-drop", "model.safetensors", 0.5, 0.4),
+        ("size-ratio", "model.safetensors", 0.3, 0.3),
+    ]
+    assert {e["verdict"] for e in entries} == {"passed"}
+    assert [e["ci95"] for e in entries[:3]] == [[0.3, 0.5], None, [0.85, 0.95]]
+    assert [e["default"] for e in entries] == [False, False, True, False, False]
+    assert all(e["reason"] is None for e in entries)
+
+
+def test_limits_that_are_off():
+    assert judged(OFF, entry()) == []
+
+
+@pytest.mark.parametrize(
+    ("drop", "interval", "verdict"),
+    [
+        (0.4, (0.3, 0.5), "passed"),
+        (0.4, (0.3, 0.51), "unknown"),
+        (0.6, (0.4, 0.8), "unknown"),
+        (0.6, (0.51, 0.8), "failed"),
+        (-2.0, (-3.0, -1.0), "passed"),
+    ],
+)
+def test_the_interval_of_a_drop_decides(drop: float, interval: tuple[float, float], verdict: str):
+    artifact = entry(metric_drop=drop, metric_drop_ci95=list(interval))
+    limits = {**OFF, "metric_drop": 0.5}
+    assert judged(limits, artifact) == [("metric-drop", 0.5, False, verdict)]
+
+
+@pytest.mark.parametrize(
+    ("metric", "limit"),
+    [
+        (ACCURACY, 1.0),
+        (PERPLEXITY, 0.05),  # one percent of five
+        (ERROR, 0.02),  # one percent of the outputs' mean square, 100 times the error
+    ],
+)
+def test_a_metric_has_a_limit_that_nobody_set(metric: dict[str, Any], limit: float):
+    artifact = entry(metric={**metric, "value": 0.02}, metric_drop=9.0, metric_drop_ci95=[8, 10])
+    limits = {"size_ratio": None, "latency_ratio": None}
+    ((name, found, default, verdict),) = judged(limits, artifact, metric=metric)
+    assert (name, default, verdict) == ("metric-drop", True, "failed")
+    assert found == pytest.approx(limit)
+
+
+def test_a_metric_that_was_not_measured_is_unknown():
+    blind = entry(
+        metric=None, metric_drop=None, metric_drop_ci95=None, metric_reason="no data", sqnr_db=None
+    )
+    (found,) = judge(LimitKeys(size_ratio=None, latency_ratio=None), [blind], None, shrinks=True)
+    assert (found["verdict"], found["reason"], found["measured"]) == ("unknown", "no data", None)
+    assert overall([found], [blind]) == "unknown"
+
+
+@pytest.mark.parametrize(("ratio", "verdict"), [(0.3, "passed"), (0.31, "failed")])
+def test_size_ratio(ratio: float, verdict: str):
+    limits = {**OFF, "size_ratio": 0.3}
+    for shrinks in (True, False):
+        judgement = judged(limits, entry(size_ratio=ratio), shrinks=shrinks)
+        assert judgement == [("size-ratio", 0.3, False, verdict)]
+
+
+def test_a_size_is_judged_by_default_only_if_the_model_is_to_become_smaller():
+    limits = {"metric_drop": None, "latency_ratio": None}
+    larger = entry(size_ratio=1.000003)
+    assert judged(limits, larger, shrinks=False) == []
+    assert judged(limits, larger, shrinks=True) == [("size-ratio", 1.0, True, "failed")]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "verdict"),
+    [
+        ((0.8, 0.7, 0.9), "passed"),
+        ((1.1, 0.9, 1.3), "unknown"),
+        ((1.1, 1.0, 1.3), "unknown"),
+        ((1.1, 1.01, 1.3), "failed"),
+        ((1.33, 1.02, 112.0), "unknown"),
+    ],
+)
+def test_the_interval_of_a_latency_decides(ratio: tuple[float, float, float], verdict: str):
+    limits = {**OFF, "latency_ratio": 1.0}
+    (found,) = judge(LimitKeys(**limits), [entry(ratio=ratio)], ACCURACY, shrinks=True)
+    assert (found["name"], found["verdict"]) == ("latency-ratio", verdict)
+    assert found["ci95"] == list(ratio[1:])
+    assert (found["reason"] is None) == (verdict != "unknown")
+
+
+def test_a_latency_that_cannot_be_judged_is_unknown_only_if_it_is_asked_for_or_was_not_run():
+    limits = {"metric_drop": None, "size_ratio": None}
+    stored = entry(deployed=False, latency_ratio_reason="a storage format")
+    engine = entry(deployed=False, latency=[], latency_ratio_reason="needs a GPU")
+    assert judged(limits, stored) == []
+    assert judged(limits, engine) == [("latency-ratio", 1.0, True, "unknown")]
+    asked = {**limits, "latency_ratio": 0.5}
+    assert judged(asked, stored) == [("latency-ratio", 0.5, False, "unknown")]
+
+
+def test_a_run_is_as_bad_as_its_worst_limit():
+    passed, unknown, failed = ({"verdict": v} for v in ("passed", "unknown", "failed"))
+    good, broken = entry(), entry(checks=[{"name": "opens in its runtime", "ok": False}])
+    assert overall([passed], [good]) == "passed"
+    assert overall([passed, unknown], [good]) == "unknown"
+    assert overall([failed, unknown], [good]) == "failed"
+    assert overall([passed, unknown], [good, broken]) == "failed"
+    assert overall([], [good]) == "passed"
+
+
+def test_the_figure_that_the_owner_states_lies_in_the_interval():
+    for expected in (86.7, 90.0, 92.6):
+        check_expected(ACCURACY, expected, "spec.yaml:9")
+    for expected in (86.6, 94.6):
+        with pytest.raises(DataError, match=r"^spec.yaml:9: metric 'accuracy': is 90 % for the"):
+            check_expected(ACCURACY, expected, "spec.yaml:9")
