@@ -66,7 +66,7 @@ def explain(
     if method == "sqnr" and (layers is not None or seconds is not None):
         raise SpecError(
             "--layers and --seconds",
-            "limit what leave-one-out measures",
+            "apply only to leave-one-out",
             "add --method leave-one-out",
         )
     with importable([Path.cwd()]):

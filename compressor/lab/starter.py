@@ -289,7 +289,7 @@ def quantization_spec(checkpoint: Path, output: Path, options: QuantizeOptions) 
     source, target = checkpoint.resolve(), output.resolve()
     if target == (source if source.is_dir() else source.parent):
         raise SpecError(
-            f"output {str(output)!r}", "is where the checkpoint lies", "name another folder"
+            f"output {str(output)!r}", "is the folder of the checkpoint", "name another folder"
         )
     step: dict[str, Any] = {
         "pass": "quantize-weights",

@@ -107,6 +107,6 @@ class Artifact:
         except ValidationError as error:
             raise SpecError(
                 f"artifact {self.name!r}",
-                f"was written with options that {self.format} does not have now ({self.options})",
+                f"was written with options ({self.options}) that {self.format} no longer has",
                 "run its spec again, or give the file itself",
             ) from error

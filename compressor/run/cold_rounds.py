@@ -115,7 +115,7 @@ def _started(name: str, job: Path) -> dict[str, Any]:
         raise ArtifactError(
             subject,
             f"ends the process that starts it, with {done.returncode} ({last})",
-            "see whether memory is short, or leave cold starts out: --no-cold",
+            "check that enough memory is free, or leave cold starts out: --no-cold",
         )
     result: dict[str, Any] = json.loads(done.stdout)
     if "error" in result:

@@ -275,7 +275,7 @@ def open_other_model(
     if Capability.RUN not in opened.carrier.offers:
         raise SpecError(
             dotted(path),
-            f"is of no use: {cannot_run(opened.carrier)}",
+            f"cannot be used: {cannot_run(opened.carrier)}",
             "give factory and checkpoint, or onnx",
             where=spec.where(*path),
         )

@@ -185,7 +185,7 @@ def _check_data_is_of_use(spec: Spec, carrier: Carrier) -> None:
     role = next(iter(spec.data))
     raise SpecError(
         f"data.{role}",
-        f"is of no use: {cannot_run(carrier)}",
+        f"cannot be used: {cannot_run(carrier)}",
         "leave data out, or give model.factory, such as transformers.AutoModelForCausalLM",
         where=spec.data[role].where,
     )
@@ -283,7 +283,7 @@ def _plan_pass(
     if not isinstance(step, WeightPass | GraphPass | TrainPass):
         raise SpecError(
             f"pass {step.name!r}",
-            "is none of the three kinds of pass",
+            "is not one of the three kinds of pass",
             "derive it from WeightPass, GraphPass or TrainPass of compressor.extension",
         )
     survey = step.survey(carrier, context)
@@ -322,7 +322,7 @@ def _check_training(step: TrainPass, data: Data | None) -> None:
     if step.labelled and data.target is None:
         raise SpecError(
             f"pass {step.name!r}",
-            "trains on the right answers, and data.training names none",
+            "needs the right answers, and data.training has no target",
             "add target to data.training",
         )
 

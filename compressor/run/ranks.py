@@ -95,5 +95,5 @@ def _others_are_there(rank: int) -> Iterator[None]:
         raise InputError(
             f"rank {rank}",
             "has lost the other processes",
-            "see their messages, mend the cause, and start all of them again",
+            "read their messages, fix the cause, and start all of them again",
         ) from error

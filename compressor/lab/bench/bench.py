@@ -226,7 +226,7 @@ def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
         if not name or not all(part.strip().isdecimal() and int(part) for part in parts):
             raise SpecError(
                 f"--shape {text}",
-                "is not a name with lengths of 1 and more",
+                "is not a name followed by lengths of at least 1",
                 "write it as in --shape image=1,3,224,224",
             )
         shapes[name] = tuple(int(part) for part in parts)

@@ -63,7 +63,7 @@ def _at(path: Path) -> list[Artifact]:
     if kind not in formats or path.name in (_REPORT, _MANIFEST):
         raise SpecError(
             subject,
-            f"is no artifact that can be recognized by its name; formats are {', '.join(formats)}",
+            f"is not recognized as an artifact by its name; formats are {', '.join(formats)}",
             "name a file that compress run exported, or the folder of the run",
         )
     from compressor.models.onnx.file import TARGET, target_of
@@ -84,7 +84,9 @@ def _of_run(folder: Path) -> list[Artifact]:
         ]
     except (KeyError, TypeError) as error:
         raise ModelError(
-            subject, "has a report or a manifest of another form", "run its spec again"
+            subject,
+            "has a report or manifest this version cannot read",
+            "run its spec again",
         ) from error
     artifacts = []
     for name, kind, files in entries:

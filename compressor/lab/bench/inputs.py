@@ -116,7 +116,7 @@ def fixed_shapes(
     """
     for name in shapes:
         if name not in {spec.name for spec in inputs}:
-            raise SpecError(f"--shape {name}", "is no input", f"inputs are: {_listed(inputs)}")
+            raise SpecError(f"--shape {name}", "is not an input", f"inputs are: {_listed(inputs)}")
     return tuple(_fixed(spec, shapes.get(spec.name)) for spec in inputs)
 
 
@@ -187,7 +187,7 @@ def _fixed(spec: TensorSpec, shape: Sequence[int] | None) -> TensorSpec:
     if shape is None:
         missing = [d for d in spec.shape[1:] if not isinstance(d, int)]
         if missing:
-            raise SpecError(f"input {spec}", "has a length that is not known", f"give {option}")
+            raise SpecError(f"input {spec}", "has an unknown length", f"give {option}")
         shape = [d if isinstance(d, int) else 1 for d in spec.shape]
     fits = len(shape) == len(spec.shape) and all(
         not isinstance(want, int) or want == have

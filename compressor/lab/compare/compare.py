@@ -136,7 +136,7 @@ def _difference(base: Side, candidate: Side) -> Difference:
         if samples is None:
             raise DataError(
                 f"run {side.run.path!r}",
-                f"has no results of single samples for {side.name!r}",
+                f"has no results for single samples of {side.name!r}",
                 "run the spec again",
             )
     assert ours is not None

@@ -226,6 +226,6 @@ def _entry(line: str, where: str) -> Entry:
         entry.per_sample()
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(
-            f"history {where}", f"is not the line of a run ({error})", _REMEDY
+            f"history {where}", f"is not a line that a run wrote ({error})", _REMEDY
         ) from error
     return entry

@@ -54,7 +54,7 @@ class OpenedRun:
         if path.name in self.missing:
             raise InputError(
                 f"run {self.path!r}",
-                f"has no {path.name}, which holds the results of single samples",
+                f"has no {path.name}, which holds the results for single samples",
                 f"copy it together with {REPORT} and {MANIFEST}, or run the spec again",
             )
         try:
@@ -81,7 +81,7 @@ def open_run(path: Path, progress: Progress) -> OpenedRun:
     if not path.exists() or (path.is_file() and path.name != REPORT):
         raise SpecError(
             subject,
-            "is no report" if path.exists() else "does not exist",
+            "is not a report" if path.exists() else "does not exist",
             f"name the output folder of a run, or its {REPORT}",
         )
     if not (folder / REPORT).is_file():
@@ -89,7 +89,7 @@ def open_run(path: Path, progress: Progress) -> OpenedRun:
     if not (folder / MANIFEST).is_file():
         raise InputError(
             subject,
-            f"has no {MANIFEST}, so there is no telling whether {REPORT} is what the run wrote",
+            f"has no {MANIFEST}, so nothing shows whether {REPORT} is what the run wrote",
             f"copy both, and {SAMPLES}, from the run's output",
         )
     contents = inspect_run(folder, progress)
@@ -114,7 +114,7 @@ def _check(subject: str, report: Mapping[str, Any]) -> None:
         )
     if not {"identity", "per_sample"} <= set(report):
         raise InputError(
-            subject, "was made by a version that kept no results of single samples", _AGAIN
+            subject, "was made by a version that did not keep results for single samples", _AGAIN
         )
 
 

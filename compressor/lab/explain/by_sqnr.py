@@ -67,7 +67,7 @@ def finished_run(path: Path, settings: Sequence[str] = ()) -> FinishedRun:
     if not path.is_dir() and spec is None and path.name != REPORT:
         raise SpecError(
             f"file {str(path)!r}",
-            "is no report",
+            "is not a report",
             "name the output folder of a run, its report.json, or its spec",
         )
     for name in (REPORT, MANIFEST):
@@ -203,7 +203,7 @@ def _declared(run: FinishedRun, index: int) -> type[Pass]:
         raise SpecError(
             f"run {str(run.folder)!r}",
             f"uses the pass {name!r}, which is not installed",
-            "install what it came with",
+            "install the package that it came with",
         ) from error
     return declared
 

@@ -212,7 +212,7 @@ def test_a_folder_of_somebody_else_s_by_force(source: Path, tmp_path: Path):
     ("arguments", "code", "message"),
     [
         (["gone", "-o", "out"], 2, "does not exist"),
-        (["llama", "-o", "llama"], 2, "is where the checkpoint lies"),
+        (["llama", "-o", "llama"], 2, "is the folder of the checkpoint"),
         (["llama", "-o", "foreign"], 2, "holds files that no run of compressor made"),
         (["llama", "-o", "out", "--skip", "model.layer.*"], 2, "model.layer.*"),
         (["llama", "-o", "out", "--skip", "*"], 2, "touches no layer"),

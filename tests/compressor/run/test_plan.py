@@ -177,7 +177,7 @@ def on_checkpoint(tmp_path: Path) -> Project:
 
 def test_a_bare_checkpoint_cannot_be_run_on_data(on_checkpoint: Project):
     message = refusal(on_checkpoint)
-    assert ": data.calibration: is of no use: a bare checkpoint has no graph" in message
+    assert ": data.calibration: cannot be used: a bare checkpoint has no graph" in message
     assert "give model.factory" in message
 
 

@@ -42,8 +42,8 @@ def test_no_training_data(on_onnx: Project):
 def test_no_target(on_onnx: Project):
     del drilled(on_onnx).spec["data"]["training"]["target"]
     assert refusal(on_onnx) == (
-        f"{place(on_onnx)}: pass 'drill': trains on the right answers, and "
-        "data.training names none; add target to data.training"
+        f"{place(on_onnx)}: pass 'drill': needs the right answers, and "
+        "data.training has no target; add target to data.training"
     )
     drilled(on_onnx, labels=False)
     del on_onnx.spec["data"]["training"]["target"]
@@ -95,7 +95,7 @@ def test_a_bare_checkpoint_teaches_nothing(on_onnx: Project, tmp_path):
     other = torch_project(tmp_path / "other", ".safetensors")
     shutil.copy(other.folder / "tiny.safetensors", on_onnx.folder)
     found = refusal(drilled(on_onnx, teacher={"checkpoint": "tiny.safetensors"}))
-    assert "passes.0.teacher: is of no use: a bare checkpoint has no graph" in found
+    assert "passes.0.teacher: cannot be used: a bare checkpoint has no graph" in found
 
 
 def test_a_teacher_is_compared_with_the_model(on_onnx: Project):

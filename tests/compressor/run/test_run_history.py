@@ -49,7 +49,7 @@ def test_a_history_of_something_else_is_refused(on_onnx: Project, tmp_path: Path
 def test_a_damaged_history_shows_before_any_work(on_onnx: Project, tmp_path: Path) -> None:
     history = tmp_path / "history.jsonl"
     history.write_text("{}\n", encoding="utf-8")
-    with pytest.raises(InputError, match="is not the line of a run"):
+    with pytest.raises(InputError, match="is not a line that a run wrote"):
         run(on_onnx, history, "")
     assert not on_onnx.output.exists()
 

@@ -55,7 +55,7 @@ def test_a_run_is_all_that_it_exported(on_onnx: Project):
         assert found(path) == [(str(path), "safetensors", ["model.json", "model.safetensors"])]
     report = json.loads((output / "report.json").read_text())
     (output / "report.json").write_text(json.dumps({**report, "artifacts": [{}]}))
-    assert "has a report or a manifest of another form" in str(refusal(output))
+    assert "has a report or manifest this version cannot read" in str(refusal(output))
     (output / "report.json").write_text(json.dumps(report))
     (output / "model.onnx").unlink()
     assert "lacks 'model.onnx'; run its spec again" in str(refusal(output))
@@ -68,9 +68,9 @@ def test_what_is_no_artifact(tmp_path: Path):
     (tmp_path / "report.json").write_text("{")
     messages = {
         tmp_path / "none.onnx": "does not exist; check its spelling",
-        tmp_path / "model.bin": "is no artifact that can be recognized by its name; formats are",
+        tmp_path / "model.bin": "is not recognized as an artifact by its name; formats are",
         tmp_path: "cannot be read",
-        tmp_path / "report.json": "is no artifact that can be recognized by its name",
+        tmp_path / "report.json": "is not recognized as an artifact by its name",
     }
     for path, message in messages.items():
         assert message in str(refusal(path)), path

@@ -65,7 +65,7 @@ def test_free_lengths_come_from_the_option():
     with pytest.raises(CompressorError) as caught:
         fixed_shapes([IMAGE, TOKENS], {})
     assert str(caught.value) == (
-        "input ids int64[n, length]: has a length that is not known; give --shape ids=1,1"
+        "input ids int64[n, length]: has an unknown length; give --shape ids=1,1"
     )
     fixed = fixed_shapes([IMAGE, TOKENS], parse_shapes(["ids=1,128"]))
     assert [s.shape for s in fixed] == [("batch", 3, 8, 8), ("batch", 128)]
@@ -80,13 +80,13 @@ def test_free_lengths_come_from_the_option():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("ids", "is not a name with lengths of 1 and more; write it as in --shape image=1,3,224"),
-        ("=1,2", "is not a name with lengths"),
-        ("ids=1,x", "is not a name with lengths"),
-        ("ids=0,4", "is not a name with lengths"),
+        ("ids", "is not a name followed by lengths of at least 1; write it as in --shape"),
+        ("=1,2", "is not a name followed by lengths"),
+        ("ids=1,x", "is not a name followed by lengths"),
+        ("ids=0,4", "is not a name followed by lengths"),
         ("ids=1,4,4", "--shape ids=1,4,4: does not fit ids int64[n, length]; give --shape ids=1,1"),
         ("image=1,3,9,8", "--shape image=1,3,9,8: does not fit image float32[n, 3, 8, 8]"),
-        ("audio=1,3", "--shape audio: is no input; inputs are: image float32[n, 3, 8, 8], ids"),
+        ("audio=1,3", "--shape audio: is not an input; inputs are: image float32[n, 3, 8, 8], ids"),
     ],
 )
 def test_bad_shapes(text: str, message: str):

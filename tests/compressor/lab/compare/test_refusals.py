@@ -108,7 +108,10 @@ def test_artifacts_need_not_be_there(base: Path, tmp_path: Path) -> None:
 
 
 def test_an_older_report_has_nothing_to_pair(base: Path, tmp_path: Path) -> None:
-    for key, said in (("per_sample", "kept no results of single samples"), ("schema", "schema")):
+    for key, said in (
+        ("per_sample", "did not keep results"),
+        ("schema", "schema"),
+    ):
         other = made_run(tmp_path / key, results(5))
         report = json.loads((other / "report.json").read_text())
         del report[key]
@@ -121,7 +124,7 @@ def test_a_model_without_results_is_refused(base: Path, tmp_path: Path) -> None:
     report = json.loads((other / "report.json").read_text())
     report["artifacts"][0]["path"] = "model.onnx"
     rewrite(other, report)
-    assert "has no results of single samples for 'model.onnx'" in str(refusal(base, other))
+    assert "has no results for single samples of 'model.onnx'" in str(refusal(base, other))
 
 
 def test_other_numbers_of_samples_are_refused(base: Path, tmp_path: Path) -> None:
@@ -145,7 +148,7 @@ def test_paths_are_checked(base: Path, tmp_path: Path) -> None:
     for path, said in (
         (tmp_path / "nothing", "does not exist"),
         (tmp_path / "empty", "has no report.json"),
-        (base / "model.onnx", "is no report"),
+        (base / "model.onnx", "is not a report"),
     ):
         error = refusal(base, path)
         assert error.exit_code is ExitCode.BAD_SPEC
