@@ -28,7 +28,9 @@ from compressor.cli.options import PATH, json_option, print_result, shown_progre
 @click.option(
     "--threads",
     type=click.IntRange(min=1),
-    help="Threads to compute with. If not given, the runtime chooses.",
+    default=1,
+    show_default=True,
+    help="Threads to compute with.",
 )
 @click.option(
     "--precision",
@@ -63,7 +65,7 @@ def bench(
     paths: tuple[Path, ...],
     batches: tuple[int, ...],
     provider: str | None,
-    threads: int | None,
+    threads: int,
     precision: float,
     seconds: float,
     shapes: tuple[str, ...],

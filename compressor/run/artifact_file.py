@@ -28,11 +28,11 @@ class Machinery:
     Attributes:
         provider: of ONNX Runtime, for all ONNX files: ``cpu``, ``cuda`` or ``tensorrt``; ``None``
             runs each in its target runtime.
-        threads: number of threads; ``None`` leaves it to the runtime.
+        threads: number of threads.
     """
 
     provider: str | None = None
-    threads: int | None = None
+    threads: int = 1
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,9 @@ class Artifact:
     def provider(self, machinery: Machinery) -> str:
         """Return the provider that computes it: ``cpu``, or one on a GPU."""
         runtime = self.runtime(machinery)
-        return (machinery.provider or "cpu") if runtime is None else runtime.provider
+        if runtime is not None:
+            return runtime.provider
+        return "cuda" if self._exporter.on_gpu else "cpu"
 
     def opener(self, machinery: Machinery) -> Opener:
         """Return a function that opens it in its runtime.
@@ -90,7 +92,7 @@ class Artifact:
         runtime = self.runtime(machinery)
         if runtime is None:
             return partial(self._exporter.open, self.path)
-        return partial(runtime.open, self.path, f"artifact {self.name!r}", machinery.threads)
+        return partial(runtime.open, self.path, f"artifact {self.name!r}")
 
     @property
     def _target(self) -> str:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from compressor.types.carrier import Runner
+    from compressor.types.tensors import Batch
 
 _RUNNERS = {
     "onnxruntime": "compressor.models.onnx.ort_runner",
@@ -42,23 +43,28 @@ def cold_start(job: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         CompressorError: the artifact cannot be opened or run.
     """
-    files = [Path(file) for file in job["files"]]
-    seconds = {}
     begin = time.perf_counter()
     library = "torch" if job["runtime"] is None else job["runtime"]["library"]
     import_module(library)
-    seconds["import"] = time.perf_counter() - begin
+    imported = time.perf_counter() - begin
 
     import numpy as np
 
     opener = _opener(job)
+    from compressor.models.threads import on_threads
+
     with np.load(job["batch"]) as stored:
         batch = dict(stored)
-    if job["threads"] is not None and library == "torch":
-        import torch
+    with on_threads(job["threads"]):
+        document = _started(opener, batch, [Path(file) for file in job["files"]])
+    document["seconds"]["import"] = imported
+    return document
 
-        torch.set_num_threads(job["threads"])
 
+def _started(opener: Callable[[], Runner], batch: Batch, files: Sequence[Path]) -> dict[str, Any]:
+    import numpy as np
+
+    seconds = {}
     dropped = _drop_pages(files)
     seconds["read_disk"] = _read(files)
     seconds["read_cache"] = _read(files)
@@ -91,7 +97,7 @@ def _opener(job: Mapping[str, Any]) -> Callable[[], Runner]:
     if job["runtime"] is not None:
         runtime = OnnxRuntime(**job["runtime"])
         import_module(_RUNNERS[runtime.library])
-        return partial(runtime.open, path, f"artifact {job['name']!r}", job["threads"])
+        return partial(runtime.open, path, f"artifact {job['name']!r}")
     load("exporter", job["format"])
     artifact = Artifact(job["name"], path, job["format"], (), job["options"])
     return artifact.opener(Machinery())

@@ -1,13 +1,21 @@
-"""Latency, measured side by side so that ratios hold on a noisy machine."""
+"""Latency, measured side by side so that ratios hold on a busy machine.
+
+Models run in turn in blocks. Where a model computes on the calling thread alone, a block counts by
+its time on the processor, which other processes do not lengthen but for the caches that they leave
+cold. Each slice of the scheduler ends with that, so blocks are longer than slices: both models then
+lose the same share. The best or the median of short runs would not do: a model of runs half as long
+has more of them between two interruptions.
+"""
 
 from __future__ import annotations
 
+import os
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -59,48 +67,68 @@ def _turned(count: int) -> Array:
 
 
 Opener = Callable[[], Runner]
+Clock = Literal["cpu", "wall"]
 
-_BUDGET = 2.0  # seconds
-_PRECISION = 0.01
+_BUDGET = 5.0  # seconds
+PRECISION = 0.05
 # Stopping at the first interval that is narrow enough favours those that are narrow by chance.
 # Intervals computed for two percent more keep their level.
 _LEVEL = 0.97
 _LEAST_OPENINGS = 7  # fewer cannot reach that level
 _OPENINGS_TO_STOP = 8
 _MOST_OPENINGS = 40
-_LEAST_CYCLES = 3
+_LEAST_CYCLES = 2
+_BLOCK = 0.005  # seconds: several slices of the scheduler
+_MOST_RUNS = 200
+_RESOLUTION = 1e-6  # seconds that a clock tells apart
+_PATIENCE = 4  # shares of wall time that an opening may be timed for
+_WARM_UP = 0.05
 _WINDOW = 3
 _STEADY = 0.05
+_ALONE = 0.8  # least share of the process's time on the processor of a thread that computes alone
+_CPU, _WALL = 0, 1
 
 
 @dataclass(frozen=True)
 class Latencies:
-    """Times of interleaved rounds.
+    """Times of interleaved blocks.
 
     Attributes:
-        seconds: for each name and each opening, ``[cycles, inputs]``: a row for each round and a
-            column for each input. Rounds pair across names.
+        seconds: for each name and each opening, ``[2, cycles, inputs, runs]``: the calling
+            thread's time on the processor and the wall time. A cycle has a block of runs for each
+            input; cycles pair across names.
+        clock: of the ratios: ``cpu`` if each model computes on the calling thread alone.
+        load: processes that wanted to run, on average over the last minute.
     """
 
     batch: int
-    seconds: Mapping[str, Sequence[Array]]
+    seconds: Mapping[str, list[Array]]
+    clock: Clock = "wall"
+    load: float | None = None
 
     @property
     def inputs(self) -> int:
         """The number of inputs that the models were run on in turn."""
-        return int(next(iter(self.seconds.values()))[0].shape[1])
+        return int(next(iter(self.seconds.values()))[0].shape[2])
 
     def summary(self, name: str) -> dict[str, Any]:
-        """Return percentiles in milliseconds for one run of the batch, over all inputs.
+        """Return a model's times, in milliseconds for one run of the batch, over all inputs.
 
-        ``mean`` is the typical time: the mean over inputs of each input's median. ``ci95`` is its
-        95 % interval.
+        ``mean`` is the typical wall time: the mean over inputs of each input's median; ``ci95`` is
+        its 95 % interval. ``best`` is the mean of the best block, ``cpu_ms`` that of the typical
+        block's time on the processor. ``waiting`` is the share of the wall time that was not spent
+        on the processor, and ``drift`` is how much slower the second half of the blocks was than
+        the first, as a share.
         """
-        every = np.concatenate(self.seconds[name]) * 1e3
-        p50, p90, p99 = np.percentile(every, [50, 90, 99])
-        mean = float(np.median(every, axis=0).mean())
-        typical = [np.median(_grouped(b), axis=1).mean(1) * 1e3 for b in self.seconds[name]]
-        low, high = median_interval(typical, _LEVEL)
+        wall = [_per_input(times[_WALL]) * 1e3 for times in self.seconds[name]]
+        p50, p90, p99 = np.percentile(np.concatenate(wall), [50, 90, 99])
+        mean = float(np.median(np.concatenate(wall), axis=0).mean())
+        low, high = median_interval([times.mean(1) for times in wall], _LEVEL)
+        blocks = np.concatenate(self._blocks(name)) / self.inputs
+        half = len(blocks) // 2
+        totals = np.sum([times.sum((1, 2, 3)) for times in self.seconds[name]], axis=0)
+        best = min(times[_WALL].mean((1, 2)).min() for times in self.seconds[name])
+        single = self.clock == "cpu"
         return {
             "batch": self.batch,
             "inputs": self.inputs,
@@ -110,22 +138,30 @@ class Latencies:
             "mean": mean,
             # With several inputs, the mean of medians is not quite the median of means.
             "ci95": [min(low, mean), max(high, mean)],
-            "rounds": int(every.size),
-            "openings": len(typical),
+            "best": float(best) * 1e3,
+            "cpu_ms": float(np.median(blocks)) * 1e3 if single else None,
+            "waiting": max(0.0, float(1 - totals[_CPU] / totals[_WALL])) if single else None,
+            "drift": float(np.median(blocks[half:]) / np.median(blocks[:half]) - 1),
+            "load": self.load,
+            "rounds": int(sum(times.size for times in wall)),
+            "openings": len(wall),
         }
 
     def ratio(self, name: str, base: str) -> dict[str, Any]:
-        """Return a model's typical time over another's, with its 95 % interval.
+        """Return a model's time over another's, with its 95 % interval.
 
-        Times are compared round by round, and the result is the median of the ratios. With several
-        inputs, a ratio is the mean over them of each input's median of three rounds, weighted by
-        the base's time for it.
+        Times are compared cycle by cycle, and the result is the median of the ratios. A cycle's
+        time is the sum over inputs of each block's mean; of the wall time, each block's median.
         """
-        pairs = zip(self.seconds[name], self.seconds[base], strict=True)
-        logs = [np.log(_ratios(_grouped(times), _grouped(other))) for times, other in pairs]
+        pairs = zip(self._blocks(name), self._blocks(base), strict=True)
+        logs = [np.log(times / other) for times, other in pairs]
         low, high = median_interval(logs, _LEVEL)
         value = float(np.exp(np.median(np.concatenate(logs))))
-        return {"value": value, "ci95": [float(np.exp(low)), float(np.exp(high))]}
+        return {
+            "value": value,
+            "ci95": [float(np.exp(low)), float(np.exp(high))],
+            "clock": self.clock,
+        }
 
     def precise(self, precision: float) -> bool:
         """Whether all ratios to the first model are known to this precision.
@@ -141,6 +177,17 @@ class Latencies:
             ratios = [{"value": summary["mean"], "ci95": summary["ci95"]}]
         return all(f["ci95"][1] - f["ci95"][0] <= 2 * precision * f["value"] for f in ratios)
 
+    def _blocks(self, name: str) -> list[Array]:
+        """Return ``[cycles]`` for each opening: the time of each cycle for one run per input."""
+        if self.clock == "cpu":
+            return [times[_CPU].mean(2).sum(1) for times in self.seconds[name]]
+        return [np.median(times[_WALL], axis=2).sum(1) for times in self.seconds[name]]
+
+
+def _per_input(times: Array) -> Array:
+    """Return ``[cycles * runs, inputs]`` of ``[cycles, inputs, runs]``."""
+    return times.transpose(0, 2, 1).reshape(-1, times.shape[1])
+
 
 def already_open(runners: Mapping[str, Runner]) -> dict[str, Opener]:
     """Return openers of open models, which are not opened again."""
@@ -155,92 +202,124 @@ def measure(
     models: Mapping[str, Opener],
     inputs: Sequence[Batch],
     budget: float | None = None,
-    precision: float = _PRECISION,
+    precision: float = PRECISION,
+    clock: Clock = "cpu",
 ) -> Latencies:
     """Time several models in turn on the same inputs.
 
     Args:
         models: openers by name; the first model is the base of the ratios.
-        inputs: batches of one size, which rounds use in turn: several if a model's time depends
+        inputs: batches of one size, which cycles use in turn: several if a model's time depends
             on their content. If the budget is too small for all, the first ones.
-        budget: seconds for everything, 2 if not given; each model is opened and timed at least
+        budget: seconds for everything, 5 if not given; each model is opened and timed at least
             seven times, however long that takes.
         precision: stop as soon as all ratios are this precise; see :meth:`Latencies.precise`.
+        clock: ``wall`` if something other than the processor computes. ``cpu`` becomes ``wall``
+            too where other threads than the calling one turn out to compute.
 
     Raises:
         CompressorError: a model cannot be opened or run.
     """
     budget = _BUDGET if budget is None else budget
     rng = np.random.default_rng(0)
-    openings, rounds = _orders(models, rng), _orders(models, rng)
+    openings, orders = _orders(models, rng), _orders(models, rng)
     start = time.perf_counter()
-    if len(inputs) > 1:
-        inputs = inputs[: _affordable(models, inputs[0], budget)]
-    size = len(next(iter(inputs[0].values())))
-    blocks: dict[str, list[Array]] = {name: [] for name in models}
-    latencies = Latencies(size, blocks)
+    runs = 0
+    latencies = Latencies(_size(inputs[0]), {name: [] for name in models}, clock)
+    here, everywhere = 0.0, 0.0
     for count in range(1, _MOST_OPENINGS + 1):
         runners = {name: models[name]() for name in next(openings)}
-        block = _timed(runners, inputs, rounds, budget / _MOST_OPENINGS)
+        seconds = [_warm_up(runner, inputs[0], clock) for runner in runners.values()]
+        if not runs:
+            inputs, runs = _affordable(seconds, inputs, budget)
+        thread, process = time.thread_time(), time.process_time()
+        opened = _timed(runners, inputs, orders, runs, budget / _MOST_OPENINGS)
+        here += time.thread_time() - thread
+        everywhere += time.process_time() - process
         # All are closed before one is opened again, or each would get its own memory back.
         runners.clear()
-        for name, times in block.items():
-            blocks[name].append(times)
+        for name, times in opened.items():
+            latencies.seconds[name].append(times)
+        if here < _ALONE * everywhere or not here:
+            latencies = replace(latencies, clock="wall")
         if count >= _LEAST_OPENINGS and time.perf_counter() - start > budget:
             break
         if count >= _OPENINGS_TO_STOP and latencies.precise(precision):
             break
-    return latencies
+    return replace(latencies, load=os.getloadavg()[0])
+
+
+def _size(batch: Batch) -> int:
+    return len(next(iter(batch.values())))
 
 
 def _timed(
     runners: Mapping[str, Runner],
     inputs: Sequence[Batch],
     orders: Iterator[list[str]],
+    runs: int,
     share: float,
 ) -> dict[str, Array]:
-    """Time open models for ``share`` seconds; return ``[cycles, inputs]`` for each."""
-    for runner in runners.values():
-        _warm_up(runner, inputs, share)
-    cycles: dict[str, list[list[float]]] = {name: [] for name in runners}
-    start = time.perf_counter()
+    """Time open, warm models for ``share`` seconds.
+
+    Returns:
+        ``[2, cycles, inputs, runs]`` for each.
+    """
+    for batch in inputs[1:]:
+        for runner in runners.values():
+            runner.run(batch)
+    cycles: dict[str, list[list[Array]]] = {name: [] for name in runners}
+    start, busy = time.perf_counter(), time.process_time()
     done = 0
-    while done < _LEAST_CYCLES or time.perf_counter() - start < share:
-        for times in cycles.values():
-            times.append([])
+    # A part of an opening's share: opening and warming up take theirs. Where others use the
+    # processor, it is a share of the processor's time, so that as much is measured, up to a limit.
+    while done < _LEAST_CYCLES or (
+        time.process_time() - busy < share / 4 and time.perf_counter() - start < _PATIENCE * share
+    ):
+        for blocks in cycles.values():
+            blocks.append([])
         for batch in inputs:
             for name in next(orders):
-                cycles[name][-1].append(_seconds(runners[name], batch))
+                cycles[name][-1].append(_block(runners[name], batch, runs))
         done += 1
-    return {name: np.asarray(times) for name, times in cycles.items()}
+    return {name: np.asarray(blocks).transpose(3, 0, 1, 2) for name, blocks in cycles.items()}
 
 
-def _warm_up(runner: Runner, inputs: Sequence[Batch], limit: float) -> None:
-    """Run until a few runs take as long as the few before them, or time is up."""
+def _block(runner: Runner, batch: Batch, runs: int) -> Array:
+    """Return ``[runs, 2]``: time on the processor and wall time of each run."""
+    marks = [(time.thread_time(), time.perf_counter())]
+    for _ in range(runs):
+        runner.run(batch)
+        marks.append((time.thread_time(), time.perf_counter()))
+    return np.diff(marks, axis=0)
+
+
+def _warm_up(runner: Runner, batch: Batch, clock: Clock) -> float:
+    """Run until a few runs take as long as the few before them, or time is up.
+
+    Returns:
+        Seconds of the best of the last few runs.
+    """
     start, before = time.perf_counter(), 0.0
     while True:
-        now = float(np.median([_seconds(runner, inputs[0]) for _ in range(_WINDOW)]))
-        if abs(now - before) <= _STEADY * before or time.perf_counter() - start > limit:
-            break
+        now = float(_block(runner, batch, _WINDOW)[:, _CPU if clock == "cpu" else _WALL].min())
+        if abs(now - before) <= _STEADY * before or time.perf_counter() - start > _WARM_UP:
+            return now
         before = now
-    for batch in inputs[1:]:
-        runner.run(batch)
 
 
-def _affordable(models: Mapping[str, Opener], batch: Batch, budget: float) -> int:
-    """Return the number of inputs that a budget allows in all openings."""
-    runners = [models[name]() for name in models]
-    seconds = 0.0
-    for runner in runners:
-        _warm_up(runner, [batch], 0.0)
-        seconds += _seconds(runner, batch)
-    return max(1, int(budget / (_LEAST_OPENINGS * (_LEAST_CYCLES + 1) * seconds)))
+def _affordable(
+    seconds: Sequence[float], inputs: Sequence[Batch], budget: float
+) -> tuple[Sequence[Batch], int]:
+    """Return the inputs that a budget allows, and the number of runs of a block.
 
-
-def _seconds(runner: Runner, batch: Batch) -> float:
-    begin = time.perf_counter()
-    runner.run(batch)
-    return time.perf_counter() - begin
+    Args:
+        seconds: of one run of each model.
+    """
+    once = _LEAST_OPENINGS * (_LEAST_CYCLES + 1) * max(sum(seconds), _RESOLUTION)
+    inputs = inputs[: max(1, int(budget / 2 / once))]  # others may have half of the processor
+    runs = int(_BLOCK / max(min(seconds) * len(inputs), _RESOLUTION)) + 1
+    return inputs, min(runs, _MOST_RUNS)
 
 
 def _orders(names: Iterable[str], rng: np.random.Generator) -> Iterator[list[str]]:
@@ -250,20 +329,3 @@ def _orders(names: Iterable[str], rng: np.random.Generator) -> Iterator[list[str
         order = [ordered[i] for i in rng.permutation(len(ordered))]
         yield order
         yield order[::-1]
-
-
-def _grouped(times: Array) -> Array:
-    """Return ``[values, rounds, inputs]`` of ``[cycles, inputs]``: the rounds of each value.
-
-    With a single input, each round is a value. With several inputs one or another is always
-    disturbed, so three rounds make a value; incomplete ones are left out.
-    """
-    cycles, inputs = times.shape
-    rounds = 1 if inputs == 1 else min(_LEAST_CYCLES, cycles)
-    return times[: cycles // rounds * rounds].reshape(-1, rounds, inputs)
-
-
-def _ratios(times: Array, base: Array) -> Array:
-    weights = np.median(base, axis=1)
-    ratios: Array = (np.median(times / base, axis=1) * weights).sum(1) / weights.sum(1)
-    return ratios

@@ -12,6 +12,7 @@ from compressor.errors import ArtifactError
 from compressor.files import scratch
 from compressor.graph.operators import operator
 from compressor.graph.values import all_nodes
+from compressor.models.threads import on_threads
 from compressor.run.artifact_file import ONNX, Machinery
 from compressor.run.artifact_file import Artifact as ArtifactFile
 from compressor.run.artifacts import Artifact, artifact_evaluation, float_file
@@ -19,7 +20,7 @@ from compressor.run.cold_rounds import cold_starts
 from compressor.run.evaluate import check_finite, ratio_db, signal_and_error
 from compressor.run.statistics import paired_difference
 from compressor.run.store import result_key
-from compressor.run.timing import measure
+from compressor.run.timing import Opener, measure
 from compressor.run.workspace import Workspace, machine
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.tensors import Batch
@@ -29,6 +30,7 @@ _MARGIN_DB = 6.0
 _ROUNDING_DB = 0.5  # by which one way of rounding may be further from the float model
 _CHECK_SAMPLES = 64
 _TIMED_SAMPLES = 64
+_THREADS = 1  # more would measure how many cores are free
 BASELINE = "float"
 
 
@@ -139,6 +141,7 @@ def _measured(workspace: Workspace, artifact: Artifact, final: Carrier, key: str
         baseline=workspace.source_key,
         batches=_batches(workspace),
         machine=machine(),
+        threads=_THREADS,
         data=None if workspace.evaluation is None else workspace.evaluation.digest,
     )
     earlier: dict[str, Any] | None = workspace.store.read(stored_key)
@@ -209,15 +212,15 @@ def _fidelity(
 
 def _latency(workspace: Workspace, artifact: Artifact, final: Carrier) -> list[dict[str, Any]]:
     """Time the artifact and the float model in turn, at batch 1 and at the evaluation's batch."""
+    models: dict[str, Opener] = {
+        BASELINE: workspace.baseline.runner,
+        "artifact": lambda: artifact.exporter.open(artifact.path),
+    }
     rows = []
     for count in _batches(workspace):
-        times = measure(
-            {
-                BASELINE: workspace.baseline.runner,
-                "artifact": lambda: artifact.exporter.open(artifact.path),
-            },
-            _timed_inputs(workspace, final, count),
-        )
+        inputs = _timed_inputs(workspace, final, count)
+        with on_threads(_THREADS):
+            times = measure(models, inputs, clock="wall" if artifact.exporter.on_gpu else "cpu")
         rows.append(
             {
                 "batch": times.batch,

@@ -87,6 +87,11 @@ class Exporter(Options, ABC):
         return ""
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether a GPU of this machine computes what it writes."""
+        return False
+
+    @property
     def cannot_run(self) -> str:
         """Why what it writes cannot be run on this machine; empty where it can.
 

@@ -83,6 +83,11 @@ class OnnxExporter(Exporter):
         return f"{reason}, timed in ONNX Runtime on the CPU" if reason else ""
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether ONNX Runtime's CUDA provider runs it."""
+        return self.target == "ort-cuda" and not why_elsewhere(self.target)
+
+    @property
     def run_by(self) -> Mapping[str, str]:
         """The version of OpenVINO, and whether CUDA starts."""
         return versions_of(self.target)

@@ -132,6 +132,11 @@ class TensorrtExporter(Exporter):
         return "" if self.cannot_run else "timed on the GPU, the float model on the CPU"
 
     @property
+    def on_gpu(self) -> bool:
+        """Engines run on GPUs only."""
+        return True
+
+    @property
     def cannot_run(self) -> str:
         """Why no GPU here runs the engine."""
         if self.strip_weights:

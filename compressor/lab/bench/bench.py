@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,11 @@ from compressor.lab.bench.inputs import (
     stored_inputs,
     undeclared,
 )
+from compressor.models.threads import on_threads
 from compressor.progress import Progress
 from compressor.run.artifact_file import Artifact, Machinery
 from compressor.run.cold_rounds import ROUNDS, cold_starts
-from compressor.run.timing import Latencies, measure
+from compressor.run.timing import PRECISION, Latencies, measure
 from compressor.run.workspace import environment
 from compressor.types.tensors import Batch, TensorSpec
 
@@ -81,14 +81,14 @@ def bench(paths: Sequence[Path], options: BenchOptions, progress: Progress) -> d
     work = _work(paths, options)
     machinery = options.machinery
     rows: dict[str, dict[str, Any]] = {a.name: _facts(a, work) for a in work.artifacts}
-    models = {a.name: a.opener(machinery) for a in work.running}
-    with _torch_threads(machinery.threads):
+    models = {a.name: a for a in work.running}
+    with on_threads(machinery.threads):
         for artifact in work.running:
-            rows[artifact.name]["runtime"] = models[artifact.name]().runtime
+            rows[artifact.name]["runtime"] = artifact.opener(machinery)().runtime
             rows[artifact.name]["runtime_reason"] = artifact.elsewhere(machinery) or None
         for size, inputs in work.batches.items():
             with progress.stage(f"time batches of {size}"):
-                times = measure(models, inputs, options.seconds, options.precision)
+                times = in_turn(models, machinery, inputs, options.seconds, options.precision)
             for name in models:
                 rows[name]["latency"].append(_latency(times, name, next(iter(models))))
         _add_energy(rows, work, machinery, progress)
@@ -105,6 +105,24 @@ def bench(paths: Sequence[Path], options: BenchOptions, progress: Progress) -> d
         "data": None if options.data is None else options.data.name,
         "artifacts": list(rows.values()),
     }
+
+
+def in_turn(
+    artifacts: Mapping[str, Artifact],
+    machinery: Machinery,
+    inputs: Sequence[Batch],
+    seconds: float | None = None,
+    precision: float = PRECISION,
+) -> Latencies:
+    """Time artifacts in turn; see :func:`measure`.
+
+    Raises:
+        CompressorError: an artifact cannot be opened or run.
+    """
+    models = {name: artifact.opener(machinery) for name, artifact in artifacts.items()}
+    here = all(artifact.provider(machinery) == "cpu" for artifact in artifacts.values())
+    with on_threads(machinery.threads):
+        return measure(models, inputs, seconds, precision, "cpu" if here else "wall")
 
 
 def _work(paths: Sequence[Path], options: BenchOptions) -> _Work:
@@ -199,18 +217,6 @@ def _add_cold(
         starts = cold_starts(work.running, options.machinery, inputs[0], options.seconds, advance)
     for artifact, cold in zip(work.running, starts, strict=True):
         rows[artifact.name]["cold"] = {"batch": size, **cold}
-
-
-@contextmanager
-def _torch_threads(count: int | None) -> Iterator[None]:
-    import torch
-
-    usual = torch.get_num_threads()
-    torch.set_num_threads(count or usual)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(usual)
 
 
 def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:

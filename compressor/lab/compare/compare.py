@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import DataError, SpecError
+from compressor.lab.bench.bench import in_turn
 from compressor.lab.bench.finding import find_artifacts
 from compressor.lab.bench.inputs import agreed, batch_sizes, declared, fixed_shapes, random_inputs
 from compressor.lab.compare.runs import (
@@ -24,7 +25,7 @@ from compressor.progress import Progress, Silent
 from compressor.run.artifact_file import Artifact, Machinery
 from compressor.run.artifacts import FLOAT
 from compressor.run.statistics import Difference, Scale, paired_difference
-from compressor.run.timing import Latencies, measure
+from compressor.run.timing import Latencies
 
 
 @dataclass(frozen=True)
@@ -207,5 +208,4 @@ def _timed(base: Artifact, candidate: Artifact) -> Latencies | str:
         size = batch_sizes(specs, ())[0]
     except SpecError as error:
         return f"{error.subject} {error.problem}"
-    openers = {name: artifact.opener(Machinery()) for name, artifact in sides.items()}
-    return measure(openers, random_inputs(specs, size))
+    return in_turn(sides, Machinery(), random_inputs(specs, size))

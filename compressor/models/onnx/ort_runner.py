@@ -17,6 +17,7 @@ from compressor.graph.blocks import sink_initializers
 from compressor.graph.operators import operator
 from compressor.graph.values import DEFAULT_DOMAINS, all_nodes, value_by_name
 from compressor.models.executor import GraphModule
+from compressor.models.threads import usual_threads
 from compressor.models.torch.matching import TorchRunner
 from compressor.types.carrier import Runner
 from compressor.types.tensors import Batch
@@ -41,7 +42,7 @@ class OrtRunner:
 
     Args:
         model: a path, or a serialized model.
-        threads: intra-operator threads; ``None`` leaves the choice to the runtime.
+        threads: intra-operator threads; ``None`` for those of :func:`on_threads`.
         optimize: let the runtime optimize the graph, which checking that it loads does not need.
         provider: the execution provider; see :func:`usable_providers`.
         profile: an empty folder for the optimized graph, :data:`EXECUTED`, and the times of its
@@ -67,12 +68,12 @@ class OrtRunner:
         options.log_severity_level = 4
         if not optimize:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        # Idle sessions must not take processor time from the one that is being measured.
-        options.add_session_config_entry("session.force_spinning_stop", "1")
+        # Threads that wait must not take processor time from those that compute: where other
+        # processes want the same cores, spinning makes a run take many times as long.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         # Products with 4-bit weights would otherwise round activations to 8 bits (level 4).
         options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
-        if threads is not None:
-            options.intra_op_num_threads = threads
+        options.intra_op_num_threads = threads or usual_threads() or 0
         if profile is not None:
             _profiled(options, profile)
         try:

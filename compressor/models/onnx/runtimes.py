@@ -16,6 +16,7 @@ import onnx_ir as ir
 from compressor.errors import ModelError
 from compressor.models.executor import GraphModule
 from compressor.models.onnx.ort_runner import OrtRunner, computes_in_bfloat16, usable_providers
+from compressor.models.threads import usual_threads
 from compressor.models.torch.matching import TorchRunner
 from compressor.types.carrier import Runner
 from compressor.types.tensors import Batch
@@ -33,12 +34,8 @@ class OnnxRuntime:
     library: Literal["onnxruntime", "openvino", "torch"] = "onnxruntime"
     provider: str = "cpu"
 
-    def open(self, path: Path, subject: str, threads: int | None = None) -> Runner:
+    def open(self, path: Path, subject: str) -> Runner:
         """Open a file.
-
-        Args:
-            threads: number of threads; ``None`` leaves it to the runtime. PyTorch uses as many
-                as it is set to.
 
         Raises:
             ModelError: the file does not load, or the provider does not start.
@@ -46,8 +43,8 @@ class OnnxRuntime:
         if self.library == "torch":
             return TorchRunner(GraphModule(ir.load(path)).eval(), "the ONNX graph")
         if self.library == "openvino":
-            return OpenVinoRunner(path, subject, threads)
-        return OrtRunner(path, subject, threads, provider=self.provider)
+            return OpenVinoRunner(path, subject)
+        return OrtRunner(path, subject, provider=self.provider)
 
 
 def why_elsewhere(target: str) -> str:
@@ -94,19 +91,17 @@ _EXACT: Mapping[str, Any] = {
 class OpenVinoRunner:
     """A model compiled for OpenVINO's CPU plugin.
 
-    Args:
-        threads: number of threads; ``None`` leaves it to OpenVINO.
-
     Raises:
         ModelError: OpenVINO does not read or compile it.
     """
 
-    def __init__(self, path: Path, subject: str, threads: int | None = None):
+    def __init__(self, path: Path, subject: str):
         import openvino
 
         release = openvino.__version__.partition("-")[0]
         core = openvino.Core()
-        settings = {**_EXACT} if threads is None else {**_EXACT, "INFERENCE_NUM_THREADS": threads}
+        # 0 leaves the number to OpenVINO.
+        settings = {**_EXACT, "INFERENCE_NUM_THREADS": usual_threads() or 0}
         try:
             self._model = core.compile_model(core.read_model(path), "CPU", settings)
         except RuntimeError as error:

@@ -17,6 +17,8 @@ _STEPS = {
     "steady": "steady",
 }
 
+_BUSY = 0.2  # share of the time from which on single latencies say more about other work
+
 Result = Mapping[str, Any]
 
 
@@ -29,9 +31,7 @@ def benchmark_page(result: Result) -> Page:
     provider = "each artifact in its own runtime"
     if result["provider"] is not None:
         provider = f"provider {result['provider']}"
-    threads = "as many threads as the runtime chooses"
-    if result["threads"] is not None:
-        threads = formats.plural(result["threads"], "thread")
+    threads = formats.plural(result["threads"], "thread")
     page: list[Block] = [
         line(f"inputs: {shapes}; {values}"),
         line(f"{provider}, {threads}; intervals are of 95 %"),
@@ -112,10 +112,21 @@ def _imprecise(result: Result) -> Iterator[str]:
     )
     if base and base[0]["inputs"] > 1:
         yield f"times are over {formats.plural(base[0]['inputs'], 'input')}, taken in turn"
+    if base and (base[0]["waiting"] or 0.0) > _BUSY:
+        yield (
+            f"other work had the processor for {formats.percent(100 * base[0]['waiting'])} of the "
+            f"time (load average {formats.number(base[0]['load'], 3)}): read the ratios, which are "
+            "of the time on it"
+        )
     for artifact in result["artifacts"]:
         for row in artifact["latency"]:
             if row["ratio"] is None:
                 continue
+            if row["ratio"]["clock"] == "wall":
+                yield (
+                    "ratios are of the wall time, since several threads or a GPU compute: they "
+                    "need a quiet machine"
+                )
             low, high = row["ratio"]["ci95"]
             half = (high - low) / 2 / row["ratio"]["value"]
             if half > result["precision"]:

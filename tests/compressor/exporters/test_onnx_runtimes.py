@@ -14,6 +14,7 @@ from compressor.exporters.onnx import OnnxExporter
 from compressor.models.onnx import runtimes as onnx_runtimes
 from compressor.models.onnx.ort_runner import OrtRunner, usable_providers
 from compressor.models.onnx.runtimes import OpenVinoRunner
+from compressor.models.threads import on_threads
 from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.quantize.cast.cast import Cast
 from compressor.passes.quantize.static.placement import ORT_CPU, ORT_CUDA, TENSORRT, profile_for
@@ -98,7 +99,8 @@ def test_what_openvino_does_not_read(tmp_path: Path) -> None:
 
 def test_threads_reach_openvino(tmp_path: Path) -> None:
     path = written(sample("digits"), tmp_path)
-    runner = onnx_runtimes.OnnxRuntime("openvino").open(path, "artifact", threads=1)
+    with on_threads(1):
+        runner = onnx_runtimes.OnnxRuntime("openvino").open(path, "artifact")
     assert isinstance(runner, OpenVinoRunner)
     assert runner.threads == 1
 

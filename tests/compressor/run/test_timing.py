@@ -7,6 +7,7 @@ import pytest
 
 from compressor.run import timing
 from compressor.run.timing import Latencies, Opener, already_open, measure
+from compressor.run.verdicts import WIDEST_RATIO, verdict_of
 from compressor.types.tensors import Batch
 
 Seconds = Callable[[Batch], float]
@@ -14,14 +15,29 @@ BATCH = {"x": np.zeros((4, 2))}
 
 
 class Clock:
-    """A clock that only runs while a model runs or opens."""
+    """Clocks that only run while a model runs or opens.
+
+    Attributes:
+        away: seconds that other processes had the processor.
+        elsewhere: seconds on the processor of other threads of this process.
+        slice: seconds until other processes have it.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.away = 0.0
+        self.elsewhere = 0.0
         self.load = 0.0
+        self.slice = 0.0
 
     def perf_counter(self) -> float:
+        return self.now + self.away
+
+    def thread_time(self) -> float:
         return self.now
+
+    def process_time(self) -> float:
+        return self.now + self.elsewhere
 
 
 class Timed:
@@ -52,17 +68,23 @@ def test_percentiles_and_ratio(clock: Clock):
     milliseconds = {key: summary.pop(key) for key in ("p50", "p90", "p99", "mean")}
     assert milliseconds == pytest.approx(dict.fromkeys(milliseconds, 2))
     assert summary.pop("ci95") == pytest.approx([2, 2])
-    assert summary.pop("rounds") >= 8 * 3
+    assert summary.pop("rounds") >= 8 * 2 * 3
+    assert summary.pop("load") >= 0
+    same = {key: summary.pop(key) for key in ("best", "cpu_ms")}
+    assert same == pytest.approx({"best": 2, "cpu_ms": 2})
+    none = {key: summary.pop(key) for key in ("drift", "waiting")}
+    assert none == pytest.approx({"drift": 0, "waiting": 0}, abs=1e-9)
     assert summary == {"batch": 4, "inputs": 1, "openings": 8}
     ratio = times.ratio("b", "a")
     assert ratio["value"] == pytest.approx(2)
     assert ratio["ci95"] == pytest.approx([2, 2])
+    assert ratio["clock"] == "cpu"
 
 
 def test_models_that_never_differ_are_opened_eight_times_and_slow_ones_seven(clock: Clock):
     assert measure(steady(clock, a=1e-3, b=1e-3), [BATCH]).summary("a")["openings"] == 8
     slow = measure(steady(clock, a=1.0, b=1.0), [BATCH], budget=2.0).summary("a")
-    assert (slow["openings"], slow["rounds"]) == (7, 7 * 3)
+    assert (slow["openings"], slow["rounds"]) == (7, 7 * 2)
 
 
 def test_models_close_before_any_is_opened_again_and_take_turns_in_the_order():
@@ -95,14 +117,14 @@ def test_warm_up_ends_when_times_settle_and_does_not_count(clock: Clock):
     def cold_at_first(name: str) -> Seconds:
         def seconds(_: Batch) -> float:
             runs[name] += 1
-            return 0.001 * max(1.0, 8.0 / runs[name])
+            return 0.001 * max(1.0, 16.0 / runs[name])
 
         return seconds
 
     runners = {n: Timed(clock, cold_at_first(n)) for n in "ab"}
     times = measure(already_open(runners), [BATCH])
     assert times.summary("a")["p99"] == pytest.approx(1)
-    assert max(times.seconds["a"][0]) < 0.0011
+    assert times.seconds["a"][0].max() < 0.0012
 
 
 def test_a_drift_of_the_machine_cancels_in_the_ratio(clock: Clock):
@@ -111,7 +133,7 @@ def test_a_drift_of_the_machine_cancels_in_the_ratio(clock: Clock):
 
     runners = {n: Timed(clock, slower_and_slower) for n in "ab"}
     times = measure(already_open(runners), [BATCH], budget=4.0, precision=1e-9)
-    assert times.summary("a")["p99"] > 2 * times.summary("a")["p50"] * 0.9
+    assert times.summary("a")["p99"] > 1.5 * times.summary("a")["p50"]
     ratio = times.ratio("a", "b")
     assert ratio["value"] == pytest.approx(1, abs=0.002)
     assert ratio["ci95"][0] <= 1 <= ratio["ci95"][1]
@@ -133,8 +155,8 @@ def test_over_several_inputs_the_time_is_that_of_all_and_the_ratio_paired(clock:
 def test_inputs_are_as_many_as_the_budget_lets_be_timed(clock: Clock):
     inputs = [{"x": np.full((1, 2), i)} for i in range(64)]
     models = steady(clock, a=0.01, b=0.01)
-    # Seven openings, three rounds and a warm-up of 20 ms are 0.56 s for each input.
-    assert measure(models, inputs, budget=2.0).inputs == 3
+    # Seven openings, two blocks of a run and a warm-up of 20 ms are 0.42 s for each input.
+    assert measure(models, inputs, budget=4.0).inputs == 4
     assert measure(models, inputs, budget=0.0).inputs == 1
 
 
@@ -161,7 +183,8 @@ class Noisy:
 def test_a_model_is_as_fast_as_itself(clock: Clock):
     rng = np.random.default_rng(0)
     opener = {n: lambda: Noisy(clock, rng) for n in ("a", "b")}
-    bounds = [measure(opener, [BATCH], budget=10.0).ratio("b", "a")["ci95"] for _ in range(100)]
+    times = [measure(opener, [BATCH], budget=10.0, precision=0.01) for _ in range(100)]
+    bounds = [t.ratio("b", "a")["ci95"] for t in times]
     assert sum(low <= 1 <= high for low, high in bounds) >= 93
     # Sessions alone differ by 2 % and a round by 7 %; intervals that hold all that are of no use.
     assert np.median([high - low for low, high in bounds]) < 0.06
@@ -183,7 +206,7 @@ def test_a_difference_is_found(clock: Clock):
 
 def test_the_interval_is_the_same_each_time():
     rng = np.random.default_rng(0)
-    times = Latencies(1, {n: [rng.random((20, 1)) + 1 for _ in range(9)] for n in "ab"})
+    times = Latencies(1, {n: [rng.random((2, 20, 1, 1)) + 1 for _ in range(9)] for n in "ab"})
     assert times.ratio("a", "b") == times.ratio("a", "b")
     low, high = times.ratio("a", "b")["ci95"]
     assert low <= times.ratio("a", "b")["value"] <= high
@@ -192,9 +215,96 @@ def test_the_interval_is_the_same_each_time():
 
 def test_precision_counts_for_every_model_and_for_one_alone():
     rng = np.random.default_rng(0)
-    exact = [np.full((3, 1), 0.01)] * 8
-    noisy = [0.01 * np.exp(0.1 * rng.standard_normal((3, 1))) for _ in range(8)]
+    exact = [np.full((2, 3, 1, 1), 0.01)] * 8
+    noisy = [0.01 * np.exp(0.1 * rng.standard_normal((2, 3, 1, 1))) for _ in range(8)]
     assert Latencies(1, {"a": exact, "b": exact}).precise(0.01)
     assert not Latencies(1, {"a": exact, "b": exact, "c": noisy}).precise(0.01)
     assert Latencies(1, {"a": exact}).precise(0.01)
     assert not Latencies(1, {"a": noisy}).precise(0.01)
+
+
+class Shared:
+    """A model of one thread on a processor that it shares with seven others.
+
+    After one to three milliseconds the others have it for a while, and leave cold caches behind
+    that cost a fifth of a millisecond, as on two cores with sixteen processes that never wait.
+    """
+
+    runtime = "shared"
+
+    def __init__(self, clock: Clock, rng: np.random.Generator, seconds: float):
+        self.clock, self.rng = clock, rng
+        self.seconds = seconds * float(np.exp(0.005 * rng.standard_normal()))
+
+    def run(self, batch: Batch) -> Batch:
+        left = self.seconds * (1 + 0.02 * self.rng.exponential())
+        while left > self.clock.slice:
+            self.clock.now += self.clock.slice
+            self.clock.away += self.rng.exponential(0.015)
+            left += self.rng.gamma(4, 0.00005) - self.clock.slice
+            self.clock.slice = self.rng.uniform(0.001, 0.003)
+        self.clock.now += left
+        self.clock.slice -= left
+        return batch
+
+
+@pytest.mark.parametrize("once", [0.0001, 0.0006, 0.0012, 0.02])
+@pytest.mark.parametrize("times", [1.0, 1.05, 1.2, 2.0])
+def test_other_processes_do_not_decide(clock: Clock, once: float, times: float):
+    """Runs far shorter than a slice of the scheduler, of its size, and far longer."""
+    rng = np.random.default_rng(0)
+    models: dict[str, Opener] = {
+        "float": lambda: Shared(clock, rng, once),
+        "artifact": lambda: Shared(clock, rng, once * times),
+    }
+    ratios = [measure(models, [BATCH]).ratio("artifact", "float") for _ in range(60)]
+    assert {ratio["clock"] for ratio in ratios} == {"cpu"}
+    bounds = [tuple(ratio["ci95"]) for ratio in ratios]
+    assert sum(low <= times <= high for low, high in bounds) >= 55
+    assert np.median([high / low for low, high in bounds]) < 1.1
+    verdicts = [verdict_of((low, high), 1.0, WIDEST_RATIO) for low, high in bounds]
+    if times >= 1.2:
+        assert set(verdicts) == {"failed"}
+    if times == 1.0:
+        assert verdicts.count("failed") <= 3
+
+
+def test_what_other_threads_compute_is_timed_by_the_wall(clock: Clock):
+    class Divided(Timed):
+        def run(self, batch: Batch) -> Batch:
+            self.clock.elsewhere += self.seconds(batch)
+            return super().run(batch)
+
+    models = already_open({n: Divided(clock, lambda _: 0.001) for n in "ab"})
+    times = measure(models, [BATCH])
+    assert times.ratio("b", "a")["clock"] == "wall"
+    assert times.summary("a")["cpu_ms"] is None
+    assert times.summary("a")["waiting"] is None
+
+
+def test_what_computes_off_the_processor_is_timed_by_the_wall(clock: Clock):
+    class Device(Timed):
+        def run(self, batch: Batch) -> Batch:
+            self.clock.away += self.seconds(batch)
+            self.clock.now += 1e-5
+            return batch
+
+    models = already_open(
+        {"a": Device(clock, lambda _: 0.001), "b": Device(clock, lambda _: 0.003)}
+    )
+    ratio = measure(models, [BATCH], clock="wall").ratio("b", "a")
+    assert ratio["value"] == pytest.approx(3, rel=0.05)
+    assert ratio["clock"] == "wall"
+
+
+def test_load_and_drift_are_told(clock: Clock):
+    def slower_and_slower(_: Batch) -> float:
+        clock.away += 0.003
+        return 0.001 * 1.5**clock.now
+
+    times = measure(already_open({"a": Timed(clock, slower_and_slower)}), [BATCH])
+    summary = times.summary("a")
+    assert summary["drift"] > 0.01
+    assert 0.7 < summary["waiting"] < 0.76
+    assert summary["best"] < summary["p50"]
+    assert summary["best"] - 3 < summary["cpu_ms"] < summary["p50"] - 2.9

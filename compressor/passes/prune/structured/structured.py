@@ -14,6 +14,7 @@ from compressor.errors import SpecError
 from compressor.graph.channels.analysis import analyse, map_channels
 from compressor.graph.channels.slicing import remove_channels
 from compressor.graph.costs import size_notes
+from compressor.models.threads import on_threads
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.criteria import Queue, Ranking, Scores, normalized
 from compressor.passes.prune.structured import groups, masking, scores
@@ -266,7 +267,10 @@ class _Pruning:
         if kind == "ratio":
             return selector.by_ratio(queues)
         ranking = selector.ranking(queues, self._options.scope or "global", sensitivities)
-        return self._fast_enough(ranking) if kind == "latency" else selector.cut(ranking)
+        if kind != "latency":
+            return selector.cut(ranking)
+        with on_threads(1):  # more would measure how many cores are free
+            return self._fast_enough(ranking)
 
     def _fast_enough(self, ranking: Ranking) -> Flags:
         assert self._samples is not None
