@@ -30,6 +30,7 @@ from compressor.report.tables import (
 from compressor.report.verdict import (
     LimitRow,
     Report,
+    advice,
     failures,
     gist,
     headline,
@@ -73,6 +74,7 @@ def html_report(report: Report, related: Related = NONE, history: Trend | None =
         report=report,
         headline=headline(report),
         gist=gist(report),
+        advice=advice(report),
         verdict=run_verdict(report),
         failures=[*failures(report), *unknowns(report)],
         main=main_artifact(report),

@@ -18,6 +18,7 @@ from compressor.report.tables import (
     pass_table,
 )
 from compressor.report.verdict import (
+    advice,
     failures,
     gist,
     headline,
@@ -97,6 +98,7 @@ def _verdict(report: Mapping[str, Any]) -> str:
     artifact = main_artifact(report)
     if artifact is not None:
         blocks.append(f"{code(artifact['path'])}: {text(gist(report))}.")
+        blocks += [f"Note: {text(advice(report))}."] if advice(report) else []
     return "\n\n".join(block for block in blocks if block)
 
 

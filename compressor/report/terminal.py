@@ -9,6 +9,7 @@ from compressor.report.page import GAP, Cell, Entry, Line, Page, Style, Table, b
 from compressor.report.tables import missing_reasons, model_table
 from compressor.report.verdict import (
     Report,
+    advice,
     failures,
     gist,
     headline,
@@ -79,6 +80,7 @@ def run_page(report: Report, folder: str | None = None) -> Page:
     artifact = main_artifact(report)
     if artifact is not None:
         verdict.append(line(f"{artifact['path']}: {gist(report)}"))
+        verdict += [line(f"Note: {advice(report)}", "open")] if advice(report) else []
     if folder is not None:
         step = next_step(report, folder)
         verdict += [line(f"Next: {step}")] if step else []

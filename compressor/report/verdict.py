@@ -182,6 +182,27 @@ def gist(report: Report) -> str:
     return ", ".join(part for part in parts if part)
 
 
+def advice(report: Report) -> str:
+    """Return what is faster than the main artifact, in one sentence; empty if nothing is.
+
+    That is the float model after fusion alone, where it was timed beside the artifact.
+    """
+    artifact = main_artifact(report)
+    if artifact is None or not artifact["deployed"]:
+        return ""
+    ratio = artifact["latency"][0].get("fused_ratio")
+    if ratio is None:
+        return ""
+    low, high = (float(end) for end in ratio["ci95"])
+    if verdict_of((low, high), 1.0, WIDEST_RATIO) != "failed":
+        return ""
+    return (
+        f"the float model is faster than this after fuse alone: the artifact takes "
+        f"{_times(float(ratio['value']))} its time ({formats.ratio_interval((low, high))}); "
+        f"for speed, export it without the other passes"
+    )
+
+
 def _size_words(ratio: float) -> str:
     if 0.995 <= ratio <= 1.005:
         return "the same size"

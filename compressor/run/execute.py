@@ -22,6 +22,8 @@ from compressor.spec.load import Spec
 from compressor.types.carrier import Carrier
 from compressor.types.data import ALONE, Ranks
 
+_FUSE = "fuse"  # the pass after which the model still is the float model
+
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -81,7 +83,8 @@ def execute(workspace: Workspace) -> tuple[dict[str, Any], list[Artifact]]:
     if evaluation is not None and isinstance(keys, MetricKeys) and keys.expect is not None:
         check_expected(evaluation.metric, keys.expect, plan.spec.where("metric"))
     steps, final, written = _compress(workspace)
-    artifacts = [verify(workspace, a, final) for a in written]
+    fused = steps[0] if len(steps) > 1 and steps[0].name == _FUSE else None
+    artifacts = [verify(workspace, a, final, fused) for a in written]
     metric = None if evaluation is None else evaluation.metric
     limits = judge(plan.spec.limits, artifacts, metric, shrinks=plan.shrinks)
     verdict = overall(limits, artifacts)

@@ -12,12 +12,14 @@ from compressor.errors import ArtifactError
 from compressor.files import scratch
 from compressor.graph.operators import operator
 from compressor.graph.values import all_nodes
+from compressor.models.onnx.ort_runner import OrtRunner
 from compressor.models.threads import on_threads
 from compressor.run.artifact_file import ONNX, Machinery
 from compressor.run.artifact_file import Artifact as ArtifactFile
 from compressor.run.artifacts import Artifact, artifact_evaluation, float_file
 from compressor.run.cold_rounds import cold_starts
 from compressor.run.evaluate import check_finite, ratio_db, signal_and_error
+from compressor.run.pipeline import Step
 from compressor.run.statistics import paired_difference
 from compressor.run.store import result_key
 from compressor.run.timing import Opener, measure
@@ -34,8 +36,15 @@ _THREADS = 1  # more would measure how many cores are free
 BASELINE = "float"
 
 
-def verify(workspace: Workspace, artifact: Artifact, final: Carrier) -> dict[str, Any]:
+def verify(
+    workspace: Workspace, artifact: Artifact, final: Carrier, fused: Step | None = None
+) -> dict[str, Any]:
     """Measure one artifact; the result is its entry in ``report.json``.
+
+    Args:
+        final: the model that was exported.
+        fused: the float model after fusion, if another pass follows it; the artifact is timed
+            beside that, too.
 
     Raises:
         ArtifactError: it does not open, or gives outputs of other shapes.
@@ -44,7 +53,7 @@ def verify(workspace: Workspace, artifact: Artifact, final: Carrier) -> dict[str
     reason = artifact.exporter.cannot_run if workspace.runs else workspace.cannot_run
     if reason:
         return _weighed(workspace, artifact, final, reason)
-    measured = _measured(workspace, artifact, final, artifact.key)
+    measured = _measured(workspace, artifact, final, fused)
     evaluation = artifact_evaluation(workspace, artifact)
     baseline = workspace.baseline_evaluation
     metric = workspace.plan.metric
@@ -134,11 +143,14 @@ def baseline_latency(artifacts: Sequence[Mapping[str, Any]]) -> list[dict[str, A
     return [row["float"] for row in judged[0]["latency"]] if judged else []
 
 
-def _measured(workspace: Workspace, artifact: Artifact, final: Carrier, key: str) -> dict[str, Any]:
+def _measured(
+    workspace: Workspace, artifact: Artifact, final: Carrier, fused: Step | None
+) -> dict[str, Any]:
     stored_key = result_key(
         "measure",
-        key,
+        artifact.key,
         baseline=workspace.source_key,
+        fused=None if fused is None else fused.key,
         batches=_batches(workspace),
         machine=machine(),
         threads=_THREADS,
@@ -152,7 +164,7 @@ def _measured(workspace: Workspace, artifact: Artifact, final: Carrier, key: str
         result = {
             "runtime": runner.runtime,
             **_fidelity(workspace, artifact, runner, final),
-            "latency": _latency(workspace, artifact, final),
+            "latency": _latency(workspace, artifact, final, fused),
         }
     with workspace.store.write(stored_key) as (_, stored):
         stored.update(result)
@@ -210,12 +222,22 @@ def _fidelity(
     }
 
 
-def _latency(workspace: Workspace, artifact: Artifact, final: Carrier) -> list[dict[str, Any]]:
-    """Time the artifact and the float model in turn, at batch 1 and at the evaluation's batch."""
+def _latency(
+    workspace: Workspace, artifact: Artifact, final: Carrier, fused: Step | None
+) -> list[dict[str, Any]]:
+    """Time the artifact and the float model in turn, at batch 1 and at the evaluation's batch.
+
+    The float model is the user's own ONNX file, if there is one.
+    """
+    file = workspace.plan.spec.onnx
     models: dict[str, Opener] = {
-        BASELINE: workspace.baseline.runner,
+        BASELINE: workspace.baseline.runner
+        if file is None
+        else lambda: OrtRunner(file, f"model {str(file)!r}"),
         "artifact": lambda: artifact.exporter.open(artifact.path),
     }
+    if fused is not None:
+        models["fused"] = fused.carrier.runner
     rows = []
     for count in _batches(workspace):
         inputs = _timed_inputs(workspace, final, count)
@@ -228,6 +250,8 @@ def _latency(workspace: Workspace, artifact: Artifact, final: Carrier) -> list[d
                 "float": times.summary(BASELINE),
                 "artifact": times.summary("artifact"),
                 "ratio": times.ratio("artifact", BASELINE),
+                "fused": None if fused is None else times.summary("fused"),
+                "fused_ratio": None if fused is None else times.ratio("artifact", "fused"),
             }
         )
     return rows

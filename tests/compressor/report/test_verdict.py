@@ -3,7 +3,9 @@ from typing import Any
 import pytest
 
 from compressor.report import verdict
-from compressor.report.terminal import reason_line
+from compressor.report.html import html_report
+from compressor.report.markdown import markdown_report
+from compressor.report.terminal import plain_text, reason_line, run_page
 from compressor.run.verdicts import judge
 from compressor.spec.keys import LimitKeys
 
@@ -158,3 +160,20 @@ def test_the_first_deployed_artifact_is_the_main_one(passed_report: Report):
     passed_report["artifacts"] = []
     assert verdict.main_artifact(passed_report) is None
     assert verdict.gist(passed_report) == ""
+
+
+def test_a_fused_float_model_that_is_faster_is_advised(passed_report: Report):
+    row = passed_report["artifacts"][1]["latency"][0]
+    assert verdict.advice(passed_report) == ""
+    for interval, advised in (([1.02, 1.08], True), ([0.97, 1.08], False), ([0.5, 0.6], False)):
+        row["fused_ratio"] = {"value": sum(interval) / 2, "ci95": interval}
+        assert bool(verdict.advice(passed_report)) == advised
+    row["fused_ratio"] = {"value": 1.05, "ci95": [1.02, 1.08]}
+    words = verdict.advice(passed_report)
+    assert "takes 1.05 × its time (1.02 to 1.08)" in words
+    for page in (
+        plain_text(run_page(passed_report)),
+        markdown_report(passed_report),
+        html_report(passed_report),
+    ):
+        assert "after fuse alone" in page

@@ -7,7 +7,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from compressor.run import timing
+from compressor.models.onnx.ort_runner import OrtRunner
+from compressor.run import timing, verify
 from tests.compressor.tiny_project import ONNX, SAMPLES, Project
 
 
@@ -54,3 +55,30 @@ def test_a_model_with_branches_is_timed_on_many_samples(
         assert row["artifact"]["inputs"] == row["inputs"]
         low, high = row["artifact"]["ci95"]
         assert 0 < low <= row["artifact"]["mean"] <= high
+
+
+def test_the_float_model_after_fusion_is_timed_beside_the_artifact(on_onnx: Project):
+    on_onnx.spec["passes"] = [{"pass": "fuse"}]
+    (row, *_) = on_onnx.run().report["artifacts"][0]["latency"]
+    assert (row["fused"], row["fused_ratio"]) == (None, None), "the artifact is that itself"
+    on_onnx.spec["passes"].append({"pass": "nudge"})
+    (row, *_) = on_onnx.run().report["artifacts"][0]["latency"]
+    low, high = row["fused_ratio"]["ci95"]
+    assert 0 < low <= row["fused_ratio"]["value"] <= high
+    assert row["fused"]["openings"] == row["artifact"]["openings"]
+
+
+def test_a_users_own_file_is_what_artifacts_are_compared_with(
+    on_onnx: Project, monkeypatch: pytest.MonkeyPatch
+):
+    opened: list[Any] = []
+
+    class Recorded(OrtRunner):
+        def __init__(self, model: Any, subject: str, **options: Any):
+            opened.append(model)
+            super().__init__(model, subject, **options)
+
+    monkeypatch.setattr(verify, "OrtRunner", Recorded)
+    on_onnx.run()
+    assert opened
+    assert set(opened) == {on_onnx.folder / ONNX}
