@@ -242,9 +242,8 @@ def measure(
             latencies.seconds[name].append(times)
         if here < _ALONE * everywhere or not here:
             latencies = replace(latencies, clock="wall")
-        if count >= _LEAST_OPENINGS and time.perf_counter() - start > budget:
-            break
-        if count >= _OPENINGS_TO_STOP and latencies.precise(precision):
+        spent = count >= _LEAST_OPENINGS and time.perf_counter() - start > budget
+        if spent or (count >= _OPENINGS_TO_STOP and latencies.precise(precision)):
             break
     return replace(latencies, load=os.getloadavg()[0])
 

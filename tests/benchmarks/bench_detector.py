@@ -105,6 +105,7 @@ def test_detector(tmp_path: Path) -> None:
         ),
         [images[0]],
         budget=30.0,
+        precision=0.01,
     )
     rows = []
     for name, against in ((best, "float"), ("compressor", "float"), ("compressor", best)):

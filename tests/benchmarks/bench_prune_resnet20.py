@@ -365,7 +365,7 @@ def show_latency(
         path = exporter.write(one.carrier, own, ExportContext("resnet-20", ""))[0]
         runners[one.name] = OrtRunner(path, one.name, threads=THREADS)
         shares[one.name] = macs(one.carrier.graph()) / macs(carrier.graph())
-    times = measure(already_open(runners), [batch], budget=60.0)
+    times = measure(already_open(runners), [batch], budget=60.0, precision=0.01)
     rows = []
     for name in runners:
         ratio = times.ratio(name, "unpruned")

@@ -118,6 +118,7 @@ def test_fidelity_and_latency(tmp_path: Path) -> None:
             ),
             [plan.data["evaluation"].first(batch)],
             budget=20.0,
+            precision=0.01,
         )
         for batch in (1, 64)
     }

@@ -68,6 +68,7 @@ def compared(floats: Path, quantized: Path, batch: int) -> list[str]:
         },
         [given],
         budget=10.0,
+        precision=0.01,
     )
     ratio = times.ratio("float", "int8")
     low, high = ratio["ci95"]

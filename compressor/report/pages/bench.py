@@ -114,7 +114,7 @@ def _imprecise(result: Result) -> Iterator[str]:
         yield f"times are over {formats.plural(base[0]['inputs'], 'input')}, taken in turn"
     if base and (base[0]["waiting"] or 0.0) > _BUSY:
         yield (
-            f"other work had the processor for {formats.percent(100 * base[0]['waiting'])} of the "
+            f"other work had the processor for {100 * base[0]['waiting']:.0f} % of the "
             f"time (load average {formats.number(base[0]['load'], 3)}): read the ratios, which are "
             "of the time on it"
         )

@@ -53,6 +53,12 @@ def test_a_model_with_branches_is_timed_on_many_samples(
     assert [(row["batch"], row["inputs"]) for row in rows] == [(1, inputs), (16, 1)]
     for row in rows:
         assert row["artifact"]["inputs"] == row["inputs"]
+        assert row["ratio"]["clock"] == "cpu"
+        for model in ("float", "artifact"):
+            assert row[model]["best"] <= row[model]["p99"]
+            assert row[model]["cpu_ms"] > 0
+            assert 0 <= row[model]["waiting"] < 1
+            assert row[model]["load"] >= 0
         low, high = row["artifact"]["ci95"]
         assert 0 < low <= row["artifact"]["mean"] <= high
 

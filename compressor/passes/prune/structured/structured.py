@@ -32,6 +32,7 @@ _PROOF_SAMPLES = 4
 _SCAN_SAMPLES = 32
 _TIMED_SAMPLES = 32
 _TIMING_BUDGET = 1.0  # seconds for each candidate
+_TIMING_PRECISION = 0.01
 
 
 class PruneStructured(GraphPass):
@@ -279,7 +280,7 @@ class _Pruning:
 
         def measured(flags: Flags) -> float:
             runners = {"whole": whole, "smaller": self._sliced(flags)}
-            times = measure(already_open(runners), [batch], _TIMING_BUDGET)
+            times = measure(already_open(runners), [batch], _TIMING_BUDGET, _TIMING_PRECISION)
             return float(times.ratio("smaller", "whole")["value"])
 
         target = self._options.target.value

@@ -112,6 +112,9 @@ def test_over_samples_where_a_model_branches(tmp_path: Path, quick: None):
     assert found["data"] == "x.npz"
     assert found["artifacts"][0]["latency"][0]["inputs"] == 5
     assert "- times are over 5 inputs, taken in turn" in plain_text(benchmark_page(found))
+    found["artifacts"][0]["latency"][0].update(waiting=0.9, load=12.5)
+    busy = "other work had the processor for 90 % of the time (load average 12.5)"
+    assert busy in " ".join(plain_text(benchmark_page(found)).split())
 
 
 def test_cold_starts_in_the_document_and_the_table(save: SaveOnnx, quick: None):
