@@ -118,6 +118,39 @@ def test_a_rule_that_matches_no_layer(on_onnx: Project):
     assert int(message.split(":")[1]) == int(opened.split(":")[1]) + 2  # where the next one starts
 
 
+@pytest.mark.parametrize(
+    ("step", "reason"),
+    [
+        (STATIC, "it is quantized already"),
+        ({"pass": "quantize-dynamic", "convolutions": True}, "its weight is int8"),
+        ({"pass": "quantize-weights", "preset": "int8"}, "its weight is int8 already"),
+        ({"pass": "cast"}, "its weight is int8 already"),
+        ({"pass": "cluster"}, "its weight is int8 already"),
+    ],
+    ids=lambda value: value.get("pass", "") if isinstance(value, dict) else "",
+)
+def test_what_is_quantized_already_is_not_quantized_again(
+    on_onnx: Project, step: dict[str, Any], reason: str
+):
+    on_onnx.spec["passes"] = [{"pass": "fuse"}, STATIC, step]
+    assert refusal(on_onnx).endswith(
+        f": pass '{step['pass']}': touches no layer: 3 of 3: {reason}; change its rules or "
+        "options, or remove it"
+    )
+
+
+def test_rules_that_leave_what_is_quantized_already(on_onnx: Project):
+    first = {**STATIC, "layers": [{"match": "fc", "skip": True}]}
+    rest = {**STATIC, "layers": [{"match": "f*", "skip": True}]}
+    on_onnx.spec["passes"] = [{"pass": "fuse"}, first, rest]
+    assert refusal(on_onnx).endswith(
+        ": pass 'quantize-static': touches no layer: 2 of 3: it is quantized already; 1 of 3: "
+        "skipped by the rule 'f*'; change its rules or options, or remove it"
+    )
+    on_onnx.spec["passes"][-1] = STATIC
+    assert [r.actions[-1] for r in on_onnx.plan().rows] == ["keep", "keep", "int8/channel x uint8"]
+
+
 def test_training_after_a_graph_pass(on_torch: Project):
     on_torch.spec["passes"] = [{"pass": "learn"}, {"pass": "fuse"}]
     assert [p.name for p in on_torch.plan().passes] == ["learn", "fuse"]
