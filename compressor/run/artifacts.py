@@ -40,7 +40,8 @@ class Artifact:
         exporter: the exporter that wrote it and can open it.
         path: the main file, in the store.
         files: name, bytes and sha256 of every file, the main one first.
-        predicted: the bytes that the plan predicted.
+        predicted: the bytes that were predicted: by the plan, or where that was an estimate, once
+            the passes had been done.
     """
 
     exporter: Exporter
@@ -92,7 +93,9 @@ def write_artifacts(workspace: Workspace, key: str, carrier: Carrier) -> list[Ar
         )
         with located(spec.where("exports", index)):
             folder, files = _written(workspace, artifact_key, exporter, carrier, context)
-        made.append(Artifact(exporter, folder / str(files[0]["name"]), files, planned.bytes))
+            again = planned.estimate and not exporter.estimated  # now that the sizes are known
+            predicted = exporter.predict(carrier) if again else planned.bytes
+        made.append(Artifact(exporter, folder / str(files[0]["name"]), files, predicted))
     return made
 
 

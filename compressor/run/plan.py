@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from compressor.calibration.collect import make_observer
 from compressor.errors import SpecError, located
 from compressor.graph.costs import (
     cannot_run,
-    layer_bytes,
     model_bytes,
     model_macs,
     model_parameters,
@@ -18,6 +17,7 @@ from compressor.graph.costs import (
 from compressor.graph.layers import index_limits
 from compressor.graph.values import dims, value_by_name
 from compressor.run.data import Data, check_data, open_data
+from compressor.run.layer_rows import LayerRow, layer_rows
 from compressor.run.metrics import Metric, resolve_metric
 from compressor.run.model import OpenedModel, open_model, open_other_model, option_path
 from compressor.run.weight_pass import WeightPass
@@ -37,7 +37,12 @@ _STREAMED_BYTES = 250_000_000  # tensors on their way through, where none stays;
 
 @dataclass(frozen=True)
 class PassPlan:
-    """What one pass will do."""
+    """What one pass will do.
+
+    Attributes:
+        bytes: of the model's tensors after it.
+        estimate: they depend on weights or data, of this pass or of one before it.
+    """
 
     name: str
     layers: tuple[LayerPlan, ...]
@@ -47,6 +52,7 @@ class PassPlan:
     blockwise: bool = False
     replays: str = ""
     trains: bool = False
+    estimate: bool = False
 
     @property
     def reads_data(self) -> bool:
@@ -60,24 +66,13 @@ class ExportPlan:
 
     Attributes:
         at_most: the files may take less, which shows once the weights are coded.
+        estimate: they may take less or more, which shows in the run.
     """
 
     format: str
     bytes: int
     at_most: bool = False
-
-
-@dataclass(frozen=True)
-class LayerRow:
-    """One row of the plan's table: a layer from the float model to the last pass."""
-
-    name: str
-    kind: str
-    shape: tuple[int, ...]
-    actions: tuple[str, ...]
-    reasons: tuple[str, ...]
-    bytes_before: int
-    bytes_after: int
+    estimate: bool = False
 
 
 @dataclass(frozen=True)
@@ -148,14 +143,16 @@ def make_plan(spec: Spec) -> Plan:
         with located(spec.where("passes", index)):
             plan, after = _plan_pass(step, carrier, context, data)
             _check_named(spec, index, carrier)
-        passes.append(plan)
+        guessed = step.estimated or any(p.estimate for p in passes)
+        passes.append(replace(plan, estimate=guessed))
         carrier = after
     exports: list[ExportPlan] = []
     for index, exporter in enumerate(spec.exports):
         with located(spec.where("exports", index)):
             exporter.check(carrier)
             size = exporter.predict(carrier)
-            exports.append(ExportPlan(exporter.format, size, exporter.bound))
+            guessed = exporter.estimated or any(p.estimate for p in passes)
+            exports.append(ExportPlan(exporter.format, size, exporter.bound, guessed))
     _check_exports(spec, spec.exports)
     _check_judged(spec)
     size = model_bytes(float_model)
@@ -167,7 +164,7 @@ def make_plan(spec: Spec) -> Plan:
         context=context,
         passes=tuple(passes),
         exports=tuple(exports),
-        rows=_rows(float_model, carrier, passes),
+        rows=layer_rows(float_model, carrier, [step.layers for step in passes]),
         final=carrier,
         bytes=size,
         parameters=model_parameters(float_model),
@@ -219,7 +216,8 @@ def _warnings(
     if spec.limits.is_default("size_ratio") and not shrinks:
         limit = None
     above = [
-        f"{e.format}: the predicted size ratio {e.bytes / size:.2f} is above the limit {limit:g}"
+        f"{e.format}: the {'estimated' if e.estimate else 'predicted'} size ratio "
+        f"{e.bytes / size:.2f} is above the limit {limit:g}"
         for e in exports
         if limit is not None and e.bytes > limit * size
     ]
@@ -338,48 +336,6 @@ def _check_exports(spec: Spec, exports: Sequence[Exporter]) -> None:
                 where=spec.where("exports", index),
             )
         seen.add(exporter.format)
-
-
-def _rows(before: Carrier, after: Carrier, passes: Sequence[PassPlan]) -> tuple[LayerRow, ...]:
-    sizes_before, sizes_after = layer_bytes(before), layer_bytes(after)
-    plans = [{layer.name: layer for layer in step.layers} for step in passes]
-    rows = []
-    for layer in before.layers():
-        planned, names = _followed(layer.name, plans)
-        rows.append(
-            LayerRow(
-                name=layer.name,
-                kind=layer.kind,
-                shape=layer.shape,
-                actions=tuple("-" if o is None else o.action for o in planned),
-                reasons=tuple(
-                    f"{step.name}: {o.reason}"
-                    for step, o in zip(passes, planned, strict=True)
-                    if o is not None and o.reason
-                ),
-                bytes_before=sizes_before[layer.name],
-                bytes_after=sum(sizes_after.get(name, 0) for name in names),
-            )
-        )
-    return tuple(rows)
-
-
-def _followed(
-    name: str, plans: Sequence[Mapping[str, LayerPlan]]
-) -> tuple[list[LayerPlan | None], tuple[str, ...]]:
-    """Return what each pass does to a layer, and the names of what it has become at last.
-
-    Of a layer in parts, what is shown is what happens to the part that most happens to.
-    """
-    names: tuple[str, ...] = (name,)
-    by_pass: list[LayerPlan | None] = []
-    for plan in plans:
-        here = [plan[n] for n in names if n in plan]
-        by_pass.append(max(here, key=lambda row: row.touched, default=None))
-        names = tuple(
-            part for n in names for part in ((plan[n].parts if n in plan else ()) or (n,))
-        )
-    return by_pass, names
 
 
 def _peak_memory(carrier: Carrier, data: Mapping[str, Data], passes: Sequence[PassPlan]) -> int:
