@@ -140,9 +140,6 @@ def _described(path: Path, folder: Path, hashes: Mapping[str, str]) -> dict[str,
     }
 
 
-_OWN_FORMATS = {".onnx": "onnx", ".safetensors": "safetensors"}
-
-
 def float_file(workspace: Workspace, exporter: Exporter) -> tuple[int, str]:
     """Return the bytes of the float model's file that an artifact is compared with, and its name.
 
@@ -150,10 +147,10 @@ def float_file(workspace: Workspace, exporter: Exporter) -> tuple[int, str]:
     streamed. Otherwise the float model is written by the same exporter. Its tensors alone count
     if that cannot write it.
     """
-    files = workspace.plan.model.files
-    formats = {_OWN_FORMATS.get(file.suffix) for file in files}
-    if exporter.format in formats or not workspace.runs:
-        return sum(file.stat().st_size for file in files), files[0].name
+    model = workspace.plan.model
+    own = model.own_bytes(exporter.format)
+    if own is not None:
+        return own, model.files[0].name
     options = exporter.model_dump(mode="json")
     key = result_key(
         "float-file",

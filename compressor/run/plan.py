@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from compressor.calibration.collect import make_observer
-from compressor.errors import SpecError, located
+from compressor.errors import CompressorError, SpecError, located
 from compressor.graph.costs import (
     cannot_run,
     model_bytes,
@@ -67,12 +67,20 @@ class ExportPlan:
     Attributes:
         at_most: the files may take less, which shows once the weights are coded.
         estimate: they may take less or more, which shows in the run.
+        float_bytes: what they will be compared with: the size of the user's own files, or of the
+            float model in this format; ``None`` where that is not predicted.
     """
 
     format: str
     bytes: int
     at_most: bool = False
     estimate: bool = False
+    float_bytes: int | None = None
+
+    @property
+    def size_ratio(self) -> float | None:
+        """The predicted size over that of the float model."""
+        return self.bytes / self.float_bytes if self.float_bytes else None
 
 
 @dataclass(frozen=True)
@@ -150,9 +158,16 @@ def make_plan(spec: Spec) -> Plan:
     for index, exporter in enumerate(spec.exports):
         with located(spec.where("exports", index)):
             exporter.check(carrier)
-            size = exporter.predict(carrier)
             guessed = exporter.estimated or any(p.estimate for p in passes)
-            exports.append(ExportPlan(exporter.format, size, exporter.bound, guessed))
+            exports.append(
+                ExportPlan(
+                    exporter.format,
+                    exporter.predict(carrier),
+                    exporter.bound,
+                    guessed,
+                    _float_bytes(exporter, model),
+                )
+            )
     _check_exports(spec, spec.exports)
     _check_judged(spec)
     size = model_bytes(float_model)
@@ -170,7 +185,7 @@ def make_plan(spec: Spec) -> Plan:
         parameters=model_parameters(float_model),
         macs=model_macs(float_model),
         peak_memory=_peak_memory(float_model, data, passes),
-        warnings=_warnings(spec, exports, size, shrinks=_shrinks(passes, size)),
+        warnings=_warnings(spec, exports, shrinks=_shrinks(passes, size)),
         training_metric=training_metric,
     )
 
@@ -209,17 +224,27 @@ def _shrinks(passes: Sequence[PassPlan], size: int) -> bool:
     return bool(passes) and passes[-1].bytes <= _SMALLER * size
 
 
-def _warnings(
-    spec: Spec, exports: Sequence[ExportPlan], size: int, *, shrinks: bool
-) -> tuple[str, ...]:
+def _float_bytes(exporter: Exporter, model: OpenedModel) -> int | None:
+    """Return the size that a run will compare an artifact with, as far as it is known cheaply."""
+    own = model.own_bytes(exporter.format)
+    if own is not None or exporter.estimated:
+        return own
+    try:
+        exporter.check(model.carrier)
+        return exporter.predict(model.carrier)
+    except CompressorError:  # options that only a compressed model can have
+        return model_bytes(model.carrier)
+
+
+def _warnings(spec: Spec, exports: Sequence[ExportPlan], *, shrinks: bool) -> tuple[str, ...]:
     limit = spec.limits.size_ratio
     if spec.limits.is_default("size_ratio") and not shrinks:
         limit = None
     above = [
         f"{e.format}: the {'estimated' if e.estimate else 'predicted'} size ratio "
-        f"{e.bytes / size:.2f} is above the limit {limit:g}"
+        f"{e.size_ratio:.2f} is above the limit {limit:g}"
         for e in exports
-        if limit is not None and e.bytes > limit * size
+        if limit is not None and e.size_ratio is not None and e.size_ratio > limit
     ]
     unjudged = [
         f"{e.format}: only its size is judged: {e.cannot_run}" for e in spec.exports if e.cannot_run

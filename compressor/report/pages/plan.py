@@ -90,7 +90,8 @@ def plan_json(plan: Plan) -> dict[str, Any]:
                 "bytes": e.bytes,
                 "at_most": e.at_most,
                 "estimate": e.estimate,
-                "size_ratio": _ratio(e.bytes, plan.bytes),
+                "float_bytes": e.float_bytes,
+                "size_ratio": e.size_ratio,
             }
             for e in plan.exports
         ],
@@ -264,12 +265,8 @@ def _passes(plan: Plan) -> Table:
 def _exports(plan: Plan) -> Table:
     rows = []
     for export in plan.exports:
-        share = _ratio(export.bytes, plan.bytes)
+        share = export.size_ratio
         ratio = formats.NOTHING if share is None else formats.ratio(share)
         size = ("at most " if export.at_most else "") + _size(export.bytes, export.estimate)
         rows.append([export.format, size, ratio])
     return Table([*left("export"), *right("predicted size", "ratio")], rows)
-
-
-def _ratio(part: int, whole: int) -> float | None:
-    return part / whole if whole else None

@@ -257,8 +257,12 @@ def test_a_plan_without_a_graph(on_checkpoint: Project):
 def test_predicted_bytes_are_those_that_are_written(on_onnx: Project, passes: list[dict[str, Any]]):
     on_onnx.spec["passes"] = passes
     on_onnx.spec["exports"] = [{"format": "onnx", "opset": 20}, {"format": "safetensors"}]
-    predicted = {e.format: e.bytes for e in on_onnx.plan().exports}
-    for artifact in on_onnx.run().report["artifacts"]:
+    exports = on_onnx.plan().exports
+    predicted = {e.format: e.bytes for e in exports}
+    for export, artifact in zip(exports, on_onnx.run().report["artifacts"], strict=True):
+        # The file that is compared with is the user's own, or one that is predicted as closely.
+        assert export.float_bytes == pytest.approx(artifact["float_bytes"], rel=0.03)
+        assert export.size_ratio == pytest.approx(artifact["size_ratio"], rel=0.05)
         on_disk = sum((on_onnx.output / f["name"]).stat().st_size for f in artifact["files"])
         assert artifact["bytes"] == on_disk
         assert artifact["predicted_bytes"] == predicted[artifact["format"]]
@@ -325,6 +329,15 @@ def test_what_depends_on_weights_or_data_makes_all_that_follows_an_estimate(
     plan = on_torch.plan()
     assert [step.estimate for step in plan.passes] == estimates
     assert [export.estimate for export in plan.exports] == estimates[-1:]
+
+
+def test_a_plan_warns_of_a_size_by_the_file_that_it_is_compared_with(on_onnx: Project):
+    on_onnx.spec |= {"passes": [], "exports": [{"format": "onnx"}]}
+    (export,) = on_onnx.plan().exports
+    assert export.bytes > 1.2 * on_onnx.plan().bytes  # the file holds a graph beside the tensors
+    assert on_onnx.plan("limits.size-ratio=1.2").warnings == ()
+    (warning,) = on_onnx.plan("limits.size-ratio=0.5").warnings
+    assert "predicted size ratio" in warning
 
 
 def test_a_limit_that_an_estimate_exceeds_is_a_warning(on_torch: Project):
