@@ -146,28 +146,15 @@ def make_plan(spec: Spec) -> Plan:
         spec.seed, targets, None if training_metric is None else training_metric.name
     )
     passes: list[PassPlan] = []
-    float_model = carrier
+    float_model, guessed = carrier, False
     for index, step in enumerate(spec.passes):
         with located(spec.where("passes", index)):
             plan, after = _plan_pass(step, carrier, context, data)
             _check_named(spec, index, carrier)
-        guessed = step.estimated or any(p.estimate for p in passes)
+        guessed = guessed or step.estimated
         passes.append(replace(plan, estimate=guessed))
         carrier = after
-    exports: list[ExportPlan] = []
-    for index, exporter in enumerate(spec.exports):
-        with located(spec.where("exports", index)):
-            exporter.check(carrier)
-            guessed = exporter.estimated or any(p.estimate for p in passes)
-            exports.append(
-                ExportPlan(
-                    exporter.format,
-                    exporter.predict(carrier),
-                    exporter.bound,
-                    guessed,
-                    _float_bytes(exporter, model),
-                )
-            )
+    exports = _plan_exports(spec, model, carrier, guessed=guessed)
     _check_exports(spec, spec.exports)
     _check_judged(spec)
     size = model_bytes(float_model)
@@ -222,6 +209,24 @@ def _limits_metric(spec: Spec) -> bool:
 
 def _shrinks(passes: Sequence[PassPlan], size: int) -> bool:
     return bool(passes) and passes[-1].bytes <= _SMALLER * size
+
+
+def _plan_exports(
+    spec: Spec, model: OpenedModel, carrier: Carrier, *, guessed: bool
+) -> list[ExportPlan]:
+    exports = []
+    for index, exporter in enumerate(spec.exports):
+        with located(spec.where("exports", index)):
+            exporter.check(carrier)
+            plan = ExportPlan(
+                exporter.format,
+                exporter.predict(carrier),
+                exporter.bound,
+                guessed or exporter.estimated,
+                _float_bytes(exporter, model),
+            )
+        exports.append(plan)
+    return exports
 
 
 def _float_bytes(exporter: Exporter, model: OpenedModel) -> int | None:
