@@ -72,20 +72,29 @@ def run(
 @spec_argument
 @set_option
 @json_option
-def plan(spec: Path, settings: tuple[str, ...], as_json: bool) -> None:
+@click.option("--layers", is_flag=True, help="List every layer, not those of one kind together.")
+def plan(spec: Path, settings: tuple[str, ...], as_json: bool, layers: bool) -> None:
     """Check SPEC from end to end, and show what a run will do.
 
-    For each layer: what happens to it, its bytes before and after, and why. Nothing heavy is
-    computed, and nothing is written.
+    For layers of one kind, or for each: what happens to them, their bytes before and after, and
+    why. Nothing heavy is computed, and nothing is written.
     """
-    from compressor.report.pages.plan import plan_json, plan_page
+    from shutil import get_terminal_size
+    from sys import stdout
+
+    from compressor.report.pages.plan import NARROW, plan_json, plan_page
     from compressor.run.plan import make_plan
     from compressor.spec.load import load_spec
     from compressor.spec.user_code import importable
 
     with importable([Path.cwd()]):
         made = make_plan(load_spec(spec, settings))
-    print_result(lambda: plan_json(made), lambda: plan_page(made), as_json=as_json)
+    width = max(NARROW, get_terminal_size().columns) if stdout.isatty() else NARROW
+    print_result(
+        lambda: plan_json(made),
+        lambda: plan_page(made, every_layer=layers, width=width),
+        as_json=as_json,
+    )
 
 
 def run_and_show(spec: Spec, options: RunOptions, *, as_json: bool, quiet: bool) -> int:

@@ -40,7 +40,8 @@ class Artifact:
         exporter: the exporter that wrote it and can open it.
         path: the main file, in the store.
         files: name, bytes and sha256 of every file, the main one first.
-        predicted: the bytes that the plan predicted.
+        predicted: the bytes that were predicted: by the plan, or where that was an estimate, once
+            the passes had been done.
     """
 
     exporter: Exporter
@@ -92,7 +93,9 @@ def write_artifacts(workspace: Workspace, key: str, carrier: Carrier) -> list[Ar
         )
         with located(spec.where("exports", index)):
             folder, files = _written(workspace, artifact_key, exporter, carrier, context)
-        made.append(Artifact(exporter, folder / str(files[0]["name"]), files, planned.bytes))
+            again = planned.estimate and not exporter.estimated  # now that the sizes are known
+            predicted = exporter.predict(carrier) if again else planned.bytes
+        made.append(Artifact(exporter, folder / str(files[0]["name"]), files, predicted))
     return made
 
 
@@ -137,9 +140,6 @@ def _described(path: Path, folder: Path, hashes: Mapping[str, str]) -> dict[str,
     }
 
 
-_OWN_FORMATS = {".onnx": "onnx", ".safetensors": "safetensors"}
-
-
 def float_file(workspace: Workspace, exporter: Exporter) -> tuple[int, str]:
     """Return the bytes of the float model's file that an artifact is compared with, and its name.
 
@@ -147,10 +147,10 @@ def float_file(workspace: Workspace, exporter: Exporter) -> tuple[int, str]:
     streamed. Otherwise the float model is written by the same exporter. Its tensors alone count
     if that cannot write it.
     """
-    files = workspace.plan.model.files
-    formats = {_OWN_FORMATS.get(file.suffix) for file in files}
-    if exporter.format in formats or not workspace.runs:
-        return sum(file.stat().st_size for file in files), files[0].name
+    model = workspace.plan.model
+    own = model.own_bytes(exporter.format)
+    if own is not None:
+        return own, model.files[0].name
     options = exporter.model_dump(mode="json")
     key = result_key(
         "float-file",

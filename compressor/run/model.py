@@ -37,6 +37,7 @@ from compressor.types.carrier import Capability, Carrier
 from compressor.types.tensors import Batch, TensorSpec
 
 _LOWERING_SQNR_DB = 60.0
+_FORMATS = {".onnx": "onnx", ".safetensors": "safetensors"}
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,16 @@ class OpenedModel:
     checkpoint: Path | None = None
     where: str = ""
     quick_digest: Callable[[], str] | None = None
+
+    def own_bytes(self, artifact_format: str) -> int | None:
+        """Return the size of the user's files, if an artifact can be compared with them.
+
+        That is where they are of its format, or where the model is not run but streamed.
+        """
+        formats = {_FORMATS.get(file.suffix) for file in self.files}
+        if artifact_format in formats or Capability.RUN not in self.carrier.offers:
+            return sum(file.stat().st_size for file in self.files)
+        return None
 
     def load(self) -> None:
         """Read the weights and check every one of them.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from compressor.calibration.collect import make_observer
-from compressor.errors import SpecError, located
+from compressor.errors import CompressorError, SpecError, located
 from compressor.graph.costs import (
     cannot_run,
-    layer_bytes,
     model_bytes,
     model_macs,
     model_parameters,
@@ -18,6 +17,7 @@ from compressor.graph.costs import (
 from compressor.graph.layers import index_limits
 from compressor.graph.values import dims, value_by_name
 from compressor.run.data import Data, check_data, open_data
+from compressor.run.layer_rows import LayerRow, layer_rows
 from compressor.run.metrics import Metric, resolve_metric
 from compressor.run.model import OpenedModel, open_model, open_other_model, option_path
 from compressor.run.weight_pass import WeightPass
@@ -37,7 +37,12 @@ _STREAMED_BYTES = 250_000_000  # tensors on their way through, where none stays;
 
 @dataclass(frozen=True)
 class PassPlan:
-    """What one pass will do."""
+    """What one pass will do.
+
+    Attributes:
+        bytes: of the model's tensors after it.
+        estimate: they depend on weights or data, of this pass or of one before it.
+    """
 
     name: str
     layers: tuple[LayerPlan, ...]
@@ -47,6 +52,7 @@ class PassPlan:
     blockwise: bool = False
     replays: str = ""
     trains: bool = False
+    estimate: bool = False
 
     @property
     def reads_data(self) -> bool:
@@ -60,24 +66,21 @@ class ExportPlan:
 
     Attributes:
         at_most: the files may take less, which shows once the weights are coded.
+        estimate: they may take less or more, which shows in the run.
+        float_bytes: what they will be compared with: the size of the user's own files, or of the
+            float model in this format; ``None`` where that is not predicted.
     """
 
     format: str
     bytes: int
     at_most: bool = False
+    estimate: bool = False
+    float_bytes: int | None = None
 
-
-@dataclass(frozen=True)
-class LayerRow:
-    """One row of the plan's table: a layer from the float model to the last pass."""
-
-    name: str
-    kind: str
-    shape: tuple[int, ...]
-    actions: tuple[str, ...]
-    reasons: tuple[str, ...]
-    bytes_before: int
-    bytes_after: int
+    @property
+    def size_ratio(self) -> float | None:
+        """The predicted size over that of the float model."""
+        return self.bytes / self.float_bytes if self.float_bytes else None
 
 
 @dataclass(frozen=True)
@@ -143,19 +146,15 @@ def make_plan(spec: Spec) -> Plan:
         spec.seed, targets, None if training_metric is None else training_metric.name
     )
     passes: list[PassPlan] = []
-    float_model = carrier
+    float_model, guessed = carrier, False
     for index, step in enumerate(spec.passes):
         with located(spec.where("passes", index)):
             plan, after = _plan_pass(step, carrier, context, data)
             _check_named(spec, index, carrier)
-        passes.append(plan)
+        guessed = guessed or step.estimated
+        passes.append(replace(plan, estimate=guessed))
         carrier = after
-    exports: list[ExportPlan] = []
-    for index, exporter in enumerate(spec.exports):
-        with located(spec.where("exports", index)):
-            exporter.check(carrier)
-            size = exporter.predict(carrier)
-            exports.append(ExportPlan(exporter.format, size, exporter.bound))
+    exports = _plan_exports(spec, model, carrier, guessed=guessed)
     _check_exports(spec, spec.exports)
     _check_judged(spec)
     size = model_bytes(float_model)
@@ -167,13 +166,13 @@ def make_plan(spec: Spec) -> Plan:
         context=context,
         passes=tuple(passes),
         exports=tuple(exports),
-        rows=_rows(float_model, carrier, passes),
+        rows=layer_rows(float_model, carrier, [step.layers for step in passes]),
         final=carrier,
         bytes=size,
         parameters=model_parameters(float_model),
         macs=model_macs(float_model),
         peak_memory=_peak_memory(float_model, data, passes),
-        warnings=_warnings(spec, exports, size, shrinks=_shrinks(passes, size)),
+        warnings=_warnings(spec, exports, shrinks=_shrinks(passes, size)),
         training_metric=training_metric,
     )
 
@@ -212,16 +211,45 @@ def _shrinks(passes: Sequence[PassPlan], size: int) -> bool:
     return bool(passes) and passes[-1].bytes <= _SMALLER * size
 
 
-def _warnings(
-    spec: Spec, exports: Sequence[ExportPlan], size: int, *, shrinks: bool
-) -> tuple[str, ...]:
+def _plan_exports(
+    spec: Spec, model: OpenedModel, carrier: Carrier, *, guessed: bool
+) -> list[ExportPlan]:
+    exports = []
+    for index, exporter in enumerate(spec.exports):
+        with located(spec.where("exports", index)):
+            exporter.check(carrier)
+            plan = ExportPlan(
+                exporter.format,
+                exporter.predict(carrier),
+                exporter.bound,
+                guessed or exporter.estimated,
+                _float_bytes(exporter, model),
+            )
+        exports.append(plan)
+    return exports
+
+
+def _float_bytes(exporter: Exporter, model: OpenedModel) -> int | None:
+    """Return the size that a run will compare an artifact with, as far as it is known cheaply."""
+    own = model.own_bytes(exporter.format)
+    if own is not None or exporter.estimated:
+        return own
+    try:
+        exporter.check(model.carrier)
+        return exporter.predict(model.carrier)
+    except CompressorError:  # options that only a compressed model can have
+        return model_bytes(model.carrier)
+
+
+def _warnings(spec: Spec, exports: Sequence[ExportPlan], *, shrinks: bool) -> tuple[str, ...]:
     limit = spec.limits.size_ratio
     if spec.limits.is_default("size_ratio") and not shrinks:
         limit = None
     above = [
-        f"{e.format}: the predicted size ratio {e.bytes / size:.2f} is above the limit {limit:g}"
+        f"{e.format}: the {'estimated' if e.estimate else 'predicted'} size ratio "
+        f"{e.size_ratio:.2f} is above the limit {limit:g}"
         for e in exports
-        if limit is not None and e.bytes > limit * size
+        if limit is not None and e.size_ratio is not None and e.size_ratio > limit
     ]
     unjudged = [
         f"{e.format}: only its size is judged: {e.cannot_run}" for e in spec.exports if e.cannot_run
@@ -338,48 +366,6 @@ def _check_exports(spec: Spec, exports: Sequence[Exporter]) -> None:
                 where=spec.where("exports", index),
             )
         seen.add(exporter.format)
-
-
-def _rows(before: Carrier, after: Carrier, passes: Sequence[PassPlan]) -> tuple[LayerRow, ...]:
-    sizes_before, sizes_after = layer_bytes(before), layer_bytes(after)
-    plans = [{layer.name: layer for layer in step.layers} for step in passes]
-    rows = []
-    for layer in before.layers():
-        planned, names = _followed(layer.name, plans)
-        rows.append(
-            LayerRow(
-                name=layer.name,
-                kind=layer.kind,
-                shape=layer.shape,
-                actions=tuple("-" if o is None else o.action for o in planned),
-                reasons=tuple(
-                    f"{step.name}: {o.reason}"
-                    for step, o in zip(passes, planned, strict=True)
-                    if o is not None and o.reason
-                ),
-                bytes_before=sizes_before[layer.name],
-                bytes_after=sum(sizes_after.get(name, 0) for name in names),
-            )
-        )
-    return tuple(rows)
-
-
-def _followed(
-    name: str, plans: Sequence[Mapping[str, LayerPlan]]
-) -> tuple[list[LayerPlan | None], tuple[str, ...]]:
-    """Return what each pass does to a layer, and the names of what it has become at last.
-
-    Of a layer in parts, what is shown is what happens to the part that most happens to.
-    """
-    names: tuple[str, ...] = (name,)
-    by_pass: list[LayerPlan | None] = []
-    for plan in plans:
-        here = [plan[n] for n in names if n in plan]
-        by_pass.append(max(here, key=lambda row: row.touched, default=None))
-        names = tuple(
-            part for n in names for part in ((plan[n].parts if n in plan else ()) or (n,))
-        )
-    return by_pass, names
 
 
 def _peak_memory(carrier: Carrier, data: Mapping[str, Data], passes: Sequence[PassPlan]) -> int:

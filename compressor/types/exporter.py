@@ -79,6 +79,11 @@ class Exporter(Options, ABC):
         return False
 
     @property
+    def estimated(self) -> bool:
+        """:meth:`predict` guesses, because a tool decides what the files take."""
+        return False
+
+    @property
     def not_judged(self) -> str:
         """Why latency limits do not apply: what is timed here is not what will be deployed.
 

@@ -165,6 +165,11 @@ class Pass(Options, ABC):
         return ""
 
     @property
+    def estimated(self) -> bool:
+        """Whether the sizes after it depend on weights or data, so that a plan can only guess."""
+        return False
+
+    @property
     def code(self) -> tuple[str, ...]:
         """The user's functions that the options name, as ``package.module:function``.
 

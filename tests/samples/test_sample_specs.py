@@ -12,6 +12,7 @@ import torch
 from ruamel.yaml import YAML
 
 import samples
+from compressor.run.statistics import interval
 
 ROOT = Path(samples.__file__).parent
 
@@ -52,3 +53,14 @@ def test_transformed_data_fits_the_model(name: str) -> None:
         assert list(batch[key].shape[1:]) == declared["shape"][1:]
         with torch.inference_mode():
             assert model(torch.from_numpy(batch[key])).shape == (2, 10)
+
+
+@pytest.mark.parametrize(
+    "name", ["digits/spec.yaml", "digits/tensorrt.yaml", "cifar/spec.yaml", "cifar/full.yaml"]
+)
+def test_the_samples_are_enough_to_prove_the_limit(name: str) -> None:
+    spec = read(name)
+    with np.load(locate(name, spec["data"]["evaluation"]["npz"])) as file:
+        count = len(file[spec["data"]["evaluation"]["target"]])
+    _, most = interval(count // 200, 0, count)  # one answer in 200 lost
+    assert 100 * most <= spec["limits"]["metric-drop"]

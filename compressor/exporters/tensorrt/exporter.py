@@ -127,6 +127,11 @@ class TensorrtExporter(Exporter):
         return frozenset({TARGET})
 
     @property
+    def estimated(self) -> bool:
+        """An engine holds kernels that the builder chooses."""
+        return True
+
+    @property
     def not_judged(self) -> str:
         """Why latency is not judged: the float model it is compared with runs on the CPU."""
         return "" if self.cannot_run else "timed on the GPU, the float model on the CPU"

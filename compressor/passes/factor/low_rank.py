@@ -92,6 +92,11 @@ class LowRank(GraphPass):
         return self.needs | ({Capability.RUN} if self.weighted else set())
 
     @property
+    def estimated(self) -> bool:
+        """Ranks that are not given follow from singular values."""
+        return self.rank is None
+
+    @property
     def by_block(self) -> bool:
         """Whether ranks depend on what flows into each block once those before are factored."""
         return self.weighted

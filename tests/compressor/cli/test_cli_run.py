@@ -123,6 +123,9 @@ def test_plan_for_people_and_programs() -> None:
     assert (text.exit_code, text.stderr) == (0, "")
     assert text.stdout.startswith("tiny: ")
     assert "Predicted peak memory: " in text.stdout
+    assert text.stdout.splitlines()[2].split() == ["layers", "kind", "count", "before", "after"]
+    listed = invoke("plan", "spec.yaml", "--layers").stdout
+    assert listed.splitlines()[2].split()[:3] == ["layer", "kind", "shape"]
     document = json.loads(invoke("plan", "spec.yaml", "--json").stdout)
     assert [layer["kind"] for layer in document["layers"]] == ["Conv", "Gemm"]
 

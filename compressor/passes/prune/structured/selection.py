@@ -143,8 +143,8 @@ class Selector:
     def planned(self) -> Flags:
         """Return units whose removal gives about the sizes of the result, without any weights.
 
-        Exact for ``ratio``. Otherwise all groups are taken to lose the same share, and a latency
-        to be proportional to multiply-accumulates.
+        All groups are taken to lose the same share, and a latency to be proportional to
+        multiply-accumulates.
         """
         queues = self.plain()
         if self.target.kind == "ratio":

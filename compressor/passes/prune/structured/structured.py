@@ -101,15 +101,21 @@ class PruneStructured(GraphPass):
         }
         return " and ".join(purpose for purpose, needed in purposes.items() if needed)
 
+    @property
+    def estimated(self) -> bool:
+        """Scores decide what each group loses, unless all groups lose the same share."""
+        same_share = self.target.kind == "ratio" or self.scope == "local"
+        return not same_share or self.target.kind == "latency"
+
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
-        """Find the channels that can go; exact counts where the target is a ratio."""
+        """Find the channels that can go; exact counts where all groups lose the same share."""
         graph = carrier.graph()
         self._check(graph)
         selector = self.selector(carrier, map_channels(graph))
         choice = selector.choice
         actions: dict[str, str] = {}
         reasons = {layer.name: choice.kept_reason(layer) for layer in carrier.layers()}
-        exact = self.target.kind == "ratio"
+        exact = not self.estimated
         planned = selector.planned() if exact and choice.prunable else selector.nothing
         for layer in carrier.layers():
             actions[layer.name] = "prune"
@@ -117,7 +123,7 @@ class PruneStructured(GraphPass):
                 before, after = groups.layer_change(choice.channels, layer, planned)["channels"]
                 actions[layer.name] = f"{after} of {before} channels"
                 if after == before:
-                    reasons[layer.name] = f"the ratio leaves its {before} channels whole"
+                    reasons[layer.name] = f"the target leaves its {before} channels whole"
         rows = plan_layers(self.name, actions, reasons)
         selector.check()
         removable = [p.group for p in choice.prunable]

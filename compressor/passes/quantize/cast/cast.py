@@ -76,6 +76,11 @@ class Cast(GraphPass):
         default=(), description="rules for single layers; the first that matches wins"
     )
 
+    @property
+    def estimated(self) -> bool:
+        """A weight that float16 cannot hold stays as it is."""
+        return self.dtype == "fp16"
+
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Choose the layers and the float32 islands, by operators and types alone."""
         self._check(context)

@@ -31,9 +31,6 @@ from compressor.types.layer_rules import resolve_rules, rule_of, skip_reason
 from compressor.types.layers import Layer, Scheme
 from compressor.types.statistics import ChannelGrid, Moments, Request
 
-ALREADY = "it is quantized already"
-"""Why a layer is kept whose weight is stored as codes."""
-
 _COMPUTED = "its weight is computed or has other readers"
 _BYTE = 8
 _NARROW_FROM = 3  # bits: of two, the fourth code is worth more than products that cannot overflow
@@ -294,7 +291,7 @@ _CODE_TYPES = frozenset(code.numpy().name for code in INTEGER_CODES)
 
 def _kept(layer: Layer, node: ir.Node, profile: Profile) -> str:
     if layer.dtype in _CODE_TYPES:
-        return ALREADY
+        return "it is quantized already"
     if node.op_type not in profile.layers:
         other = "a table is looked up, not multiplied" if layer.is_table else "no integer kernel"
         return profile.kept.get(node.op_type, other)

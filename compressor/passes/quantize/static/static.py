@@ -16,23 +16,17 @@ from compressor.passes.quantize.maths.affine import absmax_parameters, mse_param
 from compressor.passes.quantize.maths.gptq import gptq
 from compressor.passes.quantize.static.options import ActivationOptions, StaticRule, WeightOptions
 from compressor.passes.quantize.static.placement import profile_for
-from compressor.passes.quantize.static.settings import (
-    ALREADY,
-    Decision,
-    StaticSettings,
-    kernel_notes,
-)
+from compressor.passes.quantize.static.settings import Decision, StaticSettings, kernel_notes
 from compressor.passes.quantize.static.writing import LeastScale, write_static_codes
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers
 from compressor.types.layers import Layer, QuantizedTensor, Scheme
 from compressor.types.matrices import sqnr_db
-from compressor.types.passes import GraphPass, LayerOutcome, LayerPlan, Outcome, PassContext, Survey
+from compressor.types.passes import GraphPass, LayerOutcome, Outcome, PassContext, Survey
 from compressor.types.statistics import Moments, Request
 
 _Pair: TypeAlias = tuple[Callable[[], torch.Tensor], Callable[[], QuantizedTensor]]
 _MOST_COLUMNS = 5000  # a second moment of more columns takes over 100 MB
-_NOTHING_LEFT = "nothing to quantize: all layers that have integer kernels are quantized already"
 
 
 class QuantizeStatic(GraphPass):
@@ -65,9 +59,6 @@ class QuantizeStatic(GraphPass):
         settings.check()
         decision = settings.decide(carrier.graph())
         kept = {layer.name: decision.reasons.get(layer.name, "") for layer in decision.layers}
-        if not decision.schemes and ALREADY in kept.values():
-            rows = tuple(LayerPlan(name, "keep", why, touched=False) for name, why in kept.items())
-            return Survey(rows, notes=(_NOTHING_LEFT,))
         actions = {
             name: f"{scheme} x {settings.activation_type(name)}"
             for name, scheme in decision.schemes.items()

@@ -139,6 +139,11 @@ class EarlyExit(Recipe):
         return "to choose how sure its exits have to be"
 
     @property
+    def estimated(self) -> bool:
+        """Exits that no sample would take are left out."""
+        return True
+
+    @property
     def labelled(self) -> bool:
         """Whether the training data must have a target: where a part of the loss is the task's."""
         return self.train == "all" or self.alpha > 0

@@ -51,14 +51,18 @@ def test_an_engine_alone(project: Project) -> None:
     assert report["baseline"]["metric"]["value"] == 100.0
     assert report["baseline"]["latency_ms"] is None
     assert report["baseline"]["latency_ms_reason"].endswith(f"none is run: {REASON}")
-    check, size = artifact["checks"]
-    assert size["ok"]
+    (check,) = artifact["checks"]
     assert check["ok"]
     assert check["detail"].endswith("TensorRT reports all 3 quantized layers in int8")
-    assert planned.exports[0].bytes == pytest.approx(artifact["bytes"], rel=0.02)
+    (export,) = planned.exports
+    assert export.estimate
+    assert export.size_ratio is None  # it would take the float engine
+    assert export.bytes == pytest.approx(artifact["bytes"], rel=0.02)
     for name in ("report.md", "report.html"):
         assert REASON in (project.output / name).read_text(encoding="utf-8")
-    assert report["limits"] == []
+    assert [(e["name"], e["verdict"], e["reason"]) for e in report["limits"]] == [
+        ("metric-drop", "unknown", REASON),
+    ]
     before = project.artifacts()
     assert project.run().cached
     assert project.run(fresh=True).exit_code == 0
@@ -71,11 +75,14 @@ def test_beside_an_export_that_runs(project: Project) -> None:
     project.spec["limits"] = {"metric-drop": 50.0, "size-ratio": 1000.0, "latency-ratio": 9.0}
     assert project.run().exit_code == 0
     report = project.report()
-    judged = [(entry["name"], entry["artifact"]) for entry in report["limits"]]
+    judged = [(e["name"], e["artifact"], e["verdict"]) for e in report["limits"]]
     assert judged == [
-        ("size-ratio", "model.engine"),
-        ("metric-drop", "model.onnx"),
-        ("size-ratio", "model.onnx"),
+        ("metric-drop", "model.engine", "unknown"),
+        ("size-ratio", "model.engine", "passed"),
+        ("latency-ratio", "model.engine", "unknown"),
+        ("metric-drop", "model.onnx", "passed"),
+        ("size-ratio", "model.onnx", "passed"),
+        ("latency-ratio", "model.onnx", "unknown"),
     ]
     assert report["baseline"]["latency_ms"]["p50"] > 0  # timed beside the ONNX file
 

@@ -66,7 +66,7 @@ def test_values_out_of_range(options, message):
         ),
         (
             {"target": {"ratio": 0.01}},
-            "touches no layer: .*the ratio leaves its",
+            "touches no layer: .*the target leaves its",
         ),
         (
             {"target": {"ratio": 0.5}, "scope": "local"},

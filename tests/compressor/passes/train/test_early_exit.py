@@ -211,6 +211,7 @@ def test_the_plan_knows_the_model_as_it_is_at_most(plain: Outcome) -> None:
     survey = chosen.survey(start, CONTEXT)
     assert chosen.labelled
     assert chosen.replays
+    assert chosen.estimated  # an exit that no sample takes is left out
     actions = {row.name: row.action for row in survey.layers}
     assert actions["block1.0"] == "exit 1 follows, head 54 x 3"  # 6 channels, 3 by 3 parts
     assert actions["fc"] == "keep"
