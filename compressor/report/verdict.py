@@ -151,6 +151,8 @@ def next_step(report: Report, folder: str) -> str:
         return f"compress explain {folder}"
     if report["baseline"]["metric"] is None and _METRIC_DROP in verdicts:
         return f"to measure quality, name data.evaluation in a spec (compress init {folder})"
+    if any(row.verdict == "unknown" and not row.interval for row in limit_rows(report)):
+        return "run it on a machine that can run every artifact"
     if _METRIC_DROP in verdicts:
         return "evaluate more samples, or allow more with limits.metric-drop"
     if verdicts:

@@ -89,6 +89,16 @@ def test_quality_that_was_not_measured_is_unknown(blind_report: Report):
     assert verdict.next_step(blind_report, "out/a").endswith("(compress init out/a)")
 
 
+def test_an_artifact_that_cannot_run_here_needs_another_machine(passed_report: Report):
+    artifact = passed_report["artifacts"][1]
+    artifact.update(deployed=False, latency=[], latency_ratio_reason="needs a GPU")
+    artifact.update(metric=None, metric_reason="needs a GPU", metric_drop=None)
+    artifact["metric_drop_ci95"] = None
+    entries = judge(LimitKeys(), passed_report["artifacts"], artifact["metric"], shrinks=True)
+    passed_report.update(verdict="unknown", limits=entries)
+    assert verdict.next_step(passed_report, "out/a").startswith("run it on a machine that can")
+
+
 def test_what_failed_is_explained(failed_report: Report):
     assert verdict.next_step(failed_report, "out/a") == "read the failed checks in out/a/report.md"
     failed_report["artifacts"][1]["checks"][1]["ok"] = True
