@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from compressor.progress import Advance, Progress, Silent
+from compressor.progress import Advance, Progress, Silent, nobody_watches
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -98,15 +98,20 @@ def print_result(document: Callable[[], Any], page: Callable[[], Page], *, as_js
 
 
 @contextmanager
-def shown_progress(*, enabled: bool = True) -> Iterator[Progress]:
-    """Show stages on stderr inside the block, if that is a terminal."""
+def shown_progress(*, enabled: bool = True, lines: bool = False) -> Iterator[Progress]:
+    """Show stages on stderr inside the block, if that is a terminal.
+
+    Args:
+        lines: elsewhere, print a line for each stage when it begins.
+    """
     if not enabled or not sys.stderr.isatty():
-        yield Silent()
+        yield LineProgress() if enabled and lines else Silent()
         return
     from rich.console import Console
     from rich.progress import Progress as Bars
 
-    console = Console(stderr=True, highlight=False)
+    # Not whatever is stderr later: exporters of other libraries are run with another one.
+    console = Console(file=sys.stderr, highlight=False)
     with Bars(*columns(), console=console, transient=True, redirect_stdout=False) as bars:
         yield TerminalProgress(bars)
 
@@ -135,6 +140,24 @@ def columns() -> tuple[ProgressColumn, ...]:
         TimeElapsedColumn(),
         TimeLeft(),
     )
+
+
+class LineProgress:
+    """Prints a line for each stage when it begins, on what is stderr now."""
+
+    def __init__(self) -> None:
+        self._stream = sys.stderr
+
+    @contextmanager
+    def stage(self, description: str, total: int | None = None) -> Iterator[Advance]:
+        """Print what begins."""
+        del total
+        self.note(description)
+        yield nobody_watches
+
+    def note(self, message: str) -> None:
+        """Print one line."""
+        click.echo(message, file=self._stream)
 
 
 class TerminalProgress:
