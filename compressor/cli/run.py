@@ -72,15 +72,16 @@ def plan(spec: Path, settings: tuple[str, ...], as_json: bool) -> None:
     """Check SPEC from end to end, and show what a run will do.
 
     For each layer: what happens to it, its bytes before and after, and why. Nothing heavy is
-    computed, and nothing is written.
+    computed. The graph of a PyTorch module is kept in the output folder, where the run finds it.
     """
     from compressor.report.pages.plan import plan_json, plan_page
     from compressor.run.plan import make_plan
     from compressor.spec.load import load_spec
     from compressor.spec.user_code import importable
 
-    with importable([Path.cwd()]):
+    with importable([Path.cwd()]), shown_progress() as progress, progress.stage("plan"):
         made = make_plan(load_spec(spec, settings))
+        made.model.keep_graph()
     print_result(lambda: plan_json(made), lambda: plan_page(made), as_json=as_json)
 
 
@@ -97,7 +98,10 @@ def run_and_show(spec: Spec, options: RunOptions, *, as_json: bool, quiet: bool)
     from compressor.run.execute import help_run
     from compressor.run.ranks import ranks
 
-    with ranks() as group, shown_progress(enabled=not quiet and group.rank == 0) as progress:
+    with (
+        ranks() as group,
+        shown_progress(enabled=not quiet and group.rank == 0, lines=True) as progress,
+    ):
         options = replace(options, ranks=group)
         if group.rank:
             help_run(spec, options)
