@@ -102,7 +102,7 @@ def shown_progress(*, enabled: bool = True, lines: bool = False) -> Iterator[Pro
     """Show stages on stderr inside the block, if that is a terminal.
 
     Args:
-        lines: elsewhere, print a line for each stage when it begins.
+        lines: elsewhere, print a line for each stage that is done.
     """
     if not enabled or not sys.stderr.isatty():
         yield LineProgress() if enabled and lines else Silent()
@@ -143,21 +143,26 @@ def columns() -> tuple[ProgressColumn, ...]:
 
 
 class LineProgress:
-    """Prints a line for each stage when it begins, on what is stderr now."""
+    """Prints a line for each stage that is done, on what is stderr now."""
 
     def __init__(self) -> None:
         self._stream = sys.stderr
 
     @contextmanager
     def stage(self, description: str, total: int | None = None) -> Iterator[Advance]:
-        """Print what begins."""
+        """Print what was done, and how long it took."""
         del total
-        self.note(description)
+        start = time.monotonic()
         yield nobody_watches
+        self.note(_done(description, start))
 
     def note(self, message: str) -> None:
         """Print one line."""
         click.echo(message, file=self._stream)
+
+
+def _done(description: str, start: float) -> str:
+    return f"{description}  {time.monotonic() - start:.1f} s"
 
 
 class TerminalProgress:
@@ -180,7 +185,7 @@ class TerminalProgress:
             yield advance
         finally:
             self._bars.remove_task(task)
-        self.note(f"{description}  {time.monotonic() - start:.1f} s")
+        self.note(_done(description, start))
 
     def note(self, message: str) -> None:
         """Show one line that stays."""

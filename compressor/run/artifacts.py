@@ -82,6 +82,7 @@ def write_artifacts(workspace: Workspace, key: str, carrier: Carrier) -> list[Ar
             spec=context.spec_digest,
             tools=dict(exporter.tools),
         )
+        workspace.begin_step()
         with located(spec.where("exports", index)):
             folder, files = _written(workspace, artifact_key, exporter, carrier, context)
         made.append(Artifact(exporter, folder / str(files[0]["name"]), files, planned.bytes))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compressor.progress import Silent
+from compressor.progress import Silent, Steps
 from compressor.run.artifacts import Artifact, identity, per_sample_entry, write_artifacts
 from compressor.run.attribution import attribution
 from compressor.run.evaluate import Evaluation
@@ -71,10 +71,15 @@ def _compress(workspace: Workspace) -> tuple[list[Step], Carrier, list[Artifact]
 def execute(workspace: Workspace) -> tuple[dict[str, Any], list[Artifact]]:
     """Run everything up to the report; the output folder is not touched yet."""
     plan = workspace.plan
+    workspace.progress = Steps(workspace.progress, 1 + 2 * (len(plan.passes) + len(plan.exports)))
+    workspace.begin_step()
     # First, so that errors in the data or the metric show before any long work.
     evaluation = workspace.baseline_evaluation
     steps, final, written = _compress(workspace)
-    artifacts = [verify(workspace, a, final) for a in written]
+    artifacts = []
+    for artifact in written:
+        workspace.begin_step()
+        artifacts.append(verify(workspace, artifact, final))
     limits = judge(plan.spec.limits, artifacts)
     checks = [c["ok"] for a in artifacts for c in a["checks"]]
     latency = baseline_latency(artifacts)
@@ -115,6 +120,7 @@ def _pass_entries(workspace: Workspace, steps: Sequence[Step]) -> list[dict[str,
     entries: list[dict[str, Any]] = []
     before = workspace.baseline_evaluation
     for index, step in enumerate(steps):
+        workspace.begin_step()
         after = workspace.evaluated(step.key, step.carrier.runner, f"after {step.name}")
         metric, baseline = workspace.plan.metric, workspace.baseline_evaluation
         drop = None

@@ -83,11 +83,17 @@ def test_a_pipe_gets_a_line_for_each_stage_of_a_run(capsys: pytest.CaptureFixtur
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.splitlines() == [
-        "plan",
-        "step 1 of 9: evaluate the float model",
-        "step 2 of 9: fuse",
+        "plan  0.0 s",
+        "step 1 of 9: evaluate the float model  0.0 s",
+        "step 2 of 9: fuse  0.0 s",
         "resumes at step 100",
     ]
+    with (
+        pytest.raises(KeyboardInterrupt),
+        shown_progress(lines=True) as progress,
+        progress.stage("interrupted"),
+    ):
+        raise KeyboardInterrupt
     with shown_progress(enabled=False, lines=True) as progress, progress.stage("fuse"):
         pass
     assert capsys.readouterr().err == ""
