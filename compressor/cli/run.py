@@ -100,7 +100,7 @@ def run_and_show(spec: Spec, options: RunOptions, *, as_json: bool, quiet: bool)
 
     with (
         ranks() as group,
-        shown_progress(enabled=not quiet and group.rank == 0, lines=True) as progress,
+        shown_progress(enabled=not quiet and group.rank == 0, lines=not as_json) as progress,
     ):
         options = replace(options, ranks=group)
         if group.rank:
