@@ -47,6 +47,32 @@ class Silent:
         del message
 
 
+class Steps:
+    """Numbers the stages of long work by the step that they belong to.
+
+    Args:
+        total: how many steps there are.
+    """
+
+    def __init__(self, progress: Progress, total: int):
+        self._progress = progress
+        self._total = total
+        self._number = 0
+
+    def begin(self) -> None:
+        """Count the stages that follow to the next step."""
+        self._number += 1
+
+    def stage(self, description: str, total: int | None = None) -> AbstractContextManager[Advance]:
+        """Show a stage with the number of its step."""
+        number = f"step {self._number} of {self._total}: " if self._number else ""
+        return self._progress.stage(number + description, total)
+
+    def note(self, message: str) -> None:
+        """Show one line that stays."""
+        self._progress.note(message)
+
+
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
     """Silence warnings and logging inside the block."""

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import reduce
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 
 from compressor import catalog
 from compressor.calibration.histogram import extrema
-from compressor.calibration.observers.ranges import HistogramObserver, RangeObserver
+from compressor.calibration.observers.ranges import (
+    ExtremeValue,
+    HistogramObserver,
+    MovingAverage,
+    RangeObserver,
+)
+from compressor.calibration.portions import Portions
 from compressor.errors import DataError
 from compressor.types.carrier import Carrier
 from compressor.types.data import ALONE, Ranks
@@ -118,7 +124,7 @@ def collect_statistics(
     taps = dict.fromkeys(t for r in requests for t in r.tensors if t not in inputs)
     runner = carrier.runner(tuple(taps))
     return collect(
-        lambda batch: {**batch, **runner.run(batch)},
+        Portions(lambda part: ({**part, **runner.run(part)},), [carrier]),
         batches,
         requests,
         make_observer,
@@ -128,7 +134,7 @@ def collect_statistics(
 
 
 def collect(
-    run: Callable[[Batch], Batch],
+    run: Portions | Callable[[Batch], Batch],
     batches: Iterable[Batch],
     requests: Sequence[Request],
     make_observer: Callable[[str, dict[str, Any]], AnyObserver],
@@ -140,11 +146,12 @@ def collect(
     With several processes, each gets its share of the batches and all return the same results: the
     states are merged in the order of the processes.
 
-    Memory holds two batches, one being run while the other is observed, and one state for each
-    observer; all histogram observers of a tensor share one.
+    Memory holds two batches, or portions of them, one being run while the other is observed, and
+    one state for each observer; all histogram observers of a tensor share one.
 
     Args:
-        run: returns the requested tensors (and perhaps others) by name, for one batch.
+        run: returns the requested tensors (and perhaps others) by name, for one batch; or runs it
+            in portions.
         batches: the calibration data, or this process's share of it.
         requests: what to observe; equal requests are observed once.
         make_observer: returns the observer of a name with these options.
@@ -165,21 +172,27 @@ def collect(
 
     agreement = Agreement(updaters, ranks)
     seen = 0
-    for batch, outputs in _run_ahead(run, batches):
-        after = dict(states)
-        samples = len(next(iter(batch.values())))
+    after, ends = dict(states), _Ends(updaters)
+    for part in _run_ahead(run, batches):
         for (tensor, where), keys in by_place.items():
-            feed = {key: updaters[key] for key in keys}
+            if part.start and tensor not in part.outputs:
+                continue  # it does not depend on the batch, and has been observed
             try:
-                values = _values(tensor, outputs, where)
+                values = _values(tensor, part.outputs, where)
                 if values.numel():
-                    after.update(_updated(feed, states, values))
+                    feed = {key: updaters[key] for key in ends.without(keys, values, part)}
+                    after.update(_continued(feed, states, after, values))
             except ValueError as error:
-                _blame_values(tensor, outputs[tensor], seen, samples, error)
+                first = seen + part.start
+                _blame_values(tensor, part.outputs[tensor], first, part.samples, error)
                 raise
-        del outputs  # before the next run needs the memory
+        if not part.last:
+            continue
+        after.update(ends.updated(states))
+        seen += part.start + part.samples
+        del part  # before the next run needs the memory
         states = agreement.kept(states, after)
-        seen += samples
+        after = dict(states)
         if progress is not None:
             progress(seen)
         if agreement.done:
@@ -194,19 +207,94 @@ def collect(
     return {key: _result(key, observer, states[shared[key]]) for key, observer in observers.items()}
 
 
+class _Part(NamedTuple):
+    """A batch's portion with the model's outputs; or all of the batch."""
+
+    start: int
+    samples: int
+    outputs: Batch
+    last: bool
+
+
+class _Ends:
+    """The least and greatest values of a batch that is run in portions.
+
+    Observers for which a batch is one observation get them once it has ended.
+    """
+
+    def __init__(self, observers: Mapping[_Key, AnyObserver]):
+        self._observers = observers
+        self._seen: dict[_Key, list[float]] = {}
+
+    def without(self, keys: Sequence[_Key], values: torch.Tensor, part: _Part) -> list[_Key]:
+        """Look at values for some observers, and return the others."""
+        if not part.start and part.last:
+            return list(keys)
+        whole = [key for key in keys if _one_observation(key, self._observers[key])]
+        if whole:
+            ends = extrema(values)
+            for key in whole:
+                self._seen.setdefault(key, []).extend(ends)
+        return [key for key in keys if key not in whole]
+
+    def updated(self, states: Mapping[_Key, Any]) -> dict[_Key, Any]:
+        """Return the states after the batch, and forget it."""
+        seen, self._seen = self._seen, {}
+        return {
+            key: self._observers[key].update(states[key], torch.tensor(ends, dtype=torch.float64))
+            for key, ends in seen.items()
+        }
+
+
+def _one_observation(key: _Key, observer: AnyObserver) -> bool:
+    """Whether it matters to an observer which values are of one batch."""
+    (_, where), _ = key
+    gated = isinstance(observer, ExtremeValue) and where is not None
+    return gated or isinstance(observer, MovingAverage)
+
+
+def _parts(run: Portions | Callable[[Batch], Batch], batches: Iterable[Batch]) -> Iterator[_Part]:
+    for batch in batches:
+        if isinstance(run, Portions):
+            for portion in run.of(batch):
+                yield _Part(portion.start, portion.samples, portion.values[0], portion.last)
+        else:
+            yield _Part(0, len(next(iter(batch.values()))), run(batch), True)
+
+
 def _run_ahead(
-    run: Callable[[Batch], Batch], batches: Iterable[Batch]
-) -> Iterator[tuple[Batch, Batch]]:
-    """Yield each batch with the model's outputs, while the next batch is run in a thread."""
+    run: Portions | Callable[[Batch], Batch], batches: Iterable[Batch]
+) -> Iterator[_Part]:
+    """Yield each portion with the model's outputs, while the next one is run in a thread."""
+    parts = _parts(run, batches)
     with ThreadPoolExecutor(max_workers=1) as pool:
-        waiting: tuple[Batch, Future[Batch]] | None = None
-        for batch in batches:
-            running = (batch, pool.submit(run, batch))
-            if waiting is not None:
-                yield waiting[0], waiting[1].result()
-            waiting = running
-        if waiting is not None:
-            yield waiting[0], waiting[1].result()
+        running: Future[_Part | None] = pool.submit(next, parts, None)
+        while (part := running.result()) is not None:
+            running = pool.submit(next, parts, None)
+            yield part
+            del part
+
+
+def _continued(
+    feed: dict[_Key, AnyObserver],
+    before: Mapping[_Key, Any],
+    after: Mapping[_Key, Any],
+    values: torch.Tensor,
+) -> dict[_Key, Any]:
+    """Return the states after a portion of a batch.
+
+    An observer that has enough in the middle of a batch gets the rest of it, too: what it has seen
+    then does not depend on portions.
+
+    Args:
+        before: the states before the batch.
+        after: the states after its earlier portions.
+    """
+    anew = {key for key, o in feed.items() if o.share(before[key]) < 1 <= o.share(after[key])}
+    updated = _updated(
+        feed, {k: o.start() if k in anew else after[k] for k, o in feed.items()}, values
+    )
+    return {k: feed[k].merge(after[k], v) if k in anew else v for k, v in updated.items()}
 
 
 def _state_key(request: Request, observer: AnyObserver) -> _Key:

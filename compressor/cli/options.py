@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from compressor.progress import Advance, Progress, Silent
+from compressor.progress import Advance, Progress, Silent, nobody_watches
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -98,15 +98,20 @@ def print_result(document: Callable[[], Any], page: Callable[[], Page], *, as_js
 
 
 @contextmanager
-def shown_progress(*, enabled: bool = True) -> Iterator[Progress]:
-    """Show stages on stderr inside the block, if that is a terminal."""
+def shown_progress(*, enabled: bool = True, lines: bool = False) -> Iterator[Progress]:
+    """Show stages on stderr inside the block, if that is a terminal.
+
+    Args:
+        lines: elsewhere, print a line for each stage that is done.
+    """
     if not enabled or not sys.stderr.isatty():
-        yield Silent()
+        yield LineProgress() if enabled and lines else Silent()
         return
     from rich.console import Console
     from rich.progress import Progress as Bars
 
-    console = Console(stderr=True, highlight=False)
+    # Not whatever is stderr later: exporters of other libraries are run with another one.
+    console = Console(file=sys.stderr, highlight=False)
     with Bars(*columns(), console=console, transient=True, redirect_stdout=False) as bars:
         yield TerminalProgress(bars)
 
@@ -137,6 +142,29 @@ def columns() -> tuple[ProgressColumn, ...]:
     )
 
 
+class LineProgress:
+    """Prints a line for each stage that is done, on what is stderr now."""
+
+    def __init__(self) -> None:
+        self._stream = sys.stderr
+
+    @contextmanager
+    def stage(self, description: str, total: int | None = None) -> Iterator[Advance]:
+        """Print what was done, and how long it took."""
+        del total
+        start = time.monotonic()
+        yield nobody_watches
+        self.note(_done(description, start))
+
+    def note(self, message: str) -> None:
+        """Print one line."""
+        click.echo(message, file=self._stream)
+
+
+def _done(description: str, start: float) -> str:
+    return f"{description}  {time.monotonic() - start:.1f} s"
+
+
 class TerminalProgress:
     """Shows a bar for each running stage, and a line for each that is done."""
 
@@ -157,7 +185,7 @@ class TerminalProgress:
             yield advance
         finally:
             self._bars.remove_task(task)
-        self.note(f"{description}  {time.monotonic() - start:.1f} s")
+        self.note(_done(description, start))
 
     def note(self, message: str) -> None:
         """Show one line that stays."""

@@ -77,7 +77,8 @@ def plan(spec: Path, settings: tuple[str, ...], as_json: bool, layers: bool) -> 
     """Check SPEC from end to end, and show what a run will do.
 
     For layers of one kind, or for each: what happens to them, their bytes before and after, and
-    why. Nothing heavy is computed, and nothing is written.
+    why. Nothing heavy is computed. The graph of a PyTorch module is kept in the output folder,
+    where the run finds it.
     """
     from shutil import get_terminal_size
     from sys import stdout
@@ -87,8 +88,9 @@ def plan(spec: Path, settings: tuple[str, ...], as_json: bool, layers: bool) -> 
     from compressor.spec.load import load_spec
     from compressor.spec.user_code import importable
 
-    with importable([Path.cwd()]):
+    with importable([Path.cwd()]), shown_progress() as progress, progress.stage("plan"):
         made = make_plan(load_spec(spec, settings))
+        made.model.keep_graph()
     width = max(NARROW, get_terminal_size().columns) if stdout.isatty() else NARROW
     print_result(
         lambda: plan_json(made),
@@ -110,7 +112,10 @@ def run_and_show(spec: Spec, options: RunOptions, *, as_json: bool, quiet: bool)
     from compressor.run.execute import help_run
     from compressor.run.ranks import ranks
 
-    with ranks() as group, shown_progress(enabled=not quiet and group.rank == 0) as progress:
+    with (
+        ranks() as group,
+        shown_progress(enabled=not quiet and group.rank == 0, lines=not as_json) as progress,
+    ):
         options = replace(options, ranks=group)
         if group.rank:
             help_run(spec, options)

@@ -17,7 +17,8 @@ from onnx import TensorProto, defs, helper
 
 from compressor.errors import ModelError
 from compressor.graph.codebooks import code_widths, narrow
-from compressor.graph.values import DEFAULT_DOMAINS, value_by_name
+from compressor.graph.values import DEFAULT_DOMAINS, all_nodes, value_by_name
+from compressor.types.tensors import Array
 
 if TYPE_CHECKING:
     from onnx_ir.passes import InPlacePass
@@ -79,6 +80,43 @@ def skeleton(model: ir.Model, *, narrowed: bool = False) -> Skeleton:
     _tidy(proto.graph)
     proto.graph.name = proto.graph.name or "graph"
     return Skeleton(proto, tensors, {v.name: bits for v, bits in widths.items() if v.name})
+
+
+_ARRAYS = frozenset(
+    {
+        *(ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE),
+        *(ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT32, ir.DataType.INT64),
+    }
+)
+
+
+def detached_weights(model: ir.Model, kept: int) -> dict[str, Array]:
+    """Replace large weights of numpy's own types by references to a file that is not there.
+
+    A model whose nodes have branches keeps all, since runtimes look for the weights of a branch in
+    the file alone.
+
+    Args:
+        model: changed in place.
+        kept: bytes up to which weights stay.
+
+    Returns:
+        Their values by name, in memory or mapped, but not copied.
+    """
+    weights: dict[str, Array] = {}
+    if any(node.graph is not model.graph for node in all_nodes(model.graph)):
+        return weights
+    for name, value in model.graph.initializers.items():
+        tensor = value.const_value
+        if tensor is None or tensor.nbytes <= kept or tensor.dtype not in _ARRAYS:
+            continue
+        if not value.uses():  # runtimes have dropped it before they look for its values
+            continue
+        weights[name] = np.ascontiguousarray(tensor.numpy())
+        value.const_value = ir.ExternalTensor(
+            "none", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name
+        )
+    return weights
 
 
 def graph_as_json(proto: onnx.ModelProto) -> dict[str, Any]:

@@ -80,6 +80,7 @@ def run_spec(
         remove_stale_staging(spec.output)
         if options.fresh:
             store.forget()
+        plan.model.keep_graph()
         options.ranks.wait()
         report, artifacts = execute(workspace)
         publish_artifacts(artifacts, spec.output)

@@ -91,6 +91,7 @@ def write_artifacts(workspace: Workspace, key: str, carrier: Carrier) -> list[Ar
             spec=context.spec_digest,
             tools=dict(exporter.tools),
         )
+        workspace.begin_step()
         with located(spec.where("exports", index)):
             folder, files = _written(workspace, artifact_key, exporter, carrier, context)
             again = planned.estimate and not exporter.estimated  # now that the sizes are known

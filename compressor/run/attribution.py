@@ -1,12 +1,5 @@
 """How much noise a pass added to each layer, and how many bytes each layer saves.
 
-Every layer is run alone on its float input, so that noise of earlier layers does not count. Then
-the float model is run with that one layer's error added to its output, which shows how much of it
-reaches the model's output. That takes one run of a few samples for each layer.
-
-A value that several nodes read stays quantized when one of them is left out. So its noise is not
-attributed to any layer, but counted separately.
-
 Training changes layers on purpose. So passes after a training are compared with the trained model
 instead of the float one.
 """
@@ -15,75 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
-from math import prod
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
-import numpy as np
-
 from compressor.errors import ModelError
-from compressor.graph.blocks import Cut, cut_at, isolated, main_values, with_offsets
-from compressor.graph.costs import layer_bytes, macs
-from compressor.models.onnx.ort_runner import runner_of
-from compressor.run.evaluate import ratio_db, signal_and_error
+from compressor.graph.costs import layer_bytes
+from compressor.run.evaluate import ratio_db
+from compressor.run.noise import ModelNoise, Noise, measured_noise
 from compressor.run.pipeline import Step
 from compressor.run.store import result_key
 from compressor.run.workspace import Workspace
-from compressor.types.carrier import Carrier
 from compressor.types.layer_rules import rule_class
-from compressor.types.tensors import Array, Batch
 
 _SAMPLES = 16
-_MOST_MACS = 2e11  # some seconds of a core
 _VERSION = 1
 Basis = Literal["outputs", "layers", "weights"]
-
-
-@dataclass(frozen=True)
-class Noise:
-    """Noise-to-signal ratios of powers; ``None`` where one is not known.
-
-    Attributes:
-        whole: of a layer's output (of its weight if the model cannot be run).
-        own: the same without the noise of a value that others read, too.
-        reached: of the model's output, if only ``own`` is added.
-    """
-
-    whole: float | None = None
-    own: float | None = None
-    reached: float | None = None
-
-    @property
-    def counted(self) -> float:
-        """The ratio by which layers are compared."""
-        return (self.own if self.reached is None else self.reached) or 0.0
-
-    def less(self, other: Noise) -> Noise:
-        """Return this noise minus the noise that was there before."""
-        pairs = zip(astuple(self), astuple(other), strict=True)
-        return Noise(
-            *(None if mine is None else max(0.0, mine - (theirs or 0.0)) for mine, theirs in pairs)
-        )
-
-
-@dataclass(frozen=True)
-class ModelNoise:
-    """The noise of a model's layers, by name, and of values that several nodes read.
-
-    ``reason`` is why nothing is known, if the runtime refused parts of the model.
-    """
-
-    layers: Mapping[str, Noise]
-    values: Mapping[str, Noise]
-    reason: str = ""
-
-    def less(self, other: ModelNoise) -> ModelNoise:
-        """Return this noise minus the noise that was there before."""
-        return ModelNoise(
-            {n: noise.less(other.layers.get(n, Noise())) for n, noise in self.layers.items()},
-            {n: noise.less(other.values.get(n, Noise())) for n, noise in self.values.items()},
-            self.reason or other.reason,
-        )
 
 
 def attribution(workspace: Workspace, index: int, steps: Sequence[Step]) -> dict[str, Any] | None:
@@ -158,7 +97,9 @@ def _stored_noise(workspace: Workspace, step: Step, reference: Step | None) -> M
         with workspace.progress.stage("attribute noise to layers"):
             try:
                 exact = workspace.baseline if reference is None else reference.carrier
-                noises = measured_noise(step.carrier, exact, workspace.sample(_SAMPLES))
+                noises = measured_noise(
+                    step.carrier, exact, workspace.sample(_SAMPLES, distinct=True)
+                )
             except ModelError as error:  # a missing explanation does not fail a run
                 noises = ModelNoise({}, {}, str(error))
         with workspace.store.write(key) as (_, result):
@@ -170,114 +111,6 @@ def _stored_noise(workspace: Workspace, step: Step, reference: Step | None) -> M
         {name: Noise(**noise) for name, noise in values.items()},
         str(stored["reason"]),
     )
-
-
-def measured_noise(carrier: Carrier, baseline: Carrier, batch: Batch) -> ModelNoise:
-    """Return each layer's noise on its float input.
-
-    How much of it reaches the output is omitted if that would take long. Layers that do not have
-    the same shape in both models are omitted.
-    """
-    shapes = {layer.name: layer.shape for layer in baseline.layers()}
-    same = [layer for layer in carrier.layers() if shapes.get(layer.name) == layer.shape]
-    alone = isolated(carrier.graph(), same, main_values(baseline.graph()))
-    if not alone.layers:
-        return ModelNoise({}, {})
-    input_names = {i.name for i in baseline.inputs}
-    outputs = [layer.output for layer in alone.layers]
-    taps = dict.fromkeys([*alone.cut.inputs, *outputs])
-    exact = {**batch, **baseline.runner([t for t in taps if t not in input_names]).run(batch)}
-    have = _run(alone.cut, exact)
-    rounded = {name: have[form] for name, form in alone.shared.items()}
-    # The float layers' outputs for the rounded values that others read, too.
-    want = _run(cut_at(baseline.graph(), list(alone.cut.inputs), outputs), {**exact, **rounded})
-    errors = [
-        _Error(layer.name, layer.output, have[layer.output] - want[layer.output])
-        for layer in alone.layers
-        if _comparable(want[layer.output], have[layer.output])
-    ]
-    inputs = [
-        _Error(name, name, have[form] - exact[name])
-        for name, form in alone.shared.items()
-        if name not in input_names and _comparable(exact[name], have[form])
-    ]
-    few = _affordable(baseline, batch, len(errors) + len(inputs))
-    reached = {} if few is None else _reached(baseline, few, [*errors, *inputs])
-    layers = {
-        e.name: Noise(
-            _ratio([exact[e.value]], [have[e.value]]),
-            _ratio([exact[e.value]], [exact[e.value] + e.values]),
-            reached.get(e),
-        )
-        for e in errors
-    }
-    return ModelNoise(layers, {e.name: Noise(reached=reached.get(e)) for e in inputs})
-
-
-@dataclass(frozen=True, eq=False)
-class _Error:
-    """An error to add to a value of the float model.
-
-    Attributes:
-        name: the layer, or the value itself.
-        value: the value that the error is of.
-        values: the error, in the value's shape.
-    """
-
-    name: str
-    value: str
-    values: Array
-
-
-def _run(cut: Cut, exact: Batch) -> Batch:
-    dtypes = {v.name: v.dtype for v in cut.model.graph.inputs}
-    feed = dict(exact)
-    for value, entry in cut.inputs.items():
-        dtype = dtypes[entry]
-        feed[entry] = exact[value] if dtype is None else exact[value].astype(dtype.numpy())
-    return runner_of(cut.model, ()).run(feed)
-
-
-def _affordable(baseline: Carrier, batch: Batch, layers: int) -> Batch | None:
-    """Return as many samples as can be run once for each layer; ``None`` if not even one."""
-    first = baseline.inputs[0]
-    counted = prod(d if isinstance(d, int) else 1 for d in first.shape)
-    work = macs(baseline.graph()) * batch[first.name].size / max(counted, 1) * layers
-    size = len(batch[first.name])
-    if work <= _MOST_MACS:
-        return batch
-    fewer = int(size * _MOST_MACS / work)
-    if fewer < 1 or isinstance(first.shape[0], int):
-        return None
-    return {name: array[:fewer] for name, array in batch.items()}
-
-
-def _reached(
-    baseline: Carrier, batch: Batch, errors: Sequence[_Error]
-) -> dict[_Error, float | None]:
-    values = list(dict.fromkeys(error.value for error in errors))
-    model, offsets = with_offsets(baseline.graph(), values)
-    runner = runner_of(model, ())
-    size = len(next(iter(batch.values())))
-    errors = [error for error in errors if error.value in offsets]
-    none: Batch = {offsets[e.value]: np.zeros(1, e.values.dtype) for e in errors}
-    exact = list(runner.run({**batch, **none}).values())
-    reached: dict[_Error, float | None] = {}
-    for error in errors:
-        # A first axis that is not the batch is not cut: no samples were dropped then.
-        part = error.values[:size]
-        noisy = runner.run({**batch, **none, offsets[error.value]: part})
-        reached[error] = _ratio(exact, list(noisy.values()))
-    return reached
-
-
-def _comparable(want: Array, have: Array) -> bool:
-    return bool(want.shape == have.shape and np.isfinite(want).all() and np.isfinite(have).all())
-
-
-def _ratio(want: Sequence[Array], have: Sequence[Array]) -> float | None:
-    signal, error = signal_and_error(want, have)
-    return error / signal if signal > 0 and math.isfinite(error) else None
 
 
 def _facts(noise: Noise, whole: float) -> dict[str, float | None]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 
+from compressor.calibration.portions import Portions
 from compressor.errors import DataError, ModelError
+from compressor.graph.values import value_by_name
 from compressor.models.torch.lowering import example_inputs
 from compressor.progress import nobody_watches
 from compressor.run.data import Data
@@ -19,6 +22,7 @@ from compressor.types.layers import Layer
 from compressor.types.tensors import Array, Batch, TensorSpec
 
 _SIGNAL_SAMPLES = 64
+_REMEMBERED = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,19 @@ def evaluate(
     )
 
 
+def outputs_of(runner: Runner, batch: Batch, size: int) -> Batch:
+    """Run a batch, ``size`` samples at a time, which takes less memory; return its outputs."""
+    count = len(next(iter(batch.values())))
+    parts: list[Batch] = []
+    for start in range(0, count, size):
+        part = {name: array[start : start + size] for name, array in batch.items()}
+        parts.append(runner.run(part))
+        rows = {len(a) if a.ndim else 0 for a in parts[-1].values()}
+        if rows != {len(next(iter(part.values())))}:  # an output is not one of samples
+            return runner.run(batch)
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
 def signal_and_error(reference: Sequence[Array], other: Sequence[Array]) -> tuple[float, float]:
     """Return the sums of squares of arrays, and of their differences from other arrays."""
     signal = sum(float(np.square(r, dtype=np.float64).sum()) for r in reference)
@@ -123,8 +140,6 @@ def layer_signals(carrier: Carrier, baseline: Carrier, batch: Batch) -> dict[str
     Raises:
         ModelError: a layer gives NaN or infinity where the float model does not.
     """
-    from compressor.graph.values import value_by_name
-
     ours, theirs = value_by_name(carrier.graph()), value_by_name(baseline.graph())
     small = {name: array[:_SIGNAL_SAMPLES] for name, array in batch.items()}
     shared: list[Layer] = [
@@ -133,21 +148,58 @@ def layer_signals(carrier: Carrier, baseline: Carrier, batch: Batch) -> dict[str
     taps = list(dict.fromkeys(layer.output for layer in shared))
     if not taps:
         return {}
-    have = carrier.runner(taps).run(small)
-    want = baseline.runner(taps).run(small)
-    return {layer.name: _sqnr(layer, want[layer.output], have[layer.output]) for layer in shared}
+    have, want = carrier.runner(taps), baseline.runner(taps)
+    portions = Portions(lambda part: (have.run(part), want.run(part)), [carrier, baseline])
+    sums = {name: SignalSums() for name in taps}
+    for portion in portions.of(small):
+        outputs, expected = portion.values
+        for name in taps:
+            if name in outputs and name in expected:
+                sums[name].add(expected[name], outputs[name])
+    return {layer.name: _sqnr(layer, sums[layer.output]) for layer in shared}
 
 
-def _sqnr(layer: Layer, want: Array, have: Array) -> float | None:
-    if want.shape != have.shape or not np.isfinite(want).all():
+@dataclass
+class SignalSums:
+    """Sums of squares of a value and of its error, which grow portion by portion.
+
+    Attributes:
+        comparable: the value had the same shape in both models, and was finite in the float one.
+        finite: it was finite in the other one, too.
+    """
+
+    signal: float = 0.0
+    error: float = 0.0
+    comparable: bool = True
+    finite: bool = True
+
+    def add(self, want: Array, have: Array) -> None:
+        """Add the squares of some more samples."""
+        if want.shape != have.shape or not np.isfinite(want).all():
+            self.comparable = False
+        elif not np.isfinite(have).all():
+            self.finite = False
+        else:
+            signal, error = signal_and_error([want], [have])
+            self.signal, self.error = self.signal + signal, self.error + error
+
+    @property
+    def ratio(self) -> float | None:
+        """Error over signal; ``None`` if it is not known."""
+        known = self.comparable and self.finite and self.signal > 0
+        return self.error / self.signal if known else None
+
+
+def _sqnr(layer: Layer, sums: SignalSums) -> float | None:
+    if not sums.comparable:
         return None
-    if not np.isfinite(have).all():
+    if not sums.finite:
         raise ModelError(
             f"layer {layer.name!r}",
             "gives NaN or infinity after this pass",
             "its range is too narrow: leave this layer out with a rule under layers",
         )
-    return ratio_db(*signal_and_error([want], [have]))
+    return ratio_db(sums.signal, sums.error)
 
 
 def check_finite(outputs: Batch, seen: int) -> None:
@@ -161,6 +213,43 @@ def check_finite(outputs: Batch, seen: int) -> None:
             f"is NaN or infinite for sample {seen + int(np.flatnonzero(rows)[0])}",
             "look at that sample, and at passes that narrow the range (cast to fp16)",
         )
+
+
+class RememberedRunner:
+    """Runs a model once for each batch, and remembers the outputs as far as memory is given.
+
+    Args:
+        most: bytes of outputs that are held.
+    """
+
+    def __init__(self, runner: Runner, most: int = _REMEMBERED):
+        self._runner = runner
+        self._left = most
+        self._outputs: dict[bytes, Batch] = {}
+
+    @property
+    def runtime(self) -> str:
+        """Name and version of what executes the model."""
+        return self._runner.runtime
+
+    def run(self, batch: Batch) -> Batch:
+        """Return the outputs for a batch, which are not to be changed."""
+        content = blake2b()
+        for name in sorted(batch):
+            array = np.ascontiguousarray(batch[name])
+            content.update(f"{name} {array.dtype} {array.shape}".encode())
+            if array.dtype.kind == "O":  # nothing that a model reads
+                return self._runner.run(batch)
+            content.update(array.tobytes())
+        key = content.digest()
+        if key not in self._outputs:
+            outputs = self._runner.run(batch)
+            size = sum(array.nbytes for array in outputs.values())
+            if size > self._left:
+                return outputs
+            self._left -= size
+            self._outputs[key] = outputs
+        return self._outputs[key]
 
 
 @dataclass(frozen=True)

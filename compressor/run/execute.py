@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compressor.progress import Silent
+from compressor.progress import Silent, Steps
 from compressor.run.artifacts import Artifact, identity, per_sample_entry, write_artifacts
 from compressor.run.attribution import attribution
 from compressor.run.evaluate import Evaluation
@@ -77,6 +77,8 @@ def _compress(workspace: Workspace) -> tuple[list[Step], Carrier, list[Artifact]
 def execute(workspace: Workspace) -> tuple[dict[str, Any], list[Artifact]]:
     """Run everything up to the report; the output folder is not touched yet."""
     plan = workspace.plan
+    workspace.progress = Steps(workspace.progress, 1 + 2 * (len(plan.passes) + len(plan.exports)))
+    workspace.begin_step()
     # First, so that errors in the data or the metric show before any long work.
     evaluation = workspace.baseline_evaluation
     keys = plan.spec.metric
@@ -84,7 +86,10 @@ def execute(workspace: Workspace) -> tuple[dict[str, Any], list[Artifact]]:
         check_expected(evaluation.metric, keys.expect, plan.spec.where("metric"))
     steps, final, written = _compress(workspace)
     fused = steps[0] if len(steps) > 1 and steps[0].name == _FUSE else None
-    artifacts = [verify(workspace, a, final, fused) for a in written]
+    artifacts = []
+    for artifact in written:
+        workspace.begin_step()
+        artifacts.append(verify(workspace, artifact, final, fused))
     metric = None if evaluation is None else evaluation.metric
     limits = judge(plan.spec.limits, artifacts, metric, shrinks=plan.shrinks)
     verdict = overall(limits, artifacts)
@@ -127,6 +132,7 @@ def _pass_entries(workspace: Workspace, steps: Sequence[Step]) -> list[dict[str,
     entries: list[dict[str, Any]] = []
     before = workspace.baseline_evaluation
     for index, step in enumerate(steps):
+        workspace.begin_step()
         after = workspace.evaluated(step.key, step.carrier.runner, f"after {step.name}")
         metric, baseline = workspace.plan.metric, workspace.baseline_evaluation
         drop = None

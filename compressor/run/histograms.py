@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import onnx_ir as ir
 
+from compressor.calibration.portions import Portions
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.operators import operator
 from compressor.graph.values import constant_array, is_op, maker_behind
@@ -113,8 +114,8 @@ def layer_histograms(
     if not names:
         return []
     old, new = [then[name] for name in names], [now[name] for name in names]
-    inputs, weights = _values(before, batch, old, with_inputs=True)
-    _, changed = _values(after, batch, new, with_inputs=False)
+    inputs = _inputs(before, batch, old, {name: _bounds(now[name]) for name in names})
+    weights, changed = _weights(before, batch, old), _weights(after, batch, new)
     return [
         {
             "name": name,
@@ -164,14 +165,11 @@ def _worst(layers: Sequence[Mapping[str, Any]]) -> list[str]:
     return [str(row["name"]) for row in sorted(measured, key=lambda row: float(row["sqnr_db"]))]
 
 
-def _values(
-    carrier: Carrier, batch: Batch, places: Sequence[_Place], *, with_inputs: bool
-) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Return the inputs and the weights of layers, by layer, if they are floats.
+def _weights(carrier: Carrier, batch: Batch, places: Sequence[_Place]) -> dict[str, Array]:
+    """Return the weights of layers, by layer, if they are floats.
 
     Weights that stay codes while the model runs have no float values.
     """
-    inputs = {p.layer.name: p.layer.inputs[0] for p in places if with_inputs and p.layer.inputs}
     weights: dict[str, Array] = {}
     taps: dict[str, str] = {}
     for place in places:
@@ -184,15 +182,82 @@ def _values(
             weights[name] = carrier.weight(place.layer).float().numpy()
         else:
             taps[name] = value.name
+    if taps:  # the samples make no difference, so a few are enough
+        runner = carrier.runner(list(taps.values()))
+        portions = Portions(lambda part: (runner.run(part),), [carrier], most=1)
+        first = next(portions.of(batch))
+        weights.update({name: first.values[0][tap] for name, tap in taps.items()})
+    return {name: v for name, v in weights.items() if _countable(v)}
+
+
+class _Values:
+    """Values of which a batch has more with each portion.
+
+    Args:
+        bounds: between which codes represent them; ``None`` if they stay float.
+    """
+
+    def __init__(self, bounds: tuple[float, float] | None):
+        self._bounds = bounds
+        self._kept: list[Array] = []
+        self._step = 0
+        self._seen = self._outside = 0
+        self.samples = 0
+        self.countable = True
+
+    def add(self, values: Array, share: float) -> None:
+        """Look at a portion's values, and keep those that are counted.
+
+        Args:
+            share: of all values that there will be; the first portion's counts.
+        """
+        self.countable = self.countable and _countable(values)
+        if not self.countable:
+            self._kept.clear()
+            return
+        if not self._step:
+            self._step = max(1, -(-round(values.size / share) // _MOST_VALUES))
+        flat = values.reshape(-1)
+        self._kept.append(flat[-self._seen % self._step :: self._step].copy())
+        self._seen += flat.size
+        self.samples += len(values)
+        if self._bounds is not None:
+            low, high = self._bounds
+            self._outside += int(((values < low) | (values > high)).sum())
+
+    def entry(self) -> dict[str, Any]:
+        """Return the counts, the number of samples, and the percentage outside the bounds."""
+        outside = None if self._bounds is None else 100.0 * self._outside / self._seen
+        return {
+            **counted(np.concatenate(self._kept)),
+            "samples": self.samples,
+            "outside": outside,
+        }
+
+
+def _inputs(
+    carrier: Carrier,
+    batch: Batch,
+    places: Sequence[_Place],
+    bounds: Mapping[str, tuple[float, float] | None],
+) -> dict[str, _Values]:
+    """Return what enters layers, by layer, if it is known and floats."""
+    read = {p.layer.name: p.layer.inputs[0] for p in places if p.layer.inputs}
     computed = {v.name for node in carrier.graph().graph for v in node.outputs}
-    tapped = [n for n in dict.fromkeys([*inputs.values(), *taps.values()]) if n in computed]
-    values = {**batch, **(carrier.runner(tapped).run(batch) if tapped else {})}
-    weights.update({name: values[tap] for name, tap in taps.items()})
-    read = {name: values[value] for name, value in inputs.items() if value in values}
-    return (
-        {name: v for name, v in read.items() if _countable(v)},
-        {name: v for name, v in weights.items() if _countable(v)},
+    taps = [n for n in dict.fromkeys(read.values()) if n in computed]
+    runner = carrier.runner(taps) if taps else None
+    portions = Portions(
+        lambda part: (part if runner is None else {**part, **runner.run(part)},), [carrier]
     )
+    counted = {name: _Values(bounds[name]) for name in read}
+    count = len(next(iter(batch.values())))
+    for portion in portions.of(batch):
+        (values,) = portion.values
+        for name, value in read.items():
+            if value in values:
+                share = 1.0 if portions.constant(value) else portion.samples / count
+                counted[name].add(values[value], share)
+    return {name: values for name, values in counted.items() if values.samples and values.countable}
 
 
 def _countable(values: Array) -> bool:
@@ -214,21 +279,23 @@ def _weight(values: Array | None, stored: Array | None, now: _Place) -> dict[str
     return {**entry, "after": after, "range": bounds, "range_reason": None}
 
 
-def _input(values: Array | None, now: _Place) -> dict[str, Any] | None:
+def _bounds(now: _Place) -> tuple[float, float] | None:
+    """Return the bounds between which values round to a code, if there are any."""
+    bounds = activation_range(now.node.inputs[0])
+    if bounds is None or bounds == "dynamic":
+        return None
+    # Up to half a step beyond the last code, rounding is no coarser than anywhere else.
+    half = bounds.step / 2
+    return bounds.low - half, bounds.high + half
+
+
+def _input(values: _Values | None, now: _Place) -> dict[str, Any] | None:
     """Describe a layer's input: counts before the pass, its range, and the percentage clipped."""
     if values is None:
         return None
-    entry = {**counted(values), "samples": len(values)}
+    entry = values.entry()
     bounds = activation_range(now.node.inputs[0])
     if bounds is None or bounds == "dynamic":
-        why = "it stays float" if bounds is None else "it is found anew for each input"
-        return {**entry, "range": None, "range_reason": why, "outside": None}
-    # Up to half a step beyond the last code, rounding is no coarser than anywhere else.
-    half = bounds.step / 2
-    outside = (values < bounds.low - half) | (values > bounds.high + half)
-    return {
-        **entry,
-        "range": [bounds.low, bounds.high],
-        "range_reason": None,
-        "outside": 100.0 * float(outside.mean()),
-    }
+        why = "it stays float" if bounds is None else "it is determined anew for each input"
+        return {**entry, "range": None, "range_reason": why}
+    return {**entry, "range": [bounds.low, bounds.high], "range_reason": None}

@@ -27,6 +27,7 @@ from compressor.models.transformers.carrier import (
 )
 from compressor.models.transformers.networks import CONFIG
 from compressor.run.evaluate import signal_and_error
+from compressor.run.lowered import KeptGraph, kept_graph
 from compressor.run.store import result_key
 from compressor.spec.keys import InputKeys, ModelKeys
 from compressor.spec.load import Spec, resolve_path
@@ -52,6 +53,7 @@ class OpenedModel:
         where: place in the spec of the file that holds the weights.
         quick_digest: the same as ``digest`` from sizes, times and headers of the files, where that
             is possible.
+        graph: where the graph of a PyTorch module is kept.
     """
 
     carrier: Carrier
@@ -60,6 +62,12 @@ class OpenedModel:
     checkpoint: Path | None = None
     where: str = ""
     quick_digest: Callable[[], str] | None = None
+    graph: KeptGraph | None = None
+
+    def keep_graph(self) -> None:
+        """Keep the graph of a PyTorch module for the commands that follow."""
+        if self.graph is not None and isinstance(self.carrier, TorchCarrier):
+            self.graph.keep(self.carrier)
 
     def own_bytes(self, artifact_format: str) -> int | None:
         """Return the size of the user's files, if an artifact can be compared with them.
@@ -193,6 +201,9 @@ def _open_torch(spec: Spec, factory: str) -> OpenedModel:
         function = load_symbol(factory, "model.factory")
         torch.manual_seed(spec.seed)
         carrier = open_module(function, spec.model.config, spec.inputs, "model.factory")
+    made = {"factory": factory, "config": dict(spec.model.config), "code": code_digest(function)}
+    graph = kept_graph(spec.output, carrier, {**made, "seed": spec.seed})
+    carrier = graph.used_by(carrier)
     files: tuple[Path, ...] = ()
     where = spec.where("model", "checkpoint")
     if spec.checkpoint is not None:
@@ -213,7 +224,7 @@ def _open_torch(spec: Spec, factory: str) -> OpenedModel:
             inputs=[str(i) for i in spec.inputs],
         )
 
-    return OpenedModel(carrier, files, digest, spec.checkpoint, where)
+    return OpenedModel(carrier, files, digest, spec.checkpoint, where, graph=graph)
 
 
 def _open_pretrained(spec: Spec, auto_class: str) -> OpenedModel:
@@ -232,6 +243,10 @@ def _open_pretrained(spec: Spec, auto_class: str) -> OpenedModel:
             "add config: {dtype: float32} to model, or use compress quantize, which runs nothing",
         )
     files = (directory / CONFIG, *weight_file_paths(directory))
+    config = {"changes": dict(spec.model.config), "file": file_sha256(directory / CONFIG)}
+    made = {"factory": auto_class, "config": config, "code": library_version()}
+    graph = kept_graph(spec.output, carrier, made)
+    carrier = graph.used_by(carrier)
 
     def digest() -> str:
         return result_key(
@@ -244,7 +259,8 @@ def _open_pretrained(spec: Spec, auto_class: str) -> OpenedModel:
             inputs=[str(i) for i in carrier.inputs],
         )
 
-    return OpenedModel(carrier, files, digest, directory, spec.where("model", "checkpoint"))
+    where = spec.where("model", "checkpoint")
+    return OpenedModel(carrier, files, digest, directory, where, graph=graph)
 
 
 _MODEL = "model"

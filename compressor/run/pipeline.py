@@ -21,12 +21,13 @@ from compressor.run.plan import PassPlan
 from compressor.run.store import compute_versions, result_key
 from compressor.run.training import References, begin, end, make_training, training_parts
 from compressor.run.weight_pass import WeightPass
-from compressor.run.workspace import Workspace
+from compressor.run.workspace import Workspace, return_freed_memory
 from compressor.types.carrier import Carrier
 from compressor.types.data import share
 from compressor.types.layers import Layer
 from compressor.types.passes import GraphPass, Outcome, Pass, PassContext, Survey, TrainPass
 from compressor.types.statistics import Request
+from compressor.types.tensors import Batch
 
 _MODEL = "model"
 _SIGNAL_SAMPLES = 64
@@ -74,6 +75,7 @@ def run_passes(workspace: Workspace) -> list[Step]:
     plan = workspace.plan
     key, carrier = workspace.source_key, plan.model.carrier
     for index, (declared, planned) in enumerate(zip(plan.spec.passes, plan.passes, strict=True)):
+        workspace.begin_step()
         try:
             parts = pass_parts(workspace, index, planned)
             upstream, key = key, result_key("pass", key, **parts)
@@ -115,7 +117,7 @@ def _step(workspace: Workspace, task: _Task) -> Step:
         result = {
             "seconds": time.perf_counter() - start,
             "bytes": model_bytes(outcome.carrier),
-            "layers": _layers(workspace, outcome, outcome.carrier),
+            "layers": _layers(workspace, outcome, outcome.carrier, None),
             "notes": list(dict.fromkeys([*survey.notes, *outcome.notes, *_weight_notes(outcome)])),
         }
         return Step(task.declared.name, task.key, outcome.carrier, result, cached=False)
@@ -147,6 +149,7 @@ def _compute(workspace: Workspace, task: _Task) -> None:
     seconds = time.perf_counter() - start
     if not workspace.first:
         return
+    return_freed_memory()
     with workspace.store.write(task.key) as (folder, result):
         (folder / _MODEL).mkdir()
         outcome.carrier.save(folder / _MODEL)
@@ -154,7 +157,8 @@ def _compute(workspace: Workspace, task: _Task) -> None:
         if outcome.untrained is not None:
             (folder / _UNTRAINED).mkdir()
             outcome.untrained.save(folder / _UNTRAINED)
-        layers, batch = _layers(workspace, outcome, restored), workspace.sample(_SIGNAL_SAMPLES)
+        batch = workspace.sample(_SIGNAL_SAMPLES, distinct=True)
+        layers = _layers(workspace, outcome, restored, batch)
         result.update(
             seconds=seconds,
             bytes=model_bytes(restored),
@@ -241,15 +245,24 @@ def calibrate(
         return {}
     data, ranks = workspace.plan.data["calibration"], workspace.ranks
     with workspace.progress.stage(f"{label}: calibrate", data.samples) as advance:
-        return collect_statistics(carrier, share(data.batches(), ranks), requests, advance, ranks)
+        batches = share(data.batches(), ranks)
+        statistics = collect_statistics(carrier, batches, requests, advance, ranks)
+    return_freed_memory()
+    return statistics
 
 
-def _layers(workspace: Workspace, outcome: Outcome, after: Carrier) -> list[dict[str, Any]]:
-    """Describe every layer after a pass: scheme, sparsity, weight and output SQNR."""
+def _layers(
+    workspace: Workspace, outcome: Outcome, after: Carrier, batch: Batch | None
+) -> list[dict[str, Any]]:
+    """Describe every layer after a pass: scheme, sparsity, weight and output SQNR.
+
+    Args:
+        batch: what both models are run on, if they can be run.
+    """
     done = {layer.name: layer for layer in outcome.layers}
     signals: Mapping[str, float | None] = {}
-    if workspace.runs:
-        signals = layer_signals(after, workspace.baseline, workspace.sample(_SIGNAL_SAMPLES))
+    if batch is not None:
+        signals = layer_signals(after, workspace.baseline, batch)
     sizes, old_sizes = layer_bytes(after), layer_bytes(workspace.plan.model.carrier)
     rows: list[dict[str, Any]] = []
     for layer in after.layers():
@@ -261,7 +274,7 @@ def _layers(workspace: Workspace, outcome: Outcome, after: Carrier) -> list[dict
                 "shape": list(layer.shape),
                 "scheme": done_here.scheme if done_here else str(np.dtype(layer.dtype).name),
                 # To count the zeros of a streamed model is to read all of it.
-                "sparsity": _sparsity(after, layer) if workspace.runs else None,
+                "sparsity": None if batch is None else _sparsity(after, layer),
                 "sqnr_db": None if done_here and done_here.rescaled else signals.get(layer.name),
                 "weight_sqnr_db": done_here.weight_sqnr_db if done_here else None,
                 "details": dict(done_here.details) if done_here else {},

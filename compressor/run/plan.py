@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
 from compressor.calibration.collect import make_observer
 from compressor.errors import CompressorError, SpecError, located
@@ -15,9 +14,9 @@ from compressor.graph.costs import (
     model_parameters,
 )
 from compressor.graph.layers import index_limits
-from compressor.graph.values import dims, value_by_name
 from compressor.run.data import Data, check_data, open_data
 from compressor.run.layer_rows import LayerRow, layer_rows
+from compressor.run.memory import peak_memory
 from compressor.run.metrics import Metric, resolve_metric
 from compressor.run.model import OpenedModel, open_model, open_other_model, option_path
 from compressor.run.weight_pass import WeightPass
@@ -28,11 +27,7 @@ from compressor.types.exporter import Exporter
 from compressor.types.passes import GraphPass, LayerPlan, Pass, PassContext, TrainPass
 from compressor.types.statistics import Request
 
-_RUNTIME_BYTES = 550_000_000  # PyTorch, ONNX Runtime and Python themselves, measured
-_COPIES = 3  # the model as read, as changed, and inside the runtime
-_BLOCK_VALUES = 4  # values of the largest size that a block observes at once
 _SMALLER = 0.99  # the share of the bytes from which on a model counts as smaller
-_STREAMED_BYTES = 250_000_000  # tensors on their way through, where none stays; measured
 
 
 @dataclass(frozen=True)
@@ -171,7 +166,9 @@ def make_plan(spec: Spec) -> Plan:
         bytes=size,
         parameters=model_parameters(float_model),
         macs=model_macs(float_model),
-        peak_memory=_peak_memory(float_model, data, passes),
+        peak_memory=peak_memory(
+            float_model, data, [(step.requests, step.blockwise) for step in passes]
+        ),
         warnings=_warnings(spec, exports, shrinks=_shrinks(passes, size)),
         training_metric=training_metric,
     )
@@ -366,20 +363,3 @@ def _check_exports(spec: Spec, exports: Sequence[Exporter]) -> None:
                 where=spec.where("exports", index),
             )
         seen.add(exporter.format)
-
-
-def _peak_memory(carrier: Carrier, data: Mapping[str, Data], passes: Sequence[PassPlan]) -> int:
-    """Predict the bytes of anonymous memory: runtime, copies of the model, one batch's tensors."""
-    if Capability.GRAPH not in carrier.offers:
-        return _RUNTIME_BYTES + _STREAMED_BYTES
-    batch = max((d.batch for d in data.values()), default=1)
-    values = value_by_name(carrier.graph())
-    observed = 0
-    for step in passes:
-        tensors = {t for r in step.requests for t in r.tensors}
-        shapes = (dims(values[t]) for t in tensors if t in values)
-        sizes = [prod(s) for s in shapes if s]
-        # By blocks, few values are there at once; which ones, the blocks decide.
-        together = max(sizes, default=0) * _BLOCK_VALUES if step.blockwise else sum(sizes)
-        observed = max(observed, together * 4 * batch)
-    return _RUNTIME_BYTES + _COPIES * model_bytes(carrier) + 2 * observed

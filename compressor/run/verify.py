@@ -18,7 +18,7 @@ from compressor.run.artifact_file import ONNX, Machinery
 from compressor.run.artifact_file import Artifact as ArtifactFile
 from compressor.run.artifacts import Artifact, artifact_evaluation, float_file
 from compressor.run.cold_rounds import cold_starts
-from compressor.run.evaluate import check_finite, ratio_db, signal_and_error
+from compressor.run.evaluate import check_finite, outputs_of, ratio_db, signal_and_error
 from compressor.run.pipeline import Step
 from compressor.run.statistics import paired_difference
 from compressor.run.store import result_key
@@ -180,11 +180,13 @@ def _fidelity(
         ArtifactError: its outputs have other shapes, so that nothing can be measured.
         DataError: they are NaN or infinite.
     """
-    batch = workspace.sample(_CHECK_SAMPLES)
-    named = runner.run(batch)
+    batch = workspace.sample(_CHECK_SAMPLES, distinct=True)
+    size = min((data.batch for data in workspace.plan.data.values()), default=_CHECK_SAMPLES)
+    named = outputs_of(runner, batch, size)
     check_finite(named, 0)
-    source, outputs = list(final.runner().run(batch).values()), list(named.values())
-    baseline = list(workspace.baseline_runner.run(batch).values())
+    source = list(outputs_of(final.runner(), batch, size).values())
+    outputs = list(named.values())
+    baseline = list(outputs_of(workspace.baseline_runner, batch, size).values())
     have, want = [list(o.shape) for o in outputs], [list(s.shape) for s in source]
     if have != want:
         raise ArtifactError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 from dataclasses import dataclass, field
@@ -12,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from compressor.graph.costs import cannot_run
-from compressor.progress import Progress
+from compressor.progress import Progress, Steps
 from compressor.run.data import Data
-from compressor.run.evaluate import Evaluation, evaluate
+from compressor.run.evaluate import Evaluation, RememberedRunner, evaluate
 from compressor.run.metrics import Metric
 from compressor.run.plan import Plan
 from compressor.run.store import Store, compute_versions, result_key
@@ -43,6 +44,15 @@ class Workspace:
     identify_by_headers: bool = False
     memory: bool = False
     _loaded: bool = field(default=False, init=False)
+
+    def begin_step(self) -> None:
+        """Count the stages that follow to the next step of the run, if steps are counted.
+
+        What the step before has freed goes back to the system.
+        """
+        return_freed_memory()
+        if isinstance(self.progress, Steps):
+            self.progress.begin()
 
     @cached_property
     def source_key(self) -> str:
@@ -92,18 +102,22 @@ class Workspace:
 
     @cached_property
     def baseline_runner(self) -> Runner:
-        """The float model, ready to run."""
-        return self.baseline.runner()
+        """The float model, ready to run; what it gave for a batch is remembered."""
+        return RememberedRunner(self.baseline.runner())
 
     @property
     def evaluation(self) -> Data | None:
         """The evaluation data, if there is any."""
         return self.plan.data.get("evaluation")
 
-    def sample(self, count: int) -> Batch:
+    def sample(self, count: int, *, distinct: bool = False) -> Batch:
         """Return a batch of ``count`` samples of real data, or zeros if the spec names none.
 
         A model with a fixed batch gets that many samples.
+
+        Args:
+            distinct: return fewer samples, instead of some of them twice, if there are fewer and
+                the batch is not fixed.
         """
         inputs = self.plan.model.carrier.inputs
         fixed = inputs[0].shape[0]
@@ -112,6 +126,8 @@ class Workspace:
         for role in ("evaluation", "calibration", "training"):
             if role in self.plan.data:
                 batch = self.plan.data[role].first(count)
+                if distinct and not isinstance(fixed, int):
+                    return {n: batch[n] for n in names}
                 repeat = -(-count // len(batch[names[0]]))
                 return {n: np.concatenate([batch[n]] * repeat)[:count] for n in names}
         shapes = {
@@ -147,6 +163,13 @@ class Workspace:
     def baseline_evaluation(self) -> Evaluation | None:
         """The float model's results."""
         return self.evaluated(self.source_key, lambda: self.baseline_runner, "the float model")
+
+
+def return_freed_memory() -> None:
+    """Return to the system what the C library keeps of freed memory, where it can do that."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def metric_code(metric: Metric) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,13 @@ from compressor.errors import ModelError
 from compressor.files import scratch
 from compressor.graph.blocks import sink_initializers
 from compressor.graph.operators import operator
+from compressor.graph.skeleton import detached_weights
 from compressor.graph.values import DEFAULT_DOMAINS, all_nodes, value_by_name
 from compressor.models.executor import GraphModule
 from compressor.models.threads import usual_threads
 from compressor.models.torch.matching import TorchRunner
 from compressor.types.carrier import Runner
-from compressor.types.tensors import Batch
+from compressor.types.tensors import Array, Batch
 
 _PREFIX = r"^(\[ONNXRuntimeError\] : \d+ : \w+ : )?(Load model from .*? failed:)?"
 PROVIDERS: Mapping[str, str] = {
@@ -45,6 +46,8 @@ class OrtRunner:
         threads: intra-operator threads; ``None`` for those of :func:`on_threads`.
         optimize: let the runtime optimize the graph, which checking that it loads does not need.
         provider: the execution provider; see :func:`usable_providers`.
+        weights: values of the model's external initializers, which are shared, not copied.
+        arena: keep the memory of a run for the next.
         profile: an empty folder for the optimized graph, :data:`EXECUTED`, and the times of its
             operators, which :meth:`end_profile` writes.
 
@@ -61,11 +64,18 @@ class OrtRunner:
         optimize: bool = True,
         provider: str = "cpu",
         profile: Path | None = None,
+        weights: Mapping[str, Array] | None = None,
+        arena: bool = True,
     ):
         import onnxruntime as ort
 
         options = ort.SessionOptions()
         options.log_severity_level = 4
+        options.enable_cpu_mem_arena = arena
+        self._weights = dict(weights or {})  # the session reads them as long as it lives
+        if self._weights:
+            values = map(ort.OrtValue.ortvalue_from_numpy, self._weights.values())
+            options.add_external_initializers(list(self._weights), list(values))
         if not optimize:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         # Threads that wait must not take processor time from those that compute: where other
@@ -185,21 +195,36 @@ def _session(model: bytes | str, options: Any, provider: str) -> Any:
         )
 
 
-def graph_runner(model: ir.Model, taps: Sequence[str] = (), subject: str = "model") -> OrtRunner:
-    """Start a session for an ONNX IR model that also yields the values ``taps``."""
+def graph_runner(
+    model: ir.Model, taps: Sequence[str] = (), subject: str = "model", *, arena: bool = True
+) -> OrtRunner:
+    """Start a session for an ONNX IR model that also yields the values ``taps``.
+
+    Large weights are not copied: the session reads them where they are.
+
+    Args:
+        arena: keep the memory of a run for the next; never done for inner values, whose memory
+            changes with every portion of samples.
+    """
     model = _tapped(model, taps)
+    shared = detached_weights(model, _KEPT)
     size = sum(
-        v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None
+        v.const_value.nbytes
+        for v in model.graph.initializers.values()
+        if v.const_value is not None and v.name not in shared
     )
+    arena = arena and not taps
     if size < _INLINE_LIMIT:
-        _read_external(model)
+        _read_external(model, shared)
         proto = ir.to_proto(model)
         sink_initializers(proto.graph)
-        return OrtRunner(proto.SerializeToString(), subject)
+        content = proto.SerializeToString()
+        del proto
+        return OrtRunner(content, subject, weights=shared, arena=arena)
     with scratch() as folder:
         path = folder / "model.onnx"
         ir.save(model, path, external_data="model.onnx.data")
-        return OrtRunner(path, subject)
+        return OrtRunner(path, subject, weights=shared, arena=arena)
 
 
 def _tapped(model: ir.Model, taps: Sequence[str]) -> ir.Model:
@@ -213,11 +238,11 @@ def _tapped(model: ir.Model, taps: Sequence[str]) -> ir.Model:
     return model
 
 
-def _read_external(model: ir.Model) -> None:
+def _read_external(model: ir.Model, but: Collection[str]) -> None:
     """Bring external tensors into memory: a session from bytes cannot reach files."""
     for name, value in model.graph.initializers.items():
         tensor = value.const_value
-        if isinstance(tensor, ir.ExternalTensor):
+        if isinstance(tensor, ir.ExternalTensor) and name not in but:
             value.const_value = ir.Tensor(
                 tensor.numpy(), dtype=tensor.dtype, shape=tensor.shape, name=name
             )
@@ -247,17 +272,18 @@ def _first_line(error: Exception) -> str:
     return re.sub(_PREFIX, "", line)[:300]
 
 
-def runner_of(model: ir.Model, taps: Sequence[str]) -> Runner:
+def runner_of(model: ir.Model, taps: Sequence[str], *, arena: bool = True) -> Runner:
     """Start a runtime for a graph: ONNX Runtime, or PyTorch where that lacks the kernels.
 
     Args:
         taps: names of values that are returned along with the outputs.
+        arena: keep the memory of a run for the next.
 
     Raises:
         ModelError: it does not load.
     """
     if not computes_in_bfloat16(model):
-        return graph_runner(model, taps)
+        return graph_runner(model, taps, arena=arena)
     return TorchRunner(GraphModule(_tapped(model, taps)).eval(), "the graph")
 
 

@@ -7,7 +7,7 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import onnx_ir as ir
 import torch
@@ -118,6 +118,11 @@ class TorchCarrier:
             SpecError: no configuration states the sizes that the module has since it lost channels.
         """
         return altered_config(self.module, self.folder, self._altered, self.inputs)
+
+    def with_own_weights(self) -> Self:
+        """Return this carrier; its graph refers to the module's tensors from now on."""
+        attach_weights(self._float_graph, self.module)
+        return self
 
     def load(self, checkpoint: Path) -> None:
         """Load a checkpoint's weights into the module, and so into the lowered graph.

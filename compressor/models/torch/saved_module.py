@@ -100,7 +100,7 @@ def save_module(
         text = json.dumps(document, indent=1, sort_keys=True)
         (directory / _SIZES).write_text(text, encoding="utf-8")
         if not alterations.executes_graph:
-            graph = _without_weights(graph, module)
+            graph = without_weights(graph, module)
         OnnxCarrier(graph).save(directory)
     if not alterations.executes_graph:
         held = held_tensors(module)
@@ -148,7 +148,7 @@ def restore_module(
     return module, Alterations(frozenset(tensors), attributes), graph
 
 
-def _without_weights(graph: ir.Model, module: nn.Module) -> ir.Model:
+def without_weights(graph: ir.Model, module: nn.Module) -> ir.Model:
     """Return a graph without the values of the module's tensors, which are stored elsewhere."""
     graph = graph.clone()
     held = held_tensors(module)

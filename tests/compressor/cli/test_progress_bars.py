@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import re
+from contextlib import redirect_stderr
 
 import pytest
 from rich.console import Console
 from rich.progress import Progress as Bars
 
 from compressor.cli.options import TerminalProgress, columns, shown_progress
-from compressor.progress import Silent
+from compressor.progress import Silent, Steps
 
 
 class Clock:
@@ -65,3 +66,57 @@ def test_nothing_is_shown_where_nobody_looks():
         with progress.stage("finetune", 3) as advance:
             advance(1)
             advance(2, "loss 1")
+
+
+def test_a_pipe_gets_a_line_for_each_stage_of_a_run(capsys: pytest.CaptureFixture[str]):
+    with shown_progress(lines=True) as progress:
+        steps = Steps(progress, 9)
+        with steps.stage("plan"):
+            pass
+        for stage in ("evaluate the float model", "fuse"):
+            steps.begin()
+            # Libraries are run with another stderr; lines still come out.
+            with redirect_stderr(io.StringIO()) as swallowed, steps.stage(stage, 3) as advance:
+                advance(1)
+            assert not swallowed.getvalue()
+        steps.note("resumes at step 100")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines() == [
+        "plan  0.0 s",
+        "step 1 of 9: evaluate the float model  0.0 s",
+        "step 2 of 9: fuse  0.0 s",
+        "resumes at step 100",
+    ]
+    with (
+        pytest.raises(KeyboardInterrupt),
+        shown_progress(lines=True) as progress,
+        progress.stage("interrupted"),
+    ):
+        raise KeyboardInterrupt
+    with shown_progress(enabled=False, lines=True) as progress, progress.stage("fuse"):
+        pass
+    assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_shows_the_step(bars: Bars, clock: Clock):
+    steps = Steps(TerminalProgress(bars), 9)
+    steps.begin()
+    with steps.stage("fuse", 10) as advance:
+        clock.now = 1.0
+        advance(1)
+        clock.now = 3.0
+        advance(5)
+        assert line(bars) == "step 1 of 9: fuse 5/10 0:00:03 0:00:03 left"
+
+
+def test_the_clock_moves_while_a_library_has_another_stderr(monkeypatch: pytest.MonkeyPatch):
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stderr", terminal)
+    with shown_progress() as progress, redirect_stderr(io.StringIO()) as swallowed:
+        with progress.stage("plan"):
+            pass
+        progress.note("a line")
+        assert not swallowed.getvalue()
+    assert "a line" in terminal.getvalue()

@@ -9,7 +9,7 @@ import pytest
 from compressor.errors import DataError
 from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
 from compressor.run.data import Data
-from compressor.run.evaluate import evaluate, layer_signals, ratio_db
+from compressor.run.evaluate import RememberedRunner, evaluate, layer_signals, outputs_of, ratio_db
 from compressor.run.metrics import ACCURACY, Metric, resolve_metric
 from compressor.types.data import SourceInfo
 from compressor.types.tensors import Batch
@@ -144,3 +144,51 @@ def test_the_layer_that_lost_the_signal_is_found(carrier: OnnxCarrier):
     assert signals[first.name] is None
     assert 30 < (signals[second.name] or 0) < 50
     assert 30 < (signals[last.name] or 0) < 60
+
+
+class CountedRunner:
+    """A runner that counts its runs."""
+
+    runtime = "a test"
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def run(self, batch: Batch) -> Batch:
+        self.runs += 1
+        return {"y": 2 * batch["x"]}
+
+
+def test_a_model_is_run_once_for_each_batch():
+    counted = CountedRunner()
+    runner = RememberedRunner(counted)
+    first, other = {"x": np.ones((2, 3), np.float32)}, {"x": np.zeros((2, 3), np.float32)}
+    for batch in (first, other, first, other, {"x": first["x"].copy()}):
+        assert (runner.run(batch)["y"] == 2 * batch["x"]).all()
+    assert counted.runs == 2
+    runner.run({"x": np.ones((3, 2), np.float32)})
+    assert counted.runs == 3
+
+
+def test_outputs_that_take_too_much_memory_are_computed_again():
+    counted = CountedRunner()
+    runner = RememberedRunner(counted, most=24)
+    small, large = {"x": np.ones((2, 3), np.float32)}, {"x": np.zeros((3, 3), np.float32)}
+    for batch in (small, large, small, large):
+        assert (runner.run(batch)["y"] == 2 * batch["x"]).all()
+    assert counted.runs == 3
+
+
+def test_a_batch_can_be_run_in_parts():
+    counted = CountedRunner()
+    batch = {"x": np.arange(10, dtype=np.float32).reshape(5, 2)}
+    np.testing.assert_array_equal(outputs_of(counted, batch, 2)["y"], 2 * batch["x"])
+    assert counted.runs == 3
+
+    class Total(CountedRunner):
+        """A model whose output is not one of samples."""
+
+        def run(self, batch: Batch) -> Batch:
+            return {"y": batch["x"].sum(keepdims=True)}
+
+    assert outputs_of(Total(), batch, 2)["y"] == 45

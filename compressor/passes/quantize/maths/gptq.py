@@ -186,18 +186,19 @@ def inverse_factor(moment: Tensor, damping: float) -> Tensor | None:
     if not bool(alive.any()):
         return None
     mean = power[alive].mean()
-    turned = moment.flip(0, 1)
     # A dead column has no input: any positive power serves, for nothing is passed on from it.
     extra = torch.where(alive, 0.0, mean).flip(0)
-    eye = torch.eye(len(power))
     for retry in _RETRIES:
         for dtype in (torch.float32, torch.float64):
-            damped = turned.to(dtype, copy=True)
+            damped = moment.flip(0, 1).to(dtype)
             damped.diagonal().add_(extra + retry * damping * mean)
             lower, failed = torch.linalg.cholesky_ex(damped)
+            del damped  # of thousands of columns, each matrix takes much memory
             if int(failed):
                 continue
-            inverse = torch.linalg.solve_triangular(lower, eye.to(dtype), upper=False)
+            eye = torch.eye(len(power), dtype=dtype)
+            inverse = torch.linalg.solve_triangular(lower, eye, upper=False)
+            del lower, eye
             factor: Tensor = inverse.flip(0, 1).to(torch.float32)
             if bool(torch.isfinite(factor).all()):
                 return factor

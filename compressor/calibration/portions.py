@@ -1,0 +1,112 @@
+"""Run batches in portions of samples, so that memory holds the inner values of a few samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from compressor.graph.values import all_nodes, is_op, static_shape, value_by_name
+from compressor.types.carrier import Capability, Carrier
+from compressor.types.tensors import Batch
+
+MOST = 128 << 20
+"""Bytes of inner values that a portion has at most, unless a single sample has more."""
+
+# ONNX Runtime multiplies a single row by other code, which rounds otherwise. So portions have a
+# single sample only if two take too much memory.
+_PAIR = 2
+
+
+class Portion(NamedTuple):
+    """Some samples of a batch, with a model's values for them.
+
+    Attributes:
+        start: how many samples of the batch came before.
+        values: of each model. Those that do not depend on the batch come with the first portion
+            alone.
+        last: the batch ends with it.
+    """
+
+    start: int
+    batch: Batch
+    values: tuple[Batch, ...]
+    last: bool
+
+    @property
+    def samples(self) -> int:
+        """How many samples it has."""
+        return len(next(iter(self.batch.values())))
+
+
+class Portions:
+    """Runs batches in portions, whose size follows from what two samples take.
+
+    A batch stays whole if it fits, if its size is fixed, or if its samples depend on each other.
+
+    Args:
+        run: runs a portion; returns the values of one model, or of several.
+        models: the models that it runs.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Batch], tuple[Batch, ...]],
+        models: Sequence[Carrier],
+        most: int = MOST,
+    ):
+        self._run = run
+        self._models = models
+        self._most = most
+        self._size: int | None = None if all(_divides(model) for model in models) else 0
+        self._constant: frozenset[str] = frozenset()
+
+    def of(self, batch: Batch) -> Iterator[Portion]:
+        """Yield a batch's portions, in the order of their samples."""
+        count = len(next(iter(batch.values())))
+        start = 0
+        if self._size is None and count > _PAIR:
+            values = self._run(_cut(batch, 0, _PAIR))
+            self._learn(values)
+            del values
+        while start < count:
+            size = min(self._size or count, count - start)
+            if size > 1 and count - start - size == 1:
+                size += 1
+            part = _cut(batch, start, start + size) if size < count else batch
+            values = self._run(part)
+            if start:
+                values = tuple(
+                    {n: v for n, v in given.items() if n not in self._constant} for given in values
+                )
+            yield Portion(start, part, values, start + size == count)
+            del values
+            start += size
+
+    def constant(self, name: str) -> bool:
+        """Whether a value of the last batch is the same in each portion."""
+        return name in self._constant
+
+    def _learn(self, values: tuple[Batch, ...]) -> None:
+        """Find the size of a portion, and which values are the same in each."""
+        held = sum(array.nbytes for given in values for array in given.values())
+        self._size = max(1, int(self._most * _PAIR / max(held, 1)))
+        shapes = {name: array.shape for given in values for name, array in given.items()}
+        self._constant = frozenset(
+            name
+            for model in self._models
+            for name, value in value_by_name(model.graph()).items()
+            if name in shapes and static_shape(value) == shapes[name]
+        )
+
+
+def _cut(batch: Batch, start: int, end: int) -> Batch:
+    return {name: array[start:end] for name, array in batch.items()}
+
+
+def _divides(model: Carrier) -> bool:
+    """Whether a model gives each sample the same values in whatever batch it is run."""
+    axes = {spec.shape[0] if spec.shape else None for spec in model.inputs}
+    if len(axes) != 1 or not isinstance(axes.pop(), str) or Capability.GRAPH not in model.offers:
+        return False
+    # One scale for a whole batch depends on which samples are in it.
+    return not any(is_op(n, "DynamicQuantizeLinear") for n in all_nodes(model.graph().graph))

@@ -1,0 +1,80 @@
+"""Keep the graph of a PyTorch module between commands, since lowering takes seconds.
+
+What lies in the store is the graph without the module's tensors. Its key holds everything that the
+graph depends on: the code, the configuration, the structure of the module, and versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import onnx_ir as ir
+
+from compressor.errors import CompressorError
+from compressor.files import file_sha256, json_sha256
+from compressor.models.torch.carrier import TorchCarrier
+from compressor.models.torch.lowering import OPSET, held_tensors
+from compressor.models.torch.saved_module import without_weights
+from compressor.run.store import STORE, Store, result_key
+
+CarrierT = TypeVar("CarrierT", bound=TorchCarrier)
+
+_GRAPH = "lowered.onnx"
+_MOST_BYTES = 1 << 30  # of constants; a protobuf file holds at most 2 GB
+
+
+@dataclass(frozen=True)
+class KeptGraph:
+    """Where the graph of a module lies in a store, or is going to.
+
+    Attributes:
+        output: the folder that the store belongs to.
+    """
+
+    output: Path
+    key: str
+
+    def used_by(self, carrier: CarrierT) -> CarrierT:
+        """Return a carrier that has the graph, if it is there and whole."""
+        store = Store(self.output / STORE)
+        stored, path = store.read(self.key), store.folder(self.key) / _GRAPH
+        if stored is None or not path.is_file() or file_sha256(path) != stored["sha256"]:
+            return carrier
+        return type(carrier)(
+            carrier.module, carrier.inputs, ir.load(path), folder=carrier.folder
+        ).with_own_weights()
+
+    def keep(self, carrier: TorchCarrier) -> None:
+        """Write the graph unless it is there; a folder that takes no files is no error."""
+        if self.output.exists() and not (self.output / STORE).is_dir():
+            return  # somebody else's, for all that is known
+        store = Store(self.output / STORE)
+        if store.read(self.key) is not None:
+            return
+        graph = without_weights(carrier.graph(), carrier.module)
+        constants = (v.const_value for v in graph.graph.initializers.values())
+        if sum(c.nbytes for c in constants if c is not None) > _MOST_BYTES:
+            return
+        with suppress(CompressorError), store.write(self.key) as (folder, result):
+            ir.save(graph, folder / _GRAPH)
+            result["sha256"] = file_sha256(folder / _GRAPH)
+
+
+def kept_graph(output: Path, carrier: TorchCarrier, parts: Mapping[str, Any]) -> KeptGraph:
+    """Return where a module's graph is kept.
+
+    Args:
+        parts: what made the module: its factory, code and configuration.
+    """
+    tensors = held_tensors(carrier.module)
+    structure = {
+        "module": str(carrier.module),
+        "tensors": {n: [str(t.dtype), list(t.shape)] for n, t in tensors.items()},
+        "inputs": [str(i) for i in carrier.inputs],
+        "opset": OPSET,
+    }
+    return KeptGraph(output, result_key("lowered", json_sha256(structure), **parts))

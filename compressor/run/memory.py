@@ -1,0 +1,100 @@
+"""Predict the peak memory of a run from shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+
+import onnx_ir as ir
+
+from compressor.calibration.portions import MOST
+from compressor.graph.blocks import main_values
+from compressor.graph.costs import model_bytes
+from compressor.run.data import Data
+from compressor.types.carrier import Capability, Carrier
+from compressor.types.statistics import Request
+
+# All are measured, on a ResNet-20, a ResNet-50 and a BERT-base.
+_RUNTIME_BYTES = 450_000_000  # PyTorch, ONNX Runtime and Python themselves
+_COPIES = 5  # the model as read, as changed, mapped from the store, and inside runtimes
+_RUNNING = 12  # values of the largest size: some sessions are open at once, each with an arena
+_LOOKED_AT = 3  # a portion that is run, one that is looked at, and the runtime's own
+_BLOCK_VALUES = 4  # values of the largest size that a block observes at once
+_STREAMED_BYTES = 250_000_000  # tensors on their way through, where none stays
+_FLOAT = 4
+
+
+def peak_memory(
+    carrier: Carrier, data: Mapping[str, Data], passes: Sequence[tuple[Sequence[Request], bool]]
+) -> int:
+    """Return the bytes of memory that a run takes at most.
+
+    Args:
+        carrier: the float model.
+        passes: what each pass asks for, and whether it is calibrated block by block.
+    """
+    if Capability.GRAPH not in carrier.offers:
+        return _RUNTIME_BYTES + _STREAMED_BYTES
+    batch = max((d.batch for d in data.values()), default=1)
+    sizes = _sizes(carrier, data)
+    outputs = [sizes.get(layer.output, 0) for layer in carrier.layers()]
+    needs = [
+        _RUNNING * batch * max(sizes.values(), default=0),
+        _LOOKED_AT * _portion(2 * sum(outputs), batch),
+    ]
+    for requests, blockwise in passes:
+        taps = [sizes.get(name, 0) for name in {t for r in requests for t in r.tensors}]
+        if blockwise:  # few values are there at once; which ones, the blocks decide
+            needs.append(2 * batch * _BLOCK_VALUES * max(taps, default=0))
+        else:
+            moments = sum(_moment(carrier.graph(), r) for r in requests)
+            needs.append(moments + _LOOKED_AT * _portion(sum(taps), batch))
+    return _RUNTIME_BYTES + _COPIES * model_bytes(carrier) + max(needs)
+
+
+def _portion(sample: int, batch: int) -> int:
+    """Return the bytes of the values that are there at once, given those of a sample."""
+    return min(batch * sample, max(sample, MOST))
+
+
+def _sizes(carrier: Carrier, data: Mapping[str, Data]) -> dict[str, int]:
+    """Return the bytes of each value for one sample that is as long as those of the data."""
+    lengths: dict[str, int] = {}
+    for entry in data.values():
+        sample = entry.first(1)
+        for spec in carrier.inputs:
+            lengths.update(_bound(spec.shape, sample[spec.name].shape))
+    first = carrier.inputs[0].shape if carrier.inputs else ()
+    dynamic = bool(first) and isinstance(first[0], str)
+    if dynamic:
+        lengths[str(first[0])] = 1
+    return {
+        name: prod(_length(d, lengths) for d in value.shape)
+        * (_FLOAT if value.dtype is None else -(-value.dtype.bitwidth // 8))
+        for name, value in main_values(carrier.graph()).items()
+        # Of a dynamic batch, values of fixed size are computed from weights alone.
+        if value.shape is not None and not (dynamic and value.shape.is_static())
+    }
+
+
+def _bound(shape: Sequence[int | str | None], given: Sequence[int]) -> Iterator[tuple[str, int]]:
+    for axis, length in zip(shape, given, strict=False):
+        if isinstance(axis, str):
+            yield axis, length
+
+
+def _length(axis: object, lengths: Mapping[str, int]) -> int:
+    return axis if isinstance(axis, int) else lengths.get(str(getattr(axis, "value", axis)), 1)
+
+
+def _moment(graph: ir.Model, request: Request) -> int:
+    """Return the bytes of a second moment; other statistics are small."""
+    value = main_values(graph).get(request.tensor)
+    if request.observer != "second-moment" or value is None or value.shape is None:
+        return 0
+    kernel, groups = request.options.get("kernel"), int(request.options.get("groups", 1))
+    axis = value.shape[-1 if kernel is None else 1]
+    columns = axis if isinstance(axis, int) else 0
+    if kernel is not None:
+        columns = columns * prod(kernel) // groups
+    return groups * columns * columns * _FLOAT

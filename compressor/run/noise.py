@@ -1,0 +1,250 @@
+"""The noise that compression adds to each layer, measured on a few samples.
+
+Every layer is run alone on its float input, so that noise of earlier layers does not count. Then
+the float model is run with that one layer's error added to its output, which shows how much of it
+reaches the model's output. That takes one run of a few samples for each layer.
+
+A value that several nodes read stays quantized when one of them is left out. So its noise is not
+attributed to any layer, but counted separately.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from math import prod
+
+import numpy as np
+
+from compressor.calibration.portions import Portions
+from compressor.graph.blocks import Cut, Isolated, cut_at, isolated, main_values, with_offsets
+from compressor.graph.costs import macs
+from compressor.models.onnx.ort_runner import runner_of
+from compressor.run.evaluate import SignalSums
+from compressor.types.carrier import Carrier, Runner
+from compressor.types.tensors import Array, Batch
+
+_MOST_MACS = 2e11  # some seconds of a core
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Noise-to-signal ratios of powers; ``None`` where one is not known.
+
+    Attributes:
+        whole: of a layer's output (of its weight if the model cannot be run).
+        own: the same without the noise of a value that others read, too.
+        reached: of the model's output, if only ``own`` is added.
+    """
+
+    whole: float | None = None
+    own: float | None = None
+    reached: float | None = None
+
+    @property
+    def counted(self) -> float:
+        """The ratio by which layers are compared."""
+        return (self.own if self.reached is None else self.reached) or 0.0
+
+    def less(self, other: Noise) -> Noise:
+        """Return this noise minus the noise that was there before."""
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return Noise(
+            *(None if mine is None else max(0.0, mine - (theirs or 0.0)) for mine, theirs in pairs)
+        )
+
+
+@dataclass(frozen=True)
+class ModelNoise:
+    """The noise of a model's layers, by name, and of values that several nodes read.
+
+    ``reason`` is why nothing is known, if the runtime refused parts of the model.
+    """
+
+    layers: Mapping[str, Noise]
+    values: Mapping[str, Noise]
+    reason: str = ""
+
+    def less(self, other: ModelNoise) -> ModelNoise:
+        """Return this noise minus the noise that was there before."""
+        return ModelNoise(
+            {n: noise.less(other.layers.get(n, Noise())) for n, noise in self.layers.items()},
+            {n: noise.less(other.values.get(n, Noise())) for n, noise in self.values.items()},
+            self.reason or other.reason,
+        )
+
+
+def measured_noise(carrier: Carrier, baseline: Carrier, batch: Batch) -> ModelNoise:
+    """Return each layer's noise on its float input.
+
+    How much of it reaches the output is omitted if that would take long. Layers that do not have
+    the same shape in both models are omitted.
+    """
+    shapes = {layer.name: layer.shape for layer in baseline.layers()}
+    same = [layer for layer in carrier.layers() if shapes.get(layer.name) == layer.shape]
+    alone = isolated(carrier.graph(), same, main_values(baseline.graph()))
+    if not alone.layers:
+        return ModelNoise({}, {})
+    measuring = _Measuring(carrier, baseline, alone)
+    few = _affordable(baseline, batch, len(measuring.errors))
+    for part, reaches in (
+        ({name: array[:few] for name, array in batch.items()}, True),
+        ({name: array[few:] for name, array in batch.items()}, False),
+    ):
+        if len(next(iter(part.values()))):
+            measuring.run(part, reaches=reaches)
+    return measuring.noise()
+
+
+def _affordable(baseline: Carrier, batch: Batch, errors: int) -> int:
+    """Return as many samples as can be run once for each error, perhaps none."""
+    first = baseline.inputs[0]
+    counted = prod(d if isinstance(d, int) else 1 for d in first.shape)
+    work = macs(baseline.graph()) * batch[first.name].size / max(counted, 1) * errors
+    size = len(batch[first.name])
+    if work <= _MOST_MACS:
+        return size
+    return 0 if isinstance(first.shape[0], int) else int(size * _MOST_MACS / work)
+
+
+@dataclass
+class _Error:
+    """An error that can be added to a value of the float model, as it shows in portions of samples.
+
+    Attributes:
+        name: the layer, or the value itself.
+        value: the value that the error is of.
+        form: the value of the compressed model that has it.
+        layer: it is a layer's, not that of a value that others read, too.
+        whole: of the layer's output, with the noise of values that others read.
+        own: the same without that noise.
+        reached: of the model's outputs.
+    """
+
+    name: str
+    value: str
+    form: str
+    layer: bool
+    whole: SignalSums = field(default_factory=SignalSums)
+    own: SignalSums = field(default_factory=SignalSums)
+    reached: SignalSums = field(default_factory=SignalSums)
+    comparable: bool = True
+
+    def values(self, exact: Batch, have: Batch, want: Batch) -> Array | None:
+        """Return the error in a portion and add it to the sums; ``None`` if there is none."""
+        float_value = want.get(self.value) if self.layer else exact.get(self.value)
+        value = have.get(self.form)
+        if float_value is None or value is None:  # it is the same in all portions
+            return None
+        finite = np.isfinite(float_value).all() and np.isfinite(value).all()
+        self.comparable = self.comparable and float_value.shape == value.shape and bool(finite)
+        if not self.comparable:
+            return None
+        error: Array = value - float_value
+        if self.layer:
+            self.whole.add(exact[self.value], value)
+            self.own.add(exact[self.value], exact[self.value] + error)
+        return error
+
+    def noise(self) -> Noise:
+        """Return the ratios of the sums."""
+        if not self.layer:
+            return Noise(reached=self.reached.ratio)
+        return Noise(self.whole.ratio, self.own.ratio, self.reached.ratio)
+
+
+class _Measuring:
+    """Runs the float model, the compressed layers alone, and the float layers alone.
+
+    Args:
+        alone: the compressed model's layers, cut out.
+    """
+
+    def __init__(self, carrier: Carrier, baseline: Carrier, alone: Isolated):
+        inputs = {i.name for i in baseline.inputs}
+        outputs = [layer.output for layer in alone.layers]
+        self.errors = [_Error(x.name, x.output, x.output, True) for x in alone.layers]
+        self.errors += [
+            _Error(name, name, form, False)
+            for name, form in alone.shared.items()
+            if name not in inputs
+        ]
+        taps = dict.fromkeys([*alone.cut.inputs, *outputs])
+        self._shared = alone.shared
+        self._baseline = baseline
+        self._float = baseline.runner([t for t in taps if t not in inputs])
+        self._compressed = _Part(alone.cut)
+        self._exact = _Part(cut_at(baseline.graph(), list(alone.cut.inputs), outputs))
+        self._reaching: _Reaching | None = None
+        self._portions = Portions(self._values, [carrier, baseline])
+
+    def _values(self, batch: Batch) -> tuple[Batch, Batch, Batch]:
+        exact = {**batch, **self._float.run(batch)}
+        have = self._compressed.run(exact)
+        rounded = {name: have[form] for name, form in self._shared.items()}
+        # The float layers' outputs for the rounded values that others read, too.
+        return exact, have, self._exact.run({**exact, **rounded})
+
+    def run(self, batch: Batch, *, reaches: bool) -> None:
+        """Run a batch.
+
+        Args:
+            reaches: find out how much of each error reaches the output, too.
+        """
+        for portion in self._portions.of(batch):
+            exact, have, want = portion.values
+            errors = [(e, e.values(exact, have, want)) for e in self.errors]
+            if reaches:
+                if self._reaching is None:
+                    self._reaching = _Reaching(self._baseline, [e.value for e in self.errors])
+                self._reaching.add(portion.batch, errors)
+
+    def noise(self) -> ModelNoise:
+        """Return the noise of all samples so far."""
+        comparable = [e for e in self.errors if e.comparable]
+        return ModelNoise(
+            {e.name: e.noise() for e in comparable if e.layer},
+            {e.name: e.noise() for e in comparable if not e.layer},
+        )
+
+
+class _Part:
+    """A part of a model, started."""
+
+    def __init__(self, cut: Cut):
+        self._inputs = cut.inputs
+        self._dtypes = {v.name: v.dtype for v in cut.model.graph.inputs}
+        self._runner = runner_of(cut.model, (), arena=False)
+
+    def run(self, exact: Batch) -> Batch:
+        """Run it on the float model's values."""
+        feed = dict(exact)
+        for value, entry in self._inputs.items():
+            dtype = self._dtypes[entry]
+            feed[entry] = exact[value] if dtype is None else exact[value].astype(dtype.numpy())
+        return self._runner.run(feed)
+
+
+class _Reaching:
+    """The float model, to each of whose values an error can be added."""
+
+    def __init__(self, baseline: Carrier, values: Sequence[str]):
+        model, self._offsets = with_offsets(baseline.graph(), list(dict.fromkeys(values)))
+        dtypes = {v.name: v.dtype for v in model.graph.inputs}
+        self._none = {
+            name: np.zeros(1, dtype.numpy())
+            for name in self._offsets.values()
+            if (dtype := dtypes[name]) is not None
+        }
+        self._runner: Runner = runner_of(model, (), arena=False)
+
+    def add(self, batch: Batch, errors: Sequence[tuple[_Error, Array | None]]) -> None:
+        """Add to the errors' sums what a portion's errors change in the outputs."""
+        feed = {**batch, **self._none}
+        exact = self._runner.run(feed)
+        for error, values in errors:
+            if values is None or error.value not in self._offsets:
+                continue
+            noisy = self._runner.run({**feed, self._offsets[error.value]: values})
+            for name, output in exact.items():
+                error.reached.add(output, noisy[name])
