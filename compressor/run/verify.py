@@ -12,6 +12,7 @@ from compressor.errors import ArtifactError
 from compressor.files import scratch
 from compressor.graph.operators import operator
 from compressor.graph.values import all_nodes
+from compressor.run.anatomy import file_contents
 from compressor.run.artifact_file import ONNX, Machinery
 from compressor.run.artifact_file import Artifact as ArtifactFile
 from compressor.run.artifacts import Artifact, artifact_evaluation, float_file
@@ -81,6 +82,7 @@ def _facts(workspace: Workspace, artifact: Artifact) -> dict[str, Any]:
         "path": artifact.path.name,
         "files": list(artifact.files),
         "bytes": artifact.bytes,
+        "contents": file_contents(artifact.path, artifact.exporter.format, artifact.bytes),
         "predicted_bytes": artifact.predicted,
         "sha256": artifact.files[0]["sha256"],
         "float_file": name,
