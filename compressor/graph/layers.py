@@ -340,3 +340,14 @@ def _origin(value: ir.Value | None) -> ir.Value | None:
             break
         value = node.inputs[0]
     return value
+
+
+def is_written_as_codes(value: ir.Value) -> bool:
+    """Return whether the kernel that computes a value writes codes, whoever reads them."""
+    node = value.producer()
+    if operator(node).fused and node is not None and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    if node is None or "layer-to-codes" not in operator(node).kernels.values():
+        return False
+    makers = [v.producer() for v in node.inputs if v is not None]
+    return all(is_op(maker, "DequantizeLinear") for maker in makers)

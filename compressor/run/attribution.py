@@ -26,16 +26,17 @@ from compressor.graph.blocks import Cut, cut_at, isolated, main_values, with_off
 from compressor.graph.costs import layer_bytes, macs
 from compressor.models.onnx.ort_runner import runner_of
 from compressor.run.evaluate import ratio_db, signal_and_error
+from compressor.run.felt_noise import Feeling
 from compressor.run.pipeline import Step
 from compressor.run.store import result_key
-from compressor.run.workspace import Workspace
+from compressor.run.workspace import Workspace, metric_code
 from compressor.types.carrier import Carrier
 from compressor.types.layer_rules import rule_class
 from compressor.types.tensors import Array, Batch
 
 _SAMPLES = 16
 _MOST_MACS = 2e11  # some seconds of a core
-_VERSION = 1
+_VERSION = 5
 Basis = Literal["outputs", "layers", "weights"]
 
 
@@ -47,11 +48,13 @@ class Noise:
         whole: of a layer's output (of its weight if the model cannot be run).
         own: the same without the noise of a value that others read, too.
         reached: of the model's output, if only ``own`` is added.
+        felt: how much of that the metric feels, a mean over samples.
     """
 
     whole: float | None = None
     own: float | None = None
     reached: float | None = None
+    felt: float | None = None
 
     @property
     def counted(self) -> float:
@@ -102,10 +105,13 @@ def attribution(workspace: Workspace, index: int, steps: Sequence[Step]) -> dict
     basis, noises = _noise(workspace, index, steps, layers)
     shared = sum(noise.counted for noise in noises.values.values())
     whole = shared + sum(noise.counted for noise in noises.layers.values())
+    feeling = _feeling(workspace) if basis == "outputs" else None
     return {
         "basis": basis,
         "reason": noises.reason or None,
         "shared_inputs": 100.0 * shared / whole if whole > 0 else None,
+        "metric_basis": None if feeling is None else feeling.by,
+        "shared_metric_noise": sum(noise.felt or 0.0 for noise in noises.values.values()),
         "layers": [
             {
                 "name": row["name"],
@@ -140,17 +146,19 @@ def _noise(
     touched_noise = {name: noise for name, noise in noises.layers.items() if name in touched}
     if all(n.reached is not None for n in (*touched_noise.values(), *noises.values.values())):
         return "outputs", replace(noises, layers=touched_noise)
-    left = {name: replace(noise, reached=None) for name, noise in touched_noise.items()}
+    left = {name: replace(noise, reached=None, felt=None) for name, noise in touched_noise.items()}
     return "layers", ModelNoise(left, {}, noises.reason)
 
 
 def _stored_noise(workspace: Workspace, step: Step, reference: Step | None) -> ModelNoise:
     """Return a model's noise relative to a reference, the float model by default."""
+    metric = workspace.plan.metric
     key = result_key(
         "attribution",
         step.key,
         baseline=workspace.source_key if reference is None else reference.key,
         data={role: data.digest for role, data in workspace.plan.data.items()},
+        metric=None if metric is None else [metric.name, metric_code(metric)],
         version=_VERSION,
     )
     stored = workspace.store.read(key)
@@ -158,7 +166,9 @@ def _stored_noise(workspace: Workspace, step: Step, reference: Step | None) -> M
         with workspace.progress.stage("attribute noise to layers"):
             try:
                 exact = workspace.baseline if reference is None else reference.carrier
-                noises = measured_noise(step.carrier, exact, workspace.sample(_SAMPLES))
+                noises = measured_noise(
+                    step.carrier, exact, workspace.sample(_SAMPLES), _feeling(workspace)
+                )
             except ModelError as error:  # a missing explanation does not fail a run
                 noises = ModelNoise({}, {}, str(error))
         with workspace.store.write(key) as (_, result):
@@ -172,7 +182,16 @@ def _stored_noise(workspace: Workspace, step: Step, reference: Step | None) -> M
     )
 
 
-def measured_noise(carrier: Carrier, baseline: Carrier, batch: Batch) -> ModelNoise:
+def _feeling(workspace: Workspace) -> Feeling | None:
+    metric = workspace.plan.metric
+    if metric is None or workspace.evaluation is None:
+        return None
+    return Feeling(metric, None if metric.against_float else workspace.targets(_SAMPLES))
+
+
+def measured_noise(
+    carrier: Carrier, baseline: Carrier, batch: Batch, feeling: Feeling | None = None
+) -> ModelNoise:
     """Return each layer's noise on its float input.
 
     How much of it reaches the output is omitted if that would take long. Layers that do not have
@@ -202,16 +221,17 @@ def measured_noise(carrier: Carrier, baseline: Carrier, batch: Batch) -> ModelNo
         if name not in input_names and _comparable(exact[name], have[form])
     ]
     few = _affordable(baseline, batch, len(errors) + len(inputs))
-    reached = {} if few is None else _reached(baseline, few, [*errors, *inputs])
+    found = {} if few is None else _reached(baseline, few, [*errors, *inputs], feeling)
     layers = {
         e.name: Noise(
             _ratio([exact[e.value]], [have[e.value]]),
             _ratio([exact[e.value]], [exact[e.value] + e.values]),
-            reached.get(e),
+            *found.get(e, (None, None)),
         )
         for e in errors
     }
-    return ModelNoise(layers, {e.name: Noise(reached=reached.get(e)) for e in inputs})
+    values = {e.name: Noise(None, None, *found.get(e, (None, None))) for e in inputs}
+    return ModelNoise(layers, values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,21 +273,23 @@ def _affordable(baseline: Carrier, batch: Batch, layers: int) -> Batch | None:
 
 
 def _reached(
-    baseline: Carrier, batch: Batch, errors: Sequence[_Error]
-) -> dict[_Error, float | None]:
+    baseline: Carrier, batch: Batch, errors: Sequence[_Error], feeling: Feeling | None
+) -> dict[_Error, tuple[float | None, float | None]]:
+    """Return for each error how much of it reaches the outputs, and what the metric feels of it."""
     values = list(dict.fromkeys(error.value for error in errors))
     model, offsets = with_offsets(baseline.graph(), values)
     runner = runner_of(model, ())
     size = len(next(iter(batch.values())))
     errors = [error for error in errors if error.value in offsets]
     none: Batch = {offsets[e.value]: np.zeros(1, e.values.dtype) for e in errors}
-    exact = list(runner.run({**batch, **none}).values())
-    reached: dict[_Error, float | None] = {}
+    exact = runner.run({**batch, **none})
+    reached: dict[_Error, tuple[float | None, float | None]] = {}
     for error in errors:
         # A first axis that is not the batch is not cut: no samples were dropped then.
         part = error.values[:size]
         noisy = runner.run({**batch, **none, offsets[error.value]: part})
-        reached[error] = _ratio(exact, list(noisy.values()))
+        felt = None if feeling is None else feeling.felt(exact, noisy) / size
+        reached[error] = _ratio(list(exact.values()), list(noisy.values())), felt
     return reached
 
 
@@ -289,4 +311,5 @@ def _facts(noise: Noise, whole: float) -> dict[str, float | None]:
         "noise_share": 100.0 * share if is_known else None,
         # With a share of 1 no noise would be left, which is no finite gain.
         "predicted_gain_db": -10.0 * math.log10(1.0 - share) if is_known and share < 1 else None,
+        "metric_noise": noise.felt,
     }

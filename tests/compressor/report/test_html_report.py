@@ -172,7 +172,10 @@ def test_layers_have_bytes_and_a_share_of_the_noise(passed_report: Report):
     assert re.findall(r'data-v="([\d.]*)"', row)[2:4] == ["82944", "20928"]
     assert "9.0 %" in row
     said = "if this layer alone is compressed, in percent of all that quantize-static adds."
-    assert f"{said} 5.0 % is the noise of inputs that several layers read." in Page(text).text
+    assert (
+        f"{said} 5.0 % lies in values that stay rounded whichever layer is skipped."
+        in Page(text).text
+    )
 
 
 def test_what_only_folding_changed_is_not_called_changed(passed_report: Report):

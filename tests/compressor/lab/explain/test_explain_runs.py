@@ -81,6 +81,21 @@ def test_the_layer_that_is_spoiled_is_found(on_onnx: Project):
     assert after["bytes"] - found["bytes"] == pytest.approx(predicted["bytes"], rel=0.1)
 
 
+def test_rounding_that_stays_is_nobodys_gain(on_onnx: Project):
+    """The kernel of conv1 writes codes: its output is rounded whether conv2 is skipped or not."""
+    coarse = {**QUANTIZE, "activations": {"bits": 4}, "weights": {"bits": 8}}
+    on_onnx.spec["passes"] = [coarse]
+    on_onnx.run()
+    before = on_onnx.report()["passes"][0]
+    (row,) = [row for row in before["attribution"]["layers"] if row["name"] == "conv2"]
+    on_onnx.spec["passes"] = [{**coarse, "layers": [{"match": "conv2", "skip": True}]}]
+    on_onnx.run()
+    after = on_onnx.report()["passes"][0]
+    gone = 100 * (1 - 10 ** ((before["sqnr_db"] - after["sqnr_db"]) / 10))
+    assert row["noise_share"] == pytest.approx(gone, abs=15)
+    assert row["noise_share"] < 5
+
+
 def test_measured_gains_are_those_of_the_pasted_spec(quantized: Project):
     found = document(quantized.path, *MEASURE, "--top", "2")
     assert found["data"] == "evaluation"
