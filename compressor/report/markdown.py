@@ -18,6 +18,7 @@ from compressor.report.tables import (
     pass_table,
 )
 from compressor.report.verdict import (
+    advice_line,
     failures,
     gist,
     headline,
@@ -97,6 +98,12 @@ def _verdict(report: Mapping[str, Any]) -> str:
     artifact = main_artifact(report)
     if artifact is not None:
         blocks.append(f"{code(artifact['path'])}: {text(gist(report))}.")
+    if advice := report.get("advice"):
+        blocks.append(f"Next: {text(advice_line(report))}.")
+        if advice["diff"]:
+            longest = max((len(r) for r in re.findall("`+", "".join(advice["diff"]))), default=0)
+            fence = "`" * max(3, longest + 1)
+            blocks.append("\n".join((f"{fence}diff", *advice["diff"], fence)))
     return "\n\n".join(block for block in blocks if block)
 
 

@@ -9,6 +9,7 @@ from compressor.report.page import GAP, Cell, Entry, Line, Page, Style, Table, b
 from compressor.report.tables import missing_reasons, model_table
 from compressor.report.verdict import (
     Report,
+    advice_line,
     failures,
     gist,
     headline,
@@ -81,7 +82,8 @@ def run_page(report: Report, folder: str | None = None) -> Page:
         verdict.append(line(f"{artifact['path']}: {gist(report)}"))
     if folder is not None:
         step = next_step(report, folder)
-        verdict += [line(f"Next: {step}")] if step else []
+        advised = f" ({advice_line(report)})" if step.endswith("--apply") else ""
+        verdict += [line(f"Next: {step}{advised}")] if step else []
         verdict.append(line(f"Report: {folder}/report.html"))
     return [model_table(report), *bullets(missing_reasons(report)), GAP, *verdict]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -138,8 +139,30 @@ def run_verdict(report: Report) -> Verdict:
     return verdict
 
 
+def advice_line(report: Report) -> str:
+    """Return in one line which change of the spec is advised, or why none is; empty if unknown."""
+    advice = report.get("advice")
+    if advice is None or not advice["suggested"]:
+        return str(advice["reason"]) if advice else ""
+    changes = [
+        f"{c['layer']} ({', '.join(f'{k}: {json.dumps(v)}' for k, v in c['change'].items())})"
+        for c in advice["suggested"]
+    ]
+    gain = advice["predicted"]
+    parts = [f"{formats.size(gain['bytes'])} more"]
+    if gain["metric"]:
+        share = formats.is_share(report["baseline"]["metric"])
+        words = formats.metric_change(gain["metric"], share=share)
+        parts.append(f"{metric_name(report)} better by {words}")
+    elif gain["sqnr_db"]:
+        parts.append(f"output SQNR up {formats.decibel(gain['sqnr_db'])}")
+    return f"other rules for {', '.join(changes)}, predicted: {', '.join(parts)}"
+
+
 def next_step(report: Report, folder: str) -> str:
-    """Return what to do about a verdict that is not passed; empty where it is.
+    """Return what to do about a verdict that is not passed, or what would improve it.
+
+    Empty where nothing is to be done.
 
     Args:
         folder: the run's output folder.
@@ -147,6 +170,8 @@ def next_step(report: Report, folder: str) -> str:
     verdicts = {row.key: row.verdict for row in limit_rows(report) if row.verdict != "passed"}
     if not all(check.ok for check in check_rows(report)):
         return f"read the failed checks in {folder}/report.md"
+    if (report.get("advice") or {}).get("suggested"):
+        return f"compress explain {folder} --apply"
     if "failed" in verdicts.values():
         return f"compress explain {folder}"
     if report["baseline"]["metric"] is None and _METRIC_DROP in verdicts:

@@ -21,7 +21,7 @@ class Decisions:
     """One decision for each sample; where a sample holds many, the one that was overturned hardest.
 
     Attributes:
-        classes: int64 ``[N, 4]``: the decision's place in the sample, its target (-1 without one),
+        classes: int32 ``[N, 4]``: the decision's place in the sample, its target (-1 without one),
             the float model's class and the candidate's.
         margins: float32 ``[N]``: how much higher the float model scored its own class than the
             candidate's; 0 where they agree.
@@ -65,7 +65,7 @@ def decisions_of(
     place = margins.argmax(axis=1)
     picked = [a.reshape(size, -1)[np.arange(size), place] for a in (labels, other, own)]
     picked[0] = np.maximum(picked[0], _NONE)
-    classes = np.stack([place, *picked], axis=1).astype(np.int64)
+    classes = np.stack([place, *picked], axis=1).astype(np.int32)
     return Decisions(classes, margins[np.arange(size), place], single)
 
 

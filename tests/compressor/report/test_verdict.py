@@ -88,6 +88,8 @@ def test_quality_that_was_not_measured_is_unknown(blind_report: Report):
 def test_what_failed_is_explained(failed_report: Report):
     assert verdict.next_step(failed_report, "out/a") == "read the failed checks in out/a/report.md"
     failed_report["artifacts"][1]["checks"][1]["ok"] = True
+    assert verdict.next_step(failed_report, "out/a") == "compress explain out/a --apply"
+    del failed_report["advice"]
     assert verdict.next_step(failed_report, "out/a") == "compress explain out/a"
     (line,) = reason_line(failed_report, "out/a").splitlines()
     assert line.endswith("over by 0.70 points. Next: compress explain out/a")
