@@ -283,12 +283,13 @@ def _reached(
     errors = [error for error in errors if error.value in offsets]
     none: Batch = {offsets[e.value]: np.zeros(1, e.values.dtype) for e in errors}
     exact = runner.run({**batch, **none})
+    feels = None if feeling is None else feeling.relative_to(exact)
     reached: dict[_Error, tuple[float | None, float | None]] = {}
     for error in errors:
         # A first axis that is not the batch is not cut: no samples were dropped then.
         part = error.values[:size]
         noisy = runner.run({**batch, **none, offsets[error.value]: part})
-        felt = None if feeling is None else feeling.felt(exact, noisy) / size
+        felt = None if feels is None else feels(noisy) / size
         reached[error] = _ratio(list(exact.values()), list(noisy.values())), felt
     return reached
 

@@ -12,6 +12,7 @@ answers that are far from any other, costs nothing. So layers are ranked by what
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,6 +22,7 @@ from compressor.run.metrics import Metric
 from compressor.types.tensors import Array, Batch
 
 FeltBy = Literal["divergence", "metric"]
+_MOST_LOGITS = 1 << 22  # a tenth of a second for each layer
 
 
 @dataclass(frozen=True)
@@ -40,29 +42,36 @@ class Feeling:
         """What is added up."""
         return "divergence" if self.metric.about_classes else "metric"
 
-    def felt(self, exact: Batch, noisy: Batch, first: int = 0) -> float:
-        """Return what the metric feels of noise, summed over samples.
+    def relative_to(self, exact: Batch, first: int = 0) -> Callable[[Batch], float]:
+        """Return a function of outputs with noise: what the metric feels, summed over samples.
 
         Args:
             exact: the float model's outputs for some samples.
-            noisy: the same with noise.
             first: number of the first of these samples.
         """
-        if self.metric.about_classes:
-            pairs = zip(next(iter(exact.values())), next(iter(noisy.values())), strict=True)
-            return sum(_divergence(one, other) for one, other in pairs)
         size = len(next(iter(exact.values())))
+        if self.metric.about_classes:
+            wanted = _log_softmax(_decisions(exact))
+            return lambda noisy: size * _divergence(wanted, _log_softmax(_decisions(noisy)))
         target: object = exact
         if self.targets is not None:
             target = self.targets.take(range(first, first + size), axis=0, mode="wrap")
-        values = [self.metric.per_sample(outputs, target, size) for outputs in (exact, noisy)]
-        return float(np.abs(values[1] - values[0]).sum())
+        values = self.metric.per_sample(exact, target, size)
+        return lambda noisy: float(
+            np.abs(self.metric.per_sample(noisy, target, size) - values).sum()
+        )
+
+
+def _decisions(outputs: Batch) -> Array:
+    """Return the first output's logits, ``[decisions, classes]``, of very many some."""
+    logits = next(iter(outputs.values()))
+    rows = logits.reshape(-1, logits.shape[-1])
+    return rows[:: -(-rows.size // _MOST_LOGITS)]
 
 
 def _divergence(exact: Array, noisy: Array) -> float:
-    """Return the mean divergence of one sample's answers, in nats; logits ``[..., classes]``."""
-    first, second = _log_softmax(exact), _log_softmax(noisy)
-    return max(0.0, float((np.exp(first) * (first - second)).sum(axis=-1).mean()))
+    """Return the mean divergence of answers, in nats, from logarithms of probabilities."""
+    return max(0.0, float((np.exp(exact) * (exact - noisy)).sum(axis=-1).mean()))
 
 
 def _log_softmax(logits: Array) -> Array:
