@@ -87,6 +87,11 @@ class Drawing:
     basis: str
     size: tuple[int, int] = _BOX
 
+    @property
+    def noisy(self) -> bool:
+        """Shares of the noise are known; else there are times alone."""
+        return any(box.noise is not None for box in self.boxes)
+
 
 def layer_drawing(report: Report) -> Drawing | None:
     """Return the picture of the layers; ``None`` where the report holds no graph."""

@@ -1,8 +1,8 @@
 // Draws the page, and again where the window gets another width.
 
 const drawing = document.getElementById("drawing");
-if (drawing) {
-  const form = drawing.querySelector("form");
+const form = drawing?.querySelector("form");
+if (form) {
   form.hidden = false;
   form.addEventListener("change", (event) => {
     drawing.dataset.by = event.target.value;

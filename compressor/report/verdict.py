@@ -11,7 +11,7 @@ from compressor.report import formats
 from compressor.run.verdicts import Verdict
 
 Report = Mapping[str, Any]
-_METRIC_DROP = "metric-drop"
+_METRIC_DROP, _LATENCY = "metric-drop", "latency-ratio"
 _ORDER: tuple[Verdict, ...] = ("failed", "unknown", "passed")
 _TITLES = {
     "accuracy": "Accuracy",
@@ -173,7 +173,8 @@ def next_step(report: Report, folder: str) -> str:
     if (report.get("advice") or {}).get("suggested"):
         return f"compress explain {folder} --apply"
     if "failed" in verdicts.values():
-        return f"compress explain {folder}"
+        slow = {row.key for row in limit_rows(report) if row.verdict == "failed"} == {_LATENCY}
+        return f"compress inspect --roofline {folder}" if slow else f"compress explain {folder}"
     if report["baseline"]["metric"] is None and _METRIC_DROP in verdicts:
         return f"to measure quality, name data.evaluation in a spec (compress init {folder})"
     if _METRIC_DROP in verdicts:

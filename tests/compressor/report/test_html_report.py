@@ -154,6 +154,13 @@ def test_the_graph_is_drawn_with_the_numbers_of_the_report(passed_report: Report
     assert 'style="--noise:0.62;--time:0.62"' in drawing
 
 
+def test_without_noise_the_graph_shows_time(passed_report: Report):
+    passed_report["passes"][1]["attribution"] = None
+    text = html_report(passed_report)
+    assert '<figure class="card drawing" id="drawing" data-by="time">' in text
+    assert 'name="by"' not in text
+
+
 def test_very_many_layers_are_drawn_as_blocks(passed_report: Report):
     proto = passed_report["graph"]["layers"][0]
     passed_report["graph"]["layers"] = [

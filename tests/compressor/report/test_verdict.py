@@ -93,6 +93,8 @@ def test_what_failed_is_explained(failed_report: Report):
     assert verdict.next_step(failed_report, "out/a") == "compress explain out/a"
     (line,) = reason_line(failed_report, "out/a").splitlines()
     assert line.endswith("over by 0.70 points. Next: compress explain out/a")
+    failed_report["limits"] = [e for e in failed_report["limits"] if e["name"] == "latency-ratio"]
+    assert verdict.next_step(failed_report, "out/a") == "compress inspect --roofline out/a"
 
 
 def test_a_report_of_an_earlier_version_passed_or_failed(passed_report: Report):
