@@ -38,7 +38,6 @@ from compressor.report.tables import (
 from compressor.report.verdict import (
     LimitRow,
     Report,
-    advice_line,
     failures,
     gist,
     headline,
@@ -46,6 +45,7 @@ from compressor.report.verdict import (
     main_artifact,
     metric_name,
     metric_title,
+    next_words,
     run_verdict,
     unknowns,
 )
@@ -108,7 +108,7 @@ def html_report(
         failures=[*failures(report), *unknowns(report)],
         main=main_artifact(report),
         advice=report.get("advice"),
-        advice_words=advice_line(report),
+        next_words=next_words(report),
         flipped=report.get("flipped"),
         flipped_words=flipped_words(report),
         samples=shown.samples,

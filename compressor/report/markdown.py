@@ -18,11 +18,11 @@ from compressor.report.tables import (
     pass_table,
 )
 from compressor.report.verdict import (
-    advice_line,
     failures,
     gist,
     headline,
     main_artifact,
+    next_words,
     run_verdict,
     unknowns,
 )
@@ -98,12 +98,12 @@ def _verdict(report: Mapping[str, Any]) -> str:
     artifact = main_artifact(report)
     if artifact is not None:
         blocks.append(f"{code(artifact['path'])}: {text(gist(report))}.")
-    if advice := report.get("advice"):
-        blocks.append(f"Next: {text(advice_line(report))}.")
-        if advice["diff"]:
-            longest = max((len(r) for r in re.findall("`+", "".join(advice["diff"]))), default=0)
-            fence = "`" * max(3, longest + 1)
-            blocks.append("\n".join((f"{fence}diff", *advice["diff"], fence)))
+    words = next_words(report)
+    blocks.append(f"Next: {text(words)}." if words else "")
+    if diff := (report.get("advice") or {}).get("diff"):
+        longest = max((len(run) for run in re.findall("`+", "".join(diff))), default=0)
+        fence = "`" * max(3, longest + 1)
+        blocks.append("\n".join((f"{fence}diff", *diff, fence)))
     return "\n\n".join(block for block in blocks if block)
 
 

@@ -120,7 +120,10 @@ def _picture(array: Array) -> str:
         low, span = values.min(), np.ptp(values) or 1.0
         pixels = np.round((values - low) / span * 255).astype(np.uint8)
     image = Image.fromarray(np.ascontiguousarray(pixels))
-    image.thumbnail((_MOST_SIDE, _MOST_SIDE))
+    form = "png"
+    if max(image.size) > _MOST_SIDE:  # its pixels are not those of the sample any more
+        form, image = "jpeg", image.convert("RGB")
+        image.thumbnail((_MOST_SIDE, _MOST_SIDE))
     stream = BytesIO()
-    image.save(stream, "png", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(stream.getvalue()).decode('ascii')}"
+    image.save(stream, form, optimize=True)
+    return f"data:image/{form};base64,{base64.b64encode(stream.getvalue()).decode('ascii')}"

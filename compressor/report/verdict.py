@@ -159,6 +159,12 @@ def advice_line(report: Report) -> str:
     return f"other rules for {', '.join(changes)}, predicted: {', '.join(parts)}"
 
 
+def next_words(report: Report) -> str:
+    """Return what to do next, for a page that does not know its folder; empty if unknown."""
+    step = next_step(report, "RUN") if not (report.get("advice") or {}).get("suggested") else ""
+    return "; ".join(words for words in (step, advice_line(report)) if words)
+
+
 def next_step(report: Report, folder: str) -> str:
     """Return what to do about a verdict that is not passed, or what would improve it.
 
