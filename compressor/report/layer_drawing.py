@@ -11,7 +11,7 @@ from compressor.report.verdict import Report
 _MOST_BOXES = 200
 _STRONGEST = 0.62  # opacity: names stay legible on it
 _BOX, _GAP = (104, 34), (10, 22)
-_WIDE, _NARROW = 10, 3  # boxes in a row
+_WIDE, _NARROW = 7, 3  # boxes in a row: legible on paper, and on a telephone
 _LONGEST_NAME = 16
 
 

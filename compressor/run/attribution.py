@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from compressor.errors import ModelError
+from compressor.errors import DataError, ModelError
 from compressor.graph.blocks import Cut, cut_at, isolated, main_values, with_offsets
 from compressor.graph.costs import layer_bytes, macs
 from compressor.models.onnx.ort_runner import runner_of
@@ -169,7 +169,7 @@ def _stored_noise(workspace: Workspace, step: Step, reference: Step | None) -> M
                 noises = measured_noise(
                     step.carrier, exact, workspace.sample(_SAMPLES), _feeling(workspace)
                 )
-            except ModelError as error:  # a missing explanation does not fail a run
+            except (ModelError, DataError) as error:  # a missing explanation does not fail a run
                 noises = ModelNoise({}, {}, str(error))
         with workspace.store.write(key) as (_, result):
             result.update(asdict(noises))

@@ -134,7 +134,11 @@ def write_changed(run: FinishedRun, changes: Sequence[Change]) -> Path:
     text = StringIO()
     yaml.dump(tree, text)
     write_text(new, text.getvalue())
-    load_spec(new)
+    try:
+        load_spec(new)
+    except SpecError:
+        new.unlink()
+        raise
     return new
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner, Result
 from ruamel.yaml import YAML
 
 from compressor.cli.application import application
+from compressor.errors import DataError
 from compressor.run import attribution
+from compressor.run.felt_noise import Feeling
 from tests.compressor.tiny_project import Project
 
 QUANTIZE = {"pass": "quantize-static"}
@@ -191,6 +194,16 @@ def test_a_model_that_the_runtime_refuses_in_parts_still_runs(
     assert found["reason"] == "the layers: do not load; nothing helps"
     assert all(row["noise_share"] is None for row in found["layers"])
     assert "quantize-static: the layers: do not load" in explained(on_onnx.output).stdout
+
+
+def test_a_metric_that_refuses_noise_does_not_fail_the_run(on_onnx: Project):
+    on_onnx.spec["passes"] = [dict(QUANTIZE)]
+    with pytest.MonkeyPatch.context() as patch:
+        refused = DataError("metric 'f1'", "failed", "check it")
+        patch.setattr(Feeling, "relative_to", Mock(side_effect=refused))
+        on_onnx.run()
+    found = on_onnx.report()["passes"][0]["attribution"]
+    assert found["reason"] == "metric 'f1': failed; check it"
 
 
 def test_bad_input(quantized: Project, tmp_path: Path):
