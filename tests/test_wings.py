@@ -59,7 +59,7 @@ WINGS = {
         ('"archive": "compressor.exporters.archive.', '"unpack": '),
     ),
     "roofline": Wing(("lab/roofline", "report/pages/roofline.py")),
-    "explain": Wing(("lab/explain", "report/pages/explain.py", "cli/explain.py"), ('"explain": ',)),
+    "leave-one-out": Wing(("lab/explain/leave_one_out.py", "cli/explain.py"), ('"explain": ',)),
     "early-exit": Wing(("passes/train/early_exit",), ('"early-exit": ',)),
     "cluster": Wing(
         ("passes/quantize/cluster.py", "passes/quantize/maths/kmeans.py"), ('"cluster": ',)

@@ -40,6 +40,12 @@ from compressor.cli.options import PATH, json_option, print_result, set_option, 
     metavar="K",
     help="Suggest K changes at most.",
 )
+@click.option(
+    "--apply",
+    "applies",
+    is_flag=True,
+    help="Write the spec with these changes into a new file beside it.",
+)
 @json_option
 def explain(
     run: Path,
@@ -48,6 +54,7 @@ def explain(
     layers: int | None,
     seconds: float | None,
     top: int,
+    applies: bool,
     as_json: bool,
 ) -> None:
     """Show what each layer of RUN costs, and what to change.
@@ -55,9 +62,11 @@ def explain(
     RUN is a run's output folder, its report.json, or its spec; leave-one-out needs the spec. For
     each layer that a pass changed: its scheme, how many bytes it would cost to leave it as it was
     (or to give it 8 bits, where it has fewer), and what that would gain. Then the changes that gain
-    most for their bytes, as rules to paste under the pass's `layers`.
+    most for their bytes, as rules to paste under the pass's `layers`; --apply writes the changed
+    spec.
     """
     from compressor.errors import SpecError
+    from compressor.lab.explain.advice import write_changed
     from compressor.lab.explain.by_sqnr import explain_by_sqnr, finished_run
     from compressor.lab.explain.leave_one_out import Budget, explain_by_leaving_out
     from compressor.report.pages.explain import explanation_page
@@ -77,4 +86,12 @@ def explain(
             with shown_progress() as progress:
                 budget = Budget(layers, seconds)
                 explanation = explain_by_leaving_out(finished, budget, top, progress)
-    print_result(explanation.as_json, lambda: explanation_page(explanation), as_json=as_json)
+        changes = explanation.suggested if applies else ()
+        written = write_changed(finished, changes) if changes else None
+    if written is not None and written.is_relative_to(Path.cwd()):
+        written = written.relative_to(Path.cwd())
+    print_result(
+        lambda: {**explanation.as_json(), "written": None if written is None else str(written)},
+        lambda: explanation_page(explanation, written),
+        as_json=as_json,
+    )

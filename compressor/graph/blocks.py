@@ -12,7 +12,7 @@ import torch
 from onnx_ir import tensor_adapters
 
 from compressor.graph.editing import Editor, inner_nodes
-from compressor.graph.layers import layer_of
+from compressor.graph.layers import is_written_as_codes, layer_of
 from compressor.graph.operators import operator
 from compressor.types.layers import Layer
 
@@ -241,8 +241,9 @@ class Isolated:
     Attributes:
         cut: its outputs are those of the layers.
         layers: the layers that were cut out, in the order of execution.
-        shared: the dequantized form of each value whose form several nodes read, by the value's
-            name; it is an output, too.
+        shared: the dequantized form of each value that is rounded even if one layer that reads
+            it is left out, by the value's name; it is an output, too. Several nodes read that
+            form, or an integer kernel writes it.
     """
 
     cut: Cut
@@ -277,10 +278,35 @@ def isolated(model: ir.Model, layers: Sequence[Layer], computed: Collection[str]
         cut_out.append(layer)
         name = source.name or ""
         sources.setdefault(name)
-        if read is not source and _readers(read) > 1:
+        if read is not source and (_readers(read) > 1 or is_written_as_codes(source)):
             shared[name] = read.name or ""
+    model, shared = _with_forms(model, shared)
     outputs = [*(layer.output for layer in cut_out), *shared.values()]
     return Isolated(cut_at(model, list(sources), outputs), tuple(cut_out), shared)
+
+
+def _with_forms(model: ir.Model, shared: Mapping[str, str]) -> tuple[ir.Model, dict[str, str]]:
+    """Return a copy that dequantizes values in their own shape, and those forms by value.
+
+    Args:
+        shared: what layers read, perhaps in another shape, by the value behind it.
+    """
+    copy = model.clone()
+    values, editor = main_values(copy), Editor(copy)
+    forms: dict[str, str] = {}
+    for name, read in shared.items():
+        node = values[read].producer()
+        for _ in range(_MOST_STEPS):
+            if node is None or operator(node).quantizes or not node.inputs:
+                break
+            node = None if node.inputs[0] is None else node.inputs[0].producer()
+        forms[name] = read
+        if node is not None and operator(node).quantizes:
+            inputs = [node.outputs[0], *node.inputs[1:]]
+            form = editor.node("DequantizeLinear", inputs, f"{name}_form", values[name].dtype)
+            copy.graph.insert_after(node, form)
+            forms[name] = form.outputs[0].name or ""
+    return copy, forms
 
 
 def cut_at(model: ir.Model, names: Sequence[str], outputs: Sequence[str]) -> Cut:

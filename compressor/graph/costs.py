@@ -22,6 +22,13 @@ def initializer_bytes(model: ir.Model) -> int:
     )
 
 
+def side_bytes(model: ir.Model) -> int:
+    """Bytes of the initializers that are scales, zero points and tables of codes."""
+    side, values = _quantization_parameters(model), model.graph.initializers
+    stored = (values[name].const_value for name in side if name in values)
+    return sum(tensor.nbytes for tensor in stored if tensor is not None)
+
+
 def parameters(model: ir.Model) -> int:
     """Number of weights: elements of initializers that are floating point or quantized codes.
 

@@ -355,3 +355,14 @@ def index_limits(model: ir.Model) -> dict[str, int]:
         if shape and len(shape) > 1 and name in inputs:
             limits[name] = min(limits.get(name, shape[0]), shape[0])
     return limits
+
+
+def is_written_as_codes(value: ir.Value) -> bool:
+    """Return whether the kernel that computes a value writes codes, whoever reads them."""
+    node = value.producer()
+    if operator(node).fused and node is not None and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    if node is None or "layer-to-codes" not in operator(node).kernels.values():
+        return False
+    makers = [v.producer() for v in node.inputs if v is not None]
+    return all(operator(maker).dequantizes for maker in makers)

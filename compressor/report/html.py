@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -12,37 +12,47 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from compressor.lab.compare.trend import Trend
+from compressor.lab.explain.explanation import Explanation
 from compressor.report import formats
+from compressor.report.layer_drawing import layer_drawing
 from compressor.report.layer_table import Distributions, distributions, layer_table, trainings
-from compressor.report.page import Bar, Interval
+from compressor.report.page import Bar, Interval, Table
 from compressor.report.pages.compare import change_lines, point_texts
+from compressor.report.pages.explain import cost_table
 from compressor.report.past_runs import NONE, Point, Related, points
+from compressor.report.samples import Sample
 from compressor.report.tables import (
     FLOAT_MODEL,
     check_table,
+    class_table,
+    contents_words,
+    flipped_words,
     limit_table,
     memory_missing,
     metric_cell,
     metric_interval,
     model_table,
     pass_table,
+    slowest_table,
 )
 from compressor.report.verdict import (
     LimitRow,
     Report,
-    advice,
     failures,
+    faster_float,
     gist,
     headline,
     limit_rows,
     main_artifact,
     metric_name,
     metric_title,
+    next_words,
     run_verdict,
     unknowns,
 )
 
 _MOST_FILES = 40
+_MOST_COSTS = 60
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,28 @@ class Tile:
     interval: Interval | None = None
 
 
-def html_report(report: Report, related: Related = NONE, history: Trend | None = None) -> str:
+@dataclass(frozen=True)
+class Shown:
+    """What the page shows beside the report.
+
+    Attributes:
+        explanation: what each layer costs; ``None`` where nothing says.
+        samples: those whose decision flipped.
+    """
+
+    explanation: Explanation | None = None
+    samples: Sequence[Sample] = ()
+
+
+_NO_MORE = Shown()
+
+
+def html_report(
+    report: Report,
+    related: Related = NONE,
+    history: Trend | None = None,
+    shown: Shown = _NO_MORE,
+) -> str:
     """Render a report as one file without scripts, fonts or images from elsewhere.
 
     Args:
@@ -74,10 +105,21 @@ def html_report(report: Report, related: Related = NONE, history: Trend | None =
         report=report,
         headline=headline(report),
         gist=gist(report),
-        advice=advice(report),
+        note=faster_float(report),
         verdict=run_verdict(report),
         failures=[*failures(report), *unknowns(report)],
         main=main_artifact(report),
+        advice=report.get("advice"),
+        next_words=next_words(report),
+        flipped=report.get("flipped"),
+        flipped_words=flipped_words(report),
+        samples=shown.samples,
+        classes=class_table(report),
+        slowest=slowest_table(report),
+        contents=contents_words(report),
+        costs=None if shown.explanation is None else _costs(shown.explanation),
+        explanation=shown.explanation,
+        drawing=layer_drawing(report),
         tiles=_tiles(report),
         metric=metric_name(report),
         metric_title=metric_title(report),
@@ -102,6 +144,11 @@ def html_report(report: Report, related: Related = NONE, history: Trend | None =
         most_files=_MOST_FILES,
         formats=formats,
     )
+
+
+def _costs(explanation: Explanation) -> Table:
+    """Return what layers cost, those alone that stand first."""
+    return cost_table(replace(explanation, layers=explanation.layers[:_MOST_COSTS]))
 
 
 @cache

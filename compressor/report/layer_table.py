@@ -104,7 +104,7 @@ def _shared_words(entry: _Entry) -> str:
     words = f"Noise share: {what}, in percent of all that {entry['pass']} adds."
     if attribution.get("shared_inputs"):
         rest = formats.percent(attribution["shared_inputs"], 1)
-        words += f" {rest} is the noise of inputs that several layers read."
+        words += f" {rest} lies in values that stay rounded whichever layer is skipped."
     if attribution.get("reason"):
         words += f" Not known: {attribution['reason']}."
     return words

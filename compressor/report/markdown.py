@@ -18,11 +18,12 @@ from compressor.report.tables import (
     pass_table,
 )
 from compressor.report.verdict import (
-    advice,
     failures,
+    faster_float,
     gist,
     headline,
     main_artifact,
+    next_words,
     run_verdict,
     unknowns,
 )
@@ -98,7 +99,13 @@ def _verdict(report: Mapping[str, Any]) -> str:
     artifact = main_artifact(report)
     if artifact is not None:
         blocks.append(f"{code(artifact['path'])}: {text(gist(report))}.")
-        blocks += [f"Note: {text(advice(report))}."] if advice(report) else []
+        blocks += [f"Note: {text(faster_float(report))}."] if faster_float(report) else []
+    words = next_words(report)
+    blocks.append(f"Next: {text(words)}." if words else "")
+    if diff := (report.get("advice") or {}).get("diff"):
+        longest = max((len(run) for run in re.findall("`+", "".join(diff))), default=0)
+        fence = "`" * max(3, longest + 1)
+        blocks.append("\n".join((f"{fence}diff", *diff, fence)))
     return "\n\n".join(block for block in blocks if block)
 
 

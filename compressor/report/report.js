@@ -1,5 +1,13 @@
 // Draws the page, and again where the window gets another width.
 
+const drawing = document.getElementById("drawing");
+const form = drawing?.querySelector("form");
+if (form) {
+  form.hidden = false;
+  form.addEventListener("change", (event) => {
+    drawing.dataset.by = event.target.value;
+  });
+}
 const redrawLayers = layerTable();
 const drawOthers = () => {
   drawTradeOff();

@@ -12,10 +12,13 @@ from compressor.errors import ExitCode, SpecError
 from compressor.files import file_sha256, json_text, remove_stale_staging, write_text
 from compressor.lab.compare.history import read_history
 from compressor.lab.compare.trend import Trend, record_run
+from compressor.lab.explain.advice import Advice, advise
+from compressor.lab.explain.by_sqnr import FinishedRun
 from compressor.progress import Progress, Silent
-from compressor.report.html import html_report
+from compressor.report.html import Shown, html_report
 from compressor.report.markdown import markdown_report
 from compressor.report.past_runs import related_runs
+from compressor.report.samples import shown_samples
 from compressor.run.artifacts import Artifact, manifest, publish_artifacts, write_samples
 from compressor.run.execute import RunOptions, execute
 from compressor.run.plan import make_plan
@@ -83,11 +86,13 @@ def run_spec(
         plan.model.keep_graph()
         options.ranks.wait()
         report, artifacts = execute(workspace)
+        advice = advise(FinishedRun(spec.output, report, {"spec": spec.resolved}, spec))
+        report = {**report, "advice": advice.as_json()}
         publish_artifacts(artifacts, spec.output)
-        _publish(workspace, report, artifacts)
+        _publish(workspace, report, artifacts, advice)
         if options.history is not None:
             trend = record_run(spec.output, options.history, options.label, progress)
-            _publish(workspace, report, artifacts, trend)
+            _publish(workspace, report, artifacts, advice, trend)
     failed_check = any(not c["ok"] for a in report["artifacts"] for c in a["checks"])
     passes = report["ok"] and not (options.strict and report["verdict"] == "unknown")
     code = ExitCode.DONE if passes else ExitCode.LIMIT_FAILED
@@ -99,11 +104,13 @@ def _publish(
     workspace: Workspace,
     report: Mapping[str, Any],
     artifacts: Sequence[Artifact],
+    advice: Advice,
     history: Trend | None = None,
 ) -> None:
     """Write the reports and the manifest, and remove what an earlier run left and this did not."""
     output = workspace.plan.spec.output
-    page = html_report(report, related_runs(output, report), history)
+    shown = Shown(advice.explanation, shown_samples(report, workspace.evaluation))
+    page = html_report(report, related_runs(output, report), history, shown)
     texts = (json_text(report), markdown_report(report), page)
     for name, text in zip(_REPORTS, texts, strict=True):
         write_text(output / name, text)

@@ -23,6 +23,7 @@ FLOAT_MODEL = "float model"
 _NO_REASON = "the report gives no reason"
 _MOST_NOTES = 20
 _MARGIN = 0.08
+_SLOWEST = 10
 _MEMORY, _VERDICT = "peak memory", "verdict"
 
 
@@ -121,6 +122,72 @@ def check_table(report: Report) -> Table:
         for check in check_rows(report)
     ]
     return Table(columns, rows)
+
+
+def class_table(report: Report) -> Table:
+    """Return the accuracy of each class, those that lost most first; no rows where not known."""
+    columns = [Column("class"), *right("samples", "float", "artifact", "change")]
+    rows: list[list[Entry]] = [
+        [
+            Cell(str(entry["class"]), code=True),
+            formats.count(entry["samples"]),
+            formats.percent(entry["float"]),
+            formats.percent(entry["artifact"]),
+            formats.metric_change(entry["change"], share=True),
+        ]
+        for entry in report.get("classes") or ()
+    ]
+    return Table(columns, rows)
+
+
+def slowest_table(report: Report) -> Table:
+    """Return the layers that are predicted to take most of the time; no rows where not known."""
+    columns = [*left("layer", "operator"), *right("MACs", "bytes moved", "of the time")]
+    layers = (report.get("graph") or {"layers": []})["layers"]
+    known = [layer for layer in layers if layer["time_share"] is not None]
+    known.sort(key=lambda layer: -float(layer["time_share"]))
+    rows: list[list[Entry]] = [
+        [
+            Cell(layer["name"], code=True),
+            layer["operator"],
+            formats.short_count(layer["macs"]),
+            formats.size(layer["bytes"]),
+            formats.percent(layer["time_share"], 1),
+        ]
+        for layer in known[:_SLOWEST]
+    ]
+    return Table(columns, rows)
+
+
+def flipped_words(report: Report) -> str:
+    """Return in one sentence how many decisions flipped; empty where that is not known."""
+    entry = report.get("flipped")
+    if not entry:
+        return ""
+    what = f"{formats.count(entry['flipped'])} of {formats.plural(entry['samples'], 'sample')}"
+    many = any(row["place"] is not None for row in entry["worst"])
+    text = f"{entry['artifact']} decides otherwise than the float model in {what}"
+    text += ", at least once" if many else ""
+    if entry["lost"] is None:
+        return text
+    lost, won = formats.count(entry["lost"]), formats.count(entry["won"])
+    which = "of the decisions that were overturned hardest" if many else "of them"
+    return f"{text}; {lost} {which} were right before, {won} are now"
+
+
+def contents_words(report: Report) -> str:
+    """Return what the main artifact's file consists of; empty where that is not known."""
+    artifact = main_artifact(report)
+    parts = None if artifact is None else artifact.get("contents")
+    if artifact is None or not parts:
+        return ""
+    texts = {name: formats.size(parts[name]) for name in ("weights", "scales", "graph")}
+    rest = formats.size(artifact["bytes"] - parts["weights"])
+    return (
+        f"Of the {formats.size(artifact['bytes'])} of {artifact['path']}, {texts['weights']} are "
+        f"weights, {texts['scales']} scales and zero points, and {texts['graph']} the graph: "
+        f"names, shapes and operators. However narrow the weights become, {rest} stay."
+    )
 
 
 def missing_reasons(report: Report) -> list[str]:

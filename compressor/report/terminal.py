@@ -9,8 +9,9 @@ from compressor.report.page import GAP, Cell, Entry, Line, Page, Style, Table, b
 from compressor.report.tables import missing_reasons, model_table
 from compressor.report.verdict import (
     Report,
-    advice,
+    advice_line,
     failures,
+    faster_float,
     gist,
     headline,
     main_artifact,
@@ -80,10 +81,11 @@ def run_page(report: Report, folder: str | None = None) -> Page:
     artifact = main_artifact(report)
     if artifact is not None:
         verdict.append(line(f"{artifact['path']}: {gist(report)}"))
-        verdict += [line(f"Note: {advice(report)}", "open")] if advice(report) else []
+        verdict += [line(f"Note: {faster_float(report)}", "open")] if faster_float(report) else []
     if folder is not None:
         step = next_step(report, folder)
-        verdict += [line(f"Next: {step}")] if step else []
+        advised = f" ({advice_line(report)})" if step.endswith("--apply") else ""
+        verdict += [line(f"Next: {step}{advised}")] if step else []
         verdict.append(line(f"Report: {folder}/report.html"))
     return [model_table(report), *bullets(missing_reasons(report)), GAP, *verdict]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from compressor.report import formats
 from compressor.run.verdicts import WIDEST_RATIO, Verdict, verdict_of
 
 Report = Mapping[str, Any]
-_METRIC_DROP = "metric-drop"
+_METRIC_DROP, _LATENCY = "metric-drop", "latency-ratio"
 _ORDER: tuple[Verdict, ...] = ("failed", "unknown", "passed")
 _TITLES = {
     "accuracy": "Accuracy",
@@ -138,8 +139,36 @@ def run_verdict(report: Report) -> Verdict:
     return verdict
 
 
+def advice_line(report: Report) -> str:
+    """Return in one line which change of the spec is advised, or why none is; empty if unknown."""
+    advice = report.get("advice")
+    if advice is None or not advice["suggested"]:
+        return str(advice["reason"]) if advice else ""
+    changes = [
+        f"{c['layer']} ({', '.join(f'{k}: {json.dumps(v)}' for k, v in c['change'].items())})"
+        for c in advice["suggested"]
+    ]
+    gain = advice["predicted"]
+    parts = [f"{formats.size(gain['bytes'])} more"]
+    if gain["metric"]:
+        share = formats.is_share(report["baseline"]["metric"])
+        words = formats.metric_change(gain["metric"], share=share)
+        parts.append(f"{metric_name(report)} better by {words}")
+    elif gain["sqnr_db"]:
+        parts.append(f"output SQNR up {formats.decibel(gain['sqnr_db'])}")
+    return f"other rules for {', '.join(changes)}, predicted: {', '.join(parts)}"
+
+
+def next_words(report: Report) -> str:
+    """Return what to do next, for a page that does not know its folder; empty if unknown."""
+    step = next_step(report, "RUN") if not (report.get("advice") or {}).get("suggested") else ""
+    return "; ".join(words for words in (step, advice_line(report)) if words)
+
+
 def next_step(report: Report, folder: str) -> str:
-    """Return what to do about a verdict that is not passed; empty where it is.
+    """Return what to do about a verdict that is not passed, or what would improve it.
+
+    Empty where nothing is to be done.
 
     Args:
         folder: the run's output folder.
@@ -147,8 +176,11 @@ def next_step(report: Report, folder: str) -> str:
     verdicts = {row.key: row.verdict for row in limit_rows(report) if row.verdict != "passed"}
     if not all(check.ok for check in check_rows(report)):
         return f"read the failed checks in {folder}/report.md"
+    if (report.get("advice") or {}).get("suggested"):
+        return f"compress explain {folder} --apply"
     if "failed" in verdicts.values():
-        return f"compress explain {folder}"
+        slow = {row.key for row in limit_rows(report) if row.verdict == "failed"} == {_LATENCY}
+        return f"compress inspect --roofline {folder}" if slow else f"compress explain {folder}"
     if report["baseline"]["metric"] is None and _METRIC_DROP in verdicts:
         return f"to measure quality, name data.evaluation in a spec (compress init {folder})"
     if any(row.verdict == "unknown" and not row.interval for row in limit_rows(report)):
@@ -184,7 +216,7 @@ def gist(report: Report) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def advice(report: Report) -> str:
+def faster_float(report: Report) -> str:
     """Return what is faster than the main artifact, in one sentence; empty if nothing is.
 
     That is the float model after fusion alone, where it was timed beside the artifact.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
@@ -211,8 +212,9 @@ def manifest(
     spec = plan.spec
     named = _named if workspace.identify_by_headers else _file
     inputs = [named(f, spec.folder) for f in plan.model.files]
-    if spec.document.path.is_file():  # a command may have made it up
-        inputs.insert(0, _file(spec.document.path.resolve(), spec.folder))
+    path = spec.document.path.resolve()
+    if path.is_file():  # a command may have made it up
+        inputs.insert(0, _file(path, spec.folder))
     data = [{"role": role, "sha256": entry.digest} for role, entry in plan.data.items()]
     outputs = [dict(f) for artifact in artifacts for f in artifact["files"]]
     outputs += [{**_file(p, spec.output), "bytes": p.stat().st_size} for p in reports]
@@ -227,6 +229,7 @@ def manifest(
         "data": data,
         "outputs": outputs,
         "spec": dict(spec.resolved),
+        "spec_file": os.path.relpath(path, spec.output.resolve()) if path.is_file() else None,
     }
 
 

@@ -11,17 +11,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
-from compressor.errors import ModelError
+from compressor.errors import DataError, ModelError
 from compressor.graph.costs import layer_bytes
 from compressor.run.evaluate import ratio_db
+from compressor.run.felt_noise import Feeling
 from compressor.run.noise import ModelNoise, Noise, measured_noise
 from compressor.run.pipeline import Step
 from compressor.run.store import result_key
-from compressor.run.workspace import Workspace
+from compressor.run.workspace import Workspace, metric_code
 from compressor.types.layer_rules import rule_class
 
 _SAMPLES = 16
-_VERSION = 1
+_VERSION = 5
 Basis = Literal["outputs", "layers", "weights"]
 
 
@@ -41,10 +42,13 @@ def attribution(workspace: Workspace, index: int, steps: Sequence[Step]) -> dict
     basis, noises = _noise(workspace, index, steps, layers)
     shared = sum(noise.counted for noise in noises.values.values())
     whole = shared + sum(noise.counted for noise in noises.layers.values())
+    feeling = _feeling(workspace) if basis == "outputs" else None
     return {
         "basis": basis,
         "reason": noises.reason or None,
         "shared_inputs": 100.0 * shared / whole if whole > 0 else None,
+        "metric_basis": None if feeling is None else feeling.by,
+        "shared_metric_noise": sum(noise.felt or 0.0 for noise in noises.values.values()),
         "layers": [
             {
                 "name": row["name"],
@@ -79,17 +83,19 @@ def _noise(
     touched_noise = {name: noise for name, noise in noises.layers.items() if name in touched}
     if all(n.reached is not None for n in (*touched_noise.values(), *noises.values.values())):
         return "outputs", replace(noises, layers=touched_noise)
-    left = {name: replace(noise, reached=None) for name, noise in touched_noise.items()}
+    left = {name: replace(noise, reached=None, felt=None) for name, noise in touched_noise.items()}
     return "layers", ModelNoise(left, {}, noises.reason)
 
 
 def _stored_noise(workspace: Workspace, step: Step, reference: Step | None) -> ModelNoise:
     """Return a model's noise relative to a reference, the float model by default."""
+    metric = workspace.plan.metric
     key = result_key(
         "attribution",
         step.key,
         baseline=workspace.source_key if reference is None else reference.key,
         data={role: data.digest for role, data in workspace.plan.data.items()},
+        metric=None if metric is None else [metric.name, metric_code(metric)],
         version=_VERSION,
     )
     stored = workspace.store.read(key)
@@ -98,9 +104,12 @@ def _stored_noise(workspace: Workspace, step: Step, reference: Step | None) -> M
             try:
                 exact = workspace.baseline if reference is None else reference.carrier
                 noises = measured_noise(
-                    step.carrier, exact, workspace.sample(_SAMPLES, distinct=True)
+                    step.carrier,
+                    exact,
+                    workspace.sample(_SAMPLES, distinct=True),
+                    _feeling(workspace),
                 )
-            except ModelError as error:  # a missing explanation does not fail a run
+            except (ModelError, DataError) as error:  # a missing explanation does not fail a run
                 noises = ModelNoise({}, {}, str(error))
         with workspace.store.write(key) as (_, result):
             result.update(asdict(noises))
@@ -113,6 +122,13 @@ def _stored_noise(workspace: Workspace, step: Step, reference: Step | None) -> M
     )
 
 
+def _feeling(workspace: Workspace) -> Feeling | None:
+    metric = workspace.plan.metric
+    if metric is None or workspace.evaluation is None:
+        return None
+    return Feeling(metric, None if metric.against_float else workspace.targets(_SAMPLES))
+
+
 def _facts(noise: Noise, whole: float) -> dict[str, float | None]:
     is_known = noise.own is not None and whole > 0
     share = noise.counted / whole if is_known else 0.0
@@ -122,4 +138,5 @@ def _facts(noise: Noise, whole: float) -> dict[str, float | None]:
         "noise_share": 100.0 * share if is_known else None,
         # With a share of 1 no noise would be left, which is no finite gain.
         "predicted_gain_db": -10.0 * math.log10(1.0 - share) if is_known and share < 1 else None,
+        "metric_noise": noise.felt,
     }

@@ -16,6 +16,7 @@ from compressor.graph.values import value_by_name
 from compressor.models.torch.lowering import example_inputs
 from compressor.progress import nobody_watches
 from compressor.run.data import Data
+from compressor.run.decisions import Decisions, decisions_of, joined
 from compressor.run.metrics import Metric
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.layers import Layer
@@ -37,6 +38,7 @@ class Evaluation:
         agreement: percent of samples (of decisions) with the same largest output as the float
             model; ``None`` unless the metric is about classes.
         max_abs_diff: largest absolute difference of any output value.
+        decisions: beside the float model's; ``None`` unless the metric is about classes.
     """
 
     metric: dict[str, Any]
@@ -44,9 +46,10 @@ class Evaluation:
     sqnr_db: float | None
     agreement: float | None
     max_abs_diff: float
+    decisions: Decisions | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return all but the per-sample values."""
+        """Return all but the values of single samples."""
         return {
             "metric": self.metric,
             "sqnr_db": self.sqnr_db,
@@ -70,6 +73,7 @@ def evaluate(
         DataError: an output is not finite, or the metric fails.
     """
     values: list[Array] = []
+    taken: list[Decisions | None] = []
     signal = error = worst = 0.0
     same = decisions = 0
     seen = 0
@@ -82,6 +86,7 @@ def evaluate(
         if metric.against_float:
             target = dict(zip(outputs, expected.values(), strict=True))
         values.append(metric.per_sample(outputs, target, size))
+        taken.append(decisions_of(outputs, expected, target, metric))
         for ours, theirs in zip(outputs.values(), expected.values(), strict=True):
             difference = ours.astype(np.float64) - theirs
             signal += float(np.square(theirs, dtype=np.float64).sum())
@@ -101,6 +106,7 @@ def evaluate(
         sqnr_db=ratio_db(signal, error),
         agreement=100.0 * same / decisions if metric.unit == "%" else None,
         max_abs_diff=worst,
+        decisions=joined(taken),
     )
 
 

@@ -8,8 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from compressor.progress import Silent, Steps
-from compressor.run.artifacts import Artifact, identity, per_sample_entry, write_artifacts
+from compressor.run.anatomy import layer_graph
+from compressor.run.artifacts import (
+    Artifact,
+    artifact_evaluation,
+    identity,
+    per_sample_entry,
+    write_artifacts,
+)
 from compressor.run.attribution import attribution
+from compressor.run.decisions import class_entries, flipped_entry
 from compressor.run.evaluate import Evaluation
 from compressor.run.pipeline import Step, run_passes, weakest_layer
 from compressor.run.plan import make_plan
@@ -116,10 +124,27 @@ def execute(workspace: Workspace) -> tuple[dict[str, Any], list[Artifact]]:
         "artifacts": artifacts,
         "passes": _pass_entries(workspace, steps),
         "limits": limits,
+        **_decided(workspace, written, artifacts),
+        "graph": layer_graph(final),
         "per_sample": per_sample_entry(workspace),
         "environment": environment(),
     }
     return report, written
+
+
+def _decided(
+    workspace: Workspace, written: Sequence[Artifact], entries: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return the entries on single decisions of the first artifact that is deployed, or is any."""
+    main = next((i for i, entry in enumerate(entries) if entry["deployed"]), 0)
+    evaluation = None
+    if entries and entries[main]["metric"] is not None:
+        evaluation = artifact_evaluation(workspace, written[main])
+    decisions = None if evaluation is None else evaluation.decisions
+    return {
+        "flipped": flipped_entry(decisions, entries[main]["path"]) if entries else None,
+        "classes": class_entries(decisions),
+    }
 
 
 def _not_timed(workspace: Workspace, artifacts: Sequence[Mapping[str, Any]]) -> str:

@@ -32,6 +32,7 @@ class Metric:
         needs_labels: it cannot take the float model's outputs as the target.
         against_float: the target is the float model's output, not a label.
         exponential: per-sample values are logarithms; the mean is exponentiated.
+        about_classes: the first output's last axis holds the scores of classes.
         code: the user's own function behind it.
     """
 
@@ -42,6 +43,7 @@ class Metric:
     needs_labels: bool = True
     against_float: bool = False
     exponential: bool = False
+    about_classes: bool = False
     code: Callable[..., Any] | None = None
 
     def per_sample(self, outputs: Batch, target: Any, samples: int) -> Array:
@@ -196,12 +198,16 @@ def _cosine(outputs: Batch, target: Any) -> Array:
     return np.asarray(np.mean(shares, axis=0))
 
 
-ACCURACY = Metric("accuracy", partial(_in_top, k=1), unit="%")
-AGREEMENT = Metric("agreement", _agreement, unit="%", needs_labels=False, against_float=True)
-TOP5 = Metric("top5", partial(_in_top, k=5), unit="%")
+ACCURACY = Metric("accuracy", partial(_in_top, k=1), unit="%", about_classes=True)
+AGREEMENT = Metric(
+    "agreement", _agreement, unit="%", needs_labels=False, against_float=True, about_classes=True
+)
+TOP5 = Metric("top5", partial(_in_top, k=5), unit="%", about_classes=True)
 MSE = Metric("mse", _mse, higher_is_better=False, needs_labels=False)
 COSINE = Metric("cosine", _cosine, needs_labels=False)
-PERPLEXITY = Metric("perplexity", _log_loss, higher_is_better=False, exponential=True)
+PERPLEXITY = Metric(
+    "perplexity", _log_loss, higher_is_better=False, exponential=True, about_classes=True
+)
 
 
 def resolve_metric(

@@ -21,6 +21,7 @@ from compressor.graph.blocks import Cut, Isolated, cut_at, isolated, main_values
 from compressor.graph.costs import macs
 from compressor.models.onnx.ort_runner import runner_of
 from compressor.run.evaluate import SignalSums
+from compressor.run.felt_noise import Feeling
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.tensors import Array, Batch
 
@@ -35,11 +36,13 @@ class Noise:
         whole: of a layer's output (of its weight if the model cannot be run).
         own: the same without the noise of a value that others read, too.
         reached: of the model's output, if only ``own`` is added.
+        felt: how much of that the metric feels, a mean over samples.
     """
 
     whole: float | None = None
     own: float | None = None
     reached: float | None = None
+    felt: float | None = None
 
     @property
     def counted(self) -> float:
@@ -74,7 +77,9 @@ class ModelNoise:
         )
 
 
-def measured_noise(carrier: Carrier, baseline: Carrier, batch: Batch) -> ModelNoise:
+def measured_noise(
+    carrier: Carrier, baseline: Carrier, batch: Batch, feeling: Feeling | None = None
+) -> ModelNoise:
     """Return each layer's noise on its float input.
 
     How much of it reaches the output is omitted if that would take long. Layers that do not have
@@ -85,7 +90,7 @@ def measured_noise(carrier: Carrier, baseline: Carrier, batch: Batch) -> ModelNo
     alone = isolated(carrier.graph(), same, main_values(baseline.graph()))
     if not alone.layers:
         return ModelNoise({}, {})
-    measuring = _Measuring(carrier, baseline, alone)
+    measuring = _Measuring(carrier, baseline, alone, feeling)
     few = _affordable(baseline, batch, len(measuring.errors))
     for part, reaches in (
         ({name: array[:few] for name, array in batch.items()}, True),
@@ -119,6 +124,7 @@ class _Error:
         whole: of the layer's output, with the noise of values that others read.
         own: the same without that noise.
         reached: of the model's outputs.
+        felt: what the metric feels, summed over so many ``samples``.
     """
 
     name: str
@@ -128,6 +134,8 @@ class _Error:
     whole: SignalSums = field(default_factory=SignalSums)
     own: SignalSums = field(default_factory=SignalSums)
     reached: SignalSums = field(default_factory=SignalSums)
+    felt: float = 0.0
+    samples: int = 0
     comparable: bool = True
 
     def values(self, exact: Batch, have: Batch, want: Batch) -> Array | None:
@@ -148,9 +156,10 @@ class _Error:
 
     def noise(self) -> Noise:
         """Return the ratios of the sums."""
+        felt = self.felt / self.samples if self.samples else None
         if not self.layer:
-            return Noise(reached=self.reached.ratio)
-        return Noise(self.whole.ratio, self.own.ratio, self.reached.ratio)
+            return Noise(reached=self.reached.ratio, felt=felt)
+        return Noise(self.whole.ratio, self.own.ratio, self.reached.ratio, felt)
 
 
 class _Measuring:
@@ -160,7 +169,9 @@ class _Measuring:
         alone: the compressed model's layers, cut out.
     """
 
-    def __init__(self, carrier: Carrier, baseline: Carrier, alone: Isolated):
+    def __init__(
+        self, carrier: Carrier, baseline: Carrier, alone: Isolated, feeling: Feeling | None
+    ):
         inputs = {i.name for i in baseline.inputs}
         outputs = [layer.output for layer in alone.layers]
         self.errors = [_Error(x.name, x.output, x.output, True) for x in alone.layers]
@@ -170,7 +181,7 @@ class _Measuring:
             if name not in inputs
         ]
         taps = dict.fromkeys([*alone.cut.inputs, *outputs])
-        self._shared = alone.shared
+        self._shared, self._feeling = alone.shared, feeling
         self._baseline = baseline
         self._float = baseline.runner([t for t in taps if t not in inputs])
         self._compressed = _Part(alone.cut)
@@ -196,7 +207,9 @@ class _Measuring:
             errors = [(e, e.values(exact, have, want)) for e in self.errors]
             if reaches:
                 if self._reaching is None:
-                    self._reaching = _Reaching(self._baseline, [e.value for e in self.errors])
+                    self._reaching = _Reaching(
+                        self._baseline, [e.value for e in self.errors], self._feeling
+                    )
                 self._reaching.add(portion.batch, errors)
 
     def noise(self) -> ModelNoise:
@@ -228,7 +241,8 @@ class _Part:
 class _Reaching:
     """The float model, to each of whose values an error can be added."""
 
-    def __init__(self, baseline: Carrier, values: Sequence[str]):
+    def __init__(self, baseline: Carrier, values: Sequence[str], feeling: Feeling | None):
+        self._feeling, self._seen = feeling, 0
         model, self._offsets = with_offsets(baseline.graph(), list(dict.fromkeys(values)))
         dtypes = {v.name: v.dtype for v in model.graph.inputs}
         self._none = {
@@ -242,9 +256,14 @@ class _Reaching:
         """Add to the errors' sums what a portion's errors change in the outputs."""
         feed = {**batch, **self._none}
         exact = self._runner.run(feed)
+        size = len(next(iter(batch.values())))
+        feels = None if self._feeling is None else self._feeling.relative_to(exact, self._seen)
+        self._seen += size
         for error, values in errors:
             if values is None or error.value not in self._offsets:
                 continue
             noisy = self._runner.run({**feed, self._offsets[error.value]: values})
             for name, output in exact.items():
                 error.reached.add(output, noisy[name])
+            if feels is not None:
+                error.felt, error.samples = error.felt + feels(noisy), error.samples + size

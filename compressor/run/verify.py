@@ -14,6 +14,7 @@ from compressor.graph.operators import operator
 from compressor.graph.values import all_nodes
 from compressor.models.onnx.ort_runner import OrtRunner
 from compressor.models.threads import on_threads
+from compressor.run.anatomy import file_contents
 from compressor.run.artifact_file import ONNX, Machinery
 from compressor.run.artifact_file import Artifact as ArtifactFile
 from compressor.run.artifacts import Artifact, artifact_evaluation, float_file
@@ -92,6 +93,7 @@ def _facts(workspace: Workspace, artifact: Artifact) -> dict[str, Any]:
         "path": artifact.path.name,
         "files": list(artifact.files),
         "bytes": artifact.bytes,
+        "contents": file_contents(artifact.path, artifact.exporter.format, artifact.bytes),
         "predicted_bytes": artifact.predicted,
         "sha256": artifact.files[0]["sha256"],
         "float_file": name,

@@ -15,15 +15,17 @@ import numpy as np
 from compressor.graph.costs import cannot_run
 from compressor.progress import Progress, Steps
 from compressor.run.data import Data
+from compressor.run.decisions import Decisions
 from compressor.run.evaluate import Evaluation, RememberedRunner, evaluate
 from compressor.run.metrics import Metric
 from compressor.run.plan import Plan
 from compressor.run.store import Store, compute_versions, result_key
 from compressor.types.carrier import Capability, Carrier, Runner
 from compressor.types.data import ALONE, Ranks
-from compressor.types.tensors import Batch
+from compressor.types.tensors import Array, Batch
 
-_PER_SAMPLE = "per_sample.npy"
+_PER_SAMPLE, _DECISIONS = "per_sample.npy", "decisions.npz"
+_EVALUATION = 2  # version of what is stored
 _CHECK_SAMPLES = 2
 
 
@@ -135,6 +137,11 @@ class Workspace:
         }
         return {i.name: np.zeros(shapes[i.name], dtype=i.dtype) for i in inputs}
 
+    def targets(self, count: int) -> Array | None:
+        """Return the targets of the evaluation's first samples, if they have some."""
+        data = self.evaluation
+        return None if data is None or data.target is None else data.first(count)[data.target]
+
     def evaluated(self, key: str, make_runner: Any, label: str) -> Evaluation | None:
         """Return the evaluation of the model with this key, from the store if possible."""
         data, metric = self.evaluation, self.plan.metric
@@ -147,6 +154,7 @@ class Workspace:
             data=data.digest,
             metric=metric.name,
             code=metric_code(metric),
+            version=_EVALUATION,
         )
         earlier = self.store.read(evaluation_key)
         if earlier is None:
@@ -154,10 +162,17 @@ class Workspace:
                 done = evaluate(make_runner(), self.baseline_runner, data, metric, advance)
             with self.store.write(evaluation_key) as (folder, result):
                 np.save(folder / _PER_SAMPLE, done.per_sample)
+                if done.decisions is not None:
+                    np.savez(folder / _DECISIONS, **vars(done.decisions))
                 result.update(done.as_json())
             return done
-        per_sample = np.load(self.store.folder(evaluation_key) / _PER_SAMPLE)
-        return Evaluation(per_sample=per_sample, **earlier)
+        folder = self.store.folder(evaluation_key)
+        decisions = None
+        if (folder / _DECISIONS).is_file():
+            with np.load(folder / _DECISIONS) as stored:
+                decisions = Decisions(stored["classes"], stored["margins"], bool(stored["single"]))
+        per_sample = np.load(folder / _PER_SAMPLE)
+        return Evaluation(per_sample=per_sample, decisions=decisions, **earlier)
 
     @cached_property
     def baseline_evaluation(self) -> Evaluation | None:

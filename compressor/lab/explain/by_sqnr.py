@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +121,14 @@ def explain_by_sqnr(run: FinishedRun, count: int) -> Explanation:
     """
     layers = suspects(run)
     passes = run.report["passes"]
-    best_layers = best(layers, count)
+    doubt, best_layers = doubts(run.report), best(layers, count)
+    predicted = _predicted(run.report, best_layers) if best_layers else None
+    little = []
+    if predicted is not None and (predicted.share or 0.0) < _WORTHWHILE:
+        little = [
+            f"the best rules would remove {predicted.share or 0.0:.1f} % of the noise together"
+        ]
+        best_layers, predicted = [], None
     bases = {p["attribution"]["basis"] for p in passes if p["attribution"]}
     last = passes[-1]
     no_rules = {"reason": "it has no rules for single layers, or trains"}
@@ -136,16 +143,72 @@ def explain_by_sqnr(run: FinishedRun, count: int) -> Explanation:
         layers=tuple(layers),
         passes=tuple(p["pass"] for p in passes),
         suggested=tuple(cost.change for cost in best_layers),
-        predicted=together([cost.gain for cost in best_layers]) if best_layers else None,
+        predicted=predicted,
+        doubt=doubt,
         left_out=tuple(f"{name}: {reason}" for name, reason in reasons if reason),
-        notes=(*_shared(passes), *(_NOTES[basis] for basis in _NOTES if basis in bases)),
+        notes=(
+            *little,
+            *_shared(passes),
+            *_feels(layers),
+            *(_NOTES[basis] for basis in _NOTES if basis in bases),
+        ),
     )
+
+
+def _predicted(report: Mapping[str, Any], layers: Sequence[LayerCost]) -> Gain:
+    """Return what changes would bring together; the metric's loss goes as what it feels goes."""
+    gain = together([cost.gain for cost in layers])
+    drop = report["passes"][-1]["metric_drop"]
+    if gain.metric_share is None or drop is None:
+        return gain
+    return replace(gain, metric=gain.metric_share / 100 * max(0.0, float(drop)))
+
+
+_WORTHWHILE = 10.0  # percent of the noise, by which suggestions together reduce it at least
+_LEAST_LAYERS, _LEAST_SHARE = 3, 0.25
+_MOST_APART = 2.0
+
+
+def doubts(report: Mapping[str, Any]) -> str:
+    """Return why what a change would gain cannot be predicted; empty where it can."""
+    passes = report["passes"]
+    entries = [entry["attribution"] for entry in passes if entry["attribution"]]
+    sqnr, trained = passes[-1]["sqnr_db"], any(entry.get("training") for entry in passes)
+    reason = _unfelt(passes[-1]["metric"], entries)
+    if reason or sqnr is None or trained or any(e["basis"] != "outputs" for e in entries):
+        return reason
+    found = sum(_whole(entry) for entry in entries) * 10.0 ** (float(sqnr) / 10.0)
+    if not 1 / _MOST_APART < found < _MOST_APART:
+        return (
+            f"the noise of single layers adds up to {found:.2g} times that in the model's output: "
+            "they amplify or dampen each other's, or other samples have more"
+        )
+    return ""
+
+
+def _unfelt(metric: Mapping[str, Any] | None, entries: Sequence[Mapping[str, Any]]) -> str:
+    """Return why it is not known what the metric feels of each layer; empty where it is."""
+    rows = [row for entry in entries for row in entry["layers"]]
+    if metric is None:
+        return "no metric was measured"
+    felt = [row.get("metric_noise") for row in rows]
+    known = [value for value in felt if value is not None]
+    if not known:
+        return f"what {metric['name']} feels of each layer's noise is not known"
+    feeling = sum(value > 0 for value in known)
+    steps = any(entry.get("metric_basis") == "metric" for entry in entries)
+    if steps and feeling < max(_LEAST_LAYERS, _LEAST_SHARE * len(known)):
+        return (
+            f"the noise of {feeling} of {len(known)} layers alone changes {metric['name']} of any "
+            "of the samples that noise is measured on"
+        )
+    return ""
 
 
 def suspects(run: FinishedRun) -> list[LayerCost]:
     """Return every layer that a pass with rules changed, the noisiest first.
 
-    Shares are of the noise that all passes together add.
+    Shares are of the noise that all passes together add, and of what the metric feels of it.
 
     Raises:
         SpecError: there is none, or a pass is not installed.
@@ -162,6 +225,9 @@ def suspects(run: FinishedRun) -> list[LayerCost]:
             "there is nothing to attribute; explain a run that quantizes or prunes",
         )
     whole = sum(_whole(entry["attribution"]) for entry in run.report["passes"])
+    entries = [p["attribution"] for p in run.report["passes"] if p["attribution"]]
+    unfelt = _unfelt(run.report["passes"][-1]["metric"], entries)
+    felt_whole = 0.0 if unfelt else sum(_felt(entry) for entry in entries)
     costs = []
     for index, entry, row in rows:
         declared = _declared(run, index)
@@ -171,14 +237,17 @@ def suspects(run: FinishedRun) -> list[LayerCost]:
         change = change_for(index, declared, str(row["name"]), str(row["scheme"]))
         share = _noise(row) / whole * 100 if whole > 0 and row["own_sqnr_db"] is not None else None
         share = None if share is None else share * (1 - change.kept)
+        felt = None if felt_whole <= 0 else row.get("metric_noise")
         gain = Gain(
             bytes=round(int(row["bytes_to_skip"]) * change.cost),
             sqnr_db=gained_db(share) if share is not None and runs else None,
             noise_share=share,
+            metric_share=None if felt is None else felt / felt_whole * 100 * (1 - change.kept),
         )
         scheme, sqnr = str(row["scheme"]), row["own_sqnr_db"]
         costs.append(LayerCost(str(entry["pass"]), scheme, sqnr, change, gain))
-    return sorted(costs, key=lambda cost: -(cost.gain.noise_share or 0.0))
+    costs.sort(key=lambda cost: -(cost.gain.noise_share or 0.0))
+    return sorted(costs, key=lambda cost: -(cost.gain.share or 0.0))
 
 
 def _whole(attribution: Mapping[str, Any] | None) -> float:
@@ -188,6 +257,12 @@ def _whole(attribution: Mapping[str, Any] | None) -> float:
     of_layers = sum(_noise(row) for row in attribution["layers"])
     shared = float(attribution["shared_inputs"] or 0.0) / 100
     return of_layers / (1 - shared) if shared < 1 else of_layers
+
+
+def _felt(attribution: Mapping[str, Any]) -> float:
+    """Return what the metric feels of the noise that a pass adds."""
+    of_layers = sum(row.get("metric_noise") or 0.0 for row in attribution["layers"])
+    return of_layers + float(attribution.get("shared_metric_noise") or 0.0)
 
 
 def _noise(row: Mapping[str, Any]) -> float:
@@ -208,10 +283,21 @@ def _declared(run: FinishedRun, index: int) -> type[Pass]:
     return declared
 
 
+def _feels(layers: Sequence[LayerCost]) -> list[str]:
+    if not any(cost.gain.metric_share is not None for cost in layers):
+        return []
+    return [
+        "'felt' is the share of what the metric feels of the noise; layers are ranked by it: the "
+        "divergence of the answers' probabilities for metrics about classes, else the change of "
+        "each sample's value"
+    ]
+
+
 def _shared(passes: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
         f"{entry['pass']}: {entry['attribution']['shared_inputs']:.0f} % of the noise lies in "
-        "rounded values that several operators read, which stays when one layer is left out"
+        "values that stay rounded when one layer is left out, since an integer kernel writes them "
+        "or several operators read them"
         for entry in passes
         if entry["attribution"] and (entry["attribution"]["shared_inputs"] or 0.0) >= 1
     ]

@@ -104,6 +104,8 @@ class Gain:
         noise_share: percent of the power of the output's noise that would go.
         metric: how much better the metric would be, in its unit; ``None`` where it is not known.
         ci95: its 95 % interval, from samples paired.
+        metric_share: percent of what the metric feels of the noise that would go; ``None`` where
+            that is not known.
     """
 
     bytes: int
@@ -111,6 +113,12 @@ class Gain:
     noise_share: float | None
     metric: float | None = None
     ci95: tuple[float, float] | None = None
+    metric_share: float | None = None
+
+    @property
+    def share(self) -> float | None:
+        """What changes are ranked by: percent of what the metric feels, else of the noise."""
+        return self.noise_share if self.metric_share is None else self.metric_share
 
     @property
     def certain(self) -> bool:
@@ -148,6 +156,7 @@ class Explanation:
         suggested: what to do, the best first.
         predicted: what the suggestions would bring together, if their gains add up.
         measured: what they bring together, where that was measured.
+        doubt: why nobody can tell what the suggestions would gain, where they are predictions.
         left_out: layers and passes that were not looked at, and why.
         notes: how to read it, one sentence each.
     """
@@ -163,6 +172,7 @@ class Explanation:
     suggested: tuple[Change, ...] = ()
     predicted: Gain | None = None
     measured: Gain | None = None
+    doubt: str = ""
     left_out: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -202,6 +212,7 @@ class Explanation:
             "spec": {str(index): "\n".join(lines) for index, lines in self.spec_lines.items()},
             "predicted": None if self.predicted is None else _gain(self.predicted),
             "measured": None if self.measured is None else _gain(self.measured),
+            "doubt": self.doubt or None,
             "left_out": list(self.left_out),
             "notes": list(self.notes),
         }
@@ -215,10 +226,10 @@ def best(layers: Sequence[LayerCost], count: int) -> list[LayerCost]:
     """Return the layers whose change brings most for its bytes.
 
     First those that improve the metric beyond chance, by their gain for each byte; then those
-    that remove more than half of what a layer's change removes on average, by the share of the
-    noise that goes for each byte.
+    that remove more than half of what a layer's change removes on average, by the share that goes
+    of what the metric feels for each byte.
     """
-    shares = [max(cost.gain.noise_share or 0.0, 0.0) for cost in layers]
+    shares = [max(cost.gain.share or 0.0, 0.0) for cost in layers]
     even = sum(shares) / max(len(shares), 1)
     certain = [cost for cost in layers if cost.gain.certain]
     certain.sort(key=lambda cost: -(cost.gain.metric or 0.0) / max(cost.gain.bytes, 1))
@@ -226,11 +237,11 @@ def best(layers: Sequence[LayerCost], count: int) -> list[LayerCost]:
         cost
         for cost in layers
         if not cost.gain.certain
-        and cost.gain.noise_share is not None
-        and cost.gain.noise_share > 0.5 * even
+        and cost.gain.share is not None
+        and cost.gain.share > 0.5 * even
         and not (cost.gain.ci95 is not None and cost.gain.ci95[1] < 0)
     ]
-    noisy.sort(key=lambda cost: -(cost.gain.noise_share or 0.0) / max(cost.gain.bytes, 1))
+    noisy.sort(key=lambda cost: -(cost.gain.share or 0.0) / max(cost.gain.bytes, 1))
     return [*certain, *noisy][:count]
 
 
@@ -242,6 +253,7 @@ def together(gains: Sequence[Gain]) -> Gain:
     """
     shares = [gain.noise_share for gain in gains if gain.noise_share is not None]
     share = sum(shares) if shares else None
+    felt = [gain.metric_share for gain in gains if gain.metric_share is not None]
     metrics = [gain.metric for gain in gains if gain.certain and gain.metric is not None]
     measured = any(gain.sqnr_db is not None for gain in gains)
     return Gain(
@@ -249,6 +261,7 @@ def together(gains: Sequence[Gain]) -> Gain:
         sqnr_db=gained_db(share) if measured and share is not None else None,
         noise_share=None if share is None else min(share, 100.0),
         metric=sum(metrics) if metrics else None,
+        metric_share=min(sum(felt), 100.0) if felt else None,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from compressor.lab.explain.explanation import Explanation, Gain, LayerCost
 from compressor.report import formats
 from compressor.report.page import GAP, Block, Page, Table, bullets, left, line, right
@@ -9,8 +11,12 @@ from compressor.report.page import GAP, Block, Page, Table, bullets, left, line,
 _MEASURED = "leave-one-out"
 
 
-def explanation_page(explanation: Explanation) -> Page:
-    """Return the table of layers and the lines to paste."""
+def explanation_page(explanation: Explanation, written: Path | None = None) -> Page:
+    """Return the table of layers and the lines to paste.
+
+    Args:
+        written: the file that the changed spec was written to.
+    """
     parts = [f"{explanation.name} after all passes: {formats.size(explanation.bytes)}"]
     if explanation.metric is not None:
         parts.append(f"{explanation.metric['name']} {formats.metric(explanation.metric)}")
@@ -20,29 +26,38 @@ def explanation_page(explanation: Explanation) -> Page:
         parts.append(f"measured on the {explanation.data} data")
     page: list[Block] = [line(", ".join(parts), "strong"), GAP]
     if explanation.layers:
-        columns = [
-            *left("layer", "pass", "scheme"),
-            *right("alone"),
-            *left("change"),
-            *right("costs", "output SQNR", "of the noise", "metric", "95 %"),
-            *left(""),
-        ]
-        content = Table(columns, [_cells(explanation, cost) for cost in explanation.layers])
-        measured = explanation.method == _MEASURED
-        page += [content.picked([*[True] * 8, *[measured] * 3]), GAP]
+        page += [cost_table(explanation), GAP]
     page += bullets(f"not looked at: {reason}" for reason in explanation.left_out)
     page += bullets(explanation.notes)
     if not explanation.suggested:
-        return [*page, GAP, line("Nothing to suggest: no layer stands out.")]
+        return [*page, GAP, line("Nothing to suggest: no rule for a layer stands out.")]
     for index, rules in explanation.spec_lines.items():
         name = explanation.passes[index]
         page += [GAP, line(f"In front of the rules of passes.{index} ({name}):", "strong")]
         page += map(line, rules)
     page.append(GAP)
+    if explanation.doubt:
+        page.append(line(f"What that would gain cannot be predicted: {explanation.doubt}.", "open"))
     for word, gain in (("predicted", explanation.predicted), ("measured", explanation.measured)):
         if gain is not None:
             page.append(line(f"Together, {word}: {_sum(explanation, gain)}"))
+    if written is not None:
+        page.append(line(f"Written: {written}. Next: compress run {written}", "good"))
     return page
+
+
+def cost_table(explanation: Explanation) -> Table:
+    """Return what each layer costs, and what a rule for it would gain."""
+    columns = [
+        *left("layer", "pass", "scheme"),
+        *right("alone"),
+        *left("change"),
+        *right("costs", "output SQNR", "of the noise", "felt", "metric", "95 %"),
+        *left(""),
+    ]
+    content = Table(columns, [_cells(explanation, cost) for cost in explanation.layers])
+    felt = any(cost.gain.metric_share is not None for cost in explanation.layers)
+    return content.picked([*[True] * 8, felt, *[explanation.method == _MEASURED] * 3])
 
 
 def _cells(explanation: Explanation, cost: LayerCost) -> list[str]:
@@ -55,11 +70,16 @@ def _cells(explanation: Explanation, cost: LayerCost) -> list[str]:
         cost.change.text,
         _more(gain.bytes),
         _decibels(gain),
-        formats.NOTHING if gain.noise_share is None else formats.percent(gain.noise_share, 1),
+        _share(gain.noise_share),
+        _share(gain.metric_share),
         _change(explanation, gain.metric),
         _interval(explanation, gain),
         _verdict(gain),
     ]
+
+
+def _share(value: float | None) -> str:
+    return formats.NOTHING if value is None else formats.percent(value, 1)
 
 
 def _more(amount: int) -> str:

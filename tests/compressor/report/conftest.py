@@ -75,6 +75,8 @@ def attribution(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "basis": "outputs",
         "reason": None,
         "shared_inputs": 5.0,
+        "metric_basis": "divergence",
+        "shared_metric_noise": 0.01,
         "layers": [
             {
                 "name": row["name"],
@@ -84,6 +86,7 @@ def attribution(rows: list[dict[str, Any]]) -> dict[str, Any]:
                 "output_sqnr_db": 52.0,
                 "noise_share": 0.5 * index,
                 "predicted_gain_db": 0.1,
+                "metric_noise": 0.001 * index,
             }
             for index, row in enumerate(rows)
         ],
@@ -206,6 +209,7 @@ def onnx() -> dict[str, Any]:
         "path": "model.onnx",
         "files": files,
         "bytes": 312_044,
+        "contents": {"weights": 275_000, "scales": 7_044, "graph": 30_000},
         "predicted_bytes": 311_000,
         "sha256": files[0]["sha256"],
         "deployed": True,
@@ -235,6 +239,91 @@ def limits(artifacts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return judge(keys, artifacts, metric(92.6), shrinks=True)
 
 
+def flipped() -> dict[str, Any]:
+    rows = [(17, 3, 3, 5, 1.25), (1204, 9, 9, 4, 0.5), (3, 0, 8, 0, 0.25)]
+    return {
+        "artifact": "model.onnx",
+        "samples": 2000,
+        "flipped": 21,
+        "lost": 12,
+        "won": 9,
+        "worst": [
+            {
+                "index": index,
+                "place": None,
+                "target": target,
+                "float": theirs,
+                "artifact": ours,
+                "margin": margin,
+            }
+            for index, target, theirs, ours, margin in rows
+        ],
+    }
+
+
+def classes() -> list[dict[str, Any]]:
+    return [
+        {
+            "class": label,
+            "samples": 200,
+            "float": 92.5,
+            "artifact": 91.0 + 0.25 * label,
+            "change": -1.5 + 0.25 * label,
+        }
+        for label in range(10)
+    ]
+
+
+def graph() -> dict[str, Any]:
+    """Layers in a row, and a shortcut over two in each block."""
+    names = layer_names()
+    entries = [
+        {
+            "name": name,
+            "operator": "Conv",
+            "reads": sorted({index - 1, index - 2 + index % 2} - {-1, -2}) if index else [],
+            "macs": 2_000_000 + index,
+            "bytes": 65_536 + index,
+            "time_share": 100 / len(names),
+        }
+        for index, name in enumerate(names)
+    ]
+    return {"layers": entries, "time_basis": "predicted from operations and bytes at batch 1"}
+
+
+def advice() -> dict[str, Any]:
+    """Two rules for the pass that quantizes, as ``compressor.lab.explain.advice`` gives them."""
+    rules = [("layer3.2.conv2", {"skip": True}), ("layer3.2.conv1", {"skip": True})]
+    return {
+        "reason": None,
+        "diff": [
+            " passes:",
+            "   - pass: quantize-static # passes.1",
+            "+    layers:",
+            *(f"+      - {{match: {name}, skip: true}}" for name, _ in rules),
+        ],
+        "suggested": [{"index": 1, "layer": name, "change": keys} for name, keys in rules],
+        "predicted": {
+            "bytes": 124_032,
+            "sqnr_db": 0.8,
+            "noise_share": 17.5,
+            "metric": 0.2,
+            "ci95": None,
+            "metric_share": 16.5,
+            "within_noise": None,
+        },
+    }
+
+
+NOTHING = {
+    "reason": "nothing is worth trying before more samples are evaluated: that accuracy lost "
+    "anything may be chance",
+    "diff": [],
+    "suggested": [],
+    "predicted": None,
+}
+
+
 def passed() -> dict[str, Any]:
     artifacts = [safetensors(), onnx()]
     base = times(1, 0.414)
@@ -261,6 +350,10 @@ def passed() -> dict[str, Any]:
         "artifacts": artifacts,
         "passes": passes(),
         "limits": limits(artifacts),
+        "advice": NOTHING,
+        "flipped": flipped(),
+        "classes": classes(),
+        "graph": graph(),
         "environment": {
             "python": "3.11.2",
             "versions": {
@@ -296,6 +389,7 @@ def failed_report() -> dict[str, Any]:
     artifact["latency_ratio"] = artifact["latency"][0]["ratio"]["value"]
     artifact["checks"][1].update(ok=False, detail="12.1 dB; at least 35.3 dB")
     report.update(ok=False, verdict="failed", limits=limits(report["artifacts"]))
+    report["advice"] = advice()
     return report
 
 
@@ -310,7 +404,9 @@ def blind_report() -> dict[str, Any]:
         )
     for step in report["passes"]:
         step.update(metric=None, metric_drop=None, sqnr_db=None)
-    report.update(verdict="unknown", limits=limits(report["artifacts"]))
+    report.update(verdict="unknown", limits=limits(report["artifacts"]), flipped=None, classes=None)
+    reason = "nothing is worth trying before quality is measured"
+    report["advice"] = {**NOTHING, "reason": reason}
     return report
 
 

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from compressor.lab.compare.trend import LevelChange, Point, Trend
-from compressor.report.html import html_report
+from compressor.report.html import Shown, html_report
 from compressor.report.past_runs import Related
-from tests.compressor.report.conftest import passed
+from compressor.report.samples import Sample
+from tests.compressor.report.conftest import advice, passed
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -23,6 +24,16 @@ if TYPE_CHECKING:
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 A4_WIDTH = 703  # pixels between margins of 12 mm
 KEYS = ("layer", "shape", "scheme", "zeros", "before", "after", "weight", "sqnr", "share")
+
+PICTURE = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+k"
+    "cQAAAABJRU5ErkJggg=="
+)
+SAMPLES = (
+    Sample(17, "3", ("3", "5"), PICTURE, "", True),
+    Sample(1204, "“ the”", ("“ the”", "“ a”"), "", "once upon a time in " * 8, True),
+    Sample(3, "0", ("8", "0"), PICTURE, "", False),
+)
 
 Report = dict[str, Any]
 
@@ -43,6 +54,7 @@ def browser() -> Iterator[Browser]:
 def report() -> Report:
     made = passed()
     losses = [[step, 2.0 / step] for step in range(1, 41)]
+    made["advice"] = advice()
     made["passes"][1]["training"] = {"steps": 40, "losses": losses}
     return made
 
@@ -58,7 +70,7 @@ def address(report: Report, tmp_path_factory: pytest.TempPathFactory) -> str:
     )
     step = LevelChange(3, "commit-3", 2.2, (1.5, 2.9), 0.001)
     history = Trend("accuracy", "%", True, runs, (step,))
-    page = html_report(report, Related({"earlier": other}), history)
+    page = html_report(report, Related({"earlier": other}), history, Shown(samples=SAMPLES))
     path.write_text(page, encoding="utf-8")
     return path.as_uri()
 
@@ -285,3 +297,69 @@ def test_the_history_is_drawn(opened: Callable[..., Page]) -> None:
     assert figure.locator("circle").count() == 4
     assert "commit-3" in figure.locator("circle title").last.text_content()
     assert "accuracy stepped down at run 4" in page.locator("#history + .card").inner_text()
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_first_screen_says_what_to_do_next(
+    opened: Callable[..., Page], width: int, report: Report
+) -> None:
+    page = opened(width)
+    box = page.locator("pre.diff").bounding_box()
+    assert box is not None
+    assert box["y"] + box["height"] <= 900
+    assert box["x"] + box["width"] <= width
+    shown = page.locator("pre.diff").inner_text().splitlines()
+    assert [line.rstrip() for line in shown if line.strip()] == report["advice"]["diff"]
+
+
+def test_flipped_samples_are_pictures_or_text(opened: Callable[..., Page]) -> None:
+    page = opened()
+    assert page.locator(".samples li").count() == 3
+    pictures = page.locator(".samples img")
+    assert pictures.count() == 2
+    assert pictures.first.evaluate("(image) => image.complete && image.naturalWidth") == 1
+    assert page.locator(".samples blockquote").inner_text().startswith("once upon")
+    words = page.locator(".samples li").first.inner_text().split()
+    assert words == ["sample", "17", "target", "3", "float", "3", "artifact", "5"]
+
+
+def test_classes_are_those_of_the_report(opened: Callable[..., Page], report: Report) -> None:
+    page = opened()
+    rows = page.locator("#classes + .card tbody tr")
+    assert rows.count() == len(report["classes"])
+    assert rows.first.inner_text().split()[:2] == ["0", "200"]
+
+
+@pytest.mark.parametrize(("width", "kind"), [(390, "narrow"), (1280, "wide")])
+def test_the_graph_is_drawn_by_noise_or_time(
+    opened: Callable[..., Page], width: int, kind: str, report: Report
+) -> None:
+    page = opened(width)
+    drawing = page.locator("#drawing")
+    assert drawing.locator("svg:visible").count() == 1
+    boxes = drawing.locator(f"svg.{kind} .box")
+    assert boxes.count() == len(report["graph"]["layers"])
+    size = drawing.locator(f"svg.{kind} text").first.evaluate(
+        "(text) => text.getBoundingClientRect().height"
+    )
+    assert size >= 8, "names are legible"
+    first = boxes.last.evaluate("(box) => getComputedStyle(box).fillOpacity")
+    assert drawing.locator(f"svg.{kind} .share:visible").first.inner_html() == "0.0 %"
+    drawing.get_by_label("time share").check()
+    assert drawing.locator(f"svg.{kind} .share:visible").first.inner_html() == "5.0 %"
+    assert float(first) == float(boxes.last.evaluate("(b) => getComputedStyle(b).fillOpacity"))
+
+
+def test_without_scripts_the_graph_shows_noise_alone(opened: Callable[..., Page]) -> None:
+    page = opened(scripts=False)
+    assert not page.locator("#drawing form").is_visible()
+    assert page.locator("#drawing .share.noise:visible").count() > 0
+    assert page.locator("#drawing .share.time:visible").count() == 0
+
+
+def test_reasons_are_one_click_away(opened: Callable[..., Page]) -> None:
+    page = opened()
+    words = page.get_by_text("275 kB are weights")
+    assert not words.is_visible()
+    page.get_by_text("Why the file is not smaller").click()
+    assert words.is_visible()

@@ -3,15 +3,26 @@ import json
 import re
 from html.parser import HTMLParser
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from compressor.report.html import html_report
+from compressor.lab.explain.by_sqnr import FinishedRun, explain_by_sqnr
+from compressor.lab.explain.explanation import Explanation
+from compressor.report.html import Shown, html_report
+from compressor.report.layer_drawing import layer_drawing
 from compressor.report.past_runs import NONE, Related
+from compressor.report.samples import Sample
 
 Report = dict[str, Any]
 _VOID = {"meta", "link", "input", "br", "img", "rect", "line", "circle", "path"}
+_PICTURE = "data:image/png;base64,iVBORw0KGgo="
+_SAMPLES = (
+    Sample(17, "3", ("3", "5"), _PICTURE, "", True),
+    Sample(1204, "“ the”", ("“ the”", "“ <b>”"), "", "once upon <i>a</i> time in", True),
+    Sample(3, "0", ("8", "0"), "", "", False),
+)
 _LIBRARY = files("compressor.report") / "plot" / "observable-plot.js"
 
 
@@ -56,19 +67,116 @@ class Page(HTMLParser):
 
 @pytest.mark.parametrize("kind", ["passed", "failed", "blind"])
 def test_every_form_is_well_nested_and_stands_alone(kind: str, request: pytest.FixtureRequest):
-    whole = html_report(request.getfixturevalue(f"{kind}_report"))
+    report = request.getfixturevalue(f"{kind}_report")
+    whole = html_report(report, shown=Shown(explained(report), _SAMPLES))
     page, text = Page(whole), without_library(whole)
     assert "http:" not in text
     assert "https:" not in text
     assert "url(" not in text
     assert "@import" not in text
     for tag, attributes in page.tags:
-        assert tag not in {"img", "iframe", "object", "embed", "base"}
-        assert "src" not in attributes
+        assert tag not in {"iframe", "object", "embed", "base"}
+        assert (tag == "img") == ("src" in attributes)
+        assert (attributes.get("src") or "data:").startswith("data:")
         assert attributes.get("href", "data:,") == "data:,"
         assert not any(name.startswith("on") for name in attributes)
     assert len(text) < 100_000
-    assert whole == html_report(request.getfixturevalue(f"{kind}_report"))
+    assert whole == html_report(report, shown=Shown(explained(report), _SAMPLES))
+
+
+def explained(report: Report) -> Explanation:
+    run = FinishedRun(Path("out/x"), report, {"spec": {"passes": report["passes"]}}, None)
+    return explain_by_sqnr(run, 3)
+
+
+def test_the_first_screen_says_what_to_do_next(failed_report: Report, passed_report: Report):
+    text = Page(html_report(failed_report)).text
+    said = (
+        "Next: other rules for layer3.2.conv2 (skip: true), layer3.2.conv1 (skip: true), "
+        "predicted: 124 kB more, accuracy better by 0.20 points."
+    )
+    diff = "passes: - pass: quantize-static # passes.1 + layers: + - {match: layer3.2.conv2, skip:"
+    assert text.index("Failed: 2 of 5") < text.index(said) < text.index(diff)
+    assert text.index(diff) < text.index("Before and after")
+    reason = passed_report["advice"]["reason"]
+    assert f"Next: {reason}." in Page(html_report(passed_report)).text
+
+
+def test_flipped_samples_have_their_answers(passed_report: Report):
+    page = Page(html_report(passed_report, shown=Shown(None, _SAMPLES)))
+    said = (
+        "model.onnx decides otherwise than the float model in 21 of 2,000 samples; 12 of them were"
+    )
+    assert said in page.text
+    assert "sample 17 target 3 float 3 artifact 5" in page.text
+    assert "once upon <i>a</i> time in sample 1,204 target “ the” float “ the” artifact “ <b>”" in (
+        page.text
+    )
+    assert [a["src"] for t, a in page.tags if t == "img"] == [_PICTURE]
+    wrong = [a for t, a in page.tags if t == "li" and a.get("class") == "card wrong"]
+    assert len(wrong) == 2
+
+
+def test_classes_fold_where_there_are_many(passed_report: Report):
+    text = Page(html_report(passed_report)).text
+    rows = passed_report["classes"]
+    for row in rows:
+        change = f"{row['change']:z.2f}".replace("-", "−")
+        said = f"{row['class']} 200 92.50 % {row['artifact']:.2f} % {change} points"
+        assert said in text
+    assert "21 classes, the worst first" not in text
+    passed_report["classes"] = [{**rows[0], "class": label} for label in range(21)]
+    assert "21 classes, the worst first" in Page(html_report(passed_report)).text
+
+
+def test_why_is_one_click_away(passed_report: Report):
+    page = Page(html_report(passed_report, shown=Shown(explained(passed_report))))
+    said = (
+        "Of the 312 kB of model.onnx, 275 kB are weights, 7.04 kB scales and zero points, and "
+        "30.0 kB the graph: names, shapes and operators. However narrow the weights become, "
+        "37.0 kB stay."
+    )
+    assert said in page.text
+    assert "What each layer costs, and what a rule for it would gain" in page.text
+    assert sum(tag == "details" for tag, _ in page.tags) == 3
+    assert "compress inspect --roofline model.onnx" in page.text
+
+
+def test_the_graph_is_drawn_with_the_numbers_of_the_report(passed_report: Report):
+    page = html_report(passed_report)
+    shares = passed_report["passes"][1]["attribution"]["layers"]
+    for row in shares:
+        said = f"{row['name']}: {row['noise_share']:.1f} % of the noise, 5.0 % of the time"
+        assert page.count(f"<title>{said}</title>") == 2  # wide and narrow
+    layers = passed_report["graph"]["layers"]
+    drawing = page[page.index('<svg class="wide"') : page.index('<svg class="narrow"')]
+    assert drawing.count('class="link"') == sum(len(layer["reads"]) for layer in layers)
+    assert 'style="--noise:0.62;--time:0.62"' in drawing
+
+
+def test_without_noise_the_graph_shows_time(passed_report: Report):
+    passed_report["passes"][1]["attribution"] = None
+    text = html_report(passed_report)
+    assert '<figure class="card drawing" id="drawing" data-by="time">' in text
+    assert 'name="by"' not in text
+
+
+def test_very_many_layers_are_drawn_as_blocks(passed_report: Report):
+    proto = passed_report["graph"]["layers"][0]
+    passed_report["graph"]["layers"] = [
+        {**proto, "name": f"b{i // 4}.c{i % 4}", "reads": [i - 1] if i else [], "time_share": 0.25}
+        for i in range(400)
+    ]
+    drawing = layer_drawing(passed_report)
+    assert drawing is not None
+    assert drawing.blocks
+    assert len(drawing.boxes) == 100
+    assert [(b.name, b.time, b.reads) for b in drawing.boxes[:2]] == [
+        ("b0", 1.0, ()),
+        ("b1", 1.0, (0,)),
+    ]
+    del passed_report["graph"]
+    assert layer_drawing(passed_report) is None
 
 
 def test_all_numbers_are_there(passed_report: Report):
@@ -156,7 +264,8 @@ def test_shapes_are_shown_where_the_report_has_them(passed_report: Report):
 
 
 def test_reports_of_earlier_versions_are_rendered(passed_report: Report):
-    del passed_report["identity"]
+    for key in ("identity", "advice", "flipped", "classes", "graph"):
+        del passed_report[key]
     for entry in passed_report["passes"]:
         del entry["histograms"], entry["attribution"]
         for layer in entry["layers"]:
@@ -172,7 +281,10 @@ def test_layers_have_bytes_and_a_share_of_the_noise(passed_report: Report):
     assert re.findall(r'data-v="([\d.]*)"', row)[2:4] == ["82944", "20928"]
     assert "9.0 %" in row
     said = "if this layer alone is compressed, in percent of all that quantize-static adds."
-    assert f"{said} 5.0 % is the noise of inputs that several layers read." in Page(text).text
+    assert (
+        f"{said} 5.0 % lies in values that stay rounded whichever layer is skipped."
+        in Page(text).text
+    )
 
 
 def test_what_only_folding_changed_is_not_called_changed(passed_report: Report):

@@ -53,6 +53,17 @@ def test_control_characters_and_markup_are_shown_not_obeyed(passed_report: Repor
     assert r"\x1b[2J[red]evil[/red]\n.onnx" in text
 
 
+def test_the_advice_is_one_line(failed_report: Report):
+    for check in failed_report["artifacts"][1]["checks"]:
+        check["ok"] = True
+    text = plain_text(run_page(failed_report, "out/a"))
+    said = [line for line in text.splitlines() if line.startswith("Next: ")]
+    assert said == [
+        "Next: compress explain out/a --apply (other rules for layer3.2.conv2 (skip: true), "
+        "layer3.2.conv1 (skip: true), predicted: 124 kB more, accuracy better by 0.20 points)"
+    ]
+
+
 def test_a_format_that_the_name_does_not_tell_is_named(passed_report: Report):
     passed_report["artifacts"][1].update(path="model.engine", format="tensorrt")
     text = plain_text(run_page(passed_report))

@@ -102,9 +102,13 @@ def test_an_artifact_that_cannot_run_here_needs_another_machine(passed_report: R
 def test_what_failed_is_explained(failed_report: Report):
     assert verdict.next_step(failed_report, "out/a") == "read the failed checks in out/a/report.md"
     failed_report["artifacts"][1]["checks"][1]["ok"] = True
+    assert verdict.next_step(failed_report, "out/a") == "compress explain out/a --apply"
+    del failed_report["advice"]
     assert verdict.next_step(failed_report, "out/a") == "compress explain out/a"
     (line,) = reason_line(failed_report, "out/a").splitlines()
     assert line.endswith("over by 0.70 points. Next: compress explain out/a")
+    failed_report["limits"] = [e for e in failed_report["limits"] if e["name"] == "latency-ratio"]
+    assert verdict.next_step(failed_report, "out/a") == "compress inspect --roofline out/a"
 
 
 def test_a_report_of_an_earlier_version_passed_or_failed(passed_report: Report):
@@ -174,12 +178,12 @@ def test_the_first_deployed_artifact_is_the_main_one(passed_report: Report):
 
 def test_a_fused_float_model_that_is_faster_is_advised(passed_report: Report):
     row = passed_report["artifacts"][1]["latency"][0]
-    assert verdict.advice(passed_report) == ""
+    assert verdict.faster_float(passed_report) == ""
     for interval, advised in (([1.02, 1.08], True), ([0.97, 1.08], False), ([0.5, 0.6], False)):
         row["fused_ratio"] = {"value": sum(interval) / 2, "ci95": interval}
-        assert bool(verdict.advice(passed_report)) == advised
+        assert bool(verdict.faster_float(passed_report)) == advised
     row["fused_ratio"] = {"value": 1.05, "ci95": [1.02, 1.08]}
-    words = verdict.advice(passed_report)
+    words = verdict.faster_float(passed_report)
     assert "takes 1.05 × its time (1.02 to 1.08)" in words
     for page in (
         plain_text(run_page(passed_report)),

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner, Result
 from ruamel.yaml import YAML
 
 from compressor.cli.application import application
+from compressor.errors import DataError
 from compressor.run import attribution
+from compressor.run.felt_noise import Feeling
 from tests.compressor.tiny_project import Project
 
 QUANTIZE = {"pass": "quantize-static"}
@@ -79,6 +82,21 @@ def test_the_layer_that_is_spoiled_is_found(on_onnx: Project):
     after = on_onnx.report()["passes"][0]
     assert after["sqnr_db"] - found["sqnr_db"] == pytest.approx(predicted["sqnr_db"], abs=6)
     assert after["bytes"] - found["bytes"] == pytest.approx(predicted["bytes"], rel=0.1)
+
+
+def test_rounding_that_stays_is_nobodys_gain(on_onnx: Project):
+    """The kernel of conv1 writes codes: its output is rounded whether conv2 is skipped or not."""
+    coarse = {**QUANTIZE, "activations": {"bits": 4}, "weights": {"bits": 8}}
+    on_onnx.spec["passes"] = [coarse]
+    on_onnx.run()
+    before = on_onnx.report()["passes"][0]
+    (row,) = [row for row in before["attribution"]["layers"] if row["name"] == "conv2"]
+    on_onnx.spec["passes"] = [{**coarse, "layers": [{"match": "conv2", "skip": True}]}]
+    on_onnx.run()
+    after = on_onnx.report()["passes"][0]
+    gone = 100 * (1 - 10 ** ((before["sqnr_db"] - after["sqnr_db"]) / 10))
+    assert row["noise_share"] == pytest.approx(gone, abs=15)
+    assert row["noise_share"] < 5
 
 
 def test_measured_gains_are_those_of_the_pasted_spec(quantized: Project):
@@ -176,6 +194,16 @@ def test_a_model_that_the_runtime_refuses_in_parts_still_runs(
     assert found["reason"] == "the layers: do not load; nothing helps"
     assert all(row["noise_share"] is None for row in found["layers"])
     assert "quantize-static: the layers: do not load" in explained(on_onnx.output).stdout
+
+
+def test_a_metric_that_refuses_noise_does_not_fail_the_run(on_onnx: Project):
+    on_onnx.spec["passes"] = [dict(QUANTIZE)]
+    with pytest.MonkeyPatch.context() as patch:
+        refused = DataError("metric 'f1'", "failed", "check it")
+        patch.setattr(Feeling, "relative_to", Mock(side_effect=refused))
+        on_onnx.run()
+    found = on_onnx.report()["passes"][0]["attribution"]
+    assert found["reason"] == "metric 'f1': failed; check it"
 
 
 def test_bad_input(quantized: Project, tmp_path: Path):

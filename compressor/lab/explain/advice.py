@@ -1,0 +1,180 @@
+"""What to do next about a finished run: a change of its spec, or nothing, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+
+from compressor.errors import SpecError
+from compressor.files import file_sha256, write_text
+from compressor.lab.explain.by_sqnr import FinishedRun, explain_by_sqnr
+from compressor.lab.explain.explanation import Change, Explanation
+from compressor.report.verdict import main_artifact
+from compressor.spec.load import load_spec
+from compressor.types.layer_rules import match_of
+
+_MOST_CHANGES = 3
+_NOTHING = "nothing is worth trying"
+_MEASURE = "compress explain SPEC --method leave-one-out measures"
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to do next.
+
+    Attributes:
+        explanation: what each layer costs; ``None`` where no pass has rules for single layers.
+        reason: why nothing is suggested; empty where something is.
+        diff: the lines of the spec around the change, those to add marked with ``+``.
+    """
+
+    explanation: Explanation | None
+    reason: str = ""
+    diff: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the entry of ``report.json``."""
+        found = None if self.explanation is None else self.explanation.as_json()
+        return {
+            "reason": self.reason or None,
+            "diff": list(self.diff),
+            "suggested": [] if found is None or self.reason else found["suggested"],
+            "predicted": None if found is None or self.reason else found["predicted"],
+        }
+
+
+def advise(run: FinishedRun) -> Advice:
+    """Choose the change with the best predicted gain, if any is worth trying."""
+    try:
+        explanation = explain_by_sqnr(run, _MOST_CHANGES)
+    except SpecError as error:
+        return Advice(None, f"{_NOTHING}: the run {error.problem}")
+    gain, reason = explanation.predicted, _unneeded(run.report)
+    if not reason and gain is None:
+        reason = f"{_NOTHING}: no rule for a layer would remove much of the noise"
+    if not reason and explanation.doubt:
+        reason = f"no gain can be predicted, since {explanation.doubt}; {_MEASURE}"
+    if not reason and gain is not None and not _fits(run.report, gain.bytes):
+        reason = f"{_NOTHING}: the best rules for layers would break the limit size-ratio"
+    if reason:
+        return Advice(explanation, reason)
+    passes = run.manifest["spec"]["passes"]
+    return Advice(explanation, "", tuple(_diff(explanation, passes)))
+
+
+def _unneeded(report: Mapping[str, Any]) -> str:
+    """Return why a run needs no change of its layers' rules, if it does not."""
+    artifact = main_artifact(report)
+    if artifact is None or artifact["metric"] is None:
+        return f"{_NOTHING} before quality is measured"
+    name, drop = artifact["metric"]["name"], float(artifact["metric_drop"])
+    limits = [e for e in report["limits"] if e["artifact"] == artifact["path"]]
+    verdict = next((e.get("verdict") for e in limits if e["name"] == "metric-drop"), "unknown")
+    if verdict == "failed" or (drop > 0 and artifact["metric_drop_ci95"][0] > 0):
+        return ""
+    if drop <= 0:
+        return f"{_NOTHING}: {name} lost nothing"
+    if verdict == "passed":
+        return f"{_NOTHING}: {name} lost nothing beyond chance"
+    return f"{_NOTHING} before more samples are evaluated: that {name} lost anything may be chance"
+
+
+def _fits(report: Mapping[str, Any], more: int) -> bool:
+    """Return whether the main artifact may take so many bytes more."""
+    artifact = main_artifact(report)
+    assert artifact is not None
+    most = [
+        float(entry["limit"]) * int(artifact["float_bytes"])
+        for entry in report["limits"]
+        if entry["name"] == "size-ratio" and entry["artifact"] == artifact["path"]
+    ]
+    return not most or artifact["bytes"] + more <= most[0] or artifact["bytes"] > most[0]
+
+
+def _diff(explanation: Explanation, passes: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = [" passes:"]
+    for index, rules in explanation.spec_lines.items():
+        lines.append(f"   - pass: {explanation.passes[index]} # passes.{index}")
+        lines.append(f"{' ' if passes[index].get('layers') else '+'}    {rules[0]}")
+        lines += [f"+    {rule}" for rule in rules[1:]]
+    return lines
+
+
+def write_changed(run: FinishedRun, changes: Sequence[Change]) -> Path:
+    """Write the spec of a run with changes, beside it and under a new name.
+
+    Comments stay as they are.
+
+    Returns:
+        The new file.
+
+    Raises:
+        SpecError: the spec is not there, or is not the one that was run.
+    """
+    path = _spec_of(run)
+    yaml = YAML(typ="rt")
+    yaml.preserve_quotes = True
+    yaml.width = 1 << 16
+    tree = yaml.load(path.read_text(encoding="utf-8"))
+    passes = tree.get("passes") if isinstance(tree, CommentedMap) else None
+    for change in reversed(changes):  # the first stands in front
+        _insert(path, passes, str(run.report["passes"][change.index]["pass"]), change)
+    offset = passes.lc.col if passes is not None and passes.lc.data else 2
+    yaml.indent(mapping=2, sequence=offset + 2, offset=offset)
+    number, new = 1, path.with_name(f"{path.stem}.next{path.suffix}")
+    while new.exists():
+        number += 1
+        new = path.with_name(f"{path.stem}.next{number}{path.suffix}")
+    text = StringIO()
+    yaml.dump(tree, text)
+    write_text(new, text.getvalue())
+    try:
+        load_spec(new)
+    except SpecError:
+        new.unlink()
+        raise
+    return new
+
+
+def _spec_of(run: FinishedRun) -> Path:
+    if run.spec is not None:
+        return run.spec.document.path
+    subject, stated = f"run {str(run.folder)!r}", run.manifest.get("spec_file")
+    path = None if stated is None else (run.folder / str(stated)).resolve()
+    if path is None or not path.is_file():
+        problem = "does not say where its spec is" if path is None else f"has no spec at {path}"
+        raise SpecError(subject, problem, "name the spec in place of the folder")
+    if file_sha256(path) != next(iter(run.manifest["inputs"]))["sha256"]:
+        raise SpecError(
+            f"spec {str(path)!r}", "has changed since it was run", f"compress run {path} first"
+        )
+    return path
+
+
+def _insert(path: Path, passes: Any, name: str, change: Change) -> None:
+    entry = passes[change.index] if _has(passes, change.index, name) else None
+    if not isinstance(entry, CommentedMap):
+        raise SpecError(
+            f"spec {str(path)!r}, passes.{change.index}",
+            f"is not the pass {name!r} that was run",
+            "run the spec again, or paste the rules where they belong",
+        )
+    rules = entry.setdefault("layers", CommentedSeq())
+    if not isinstance(rules, CommentedSeq):
+        raise SpecError(
+            f"spec {str(path)!r}, passes.{change.index}.layers", "is no list", "paste the rules"
+        )
+    rule = CommentedMap({"match": match_of(change.layer), **change.keys})
+    rule.fa.set_flow_style()
+    rules.insert(0, rule)
+
+
+def _has(passes: Any, index: int, name: str) -> bool:
+    known = isinstance(passes, CommentedSeq) and index < len(passes)
+    return known and isinstance(passes[index], CommentedMap) and passes[index].get("pass") == name

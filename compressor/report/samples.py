@@ -1,0 +1,129 @@
+"""The samples whose decision flipped, as pictures or text where they are such."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from compressor.calibration.sources.tokens import TokenSource, open_tokenizer
+from compressor.calibration.sources.user_functions import TransformedSource
+from compressor.report import formats
+from compressor.report.verdict import Report
+from compressor.run.data import Data
+from compressor.types.data import IndexedSource, Source
+from compressor.types.tensors import Array, Batch
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_CHANNELS = (1, 3, 4)
+_LEAST_SIDE, _MOST_SIDE = 4, 128
+_MOST_WORDS = 160  # characters of text in front of a decision
+_BATCH = 256
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample, as the page shows it.
+
+    Attributes:
+        picture: an address that holds the whole image; empty where it is none.
+        text: what stands in front of the decision; empty where it is no text.
+        wrong: the artifact's answer is not the target's.
+    """
+
+    index: int
+    target: str
+    answers: tuple[str, str]
+    picture: str
+    text: str
+    wrong: bool
+
+
+def shown_samples(report: Report, data: Data | None) -> list[Sample]:
+    """Return the samples that the report names as flipped, read again from their source."""
+    worst = (report.get("flipped") or {}).get("worst") or []
+    if data is None or not worst:
+        return []
+    source: Source = data.source
+    while isinstance(source, TransformedSource):
+        source = source.source
+    rows = _rows(source, [int(entry["index"]) for entry in worst])
+    tokens = source if isinstance(source, TokenSource) else None
+    tokenizer = None if tokens is None else open_tokenizer(tokens.tokenizer)
+    return [_sample(entry, rows, data.target, tokenizer) for entry in worst]
+
+
+def _rows(source: Source, indices: Sequence[int]) -> dict[int, Batch]:
+    """Return single samples by their place in the stream of batches."""
+    if isinstance(source, IndexedSource):
+        batch = source.take(np.asarray(indices, np.int64))
+        return {i: {n: a[row] for n, a in batch.items()} for row, i in enumerate(indices)}
+    found: dict[int, Batch] = {}
+    start = 0
+    for batch in source.batches(_BATCH, max(indices) + 1):
+        size = len(next(iter(batch.values())))
+        for i in set(indices) & set(range(start, start + size)):
+            found[i] = {name: array[i - start] for name, array in batch.items()}
+        start += size
+    return found
+
+
+def _sample(
+    entry: Mapping[str, Any],
+    rows: Mapping[int, Batch],
+    target: str | None,
+    tokenizer: Tokenizer | None,
+) -> Sample:
+    arrays = {n: a for n, a in rows.get(entry["index"], {}).items() if n != target}
+    text, picture = "", ""
+    ids = next((a for a in arrays.values() if a.ndim == 1 and a.dtype.kind in "iu"), None)
+    if tokenizer is not None and ids is not None and entry["place"] is not None:
+        text = tokenizer.decode(ids[: entry["place"] + 1].tolist())[-_MOST_WORDS:]
+    else:
+        picture = next((p for p in map(_picture, arrays.values()) if p), "")
+    answers = [entry[key] for key in ("target", "float", "artifact")]
+    words = [_answer(answer, tokenizer if text else None) for answer in answers]
+    wrong = answers[0] is not None and answers[0] != answers[2]
+    return Sample(entry["index"], words[0], (words[1], words[2]), picture, text, wrong)
+
+
+def _answer(value: int | None, tokenizer: Tokenizer | None) -> str:
+    if value is None:
+        return formats.NOTHING
+    return str(value) if tokenizer is None else f"“{tokenizer.decode([value])}”"
+
+
+def _picture(array: Array) -> str:
+    """Return an image as an address that holds it; empty for what is no image.
+
+    Args:
+        array: ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``; floats are spread over the range that
+            they span.
+    """
+    if array.ndim == 3 and array.shape[-1] not in _CHANNELS and array.shape[0] in _CHANNELS:
+        array = array.transpose(1, 2, 0)
+    flat = array.ndim == 2
+    if not flat and (array.ndim != 3 or array.shape[-1] not in _CHANNELS):
+        return ""
+    if min(array.shape[:2]) < _LEAST_SIDE or array.dtype.kind not in "uif":
+        return ""
+    pixels = array if flat or array.shape[-1] > 1 else array[..., 0]
+    if pixels.dtype != np.uint8:
+        values = np.nan_to_num(pixels.astype(np.float64))
+        low, span = values.min(), np.ptp(values) or 1.0
+        pixels = np.round((values - low) / span * 255).astype(np.uint8)
+    image = Image.fromarray(np.ascontiguousarray(pixels))
+    form = "png"
+    if max(image.size) > _MOST_SIDE:  # its pixels are not those of the sample any more
+        form, image = "jpeg", image.convert("RGB")
+        image.thumbnail((_MOST_SIDE, _MOST_SIDE))
+    stream = BytesIO()
+    image.save(stream, form, optimize=True)
+    return f"data:image/{form};base64,{base64.b64encode(stream.getvalue()).decode('ascii')}"

@@ -1,0 +1,80 @@
+"""How much of the noise in a model's outputs its metric feels.
+
+Noise that the metric does not look at, such as that of an output that it does not read, or of
+answers that are far from any other, costs nothing. So layers are ranked by what the metric feels:
+
+- Metrics about classes (accuracy, agreement, top5, perplexity) by the Kullback-Leibler divergence
+  of the answers' probabilities (as in ZeroQ, Cai et al. 2020). It is small where the float model is
+  sure of its answer, and for small noise it grows as the noise's power does, so that what several
+  layers add can be added up. The metric itself moves in steps, which few samples do not show.
+- Other metrics by how much the value of each sample changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from compressor.run.metrics import Metric
+from compressor.types.tensors import Array, Batch
+
+FeltBy = Literal["divergence", "metric"]
+_MOST_LOGITS = 1 << 22  # a tenth of a second for each layer
+
+
+@dataclass(frozen=True)
+class Feeling:
+    """What a metric feels.
+
+    Attributes:
+        targets: of the samples that noise is measured on, ``[N, ...]``; ``None`` where the float
+            model's outputs are the target.
+    """
+
+    metric: Metric
+    targets: Array | None
+
+    @property
+    def by(self) -> FeltBy:
+        """What is added up."""
+        return "divergence" if self.metric.about_classes else "metric"
+
+    def relative_to(self, exact: Batch, first: int = 0) -> Callable[[Batch], float]:
+        """Return a function of outputs with noise: what the metric feels, summed over samples.
+
+        Args:
+            exact: the float model's outputs for some samples.
+            first: number of the first of these samples.
+        """
+        size = len(next(iter(exact.values())))
+        if self.metric.about_classes:
+            wanted = _log_softmax(_decisions(exact))
+            return lambda noisy: size * _divergence(wanted, _log_softmax(_decisions(noisy)))
+        target: object = exact
+        if self.targets is not None:
+            target = self.targets.take(range(first, first + size), axis=0, mode="wrap")
+        values = self.metric.per_sample(exact, target, size)
+        return lambda noisy: float(
+            np.abs(self.metric.per_sample(noisy, target, size) - values).sum()
+        )
+
+
+def _decisions(outputs: Batch) -> Array:
+    """Return the first output's logits, ``[decisions, classes]``, of very many some."""
+    logits = next(iter(outputs.values()))
+    rows = logits.reshape(-1, logits.shape[-1])
+    return rows[:: -(-rows.size // _MOST_LOGITS)]
+
+
+def _divergence(exact: Array, noisy: Array) -> float:
+    """Return the mean divergence of answers, in nats, from logarithms of probabilities."""
+    return max(0.0, float((np.exp(exact) * (exact - noisy)).sum(axis=-1).mean()))
+
+
+def _log_softmax(logits: Array) -> Array:
+    shifted = logits.astype(np.float64)
+    shifted -= shifted.max(axis=-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))

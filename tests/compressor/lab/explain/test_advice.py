@@ -1,0 +1,186 @@
+"""What a report advises, and what ``compress explain --apply`` writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from ruamel.yaml import YAML
+
+from compressor.cli.application import application
+from compressor.lab.explain.advice import advise
+from compressor.lab.explain.by_sqnr import FinishedRun, doubts, finished_run
+from compressor.report.run import run_spec
+from compressor.spec.load import load_spec
+from tests.compressor.tiny_project import Project
+
+SPEC = """\
+# What we ship.
+version: 1
+name: tiny
+model: {onnx: tiny.onnx}   # from the vendor
+data:
+  calibration: {npz: calib.npz, inputs: {image: image}, batch: 16}
+  evaluation: {npz: test.npz, inputs: {image: image}, target: label, batch: 16}
+passes:
+  - pass: quantize-static   # as the target wants
+    layers:
+      # the narrow one
+      - {match: conv2, bits: 4}
+exports:
+  - {format: onnx}
+limits: {size-ratio: null, latency-ratio: null, metric-drop: 1.0}
+"""
+
+
+def explained(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(application, ["explain", *map(str, arguments)])
+
+
+@pytest.fixture
+def spoiled(on_onnx: Project) -> Path:
+    """A spec with comments, one of whose layers is rounded to four bits; it was run."""
+    path = on_onnx.folder / "our.yaml"
+    path.write_text(SPEC)
+    run_spec(load_spec(path))
+    return path
+
+
+def output(spec: Path) -> Path:
+    return spec.parent / "out" / "tiny"
+
+
+def report(spec: Path) -> dict[str, Any]:
+    return dict(json.loads((output(spec) / "report.json").read_text()))
+
+
+def changed(spec: Path, **drop: Any) -> FinishedRun:
+    """Return the run with another loss of its metric."""
+    run = finished_run(spec)
+    document = json.loads(json.dumps(run.report))
+    document["artifacts"][0].update(drop)
+    document["limits"] = drop.get("limits", [])
+    return FinishedRun(run.folder, document, run.manifest, run.spec)
+
+
+def test_the_layer_that_costs_the_metric_is_advised(spoiled: Path):
+    advice = advise(changed(spoiled, metric_drop=8.0, metric_drop_ci95=[3.0, 13.0]))
+    assert advice.reason == ""
+    assert advice.diff == (
+        " passes:",
+        "   - pass: quantize-static # passes.0",
+        "     layers:",
+        "+      - {match: conv2, bits: 8}",
+    )
+    found = advice.as_json()
+    assert [(c["layer"], c["change"]) for c in found["suggested"]] == [("conv2", {"bits": 8})]
+    assert found["predicted"]["metric_share"] > 50
+
+
+@pytest.mark.parametrize(
+    ("drop", "said"),
+    [
+        ({"metric_drop": 0.0, "metric_drop_ci95": [-1.0, 1.0]}, "accuracy lost nothing"),
+        (
+            {"metric_drop": 2.0, "metric_drop_ci95": [-1.0, 5.0]},
+            "before more samples are evaluated: that accuracy lost anything may",
+        ),
+        ({"metric": None}, "before quality is measured"),
+        (
+            {
+                "metric_drop": 8.0,
+                "metric_drop_ci95": [3.0, 13.0],
+                "float_bytes": 10_000,
+                "bytes": 3_999,
+                "limits": [
+                    {"name": "size-ratio", "artifact": "model.onnx", "limit": 0.4, "ok": True}
+                ],
+            },
+            "would break the limit size-ratio",
+        ),
+    ],
+)
+def test_nothing_is_worth_trying_and_why(spoiled: Path, drop: dict[str, Any], said: str):
+    advice = advise(changed(spoiled, **drop))
+    assert advice.reason.startswith("nothing is worth trying")
+    assert said in advice.reason
+    assert advice.diff == ()
+    assert advice.as_json()["suggested"] == []
+
+
+def test_the_report_holds_the_advice(spoiled: Path):
+    found = report(spoiled)["advice"]
+    assert found == advise(finished_run(spoiled)).as_json()
+
+
+def test_the_changed_spec_keeps_comments_and_order(spoiled: Path):
+    before = spoiled.read_text()
+    result = explained(output(spoiled), "--apply", "--json")
+    assert result.exit_code == 0, result.stderr
+    written = Path(json.loads(result.stdout)["written"])
+    assert written == spoiled.resolve().with_name("our.next.yaml")
+    assert spoiled.read_text() == before
+    rule = "      - {match: conv2, bits: 8}\n"
+    lines = written.read_text().splitlines(keepends=True)
+    assert rule in lines
+    lines.remove(rule)
+    assert "".join(lines) == before
+    assert YAML(typ="safe").load(written)["passes"][0]["layers"][0] == {"match": "conv2", "bits": 8}
+    loss = report(spoiled)["passes"][0]["sqnr_db"]
+    run_spec(load_spec(written))
+    assert report(spoiled)["passes"][0]["sqnr_db"] > loss + 6
+
+
+def test_no_file_is_overwritten(spoiled: Path):
+    names = []
+    for _ in range(2):
+        result = explained(spoiled, "--apply")
+        assert result.exit_code == 0, result.stderr
+        names.append(result.stdout.splitlines()[-1])
+    assert "our.next.yaml. Next: compress run" in names[0]
+    assert "our.next2.yaml. Next: compress run" in names[1]
+
+
+def test_a_spec_that_is_not_that_of_the_run_is_refused(spoiled: Path):
+    spoiled.write_text(SPEC.replace("# What we ship.", "# Changed."))
+    result = explained(output(spoiled), "--apply")
+    assert result.exit_code == 2
+    assert "has changed since it was run; compress run" in result.stderr
+    spoiled.unlink()
+    result = explained(output(spoiled), "--apply")
+    assert result.exit_code == 2
+    assert "has no spec at" in result.stderr
+    assert "name the spec in place of the folder" in result.stderr
+
+
+def row(noise: float) -> dict[str, Any]:
+    return {"name": "x", "own_sqnr_db": 30.0, "output_sqnr_db": 30.0, "metric_noise": noise}
+
+
+def made(rows: list[dict[str, Any]], basis: str, sqnr: float) -> dict[str, Any]:
+    entry = {
+        "basis": "outputs",
+        "metric_basis": basis,
+        "shared_inputs": 0.0,
+        "shared_metric_noise": 0.0,
+        "layers": rows,
+    }
+    metric = {"name": "f1", "value": 1.0}
+    return {"passes": [{"attribution": entry, "metric": metric, "sqnr_db": sqnr}]}
+
+
+def test_what_cannot_be_known_is_said():
+    """Ten layers of 30 dB each: together 20 dB."""
+    few = made([row(0.1), *[row(0.0)] * 9], "metric", 20.0)
+    assert doubts(few).startswith("the noise of 1 of 10 layers alone changes f1 of any")
+    assert doubts(made([row(0.1)] * 10, "metric", 20.0)) == ""
+    assert doubts(made([row(0.1), *[row(0.0)] * 9], "divergence", 20.0)) == ""
+    assert "adds up to 4 times that in the model's output" in doubts(
+        made([row(0.1)] * 10, "divergence", 26.02)
+    )
+    assert "adds up to 0.25 times" in doubts(made([row(0.1)] * 10, "divergence", 13.98))
+    unknown = made([{**row(0.0), "metric_noise": None}], "metric", 30.0)
+    assert "is not known" in doubts(unknown)

@@ -1,0 +1,114 @@
+"""Single decisions beside the float model's, and what a report says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from compressor.run.decisions import MOST_SAMPLES, class_entries, decisions_of, flipped_entry
+from compressor.run.metrics import ACCURACY, COSINE, PERPLEXITY
+from tests.compressor.tiny_project import Project
+
+
+def logits(*rows: tuple[float, ...]) -> dict[str, np.ndarray]:
+    return {"logits": np.array(rows, np.float32)}
+
+
+FLOAT = logits((5, 0, 0), (0, 2, 1), (0, 1, 3), (9, 0, 8))
+OURS = logits((4, 0, 1), (0, 1, 2), (0, 3, 1), (1, 0, 8))
+LABELS = np.array([0, 1, 1, 0])  # right; lost; won; lost, and the float model was nearer to it
+
+
+def test_lost_decisions_come_first_and_the_most_certain_of_them():
+    entry = flipped_entry(decisions_of(OURS, FLOAT, LABELS, ACCURACY), "model.onnx")
+    assert entry is not None
+    assert (entry["samples"], entry["flipped"], entry["lost"], entry["won"]) == (4, 3, 2, 1)
+    assert [row["index"] for row in entry["worst"]] == [1, 3, 2]
+    assert entry["worst"][2] == {
+        "index": 2,
+        "place": None,
+        "target": 1,
+        "float": 2,
+        "artifact": 1,
+        "margin": 2.0,
+    }
+
+
+def test_classes_that_lost_most_come_first():
+    entries = class_entries(decisions_of(OURS, FLOAT, LABELS, ACCURACY))
+    assert entries == [
+        {"class": 0, "samples": 2, "float": 100.0, "artifact": 50.0, "change": -50.0},
+        {"class": 1, "samples": 2, "float": 50.0, "artifact": 50.0, "change": 0.0},
+    ]
+
+
+def test_of_many_decisions_the_hardest_overturned_one_that_counts_is_kept():
+    theirs = {"logits": np.array([[[5, 0], [3, 0], [9, 0]]], np.float32)}
+    ours = {"logits": np.array([[[4, 0], [0, 1], [0, 1]]], np.float32)}
+    labels = np.array([[0, 1, -100]])  # the last is padding
+    decisions = decisions_of(ours, theirs, labels, PERPLEXITY)
+    entry = flipped_entry(decisions, "model.onnx")
+    assert entry is not None
+    (row,) = entry["worst"]
+    assert (row["place"], row["target"], row["float"], row["artifact"]) == (1, 1, 0, 1)
+    assert class_entries(decisions) is None
+
+
+def test_without_labels_nothing_is_lost_or_won():
+    entry = flipped_entry(decisions_of(OURS, FLOAT, FLOAT, ACCURACY), "model.onnx")
+    assert entry is not None
+    assert (entry["flipped"], entry["lost"], entry["won"]) == (3, None, None)
+    assert [row["index"] for row in entry["worst"]] == [2, 1, 3]
+    assert class_entries(decisions_of(OURS, FLOAT, FLOAT, ACCURACY)) is None
+
+
+def test_metrics_that_are_not_about_classes_have_no_decisions():
+    assert decisions_of(OURS, FLOAT, LABELS, COSINE) is None
+    assert flipped_entry(None, "model.onnx") is None
+    assert class_entries(None) is None
+
+
+def test_the_report_shows_so_many_at_most():
+    rows = np.eye(2, dtype=np.float32)[np.zeros(50, int)]
+    entry = flipped_entry(
+        decisions_of({"y": rows[:, ::-1]}, {"y": rows}, np.zeros(50, int), ACCURACY), "m"
+    )
+    assert entry is not None
+    assert (entry["flipped"], len(entry["worst"])) == (50, MOST_SAMPLES)
+
+
+def test_a_report_says_what_its_artifact_decides(on_onnx: Project):
+    on_onnx.spec["passes"] = [
+        {"pass": "quantize-static", "weights": {"bits": 4}, "activations": {"bits": 4}}
+    ]
+    on_onnx.run()
+    report = on_onnx.report()
+    with np.load(on_onnx.folder / "test.npz") as data:
+        images, labels = data["image"], data["label"]
+    answers = [predicted(p, images) for p in (on_onnx.folder / "tiny.onnx", artifact(on_onnx))]
+    flipped = np.flatnonzero(answers[0] != answers[1])
+    assert len(flipped) > 0
+    entry = report["flipped"]
+    assert entry["artifact"] == "model.onnx"
+    assert (entry["samples"], entry["flipped"]) == (len(labels), len(flipped))
+    assert {row["index"] for row in entry["worst"]} == set(flipped[:MOST_SAMPLES].tolist())
+    for row in report["classes"]:
+        of = labels == row["class"]
+        assert row["samples"] == of.sum()
+        assert row["artifact"] == pytest.approx(100 * (answers[1][of] == row["class"]).mean())
+    weighted = sum(row["artifact"] * row["samples"] for row in report["classes"]) / len(labels)
+    assert weighted == pytest.approx(report["artifacts"][0]["metric"]["value"])
+    on_onnx.run()  # from the store
+    assert on_onnx.report()["flipped"] == entry
+
+
+def artifact(project: Project) -> Path:
+    return project.output / "model.onnx"
+
+
+def predicted(path: Path, images: np.ndarray) -> np.ndarray:
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(None, {"image": images})[0]).argmax(1)

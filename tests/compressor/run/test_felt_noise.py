@@ -1,0 +1,64 @@
+"""What a metric feels of noise: of answers near another one, and of outputs that it reads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from compressor.run import felt_noise
+from compressor.run.felt_noise import Feeling
+from compressor.run.metrics import ACCURACY, MSE, Metric
+from compressor.types.tensors import Batch
+
+RNG = np.random.default_rng(0)
+
+
+def moved(batch: Batch, name: str, noise: np.ndarray) -> Batch:
+    return {**batch, name: (batch[name] + noise).astype(np.float32)}
+
+
+def test_classes_feel_what_may_change_an_answer():
+    feeling = Feeling(ACCURACY, None)
+    sure = {"y": np.array([[20.0, 0.0, 0.0]], np.float32)}
+    unsure = {"y": np.array([[1.0, 0.9, 0.0]], np.float32)}
+    noise = np.array([[-0.2, 0.2, 0.0]])
+    assert feeling.relative_to(sure)(sure) == 0.0
+    assert feeling.relative_to(unsure)(moved(unsure, "y", noise)) > 1e-3
+    assert feeling.relative_to(sure)(moved(sure, "y", noise)) < 1e-6
+    # A shift of all scores changes no answer.
+    assert feeling.relative_to(unsure)(moved(unsure, "y", np.full((1, 3), 5.0))) == pytest.approx(0)
+
+
+def test_small_noise_counts_by_its_power():
+    feeling = Feeling(ACCURACY, None)
+    exact = {"y": RNG.standard_normal((8, 10)).astype(np.float32)}
+    noise = 0.05 * RNG.standard_normal((8, 10))
+    one, twice = (feeling.relative_to(exact)(moved(exact, "y", k * noise)) for k in (1, 2))
+    assert twice / one == pytest.approx(4, rel=0.1)
+
+
+def test_outputs_that_the_metric_does_not_read_do_not_count():
+    exact = {name: RNG.standard_normal((4, 5)).astype(np.float32) for name in ("boxes", "scores")}
+    noise = RNG.standard_normal((4, 5))
+    scored = Metric("scored", lambda out, _: (out["scores"] > 0).mean(axis=1))
+    feeling = Feeling(scored, np.zeros(4))
+    assert feeling.relative_to(exact)(moved(exact, "boxes", 9 * noise)) == 0.0
+    assert feeling.relative_to(exact)(moved(exact, "scores", 9 * noise)) > 0.0
+    first = Feeling(ACCURACY, None)  # reads the first output alone
+    assert first.relative_to(exact)(moved(exact, "scores", 9 * noise)) == 0.0
+
+
+def test_targets_belong_to_their_samples():
+    targets = np.arange(6, dtype=np.float32).reshape(6, 1)
+    exact = {"y": targets[4:]}
+    feeling = Feeling(MSE, targets)
+    feels = feeling.relative_to(exact, first=4)
+    assert feels(moved(exact, "y", np.ones((2, 1)))) == pytest.approx(2.0)
+
+
+def test_of_very_many_decisions_some_are_looked_at(monkeypatch: pytest.MonkeyPatch):
+    exact = {"y": RNG.standard_normal((4, 50, 10)).astype(np.float32)}
+    noisy = moved(exact, "y", 0.1 * RNG.standard_normal((4, 50, 10)))
+    whole = Feeling(ACCURACY, None).relative_to(exact)(noisy)
+    monkeypatch.setattr(felt_noise, "_MOST_LOGITS", 500)
+    assert Feeling(ACCURACY, None).relative_to(exact)(noisy) == pytest.approx(whole, rel=0.3)
