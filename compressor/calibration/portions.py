@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from compressor.graph.values import all_nodes, is_op, static_shape, value_by_name
+from compressor.graph.values import all_nodes, computes_scale, static_shape, value_by_name
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.tensors import Batch
 
@@ -109,4 +109,4 @@ def _divides(model: Carrier) -> bool:
     if len(axes) != 1 or not isinstance(axes.pop(), str) or Capability.GRAPH not in model.offers:
         return False
     # One scale for a whole batch depends on which samples are in it.
-    return not any(is_op(n, "DynamicQuantizeLinear") for n in all_nodes(model.graph().graph))
+    return not any(computes_scale(n) for n in all_nodes(model.graph().graph))

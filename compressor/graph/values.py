@@ -34,6 +34,11 @@ def is_op(node: ir.Node | None, *op_types: str) -> bool:
     return node is not None and node.domain in DEFAULT_DOMAINS and node.op_type in op_types
 
 
+def computes_scale(node: ir.Node | None) -> bool:
+    """Return whether a node quantizes values by a scale that it computes from them."""
+    return is_op(node, "DynamicQuantizeLinear")
+
+
 def moved(node: ir.Node) -> ir.Value | None:
     """Return the input whose elements a node's output holds and no others, if there is one."""
     moves = operator(node).moves

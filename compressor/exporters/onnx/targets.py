@@ -11,7 +11,7 @@ from onnx_ir import DataType
 
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.operators import operator, operator_named
-from compressor.graph.values import all_nodes, constant_of, is_op
+from compressor.graph.values import all_nodes, computes_scale, constant_of
 
 _INT8 = frozenset({DataType.INT8, DataType.UINT8})
 _INT16 = frozenset({DataType.INT16, DataType.UINT16})
@@ -218,7 +218,7 @@ def _symmetric(kind: str) -> str:
 def is_dynamic(node: ir.Node) -> bool:
     """Whether the scale is computed from the values as the model runs."""
     scale = node.inputs[1]
-    return scale is not None and is_op(scale.producer(), "DynamicQuantizeLinear")
+    return scale is not None and computes_scale(scale.producer())
 
 
 def quantized_type(node: ir.Node) -> DataType | None:
@@ -291,7 +291,7 @@ class Owners:
 def _wraps(node: ir.Node) -> bool:
     """Whether a node rounds, casts or turns what a layer reads."""
     row = operator_named(node.op_type)
-    rounds = row.family == "quantization" or node.op_type == "DynamicQuantizeLinear"
+    rounds = row.family == "quantization" or computes_scale(node)
     return rounds or row.moves in ("type", "order")
 
 
