@@ -231,8 +231,11 @@ def _latency(
 ) -> list[dict[str, Any]]:
     """Time the artifact and the float model in turn, at batch 1 and at the evaluation's batch.
 
-    The float model is the user's own ONNX file, if there is one.
+    The float model is the user's own ONNX file, if there is one. What is not judged is timed at
+    batch 1 alone.
     """
+    if artifact.exporter.not_judged:
+        fused = None
     file = workspace.plan.spec.onnx
     models: dict[str, Opener] = {
         BASELINE: workspace.baseline.runner
@@ -243,7 +246,7 @@ def _latency(
     if fused is not None:
         models["fused"] = fused.carrier.runner
     rows = []
-    for count in _batches(workspace):
+    for count in _batches(workspace)[: 1 if artifact.exporter.not_judged else None]:
         inputs = _timed_inputs(workspace, final, count)
         with on_threads(_THREADS):
             times = measure(models, inputs, clock="wall" if artifact.exporter.on_gpu else "cpu")
