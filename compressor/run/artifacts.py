@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from compressor.errors import CompressorError, located
+from compressor.errors import ArtifactError, ModelError, SpecError, located
 from compressor.files import (
     copy,
     file_sha256,
@@ -172,7 +172,8 @@ def float_file(workspace: Workspace, exporter: Exporter) -> tuple[int, str]:
                     context = ExportContext(spec.name, "", folder=spec.folder)
                     paths = exporter.write(carrier, folder, context)
                     size, name = sum(p.stat().st_size for p in paths), paths[0].name
-            except CompressorError as error:  # options that only a compressed model can have
+            # Options may be such that only a compressed model can be written with them.
+            except (SpecError, ModelError, ArtifactError) as error:
                 size, name = workspace.plan.bytes, f"its tensors alone ({error.problem})"
         with workspace.store.write(key) as (_, stored):
             stored.update(bytes=size, name=name)

@@ -22,6 +22,7 @@ FULL = "is full (No space left on device); free some space and run the same comm
 def three_steps(project: Project) -> Project:
     project.spec["passes"] = [{"pass": "nudge", "factor": 1.5}, {"pass": "fuse"}]
     project.spec["exports"] = [{"format": "onnx"}, {"format": "safetensors"}]
+    project.spec["limits"] = dict.fromkeys(("metric-drop", "size-ratio", "latency-ratio"))
     return project
 
 
