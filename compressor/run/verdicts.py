@@ -99,8 +99,11 @@ def _meant(name: str, artifact: Mapping[str, Any], *, shrinks: bool) -> bool:
     """Return whether a limit that nobody set applies to an artifact."""
     if name == "size_ratio":
         return shrinks
-    # An artifact that was timed although its format or its target is another is not judged.
-    return name != "latency_ratio" or bool(artifact["deployed"]) or not artifact["latency"]
+    if name != "latency_ratio" or artifact["deployed"]:
+        return True
+    # It would be judged if it could be run; a storage format has a reason of its own.
+    reason = artifact["latency_ratio_reason"]
+    return not artifact["latency"] and bool(reason == artifact["latency_ms_reason"])
 
 
 def _default_drop(

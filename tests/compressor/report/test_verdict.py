@@ -91,7 +91,8 @@ def test_quality_that_was_not_measured_is_unknown(blind_report: Report):
 
 def test_an_artifact_that_cannot_run_here_needs_another_machine(passed_report: Report):
     artifact = passed_report["artifacts"][1]
-    artifact.update(deployed=False, latency=[], latency_ratio_reason="needs a GPU")
+    why = dict.fromkeys(("latency_ms_reason", "latency_ratio_reason"), "needs a GPU")
+    artifact.update(deployed=False, latency=[], **why)
     artifact.update(metric=None, metric_reason="needs a GPU", metric_drop=None)
     artifact["metric_drop_ci95"] = None
     entries = judge(LimitKeys(), passed_report["artifacts"], artifact["metric"], shrinks=True)

@@ -206,8 +206,10 @@ def test_the_interval_of_a_latency_decides(ratio: tuple[float, float, float], ve
 def test_a_latency_that_cannot_be_judged_is_unknown_only_if_it_is_asked_for_or_was_not_run():
     limits = {"metric_drop": None, "size_ratio": None}
     stored = entry(deployed=False, latency_ratio_reason="a storage format")
-    engine = entry(deployed=False, latency=[], latency_ratio_reason="needs a GPU")
-    assert judged(limits, stored) == []
+    why = dict.fromkeys(("latency_ms_reason", "latency_ratio_reason"), "needs a GPU")
+    engine = entry(deployed=False, latency=[], **why)
+    streamed = entry(**{**stored, "latency": [], "latency_ms_reason": "has no graph"})
+    assert judged(limits, stored) == judged(limits, streamed) == []
     assert judged(limits, engine) == [("latency-ratio", 1.0, True, "unknown")]
     asked = {**limits, "latency_ratio": 0.5}
     assert judged(asked, stored) == [("latency-ratio", 0.5, False, "unknown")]
