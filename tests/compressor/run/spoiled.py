@@ -16,7 +16,7 @@ Spoil = Callable[[Project], None]
 def refused(project: Project, code: int) -> str:
     """Run a project; return the message, its folder's name shortened."""
     forget_modules()
-    result = CliRunner().invoke(application, ["run", str(project.path)])
+    result = CliRunner().invoke(application, ["run", str(project.path), "--quiet"])
     assert result.exit_code == code, result.stderr
     assert result.stdout == ""
     assert "Traceback" not in result.stderr

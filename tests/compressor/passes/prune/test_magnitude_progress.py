@@ -135,5 +135,6 @@ def test_a_run_shows_it(tmp_path: Path):
     watcher = Watcher()
     run_spec(load_spec(path), RunOptions(), watcher)
     labels = [label for label, _ in watcher.stages]
-    assert labels.index("prune-magnitude") + 1 == labels.index(RANK)
-    assert watcher.counts[RANK][-1] == ALL
+    step = "step 2 of 5: "
+    assert labels.index(f"{step}prune-magnitude") + 1 == labels.index(step + RANK)
+    assert watcher.counts[step + RANK][-1] == ALL
