@@ -85,6 +85,9 @@ def test_within_a_limit() -> None:
 def test_samples_needed_follow_the_formula() -> None:
     # (1.645 sqrt(0.05) + 0.842 sqrt(0.05 - 0.0001))^2 / 0.01^2 = 3090, rounded up
     assert samples_needed(0.01, (0.05 - 0.0001) ** 0.5, 0.05, 0.05**0.5) == 3100
+    # (1.645 sqrt(0.3) + 0.842 sqrt(0.3 - 0.2^2))^2 / 0.2^2 = 44.2; the other way round 42.2
+    assert samples_needed(0.2, 0.26**0.5, 0.05, 0.3**0.5) == 45
+    assert samples_needed(-0.2, 0.26**0.5, 0.05, 0.3**0.5) == 45
     assert samples_needed(1.0, 2.0, 0.05) == 25
     assert samples_needed(0.0, 1.0, 0.05) is None
     assert samples_needed(0.1, 0.0, 0.05) is None

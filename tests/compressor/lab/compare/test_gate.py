@@ -1,5 +1,6 @@
 """What the gate decides, and what it says."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from compressor.errors import DataError, SpecError
 from compressor.lab.compare.compare import CompareOptions, Comparison, compare_runs
 from compressor.lab.compare.gate import Check, GateLimits, judge
+from compressor.run.statistics import Scale, paired_difference
 from tests.compressor.lab.compare.made_runs import made_run, results
 
 STORED = CompareOptions(timing=False)
@@ -132,15 +134,57 @@ def test_strict_needs_a_limit(worse: Comparison) -> None:
         judge(worse, GateLimits(strict=True))
 
 
-def test_equal_models_fail_as_often_as_alpha_says() -> None:
-    """The smaller sister of ``bench_gate``: 600 pairs, 2000 samples, 3 percent disagreement."""
-    from compressor.run.statistics import Scale, paired_difference
+def counted(comparison: Comparison, lost: int, won: int, samples: int = 1000) -> Comparison:
+    """Return the comparison of models that differ on some of their samples."""
+    base, candidate = np.ones(samples), np.ones(samples)
+    candidate[:lost], base[lost : lost + won] = 0.0, 0.0
+    return replace(comparison, difference=paired_difference(base, candidate, Scale(100.0)))
 
+
+@pytest.mark.parametrize(
+    ("lost", "won", "verdict"),
+    [
+        (5, 1, "unknown"),  # mid-p (1 + 6 / 2) / 2**6 = 0.063: over alpha, its half is not
+        (6, 1, "failed"),  # (1 + 7 / 2) / 2**7 = 0.035: under alpha, its double is not
+        (1, 6, "passed"),
+        (3, 3, "passed"),
+    ],
+)
+def test_a_loss_is_real_at_the_level_that_was_asked_for(
+    worse: Comparison, lost: int, won: int, verdict: str
+) -> None:
+    found = counted(worse, lost, won)
+    assert only(found, GateLimits()).verdict == verdict
+    assert only(found, GateLimits(alpha=0.01)).verdict == verdict.replace("failed", "unknown")
+    assert only(found, GateLimits(alpha=0.07)).verdict == verdict.replace("unknown", "failed")
+
+
+@pytest.mark.parametrize(("lost", "verdict"), [(10, "unknown"), (9, "passed")])
+def test_a_loss_within_the_limit_is_proved_at_the_level_that_was_asked_for(
+    worse: Comparison, lost: int, verdict: str
+) -> None:
+    found = counted(worse, lost, 0)
+    # Scores of a true drop of 1.6 points: -1.51 and -1.76, which are chances of 0.065 and 0.039.
+    assert only(found, GateLimits(metric_drop=1.6)).verdict == verdict
+    assert only(found, GateLimits(metric_drop=1.6, alpha=0.03)).verdict == "unknown"
+    assert only(found, GateLimits(metric_drop=1.6, alpha=0.08)).verdict == "passed"
+
+
+def test_the_number_of_samples_that_would_do_tells_the_two_deviations_apart(
+    worse: Comparison,
+) -> None:
+    # (1.645 sqrt(0.3) + 0.842 sqrt(0.3 - 0.2^2))^2 / 0.2^2 = 44.2; the other way round 42.2
+    check = only(counted(worse, 5, 1, samples=20), GateLimits())
+    assert check.text.endswith(": not distinguishable with 20 samples; 45 would do")
+
+
+def test_equal_models_fail_as_often_as_alpha_says(worse: Comparison) -> None:
+    """The smaller sister of ``bench_gate``: 600 pairs, 2000 samples, 3 percent disagreement."""
     rng = np.random.default_rng(0)
     alarms = 0
     for _ in range(600):
         base = rng.random(2000) < 0.9
         candidate = base ^ (rng.random(2000) < np.where(base, 0.015 / 0.9, 0.015 / 0.1))
         found = paired_difference(base * 1.0, candidate * 1.0, Scale(100.0))
-        alarms += found.drop > 0 and found.p < 0.05
+        alarms += not judge(replace(worse, difference=found), GateLimits()).ok
     assert 0.03 <= alarms / 600 <= 0.07
