@@ -11,7 +11,12 @@ from torch import Tensor
 from compressor.passes.quantize.maths.affine import absmax_parameters, quantize
 from compressor.passes.quantize.maths.descent import row_errors
 from compressor.passes.quantize.maths.floating import round_to_nearest
-from compressor.passes.quantize.maths.gptq import gptq, gptq_weights, output_error
+from compressor.passes.quantize.maths.gptq import (
+    gptq,
+    gptq_weights,
+    inverse_factor,
+    output_error,
+)
 from compressor.types.quantized import QuantizedTensor, Scheme
 
 SCHEMES = [
@@ -83,6 +88,20 @@ def test_codes_are_those_of_the_paper_s_formula(scheme: Scheme) -> None:
     compensated, _ = both(matrix, moment, scheme)
     same = compensated.codes == plain(matrix, moment, scheme)
     assert same.float().mean() > 0.99  # float32 tips a few halves the other way
+
+
+@pytest.mark.parametrize("rows", [2, 700, 4200])
+@pytest.mark.parametrize("columns", [128, 129, 272, 384])
+def test_codes_are_those_of_the_paper_s_formula_at_every_size_of_block(
+    rows: int, columns: int
+) -> None:
+    """All columns to come are updated after each 128, and small blocks depend on the rows."""
+    scheme = Scheme(4)
+    matrix, moment = correlated(2, columns, 2 * columns)
+    stacked = matrix.repeat(rows // 2, 1)  # rows do not depend on each other
+    compensated, _ = both(stacked, moment, scheme)
+    same = compensated.codes == plain(matrix, moment, scheme).repeat(rows // 2, 1)
+    assert same.float().mean() > 0.98  # float32 tips a few halves the other way
 
 
 def test_output_error_is_that_of_the_outputs() -> None:
@@ -159,6 +178,44 @@ def test_a_singular_moment_is_damped_until_it_factors() -> None:
     result = gptq(matrix, moment, scale, zero, Scheme(4), damping=1e-12)
     nearest = quantize(matrix, scale, zero, Scheme(4))
     assert output_error(matrix, result, moment) <= output_error(matrix, nearest, moment)
+
+
+def indefinite(least: float) -> Tensor:
+    """Return a matrix of mean diagonal one with a negative eigenvalue: that of rounding."""
+    generator = torch.Generator().manual_seed(5)
+    turned, _ = torch.linalg.qr(torch.randn(32, 32, generator=generator, dtype=torch.float64))
+    values = torch.full((32,), 1.0 + (1.0 + least) / 31, dtype=torch.float64)
+    values[7] = -least
+    return (turned * values) @ turned.T
+
+
+@pytest.mark.parametrize(("least", "retry"), [(0.005, 1.0), (0.05, 10.0), (0.5, 100.0)])
+def test_damping_grows_until_the_moment_factors(least: float, retry: float) -> None:
+    moment = indefinite(least)
+    factor = inverse_factor(moment.float(), damping=0.01)
+    assert factor is not None
+    assert torch.equal(factor, factor.triu())
+    damped = moment + retry * 0.01 * torch.eye(32, dtype=torch.float64)
+    expected = torch.linalg.inv(damped).float()
+    torch.testing.assert_close(factor.T @ factor, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_moment_that_no_damping_helps_leaves_nearest_rounding() -> None:
+    moment = indefinite(1.5).float()
+    assert inverse_factor(moment, damping=0.01) is None
+    matrix, _ = correlated(4, 32)
+    compensated, nearest = both(matrix, moment, Scheme(4))
+    assert torch.equal(compensated.codes, nearest.codes)
+
+
+def test_what_float32_cannot_factor_is_factored_in_float64() -> None:
+    moment = torch.ones(48, 48)  # one direction; beside it, the damping is lost in float32
+    factor = inverse_factor(moment, damping=1e-9)
+    assert factor is not None
+    weak = torch.randn(48, generator=torch.Generator().manual_seed(0)).double()
+    weak -= weak.mean()  # where there is no input, only damping is inverted
+    product = factor.double() @ weak
+    assert float(product @ product) == pytest.approx(float(weak @ weak) / 1e-9, rel=1e-2)
 
 
 def test_unusable_moments_are_refused() -> None:
