@@ -104,3 +104,15 @@ def test_as_many_samples_as_there_are_would_not_do() -> None:
     assert needed > 500
     sure = paired_difference(np.ones(500), np.zeros(500), PERCENT)
     assert sure.samples_needed(0.05) is None
+
+
+def test_a_comparison_says_all_but_the_draws() -> None:
+    base, candidate = np.ones(500), np.ones(500)
+    candidate[:6], base[6:10] = 0.0, 0.0
+    found = paired_difference(base, candidate, PERCENT)
+    written = found.as_json()
+    assert list(written) == [
+        *("drop", "ci95", "p", "p_exact", "method", "samples", "lost", "won"),
+    ]
+    assert (written["samples"], written["lost"], written["won"]) == (500, 6, 4)
+    assert (written["drop"], written["p"], written["method"]) == (found.drop, found.p, MCNEMAR)

@@ -114,6 +114,77 @@ def test_ratios_are_held_against_their_limits(tmp_path: Path) -> None:
     assert not judge(comparison, GateLimits(latency_ratio=1.2, strict=True)).ok
 
 
+def timed(comparison: Comparison, value: float | None, *ci95: float) -> Comparison:
+    """Return the comparison with another ratio of latencies."""
+    interval = (ci95[0], ci95[1]) if ci95 else None
+    return replace(comparison, latency=replace(comparison.latency, value=value, ci95=interval))
+
+
+@pytest.mark.parametrize(
+    ("interval", "verdict", "words"),
+    [
+        ((0.8, 0.9), "passed", "within the limit 1"),
+        ((0.8, 1.0), "passed", "within the limit 1"),
+        ((0.8, 1.01), "unknown", "not distinguishable from the limit 1"),
+        ((1.01, 1.2), "failed", "fails the limit 1"),
+        # Wide, and so near to the limit that half the width again would reach it.
+        ((0.6, 0.95), "unknown", "not distinguishable from the limit 1"),
+        ((1.05, 1.9), "unknown", "not distinguishable from the limit 1"),
+    ],
+)
+def test_a_latency_is_judged_by_its_interval(
+    worse: Comparison, interval: tuple[float, float], verdict: str, words: str
+) -> None:
+    for strict in (False, True):
+        limits = GateLimits(latency_ratio=1.0, strict=strict)
+        _, check = judge(timed(worse, 0.85, *interval), limits).checks
+        assert (check.name, check.limit) == ("latency-ratio", 1.0)
+        assert (check.measured, check.ci95, check.verdict) == (0.85, interval, verdict)
+        assert check.ok == (verdict == "passed" or (verdict == "unknown" and not strict))
+        assert check.text.endswith(f": {words}")
+
+
+@pytest.mark.parametrize(("value", "interval"), [(None, ()), (0.9, ()), (None, (0.8, 1.0))])
+def test_a_latency_without_an_interval_cannot_be_judged(
+    worse: Comparison, value: float | None, interval: tuple[float, ...]
+) -> None:
+    with pytest.raises(DataError, match="--max-latency-ratio"):
+        judge(timed(worse, value, *interval), GateLimits(latency_ratio=1.0))
+
+
+@pytest.mark.parametrize(
+    ("latency", "verdict", "ok"),
+    [((0.8, 0.9), "passed", True), ((0.8, 1.1), "unknown", True), ((1.1, 1.2), "failed", False)],
+)
+def test_a_gate_is_as_bad_as_its_worst_check(
+    worse: Comparison, latency: tuple[float, float], verdict: str, ok: bool
+) -> None:
+    limits = GateLimits(metric_drop=1.0, latency_ratio=1.0, size_ratio=1.0)
+    result = judge(timed(worse, 0.85, *latency), limits)
+    assert [c.verdict for c in result.checks] == ["passed", verdict, "passed"]
+    assert (result.verdict, result.ok) == (verdict, ok)
+    written = result.as_json()
+    assert (written["verdict"], written["ok"]) == (verdict, ok)
+    assert [c["name"] for c in written["checks"]] == ["metric-drop", "latency-ratio", "size-ratio"]
+    assert written["checks"][1]["verdict"] == verdict
+    assert set(worse.as_json()) < set(written)
+    strict = judge(timed(worse, 0.85, *latency), replace(limits, strict=True))
+    assert strict.ok == (verdict == "passed")
+    assert strict.verdict == ("passed" if verdict == "passed" else "failed")
+
+
+def test_what_is_at_the_limit_is_within_it(worse: Comparison) -> None:
+    assert worse.difference is not None
+    at = only(worse, GateLimits(metric_drop=worse.difference.drop))
+    assert at.verdict == "unknown"
+    assert "within the limit 0.4 as measured" in at.text
+    # Mid-p of five lost and one won is 1 / 16: not below an alpha that is the same.
+    assert only(counted(worse, 5, 1), GateLimits(alpha=1 / 16)).verdict == "unknown"
+    chance = worse.difference.within_p(0.6)
+    assert only(worse, GateLimits(metric_drop=0.6, alpha=chance)).verdict == "unknown"
+    assert only(worse, GateLimits(metric_drop=0.6, alpha=1.01 * chance)).verdict == "passed"
+
+
 def test_what_was_not_measured_cannot_be_judged(tmp_path: Path) -> None:
     comparison = compared(tmp_path, None, None)
     for limits in (GateLimits(), GateLimits(metric_drop=1.0)):
