@@ -130,6 +130,18 @@ def test_rows_do_not_depend_on_each_other() -> None:
     assert (whole.codes == torch.cat(parts)).double().mean() > 0.999
 
 
+@pytest.mark.parametrize("rows", [1100, 4200])
+def test_many_rows_are_visited_in_narrower_steps(rows: int) -> None:
+    """Codes are visited 32 at a time for up to 1024 rows, and 8 for more than 4096."""
+    matrix, moment = problem(2)
+    scheme = SCHEMES[1]
+    few = descend(matrix, moment, round_to_nearest(matrix, scheme), 2)
+    stacked = matrix.repeat(rows // 2, 1)
+    many = descend(stacked, moment, round_to_nearest(stacked, scheme), 2)
+    assert (many.codes == few.codes.repeat(rows // 2, 1)).double().mean() > 0.99
+    assert torch.allclose(many.scale, few.scale.repeat(rows // 2, 1), rtol=0.02)
+
+
 def test_arguments_are_left_as_they_were() -> None:
     for scheme in SCHEMES:
         matrix, moment = problem()
