@@ -65,4 +65,5 @@ def test_intervals_are_those_in_print() -> None:
 def test_no_drop_beyond_everything() -> None:
     assert paired_shares.within_p(3, 1, 100, 1.5) == 0.0
     assert paired_shares.within_p(10, 0, 10, 1.0) == 0.0
+    assert paired_shares.within_p(0, 100, 100, -1.5) == paired_shares.within_p(0, 100, 100, -1.0)
     assert paired_shares.within_p(0, 0, 100, 0.0) == 0.5

@@ -38,6 +38,7 @@ RATIOS = st.floats(0.01, 100)
         ((float("nan"), 0.9), "unknown"),
         ((0.9, float("nan")), "unknown"),
         ((1.2, float("inf")), "unknown"),
+        ((0.0, 0.1), "unknown"),
         (None, "unknown"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 
 from compressor.errors import DataError, SpecError
 from compressor.lab.compare.compare import CompareOptions, Comparison, compare_runs
-from compressor.lab.compare.gate import Check, GateLimits, judge
+from compressor.lab.compare.gate import Check, GateLimits, judge, loss_words, probability
 from compressor.run.statistics import Scale, paired_difference
 from tests.compressor.lab.compare.made_runs import made_run, results
 
@@ -76,7 +76,8 @@ def test_noise_is_not_distinguishable(tmp_path: Path) -> None:
 def test_better_and_equal_models_pass(tmp_path: Path) -> None:
     better = compared(tmp_path / "1", results(30), results(10))
     assert only(better, GateLimits()).verdict == "passed"
-    assert only(better, GateLimits()).text.startswith("better by 2.00 points, 95 % interval 1.")
+    # Wilson's interval of 20 in 1000, as nothing was lost.
+    assert only(better, GateLimits()).text == "better by 2.00 points, 95 % interval 1.30 to 3.07"
     equal = compared(tmp_path / "2", results(10), results(10))
     assert only(equal, GateLimits()).text == "the same on all 1,000 samples"
     assert only(equal, GateLimits(metric_drop=1.0, strict=True)).ok
@@ -259,3 +260,9 @@ def test_equal_models_fail_as_often_as_alpha_says(worse: Comparison) -> None:
         found = paired_difference(base * 1.0, candidate * 1.0, Scale(100.0))
         alarms += not judge(replace(worse, difference=found), GateLimits()).ok
     assert 0.03 <= alarms / 600 <= 0.07
+
+
+def test_words_of_losses() -> None:
+    assert loss_words(0.0, (-1.0, 2.0), share=True)[2]
+    assert loss_words(-0.5, (-1.0, 0.2), share=True)[1:] == ("−0.20 to 1.00", False)
+    assert [probability(p) for p in (0.0009, 0.001, 0.25)] == ["p < 0.001", "p = 0.001", "p = 0.25"]
