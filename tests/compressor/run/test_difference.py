@@ -166,3 +166,12 @@ def test_a_comparison_says_all_but_the_draws() -> None:
     ]
     assert (written["samples"], written["lost"], written["won"]) == (500, 6, 4)
     assert (written["drop"], written["p"], written["method"]) == (found.drop, found.p, MCNEMAR)
+    assert written["p_exact"] == pytest.approx(386 / 1024)  # 10 over 6 to 10 of 10
+
+
+def test_a_share_may_be_one_of_errors() -> None:
+    base, candidate = np.zeros(100), np.zeros(100)
+    candidate[:8] = 1.0
+    errors = paired_difference(base, candidate, Scale(100.0, higher_is_better=False))
+    assert (errors.drop, errors.lost, errors.won) == (8.0, 8, 0)
+    assert paired_difference(base, candidate, PERCENT).drop == -8.0

@@ -1,5 +1,6 @@
 """McNemar's test and the interval of a difference of shares, against sums by hand."""
 
+import math
 from fractions import Fraction
 from math import comb
 
@@ -60,6 +61,12 @@ def test_intervals_are_those_in_print() -> None:
     assert [round(end, 3) for end in paired_shares.interval(1, 7, 21)] == [-0.517, -0.026]
     low, high = paired_shares.interval(0, 1, 44, level=0.9)
     assert [round(low, 3), round(high, 3)] == [-0.096, 0.037]
+
+
+def test_what_cannot_be_is_infinitely_far_away() -> None:
+    assert paired_shares.score(3, 1, 100, 1.0) == -math.inf
+    assert paired_shares.score(3, 1, 100, -1.0) == math.inf
+    assert paired_shares.score(100, 0, 100, 1.0) == 0.0
 
 
 def test_no_drop_beyond_everything() -> None:

@@ -100,6 +100,11 @@ def test_two_models_may_have_a_step_and_three_two() -> None:
     assert [(s.index, s.start, s.end) for s in find_steps(rows)] == [(1, 0, 2), (2, 1, 3)]
 
 
+def test_small_steps_of_every_sample_are_steps() -> None:
+    (step,) = find_steps(np.repeat([[0.5], [0.4]], 40, axis=1))
+    assert step.p == pytest.approx(2 * NormalDist().cdf(-math.sqrt(40)))
+
+
 def test_alpha_is_the_chance_from_which_on_there_is_no_step() -> None:
     rows = np.array([[1.0] * 60, [0.0] * 3 + [1.0] * 57])
     (step,) = find_steps(rows, 0.5)

@@ -167,6 +167,10 @@ def test_a_gate_is_as_bad_as_its_worst_check(
     written = result.as_json()
     assert (written["verdict"], written["ok"]) == (verdict, ok)
     assert [c["name"] for c in written["checks"]] == ["metric-drop", "latency-ratio", "size-ratio"]
+    assert [c["limit"] for c in written["checks"]] == [1.0, 1.0, 1.0]
+    assert [c["measured"] for c in written["checks"]] == [0.4, 0.85, 1.0]
+    assert worse.difference is not None
+    assert [c["ci95"] for c in written["checks"]] == [worse.difference.ci95, latency, None]
     assert written["checks"][1]["verdict"] == verdict
     assert set(worse.as_json()) < set(written)
     strict = judge(timed(worse, 0.85, *latency), replace(limits, strict=True))
@@ -179,8 +183,10 @@ def test_what_is_at_the_limit_is_within_it(worse: Comparison) -> None:
     at = only(worse, GateLimits(metric_drop=worse.difference.drop))
     assert at.verdict == "unknown"
     assert "within the limit 0.4 as measured" in at.text
-    # Mid-p of five lost and one won is 1 / 16: not below an alpha that is the same.
-    assert only(counted(worse, 5, 1), GateLimits(alpha=1 / 16)).verdict == "unknown"
+    assert at.text.endswith(", not proved with 4,000 samples")  # no number would do
+    open_ = counted(worse, 5, 1)
+    assert open_.difference is not None
+    assert only(open_, GateLimits(alpha=open_.difference.p)).verdict == "unknown"
     chance = worse.difference.within_p(0.6)
     assert only(worse, GateLimits(metric_drop=0.6, alpha=chance)).verdict == "unknown"
     assert only(worse, GateLimits(metric_drop=0.6, alpha=1.01 * chance)).verdict == "passed"
@@ -260,6 +266,23 @@ def test_equal_models_fail_as_often_as_alpha_says(worse: Comparison) -> None:
         found = paired_difference(base * 1.0, candidate * 1.0, Scale(100.0))
         alarms += not judge(replace(worse, difference=found), GateLimits()).ok
     assert 0.03 <= alarms / 600 <= 0.07
+
+
+def test_models_that_lost_as_much_as_they_won_lost_nothing(worse: Comparison) -> None:
+    found = counted(worse, 3, 3)
+    assert only(found, GateLimits(metric_drop=-1.0, alpha=0.9)).verdict == "unknown"
+    assert only(found, GateLimits()).text.startswith("no difference, 95 % interval −0.")
+    assert only(found, GateLimits()).text.endswith(" (p = 0.5)")
+
+
+def test_a_gain_that_is_not_proved_says_how_many_samples_would_do(worse: Comparison) -> None:
+    found = counted(worse, 3, 5)
+    assert found.difference is not None
+    needed = found.difference.samples_needed(0.05, 0.0)
+    assert needed is not None
+    check = only(found, GateLimits(metric_drop=0.0))
+    assert check.verdict == "unknown"
+    assert check.text.endswith(f", not proved with 1,000 samples; {needed:,} would do")
 
 
 def test_words_of_losses() -> None:
