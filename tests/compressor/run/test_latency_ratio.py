@@ -53,6 +53,10 @@ def test_half_the_width_of_the_interval_is_the_precision(spread: float, precise:
     assert played(base=[1.0] * 7, same=[1.0] * 7, other=others).precise(0.05) == precise
 
 
+def test_what_never_differs_is_known_exactly() -> None:
+    assert played(base=[1.0] * 7, other=[2.0] * 7).precise(0.0)
+
+
 def test_a_model_alone_is_precise_by_its_own_time() -> None:
     times = [0.94, *[1.0] * 5, 1.06]
     assert not played(only=times).precise(0.05)

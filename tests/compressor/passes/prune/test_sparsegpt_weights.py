@@ -68,7 +68,7 @@ def test_it_is_the_method_of_the_paper(pattern: Pattern):
 
 
 @pytest.mark.parametrize("pattern", [HALF, TWO_OF_FOUR, n_of_m(3, 6)])
-@pytest.mark.parametrize("columns", [128, 204, 300])
+@pytest.mark.parametrize("columns", [128, 132, 264])
 def test_blocks_of_columns_pass_their_errors_on(pattern: Pattern, columns: int):
     """Wider than a block, where the masks of the next ones see the errors of the first."""
     columns -= columns % (pattern.m or 1)
@@ -110,6 +110,28 @@ def test_weights_without_input_go_first():
     for pattern in (HALF, TWO_OF_FOUR):
         gone = (sparsegpt(matrix, found, pattern) == 0).all(0)
         assert gone.nonzero()[:, 0].tolist() == [1, 2, 5, 6]
+
+
+def test_small_inputs_are_inputs():
+    rows = 1e-3 * inputs(8, seed=4)
+    rows[:, 2] = 0
+    found = curvature(rows.T @ rows)
+    assert found is not None
+    assert (~found.alive).nonzero()[:, 0].tolist() == [2]
+
+
+def test_halves_are_pruned_as_the_floats_they_are():
+    rows = inputs(16, seed=4)
+    found = curvature(rows.T @ rows)
+    assert found is not None
+    half = torch.randn(3, 16, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    pruned = sparsegpt(half, found, TWO_OF_FOUR)
+    assert pruned.dtype == torch.float32
+    assert torch.equal(pruned, sparsegpt(half.float(), found, TWO_OF_FOUR))
+    norms = torch.rand(16, dtype=torch.float64)
+    scores = wanda_scores(half, norms)
+    assert scores.dtype == torch.float32
+    assert torch.equal(scores, wanda_scores(half.float(), norms.float()))
 
 
 def test_nothing_flowing_in_has_no_curvature():
