@@ -184,7 +184,7 @@ def test_arguments_are_left_as_they_were() -> None:
 def test_better_rows_takes_each_row_where_it_is_better() -> None:
     for scheme in (SCHEMES[1], SCHEMES[2], SCHEMES[6]):
         matrix, moment = problem(6)
-        good, bad = (round_to_nearest(m, scheme) for m in (matrix, 1.1 * matrix))
+        good, bad = (round_to_nearest(m, scheme) for m in (matrix, 1.1 * matrix + 0.5))
         mixed = better_rows(matrix, moment, bad, good)
         assert same(mixed, good)
         assert torch.equal(mixed.zero_point, good.zero_point)

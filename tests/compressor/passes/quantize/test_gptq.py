@@ -164,6 +164,16 @@ def test_columns_without_input_are_rounded_to_nearest_and_pass_nothing_on() -> N
     assert torch.all(same[unchanged[:, 0]])
 
 
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_weights_that_are_zero_stay_zero(scheme: Scheme) -> None:
+    matrix, moment = correlated(8, 160)
+    zero = torch.rand(matrix.shape, generator=torch.Generator().manual_seed(1)) < 0.4
+    matrix[zero] = 0
+    compensated, nearest = both(matrix, moment, scheme)
+    assert not compensated.dequantize()[zero].any()
+    assert output_error(matrix, compensated, moment) < 0.9 * output_error(matrix, nearest, moment)
+
+
 def test_a_layer_that_saw_nothing_is_rounded_to_nearest() -> None:
     matrix, _ = correlated(4, 32)
     compensated, nearest = both(matrix, torch.zeros(32, 32), Scheme(4))
