@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all check setup bench lint types docs site clean
+.PHONY: demo test test-all check setup bench mutants lint types docs site clean
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -17,6 +17,10 @@ $(VENV)/.test: $(VENV)/.base
 
 $(VENV)/.dev: $(VENV)/.test
 	$(PIP) -e '.[dev]'
+	touch $@
+
+$(VENV)/.mutants: $(VENV)/.test
+	$(PIP) -e '.[mutants]'
 	touch $@
 
 setup: $(VENV)/.dev  ## the environment, with all that development needs
@@ -42,6 +46,10 @@ check: lint types test  ## what CI runs
 bench: $(VENV)/.dev  ## the benchmark tables; real checkpoints are found through COMPRESSOR_DATA
 	$(BIN)/python -m pytest -m benchmark -s
 
+mutants: $(VENV)/.mutants  ## how many small bugs the tests catch; an hour at most, and then goes on where it was
+	-OMP_NUM_THREADS=1 timeout 3600 $(BIN)/mutmut run --max-children 2
+	$(BIN)/python tests/mutants.py
+
 docs: $(VENV)/.dev  ## the generated reference pages
 	$(BIN)/python docs/generate.py
 
@@ -49,4 +57,4 @@ site: $(VENV)/.dev  ## the user guide as web pages
 	$(BIN)/python -m sphinx -W -q -b html docs out/site
 
 clean:
-	rm -rf $(VENV) out build dist *.egg-info
+	rm -rf $(VENV) mutants out build dist *.egg-info

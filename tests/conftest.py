@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 # As the command line does, before PyTorch is first imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -16,8 +16,16 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+_UNSHRUNK = (Phase.explicit, Phase.generate)
 settings.register_profile("shared-machine", deadline=None, derandomize=True)
-settings.load_profile("shared-machine")
+# A mutation run (docs/mutants.md) asks whether a test fails, not for the smallest example.
+settings.register_profile("mutants", settings.get_profile("shared-machine"), phases=_UNSHRUNK)
+settings.load_profile("mutants" if "MUTANT_UNDER_TEST" in os.environ else "shared-machine")
+
+
+def pytest_sessionstart() -> None:
+    """Import what the fixture below needs; a mutation run does so once, before it forks."""
+    import torch.onnx._internal.exporter._registration  # noqa: F401
 
 
 @pytest.fixture(scope="session", autouse=True)

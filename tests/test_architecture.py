@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -30,6 +31,31 @@ FLOORS = (
 FLOOR = {room: number for number, floor in enumerate(FLOORS) for room in floor}
 # A page shows what the lab found, and the lab words numbers as pages do.
 BESIDE = {("report", "lab"), ("lab", "report")}
+# Tensors in, tensors out.
+MATHS = (
+    "compressor/calibration/clipping.py",
+    "compressor/calibration/histogram.py",
+    "compressor/calibration/moments.py",
+    "compressor/exporters/archive/forms.py",
+    "compressor/run/statistics.py",
+    "compressor/models/codec/bit_stream.py",
+    "compressor/models/codec/sparse.py",
+    "compressor/passes/prune/criteria.py",
+    "compressor/passes/prune/magnitude/ranking.py",
+    "compressor/passes/prune/sparse/patterns.py",
+    "compressor/passes/prune/sparse/permutation.py",
+    "compressor/passes/prune/sparse/sparsegpt.py",
+    "compressor/passes/quantize/maths/affine.py",
+    "compressor/passes/quantize/maths/awq.py",
+    "compressor/passes/quantize/maths/descent.py",
+    "compressor/passes/quantize/maths/floating.py",
+    "compressor/passes/quantize/maths/gptq.py",
+    "compressor/passes/quantize/maths/hqq.py",
+    "compressor/passes/quantize/maths/kmeans.py",
+    "compressor/run/timing.py",
+)
+# What passes, fails or stays unknown.
+DECISIONS = ("compressor/lab/compare/gate.py", "compressor/run/verdicts.py")
 # What every room may import, and what imports them only when it is asked for something.
 TOP = {"__init__", "__main__", "catalog", "errors", "extension", "files", "progress"}
 MOST_AT_THE_TOP = 7
@@ -172,32 +198,21 @@ def test_no_module_imports_itself_in_a_circle():
 
 
 def test_maths_knows_no_model_and_no_file():
-    files = sources(
-        "compressor/calibration/clipping.py",
-        "compressor/calibration/histogram.py",
-        "compressor/calibration/moments.py",
-        "compressor/exporters/archive/forms.py",
-        "compressor/run/statistics.py",
-        "compressor/models/codec/bit_stream.py",
-        "compressor/models/codec/sparse.py",
-        "compressor/passes/prune/criteria.py",
-        "compressor/passes/prune/magnitude/ranking.py",
-        "compressor/passes/prune/sparse/patterns.py",
-        "compressor/passes/prune/sparse/permutation.py",
-        "compressor/passes/prune/sparse/sparsegpt.py",
-        "compressor/passes/quantize/maths/affine.py",
-        "compressor/passes/quantize/maths/awq.py",
-        "compressor/passes/quantize/maths/descent.py",
-        "compressor/passes/quantize/maths/floating.py",
-        "compressor/passes/quantize/maths/gptq.py",
-        "compressor/passes/quantize/maths/hqq.py",
-        "compressor/passes/quantize/maths/kmeans.py",
-        "compressor/run/timing.py",
-    )
+    files = sources(*MATHS)
     foreign = ("onnx", "onnx_ir", "onnxruntime", "compressor.models", "compressor.graph")
     bits = "compressor.models.codec.bit_stream."
     wrong = {name(p): imported_from(p, *foreign, "pathlib", "safetensors") for p in files}
     assert not {p: n for p, n in wrong.items() if any(not x.startswith(bits) for x in n)}
+
+
+def test_a_mutation_run_changes_maths_and_what_decides():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
+        "mutmut"
+    ]
+    assert set(settings["only_mutate"]) == {*MATHS, *DECISIONS}
+    for chosen in settings["pytest_add_cli_args_test_selection"]:
+        path, _, function = chosen.removeprefix("--deselect=").partition("::")
+        assert f"def {function}" in (ROOT / path).read_text(encoding="utf-8")
 
 
 def test_heavy_libraries_are_imported_where_they_are_used():

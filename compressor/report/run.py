@@ -83,7 +83,6 @@ def run_spec(
         remove_stale_staging(spec.output)
         if options.fresh:
             store.forget()
-        plan.model.keep_graph()
         options.ranks.wait()
         report, artifacts = execute(workspace)
         advice = advise(FinishedRun(spec.output, report, {"spec": spec.resolved}, spec))

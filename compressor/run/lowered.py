@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import onnx_ir as ir
 
-from compressor.errors import CompressorError
+from compressor.errors import InputError, SpecError
 from compressor.files import file_sha256, json_sha256
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.torch.lowering import OPSET, held_tensors
@@ -59,7 +59,7 @@ class KeptGraph:
         constants = (v.const_value for v in graph.graph.initializers.values())
         if sum(c.nbytes for c in constants if c is not None) > _MOST_BYTES:
             return
-        with suppress(CompressorError), store.write(self.key) as (folder, result):
+        with suppress(InputError, SpecError), store.write(self.key) as (folder, result):
             ir.save(graph, folder / _GRAPH)
             result["sha256"] = file_sha256(folder / _GRAPH)
 

@@ -95,6 +95,8 @@ class Workspace:
                 self.plan.model.check_lowering(self.sample(_CHECK_SAMPLES))
                 with self.store.write(key) as (_, result):
                     result["ok"] = True
+            if self.first:
+                self.plan.model.keep_graph()
 
     @property
     def baseline(self) -> Carrier:

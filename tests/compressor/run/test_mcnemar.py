@@ -1,5 +1,6 @@
 """McNemar's test and the interval of a difference of shares, against sums by hand."""
 
+import math
 from fractions import Fraction
 from math import comb
 
@@ -62,6 +63,14 @@ def test_intervals_are_those_in_print() -> None:
     assert [round(low, 3), round(high, 3)] == [-0.096, 0.037]
 
 
+def test_what_cannot_be_is_infinitely_far_away() -> None:
+    assert paired_shares.score(3, 1, 100, 1.0) == -math.inf
+    assert paired_shares.score(3, 1, 100, -1.0) == math.inf
+    assert paired_shares.score(100, 0, 100, 1.0) == 0.0
+
+
 def test_no_drop_beyond_everything() -> None:
     assert paired_shares.within_p(3, 1, 100, 1.5) == 0.0
+    assert paired_shares.within_p(10, 0, 10, 1.0) == 0.0
+    assert paired_shares.within_p(0, 100, 100, -1.5) == paired_shares.within_p(0, 100, 100, -1.0)
     assert paired_shares.within_p(0, 0, 100, 0.0) == 0.5

@@ -66,3 +66,26 @@ def test_the_interval_holds_the_median_and_moves_with_the_values(groups, shift):
 
 def test_too_few_groups_give_all_there_is():
     assert median_interval([np.array([3.0, 1.0]), np.array([2.0])], 0.95) == (1.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("level", "bounds"), [(0.9687, (2.0, 6.0)), (0.96875, (2.0, 6.0)), (0.9688, (1.0, 7.0))]
+)
+def test_every_choice_of_signs_is_tried_for_up_to_ten_groups(
+    level: float, bounds: tuple[float, float]
+):
+    """The extremes of seven values are left out by 4 of 128 choices: 0.03125."""
+    assert median_interval([np.array([float(k)]) for k in range(1, 8)], level) == bounds
+
+
+def test_drawn_choices_come_near_for_more():
+    """24 of 2048 choices leave 2 out of twelve values, 134 leave 3 out: 0.012 and 0.065."""
+    groups = [np.array([float(k)]) for k in range(1, 13)]
+    assert median_interval(groups, 0.97) == (3.0, 10.0)
+
+
+def test_at_no_level_the_interval_is_the_median():
+    for count in (1, 3, 5, 7):
+        groups = [np.array([float(k)]) for k in range(count)]
+        assert median_interval(groups, 0.0) == (count // 2, count // 2)
+    assert median_interval([np.array([float(k)]) for k in range(4)], 0.0) == (1.0, 2.0)

@@ -38,6 +38,7 @@ RATIOS = st.floats(0.01, 100)
         ((float("nan"), 0.9), "unknown"),
         ((0.9, float("nan")), "unknown"),
         ((1.2, float("inf")), "unknown"),
+        ((0.0, 0.1), "unknown"),
         (None, "unknown"),
     ],
 )
@@ -215,6 +216,30 @@ def test_a_latency_that_cannot_be_judged_is_unknown_only_if_it_is_asked_for_or_w
     assert judged(asked, stored) == [("latency-ratio", 0.5, False, "unknown")]
 
 
+def test_a_metric_without_points_changes_no_other_limit():
+    assert [x[:2] for x in judged({}, entry(), metric=PERPLEXITY)] == [
+        ("metric-drop", 0.05),
+        ("size-ratio", 1.0),
+        ("latency-ratio", 1.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "reason"),
+    [
+        (0.9, 1.2, "contains the limit"),
+        (1.0, 1.2, "contains the limit"),
+        (0.5, 1.0, "contains the limit"),
+        (0.5, 0.99, "is too wide so near to the limit"),
+        (1.01, 1.9, "is too wide so near to the limit"),
+    ],
+)
+def test_an_unknown_ratio_says_why(low: float, high: float, reason: str):
+    limits = LimitKeys(**{**OFF, "latency_ratio": 1.0})
+    (found,) = judge(limits, [entry(ratio=(0.95, low, high))], ACCURACY, shrinks=True)
+    assert (found["verdict"], found["reason"]) == ("unknown", f"the 95 % interval {reason}")
+
+
 def test_a_run_is_as_bad_as_its_worst_limit():
     passed, unknown, failed = ({"verdict": v} for v in ("passed", "unknown", "failed"))
     good, broken = entry(), entry(checks=[{"name": "opens in its runtime", "ok": False}])
@@ -231,3 +256,21 @@ def test_the_figure_that_the_owner_states_lies_in_the_interval():
     for expected in (86.6, 94.6):
         with pytest.raises(DataError, match=r"^spec.yaml:9: metric 'accuracy': is 90 % for the"):
             check_expected(ACCURACY, expected, "spec.yaml:9")
+
+
+def test_the_figure_that_the_owner_states_may_be_rounded():
+    check_expected({**ACCURACY, "ci95": [98.0, 100.0 - 5e-8]}, 100.0, "spec.yaml:9")
+    check_expected({**ACCURACY, "ci95": [5e-8, 2.0]}, 5e-8 - 1e-9, "spec.yaml:9")
+    check_expected({**ERROR, "ci95": [0.0, 0.0]}, 0.0, "spec.yaml:9")
+    for low, high, expected in ((98.0, 99.999, 100.0), (0.001, 2.0, 0.0)):
+        with pytest.raises(DataError, match="the spec expects"):
+            check_expected({**ACCURACY, "ci95": [low, high]}, expected, "spec.yaml:9")
+
+
+def test_a_figure_without_points_is_stated_without_percent():
+    with pytest.raises(DataError) as raised:
+        check_expected({**PERPLEXITY, "ci95": [4.5, 5.5]}, 7.0, "spec.yaml:9")
+    assert str(raised.value).startswith(
+        "spec.yaml:9: metric 'perplexity': is 5 for the float model (95 % interval 4.5 to 5.5, "
+        "400 samples), and the spec expects 7; check the normalization"
+    )

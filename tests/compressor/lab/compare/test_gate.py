@@ -1,5 +1,6 @@
 """What the gate decides, and what it says."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,8 @@ import pytest
 
 from compressor.errors import DataError, SpecError
 from compressor.lab.compare.compare import CompareOptions, Comparison, compare_runs
-from compressor.lab.compare.gate import Check, GateLimits, judge
+from compressor.lab.compare.gate import Check, GateLimits, judge, loss_words, probability
+from compressor.run.statistics import Scale, paired_difference
 from tests.compressor.lab.compare.made_runs import made_run, results
 
 STORED = CompareOptions(timing=False)
@@ -74,7 +76,8 @@ def test_noise_is_not_distinguishable(tmp_path: Path) -> None:
 def test_better_and_equal_models_pass(tmp_path: Path) -> None:
     better = compared(tmp_path / "1", results(30), results(10))
     assert only(better, GateLimits()).verdict == "passed"
-    assert only(better, GateLimits()).text.startswith("better by 2.00 points, 95 % interval 1.")
+    # Wilson's interval of 20 in 1000, as nothing was lost.
+    assert only(better, GateLimits()).text == "better by 2.00 points, 95 % interval 1.30 to 3.07"
     equal = compared(tmp_path / "2", results(10), results(10))
     assert only(equal, GateLimits()).text == "the same on all 1,000 samples"
     assert only(equal, GateLimits(metric_drop=1.0, strict=True)).ok
@@ -112,6 +115,83 @@ def test_ratios_are_held_against_their_limits(tmp_path: Path) -> None:
     assert not judge(comparison, GateLimits(latency_ratio=1.2, strict=True)).ok
 
 
+def timed(comparison: Comparison, value: float | None, *ci95: float) -> Comparison:
+    """Return the comparison with another ratio of latencies."""
+    interval = (ci95[0], ci95[1]) if ci95 else None
+    return replace(comparison, latency=replace(comparison.latency, value=value, ci95=interval))
+
+
+@pytest.mark.parametrize(
+    ("interval", "verdict", "words"),
+    [
+        ((0.8, 0.9), "passed", "within the limit 1"),
+        ((0.8, 1.0), "passed", "within the limit 1"),
+        ((0.8, 1.01), "unknown", "not distinguishable from the limit 1"),
+        ((1.01, 1.2), "failed", "fails the limit 1"),
+        # Wide, and so near to the limit that half the width again would reach it.
+        ((0.6, 0.95), "unknown", "not distinguishable from the limit 1"),
+        ((1.05, 1.9), "unknown", "not distinguishable from the limit 1"),
+    ],
+)
+def test_a_latency_is_judged_by_its_interval(
+    worse: Comparison, interval: tuple[float, float], verdict: str, words: str
+) -> None:
+    for strict in (False, True):
+        limits = GateLimits(latency_ratio=1.0, strict=strict)
+        _, check = judge(timed(worse, 0.85, *interval), limits).checks
+        assert (check.name, check.limit) == ("latency-ratio", 1.0)
+        assert (check.measured, check.ci95, check.verdict) == (0.85, interval, verdict)
+        assert check.ok == (verdict == "passed" or (verdict == "unknown" and not strict))
+        assert check.text.endswith(f": {words}")
+
+
+@pytest.mark.parametrize(("value", "interval"), [(None, ()), (0.9, ()), (None, (0.8, 1.0))])
+def test_a_latency_without_an_interval_cannot_be_judged(
+    worse: Comparison, value: float | None, interval: tuple[float, ...]
+) -> None:
+    with pytest.raises(DataError, match="--max-latency-ratio"):
+        judge(timed(worse, value, *interval), GateLimits(latency_ratio=1.0))
+
+
+@pytest.mark.parametrize(
+    ("latency", "verdict", "ok"),
+    [((0.8, 0.9), "passed", True), ((0.8, 1.1), "unknown", True), ((1.1, 1.2), "failed", False)],
+)
+def test_a_gate_is_as_bad_as_its_worst_check(
+    worse: Comparison, latency: tuple[float, float], verdict: str, ok: bool
+) -> None:
+    limits = GateLimits(metric_drop=1.0, latency_ratio=1.0, size_ratio=1.0)
+    result = judge(timed(worse, 0.85, *latency), limits)
+    assert [c.verdict for c in result.checks] == ["passed", verdict, "passed"]
+    assert (result.verdict, result.ok) == (verdict, ok)
+    written = result.as_json()
+    assert (written["verdict"], written["ok"]) == (verdict, ok)
+    assert [c["name"] for c in written["checks"]] == ["metric-drop", "latency-ratio", "size-ratio"]
+    assert [c["limit"] for c in written["checks"]] == [1.0, 1.0, 1.0]
+    assert [c["measured"] for c in written["checks"]] == [0.4, 0.85, 1.0]
+    assert worse.difference is not None
+    assert [c["ci95"] for c in written["checks"]] == [worse.difference.ci95, latency, None]
+    assert written["checks"][1]["verdict"] == verdict
+    assert set(worse.as_json()) < set(written)
+    strict = judge(timed(worse, 0.85, *latency), replace(limits, strict=True))
+    assert strict.ok == (verdict == "passed")
+    assert strict.verdict == ("passed" if verdict == "passed" else "failed")
+
+
+def test_what_is_at_the_limit_is_within_it(worse: Comparison) -> None:
+    assert worse.difference is not None
+    at = only(worse, GateLimits(metric_drop=worse.difference.drop))
+    assert at.verdict == "unknown"
+    assert "within the limit 0.4 as measured" in at.text
+    assert at.text.endswith(", not proved with 4,000 samples")  # no number would do
+    open_ = counted(worse, 5, 1)
+    assert open_.difference is not None
+    assert only(open_, GateLimits(alpha=open_.difference.p)).verdict == "unknown"
+    chance = worse.difference.within_p(0.6)
+    assert only(worse, GateLimits(metric_drop=0.6, alpha=chance)).verdict == "unknown"
+    assert only(worse, GateLimits(metric_drop=0.6, alpha=1.01 * chance)).verdict == "passed"
+
+
 def test_what_was_not_measured_cannot_be_judged(tmp_path: Path) -> None:
     comparison = compared(tmp_path, None, None)
     for limits in (GateLimits(), GateLimits(metric_drop=1.0)):
@@ -132,15 +212,80 @@ def test_strict_needs_a_limit(worse: Comparison) -> None:
         judge(worse, GateLimits(strict=True))
 
 
-def test_equal_models_fail_as_often_as_alpha_says() -> None:
-    """The smaller sister of ``bench_gate``: 600 pairs, 2000 samples, 3 percent disagreement."""
-    from compressor.run.statistics import Scale, paired_difference
+def counted(comparison: Comparison, lost: int, won: int, samples: int = 1000) -> Comparison:
+    """Return the comparison of models that differ on some of their samples."""
+    base, candidate = np.ones(samples), np.ones(samples)
+    candidate[:lost], base[lost : lost + won] = 0.0, 0.0
+    return replace(comparison, difference=paired_difference(base, candidate, Scale(100.0)))
 
+
+@pytest.mark.parametrize(
+    ("lost", "won", "verdict"),
+    [
+        (5, 1, "unknown"),  # mid-p (1 + 6 / 2) / 2**6 = 0.063: over alpha, its half is not
+        (6, 1, "failed"),  # (1 + 7 / 2) / 2**7 = 0.035: under alpha, its double is not
+        (1, 6, "passed"),
+        (3, 3, "passed"),
+    ],
+)
+def test_a_loss_is_real_at_the_level_that_was_asked_for(
+    worse: Comparison, lost: int, won: int, verdict: str
+) -> None:
+    found = counted(worse, lost, won)
+    assert only(found, GateLimits()).verdict == verdict
+    assert only(found, GateLimits(alpha=0.01)).verdict == verdict.replace("failed", "unknown")
+    assert only(found, GateLimits(alpha=0.07)).verdict == verdict.replace("unknown", "failed")
+
+
+@pytest.mark.parametrize(("lost", "verdict"), [(10, "unknown"), (9, "passed")])
+def test_a_loss_within_the_limit_is_proved_at_the_level_that_was_asked_for(
+    worse: Comparison, lost: int, verdict: str
+) -> None:
+    found = counted(worse, lost, 0)
+    # Scores of a true drop of 1.6 points: -1.51 and -1.76, which are chances of 0.065 and 0.039.
+    assert only(found, GateLimits(metric_drop=1.6)).verdict == verdict
+    assert only(found, GateLimits(metric_drop=1.6, alpha=0.03)).verdict == "unknown"
+    assert only(found, GateLimits(metric_drop=1.6, alpha=0.08)).verdict == "passed"
+
+
+def test_the_number_of_samples_that_would_do_tells_the_two_deviations_apart(
+    worse: Comparison,
+) -> None:
+    # (1.645 sqrt(0.3) + 0.842 sqrt(0.3 - 0.2^2))^2 / 0.2^2 = 44.2; the other way round 42.2
+    check = only(counted(worse, 5, 1, samples=20), GateLimits())
+    assert check.text.endswith(": not distinguishable with 20 samples; 45 would do")
+
+
+def test_equal_models_fail_as_often_as_alpha_says(worse: Comparison) -> None:
+    """The smaller sister of ``bench_gate``: 600 pairs, 2000 samples, 3 percent disagreement."""
     rng = np.random.default_rng(0)
     alarms = 0
     for _ in range(600):
         base = rng.random(2000) < 0.9
         candidate = base ^ (rng.random(2000) < np.where(base, 0.015 / 0.9, 0.015 / 0.1))
         found = paired_difference(base * 1.0, candidate * 1.0, Scale(100.0))
-        alarms += found.drop > 0 and found.p < 0.05
+        alarms += not judge(replace(worse, difference=found), GateLimits()).ok
     assert 0.03 <= alarms / 600 <= 0.07
+
+
+def test_models_that_lost_as_much_as_they_won_lost_nothing(worse: Comparison) -> None:
+    found = counted(worse, 3, 3)
+    assert only(found, GateLimits(metric_drop=-1.0, alpha=0.9)).verdict == "unknown"
+    assert only(found, GateLimits()).text.startswith("no difference, 95 % interval −0.")
+    assert only(found, GateLimits()).text.endswith(" (p = 0.5)")
+
+
+def test_a_gain_that_is_not_proved_says_how_many_samples_would_do(worse: Comparison) -> None:
+    found = counted(worse, 3, 5)
+    assert found.difference is not None
+    needed = found.difference.samples_needed(0.05, 0.0)
+    assert needed is not None
+    check = only(found, GateLimits(metric_drop=0.0))
+    assert check.verdict == "unknown"
+    assert check.text.endswith(f", not proved with 1,000 samples; {needed:,} would do")
+
+
+def test_words_of_losses() -> None:
+    assert loss_words(0.0, (-1.0, 2.0), share=True)[2]
+    assert loss_words(-0.5, (-1.0, 0.2), share=True)[1:] == ("−0.20 to 1.00", False)
+    assert [probability(p) for p in (0.0009, 0.001, 0.25)] == ["p < 0.001", "p = 0.001", "p = 0.25"]

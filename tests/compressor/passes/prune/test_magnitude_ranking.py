@@ -11,6 +11,7 @@ from compressor.passes.prune.magnitude.ranking import (
     Counts,
     Criterion,
     Cut,
+    Norm,
     count_coarse,
     count_fine,
     dropped,
@@ -126,6 +127,21 @@ def test_scores_do_not_depend_on_how_rows_are_cut(
     assert torch.equal(whole[row // height :], part)
     turned, _ = scores(matrix.T.contiguous().T, criterion)  # strides do not matter either
     assert torch.equal(turned, whole)
+
+
+@pytest.mark.parametrize("block", [(1, 1), (2, 1), (3, 4), (6, 1)])
+@pytest.mark.parametrize("norm", ["l1", "l2", "random"])
+def test_more_than_is_worked_on_at_once(norm: Norm, block: tuple[int, int]):
+    """The pieces are of 2 to the 18th elements: 256 rows of these."""
+    matrix = torch.randn(600, 1024, generator=torch.Generator().manual_seed(0))
+    criterion = Criterion(norm, block, 5)
+    parts = [(matrix[row : row + 6], row) for row in range(0, 600, 6)]
+    whole, _ = scores(matrix, criterion)
+    assert torch.equal(whole, torch.cat([scores(part, criterion, row)[0] for part, row in parts]))
+    cut = Cut(int(whole.flatten().kthvalue(whole.numel() // 2).values), -1)
+    pruned = without(matrix, criterion, cut)
+    assert torch.equal(pruned, torch.cat([without(p, criterion, cut, row) for p, row in parts]))
+    assert 0.45 < float((pruned == 0).float().mean()) < 0.55
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -39,6 +39,19 @@ def test_the_highest_of_each_group_stay(data: st.DataObject, n: int, more: int):
     assert bool((lowest_kept >= highest_gone).all())
 
 
+@pytest.mark.parametrize("m", [4, 16, 17, 32])  # groups of more than 16 are sorted
+def test_groups_wide_and_many_keep_their_highest(m: int):
+    """More groups than are compared at once: 2 to the 16th."""
+    random = torch.Generator().manual_seed(m)
+    found = torch.randint(0, 5, (300, 220 * m), generator=random).float()
+    mask = group_mask(found, 2, m).reshape(-1, m)
+    best = found.reshape(-1, m).topk(2).values.sort().values
+    kept = found.reshape(-1, m)[mask].reshape(-1, 2).sort().values
+    assert torch.equal(kept, best)
+    ties = found - torch.arange(found.shape[1]) * 1e-4
+    assert torch.equal(group_mask(ties.double(), 2, m).reshape(-1, m), mask)
+
+
 @given(scores(4))
 def test_of_equal_scores_the_left_one_stays(given_scores: Tensor):
     mask = group_mask(given_scores, 2, 4)

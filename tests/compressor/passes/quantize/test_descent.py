@@ -68,13 +68,14 @@ def test_scales_alone_lower_it_and_leave_codes(scheme: Scheme) -> None:
     assert changed != (scheme.granularity == "tensor" or scheme.scale_type == "e8m0")
 
 
+@pytest.mark.parametrize("columns", [96, 192])  # one block of groups, and two
 @pytest.mark.parametrize("scheme", [SCHEMES[0], SCHEMES[1], SCHEMES[2]], ids=str)
-def test_no_single_code_can_be_improved_in_the_end(scheme: Scheme) -> None:
-    matrix, moment = problem(3, 96)
+def test_no_single_code_can_be_improved_in_the_end(scheme: Scheme, columns: int) -> None:
+    matrix, moment = problem(3, columns)
     found = descend(matrix, moment, round_to_nearest(matrix, scheme), 60)
     found = replace(found, codes=descend(matrix, moment, found, 60).codes)
     least = row_errors(matrix, found, moment)
-    for column, step in product(range(96), (-1, 1)):
+    for column, step in product(range(columns), (-1, 1)):
         codes = found.codes.clone().to(torch.int16)
         codes[:, column] = (codes[:, column] + step).clamp(scheme.low, scheme.high)
         other = row_errors(matrix, replace(found, codes=codes.to(found.codes.dtype)), moment)
@@ -130,6 +131,45 @@ def test_rows_do_not_depend_on_each_other() -> None:
     assert (whole.codes == torch.cat(parts)).double().mean() > 0.999
 
 
+@pytest.mark.parametrize("rows", [1100, 4200])
+def test_many_rows_are_visited_in_narrower_steps(rows: int) -> None:
+    """Codes are visited 32 at a time for up to 1024 rows, and 8 for more than 4096."""
+    matrix, moment = problem(2)
+    scheme = SCHEMES[1]
+    few = descend(matrix, moment, round_to_nearest(matrix, scheme), 2)
+    stacked = matrix.repeat(rows // 2, 1)
+    many = descend(stacked, moment, round_to_nearest(stacked, scheme), 2)
+    assert (many.codes == few.codes.repeat(rows // 2, 1)).double().mean() > 0.99
+    assert torch.allclose(many.scale, few.scale.repeat(rows // 2, 1), rtol=0.02)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_weights_that_are_zero_stay_zero(scheme: Scheme) -> None:
+    matrix, moment = problem()
+    zero = torch.rand(matrix.shape, generator=torch.Generator().manual_seed(1)) < 0.4
+    matrix[zero] = 0
+    found = descend(matrix, moment, round_to_nearest(matrix, scheme), 2)
+    values = found.dequantize()
+    assert not values[zero].any()
+    assert float((values[~zero] != 0).float().mean()) > 0.3  # two bits make zeros of many
+
+
+def test_a_row_of_zeros_keeps_its_scale() -> None:
+    matrix, moment = problem(4)
+    matrix[1] = 0
+    start = round_to_nearest(matrix, SCHEMES[1])
+    found = descend(matrix, moment, start, codes=False)
+    assert torch.equal(found.scale[1], start.scale[1])
+
+
+def test_halves_are_refined_as_the_floats_they_are() -> None:
+    matrix, moment = problem()
+    half = matrix.to(torch.bfloat16)
+    start = round_to_nearest(half, SCHEMES[1])
+    assert same(descend(half, moment, start), descend(half.float(), moment, start))
+    assert same(descend(half, moment, start), descend(half, moment, start, 1))
+
+
 def test_arguments_are_left_as_they_were() -> None:
     for scheme in SCHEMES:
         matrix, moment = problem()
@@ -144,7 +184,7 @@ def test_arguments_are_left_as_they_were() -> None:
 def test_better_rows_takes_each_row_where_it_is_better() -> None:
     for scheme in (SCHEMES[1], SCHEMES[2], SCHEMES[6]):
         matrix, moment = problem(6)
-        good, bad = (round_to_nearest(m, scheme) for m in (matrix, 1.1 * matrix))
+        good, bad = (round_to_nearest(m, scheme) for m in (matrix, 1.1 * matrix + 0.5))
         mixed = better_rows(matrix, moment, bad, good)
         assert same(mixed, good)
         assert torch.equal(mixed.zero_point, good.zero_point)

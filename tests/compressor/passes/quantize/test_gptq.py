@@ -11,7 +11,12 @@ from torch import Tensor
 from compressor.passes.quantize.maths.affine import absmax_parameters, quantize
 from compressor.passes.quantize.maths.descent import row_errors
 from compressor.passes.quantize.maths.floating import round_to_nearest
-from compressor.passes.quantize.maths.gptq import gptq, gptq_weights, output_error
+from compressor.passes.quantize.maths.gptq import (
+    gptq,
+    gptq_weights,
+    inverse_factor,
+    output_error,
+)
 from compressor.types.layers import QuantizedTensor, Scheme
 
 SCHEMES = [
@@ -85,6 +90,20 @@ def test_codes_are_those_of_the_paper_s_formula(scheme: Scheme) -> None:
     assert same.float().mean() > 0.99  # float32 tips a few halves the other way
 
 
+@pytest.mark.parametrize("rows", [2, 700, 4200])
+@pytest.mark.parametrize("columns", [128, 129, 272])
+def test_codes_are_those_of_the_paper_s_formula_at_every_size_of_block(
+    rows: int, columns: int
+) -> None:
+    """All columns to come are updated after each 128, and small blocks depend on the rows."""
+    scheme = Scheme(4)
+    matrix, moment = correlated(2, columns, 2 * columns)
+    stacked = matrix.repeat(rows // 2, 1)  # rows do not depend on each other
+    compensated, _ = both(stacked, moment, scheme)
+    same = compensated.codes == plain(matrix, moment, scheme).repeat(rows // 2, 1)
+    assert same.float().mean() > 0.98  # float32 tips a few halves the other way
+
+
 def test_output_error_is_that_of_the_outputs() -> None:
     generator = torch.Generator().manual_seed(3)
     inputs, matrix = torch.randn(50, 16, generator=generator), torch.randn(4, 16)
@@ -145,6 +164,16 @@ def test_columns_without_input_are_rounded_to_nearest_and_pass_nothing_on() -> N
     assert torch.all(same[unchanged[:, 0]])
 
 
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_weights_that_are_zero_stay_zero(scheme: Scheme) -> None:
+    matrix, moment = correlated(8, 160)
+    zero = torch.rand(matrix.shape, generator=torch.Generator().manual_seed(1)) < 0.4
+    matrix[zero] = 0
+    compensated, nearest = both(matrix, moment, scheme)
+    assert not compensated.dequantize()[zero].any()
+    assert output_error(matrix, compensated, moment) < 0.9 * output_error(matrix, nearest, moment)
+
+
 def test_a_layer_that_saw_nothing_is_rounded_to_nearest() -> None:
     matrix, _ = correlated(4, 32)
     compensated, nearest = both(matrix, torch.zeros(32, 32), Scheme(4))
@@ -159,6 +188,44 @@ def test_a_singular_moment_is_damped_until_it_factors() -> None:
     result = gptq(matrix, moment, scale, zero, Scheme(4), damping=1e-12)
     nearest = quantize(matrix, scale, zero, Scheme(4))
     assert output_error(matrix, result, moment) <= output_error(matrix, nearest, moment)
+
+
+def indefinite(least: float) -> Tensor:
+    """Return a matrix of mean diagonal one with a negative eigenvalue: that of rounding."""
+    generator = torch.Generator().manual_seed(5)
+    turned, _ = torch.linalg.qr(torch.randn(32, 32, generator=generator, dtype=torch.float64))
+    values = torch.full((32,), 1.0 + (1.0 + least) / 31, dtype=torch.float64)
+    values[7] = -least
+    return (turned * values) @ turned.T
+
+
+@pytest.mark.parametrize(("least", "retry"), [(0.005, 1.0), (0.05, 10.0), (0.5, 100.0)])
+def test_damping_grows_until_the_moment_factors(least: float, retry: float) -> None:
+    moment = indefinite(least)
+    factor = inverse_factor(moment.float(), damping=0.01)
+    assert factor is not None
+    assert torch.equal(factor, factor.triu())
+    damped = moment + retry * 0.01 * torch.eye(32, dtype=torch.float64)
+    expected = torch.linalg.inv(damped).float()
+    torch.testing.assert_close(factor.T @ factor, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_moment_that_no_damping_helps_leaves_nearest_rounding() -> None:
+    moment = indefinite(1.5).float()
+    assert inverse_factor(moment, damping=0.01) is None
+    matrix, _ = correlated(4, 32)
+    compensated, nearest = both(matrix, moment, Scheme(4))
+    assert torch.equal(compensated.codes, nearest.codes)
+
+
+def test_what_float32_cannot_factor_is_factored_in_float64() -> None:
+    moment = torch.ones(48, 48)  # one direction; beside it, the damping is lost in float32
+    factor = inverse_factor(moment, damping=1e-9)
+    assert factor is not None
+    weak = torch.randn(48, generator=torch.Generator().manual_seed(0)).double()
+    weak -= weak.mean()  # where there is no input, only damping is inverted
+    product = factor.double() @ weak
+    assert float(product @ product) == pytest.approx(float(weak @ weak) / 1e-9, rel=1e-2)
 
 
 def test_unusable_moments_are_refused() -> None:
@@ -233,6 +300,39 @@ def test_no_row_is_worse_than_nearest_rounding_even_when_damping_hides_the_input
         errors = [row_errors(matrix, codes, moment) for codes in (found, nearest)]
         assert torch.all(errors[0] <= errors[1])
         assert float(errors[0].sum()) < float(errors[1].sum())
+
+
+def test_what_is_not_said_is_least_squared_error_and_one_sweep() -> None:
+    matrix, moment = correlated(8, 64)
+    scheme = WEIGHT_ONLY[1]
+    found, said = gptq_weights(matrix, moment, scheme), gptq_weights(matrix, moment, scheme, "mse")
+    assert torch.equal(found.codes, said.codes)
+    once = gptq_weights(matrix, moment, scheme, "mse", 0.01, 1)
+    assert torch.equal(found.codes, once.codes)
+    assert torch.equal(found.scale, once.scale)
+    twice = gptq_weights(matrix, moment, scheme, "mse", 0.01, 2)
+    assert not torch.equal(found.codes, twice.codes)
+
+
+def test_halves_are_rounded_as_the_floats_they_are_and_moments_may_be_double() -> None:
+    matrix, moment = correlated(8, 64)
+    half = matrix.to(torch.bfloat16)
+    for scheme in (WEIGHT_ONLY[1], WEIGHT_ONLY[3]):
+        found = gptq_weights(half, moment.double(), scheme)
+        whole = gptq_weights(half.float(), moment, scheme)
+        assert torch.equal(found.codes, whole.codes)
+        assert torch.equal(found.scale, whole.scale)
+
+
+@pytest.mark.parametrize("damping", [0.01, 1e6])
+def test_one_range_for_all_is_the_best_that_was_found(damping: float) -> None:
+    scheme = Scheme(3, granularity="tensor", narrow=False)
+    for seed in range(8):
+        matrix, moment = correlated(6, 48, seed=seed)
+        least = output_error(matrix, gptq_weights(matrix, moment, scheme, "mse", damping), moment)
+        start = gptq_weights(matrix, moment, scheme, "mse", damping, 0)
+        assert least <= output_error(matrix, start, moment) * 1.0001
+        assert least <= output_error(matrix, round_to_nearest(matrix, scheme), moment)
 
 
 def test_any_multiple_of_the_moment_gives_the_same_weights() -> None:

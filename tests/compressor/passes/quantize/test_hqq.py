@@ -132,3 +132,14 @@ def test_range_of_all_values_is_kept_where_it_is_best() -> None:
     found = hqq(matrix, scheme)
     assert torch.equal(found.scale, scale)
     assert torch.equal(found.dequantize(), matrix)
+
+
+@pytest.mark.parametrize("scheme", [SCHEMES[1], GROUPED], ids=str)
+def test_more_than_is_worked_on_at_once(scheme: Scheme) -> None:
+    """The pieces are of 2 to the 17th elements: 1024 rows of these."""
+    matrix = heavy_tailed(1300)
+    whole = hqq(matrix, scheme)
+    parts = [hqq(part, scheme) for part in matrix.split(500)]
+    assert torch.equal(whole.codes, torch.cat([part.codes for part in parts]))
+    assert torch.equal(whole.scale, torch.cat([part.scale for part in parts]))
+    assert torch.equal(whole.zero_point, torch.cat([part.zero_point for part in parts]))

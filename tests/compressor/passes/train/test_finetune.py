@@ -119,14 +119,16 @@ def test_skipped_layers_stay(tmp_path: Path) -> None:
     assert [layer.name for layer in outcome.layers] == ["conv"]
 
 
-def test_zeros_stay_zero(tmp_path: Path) -> None:
+def test_zeros_stay_zero_in_every_layer(tmp_path: Path) -> None:
     before = small()
-    weight = before.module.state_dict()["conv.weight"].clone()
-    weight[::2] = 0
-    pruned = before.with_weights({"conv.weight": weight})
-    after = state(tuned(tmp_path, pruned, weight_decay=0.1))["conv.weight"]
-    assert not after[::2].any()
-    assert bool((after[1::2] != weight[1::2]).all())
+    names = ("conv.weight", "fc.weight")
+    weights = {name: before.module.state_dict()[name].clone() for name in names}
+    for weight in weights.values():
+        weight[::2] = 0
+    after = state(tuned(tmp_path, before.with_weights(weights), weight_decay=0.1))
+    for name, weight in weights.items():
+        assert not after[name][::2].any(), name
+        assert bool((after[name][1::2] != weight[1::2]).all()), name
 
 
 @pytest.mark.parametrize("scope", ["local", "global"])
