@@ -58,8 +58,8 @@ def judge(
 ) -> list[dict[str, Any]]:
     """Return the entries of ``report.json`` on limits: one for each limit and artifact.
 
-    A default says nothing about what it is not meant for: storage formats have no latency to
-    judge, and a plan that does not make the model smaller promises no size.
+    Storage formats have no latency to judge, unless that is asked for and there is nothing else. A
+    default says nothing about the size either if the plan does not make the model smaller.
 
     Args:
         artifacts: their entries in the report.
@@ -67,10 +67,13 @@ def judge(
         shrinks: whether the passes make the model smaller.
     """
     entries: list[dict[str, Any]] = []
-    for artifact in artifacts:
+    served = [_is_served(artifact) for artifact in artifacts]
+    for artifact, has_latency in zip(artifacts, served, strict=True):
         for name in _LIMITS:
             limit, default = getattr(limits, name), limits.is_default(name)
-            if limit is None or (default and not _meant(name, artifact, shrinks=shrinks)):
+            if limit is None or (name == "size_ratio" and default and not shrinks):
+                continue
+            if name == "latency_ratio" and not has_latency and (default or any(served)):
                 continue
             if name == "metric_drop" and default:
                 limit = _default_drop(limit, artifact, float_metric)
@@ -95,15 +98,12 @@ def judge(
     return entries
 
 
-def _meant(name: str, artifact: Mapping[str, Any], *, shrinks: bool) -> bool:
-    """Return whether a limit that nobody set applies to an artifact."""
-    if name == "size_ratio":
-        return shrinks
-    if name != "latency_ratio" or artifact["deployed"]:
-        return True
-    # It would be judged if it could be run; a storage format has a reason of its own.
+def _is_served(artifact: Mapping[str, Any]) -> bool:
+    """Return whether an artifact's latency is judged, here or where it can be run."""
+    # What cannot be run here has one reason for both; a storage format has a reason of its own.
+    unrun = not artifact["latency"]
     reason = artifact["latency_ratio_reason"]
-    return not artifact["latency"] and bool(reason == artifact["latency_ms_reason"])
+    return bool(artifact["deployed"] or (unrun and reason == artifact["latency_ms_reason"]))
 
 
 def _default_drop(

@@ -214,6 +214,7 @@ def test_a_latency_that_cannot_be_judged_is_unknown_only_if_it_is_asked_for_or_w
     assert judged(limits, engine) == [("latency-ratio", 1.0, True, "unknown")]
     asked = {**limits, "latency_ratio": 0.5}
     assert judged(asked, stored) == [("latency-ratio", 0.5, False, "unknown")]
+    assert judged(asked, entry(), stored) == [("latency-ratio", 0.5, False, "failed")]
 
 
 def test_a_metric_without_points_changes_no_other_limit():
