@@ -311,9 +311,14 @@ class StoredTensor:
         return prod(self.shape)
 
     @property
+    def float_nbytes(self) -> int:
+        """Bytes of the elements themselves, which codes may be stored in place of."""
+        return self.elements * self.dtype.itemsize
+
+    @property
     def nbytes(self) -> int:
         """Bytes as stored; codes are packed."""
         if self.codes is None:
-            return self.elements * self.dtype.itemsize
+            return self.float_nbytes
         layer = self.codes.layer
         return self.codes.scheme.nbytes(layer.rows, layer.columns)
