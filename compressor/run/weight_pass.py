@@ -21,8 +21,14 @@ from torch import Tensor
 from compressor.models.checkpoint.rows import read_rows
 from compressor.types.carrier import Capability, Carrier, WeightChange
 from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
-from compressor.types.layers import Layer, QuantizedTensor, Scheme, WeightCodes
-from compressor.types.matrices import check_finite, sqnr_db
+from compressor.types.layers import (
+    Layer,
+    QuantizedTensor,
+    Scheme,
+    WeightCodes,
+    check_finite,
+    sqnr_db,
+)
 from compressor.types.options import kebab
 from compressor.types.passes import LayerOutcome, LayerRule, Outcome, Pass, PassContext, Survey
 from compressor.types.statistics import Block, Request

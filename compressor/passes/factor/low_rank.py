@@ -30,7 +30,7 @@ from compressor.passes.factor.factored_graph import (
 from compressor.progress import Progress
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers
-from compressor.types.matrices import check_finite, sqnr_db
+from compressor.types.layers import check_finite, sqnr_db
 from compressor.types.passes import GraphPass, LayerOutcome, Outcome, PassContext, Survey
 from compressor.types.statistics import Blocks, Moments, Request
 

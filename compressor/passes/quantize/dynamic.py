@@ -24,8 +24,7 @@ from compressor.graph.values import origin
 from compressor.passes.quantize.maths.affine import absmax_parameters, quantize
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
-from compressor.types.layers import Layer, QuantizedTensor, Scheme
-from compressor.types.matrices import sqnr_db
+from compressor.types.layers import Layer, QuantizedTensor, Scheme, sqnr_db
 from compressor.types.options import Options
 from compressor.types.passes import GraphPass, LayerOutcome, LayerRule, Outcome, PassContext, Survey
 

@@ -19,8 +19,7 @@ from compressor.passes.prune.magnitude.ranking import Criterion, Norm, value_of,
 from compressor.run.weight_pass import FLOATS, Changes, Choice, Treatment, WeightPass, WeightRows
 from compressor.types.carrier import Capability, Carrier, WeightChange
 from compressor.types.layer_rules import resolve_rules, skip_reason
-from compressor.types.layers import Layer
-from compressor.types.matrices import sqnr_db
+from compressor.types.layers import Layer, sqnr_db
 from compressor.types.passes import LayerOutcome, LayerRule, PassContext
 from compressor.types.statistics import Block
 

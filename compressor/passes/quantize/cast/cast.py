@@ -20,8 +20,7 @@ from compressor.passes.quantize.cast.islands import FloatIslands, extreme
 from compressor.passes.quantize.cast.rewrite import store_narrow, to_half, to_single
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
-from compressor.types.layers import Layer
-from compressor.types.matrices import sqnr_db
+from compressor.types.layers import Layer, sqnr_db
 from compressor.types.passes import GraphPass, LayerOutcome, LayerRule, Outcome, PassContext, Survey
 
 _TYPES = {

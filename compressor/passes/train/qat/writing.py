@@ -26,8 +26,7 @@ from compressor.passes.train.qat.networks import (
     folding_factor,
     refolded,
 )
-from compressor.types.layers import Layer, QuantizedTensor
-from compressor.types.matrices import sqnr_db
+from compressor.types.layers import Layer, QuantizedTensor, sqnr_db
 from compressor.types.passes import LayerOutcome
 
 _MOST_CHANGE = 0.01  # share by which a scale may change in a step
