@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from compressor.models.onnx.carrier import OnnxCarrier, restore_graph
-from compressor.models.torch.lowering import attach_weights, held_tensors
+from compressor.models.torch.matching import attach_weights, held_tensors
 from compressor.models.torch.size_attributes import Attributes
 from compressor.models.torch.smaller_module import (
     set_attributes,
