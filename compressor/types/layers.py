@@ -289,6 +289,15 @@ class WeightCodes:
     compute: Callable[[torch.Tensor], QuantizedTensor]
     by_rows: bool = False
 
+    @classmethod
+    def known(cls, layer: Layer, codes: QuantizedTensor) -> WeightCodes:
+        """Return codes that need no further computation."""
+        return cls(layer, codes.scheme, lambda _: codes)
+
+    def read(self, weight: Callable[[Layer], torch.Tensor]) -> QuantizedTensor:
+        """Compute the codes of a layer's float weight, which is given in its stored shape."""
+        return self.compute(self.layer.canonical(weight(self.layer)))
+
 
 @dataclass(frozen=True, eq=False)
 class StoredTensor:
