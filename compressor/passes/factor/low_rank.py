@@ -101,7 +101,7 @@ class LowRank(GraphPass):
         """Whether ranks depend on what flows into each block once those before are factored."""
         return self.weighted
 
-    def survey(self, carrier: Carrier, context: PassContext) -> Survey:  # noqa: ARG002
+    def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Find the layers that can become two, and at which ranks."""
         choice = self._choice(carrier)
         actions = {c.layer.name: self._action(c) for c in choice.candidates}
@@ -127,10 +127,7 @@ class LowRank(GraphPass):
         return Survey(rows, every, (note,) if blind else ())
 
     def apply(
-        self,
-        carrier: Carrier,
-        context: PassContext,
-        statistics: Mapping[str, Any],  # noqa: ARG002
+        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
     ) -> Outcome:
         """Factor layers by their weights, or by what they do to the inputs of their block.
 
@@ -152,10 +149,7 @@ class LowRank(GraphPass):
         return work.outcome()
 
     def preview(
-        self,
-        carrier: Carrier,
-        context: PassContext,  # noqa: ARG002
-        statistics: Mapping[str, Any],  # noqa: ARG002
+        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
     ) -> Carrier:
         """Return the model with factors that mean nothing, of about the right sizes.
 

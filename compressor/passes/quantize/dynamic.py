@@ -211,10 +211,7 @@ class QuantizeDynamic(GraphPass):
         return Survey(plan_layers(self.name, dict.fromkeys(reasons, action), reasons))
 
     def apply(
-        self,
-        carrier: Carrier,
-        context: PassContext,  # noqa: ARG002
-        statistics: Mapping[str, Any],  # noqa: ARG002
+        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
     ) -> Outcome:
         """Quantize the chosen layers."""
         graph, weights = self._quantized(carrier)
@@ -226,10 +223,7 @@ class QuantizeDynamic(GraphPass):
         return Outcome(carrier.with_graph(graph), tuple(outcomes))
 
     def preview(
-        self,
-        carrier: Carrier,
-        context: PassContext,  # noqa: ARG002
-        statistics: Mapping[str, Any],  # noqa: ARG002
+        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
     ) -> Carrier:
         """Quantize lazily: no weight is read."""
         return carrier.with_graph(self._quantized(carrier)[0])

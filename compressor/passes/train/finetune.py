@@ -70,12 +70,7 @@ class TaskLoss:
         self._target = training.data.target
         self._custom = training.load_symbol(name, "loss") if ":" in name else None
 
-    def losses(
-        self,
-        outputs: Mapping[str, Tensor],
-        micro: Micro,
-        step: int,  # noqa: ARG002
-    ) -> dict[str, Tensor]:
+    def losses(self, outputs: Mapping[str, Tensor], micro: Micro, step: int) -> dict[str, Tensor]:
         """Return the loss of each sample; see :class:`Objective`."""
         assert self._target is not None
         target = micro.tensors.get(self._target)

@@ -157,10 +157,7 @@ class Recipe(TrainPass):
         return self
 
     def preview(
-        self,
-        carrier: Carrier,
-        context: PassContext,  # noqa: ARG002
-        statistics: Mapping[str, Any],  # noqa: ARG002
+        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
     ) -> Carrier:
         """Return the model as it is: training alone changes no shape."""
         return carrier
@@ -202,7 +199,7 @@ class Recipe(TrainPass):
         self,
         carrier: Carrier,
         context: PassContext,
-        statistics: Mapping[str, Any],  # noqa: ARG002
+        statistics: Mapping[str, Any],
         training: Training,
     ) -> Outcome:
         """Return the trained model.

@@ -95,10 +95,7 @@ class Cast(GraphPass):
         return Survey(rows, notes=self._notes(decision, context))
 
     def apply(
-        self,
-        carrier: Carrier,
-        context: PassContext,  # noqa: ARG002
-        statistics: Mapping[str, Any],  # noqa: ARG002
+        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
     ) -> Outcome:
         """Cast the model; layers whose weights would overflow stay as they are."""
         if self.dtype == "fp32":
@@ -120,10 +117,7 @@ class Cast(GraphPass):
         return Outcome(carrier.with_graph(self._rewritten(decision)), outcomes, notes)
 
     def preview(
-        self,
-        carrier: Carrier,
-        context: PassContext,  # noqa: ARG002
-        statistics: Mapping[str, Any],  # noqa: ARG002
+        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
     ) -> Carrier:
         """Cast lazily: no weight is read, so overflow is not seen."""
         if self.dtype == "fp32":

@@ -158,10 +158,7 @@ class QuantizeWeights(WeightPass):
         return Choice(treatments, work=work)
 
     def change(
-        self,
-        rows: WeightRows,
-        treatment: Treatment,
-        statistics: Mapping[str, Any],  # noqa: ARG002
+        self, rows: WeightRows, treatment: Treatment, statistics: Mapping[str, Any]
     ) -> QuantizedTensor:
         """Return the codes that the weight alone determines."""
         assert treatment.scheme is not None

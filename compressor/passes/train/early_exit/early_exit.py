@@ -148,7 +148,7 @@ class EarlyExit(Recipe):
         """Whether the training data must have a target: where a part of the loss is the task's."""
         return self.train == "all" or self.alpha > 0
 
-    def survey(self, carrier: Carrier, context: PassContext) -> Survey:  # noqa: ARG002
+    def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Find the places of the exits, and check that the graph can be cut there."""
         loss_name(self.loss or CROSS_ENTROPY, None)
         places = self._places(carrier)
@@ -194,10 +194,7 @@ class EarlyExit(Recipe):
         return replace(cut, training=trained.record())
 
     def preview(
-        self,
-        carrier: Carrier,
-        context: PassContext,  # noqa: ARG002
-        statistics: Mapping[str, Any],  # noqa: ARG002
+        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
     ) -> Carrier:
         """Return the model with every exit used."""
         return carrier.with_graph(self._untrained(self._places(carrier)))

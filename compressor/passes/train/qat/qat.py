@@ -248,10 +248,7 @@ class Qat(Recipe):
         )
 
     def preview(
-        self,
-        carrier: Carrier,
-        context: PassContext,
-        statistics: Mapping[str, Any],  # noqa: ARG002
+        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
     ) -> Carrier:
         """Quantize lazily: no weight is read."""
         settings = self._settings(context)

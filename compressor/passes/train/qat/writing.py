@@ -140,12 +140,12 @@ class ScalesInRange(Regulator):
                 least, most = (scheme.low - zero) / steps, (scheme.high - zero) / steps
                 self._offsets.append((parameters[PREFIX + scale.offset], least, most))
 
-    def before(self, step: int) -> None:  # noqa: ARG002
+    def before(self, step: int) -> None:
         """Remember the scales."""
         self._before = [size.detach().clone() for size in self._sizes]
 
     @torch.no_grad()
-    def after(self, step: int) -> None:  # noqa: ARG002
+    def after(self, step: int) -> None:
         """Clamp what a step has moved too far."""
         for size, old in zip(self._sizes, self._before, strict=True):
             least, most = old * (1 - _MOST_CHANGE), old * (1 + _MOST_CHANGE)
