@@ -148,6 +148,8 @@ def layer_of(node: ir.Node) -> Layer | None:
         return None
     if row.is_table and (len(shape) != 2 or not source.dtype.is_floating_point()):
         return None
+    if row.is_table and operator(sole_reader(node.outputs[0])).dequantizes:
+        return None  # the scales of a table's codes are looked up beside them
     # The third input of an integer product is a zero point.
     bias = node.inputs[2] if len(node.inputs) > 2 and not row.integer else None
     bias_source, _ = weight_source(bias)

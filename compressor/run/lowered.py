@@ -17,7 +17,8 @@ import onnx_ir as ir
 from compressor.errors import InputError, SpecError
 from compressor.files import file_sha256, json_sha256
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.models.torch.lowering import OPSET, held_tensors
+from compressor.models.torch.lowering import OPSET
+from compressor.models.torch.matching import held_tensors
 from compressor.models.torch.saved_module import without_weights
 from compressor.run.store import STORE, Store, result_key
 

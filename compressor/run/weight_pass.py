@@ -21,8 +21,14 @@ from torch import Tensor
 from compressor.models.checkpoint.rows import read_rows
 from compressor.types.carrier import Capability, Carrier, WeightChange
 from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
-from compressor.types.layers import Layer, QuantizedTensor, Scheme, WeightCodes
-from compressor.types.matrices import check_finite, sqnr_db
+from compressor.types.layers import (
+    Layer,
+    QuantizedTensor,
+    Scheme,
+    WeightCodes,
+    check_finite,
+    sqnr_db,
+)
 from compressor.types.options import kebab
 from compressor.types.passes import LayerOutcome, LayerRule, Outcome, Pass, PassContext, Survey
 from compressor.types.statistics import Block, Request
@@ -196,15 +202,17 @@ class WeightPass(Pass):
             treatment = choice.treatments[layer.name]
             compute = self._computation(carrier, layer, treatment, block.statistics)
             streamed = self.by_rows and Capability.RUN not in carrier.offers
-            rows = min(_SAMPLE_ROWS, layer.rows) if streamed else layer.rows
-            matrix = read_rows(carrier, layer, 0, rows)
+            if streamed:
+                matrix = read_rows(carrier, layer, 0, min(_SAMPLE_ROWS, layer.rows))
+            else:
+                matrix = layer.canonical(carrier.weight(layer))
             check_finite(layer, matrix)
             value = compute(matrix)
             change: WeightCodes | WeightChange | Tensor
             if treatment.scheme is not None and self.by_rows:
                 change = WeightCodes(layer, treatment.scheme, compute, by_rows=True)
             elif isinstance(value, QuantizedTensor):
-                change = known_codes(layer, value)
+                change = WeightCodes.known(layer, value)
             elif streamed:
                 change = WeightChange(layer, partial(_checked, compute, layer), treatment.together)
             else:
@@ -309,22 +317,6 @@ class WholeModel:
 
     def replace(self, changes: Mapping[str, WeightCodes | Tensor]) -> None:
         """Do nothing: no block follows."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Known:
-    """Codes that have been found already, as :attr:`WeightCodes.compute` wants them."""
-
-    codes: QuantizedTensor
-
-    def __call__(self, matrix: Tensor) -> QuantizedTensor:  # noqa: ARG002
-        """Return them."""
-        return self.codes
-
-
-def known_codes(layer: Layer, codes: QuantizedTensor) -> WeightCodes:
-    """Return a weight's codes that need no further computation."""
-    return WeightCodes(layer, codes.scheme, _Known(codes))
 
 
 def compared(

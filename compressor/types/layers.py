@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import prod
+from math import isfinite, log10, prod
 from typing import Literal
 
 import torch
+
+from compressor.errors import ModelError
 
 LayerKind = Literal["Conv", "ConvTranspose", "Gemm", "MatMul", "Gather"]
 CONVOLUTION: LayerKind = "Conv"
@@ -25,6 +27,7 @@ E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 OCP Microscaling Formats (MX) Specification 1.0, section 5.3.3.
 """
 _LARGEST = {"e4m3": 448.0, "e2m1": 6.0}
+_SUMMED_AT_ONCE = 1 << 18
 _SCALE_BITS = {"float32": 32, "float16": 16, "bfloat16": 16, "e4m3": 8, "e8m0": 8}
 
 
@@ -286,6 +289,15 @@ class WeightCodes:
     compute: Callable[[torch.Tensor], QuantizedTensor]
     by_rows: bool = False
 
+    @classmethod
+    def known(cls, layer: Layer, codes: QuantizedTensor) -> WeightCodes:
+        """Return codes that need no further computation."""
+        return cls(layer, codes.scheme, lambda _: codes)
+
+    def read(self, weight: Callable[[Layer], torch.Tensor]) -> QuantizedTensor:
+        """Compute the codes of a layer's float weight, which is given in its stored shape."""
+        return self.compute(self.layer.canonical(weight(self.layer)))
+
 
 @dataclass(frozen=True, eq=False)
 class StoredTensor:
@@ -311,9 +323,49 @@ class StoredTensor:
         return prod(self.shape)
 
     @property
+    def float_nbytes(self) -> int:
+        """Bytes of the elements themselves, which codes may be stored in place of."""
+        return self.elements * self.dtype.itemsize
+
+    @property
     def nbytes(self) -> int:
         """Bytes as stored; codes are packed."""
         if self.codes is None:
-            return self.elements * self.dtype.itemsize
+            return self.float_nbytes
         layer = self.codes.layer
         return self.codes.scheme.nbytes(layer.rows, layer.columns)
+
+
+def sqnr_db(reference: torch.Tensor, approximation: torch.Tensor) -> float | None:
+    """Return the signal to noise ratio, ``10 log10(Σ reference² / Σ (reference - approx)²)``.
+
+    >>> round(sqnr_db(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.5])), 1)
+    20.0
+
+    Returns:
+        Decibels; ``None`` where the error or the signal is zero.
+
+    Raises:
+        ValueError: shapes differ or a value is not finite.
+    """
+    if reference.shape != approximation.shape:
+        raise ValueError(f"shapes {tuple(reference.shape)} and {tuple(approximation.shape)} differ")
+    signal = noise = 0.0
+    before, after = reference.reshape(-1), approximation.reshape(-1)
+    for start in range(0, before.numel(), _SUMMED_AT_ONCE):
+        exact = before[start : start + _SUMMED_AT_ONCE].to(torch.float64)
+        signal += float(exact.square().sum())
+        noise += float((exact - after[start : start + _SUMMED_AT_ONCE]).square().sum())
+    if not isfinite(signal + noise):
+        raise ValueError("a value is not finite")
+    return None if noise == 0 or signal == 0 else 10 * log10(signal / noise)
+
+
+def check_finite(layer: Layer, matrix: torch.Tensor) -> None:
+    """Raise :class:`ModelError` if a layer's weight holds NaN or infinite values."""
+    if not bool(torch.isfinite(matrix).all()):
+        raise ModelError(
+            f"layer {layer.name!r}",
+            "its weight holds values that are NaN or infinite",
+            "the training diverged or the file is damaged; use an earlier checkpoint",
+        )

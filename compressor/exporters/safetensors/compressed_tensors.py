@@ -29,6 +29,7 @@ from compressor.models.codec.bit_stream import (
     packed_columns,
     whole_words,
 )
+from compressor.models.codec.headers import STORED_AS
 from compressor.types.layers import QuantizedTensor, Scheme, StoredTensor
 
 _WEIGHT = ".weight"
@@ -78,12 +79,14 @@ def row_multiple(scheme: Scheme) -> int:
 
 
 def stored_entries(tensor: StoredTensor) -> tuple[Entry, ...]:
-    """Describe the tensors stored in place of a quantized weight; nothing is computed.
+    """Describe what a tensor is stored as: itself, or codes and what belongs to them.
 
     Raises:
         SpecError: the layout has no form for it.
     """
-    scheme = _scheme(tensor)
+    if tensor.codes is None:
+        return (_kept_entry(tensor),)
+    scheme = tensor.codes.scheme
     problem = _problem(tensor, scheme)
     if problem:
         raise SpecError(
@@ -119,6 +122,18 @@ def stored_entries(tensor: StoredTensor) -> tuple[Entry, ...]:
     packed_rows = packed_columns(rows, scheme.bits)
     zeros = Entry(zero_point, torch.int32, (packed_rows, groups), groups * scheme.bits)
     return codes, scale, shape, zeros
+
+
+def _kept_entry(tensor: StoredTensor) -> Entry:
+    if tensor.dtype not in STORED_AS:
+        raise SpecError(
+            f"tensor {tensor.name!r}",
+            f"is {str(tensor.dtype).removeprefix('torch.')}, which safetensors cannot store",
+            "cast it to another type, or leave out this export",
+        )
+    rows = tensor.shape[0] if tensor.shape else 1
+    row_bits = _BYTE * tensor.float_nbytes // rows if rows else 0
+    return Entry(tensor.name, tensor.dtype, tensor.shape, row_bits)
 
 
 def stored_tensors(tensor: StoredTensor, codes: QuantizedTensor) -> dict[str, torch.Tensor]:

@@ -69,7 +69,7 @@ class PlannedShard:
     @cached_property
     def read_bytes(self) -> int:
         """Bytes of the float tensors that it is made of: the work it takes."""
-        return sum(source_bytes(tensor) for tensor in self.sources)
+        return sum(tensor.float_nbytes for tensor in self.sources)
 
 
 @dataclass(frozen=True)
@@ -115,11 +115,6 @@ class StreamPlan:
             if least == ranks.rank:
                 names.add(shard.name)
         return tuple(shard for shard in self.shards if shard.name in names)
-
-
-def source_bytes(tensor: StoredTensor) -> int:
-    """Return the bytes of a tensor before it was quantized."""
-    return tensor.elements * tensor.dtype.itemsize
 
 
 def plan_stream(carrier: Carrier, key: str = "", max_shard_size: int | None = None) -> StreamPlan:
@@ -186,31 +181,12 @@ def _groups(
 
 
 def _planned(name: str, sources: Sequence[StoredTensor]) -> PlannedShard:
-    entries = {entry.name: entry for tensor in sources for entry in entries_of(tensor)}
+    entries = {entry.name: entry for tensor in sources for entry in stored_entries(tensor)}
     described = [
         Described(e.name, STORED_AS[e.dtype], e.shape, 8 * e.dtype.itemsize, e.nbytes)
         for e in entries.values()
     ]
     return PlannedShard(name, layout(described, _METADATA), entries, tuple(sources))
-
-
-def entries_of(tensor: StoredTensor) -> tuple[Entry, ...]:
-    """Describe what a tensor is stored as: itself, or its codes and what belongs to them.
-
-    Raises:
-        SpecError: the layout has no form for it.
-    """
-    if tensor.codes is not None:
-        return stored_entries(tensor)
-    if tensor.dtype not in STORED_AS:
-        raise SpecError(
-            f"tensor {tensor.name!r}",
-            f"is {str(tensor.dtype).removeprefix('torch.')}, which safetensors cannot store",
-            "cast it to another type, or leave out this export",
-        )
-    rows = tensor.shape[0] if tensor.shape else 1
-    bits = 8 * source_bytes(tensor) // rows if rows else 0
-    return (Entry(tensor.name, tensor.dtype, tensor.shape, bits),)
 
 
 @dataclass(frozen=True)

@@ -34,10 +34,8 @@ from compressor.exporters.safetensors.compressed_tensors import (
 from compressor.exporters.safetensors.stream_plan import (
     PlannedShard,
     StreamPlan,
-    entries_of,
     finished,
     journal_of,
-    source_bytes,
 )
 from compressor.files import disk_errors, sync
 from compressor.models.checkpoint.reading import (
@@ -115,7 +113,7 @@ def _stored(
     tensor: StoredTensor, rows: torch.Tensor, start: int
 ) -> Iterator[tuple[str, torch.Tensor, int]]:
     if tensor.codes is None:
-        (entry,) = entries_of(tensor)
+        (entry,) = stored_entries(tensor)
         yield entry.name, rows, entry.offset(start)
         return
     _check_finite(tensor.name, rows)
@@ -233,7 +231,7 @@ class _Block:
     @property
     def nbytes(self) -> int:
         """Bytes of the float tensor."""
-        whole = source_bytes(self.tensor)
+        whole = self.tensor.float_nbytes
         return whole * (self.stop - self.start) // _rows(self.tensor) if whole else 0
 
     @property

@@ -31,7 +31,7 @@ from compressor.models.onnx.ort_runner import (
 from compressor.models.torch.matching import check_finite
 from compressor.progress import quiet_libraries
 from compressor.types.carrier import Capability, Runner, WeightChange
-from compressor.types.layers import Layer, QuantizedTensor, StoredTensor, WeightCodes
+from compressor.types.layers import Layer, StoredTensor, WeightCodes
 
 _OLDEST_OF_ONNXSCRIPT = 18  # its converter works in memory; older opsets need the onnx package's
 _STATE = "graph.onnx"
@@ -191,13 +191,9 @@ def graph_with_codes(
     """
     changed = graph.clone()
     layers = {layer.weight: layer for layer in graph_layers(changed)}
-
-    def computed(codes: WeightCodes, layer: Layer) -> QuantizedTensor:
-        return codes.compute(layer.canonical(weight(layer)))
-
     for name, codes in changes.items():
         attach = attach_codebook if codes.scheme.element == "codebook" else attach_codes
-        attach(changed, layers[name], codes.scheme, partial(computed, codes, layers[name]))
+        attach(changed, layers[name], codes.scheme, partial(codes.read, weight))
     return changed
 
 

@@ -18,8 +18,8 @@ from compressor.graph.plain import make_plain
 from compressor.models.checkpoint.weight_files import read_weights
 from compressor.models.onnx.carrier import OnnxCarrier, graph_with_codes, restore_graph
 from compressor.models.onnx.ort_runner import runner_of
-from compressor.models.torch.lowering import NamedModule, attach_weights, lower
-from compressor.models.torch.matching import check_names, load_into
+from compressor.models.torch.lowering import NamedModule, lower
+from compressor.models.torch.matching import attach_weights, check_names, load_into
 from compressor.models.torch.saved_module import (
     Alterations,
     holds_module,

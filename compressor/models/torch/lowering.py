@@ -10,11 +10,11 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from onnx_ir import tensor_adapters
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from compressor.errors import ModelError, SpecError
+from compressor.models.torch.matching import attach_weights
 from compressor.progress import quiet_libraries
 from compressor.types.tensors import TensorSpec
 
@@ -86,22 +86,6 @@ def lower(module: torch.nn.Module, inputs: Sequence[TensorSpec]) -> ir.Model:
     _name_outputs(model)
     attach_weights(model, module)
     return model
-
-
-def held_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers by name, tied ones under each of their names."""
-    return {
-        **dict(module.named_parameters(remove_duplicate=False)),
-        **dict(module.named_buffers(remove_duplicate=False)),
-    }
-
-
-def attach_weights(model: ir.Model, module: torch.nn.Module) -> None:
-    """Make a lowered model's initializers refer to the module's current parameters."""
-    state = held_tensors(module)  # the graph may use any name of a tied weight
-    for name, value in model.graph.initializers.items():
-        if name in state:
-            value.const_value = tensor_adapters.TorchTensor(state[name].detach(), name=name)
 
 
 def _bind(

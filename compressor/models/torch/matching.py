@@ -1,4 +1,4 @@
-"""Fit checkpoint tensors to a module, and run a graph in PyTorch."""
+"""Fit a module's tensors to those of a checkpoint and of its graph, and run a graph in PyTorch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import cast
 import ml_dtypes
 import onnx_ir as ir
 import torch
+from onnx_ir import tensor_adapters
 
 from compressor.errors import ModelError, close_names, listed
 from compressor.models.element_types import from_numpy
@@ -67,6 +68,22 @@ def load_into(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], path
     check_names(module, tensors, path)
     check_finite(tensors.items(), f"checkpoint {path!r}", dict(module.named_buffers()))
     module.load_state_dict(dict(tensors), strict=False)
+
+
+def held_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return parameters and buffers by name, tied ones under each of their names."""
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+
+
+def attach_weights(model: ir.Model, module: torch.nn.Module) -> None:
+    """Make a lowered model's initializers refer to the module's current parameters."""
+    state = held_tensors(module)  # the graph may use any name of a tied weight
+    for name, value in model.graph.initializers.items():
+        if name in state:
+            value.const_value = tensor_adapters.TorchTensor(state[name].detach(), name=name)
 
 
 def check_finite(

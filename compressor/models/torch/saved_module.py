@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from compressor.models.onnx.carrier import OnnxCarrier, restore_graph
-from compressor.models.torch.lowering import attach_weights, held_tensors
+from compressor.models.torch.matching import attach_weights, held_tensors
 from compressor.models.torch.size_attributes import Attributes
 from compressor.models.torch.smaller_module import (
     set_attributes,
@@ -172,7 +172,7 @@ def save_codes(
     tensors: dict[str, torch.Tensor] = {}
     described = {}
     for name, entry in codes.items():
-        quantized = entry.compute(entry.layer.canonical(weight(entry.layer)))
+        quantized = entry.read(weight)
         tensors |= {f"{name}:{part}": getattr(quantized, part).contiguous() for part in _PARTS}
         others = {part: getattr(quantized, part) for part in _OPTIONAL}
         tensors |= {f"{name}:{k}": v.contiguous() for k, v in others.items() if v is not None}
@@ -198,13 +198,8 @@ def load_codes(directory: Path) -> dict[str, WeightCodes]:
                 if f"{name}:{part}" in names
             }
             stored = QuantizedTensor(**parts, scheme=Scheme(**entry["scheme"]))
-            loaded[name] = known_codes(_layer(entry["layer"]), stored)
+            loaded[name] = WeightCodes.known(_layer(entry["layer"]), stored)
     return loaded
-
-
-def known_codes(layer: Layer, stored: QuantizedTensor) -> WeightCodes:
-    """Return codes that are computed already."""
-    return WeightCodes(layer, stored.scheme, lambda _: stored)
 
 
 def _layer(value: Mapping[str, object]) -> Layer:

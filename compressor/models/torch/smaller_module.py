@@ -15,7 +15,8 @@ from compressor.models.element_types import TORCH_DTYPES, from_numpy
 from compressor.models.executor import GraphModule
 from compressor.models.executor.node import Operators
 from compressor.models.onnx.ort_runner import graph_runner
-from compressor.models.torch.lowering import attach_weights, call, example_inputs, held_tensors
+from compressor.models.torch.lowering import call, example_inputs
+from compressor.models.torch.matching import attach_weights, held_tensors
 from compressor.models.torch.size_attributes import Attributes, Masks, readings
 from compressor.types.channels import Units
 from compressor.types.tensors import Array, Batch, TensorSpec

@@ -30,7 +30,7 @@ from compressor.passes.factor.factored_graph import (
 from compressor.progress import Progress
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers
-from compressor.types.matrices import check_finite, sqnr_db
+from compressor.types.layers import check_finite, sqnr_db
 from compressor.types.passes import GraphPass, LayerOutcome, Outcome, PassContext, Survey
 from compressor.types.statistics import Blocks, Moments, Request
 
@@ -101,7 +101,7 @@ class LowRank(GraphPass):
         """Whether ranks depend on what flows into each block once those before are factored."""
         return self.weighted
 
-    def survey(self, carrier: Carrier, context: PassContext) -> Survey:  # noqa: ARG002
+    def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Find the layers that can become two, and at which ranks."""
         choice = self._choice(carrier)
         actions = {c.layer.name: self._action(c) for c in choice.candidates}
@@ -127,10 +127,7 @@ class LowRank(GraphPass):
         return Survey(rows, every, (note,) if blind else ())
 
     def apply(
-        self,
-        carrier: Carrier,
-        context: PassContext,
-        statistics: Mapping[str, Any],  # noqa: ARG002
+        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
     ) -> Outcome:
         """Factor layers by their weights, or by what they do to the inputs of their block.
 
@@ -152,10 +149,7 @@ class LowRank(GraphPass):
         return work.outcome()
 
     def preview(
-        self,
-        carrier: Carrier,
-        context: PassContext,  # noqa: ARG002
-        statistics: Mapping[str, Any],  # noqa: ARG002
+        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
     ) -> Carrier:
         """Return the model with factors that mean nothing, of about the right sizes.
 

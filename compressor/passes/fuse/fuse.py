@@ -101,17 +101,14 @@ class Fuse(GraphPass):
         "attention that were written out",
     )
 
-    def survey(self, carrier: Carrier, context: PassContext) -> Survey:  # noqa: ARG002
+    def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Plan which layers take over what follows them; weights are not read."""
         draft = self._run(carrier, evaluate=False)
         layers = tuple(_plan(layer, draft) for layer in graph_layers(carrier.graph()))
         return Survey(layers, notes=_notes(carrier, draft))
 
     def apply(
-        self,
-        carrier: Carrier,
-        context: PassContext,  # noqa: ARG002
-        statistics: Mapping[str, Any],  # noqa: ARG002
+        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
     ) -> Outcome:
         """Fuse a copy of the graph.
 

@@ -66,7 +66,7 @@ class ZerosKept(Regulator):
         self.masks = {name: mask for name, mask in alive.items() if mask.any() and not mask.all()}
 
     @torch.no_grad()
-    def after(self, step: int) -> None:  # noqa: ARG002
+    def after(self, step: int) -> None:
         """Make the zeros zero again: momentum and weight decay move them, too.
 
         Raises:

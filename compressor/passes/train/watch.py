@@ -33,7 +33,7 @@ class Interruption:
     def __init__(self) -> None:
         self.wanted = False
 
-    def note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+    def note(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal.
 
         Raises:

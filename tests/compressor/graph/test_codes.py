@@ -271,6 +271,7 @@ def test_a_table_in_groups_is_looked_up_in_its_codes(scheme: Scheme) -> None:
     carrier, batch = opened("embedding")
     quantized, weight = attached(carrier, scheme)
     assert "DequantizeLinear" not in ops(quantized)[:2]
+    assert quantized.layers() == ()  # the scales, which are looked up too, are no layer
     np.testing.assert_array_equal(quantized.runner().run(batch)["y"], weight[batch["x"]])
 
 

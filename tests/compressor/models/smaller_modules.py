@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.models.torch.lowering import held_tensors
+from compressor.models.torch.matching import held_tensors
 from compressor.models.torch.size_attributes import Attributes
 from compressor.models.torch.smaller_module import set_attributes
 from compressor.types.channels import Units

@@ -15,8 +15,8 @@ from compressor.errors import SpecError
 from compressor.models.executor import GraphModule
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.models.torch.carrier import TorchCarrier
+from compressor.models.torch.matching import held_tensors
 from compressor.models.torch.saved_module import Alterations
-from compressor.models.torch.smaller_module import held_tensors
 from compressor.types.carrier import Capability
 from compressor.types.layers import QuantizedTensor, Scheme, WeightCodes
 from compressor.types.tensors import Batch, TensorSpec

@@ -19,8 +19,7 @@ from compressor.passes.prune.magnitude.ranking import Criterion, Norm, value_of,
 from compressor.run.weight_pass import FLOATS, Changes, Choice, Treatment, WeightPass, WeightRows
 from compressor.types.carrier import Capability, Carrier, WeightChange
 from compressor.types.layer_rules import resolve_rules, skip_reason
-from compressor.types.layers import Layer
-from compressor.types.matrices import sqnr_db
+from compressor.types.layers import Layer, sqnr_db
 from compressor.types.passes import LayerOutcome, LayerRule, PassContext
 from compressor.types.statistics import Block
 
@@ -175,21 +174,14 @@ class PruneMagnitude(WeightPass):
         return Choice(treatments, work=(ranked, context.progress))
 
     def change(
-        self,
-        rows: WeightRows,
-        treatment: Treatment,
-        statistics: Mapping[str, Any],  # noqa: ARG002
+        self, rows: WeightRows, treatment: Treatment, statistics: Mapping[str, Any]
     ) -> torch.Tensor:
         """Return rows without the units that go."""
         criterion, cut = treatment.setting
         return without(rows.matrix, criterion, cut, rows.start)
 
     def change_layers(
-        self,
-        carrier: Carrier,
-        choice: Choice,
-        layers: Sequence[Layer],  # noqa: ARG002
-        block: Block,  # noqa: ARG002
+        self, carrier: Carrier, choice: Choice, layers: Sequence[Layer], block: Block
     ) -> Changes:
         """Rank the units of all layers, and make the smallest zero when weights are read."""
         ranked, progress = choice.work

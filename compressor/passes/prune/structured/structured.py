@@ -162,10 +162,7 @@ class PruneStructured(GraphPass):
         return _Pruning(self, carrier, context.seed, statistics, samples).outcome()
 
     def preview(
-        self,
-        carrier: Carrier,
-        context: PassContext,  # noqa: ARG002
-        statistics: Mapping[str, Any],  # noqa: ARG002
+        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
     ) -> Carrier:
         """Remove as many channels, though not the same: no weight is looked at."""
         graph = carrier.graph()

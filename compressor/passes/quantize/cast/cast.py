@@ -20,8 +20,7 @@ from compressor.passes.quantize.cast.islands import FloatIslands, extreme
 from compressor.passes.quantize.cast.rewrite import store_narrow, to_half, to_single
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
-from compressor.types.layers import Layer
-from compressor.types.matrices import sqnr_db
+from compressor.types.layers import Layer, sqnr_db
 from compressor.types.passes import GraphPass, LayerOutcome, LayerRule, Outcome, PassContext, Survey
 
 _TYPES = {
@@ -96,10 +95,7 @@ class Cast(GraphPass):
         return Survey(rows, notes=self._notes(decision, context))
 
     def apply(
-        self,
-        carrier: Carrier,
-        context: PassContext,  # noqa: ARG002
-        statistics: Mapping[str, Any],  # noqa: ARG002
+        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
     ) -> Outcome:
         """Cast the model; layers whose weights would overflow stay as they are."""
         if self.dtype == "fp32":
@@ -121,10 +117,7 @@ class Cast(GraphPass):
         return Outcome(carrier.with_graph(self._rewritten(decision)), outcomes, notes)
 
     def preview(
-        self,
-        carrier: Carrier,
-        context: PassContext,  # noqa: ARG002
-        statistics: Mapping[str, Any],  # noqa: ARG002
+        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
     ) -> Carrier:
         """Cast lazily: no weight is read, so overflow is not seen."""
         if self.dtype == "fp32":

@@ -2,14 +2,64 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import isfinite
 
 import torch
 from torch import Tensor
 
 from compressor.types.layers import QuantizedTensor, Scheme
-from compressor.types.matrices import converted_chunks, in_groups, row_chunks
 from compressor.types.statistics import Range
+
+_CONVERTED_AT_ONCE = 1 << 19  # elements, so that intermediate results stay in the cache
+
+
+def in_groups(matrix: Tensor, scheme: Scheme) -> Tensor:
+    """View a matrix as ``[rows, groups, columns of a group]``.
+
+    Args:
+        matrix: ``[rows, columns]``.
+        scheme: how its codes are represented; without groups, a row is one.
+
+    Raises:
+        ValueError: the columns do not divide into the scheme's groups.
+    """
+    rows, columns = matrix.shape
+    width = columns
+    if scheme.granularity == "group":
+        width = scheme.group or 0
+        if width < 1 or columns % width:
+            raise ValueError(f"{columns} columns do not divide into groups of {scheme.group}")
+    return matrix.reshape(rows, columns // width if columns else 1, width)
+
+
+def row_chunks(blocks: Tensor, elements: int = _CONVERTED_AT_ONCE) -> list[slice]:
+    """Cut the first axis so that a piece has about so many elements, and one row at least."""
+    rows = blocks.shape[0]
+    step = max(1, elements * rows // max(blocks.numel(), 1))
+    return [slice(start, start + step) for start in range(0, rows, step)]
+
+
+def converted_chunks(blocks: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+    """Copy the pieces of :func:`row_chunks` one after the other into one buffer.
+
+    A buffer for each piece would cost more than the arithmetic: memory of such sizes goes back to
+    the system when it is freed, and comes from there page by page.
+
+    Args:
+        blocks: of any shape.
+        dtype: the buffer's.
+
+    Yields:
+        A slice of the first axis, and its values; they last until the next piece is asked for, and
+        may be changed.
+    """
+    parts = row_chunks(blocks)
+    first = blocks[parts[0]] if parts else blocks
+    buffer = torch.empty(first.shape, dtype=dtype)
+    for part in parts:
+        piece = blocks[part]
+        yield part, buffer[: len(piece)].copy_(piece)
 
 
 def extremes(blocks: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:

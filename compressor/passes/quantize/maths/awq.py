@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from compressor.passes.quantize.maths import floating
-from compressor.passes.quantize.maths.affine import extremes, parameters, quantize
+from compressor.passes.quantize.maths.affine import extremes, in_groups, parameters, quantize
 from compressor.passes.quantize.maths.descent import row_errors
 from compressor.types.layers import QuantizedTensor, Scheme
-from compressor.types.matrices import in_groups
 
 _SHARES = tuple(1 - 0.03 * step for step in range(22))  # of the full range
 

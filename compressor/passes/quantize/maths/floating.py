@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from compressor.passes.quantize.maths import affine
+from compressor.passes.quantize.maths.affine import in_groups, row_chunks
 from compressor.types.layers import QuantizedTensor, Scheme
-from compressor.types.matrices import in_groups, row_chunks
 
 _E4M3_LARGEST = 448.0
 _E4M3_LEAST_BITS, _E4M3_LARGEST_BITS = 0x01, 0x7E  # least positive and largest finite code

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from compressor.passes.quantize.maths import affine
+from compressor.passes.quantize.maths.affine import in_groups, row_chunks
 from compressor.types.layers import QuantizedTensor, Scheme
-from compressor.types.matrices import in_groups, row_chunks
 
 _STARTS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)  # shares of the full range
 _ITERATIONS = 5  # for each start

@@ -20,8 +20,7 @@ from compressor.passes.quantize.static.settings import Decision, StaticSettings,
 from compressor.passes.quantize.static.writing import LeastScale, write_static_codes
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers
-from compressor.types.layers import Layer, QuantizedTensor, Scheme
-from compressor.types.matrices import sqnr_db
+from compressor.types.layers import Layer, QuantizedTensor, Scheme, sqnr_db
 from compressor.types.passes import GraphPass, LayerOutcome, Outcome, PassContext, Survey
 from compressor.types.statistics import Moments, Request
 

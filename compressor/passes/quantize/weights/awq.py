@@ -19,7 +19,6 @@ from compressor.passes.quantize.weights.scale_sources import (
     input_groups,
     touched,
 )
-from compressor.run.weight_pass import known_codes
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Layer, QuantizedTensor, Scheme, WeightCodes
 from compressor.types.statistics import Block, Moments, Request
@@ -168,7 +167,7 @@ class AwqWork:
             self.folded.fold(group, scaled.factors)
             weights = list(scaled.weights)
         return {
-            layer.weight: known_codes(layer, weight)
+            layer.weight: WeightCodes.known(layer, weight)
             for layer, weight in zip(group.layers, weights, strict=True)
         }
 

@@ -11,7 +11,6 @@ from compressor.errors import DataError, SpecError
 from compressor.models.layer_uses import input_moments
 from compressor.passes.quantize.maths.floating import RangeSearch
 from compressor.passes.quantize.maths.gptq import gptq_weights
-from compressor.run.weight_pass import known_codes
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Layer, QuantizedTensor, Scheme, WeightCodes
 from compressor.types.statistics import Block, Moments, Request
@@ -114,7 +113,7 @@ class GptqWork:
             codes = join_rows([gptq_weights(w, m, scheme, self.search) for w, m in groups])
             rows = [layer.rows for layer in stacked]
             for layer, part in zip(stacked, split_rows(codes, rows), strict=True):
-                codes_by_weight[layer.weight] = known_codes(layer, part)
+                codes_by_weight[layer.weight] = WeightCodes.known(layer, part)
         return codes_by_weight
 
     def floats(self) -> dict[str, torch.Tensor]:

@@ -36,10 +36,9 @@ from compressor.run.weight_pass import (
     WeightPass,
     WeightRows,
     compared,
-    known_codes,
 )
 from compressor.types.carrier import Capability, Carrier
-from compressor.types.layers import Layer, QuantizedTensor, Scheme
+from compressor.types.layers import Layer, QuantizedTensor, Scheme, WeightCodes
 from compressor.types.passes import PassContext
 from compressor.types.statistics import Block
 
@@ -159,10 +158,7 @@ class QuantizeWeights(WeightPass):
         return Choice(treatments, work=work)
 
     def change(
-        self,
-        rows: WeightRows,
-        treatment: Treatment,
-        statistics: Mapping[str, Any],  # noqa: ARG002
+        self, rows: WeightRows, treatment: Treatment, statistics: Mapping[str, Any]
     ) -> QuantizedTensor:
         """Return the codes that the weight alone determines."""
         assert treatment.scheme is not None
@@ -183,7 +179,7 @@ class QuantizeWeights(WeightPass):
             matrix = work.matrix(layer)
             if layer.weight not in quantized:
                 nearest = self.change(WeightRows(layer, matrix), choice.treatments[layer.name], {})
-                quantized[layer.weight] = known_codes(layer, nearest)
+                quantized[layer.weight] = WeightCodes.known(layer, nearest)
             codes = quantized[layer.weight]
             outcome = compared(layer, choice.treatments[layer.name], matrix, codes.compute(matrix))
             rescaled = layer.name in work.rescaled

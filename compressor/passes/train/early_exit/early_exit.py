@@ -90,6 +90,8 @@ class EarlyExit(Recipe):
 
     name: ClassVar[str] = "early-exit"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.GRAPH, Capability.RUN})
+    replays: ClassVar[str] = "to choose how sure its exits have to be"
+    estimated: ClassVar[bool] = True  # exits that no sample would take are left out
     source: ClassVar[str] = (
         "exits by confidence: Teerapittayanon et al. 2016 (arXiv:1709.01686); self-distillation: "
         "Zhang et al. 2019 (arXiv:1905.08094)"
@@ -134,21 +136,11 @@ class EarlyExit(Recipe):
         return self.needs | ({Capability.TRAIN} if self.train == "all" else set())
 
     @property
-    def replays(self) -> str:
-        """What calibration data are run for."""
-        return "to choose how sure its exits have to be"
-
-    @property
-    def estimated(self) -> bool:
-        """Exits that no sample would take are left out."""
-        return True
-
-    @property
     def labelled(self) -> bool:
         """Whether the training data must have a target: where a part of the loss is the task's."""
         return self.train == "all" or self.alpha > 0
 
-    def survey(self, carrier: Carrier, context: PassContext) -> Survey:  # noqa: ARG002
+    def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Find the places of the exits, and check that the graph can be cut there."""
         loss_name(self.loss or CROSS_ENTROPY, None)
         places = self._places(carrier)
@@ -194,10 +186,7 @@ class EarlyExit(Recipe):
         return replace(cut, training=trained.record())
 
     def preview(
-        self,
-        carrier: Carrier,
-        context: PassContext,  # noqa: ARG002
-        statistics: Mapping[str, Any],  # noqa: ARG002
+        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
     ) -> Carrier:
         """Return the model with every exit used."""
         return carrier.with_graph(self._untrained(self._places(carrier)))

@@ -247,7 +247,7 @@ def _rows(*lengths: int) -> ir.Shape:
 class FrozenTrunk(NamedModule):
     """A module that stays in evaluation mode, so with its statistics, while heads are trained."""
 
-    def train(self, mode: bool = True) -> FrozenTrunk:  # noqa: ARG002
+    def train(self, mode: bool = True) -> FrozenTrunk:
         """Stay in evaluation mode."""
         super().train(False)
         return self

@@ -26,8 +26,7 @@ from compressor.passes.train.qat.networks import (
     folding_factor,
     refolded,
 )
-from compressor.types.layers import Layer, QuantizedTensor
-from compressor.types.matrices import sqnr_db
+from compressor.types.layers import Layer, QuantizedTensor, sqnr_db
 from compressor.types.passes import LayerOutcome
 
 _MOST_CHANGE = 0.01  # share by which a scale may change in a step
@@ -141,12 +140,12 @@ class ScalesInRange(Regulator):
                 least, most = (scheme.low - zero) / steps, (scheme.high - zero) / steps
                 self._offsets.append((parameters[PREFIX + scale.offset], least, most))
 
-    def before(self, step: int) -> None:  # noqa: ARG002
+    def before(self, step: int) -> None:
         """Remember the scales."""
         self._before = [size.detach().clone() for size in self._sizes]
 
     @torch.no_grad()
-    def after(self, step: int) -> None:  # noqa: ARG002
+    def after(self, step: int) -> None:
         """Clamp what a step has moved too far."""
         for size, old in zip(self._sizes, self._before, strict=True):
             least, most = old * (1 - _MOST_CHANGE), old * (1 + _MOST_CHANGE)

@@ -15,7 +15,8 @@ from torch.nn import functional
 
 from compressor.models.executor import GraphModule
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.models.torch.smaller_module import held_tensors, trainable_graph
+from compressor.models.torch.matching import held_tensors
+from compressor.models.torch.smaller_module import trainable_graph
 from compressor.types.tensors import TensorSpec
 from tests.compressor.models.smaller_modules import shaken
 

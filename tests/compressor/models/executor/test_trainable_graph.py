@@ -17,7 +17,7 @@ from compressor.models.checkpoint.carrier import open_checkpoint
 from compressor.models.executor import GraphModule
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.models.torch.lowering import held_tensors
+from compressor.models.torch.matching import held_tensors
 from compressor.types.carrier import Capability
 from compressor.types.layers import QuantizedTensor, Scheme, WeightCodes
 from tests.compressor.models.smaller_modules import VECTOR, Free, shaken, worst

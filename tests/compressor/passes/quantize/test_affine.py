@@ -18,8 +18,7 @@ from compressor.passes.quantize.maths.affine import (
     quantize,
     stored_scale,
 )
-from compressor.types.layers import Granularity, QuantizedTensor, ScaleType, Scheme
-from compressor.types.matrices import sqnr_db
+from compressor.types.layers import Granularity, QuantizedTensor, ScaleType, Scheme, sqnr_db
 from compressor.types.statistics import Range
 
 SLACK = 1e-4  # in scales: x / scale reaches 255, float32 has 24 bits

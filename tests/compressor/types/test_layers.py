@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from compressor.types.matrices import sqnr_db
+from compressor.types.layers import sqnr_db
 
 
 def test_sqnr() -> None:
