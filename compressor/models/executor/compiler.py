@@ -156,17 +156,13 @@ class Compiler:
                 "the operator is not supported on the torch carrier",
                 "run the model in ONNX Runtime, or export it without this operator",
             )
-        run = operator.bound(view)
-        train = None if operator.train is None else operator.train.bound(view)
-        view.check_understood()
-        values = [*node.inputs, *captured]
-        while values and values[-1] is None:
-            values.pop()
-        least, most = operator.inputs
-        if not least <= len(values) <= most:
-            problem = f"it has {view.input_count} inputs, which the operator does not take"
-            raise view.refuse(problem)
-        inputs = tuple(_slot(slots, value) for value in values)
+        try:
+            run, train = operator.prepared(view)
+        except ModelError:
+            if operator.otherwise is None:
+                raise
+            run, train = operator.otherwise.prepared(view)
+        inputs = tuple(_slot(slots, value) for value in (*view.inputs, *captured))
         outputs = tuple(_slot(slots, value) for value in node.outputs)
         return Step(run, inputs, outputs, operator.host, view.label, train)
 

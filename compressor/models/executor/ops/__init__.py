@@ -8,12 +8,23 @@ from compressor.models.executor.ops.control import CONTROL
 from compressor.models.executor.ops.elementwise import ELEMENTWISE
 from compressor.models.executor.ops.layers import LAYERS
 from compressor.models.executor.ops.quantization import QUANTIZATION
+from compressor.models.executor.ops.reference import REFERENCE
 from compressor.models.executor.ops.shapes import SHAPES
 from compressor.models.executor.ops.signal import SIGNAL
 from compressor.models.executor.ops.vision import VISION
 from compressor.models.executor.ops.windows import WINDOWS
 
-_STANDARD = (CONTROL, ELEMENTWISE, LAYERS, QUANTIZATION, SHAPES, SIGNAL, VISION, WINDOWS)
+_STANDARD = (
+    CONTROL,
+    ELEMENTWISE,
+    LAYERS,
+    QUANTIZATION,
+    REFERENCE,
+    SHAPES,
+    SIGNAL,
+    VISION,
+    WINDOWS,
+)
 _CONTRIB = (elementwise.CONTRIB, quantization.CONTRIB)
 _DOMAINS = {"": _STANDARD, "com.microsoft": _CONTRIB}
 

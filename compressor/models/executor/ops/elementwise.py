@@ -60,26 +60,6 @@ def _power(base: Tensor, exponent: Tensor) -> Tensor:
     return torch.pow(base, exponent).to(base.dtype)
 
 
-def _shift(
-    x: Tensor, amount: Tensor, *, direction: str = one_of("LEFT", "RIGHT", required=True)
-) -> Tensor:
-    bits = x.dtype.itemsize * 8
-    value, by = x.to(torch.int64), amount.to(torch.int64)
-    inside = (by >= 0) & (by < bits)
-    by = torch.where(inside, by, 0)
-    if direction == "LEFT":
-        result = torch.where(inside, torch.bitwise_left_shift(value, by), 0)
-    elif x.dtype == torch.uint64:
-        # The sign bit that the arithmetic shift copied in is masked out again.
-        kept = torch.where(by > 0, (1 << (bits - by)) - 1, -1)
-        result = torch.where(inside, torch.bitwise_right_shift(value, by) & kept, 0)
-    else:
-        result = torch.bitwise_right_shift(value, torch.where(inside, by, bits - 1))
-        if not x.dtype.is_signed:
-            result = torch.where(inside, result, 0)
-    return result.to(x.dtype)
-
-
 def _is_infinite(
     x: Tensor, *, detect_negative: bool = True, detect_positive: bool = True
 ) -> Tensor:
@@ -269,7 +249,6 @@ ELEMENTWISE: Table = {
     "Asinh": _unary(torch.asinh),
     "Atan": _unary(torch.atan),
     "Atanh": _unary(torch.atanh),
-    "BitShift": Operator(_shift),
     "BitwiseAnd": _binary(torch.bitwise_and),
     "BitwiseNot": _unary(torch.bitwise_not),
     "BitwiseOr": _binary(torch.bitwise_or),

@@ -118,12 +118,6 @@ def _range(start: Host, limit: Host, delta: Host) -> Tensor:
     return (first + steps * step).to(start.dtype)
 
 
-def _eye_like(x: Tensor, *, k: int = 0, dtype: torch.dtype | None = None) -> Tensor:
-    rows = torch.arange(x.shape[0], device=x.device)[:, None]
-    columns = torch.arange(x.shape[1], device=x.device)[None, :]
-    return (columns - rows == k).to(dtype or x.dtype)
-
-
 def _check_not_training(node: Node) -> None:
     value = node.input(2)
     producer = None if value is None else value.producer()
@@ -345,7 +339,6 @@ SHAPES: Table = {
     "DepthToSpace": Operator(_depth_to_space),
     "Dropout": Operator(_dropout, ignored=("seed",), check=_check_not_training),
     "Expand": Operator(_expand),
-    "EyeLike": Operator(_eye_like),
     "Flatten": Operator(_flatten),
     "Gather": Operator(_gather),
     "GatherElements": Operator(_gather_elements),

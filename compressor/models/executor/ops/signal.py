@@ -14,7 +14,6 @@ from torch.nn import functional
 from compressor.models.executor.node import (
     Host,
     Ints,
-    Node,
     Operator,
     Read,
     Table,
@@ -247,26 +246,20 @@ def _complex(x: Tensor) -> Tensor:
     return torch.complex(x[..., 0], torch.zeros_like(x[..., 0]))
 
 
-def _axis_of_old(node: Node, _: str) -> int | None:
-    """Return the axis where it is an attribute, which it is before opset 20."""
-    axis: int | None = node.read("axis", "int", 1) if node.opset < 20 else None
-    return axis
-
-
-_OLD_AXIS: Any = Read(_axis_of_old)
+# An attribute before opset 20, an input since.
+_AXIS: Any = Read(lambda node, _: node.read("axis", "int", 1 if node.opset < 20 else -2))
 
 
 def _dft(
     x: Tensor,
     length: Host | None = None,
-    axis: Host | None = None,
+    given: Host | None = None,
     *,
     inverse: bool = False,
     onesided: bool = False,
-    old_axis: int | None = _OLD_AXIS,
+    axis: int = _AXIS,
 ) -> Tensor:
-    over = -2 if axis is None else int(axis.item())
-    over = over if old_axis is None else old_axis
+    over = axis if given is None else int(given.item())
     over = over if over >= 0 else over + 1  # the pairs do not count as an axis
     size = None if length is None else int(length.item())
     if not onesided:
@@ -278,48 +271,8 @@ def _dft(
     return torch.view_as_real(torch.fft.rfft(x[..., 0], n=size, dim=over))
 
 
-def _stft(
-    signal: Tensor,
-    step: Host,
-    window: Tensor | None = None,
-    length: Host | None = None,
-    *,
-    onesided: bool = True,
-) -> Tensor:
-    width = signal.shape[1]
-    if length is not None:
-        width = int(length.item())
-    elif window is not None:
-        width = window.shape[0]
-    frames = signal.unfold(1, width, int(step.item())).movedim(-1, 2)
-    if window is not None:
-        frames = frames * window.reshape(1, 1, -1, 1)
-    if onesided:
-        return torch.view_as_real(torch.fft.rfft(frames[..., 0], dim=2))
-    return torch.view_as_real(torch.fft.fft(_complex(frames), dim=2))
-
-
-def _window(*weights: float) -> Operator:
-    """Sum of (-1)**k a_k cos(2 pi k n / length), the weights a_k deciding the window's name."""
-
-    def run(
-        size: Host, *, periodic: bool = True, output_datatype: torch.dtype = torch.float32
-    ) -> Tensor:
-        length = int(size.item())
-        phase = torch.arange(length, dtype=torch.float64) * (2 * math.pi)
-        phase = phase / max(length if periodic else length - 1, 1)
-        terms = [(-1) ** k * a * torch.cos(k * phase) for k, a in enumerate(weights)]
-        return torch.stack(terms).sum(0).to(output_datatype)
-
-    return Operator(run)
-
-
 SIGNAL: Table = {
-    "BlackmanWindow": _window(0.42, 0.5, 0.08),
     "DFT": Operator(_dft),
     "GridSample": Operator(_grid_sample),
-    "HammingWindow": _window(25 / 46, 21 / 46),
-    "HannWindow": _window(0.5, 0.5),
     "Resize": Operator(_resize),
-    "STFT": Operator(_stft),
 }

@@ -12,14 +12,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from compressor.models.executor.node import (
-    Host,
     Ints,
     Node,
     Operator,
     Read,
     Table,
     along,
-    integers,
     one_of,
     settings,
     wanted,
@@ -290,32 +288,8 @@ def _over_plane(function: Callable[..., Tensor]) -> Operator:
     return Operator(run)
 
 
-def _col2im(x: Tensor, image_shape: Host, block_shape: Host, *, slide: Slide = SLIDE) -> Tensor:
-    """Sum the blocks of an image where they overlap."""
-    image, block = integers(image_shape), integers(block_shape)
-    rank = len(image)
-    pads, (strides, dilations) = slide.padding(rank), slide.moves(rank)
-    padded = [n + a + b for n, a, b in zip(image, pads.before, pads.after, strict=True)]
-    place = torch.zeros((1,) * 2 * rank, dtype=torch.int64, device=x.device)
-    for axis in range(rank):
-        width = (block[axis] - 1) * dilations[axis] + 1
-        blocks = (padded[axis] - width) // strides[axis] + 1
-        rows = torch.arange(block[axis], device=x.device) * dilations[axis]
-        starts = torch.arange(blocks, device=x.device) * strides[axis]
-        together = along(rows, axis, 2 * rank) + along(starts, rank + axis, 2 * rank)
-        place = place * padded[axis] + together
-    batch, channels = x.shape[0], x.shape[1] // max(math.prod(block), 1)
-    flat = x.new_zeros(batch, channels, math.prod(padded))
-    result = flat.index_add(2, place.reshape(-1), x.reshape(batch, channels, -1))
-    result = result.reshape(batch, channels, *padded)
-    for axis in range(rank):
-        result = result.narrow(axis + 2, pads.before[axis], image[axis])
-    return result
-
-
 WINDOWS: Table = {
     "AveragePool": Operator(_average_pool),
-    "Col2Im": Operator(_col2im),
     "Conv": Operator(convolution, ignored=("kernel_shape",)),
     "ConvTranspose": Operator(_conv_transpose, ignored=("kernel_shape",)),
     "GlobalAveragePool": _over_plane(torch.mean),
