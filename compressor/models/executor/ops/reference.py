@@ -65,6 +65,7 @@ REFERENCE: Table = dict.fromkeys(
         "EyeLike",
         "HammingWindow",
         "HannWindow",
+        "OneHot",
         "STFT",
     ),
     BY_REFERENCE,

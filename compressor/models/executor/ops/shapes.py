@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import onnx_ir as ir
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from compressor.models.element_types import from_numpy, moved
+from compressor.models.element_types import moved
 from compressor.models.executor.node import (
     Host,
     Ints,
@@ -18,7 +19,6 @@ from compressor.models.executor.node import (
     Operator,
     Read,
     Table,
-    along,
     integers,
     one_of,
     positive,
@@ -120,12 +120,8 @@ def _range(start: Host, limit: Host, delta: Host) -> Tensor:
 
 def _check_not_training(node: Node) -> None:
     value = node.input(2)
-    producer = None if value is None else value.producer()
-    tensor = None if value is None else value.const_value
-    if tensor is None and producer is not None and producer.op_type == "Constant":
-        attribute = producer.attributes.get("value")
-        tensor = None if attribute is None else attribute.as_tensor()
-    if tensor is not None and bool(from_numpy(tensor).item()):
+    tensor = None if value is None else ir.convenience.get_const_tensor(value)
+    if tensor is not None and tensor.numpy().item():
         raise node.refuse("its input 'training_mode' is true")
 
 
@@ -291,13 +287,6 @@ def _compress(x: Tensor, condition: Tensor, *, axis: int | None = None) -> Tenso
     return source.index_select(axis or 0, torch.nonzero(condition).reshape(-1))
 
 
-def _one_hot(indices: Tensor, depth: Host, values: Tensor, *, axis: int = -1) -> Tensor:
-    classes = int(depth.item())
-    places = _wrapped(indices, classes).unsqueeze(axis)
-    hit = places == along(torch.arange(classes, device=indices.device), axis, places.dim())
-    return torch.where(hit, values[1], values[0])
-
-
 # Order.
 
 
@@ -344,7 +333,6 @@ SHAPES: Table = {
     "GatherElements": Operator(_gather_elements),
     "GatherND": Operator(_gather_nd),
     "NonZero": Operator(lambda x: torch.nonzero(x).t()),
-    "OneHot": Operator(_one_hot),
     "Pad": Operator(_pad),
     "Range": Operator(_range),
     "Reshape": Operator(_reshape),

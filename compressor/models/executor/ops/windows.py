@@ -251,17 +251,12 @@ def _indices(
     places: Tensor, x: Tensor, padded: Sequence[int], before: Sequence[int], column_major: bool
 ) -> Tensor:
     """Turn places in a padded plane into places in the whole tensor without padding."""
-    size = x.shape[2:]
-    coordinates: list[Tensor] = []
-    for axis in reversed(range(len(padded))):
-        coordinates.insert(0, places % padded[axis] - before[axis])
-        places = places // padded[axis]
-    order = range(len(size))
-    flat = torch.zeros_like(places)
-    for axis in reversed(order) if column_major else order:
-        flat = flat * size[axis] + coordinates[axis]
-    planes = torch.arange(x.shape[0] * x.shape[1], device=x.device) * math.prod(size)
-    return flat + planes.reshape(x.shape[0], x.shape[1], *(1,) * len(size))
+    planes = torch.arange(x.shape[0] * x.shape[1], device=x.device)
+    flat = planes.reshape(x.shape[0], x.shape[1], *(1,) * len(padded))
+    axes = list(enumerate(torch.unravel_index(places, padded)))
+    for axis, place in reversed(axes) if column_major else axes:
+        flat = flat * x.shape[2 + axis] + place - before[axis]
+    return flat
 
 
 def _average_pool(x: Tensor, *, pool: _Pool = _POOL, count_include_pad: bool = False) -> Tensor:

@@ -96,3 +96,37 @@ def test_what_no_one_understands_is_refused() -> None:
     model = make_model([node], {"x": np.zeros(3, np.uint8)}, {})
     with pytest.raises(ModelError, match=r"node 'n' .*does not run it: Attribute 'direction'"):
         GraphModule(ir.from_proto(model))
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "form"),
+    [
+        ("CumSum", {"x": floats(3, 4), "axis": np.array(1)}, {"exclusive": 1, "reverse": 1}),
+        (
+            "ArgMin",
+            {"x": np.array([[2, 0, 0, 1]], np.float32)},
+            {"axis": 1, "select_last_index": 1},
+        ),
+        ("MaxPool", {"x": floats(1, 2, 5, 6)}, {"kernel_shape": [3, 2], "storage_order": 1}),
+        (
+            "OneHot",
+            {
+                "x": np.array([[1, -2]]),
+                "depth": np.array(4),
+                "values": np.array([2, 5], np.float32),
+            },
+            {"axis": 1},
+        ),
+        (
+            "Resize",
+            {
+                "x": floats(1, 2, 7, 5),
+                "roi": np.array([0, 0, 0.1, 0.2, 1, 1, 0.8, 1.2], np.float32),
+                "scales": np.array([1, 1, 2, 3], np.float32),
+            },
+            {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize"},
+        ),
+    ],
+)
+def test_rare_forms(op: str, inputs: dict[str, Any], form: dict[str, Any]) -> None:
+    assert_node_same(op, inputs, form, outputs=2 if op == "MaxPool" else 1)
