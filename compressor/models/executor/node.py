@@ -281,7 +281,7 @@ class Operator:
         return partial(self._function, **attributes) if attributes else self._function
 
 
-Table: TypeAlias = Mapping[str, Operator]
+Table: TypeAlias = dict[str, Operator]
 Operators: TypeAlias = Mapping[tuple[str, str], Operator]
 """What runs nodes, by the operator's domain and name."""
 

@@ -144,12 +144,8 @@ def _instance_norm(x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1
 def _local_response_norm(
     x: Tensor, *, size: int, alpha: float = 0.0001, beta: float = 0.75, bias: float = 1.0
 ) -> Tensor:
-    """X / (bias + alpha / size * sum of squares over the channels around)**beta."""
-    batch, channels = x.shape[:2]
-    squares = (x * x).reshape(batch, 1, channels, -1)
-    around = functional.pad(squares, (0, 0, (size - 1) // 2, size // 2))
-    mean = functional.avg_pool2d(around, (size, 1), 1).reshape(x.shape)
-    return x / (bias + alpha * mean) ** beta
+    """Where the size is even, ONNX sees one channel more after and PyTorch one more before."""
+    return functional.local_response_norm(x.flip(1), size, alpha, beta, bias).flip(1)
 
 
 # Attention.
@@ -223,21 +219,18 @@ def _rotary_embedding(
         rotary_embedding_dim: features that are rotated, 0 for all.
         interleaved: whether pairs are neighbours or lie half a head apart.
     """
-    packed = x.dim() == 3
-    value = x.reshape(*x.shape[:2], num_heads, -1) if packed else x.transpose(1, 2)
+    value = _split_heads(x, num_heads) if x.dim() == 3 else x
     width = rotary_embedding_dim or value.shape[-1]
     turned, rest = value[..., :width], value[..., width:]
     if positions is not None:
-        cos, sin = (functional.embedding(positions, table) for table in (cos, sin))
-    cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
-    if interleaved:
-        first, second = turned[..., 0::2], turned[..., 1::2]
-    else:
-        first, second = turned.chunk(2, -1)
+        cos, sin = cos[positions], sin[positions]
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    pairs = -1 if interleaved else -2
+    sizes = (-1, 2) if interleaved else (2, -1)
+    first, second = turned.reshape(*turned.shape[:-1], *sizes).unbind(pairs)
     parts = [cos * first - sin * second, sin * first + cos * second]
-    turned = torch.stack(parts, -1).flatten(-2) if interleaved else torch.cat(parts, -1)
-    result = torch.cat([turned, rest], -1)
-    return result.reshape(x.shape) if packed else result.transpose(1, 2)
+    result = torch.cat([torch.stack(parts, pairs).flatten(-2), rest], -1)
+    return _merge_heads(result) if x.dim() == 3 else result
 
 
 LAYERS: Table = {

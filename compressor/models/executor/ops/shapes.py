@@ -65,11 +65,8 @@ def _unsqueeze(x: Tensor, axes: Host) -> Tensor:
 
 def _expand(x: Tensor, shape: Host) -> Tensor:
     """Broadcast with a shape; an axis of one takes the other's length."""
-    want = integers(shape)
-    rank = max(x.dim(), len(want))
-    have = [1] * (rank - x.dim()) + list(x.shape)
-    want = [1] * (rank - len(want)) + want
-    return x.expand([b if a == 1 else a for a, b in zip(have, want, strict=True)])
+    sizes = torch.broadcast_shapes(x.shape, integers(shape))  # type: ignore[no-untyped-call]
+    return x.expand(sizes)  # PyTorch leaves that function untyped
 
 
 def _tile(x: Tensor, repeats: Host) -> Tensor:
@@ -80,21 +77,22 @@ def _shape(x: Tensor, *, start: int = 0, end: int | None = None) -> Tensor:
     return torch.tensor(x.shape[start:end], dtype=torch.int64)
 
 
-def _depth_to_space(x: Tensor, *, blocksize: int, mode: str = one_of("DCR", "CRD")) -> Tensor:
-    batch, channels, height, width = x.shape
-    depth, square = channels // (blocksize * blocksize), (blocksize, blocksize)
-    parts = (depth, *square) if mode == "CRD" else (*square, depth)
-    order = (0, 1, 4, 2, 5, 3) if mode == "CRD" else (0, 3, 4, 1, 5, 2)
-    blocks = x.reshape(batch, *parts, height, width).permute(order)
-    return blocks.reshape(batch, depth, height * blocksize, width * blocksize)
+_FORM = one_of("DCR", "CRD")
 
 
-def _space_to_depth(x: Tensor, *, blocksize: int, mode: str = one_of("DCR", "CRD")) -> Tensor:
-    batch, channels, height, width = x.shape
-    rows, columns = height // blocksize, width // blocksize
-    blocks = x.reshape(batch, channels, rows, blocksize, columns, blocksize)
-    order = (0, 1, 3, 5, 2, 4) if mode == "CRD" else (0, 3, 5, 1, 2, 4)
-    return blocks.permute(order).reshape(batch, -1, rows, columns)
+def _swapped(x: Tensor, outer: int) -> Tensor:
+    """Let the outer of two factors of the channels, of this length, be the inner one."""
+    return x.reshape(x.shape[0], outer, -1, *x.shape[2:]).transpose(1, 2).flatten(1, 2)
+
+
+def _depth_to_space(x: Tensor, *, blocksize: int, mode: str = _FORM) -> Tensor:
+    x = _swapped(x, blocksize**2) if mode == "DCR" else x
+    return functional.pixel_shuffle(x, blocksize)
+
+
+def _space_to_depth(x: Tensor, *, blocksize: int, mode: str = _FORM) -> Tensor:
+    blocks = functional.pixel_unshuffle(x, blocksize)
+    return _swapped(blocks, x.shape[1]) if mode == "DCR" else blocks
 
 
 def _concat(*inputs: Tensor, axis: int) -> Tensor:

@@ -276,11 +276,7 @@ def _average_pool(x: Tensor, *, pool: _Pool = _POOL, count_include_pad: bool = F
 
 
 def _over_plane(function: Callable[..., Tensor]) -> Operator:
-    def run(x: Tensor) -> Tensor:
-        axes = list(range(2, x.dim()))
-        return function(x, axes, keepdim=True) if axes else x
-
-    return Operator(run)
+    return Operator(lambda x: function(x, list(range(2, x.dim())), keepdim=True))
 
 
 WINDOWS: Table = {
