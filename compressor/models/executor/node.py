@@ -297,11 +297,11 @@ class Read:
     how: Callable[[Node, str], Any]
 
 
-def one_of(*choices: str, required: bool = False) -> Any:
+def one_of(*choices: str) -> Any:
     """Return the default of a string attribute that is one of some words, the first if absent."""
 
     def read(node: Node, name: str) -> str:
-        value: str = node.read(name, "str", MISSING if required else choices[0])
+        value: str = node.read(name, "str", choices[0])
         for word in choices:
             if word.lower() == value.lower():
                 return word

@@ -72,15 +72,7 @@ _clamp = widened(torch.clamp)
 # Activations.
 
 
-def _shrink(x: Tensor, *, lambd: float = 0.5, bias: float = 0.0) -> Tensor:
-    low = torch.where(x < -lambd, x + bias, 0)
-    return torch.where(x > lambd, x - bias, low).to(x.dtype)
-
-
-def _selu(
-    x: Tensor, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875
-) -> Tensor:
-    return gamma * functional.elu(x, alpha)
+_ALPHA, _GAMMA = 1.67326319217681884765625, 1.05070102214813232421875  # of Selu
 
 
 def _gelu(x: Tensor, *, approximate: str = one_of("none", "tanh")) -> Tensor:
@@ -271,8 +263,7 @@ ELEMENTWISE: Table = {
     "ReduceSum": _reduction(_sum),
     "ReduceSumSquare": _reduction(lambda x, axes, keep: _sum(x * x, axes, keep)),
     "Relu": _plain(torch.relu),
-    "Selu": Operator(_selu),
-    "Shrink": Operator(_shrink),
+    "Selu": Operator(lambda x, *, alpha=_ALPHA, gamma=_GAMMA: gamma * functional.elu(x, alpha)),
     "Sigmoid": _plain(torch.sigmoid),
     "Softmax": Operator(lambda x, *, axis=-1: torch.softmax(x, axis)),
     "Softplus": _plain(functional.softplus),

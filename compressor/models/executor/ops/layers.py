@@ -41,7 +41,7 @@ def _gemm(
 
 
 def _einsum(*operands: Tensor, equation: str) -> Tensor:
-    return torch.einsum(equation.replace(" ", ""), *operands)
+    return torch.einsum(equation, *operands)
 
 
 # Normalizations.

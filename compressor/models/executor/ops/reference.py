@@ -67,6 +67,7 @@ REFERENCE: Table = dict.fromkeys(
         "HannWindow",
         "OneHot",
         "STFT",
+        "Shrink",
     ),
     BY_REFERENCE,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import onnx_ir as ir
@@ -19,11 +19,13 @@ from compressor.models.executor.node import (
     Operator,
     Read,
     Table,
+    along,
     integers,
     one_of,
     positive,
     wanted,
 )
+from compressor.models.executor.ops.reference import BY_REFERENCE
 from compressor.models.executor.program import Result
 
 # Shapes.
@@ -234,50 +236,36 @@ def _gather_elements(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
     return moved(x, lambda value: torch.gather(value, axis, places))
 
 
-def _flat_places(indices: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Turn index tuples (last axis) into places in the flattened axes of these sizes."""
-    places = torch.zeros(indices.shape[:-1], dtype=torch.int64, device=indices.device)
-    for position, length in enumerate(sizes):
-        places = places * length + _wrapped(indices[..., position], length)
-    return places
-
-
 def _gather_nd(x: Tensor, indices: Tensor, *, batch_dims: int = 0) -> Tensor:
-    end = batch_dims + indices.shape[-1]
-    batch, sizes, rest = x.shape[:batch_dims], x.shape[batch_dims:end], x.shape[end:]
-    places = _flat_places(indices, sizes).reshape(batch.numel(), -1)
-    offsets = torch.arange(batch.numel(), device=x.device)[:, None] * sizes.numel()
-    flat = x.reshape(batch.numel() * sizes.numel(), *rest)
-    rows = (places + offsets).reshape(-1)
-    picked = moved(flat, lambda value: value.index_select(0, rows))
-    return picked.reshape((*indices.shape[:-1], *rest))
+    batches = (
+        along(torch.arange(length, device=indices.device), axis, indices.dim() - 1)
+        for axis, length in enumerate(x.shape[:batch_dims])
+    )
+    places = (*batches, *indices.unbind(-1))
+    return moved(x, lambda value: value[places])
 
 
 _REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
-_REDUCTION = one_of("none", *_REDUCTIONS)
 
 
 def _scatter_elements(
-    x: Tensor, indices: Tensor, updates: Tensor, *, axis: int = 0, reduction: str = _REDUCTION
+    x: Tensor,
+    indices: Tensor,
+    updates: Tensor,
+    *,
+    axis: int = 0,
+    reduction: str = one_of("none", *_REDUCTIONS),
 ) -> Tensor:
-    return _scattered(x, axis, _wrapped(indices, x.shape[axis]), updates, reduction)
-
-
-def _scattered(x: Tensor, axis: int, places: Tensor, updates: Tensor, reduction: str) -> Tensor:
+    places = _wrapped(indices, x.shape[axis])
     if reduction == "none":
         return x.scatter(axis, places, updates)
     return x.scatter_reduce(axis, places, updates, _REDUCTIONS[reduction], include_self=True)
 
 
 def _scatter_nd(
-    x: Tensor, indices: Tensor, updates: Tensor, *, reduction: str = _REDUCTION
+    x: Tensor, indices: Tensor, updates: Tensor, *, reduction: str = one_of("none", "add")
 ) -> Tensor:
-    depth = indices.shape[-1]
-    sizes, width = x.shape[:depth], x.shape[depth:].numel()
-    rows = _flat_places(indices, sizes).reshape(-1, 1)
-    flat = x.reshape(sizes.numel(), width)
-    values = updates.reshape(rows.shape[0], width)
-    return _scattered(flat, 0, rows.expand(-1, width), values, reduction).reshape(x.shape)
+    return x.index_put(indices.unbind(-1), updates, accumulate=reduction == "add")
 
 
 def _compress(x: Tensor, condition: Tensor, *, axis: int | None = None) -> Tensor:
@@ -335,7 +323,7 @@ SHAPES: Table = {
     "Range": Operator(_range),
     "Reshape": Operator(_reshape),
     "ScatterElements": Operator(_scatter_elements),
-    "ScatterND": Operator(_scatter_nd),
+    "ScatterND": Operator(_scatter_nd, otherwise=BY_REFERENCE),
     "Shape": Operator(_shape),
     "Size": Operator(lambda x: torch.tensor(x.numel(), dtype=torch.int64)),
     "Slice": Operator(_slice),

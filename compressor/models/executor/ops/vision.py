@@ -20,7 +20,7 @@ from compressor.models.executor.node import (
     one_of,
 )
 from compressor.models.executor.ops.reference import BY_REFERENCE
-from compressor.models.executor.ops.windows import SLIDE, Slide
+from compressor.models.executor.ops.windows import WINDOW, Window
 
 
 def _non_max_suppression(
@@ -34,7 +34,10 @@ def _non_max_suppression(
 ) -> Tensor:
     most = 0 if limit is None else int(limit.item())
     threshold = 0.0 if overlap is None else float(overlap.item())
-    corners = _corners(boxes, center_point_box)
+    first, second = boxes.chunk(2, -1)
+    if center_point_box:
+        first, second = first - second / 2, first + second / 2
+    corners = torch.cat([torch.minimum(first, second), torch.maximum(first, second)], -1)
     kept = [torch.empty((0, 3), dtype=torch.int64, device=boxes.device)]
     for batch in range(scores.shape[0]):
         for label in range(scores.shape[1]):
@@ -46,14 +49,6 @@ def _non_max_suppression(
             prefix = torch.tensor([batch, label], device=boxes.device).expand(len(best), 2)
             kept.append(torch.cat([prefix, best[:, None]], 1))
     return torch.cat(kept)
-
-
-def _corners(boxes: Tensor, centred: bool) -> Tensor:
-    """Return boxes as smallest and largest corner."""
-    first, second = boxes[..., :2], boxes[..., 2:]
-    if centred:
-        return torch.cat([first - second / 2, first + second / 2], -1)
-    return torch.cat([torch.minimum(first, second), torch.maximum(first, second)], -1)
 
 
 def _suppress(boxes: Tensor, threshold: float, most: int) -> list[int]:
@@ -142,10 +137,11 @@ def _deformable_convolution(
     *,
     group: int = 1,
     offset_group: int = 1,
-    slide: Slide = SLIDE,
+    window: Window = WINDOW,
 ) -> Tensor:
     """Convolution at shifted places (Dai et al. 2017), each tap weighted by a mask (Zhu 2019)."""
-    pads, (strides, dilations) = slide.padding(2), slide.moves(2)
+    pads = window.around(x.shape[2:], weight.shape[2:])
+    strides, dilations = window.moves(2)
     batch, channels, height, width = x.shape
     taps = weight.shape[2] * weight.shape[3]
     rows, columns = offset.shape[2:]

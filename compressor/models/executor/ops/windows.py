@@ -52,31 +52,17 @@ class Pads:
 
 
 @dataclass(frozen=True)
-class Slide:
-    """How far a kernel moves, and what is put around the tensor, as far as the attributes say."""
+class Window:
+    """How a kernel slides over the spatial axes, and what is put around the tensor."""
 
     pads: Ints = None
     strides: Ints = None
     dilations: Ints = None
-
-    def padding(self, rank: int) -> Pads:
-        """Return the pads of so many spatial axes."""
-        pads = self.pads or (0,) * 2 * rank
-        return Pads(pads[:rank], pads[rank:])
+    auto_pad: str = _AUTO_PAD
 
     def moves(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return strides and dilations of so many spatial axes."""
         return self.strides or (1,) * rank, self.dilations or (1,) * rank
-
-
-SLIDE: Any = settings(Slide)
-
-
-@dataclass(frozen=True)
-class Window(Slide):
-    """How a kernel slides over the spatial axes, where pads may depend on the input's size."""
-
-    auto_pad: str = _AUTO_PAD
 
     def around(self, size: Sequence[int], kernel: Sequence[int]) -> Pads:
         """Return the pads for an input of this spatial size.
@@ -85,10 +71,9 @@ class Window(Slide):
         the beginning (lower).
         """
         rank = len(size)
-        if self.auto_pad == "NOTSET":
-            return self.padding(rank)
-        if self.auto_pad == "VALID":
-            return Pads((0,) * rank, (0,) * rank)
+        if not self.auto_pad.startswith("SAME"):
+            pads = self.pads if self.pads and self.auto_pad == "NOTSET" else (0,) * 2 * rank
+            return Pads(pads[:rank], pads[rank:])
         totals = []
         for length, width, stride, dilation in zip(size, kernel, *self.moves(rank), strict=True):
             outputs = -(-length // stride)
