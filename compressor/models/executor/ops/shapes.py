@@ -67,8 +67,9 @@ def _unsqueeze(x: Tensor, axes: Host) -> Tensor:
 
 def _expand(x: Tensor, shape: Host) -> Tensor:
     """Broadcast with a shape; an axis of one takes the other's length."""
-    sizes = torch.broadcast_shapes(x.shape, integers(shape))  # type: ignore[no-untyped-call]
-    return x.expand(sizes)  # PyTorch leaves that function untyped
+    sizes = [-1 if size == 1 else size for size in integers(shape)]  # -1 leaves an axis as it is
+    x = x[(None,) * (len(sizes) - x.dim())]
+    return x.expand([-1] * (x.dim() - len(sizes)) + sizes)
 
 
 def _tile(x: Tensor, repeats: Host) -> Tensor:

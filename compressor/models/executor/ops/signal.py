@@ -178,14 +178,7 @@ def _grid_sample(
     return functional.grid_sample(x, grid, _INTERPOLATIONS[mode], padding_mode, align_corners)
 
 
-# Fourier transforms and their windows; complex numbers are pairs in the last axis.
-
-
-def _complex(x: Tensor) -> Tensor:
-    if x.shape[-1] == 2:
-        return torch.view_as_complex(x.contiguous())
-    return torch.complex(x[..., 0], torch.zeros_like(x[..., 0]))
-
+# Fourier transforms; complex numbers are pairs in the last axis.
 
 # An attribute before opset 20, an input since.
 _AXIS: Any = Read(lambda node, _: node.read("axis", "int", 1 if node.opset < 20 else -2))
@@ -203,11 +196,12 @@ def _dft(
     over = axis if given is None else int(given.item())
     over = over if over >= 0 else over + 1  # the pairs do not count as an axis
     size = None if length is None else int(length.item())
+    pairs = torch.view_as_complex(x.contiguous()) if x.shape[-1] == 2 else x[..., 0]
     if not onesided:
         transform = torch.fft.ifft if inverse else torch.fft.fft
-        return torch.view_as_real(transform(_complex(x), n=size, dim=over))
+        return torch.view_as_real(transform(pairs, n=size, dim=over))
     if inverse:
-        real: Tensor = torch.fft.irfft(_complex(x), n=size, dim=over)
+        real: Tensor = torch.fft.irfft(pairs, n=size, dim=over)
         return real.unsqueeze(-1)
     return torch.view_as_real(torch.fft.rfft(x[..., 0], n=size, dim=over))
 
