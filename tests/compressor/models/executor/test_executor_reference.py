@@ -130,3 +130,11 @@ def test_what_no_one_understands_is_refused() -> None:
 )
 def test_rare_forms(op: str, inputs: dict[str, Any], form: dict[str, Any]) -> None:
     assert_node_same(op, inputs, form, outputs=2 if op == "MaxPool" else 1)
+
+
+def test_whole_numbers_need_no_gradient() -> None:
+    """Places are found in what is trained, too."""
+    node = helper.make_node("ArgMax", ["x"], ["y"], axis=1, select_last_index=1)
+    module = GraphModule(ir.from_proto(make_model([node], {"x": floats(2, 3)}, {})))
+    (result,) = module(torch.tensor([[1.0, 4.0, 4.0]], requires_grad=True)).values()
+    assert result.tolist() == [[2]]
