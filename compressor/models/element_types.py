@@ -155,6 +155,13 @@ def from_numpy(tensor: ir.TensorProtocol) -> torch.Tensor:
     return _shared(array)
 
 
+def to_numpy(tensor: torch.Tensor) -> Array:
+    """Return a tensor's elements as an array; bfloat16 keeps its type."""
+    if tensor.dtype == torch.bfloat16:
+        return tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
+
+
 def _shared(array: Array) -> torch.Tensor:
     array = np.ascontiguousarray(array).reshape(array.shape)
     if array.flags.writeable:

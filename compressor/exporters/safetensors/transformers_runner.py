@@ -12,8 +12,7 @@ import onnx_ir as ir
 import torch
 
 from compressor.errors import ArtifactError, ModelError
-from compressor.models.element_types import from_numpy
-from compressor.models.torch.matching import to_numpy
+from compressor.models.element_types import from_numpy, to_numpy
 from compressor.models.transformers.networks import silent
 from compressor.types.tensors import Batch
 

@@ -13,8 +13,7 @@ import torch
 
 from compressor.errors import ArtifactError, ModelError
 from compressor.exporters.tensorrt.build_process import messages
-from compressor.models.element_types import from_numpy
-from compressor.models.torch.matching import to_numpy
+from compressor.models.element_types import from_numpy, to_numpy
 from compressor.types.tensors import Array, Batch
 
 _DEVICE = "cuda"

@@ -24,14 +24,13 @@ from compressor.models.codec.reading import (
     stored_headers,
     written_with,
 )
-from compressor.models.element_types import from_numpy
+from compressor.models.element_types import from_numpy, to_numpy
 from compressor.models.executor import (
     GraphModule,
     bound_inputs,
     unknown_operators,
 )
 from compressor.models.onnx.ort_runner import graph_runner
-from compressor.models.torch.matching import to_numpy
 from compressor.types.exporter import PackedFormat
 
 _RUNTIME_DOMAINS = ("com.microsoft.", "ai.onnx.ml.")

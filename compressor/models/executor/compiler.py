@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
 
 import onnx_ir as ir
@@ -52,36 +52,6 @@ def flattened(model: ir.Model) -> ir.Model:
     return copy
 
 
-def _ordered(graph: ir.Graph) -> list[ir.Node]:
-    """Return the nodes so that each comes after those whose outputs it reads."""
-    nodes = list(graph)
-    before: dict[ir.Node, list[ir.Node]] = {}
-    in_order = True
-    for node in nodes:
-        producers = (value.producer() for value in _reads(node))
-        before[node] = [made for made in producers if made is not None and made.graph is graph]
-        in_order = in_order and all(made in before for made in before[node])
-    if in_order:
-        return nodes
-    try:
-        return list(TopologicalSorter(before).static_order())
-    except CycleError as error:
-        raise ModelError(
-            f"graph '{graph.name}'", "its nodes form a cycle", "check the file with onnx.checker"
-        ) from error
-
-
-def _reads(node: ir.Node) -> Iterator[ir.Value]:
-    """Yield what a node reads, and what its subgraphs capture."""
-    yield from (value for value in node.inputs if value is not None)
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH and not attribute.is_ref():
-            body = attribute.as_graph()
-            yield from body.outputs
-            for inner in body:
-                yield from _reads(inner)
-
-
 class Compiler:
     """Compiles the graphs of one model.
 
@@ -124,7 +94,7 @@ class Compiler:
             slots[value] = len(slots)
         steps: list[Step] = []
         given: set[ir.Value | None] = {None, *inputs}
-        for node in _ordered(graph):
+        for node in graph:
             if node.op_type == "Constant" and not _domain(node.domain):
                 self.constants[node.outputs[0]] = _constant(node, self._opset(node))
             else:
@@ -133,6 +103,7 @@ class Compiler:
         outputs = tuple(_slot(slots, value) for value in graph.outputs)
         captured = tuple(v for v in slots if v is not None and v not in given)
         taken = tuple(slots[value] for value in (*inputs, *captured))
+        steps = _ordered(steps, graph)
         return Program(len(slots), taken, outputs, tuple(steps)).with_lifetimes(), captured
 
     def _opset(self, node: ir.Node) -> int:
@@ -156,19 +127,32 @@ class Compiler:
                 "the operator is not supported on the torch carrier",
                 "run the model in ONNX Runtime, or export it without this operator",
             )
-        run = operator.bound(view)
-        train = None if operator.train is None else operator.train.bound(view)
-        view.check_understood()
-        values = [*node.inputs, *captured]
-        while values and values[-1] is None:
-            values.pop()
-        least, most = operator.inputs
-        if not least <= len(values) <= most:
-            problem = f"it has {view.input_count} inputs, which the operator does not take"
-            raise view.refuse(problem)
-        inputs = tuple(_slot(slots, value) for value in values)
+        try:
+            run, train = operator.prepared(view)
+        except ModelError:
+            if operator.otherwise is None:
+                raise
+            run, train = operator.otherwise.prepared(view)
+        inputs = tuple(_slot(slots, value) for value in (*view.inputs, *captured))
         outputs = tuple(_slot(slots, value) for value in node.outputs)
         return Step(run, inputs, outputs, operator.host, view.label, train)
+
+
+def _ordered(steps: list[Step], graph: ir.Graph) -> list[Step]:
+    """Return the steps so that each comes after those whose outputs it reads."""
+    places = {slot: place for place, step in enumerate(steps) for slot in step.outputs if slot}
+    before = {
+        place: [places[slot] for slot in step.inputs if slot in places]
+        for place, step in enumerate(steps)
+    }
+    if all(made < place for place, makers in before.items() for made in makers):
+        return steps
+    try:
+        return [steps[place] for place in TopologicalSorter(before).static_order()]
+    except CycleError as error:
+        raise ModelError(
+            f"graph '{graph.name}'", "its nodes form a cycle", "check the file with onnx.checker"
+        ) from error
 
 
 def _slot(slots: dict[ir.Value | None, int], value: ir.Value | None) -> int:
@@ -176,18 +160,11 @@ def _slot(slots: dict[ir.Value | None, int], value: ir.Value | None) -> int:
 
 
 def _check_input(value: ir.Value) -> None:
-    if value.type is not None and not isinstance(value.type, ir.TensorType):
-        raise ModelError(
-            f"input '{value.name}'",
-            f"it is a {type(value.type).__name__}, not a tensor",
-            "run the model in ONNX Runtime, or export it with tensors only",
-        )
-    if value.dtype == ir.DataType.STRING:
-        raise ModelError(
-            f"input '{value.name}'",
-            "it holds strings",
-            "move the text processing out of the model, or run it in ONNX Runtime",
-        )
+    kind = type(value.type).__name__
+    if value.dtype == ir.DataType.STRING or not isinstance(value.type, ir.TensorType | None):
+        problem = "it holds strings" if kind == "TensorType" else f"it is a {kind}, not a tensor"
+        remedy = "run the model in ONNX Runtime, or move what takes this input out of it"
+        raise ModelError(f"input '{value.name}'", problem, remedy)
 
 
 def _blank(value: ir.Value) -> torch.Tensor:
@@ -200,18 +177,17 @@ def _blank(value: ir.Value) -> torch.Tensor:
 
 def _constant(node: ir.Node, opset: int) -> torch.Tensor:
     """Return the value of a ``Constant`` node."""
-    kinds = ("value", "value_float", "value_int", "value_floats", "value_ints")
-    attribute = next(iter(node.attributes.values()), None)
-    if attribute is None or attribute.name not in kinds or attribute.is_ref():
+    try:
+        tensor = ir.convenience.get_const_tensor(node.outputs[0])
+    except ValueError:
+        tensor = None
+    if tensor is None or tensor.dtype == ir.DataType.STRING:
         raise ModelError(
             describe(node, opset),
             "the constant is a string, a sparse tensor, or has no value",
             "run the model in ONNX Runtime, or export it without this",
         )
-    if attribute.name == "value":
-        return from_numpy(attribute.as_tensor())
-    dtype = torch.float32 if "float" in attribute.name else torch.int64
-    return torch.tensor(attribute.value, dtype=dtype)
+    return from_numpy(tensor)
 
 
 def _domain(domain: str) -> str:

@@ -33,15 +33,14 @@ class _Compiled:
     """A program and what it captures.
 
     Attributes:
-        program: the program.
-        split: the same in two parts, what it computes of constants alone first; ``None`` if that
-            is not kept.
+        program: the program, or what is left of it without ``constant``.
+        constant: computes of what is captured alone what is kept; ``None`` if nothing is.
         captured: names of the tensors that it captures, in order.
         pinned: names of those that stay on the CPU.
     """
 
     program: Program
-    split: tuple[Program, Program] | None
+    constant: Program | None
     captured: tuple[str, ...]
     pinned: frozenset[str]
 
@@ -98,7 +97,6 @@ class GraphModule(nn.Module):
     ):
         super().__init__()
         self._keeps_constants = keeps_constants
-        model = flattened(model)
         given = {**(tensors or {}), **(parameters or {})}
         self._compiled = self._compile(
             model,
@@ -158,12 +156,13 @@ class GraphModule(nn.Module):
         held = cast("dict[str, Tensor]", {**self._buffers, **self._parameters, **by_name})
         values = [held[name] for name in (*self.input_names, *compiled.captured)]
         trains = self.training and bool(self._parameters)
-        if compiled.split is None or trains or len(by_name) > len(self.input_names):
-            outputs = compiled.program(values, trains)
-        else:
-            constant, rest = compiled.split
-            outputs = rest([*values, *self._kept(constant, values[len(self.input_names) :])])
-        return dict(zip(self.output_names, outputs, strict=True))
+        if compiled.constant is not None:
+            captured = values[len(self.input_names) :]
+            if trains or len(by_name) > len(self.input_names):
+                values += compiled.constant(captured, trains)
+            else:
+                values += self._kept(compiled.constant, captured)
+        return dict(zip(self.output_names, compiled.program(values, trains), strict=True))
 
     def get_buffer(self, target: str) -> Tensor:
         """Return the initializer of this name; unlike in other modules a dot means nothing."""
@@ -231,14 +230,11 @@ class GraphModule(nn.Module):
 
     def _ready(self) -> _Compiled:
         """Return the program; a graph that was deferred is compiled here."""
-        compiled = self._compiled
-        if compiled is None:
+        if self._compiled is None:
             with _FIRST_CALL:
                 if self._compiled is None:
-                    model = flattened(self._read())
-                    self._compiled = self._compile(model, {}, lambda value: value.name or "")
-                compiled = self._compiled
-        return compiled
+                    self._compiled = self._compile(self._read(), {}, lambda v: v.name or "")
+        return self._compiled
 
     def _compile(
         self, model: ir.Model, operators: Operators, hold: Callable[[ir.Value], str]
@@ -246,10 +242,11 @@ class GraphModule(nn.Module):
         """Compile a graph and connect it with the tensors that it captures.
 
         Args:
-            model: without functions.
+            model: the graph.
             operators: further operators.
             hold: returns the name under which the module holds an initializer.
         """
+        model = flattened(model)
         compiler = Compiler(model.opset_imports, operators)
         program, values = compiler.compile(model.graph)
         names = {value: hold(value) for value in _initializers(model.graph)}
@@ -271,8 +268,10 @@ class GraphModule(nn.Module):
             for name, slot in zip(captured, slots, strict=True)
             if name in self._buffers and (slot in on_host or _is_shape(self._buffers[name]))
         )
-        split = program.split(len(captured)) if self._keeps_constants else None
-        return _Compiled(program, split, captured, pinned)
+        constant = None
+        if self._keeps_constants:
+            constant, program = program.split(len(captured))
+        return _Compiled(program, constant, captured, pinned)
 
     def _hold(self, name: str, tensor: Tensor) -> str:
         """Register a buffer or parameter and return its name, another one where that is taken.
@@ -292,13 +291,11 @@ class GraphModule(nn.Module):
 
     def _kept(self, program: Program, captured: Sequence[Tensor]) -> list[Tensor]:
         """Return what the program computes of the captured values, computed at the first call."""
-        constants = self._constants
-        if constants is None:
+        if self._constants is None:
             with _FIRST_CALL:
                 if self._constants is None:
                     self._constants = program(captured)
-                constants = self._constants
-        return constants
+        return self._constants
 
     def _assign(self, name: str, value: Tensor) -> None:
         self._constants = None

@@ -8,6 +8,7 @@ from dataclasses import MISSING, dataclass, fields
 from functools import partial
 from typing import Any, TypeAlias
 
+import onnx
 import onnx_ir as ir
 from torch import Tensor
 
@@ -86,13 +87,16 @@ class Node:
     Attributes:
         opset: the opset version of its domain.
         label: its name, its operator and the opset, for messages.
-        input_count: how many inputs it has, absent ones counted.
+        inputs: its inputs, ``None`` for one that is absent before another.
         output_count: how many outputs it has.
     """
 
     def __init__(self, node: ir.Node, opset: int, prepare: Callable[[ir.Graph], Body]):
         self.opset, self.label = opset, describe(node, opset)
-        self.input_count, self.output_count = len(node.inputs), len(node.outputs)
+        self.inputs = tuple(node.inputs)
+        while self.inputs and self.inputs[-1] is None:
+            self.inputs = self.inputs[:-1]
+        self.output_count = len(node.outputs)
         self._node = node
         self._prepare = prepare
         self._attributes = dict(node.attributes)
@@ -139,7 +143,7 @@ class Node:
 
     def input(self, position: int) -> ir.Value | None:
         """Return an input, or ``None`` where it is not given."""
-        return self._node.inputs[position] if position < self.input_count else None
+        return self.inputs[position] if position < len(self.inputs) else None
 
     def input_type(self, position: int) -> ir.DataType | None:
         """Return the ONNX element type of an input, or ``None`` where the graph does not say."""
@@ -147,6 +151,21 @@ class Node:
         if value is None or value.const_value is None:
             return None if value is None else value.dtype
         return value.const_value.dtype
+
+    def alone(self) -> onnx.FunctionProto:
+        """Return the node as a function, and take what ONNX says of its operator as understood.
+
+        Its inputs are ``x0``, ``x1`` and so on, its outputs ``y0``, ``y1`` and so on.
+        """
+        node = ir.to_proto(self._node)
+        self.ignore(*onnx.defs.get_schema(node.op_type, self.opset, node.domain).attributes)
+        self.wants(*range(self.output_count))
+        names = [f"x{i}" if value else "" for i, value in enumerate(self.inputs)]
+        outputs = [f"y{i}" for i in range(self.output_count)]
+        node.input[:], node.output[:] = names, outputs
+        opset = onnx.helper.make_opsetid(node.domain, self.opset)
+        inputs = [name for name in names if name]
+        return onnx.helper.make_function(node.domain, "alone", inputs, outputs, [node], [opset])
 
     def refuse(self, problem: str) -> ModelError:
         """Return the error that says what of this node is not supported."""
@@ -159,12 +178,21 @@ class Node:
         Raises:
             ModelError: naming what was not.
         """
-        unread = sorted(self._attributes.keys() - self._understood)
-        if unread:
-            raise self.refuse(f"attribute '{unread[0]}' is not supported")
+        for name in sorted(self._attributes.keys() - self._understood):
+            if not self._is_default(name):
+                raise self.refuse(f"attribute '{name}' is not supported")
         for position, value in enumerate(self._node.outputs):
             if position not in self._outputs and _is_read(value):
                 raise self.refuse(f"output {position} ('{value.name}') is not supported")
+
+    def _is_default(self, name: str) -> bool:
+        """Return whether an attribute says what holds without it too."""
+        node = self._node
+        if not onnx.defs.has(node.op_type, domain=node.domain):
+            return False
+        schema = onnx.defs.get_schema(node.op_type, self.opset, node.domain)
+        default = schema.attributes[name].default_value if name in schema.attributes else None
+        return bool(default and default.type and ir.from_proto(default) == self._attributes[name])
 
 
 def _is_read(value: ir.Value) -> bool:
@@ -190,11 +218,11 @@ class Operator:
         ignored: attributes that change nothing at inference.
         check: raises what speaks against a node.
         train: a function like ``function`` that takes its place in training.
+        otherwise: runs the nodes that the function does not, instead of refusing them.
 
     Attributes:
-        inputs: least and greatest number of inputs.
         host: positions of inputs that are read in Python; ``None`` if it has subgraphs.
-        train: what takes its place in training.
+        otherwise: runs the nodes that the function does not.
     """
 
     def __init__(
@@ -206,9 +234,10 @@ class Operator:
         ignored: tuple[str, ...] = (),
         check: Callable[[Node], None] | None = None,
         train: Op | None = None,
+        otherwise: Operator | None = None,
     ):
         self._function, self._outputs, self._ignored = function, outputs, ignored
-        self._check = check
+        self._check, self.otherwise = check, otherwise
         builtin = inspect.isbuiltin(function)
         parameters = [] if builtin else list(inspect.signature(function).parameters.values())
         by_position = (_Parameter.POSITIONAL_ONLY, _Parameter.POSITIONAL_OR_KEYWORD)
@@ -218,9 +247,24 @@ class Operator:
         least = sum(x.default is x.empty for x in positional)
         on_host = (i for i, x in enumerate(positional) if str(x.annotation).startswith("Host"))
         self._attributes = {x.name: _reader(x.name, x.annotation, x.default) for x in named}
-        self.inputs = inputs or (least, float("inf") if endless else len(positional))
+        self._inputs = inputs or (least, float("inf") if endless else len(positional))
         self.host = None if any(x.annotation == "Body" for x in named) else frozenset(on_host)
-        self.train = None if train is None else Operator(train)
+        self._train = None if train is None else Operator(train)
+
+    def prepared(self, node: Node) -> tuple[Op, Op | None]:
+        """Return what runs a node, and what does so in training if that is something else.
+
+        Raises:
+            ModelError: the node has what the operator does not take.
+        """
+        run = self.bound(node)
+        train = None if self._train is None else self._train.bound(node)
+        node.check_understood()
+        least, most = self._inputs
+        if not least <= len(node.inputs) <= most:
+            problem = f"it has {len(node.inputs)} inputs, which the operator does not take"
+            raise node.refuse(problem)
+        return run, train
 
     def bound(self, node: Node) -> Op:
         """Return the function with a node's attributes, all that it implements understood.
@@ -237,7 +281,7 @@ class Operator:
         return partial(self._function, **attributes) if attributes else self._function
 
 
-Table: TypeAlias = Mapping[str, Operator]
+Table: TypeAlias = dict[str, Operator]
 Operators: TypeAlias = Mapping[tuple[str, str], Operator]
 """What runs nodes, by the operator's domain and name."""
 
@@ -253,11 +297,11 @@ class Read:
     how: Callable[[Node, str], Any]
 
 
-def one_of(*choices: str, required: bool = False) -> Any:
+def one_of(*choices: str) -> Any:
     """Return the default of a string attribute that is one of some words, the first if absent."""
 
     def read(node: Node, name: str) -> str:
-        value: str = node.read(name, "str", MISSING if required else choices[0])
+        value: str = node.read(name, "str", choices[0])
         for word in choices:
             if word.lower() == value.lower():
                 return word

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import cast
 
-import ml_dtypes
 import onnx_ir as ir
 import torch
 from onnx_ir import tensor_adapters
 
 from compressor.errors import ModelError, close_names, listed
-from compressor.models.element_types import from_numpy
+from compressor.models.element_types import from_numpy, to_numpy
 from compressor.models.executor import GraphModule
-from compressor.types.tensors import Array, Batch
+from compressor.types.tensors import Batch
 
 _OPTIONAL = "num_batches_tracked"
 _PART = 1 << 22  # elements looked at together
@@ -141,10 +140,3 @@ class TorchRunner:
         with torch.inference_mode():
             outputs = self._module(**taken)
         return {name: to_numpy(tensor) for name, tensor in outputs.items()}
-
-
-def to_numpy(tensor: torch.Tensor) -> Array:
-    """Return a tensor's elements as an array; bfloat16 keeps its type."""
-    if tensor.dtype == torch.bfloat16:
-        return tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return tensor.numpy()

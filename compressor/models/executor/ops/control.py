@@ -22,7 +22,7 @@ def _if(condition: Tensor, *captured: Tensor, then_branch: Body, else_branch: Bo
     return tuple(branch((), captured))
 
 
-_INPUTS: Any = Read(lambda node, _: node.input_count)
+_INPUTS: Any = Read(lambda node, _: len(node.inputs))
 
 
 def _loop(*inputs: Tensor, body: Body, count: int = _INPUTS) -> Result:

@@ -23,6 +23,7 @@ from compressor.models.executor.node import (
     one_of,
     positive,
 )
+from compressor.models.executor.ops.reference import BY_REFERENCE
 
 # Element by element.
 
@@ -31,8 +32,8 @@ def _plain(function: Callable[[Tensor], Tensor]) -> Operator:
     return Operator(function, inputs=(1, 1))
 
 
-def _unary(function: Callable[[Tensor], Tensor]) -> Operator:
-    return Operator(widened(function), inputs=(1, 1))
+def _unary(function: Callable[[Tensor], Tensor], otherwise: Operator | None = None) -> Operator:
+    return Operator(widened(function), inputs=(1, 1), otherwise=otherwise)
 
 
 def _binary(function: Callable[[Tensor, Tensor], Tensor]) -> Operator:
@@ -60,36 +61,6 @@ def _power(base: Tensor, exponent: Tensor) -> Tensor:
     return torch.pow(base, exponent).to(base.dtype)
 
 
-def _shift(
-    x: Tensor, amount: Tensor, *, direction: str = one_of("LEFT", "RIGHT", required=True)
-) -> Tensor:
-    bits = x.dtype.itemsize * 8
-    value, by = x.to(torch.int64), amount.to(torch.int64)
-    inside = (by >= 0) & (by < bits)
-    by = torch.where(inside, by, 0)
-    if direction == "LEFT":
-        result = torch.where(inside, torch.bitwise_left_shift(value, by), 0)
-    elif x.dtype == torch.uint64:
-        # The sign bit that the arithmetic shift copied in is masked out again.
-        kept = torch.where(by > 0, (1 << (bits - by)) - 1, -1)
-        result = torch.where(inside, torch.bitwise_right_shift(value, by) & kept, 0)
-    else:
-        result = torch.bitwise_right_shift(value, torch.where(inside, by, bits - 1))
-        if not x.dtype.is_signed:
-            result = torch.where(inside, result, 0)
-    return result.to(x.dtype)
-
-
-def _is_infinite(
-    x: Tensor, *, detect_negative: bool = True, detect_positive: bool = True
-) -> Tensor:
-    if detect_negative and detect_positive:
-        return torch.isinf(x)
-    if detect_positive:
-        return torch.isposinf(x)
-    return torch.isneginf(x) if detect_negative else torch.zeros_like(x, dtype=torch.bool)
-
-
 def _clip(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
     """Limit elements; where the lower limit is above the upper one, that wins."""
     return x if low is None and high is None else _clamp(x, low, high)
@@ -101,15 +72,7 @@ _clamp = widened(torch.clamp)
 # Activations.
 
 
-def _shrink(x: Tensor, *, lambd: float = 0.5, bias: float = 0.0) -> Tensor:
-    low = torch.where(x < -lambd, x + bias, 0)
-    return torch.where(x > lambd, x - bias, low).to(x.dtype)
-
-
-def _selu(
-    x: Tensor, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875
-) -> Tensor:
-    return gamma * functional.elu(x, alpha)
+_ALPHA, _GAMMA = 1.67326319217681884765625, 1.05070102214813232421875  # of Selu
 
 
 def _gelu(x: Tensor, *, approximate: str = one_of("none", "tanh")) -> Tensor:
@@ -233,74 +196,51 @@ def _log_sum_exp(x: Tensor, axes: list[int], keep: bool) -> Tensor:
 
 
 def _place(function: Callable[..., Tensor]) -> Operator:
-    """Prepare the first place of the extreme along an axis, or the last one."""
-
-    def run(
-        x: Tensor, *, axis: int = 0, keepdims: bool = True, select_last_index: bool = False
-    ) -> Tensor:
-        if not select_last_index:
-            return function(x, axis, keepdim=keepdims)
-        return x.shape[axis] - 1 - function(x.flip(axis), axis, keepdim=keepdims)
-
-    return Operator(run)
+    """Prepare the first place of the extreme along an axis."""
+    return Operator(
+        lambda x, *, axis=0, keepdims=True: function(x, axis, keepdim=keepdims),
+        otherwise=BY_REFERENCE,
+    )
 
 
-def _running_sum(
-    x: Tensor, axis: Host, *, exclusive: bool = False, reverse: bool = False
-) -> Tensor:
-    over = int(axis.item())
-    values = x.flip(over) if reverse else x
-    if exclusive:
-        start = torch.full_like(values.narrow(over, 0, 1), 0)
-        values = torch.cat([start, values.narrow(over, 0, x.shape[over] - 1)], over)
-    result = torch.cumsum(values, over, dtype=x.dtype)
-    return result.flip(over) if reverse else result
+def _running_sum(x: Tensor, axis: Host) -> Tensor:
+    return torch.cumsum(x, int(axis.item()), dtype=x.dtype)
+
+
+def _by_name(names: str) -> Table:
+    """Declare functions of one tensor that torch has under the same names."""
+    return {name: _unary(getattr(torch, name.lower())) for name in names.split()}
 
 
 ELEMENTWISE: Table = {
-    "Abs": _unary(torch.abs),
-    "Acos": _unary(torch.acos),
-    "Acosh": _unary(torch.acosh),
+    **_by_name("Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Det Erf Exp Floor IsNaN Log"),
+    **_by_name("Neg Reciprocal Round Sign Sin Sinh Sqrt Tan Tanh"),
     "Add": _binary(torch.add),
     "And": _binary(torch.logical_and),
     "ArgMax": _place(torch.argmax),
     "ArgMin": _place(torch.argmin),
-    "Asin": _unary(torch.asin),
-    "Asinh": _unary(torch.asinh),
-    "Atan": _unary(torch.atan),
-    "Atanh": _unary(torch.atanh),
-    "BitShift": Operator(_shift),
     "BitwiseAnd": _binary(torch.bitwise_and),
     "BitwiseNot": _unary(torch.bitwise_not),
     "BitwiseOr": _binary(torch.bitwise_or),
     "BitwiseXor": _binary(torch.bitwise_xor),
     "Cast": Operator(_cast, inputs=(1, 1)),
     "CastLike": Operator(_cast, inputs=(2, 2)),
-    "Ceil": _unary(torch.ceil),
     "Celu": Operator(lambda x, *, alpha=1.0: functional.celu(x, alpha)),
     "Clip": Operator(_clip),
-    "Cos": _unary(torch.cos),
-    "Cosh": _unary(torch.cosh),
-    "CumSum": Operator(_running_sum),
-    "Det": _unary(torch.det),
+    "CumSum": Operator(_running_sum, otherwise=BY_REFERENCE),
     "Div": _binary(_divide),
     "Elu": Operator(lambda x, *, alpha=1.0: functional.elu(x, alpha)),
     "Equal": _binary(torch.eq),
-    "Erf": _unary(torch.erf),
-    "Exp": _unary(torch.exp),
-    "Floor": _unary(torch.floor),
     "Gelu": Operator(_gelu),
     "Greater": _binary(torch.gt),
     "GreaterOrEqual": _binary(torch.ge),
     "HardSigmoid": Operator(lambda x, *, alpha=0.2, beta=0.5: torch.clamp(alpha * x + beta, 0, 1)),
     "HardSwish": _plain(functional.hardswish),
     "Identity": Operator(lambda x: x),
-    "IsInf": Operator(_is_infinite),
-    "IsNaN": _unary(torch.isnan),
+    "IsInf": _unary(torch.isinf, BY_REFERENCE),
     "LeakyRelu": Operator(lambda x, *, alpha=0.01: functional.leaky_relu(x, alpha)),
     "Less": _binary(torch.lt),
     "LessOrEqual": _binary(torch.le),
-    "Log": _unary(torch.log),
     "LogSoftmax": Operator(lambda x, *, axis=-1: torch.log_softmax(x, axis)),
     "Max": _variadic(torch.maximum),
     "Mean": Operator(lambda x, *others: reduce(torch.add, others, x) / (1 + len(others))),
@@ -308,12 +248,10 @@ ELEMENTWISE: Table = {
     "Mish": _plain(functional.mish),
     "Mod": Operator(lambda a, b, *, fmod=False: (_fmod if fmod else _remainder)(a, b)),
     "Mul": _binary(torch.mul),
-    "Neg": _unary(torch.neg),
     "Not": _unary(torch.logical_not),
     "Or": _binary(torch.logical_or),
     "PRelu": Operator(lambda x, slope: torch.where(x < 0, slope * x, x)),
     "Pow": Operator(_power),
-    "Reciprocal": _unary(torch.reciprocal),
     "ReduceL1": _reduction(lambda x, axes, keep: _sum(x.abs(), axes, keep)),
     "ReduceL2": _reduction(lambda x, axes, keep: torch.sqrt(_sum(x * x, axes, keep)).to(x.dtype)),
     "ReduceLogSum": _reduction(lambda x, axes, keep: torch.log(_sum(x, axes, keep)).to(x.dtype)),
@@ -325,23 +263,15 @@ ELEMENTWISE: Table = {
     "ReduceSum": _reduction(_sum),
     "ReduceSumSquare": _reduction(lambda x, axes, keep: _sum(x * x, axes, keep)),
     "Relu": _plain(torch.relu),
-    "Round": _unary(torch.round),
-    "Selu": Operator(_selu),
-    "Shrink": Operator(_shrink),
+    "Selu": Operator(lambda x, *, alpha=_ALPHA, gamma=_GAMMA: gamma * functional.elu(x, alpha)),
     "Sigmoid": _plain(torch.sigmoid),
-    "Sign": _unary(torch.sign),
-    "Sin": _unary(torch.sin),
-    "Sinh": _unary(torch.sinh),
     "Softmax": Operator(lambda x, *, axis=-1: torch.softmax(x, axis)),
     "Softplus": _plain(functional.softplus),
     "Softsign": _plain(functional.softsign),
-    "Sqrt": _unary(torch.sqrt),
     "Sub": _binary(torch.sub),
     "Sum": _variadic(torch.add),
     "SwiGLU": Operator(lambda gate, x, *, alpha=1.0: gate * torch.sigmoid(alpha * gate) * x),
     "Swish": Operator(lambda x, *, alpha=1.0: x * torch.sigmoid(alpha * x)),
-    "Tan": _unary(torch.tan),
-    "Tanh": _unary(torch.tanh),
     "ThresholdedRelu": Operator(lambda x, *, alpha=1.0: torch.where(x > alpha, x, 0)),
     "Where": Operator(torch.where, inputs=(3, 3)),
     "Xor": _binary(torch.logical_xor),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,9 +16,8 @@ from compressor.models.executor.node import (
     Table,
     along,
     positive,
-    settings,
-    wanted,
 )
+from compressor.models.executor.ops.reference import BY_REFERENCE
 from compressor.models.executor.program import Result
 
 
@@ -44,7 +41,7 @@ def _gemm(
 
 
 def _einsum(*operands: Tensor, equation: str) -> Tensor:
-    return torch.einsum(equation.replace(" ", ""), *operands)
+    return torch.einsum(equation, *operands)
 
 
 # Normalizations.
@@ -86,7 +83,6 @@ def check_evaluated(node: Node) -> None:
         raise node.refuse("attribute 'training_mode' is 1")
 
 
-_LAYER_STATISTICS, _RMS_STATISTICS = wanted(1, 2), wanted(1)
 _BY_GROUP: Any = Read(lambda node, _: node.opset < 21)
 
 
@@ -98,20 +94,13 @@ def _layer_norm(
     axis: int = -1,
     epsilon: float = 1e-5,
     stash_type: torch.dtype = torch.float32,
-    statistics: bool = _LAYER_STATISTICS,
-) -> Result:
+) -> Tensor:
     shape = x.shape[axis:]
     plain = scale.shape == shape and (bias is None or bias.shape == shape)
     if plain and x.dtype == scale.dtype:
-        result = functional.layer_norm(x, shape, scale, bias, epsilon)
-    else:
-        result = functional.layer_norm(x.to(stash_type), shape, eps=epsilon).to(x.dtype) * scale
-        result = result if bias is None else result + bias
-    if not statistics:
-        return result
-    over = list(range(axis % x.dim(), x.dim()))
-    variance, mean = torch.var_mean(x.to(stash_type), over, correction=0, keepdim=True)
-    return result, mean, torch.rsqrt(variance + epsilon)
+        return functional.layer_norm(x, shape, scale, bias, epsilon)
+    result = functional.layer_norm(x.to(stash_type), shape, eps=epsilon).to(x.dtype) * scale
+    return result if bias is None else result + bias
 
 
 def _rms_norm(
@@ -121,14 +110,12 @@ def _rms_norm(
     axis: int = -1,
     epsilon: float = 1e-5,
     stash_type: torch.dtype = torch.float32,
-    statistics: bool = _RMS_STATISTICS,
-) -> Result:
+) -> Tensor:
     """x / sqrt(mean of x**2 + epsilon) * scale."""
     wide = x.to(stash_type)
     over = positive(range(axis, 0) if axis < 0 else range(axis, x.dim()), x.dim())
     factor = torch.rsqrt((wide * wide).mean(over, keepdim=True) + epsilon)
-    result = (wide * factor).to(scale.dtype) * scale
-    return (result, factor) if statistics else result
+    return (wide * factor).to(scale.dtype) * scale
 
 
 def _group_norm(
@@ -157,52 +144,11 @@ def _instance_norm(x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1
 def _local_response_norm(
     x: Tensor, *, size: int, alpha: float = 0.0001, beta: float = 0.75, bias: float = 1.0
 ) -> Tensor:
-    """X / (bias + alpha / size * sum of squares over the channels around)**beta."""
-    batch, channels = x.shape[:2]
-    squares = (x * x).reshape(batch, 1, channels, -1)
-    around = functional.pad(squares, (0, 0, (size - 1) // 2, size // 2))
-    mean = functional.avg_pool2d(around, (size, 1), 1).reshape(x.shape)
-    return x / (bias + alpha * mean) ** beta
+    """Where the size is even, ONNX sees one channel more after and PyTorch one more before."""
+    return functional.local_response_norm(x.flip(1), size, alpha, beta, bias).flip(1)
 
 
 # Attention.
-
-
-def _stage(node: Node, _: str) -> int:
-    """Return which stage of the scores the fourth output shows, -1 for none."""
-    shown: int = node.read("qk_matmul_output_mode", "int", 0)
-    if not 0 <= shown <= 3:
-        raise node.refuse(f"attribute 'qk_matmul_output_mode' is {shown}, not 0 to 3")
-    return shown if node.wants(3) else -1
-
-
-_STAGE: Any = Read(_stage)
-
-
-@dataclass(frozen=True)
-class _Settings:
-    """What the attributes of ``Attention`` say.
-
-    Attributes:
-        is_causal: whether a query sees no later key.
-        scale: factor on the scores, 0 for one over the root of the head size.
-        softcap: limit of the scores, 0 for none.
-        softmax_precision: dtype of the softmax, ``None`` for that of the scores.
-        left_window_size: how many earlier keys a query sees, -1 for all.
-        right_window_size: how many later keys.
-        shown: which stage of the scores the fourth output shows, -1 for none.
-    """
-
-    is_causal: bool = False
-    scale: float = 0.0
-    softcap: float = 0.0
-    softmax_precision: torch.dtype | None = None
-    left_window_size: int = -1
-    right_window_size: int = -1
-    shown: int = _STAGE
-
-
-_SETTINGS: Any = settings(_Settings)
 
 
 def _split_heads(x: Tensor, heads: int) -> Tensor:
@@ -222,12 +168,13 @@ def _attention(
     mask: Tensor | None = None,
     past_key: Tensor | None = None,
     past_value: Tensor | None = None,
-    lengths: Tensor | None = None,
     *,
     q_num_heads: int = 0,
     kv_num_heads: int = 0,
-    options: _Settings = _SETTINGS,
+    is_causal: bool = False,
+    scale: float = 0.0,
 ) -> Result:
+    """Attention of ``[batch, heads, length, size]``; the past's keys and values come first."""
     packed = query.dim() == 3
     if packed:
         query = _split_heads(query, q_num_heads)
@@ -236,90 +183,19 @@ def _attention(
     if past_key is not None and past_value is not None:
         past = past_key.shape[2]
         key, value = torch.cat([past_key, key], 2), torch.cat([past_value, value], 2)
-    allowed, bias = _visible(options, query, key, mask, (past, lengths))
-    groups = query.shape[1] // key.shape[1]
-    wide_key, wide_value = key, value
-    if groups > 1:
-        wide_key, wide_value = (x.repeat_interleave(groups, 1) for x in (key, value))
-    result, scores = _attend(options, (query, wide_key, wide_value), allowed, bias)
-    return _merge_heads(result) if packed else result, key, value, scores
-
-
-def _visible(
-    options: _Settings,
-    query: Tensor,
-    key: Tensor,
-    mask: Tensor | None,
-    cached: tuple[int, Tensor | None],
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return which keys each query sees, and what is added to its scores.
-
-    Args:
-        options: the attributes.
-        query: (batch, heads, queries, size).
-        key: (batch, heads, keys, size).
-        mask: true where a key is seen, or added to the scores; it may miss the last keys.
-        cached: number of keys from the past, and number of keys that are no padding.
-    """
-    past, lengths = cached
-    keys = torch.arange(key.shape[2], device=query.device)
-    rows = torch.arange(query.shape[2], device=query.device)[:, None]
-    offset: Tensor | int = past
-    allowed: Tensor | None = None
-    if lengths is not None:
-        lengths = lengths.reshape(-1, 1, 1, 1)
-        offset = lengths - query.shape[2]
-        allowed = keys < lengths
-    left, right = options.left_window_size, options.right_window_size
-    limits = [
-        keys <= rows + offset if options.is_causal else None,
-        keys >= rows + offset - left if left >= 0 else None,
-        keys <= rows + offset + right if right >= 0 else None,
-    ]
-    bias = None
+    queries, keys = query.shape[2], key.shape[2]
+    hidden: float = False
     if mask is not None:
-        missing = key.shape[2] - mask.shape[-1]
-        if mask.dtype == torch.bool:
-            limits.append(functional.pad(mask, (0, missing), value=False))
-        else:
-            bias = functional.pad(mask, (0, missing), value=float("-inf"))
-    for limit in limits:
-        if limit is not None:
-            allowed = limit if allowed is None else allowed & limit
-    return allowed, bias
-
-
-def _attend(
-    options: _Settings,
-    tensors: tuple[Tensor, Tensor, Tensor],
-    allowed: Tensor | None,
-    bias: Tensor | None,
-) -> tuple[Tensor, Tensor | None]:
-    """Return the result and the stage of the scores that is asked for."""
-    query, key, value = tensors
-    scale = options.scale or 1 / math.sqrt(query.shape[-1])
-    plain = allowed is None and bias is None and options.softcap == 0 and options.shown < 0
-    if plain and options.softmax_precision in (None, query.dtype):
-        return functional.scaled_dot_product_attention(query, key, value, scale=scale), None
-    root = math.sqrt(scale)
-    stages = [(query * root) @ (key * root).transpose(-1, -2)]
-    capped = stages[0]
-    if options.softcap:
-        capped = options.softcap * torch.tanh(capped / options.softcap)
-    stages.append(capped)
-    scores = capped if bias is None else capped + bias
-    if allowed is not None:
-        scores = scores.masked_fill(~allowed, float("-inf"))
-    stages.append(scores)
-    shares = _masked_softmax(scores.to(options.softmax_precision or scores.dtype)).to(query.dtype)
-    stages.append(shares)
-    return shares @ value, stages[options.shown] if options.shown >= 0 else None
-
-
-def _masked_softmax(scores: Tensor) -> Tensor:
-    """Softmax over the last axis that is zero, not undefined, where every key is masked."""
-    blind = (scores == float("-inf")).all(-1, keepdim=True)
-    return torch.softmax(scores.masked_fill(blind, 0.0), -1).masked_fill(blind, 0.0)
+        if mask.dtype != torch.bool:
+            mask, hidden = mask.to(query.dtype), float("-inf")
+        mask = functional.pad(mask, (0, keys - mask.shape[-1]), value=hidden)
+    if is_causal:
+        seen = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(past)
+        mask = seen if mask is None else mask.where(seen, hidden)
+    result = functional.scaled_dot_product_attention(
+        query, key, value, mask, scale=scale or None, enable_gqa=query.shape[1] != key.shape[1]
+    )
+    return _merge_heads(result) if packed else result, key, value
 
 
 def _rotary_embedding(
@@ -343,32 +219,29 @@ def _rotary_embedding(
         rotary_embedding_dim: features that are rotated, 0 for all.
         interleaved: whether pairs are neighbours or lie half a head apart.
     """
-    packed = x.dim() == 3
-    value = x.reshape(*x.shape[:2], num_heads, -1) if packed else x.transpose(1, 2)
+    value = _split_heads(x, num_heads) if x.dim() == 3 else x
     width = rotary_embedding_dim or value.shape[-1]
     turned, rest = value[..., :width], value[..., width:]
     if positions is not None:
-        cos, sin = (functional.embedding(positions, table) for table in (cos, sin))
-    cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
-    if interleaved:
-        first, second = turned[..., 0::2], turned[..., 1::2]
-    else:
-        first, second = turned.chunk(2, -1)
+        cos, sin = cos[positions], sin[positions]
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    pairs = -1 if interleaved else -2
+    sizes = (-1, 2) if interleaved else (2, -1)
+    first, second = turned.reshape(*turned.shape[:-1], *sizes).unbind(pairs)
     parts = [cos * first - sin * second, sin * first + cos * second]
-    turned = torch.stack(parts, -1).flatten(-2) if interleaved else torch.cat(parts, -1)
-    result = torch.cat([turned, rest], -1)
-    return result.reshape(x.shape) if packed else result.transpose(1, 2)
+    result = torch.cat([torch.stack(parts, pairs).flatten(-2), rest], -1)
+    return _merge_heads(result) if x.dim() == 3 else result
 
 
 LAYERS: Table = {
-    "Attention": Operator(_attention, outputs=3),
+    "Attention": Operator(_attention, outputs=3, otherwise=BY_REFERENCE),
     "BatchNormalization": Operator(batch_norm, check=check_evaluated, train=live_batch_norm),
     "Einsum": Operator(_einsum),
     "Gemm": Operator(_gemm),
     "GroupNormalization": Operator(_group_norm),
     "InstanceNormalization": Operator(_instance_norm),
     "LRN": Operator(_local_response_norm),
-    "LayerNormalization": Operator(_layer_norm),
+    "LayerNormalization": Operator(_layer_norm, otherwise=BY_REFERENCE),
     "MatMul": Operator(widened(torch.matmul), inputs=(2, 2)),
     "RMSNormalization": Operator(_rms_norm),
     "RotaryEmbedding": Operator(_rotary_embedding),

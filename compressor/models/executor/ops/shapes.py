@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
+import onnx_ir as ir
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from compressor.models.element_types import from_numpy, moved
+from compressor.models.element_types import moved
 from compressor.models.executor.node import (
     Host,
     Ints,
@@ -24,6 +25,7 @@ from compressor.models.executor.node import (
     positive,
     wanted,
 )
+from compressor.models.executor.ops.reference import BY_REFERENCE
 from compressor.models.executor.program import Result
 
 # Shapes.
@@ -65,11 +67,9 @@ def _unsqueeze(x: Tensor, axes: Host) -> Tensor:
 
 def _expand(x: Tensor, shape: Host) -> Tensor:
     """Broadcast with a shape; an axis of one takes the other's length."""
-    want = integers(shape)
-    rank = max(x.dim(), len(want))
-    have = [1] * (rank - x.dim()) + list(x.shape)
-    want = [1] * (rank - len(want)) + want
-    return x.expand([b if a == 1 else a for a, b in zip(have, want, strict=True)])
+    sizes = [-1 if size == 1 else size for size in integers(shape)]  # -1 leaves an axis as it is
+    x = x[(None,) * (len(sizes) - x.dim())]
+    return x.expand([-1] * (x.dim() - len(sizes)) + sizes)
 
 
 def _tile(x: Tensor, repeats: Host) -> Tensor:
@@ -80,21 +80,22 @@ def _shape(x: Tensor, *, start: int = 0, end: int | None = None) -> Tensor:
     return torch.tensor(x.shape[start:end], dtype=torch.int64)
 
 
-def _depth_to_space(x: Tensor, *, blocksize: int, mode: str = one_of("DCR", "CRD")) -> Tensor:
-    batch, channels, height, width = x.shape
-    depth, square = channels // (blocksize * blocksize), (blocksize, blocksize)
-    parts = (depth, *square) if mode == "CRD" else (*square, depth)
-    order = (0, 1, 4, 2, 5, 3) if mode == "CRD" else (0, 3, 4, 1, 5, 2)
-    blocks = x.reshape(batch, *parts, height, width).permute(order)
-    return blocks.reshape(batch, depth, height * blocksize, width * blocksize)
+_FORM = one_of("DCR", "CRD")
 
 
-def _space_to_depth(x: Tensor, *, blocksize: int, mode: str = one_of("DCR", "CRD")) -> Tensor:
-    batch, channels, height, width = x.shape
-    rows, columns = height // blocksize, width // blocksize
-    blocks = x.reshape(batch, channels, rows, blocksize, columns, blocksize)
-    order = (0, 1, 3, 5, 2, 4) if mode == "CRD" else (0, 3, 5, 1, 2, 4)
-    return blocks.permute(order).reshape(batch, -1, rows, columns)
+def _swapped(x: Tensor, outer: int) -> Tensor:
+    """Let the outer of two factors of the channels, of this length, be the inner one."""
+    return x.reshape(x.shape[0], outer, -1, *x.shape[2:]).transpose(1, 2).flatten(1, 2)
+
+
+def _depth_to_space(x: Tensor, *, blocksize: int, mode: str = _FORM) -> Tensor:
+    x = _swapped(x, blocksize**2) if mode == "DCR" else x
+    return functional.pixel_shuffle(x, blocksize)
+
+
+def _space_to_depth(x: Tensor, *, blocksize: int, mode: str = _FORM) -> Tensor:
+    blocks = functional.pixel_unshuffle(x, blocksize)
+    return _swapped(blocks, x.shape[1]) if mode == "DCR" else blocks
 
 
 def _concat(*inputs: Tensor, axis: int) -> Tensor:
@@ -118,20 +119,10 @@ def _range(start: Host, limit: Host, delta: Host) -> Tensor:
     return (first + steps * step).to(start.dtype)
 
 
-def _eye_like(x: Tensor, *, k: int = 0, dtype: torch.dtype | None = None) -> Tensor:
-    rows = torch.arange(x.shape[0], device=x.device)[:, None]
-    columns = torch.arange(x.shape[1], device=x.device)[None, :]
-    return (columns - rows == k).to(dtype or x.dtype)
-
-
 def _check_not_training(node: Node) -> None:
     value = node.input(2)
-    producer = None if value is None else value.producer()
-    tensor = None if value is None else value.const_value
-    if tensor is None and producer is not None and producer.op_type == "Constant":
-        attribute = producer.attributes.get("value")
-        tensor = None if attribute is None else attribute.as_tensor()
-    if tensor is not None and bool(from_numpy(tensor).item()):
+    tensor = None if value is None else ir.convenience.get_const_tensor(value)
+    if tensor is not None and tensor.numpy().item():
         raise node.refuse("its input 'training_mode' is true")
 
 
@@ -246,62 +237,41 @@ def _gather_elements(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
     return moved(x, lambda value: torch.gather(value, axis, places))
 
 
-def _flat_places(indices: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Turn index tuples (last axis) into places in the flattened axes of these sizes."""
-    places = torch.zeros(indices.shape[:-1], dtype=torch.int64, device=indices.device)
-    for position, length in enumerate(sizes):
-        places = places * length + _wrapped(indices[..., position], length)
-    return places
-
-
 def _gather_nd(x: Tensor, indices: Tensor, *, batch_dims: int = 0) -> Tensor:
-    end = batch_dims + indices.shape[-1]
-    batch, sizes, rest = x.shape[:batch_dims], x.shape[batch_dims:end], x.shape[end:]
-    places = _flat_places(indices, sizes).reshape(batch.numel(), -1)
-    offsets = torch.arange(batch.numel(), device=x.device)[:, None] * sizes.numel()
-    flat = x.reshape(batch.numel() * sizes.numel(), *rest)
-    rows = (places + offsets).reshape(-1)
-    picked = moved(flat, lambda value: value.index_select(0, rows))
-    return picked.reshape((*indices.shape[:-1], *rest))
+    batches = (
+        along(torch.arange(length, device=indices.device), axis, indices.dim() - 1)
+        for axis, length in enumerate(x.shape[:batch_dims])
+    )
+    places = (*batches, *indices.unbind(-1))
+    return moved(x, lambda value: value[places])
 
 
 _REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
-_REDUCTION = one_of("none", *_REDUCTIONS)
 
 
 def _scatter_elements(
-    x: Tensor, indices: Tensor, updates: Tensor, *, axis: int = 0, reduction: str = _REDUCTION
+    x: Tensor,
+    indices: Tensor,
+    updates: Tensor,
+    *,
+    axis: int = 0,
+    reduction: str = one_of("none", *_REDUCTIONS),
 ) -> Tensor:
-    return _scattered(x, axis, _wrapped(indices, x.shape[axis]), updates, reduction)
-
-
-def _scattered(x: Tensor, axis: int, places: Tensor, updates: Tensor, reduction: str) -> Tensor:
+    places = _wrapped(indices, x.shape[axis])
     if reduction == "none":
         return x.scatter(axis, places, updates)
     return x.scatter_reduce(axis, places, updates, _REDUCTIONS[reduction], include_self=True)
 
 
 def _scatter_nd(
-    x: Tensor, indices: Tensor, updates: Tensor, *, reduction: str = _REDUCTION
+    x: Tensor, indices: Tensor, updates: Tensor, *, reduction: str = one_of("none", "add")
 ) -> Tensor:
-    depth = indices.shape[-1]
-    sizes, width = x.shape[:depth], x.shape[depth:].numel()
-    rows = _flat_places(indices, sizes).reshape(-1, 1)
-    flat = x.reshape(sizes.numel(), width)
-    values = updates.reshape(rows.shape[0], width)
-    return _scattered(flat, 0, rows.expand(-1, width), values, reduction).reshape(x.shape)
+    return x.index_put(indices.unbind(-1), updates, accumulate=reduction == "add")
 
 
 def _compress(x: Tensor, condition: Tensor, *, axis: int | None = None) -> Tensor:
     source = x.reshape(-1) if axis is None else x
     return source.index_select(axis or 0, torch.nonzero(condition).reshape(-1))
-
-
-def _one_hot(indices: Tensor, depth: Host, values: Tensor, *, axis: int = -1) -> Tensor:
-    classes = int(depth.item())
-    places = _wrapped(indices, classes).unsqueeze(axis)
-    hit = places == along(torch.arange(classes, device=indices.device), axis, places.dim())
-    return torch.where(hit, values[1], values[0])
 
 
 # Order.
@@ -345,18 +315,16 @@ SHAPES: Table = {
     "DepthToSpace": Operator(_depth_to_space),
     "Dropout": Operator(_dropout, ignored=("seed",), check=_check_not_training),
     "Expand": Operator(_expand),
-    "EyeLike": Operator(_eye_like),
     "Flatten": Operator(_flatten),
     "Gather": Operator(_gather),
     "GatherElements": Operator(_gather_elements),
     "GatherND": Operator(_gather_nd),
     "NonZero": Operator(lambda x: torch.nonzero(x).t()),
-    "OneHot": Operator(_one_hot),
     "Pad": Operator(_pad),
     "Range": Operator(_range),
     "Reshape": Operator(_reshape),
     "ScatterElements": Operator(_scatter_elements),
-    "ScatterND": Operator(_scatter_nd),
+    "ScatterND": Operator(_scatter_nd, otherwise=BY_REFERENCE),
     "Shape": Operator(_shape),
     "Size": Operator(lambda x: torch.tensor(x.numel(), dtype=torch.int64)),
     "Slice": Operator(_slice),

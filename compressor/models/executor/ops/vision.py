@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,7 +19,8 @@ from compressor.models.executor.node import (
     integers,
     one_of,
 )
-from compressor.models.executor.ops.windows import SLIDE, Slide
+from compressor.models.executor.ops.reference import BY_REFERENCE
+from compressor.models.executor.ops.windows import WINDOW, Window
 
 
 def _non_max_suppression(
@@ -34,7 +34,10 @@ def _non_max_suppression(
 ) -> Tensor:
     most = 0 if limit is None else int(limit.item())
     threshold = 0.0 if overlap is None else float(overlap.item())
-    corners = _corners(boxes, center_point_box)
+    first, second = boxes.chunk(2, -1)
+    if center_point_box:
+        first, second = first - second / 2, first + second / 2
+    corners = torch.cat([torch.minimum(first, second), torch.maximum(first, second)], -1)
     kept = [torch.empty((0, 3), dtype=torch.int64, device=boxes.device)]
     for batch in range(scores.shape[0]):
         for label in range(scores.shape[1]):
@@ -46,14 +49,6 @@ def _non_max_suppression(
             prefix = torch.tensor([batch, label], device=boxes.device).expand(len(best), 2)
             kept.append(torch.cat([prefix, best[:, None]], 1))
     return torch.cat(kept)
-
-
-def _corners(boxes: Tensor, centred: bool) -> Tensor:
-    """Return boxes as smallest and largest corner."""
-    first, second = boxes[..., :2], boxes[..., 2:]
-    if centred:
-        return torch.cat([first - second / 2, first + second / 2], -1)
-    return torch.cat([torch.minimum(first, second), torch.maximum(first, second)], -1)
 
 
 def _suppress(boxes: Tensor, threshold: float, most: int) -> list[int]:
@@ -88,7 +83,6 @@ def _shift(node: Node, name: str) -> str:
 
 
 _ROI_COORDINATES: Any = Read(_shift)
-_ROI_MODE = one_of("avg", "max")
 
 
 def _roi_align(
@@ -101,75 +95,37 @@ def _roi_align(
     sampling_ratio: int = 0,
     spatial_scale: float = 1.0,
     coordinate_transformation_mode: str = _ROI_COORDINATES,
-    mode: str = _ROI_MODE,
 ) -> Tensor:
     half_pixel = coordinate_transformation_mode == "half_pixel"
     bins = output_height, output_width
-    pooled = []
+    pooled = [x.new_zeros(0, x.shape[1], *bins)]
     for batch, roi in zip(integers(batches), rois.tolist(), strict=True):
-        left, top, right, bottom = (
-            value * spatial_scale - (0.5 if half_pixel else 0.0) for value in roi
-        )
-        extent = [bottom - top, right - left]
-        if not half_pixel:
-            extent = [max(length, 1.0) for length in extent]
-        pooled.append(_pool_region(x[batch], (top, left), extent, (bins, sampling_ratio), mode))
-    return torch.stack(pooled) if pooled else x.new_zeros(0, x.shape[1], *bins)
+        scaled = [value * spatial_scale - (0.5 if half_pixel else 0.0) for value in roi]
+        weights = []
+        for axis, (start, end) in enumerate(zip(scaled[1::-1], scaled[:1:-1], strict=True)):
+            width = (end - start if half_pixel else max(end - start, 1.0)) / bins[axis]
+            samples = sampling_ratio or max(math.ceil(width), 1)
+            matrix = _bin_weights((start, width), (bins[axis], samples), x.shape[2 + axis])
+            weights.append(matrix.to(x))
+        pooled.append((weights[0] @ x[batch] @ weights[1].t())[None])
+    return torch.cat(pooled)
 
 
-def _pool_region(
-    plane: Tensor,
-    start: Sequence[float],
-    extent: Sequence[float],
-    grid: tuple[tuple[int, int], int],
-    mode: str,
-) -> Tensor:
-    """Sample a grid in each bin, one axis after the other, and pool it."""
-    bins, ratio = grid
-    counts = [
-        ratio or max(math.ceil(length / n), 1) for length, n in zip(extent, bins, strict=True)
-    ]
-    rows, columns = (
-        _interpolation(plane, 1 + i, (start[i], extent[i] / n), (n * counts[i], counts[i]))
-        for i, n in enumerate(bins)
-    )
-    shape = (plane.shape[0], bins[0], counts[0], bins[1], counts[1])
-    if mode == "avg":
-        samples = (rows[0] + rows[1]) @ plane @ (columns[0] + columns[1]).t()
-        return samples.reshape(shape).mean((2, 4))
-    # The highest share that a pixel has in a sample, not the highest sample, as ONNX defines it.
-    shares = [row @ plane @ column.t() for row in rows for column in columns]
-    return torch.stack(shares).amax(0).reshape(shape).amax((2, 4))
-
-
-def _interpolation(
-    plane: Tensor, axis: int, bins: tuple[float, float], samples: tuple[int, int]
-) -> tuple[Tensor, Tensor]:
-    """Return the matrices that pick the neighbours before and after each sample of an axis.
+def _bin_weights(bins: tuple[float, float], counts: tuple[int, int], length: int) -> Tensor:
+    """Return the share of each pixel in the mean of each bin, ``[bins, pixels]``.
 
     Args:
-        plane: (channels, rows, columns).
-        axis: 1 for rows, 2 for columns.
         bins: where the first bin starts, and how long a bin is.
-        samples: number of samples, and of samples a bin.
+        counts: number of bins, and of samples a bin, each of them between two pixels.
+        length: number of pixels.
     """
-    length = plane.shape[axis]
     start, width = bins
-    total, count = samples
-    index = torch.arange(total)
-    within = (index % count + 0.5) / count
-    place = start + (torch.div(index, count, rounding_mode="floor") + within) * width
+    steps = torch.arange(math.prod(counts)) + 0.5
+    place = (start + steps * (width / counts[1]))[:, None]
     outside = (place < -1) | (place > length)
-    place = place.clamp(0, length - 1)
-    before = place.floor().to(torch.int64)
-    after = (before + 1).clamp(max=length - 1)
-    share = (place - before).masked_fill(outside, 0.0)
-    rest = (1 - (place - before)).masked_fill(outside, 0.0)
-    empty = torch.zeros(total, length)
-    return (
-        empty.scatter(1, before[:, None], rest[:, None]).to(plane),
-        empty.scatter(1, after[:, None], share[:, None]).to(plane),
-    )
+    distance = (place.clamp(0, length - 1) - torch.arange(length)).abs()
+    weights = torch.clamp(1 - distance, min=0).masked_fill(outside, 0)
+    return weights.reshape(*counts, length).mean(1)
 
 
 def _deformable_convolution(
@@ -181,10 +137,11 @@ def _deformable_convolution(
     *,
     group: int = 1,
     offset_group: int = 1,
-    slide: Slide = SLIDE,
+    window: Window = WINDOW,
 ) -> Tensor:
     """Convolution at shifted places (Dai et al. 2017), each tap weighted by a mask (Zhu 2019)."""
-    pads, (strides, dilations) = slide.padding(2), slide.moves(2)
+    pads = window.around(x.shape[2:], weight.shape[2:])
+    strides, dilations = window.moves(2)
     batch, channels, height, width = x.shape
     taps = weight.shape[2] * weight.shape[3]
     rows, columns = offset.shape[2:]
@@ -213,5 +170,5 @@ def _deformable_convolution(
 VISION: Table = {
     "DeformConv": Operator(_deformable_convolution, ignored=("kernel_shape",)),
     "NonMaxSuppression": Operator(_non_max_suppression),
-    "RoiAlign": Operator(_roi_align),
+    "RoiAlign": Operator(_roi_align, otherwise=BY_REFERENCE),
 }

@@ -12,14 +12,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from compressor.models.executor.node import (
-    Host,
     Ints,
     Node,
     Operator,
     Read,
     Table,
     along,
-    integers,
     one_of,
     settings,
     wanted,
@@ -54,31 +52,17 @@ class Pads:
 
 
 @dataclass(frozen=True)
-class Slide:
-    """How far a kernel moves, and what is put around the tensor, as far as the attributes say."""
+class Window:
+    """How a kernel slides over the spatial axes, and what is put around the tensor."""
 
     pads: Ints = None
     strides: Ints = None
     dilations: Ints = None
-
-    def padding(self, rank: int) -> Pads:
-        """Return the pads of so many spatial axes."""
-        pads = self.pads or (0,) * 2 * rank
-        return Pads(pads[:rank], pads[rank:])
+    auto_pad: str = _AUTO_PAD
 
     def moves(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return strides and dilations of so many spatial axes."""
         return self.strides or (1,) * rank, self.dilations or (1,) * rank
-
-
-SLIDE: Any = settings(Slide)
-
-
-@dataclass(frozen=True)
-class Window(Slide):
-    """How a kernel slides over the spatial axes, where pads may depend on the input's size."""
-
-    auto_pad: str = _AUTO_PAD
 
     def around(self, size: Sequence[int], kernel: Sequence[int]) -> Pads:
         """Return the pads for an input of this spatial size.
@@ -87,10 +71,9 @@ class Window(Slide):
         the beginning (lower).
         """
         rank = len(size)
-        if self.auto_pad == "NOTSET":
-            return self.padding(rank)
-        if self.auto_pad == "VALID":
-            return Pads((0,) * rank, (0,) * rank)
+        if not self.auto_pad.startswith("SAME"):
+            pads = self.pads if self.pads and self.auto_pad == "NOTSET" else (0,) * 2 * rank
+            return Pads(pads[:rank], pads[rank:])
         totals = []
         for length, width, stride, dilation in zip(size, kernel, *self.moves(rank), strict=True):
             outputs = -(-length // stride)
@@ -253,17 +236,12 @@ def _indices(
     places: Tensor, x: Tensor, padded: Sequence[int], before: Sequence[int], column_major: bool
 ) -> Tensor:
     """Turn places in a padded plane into places in the whole tensor without padding."""
-    size = x.shape[2:]
-    coordinates: list[Tensor] = []
-    for axis in reversed(range(len(padded))):
-        coordinates.insert(0, places % padded[axis] - before[axis])
-        places = places // padded[axis]
-    order = range(len(size))
-    flat = torch.zeros_like(places)
-    for axis in reversed(order) if column_major else order:
-        flat = flat * size[axis] + coordinates[axis]
-    planes = torch.arange(x.shape[0] * x.shape[1], device=x.device) * math.prod(size)
-    return flat + planes.reshape(x.shape[0], x.shape[1], *(1,) * len(size))
+    planes = torch.arange(x.shape[0] * x.shape[1], device=x.device)
+    flat = planes.reshape(x.shape[0], x.shape[1], *(1,) * len(padded))
+    axes = list(enumerate(torch.unravel_index(places, padded)))
+    for axis, place in reversed(axes) if column_major else axes:
+        flat = flat * x.shape[2 + axis] + place - before[axis]
+    return flat
 
 
 def _average_pool(x: Tensor, *, pool: _Pool = _POOL, count_include_pad: bool = False) -> Tensor:
@@ -283,39 +261,11 @@ def _average_pool(x: Tensor, *, pool: _Pool = _POOL, count_include_pad: bool = F
 
 
 def _over_plane(function: Callable[..., Tensor]) -> Operator:
-    def run(x: Tensor) -> Tensor:
-        axes = list(range(2, x.dim()))
-        return function(x, axes, keepdim=True) if axes else x
-
-    return Operator(run)
-
-
-def _col2im(x: Tensor, image_shape: Host, block_shape: Host, *, slide: Slide = SLIDE) -> Tensor:
-    """Sum the blocks of an image where they overlap."""
-    image, block = integers(image_shape), integers(block_shape)
-    rank = len(image)
-    pads, (strides, dilations) = slide.padding(rank), slide.moves(rank)
-    padded = [n + a + b for n, a, b in zip(image, pads.before, pads.after, strict=True)]
-    place = torch.zeros((1,) * 2 * rank, dtype=torch.int64, device=x.device)
-    for axis in range(rank):
-        width = (block[axis] - 1) * dilations[axis] + 1
-        blocks = (padded[axis] - width) // strides[axis] + 1
-        rows = torch.arange(block[axis], device=x.device) * dilations[axis]
-        starts = torch.arange(blocks, device=x.device) * strides[axis]
-        together = along(rows, axis, 2 * rank) + along(starts, rank + axis, 2 * rank)
-        place = place * padded[axis] + together
-    batch, channels = x.shape[0], x.shape[1] // max(math.prod(block), 1)
-    flat = x.new_zeros(batch, channels, math.prod(padded))
-    result = flat.index_add(2, place.reshape(-1), x.reshape(batch, channels, -1))
-    result = result.reshape(batch, channels, *padded)
-    for axis in range(rank):
-        result = result.narrow(axis + 2, pads.before[axis], image[axis])
-    return result
+    return Operator(lambda x: function(x, list(range(2, x.dim())), keepdim=True))
 
 
 WINDOWS: Table = {
     "AveragePool": Operator(_average_pool),
-    "Col2Im": Operator(_col2im),
     "Conv": Operator(convolution, ignored=("kernel_shape",)),
     "ConvTranspose": Operator(_conv_transpose, ignored=("kernel_shape",)),
     "GlobalAveragePool": _over_plane(torch.mean),
