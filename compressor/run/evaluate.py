@@ -225,18 +225,30 @@ class RememberedRunner:
     """Runs a model once for each batch, and remembers the outputs as far as memory is given.
 
     Args:
+        open_runner: starts a runtime for the model, which is done when it is first needed.
         most: bytes of outputs that are held.
     """
 
-    def __init__(self, runner: Runner, most: int = _REMEMBERED):
-        self._runner = runner
+    def __init__(self, open_runner: Callable[[], Runner], most: int = _REMEMBERED):
+        self._open = open_runner
+        self._opened: Runner | None = None
         self._left = most
         self._outputs: dict[bytes, Batch] = {}
+
+    @property
+    def _runner(self) -> Runner:
+        if self._opened is None:
+            self._opened = self._open()
+        return self._opened
 
     @property
     def runtime(self) -> str:
         """Name and version of what executes the model."""
         return self._runner.runtime
+
+    def close(self) -> None:
+        """Give back the runtime's memory; a batch that is not remembered starts it again."""
+        self._opened = None
 
     def run(self, batch: Batch) -> Batch:
         """Return the outputs for a batch, which are not to be changed."""

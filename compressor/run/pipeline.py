@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from compressor.calibration.collect import collect_statistics
 from compressor.errors import CompressorError
 from compressor.graph.codebooks import codebook_of
 from compressor.graph.costs import layer_bytes, model_bytes
+from compressor.models.onnx.ort_runner import return_freed_memory
 from compressor.run.blockwise import block_run
 from compressor.run.evaluate import RunSamples, layer_signals
 from compressor.run.histograms import layer_histograms
@@ -21,7 +23,7 @@ from compressor.run.plan import PassPlan
 from compressor.run.store import compute_versions, result_key
 from compressor.run.training import References, begin, end, make_training, training_parts
 from compressor.run.weight_pass import WeightPass
-from compressor.run.workspace import Workspace, return_freed_memory
+from compressor.run.workspace import Workspace
 from compressor.types.carrier import Carrier
 from compressor.types.data import share
 from compressor.types.layers import Layer
@@ -154,9 +156,13 @@ def _compute(workspace: Workspace, task: _Task) -> None:
         (folder / _MODEL).mkdir()
         outcome.carrier.save(folder / _MODEL)
         restored = workspace.plan.model.carrier.restore(folder / _MODEL)
+        keeps_untrained = outcome.untrained is not None
         if outcome.untrained is not None:
             (folder / _UNTRAINED).mkdir()
             outcome.untrained.save(folder / _UNTRAINED)
+        outcome = replace(outcome, carrier=restored, untrained=None)
+        gc.collect()  # a graph refers to itself, and so all that a pass has made would stay
+        return_freed_memory()
         batch = workspace.sample(_SIGNAL_SAMPLES, distinct=True)
         layers = _layers(workspace, outcome, restored, batch)
         result.update(
@@ -166,7 +172,7 @@ def _compute(workspace: Workspace, task: _Task) -> None:
             histograms=layer_histograms(task.carrier, restored, batch, layers),
             notes=list(dict.fromkeys([*survey.notes, *outcome.notes])),
             training=outcome.training,
-            untrained=outcome.untrained is not None,
+            untrained=keeps_untrained,
         )
 
 

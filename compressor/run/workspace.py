@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from compressor.graph.costs import cannot_run
+from compressor.models.onnx.ort_runner import return_freed_memory
 from compressor.progress import Progress, Steps
 from compressor.run.data import Data
 from compressor.run.decisions import Decisions
@@ -20,7 +20,7 @@ from compressor.run.evaluate import Evaluation, RememberedRunner, evaluate
 from compressor.run.metrics import Metric
 from compressor.run.plan import Plan
 from compressor.run.store import Store, compute_versions, result_key
-from compressor.types.carrier import Capability, Carrier, Runner
+from compressor.types.carrier import Capability, Carrier
 from compressor.types.data import ALONE, Ranks
 from compressor.types.tensors import Array, Batch
 
@@ -52,6 +52,8 @@ class Workspace:
 
         What the step before has freed goes back to the system.
         """
+        if "baseline_runner" in self.__dict__:
+            self.baseline_runner.close()
         return_freed_memory()
         if isinstance(self.progress, Steps):
             self.progress.begin()
@@ -105,9 +107,13 @@ class Workspace:
         return self.plan.model.carrier
 
     @cached_property
-    def baseline_runner(self) -> Runner:
-        """The float model, ready to run; what it gave for a batch is remembered."""
-        return RememberedRunner(self.baseline.runner())
+    def baseline_runner(self) -> RememberedRunner:
+        """The float model; what it gave for a batch is remembered.
+
+        It is closed when a step of the run ends, as some take all the memory that there is.
+        """
+        carrier = self.baseline
+        return RememberedRunner(carrier.runner)
 
     @property
     def evaluation(self) -> Data | None:
@@ -180,13 +186,6 @@ class Workspace:
     def baseline_evaluation(self) -> Evaluation | None:
         """The float model's results."""
         return self.evaluated(self.source_key, lambda: self.baseline_runner, "the float model")
-
-
-def return_freed_memory() -> None:
-    """Return to the system what the C library keeps of freed memory, where it can do that."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def metric_code(metric: Metric) -> str:

@@ -124,6 +124,15 @@ class Fuse(GraphPass):
         notes = _notes(carrier, draft)
         return Outcome(carrier.with_graph(draft.model), layers, notes)
 
+    def preview(
+        self,
+        carrier: Carrier,
+        context: PassContext,  # noqa: ARG002
+        statistics: Mapping[str, Any],  # noqa: ARG002
+    ) -> Carrier:
+        """Fuse lazily: no new weight is computed."""
+        return carrier.with_graph(self._run(carrier, evaluate=False).model)
+
     def fused(self, graph: ir.Model, *, lowered: bool, evaluate: bool = True) -> Draft:
         """Fuse a copy of a graph; without ``evaluate`` new weights are computed when they are read.
 

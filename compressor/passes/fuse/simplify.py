@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from functools import cache
 from itertools import count, islice, takewhile
 from math import prod
@@ -79,7 +80,8 @@ def rewrite(model: ir.Model, opset: int, patterns: bool) -> bool:
         applied.append(rules.materialize_reshape_shape_rule)
     if opset >= 14 and patterns:
         applied += list(rules.fuse_hardswish_rules())
-    return bool(RewritePass(applied)(model).modified)
+    # A rule refers to the last graph that it was tried on; the library's would keep all of it.
+    return bool(RewritePass(deepcopy(applied))(model).modified)
 
 
 def remove_unused(model: ir.Model) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import warnings
 
@@ -15,6 +16,20 @@ from compressor.graph.costs import macs, parameters
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.torch.lowering import OPSET, example_inputs
 from tests.compressor.models.sample_modules import PLANS, batch_of, lowered, spec
+
+
+def test_garbage_is_collected_after_but_not_while_a_module_is_lowered():
+    seen: list[bool] = []
+
+    class Watched(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(gc.isenabled())
+            return x + 1
+
+    TorchCarrier(Watched(), [spec("x", "batch", 3)]).graph()
+    assert seen
+    assert not any(seen)
+    assert gc.isenabled()
 
 
 @pytest.mark.parametrize("name", PLANS)

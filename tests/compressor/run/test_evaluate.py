@@ -161,7 +161,7 @@ class CountedRunner:
 
 def test_a_model_is_run_once_for_each_batch():
     counted = CountedRunner()
-    runner = RememberedRunner(counted)
+    runner = RememberedRunner(lambda: counted)
     first, other = {"x": np.ones((2, 3), np.float32)}, {"x": np.zeros((2, 3), np.float32)}
     for batch in (first, other, first, other, {"x": first["x"].copy()}):
         assert (runner.run(batch)["y"] == 2 * batch["x"]).all()
@@ -170,9 +170,27 @@ def test_a_model_is_run_once_for_each_batch():
     assert counted.runs == 3
 
 
+def test_a_closed_model_is_opened_again_for_a_new_batch_alone():
+    opened: list[CountedRunner] = []
+
+    def open_runner() -> CountedRunner:
+        opened.append(CountedRunner())
+        return opened[-1]
+
+    runner = RememberedRunner(open_runner)
+    first, other = {"x": np.ones((2, 3), np.float32)}, {"x": np.zeros((2, 3), np.float32)}
+    assert not opened
+    runner.run(first)
+    runner.close()
+    assert (runner.run(first)["y"] == 2).all()
+    assert len(opened) == 1
+    assert (runner.run(other)["y"] == 0).all()
+    assert len(opened) == 2
+
+
 def test_outputs_that_take_too_much_memory_are_computed_again():
     counted = CountedRunner()
-    runner = RememberedRunner(counted, most=24)
+    runner = RememberedRunner(lambda: counted, most=24)
     small, large = {"x": np.ones((2, 3), np.float32)}, {"x": np.zeros((3, 3), np.float32)}
     for batch in (small, large, small, large):
         assert (runner.run(batch)["y"] == 2 * batch["x"]).all()

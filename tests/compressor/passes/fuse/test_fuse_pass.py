@@ -1,9 +1,11 @@
 """The pass as the spine sees it."""
 
+import gc
 import hashlib
 import os
 import subprocess
 import sys
+import weakref
 
 import numpy as np
 import onnx_ir as ir
@@ -12,7 +14,8 @@ from pydantic import ValidationError
 
 from compressor.passes.fuse.fuse import Fuse
 from compressor.types.carrier import Capability
-from compressor.types.passes import Pass
+from compressor.types.passes import Pass, PassContext
+from tests.compressor.passes.fuse.conftest import GraphCarrier
 from tests.paths import ROOT
 
 TEXT = """
@@ -67,7 +70,8 @@ def test_survey(model, survey):
     assert plan.requests == ()
 
 
-def test_survey_reads_no_weights(model, survey):
+def unreadable(model):
+    """Make an error of reading a weight."""
     for name, value in model.graph.initializers.items():
         tensor = value.const_value
 
@@ -75,7 +79,25 @@ def test_survey_reads_no_weights(model, survey):
             raise AssertionError(f"{name} was read")
 
         value.const_value = ir.LazyTensor(fail, tensor.dtype, tensor.shape, name=name)
-    assert survey(model).layers[0].touched
+    return model
+
+
+def test_survey_reads_no_weights(model, survey):
+    assert survey(unreadable(model)).layers[0].touched
+
+
+def test_preview_reads_no_weights(model, fuse):
+    fused = fuse(model).carrier.model.graph.initializers
+    preview = Fuse().preview(GraphCarrier(unreadable(model)), PassContext(), {}).model.graph
+    assert {n: v.shape for n, v in preview.initializers.items()} == {
+        n: v.shape for n, v in fused.items()
+    }
+
+
+def test_what_has_been_fused_is_not_kept(model, fuse):
+    made = weakref.ref(fuse(model).carrier.model.graph)
+    gc.collect()  # a graph refers to itself
+    assert made() is None
 
 
 def test_outcome(model, fuse):
