@@ -24,6 +24,7 @@ from compressor.types.tensors import Array, Batch, TensorSpec
 
 _SIGNAL_SAMPLES = 64
 _REMEMBERED = 64 << 20
+_CACHED = 1 << 16  # values whose float64 copies stay in the cache
 
 
 @dataclass(frozen=True)
@@ -125,9 +126,14 @@ def outputs_of(runner: Runner, batch: Batch, size: int) -> Batch:
 
 def signal_and_error(reference: Sequence[Array], other: Sequence[Array]) -> tuple[float, float]:
     """Return the sums of squares of arrays, and of their differences from other arrays."""
-    signal = sum(float(np.square(r, dtype=np.float64).sum()) for r in reference)
-    pairs = zip(reference, other, strict=True)
-    error = sum(float(np.square(o.astype(np.float64) - r).sum()) for r, o in pairs)
+    signal = error = 0.0
+    for wanted, have in zip(reference, other, strict=True):
+        flat, others = wanted.reshape(-1), have.reshape(-1)
+        for start in range(0, flat.size, _CACHED):
+            values = flat[start : start + _CACHED].astype(np.float64)
+            difference = values - others[start : start + _CACHED]
+            signal += float(np.square(values, out=values).sum())
+            error += float(np.square(difference, out=difference).sum())
     return signal, error
 
 
@@ -181,12 +187,17 @@ class SignalSums:
 
     def add(self, want: Array, have: Array) -> None:
         """Add the squares of some more samples."""
-        if want.shape != have.shape or not np.isfinite(want).all():
+        if want.shape != have.shape:
             self.comparable = False
-        elif not np.isfinite(have).all():
+            return
+        with np.errstate(invalid="ignore"):
+            signal, error = signal_and_error([want], [have])
+        # Sums of finite values are finite, and most values are.
+        if not math.isfinite(signal) and not np.isfinite(want).all():
+            self.comparable = False
+        elif not math.isfinite(error) and not np.isfinite(have).all():
             self.finite = False
         else:
-            signal, error = signal_and_error([want], [have])
             self.signal, self.error = self.signal + signal, self.error + error
 
     @property
