@@ -235,12 +235,15 @@ def check_finite(outputs: Batch, seen: int) -> None:
 class RememberedRunner:
     """Runs a model once for each batch, and remembers the outputs as far as memory is given.
 
+    The model is opened when it is needed, until it is closed.
+
     Args:
         most: bytes of outputs that are held.
     """
 
-    def __init__(self, runner: Runner, most: int = _REMEMBERED):
-        self._runner = runner
+    def __init__(self, opener: Callable[[], Runner], most: int = _REMEMBERED):
+        self._opener = opener
+        self._open: Runner | None = None
         self._left = most
         self._outputs: dict[bytes, Batch] = {}
 
@@ -248,6 +251,16 @@ class RememberedRunner:
     def runtime(self) -> str:
         """Name and version of what executes the model."""
         return self._runner.runtime
+
+    @property
+    def _runner(self) -> Runner:
+        if self._open is None:
+            self._open = self._opener()
+        return self._open
+
+    def close(self) -> None:
+        """Give the model's memory back; what is remembered stays."""
+        self._open = None
 
     def run(self, batch: Batch) -> Batch:
         """Return the outputs for a batch, which are not to be changed."""

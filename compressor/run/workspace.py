@@ -20,7 +20,7 @@ from compressor.run.evaluate import Evaluation, RememberedRunner, evaluate
 from compressor.run.metrics import Metric
 from compressor.run.plan import Plan
 from compressor.run.store import Store, compute_versions, result_key
-from compressor.types.carrier import Capability, Carrier, Runner
+from compressor.types.carrier import Capability, Carrier
 from compressor.types.data import ALONE, Ranks
 from compressor.types.tensors import Array, Batch
 
@@ -50,8 +50,10 @@ class Workspace:
     def begin_step(self) -> None:
         """Count the stages that follow to the next step of the run, if steps are counted.
 
-        What the step before has freed goes back to the system.
+        What the step before has freed goes back to the system, and so does the float model's
+        session.
         """
+        self.baseline_runner.close()
         return_freed_memory()
         if isinstance(self.progress, Steps):
             self.progress.begin()
@@ -105,9 +107,9 @@ class Workspace:
         return self.plan.model.carrier
 
     @cached_property
-    def baseline_runner(self) -> Runner:
+    def baseline_runner(self) -> RememberedRunner:
         """The float model, ready to run; what it gave for a batch is remembered."""
-        return RememberedRunner(self.baseline.runner())
+        return RememberedRunner(self.baseline.runner)
 
     @property
     def evaluation(self) -> Data | None:

@@ -169,7 +169,7 @@ class CountedRunner:
 
 def test_a_model_is_run_once_for_each_batch():
     counted = CountedRunner()
-    runner = RememberedRunner(counted)
+    runner = RememberedRunner(lambda: counted)
     first, other = {"x": np.ones((2, 3), np.float32)}, {"x": np.zeros((2, 3), np.float32)}
     for batch in (first, other, first, other, {"x": first["x"].copy()}):
         assert (runner.run(batch)["y"] == 2 * batch["x"]).all()
@@ -214,11 +214,30 @@ def test_values_that_are_not_finite_are_not_added(
 
 def test_outputs_that_take_too_much_memory_are_computed_again():
     counted = CountedRunner()
-    runner = RememberedRunner(counted, most=24)
+    runner = RememberedRunner(lambda: counted, most=24)
     small, large = {"x": np.ones((2, 3), np.float32)}, {"x": np.zeros((3, 3), np.float32)}
     for batch in (small, large, small, large):
         assert (runner.run(batch)["y"] == 2 * batch["x"]).all()
     assert counted.runs == 3
+
+
+def test_a_model_is_open_while_it_is_needed():
+    opened: list[CountedRunner] = []
+
+    def opener() -> CountedRunner:
+        opened.append(CountedRunner())
+        return opened[-1]
+
+    runner = RememberedRunner(opener)
+    assert not opened
+    for value in (1, 2):
+        runner.run({"x": np.full((2, 3), value, np.float32)})
+    assert len(opened) == 1
+    runner.close()
+    runner.run({"x": np.full((2, 3), 2, np.float32)})
+    assert len(opened) == 1, "that is remembered"
+    runner.run({"x": np.full((2, 3), 3, np.float32)})
+    assert len(opened) == 2
 
 
 def test_a_batch_can_be_run_in_parts():
