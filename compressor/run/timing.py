@@ -268,14 +268,14 @@ class _Size:
     def __init__(self, names: Iterable[str], inputs: Sequence[Batch], clock: Clock):
         self.latencies = Latencies(_size(inputs[0]), {name: [] for name in names}, clock)
         self.spent = self.once = 0.0
-        self._inputs, self._clock = inputs, clock
-        self._runs = 0
+        self._inputs, self._clock, self._runs = inputs, clock, 0
         self._here = self._everywhere = 0.0
 
     def fits(self, runners: Mapping[str, Runner], before: _Size) -> bool:
         """Halve batches that take too long; return whether more samples are left than before."""
         least, count = before.latencies.batch, self.latencies.batch
-        seconds = before.once * count / least  # for a single run, which may take too long, too
+        # Samples take less time in batches, but hardly a quarter; memory is not asked for in vain.
+        seconds = _least_seconds(before.once) * count / least / 4
         while _least_seconds(before.once) <= _MOST_SECONDS:
             count >>= max(0, math.ceil(math.log2(seconds / _MOST_SECONDS)))
             if count <= least:
