@@ -181,7 +181,7 @@ def collect(
                 values = _values(tensor, part.outputs, where)
                 if values.numel():
                     feed = {key: updaters[key] for key in ends.without(keys, values, part)}
-                    after.update(_continued(feed, states, after, values))
+                    after.update(_continued(feed, states, after, values, alone=ranks.size == 1))
             except ValueError as error:
                 first = seen + part.start
                 _blame_values(tensor, part.outputs[tensor], first, part.samples, error)
@@ -280,6 +280,8 @@ def _continued(
     before: Mapping[_Key, Any],
     after: Mapping[_Key, Any],
     values: torch.Tensor,
+    *,
+    alone: bool,
 ) -> dict[_Key, Any]:
     """Return the states after a portion of a batch.
 
@@ -289,11 +291,11 @@ def _continued(
     Args:
         before: the states before the batch.
         after: the states after its earlier portions.
+        alone: no other process decides what a batch adds to, so its states may be overwritten.
     """
     anew = {key for key, o in feed.items() if o.share(before[key]) < 1 <= o.share(after[key])}
-    updated = _updated(
-        feed, {k: o.start() if k in anew else after[k] for k, o in feed.items()}, values
-    )
+    given = {k: o.start() if k in anew else after[k] for k, o in feed.items()}
+    updated = _updated(feed, given, values, alone=alone)
     return {k: feed[k].merge(after[k], v) if k in anew else v for k, v in updated.items()}
 
 
@@ -303,7 +305,7 @@ def _state_key(request: Request, observer: AnyObserver) -> _Key:
 
 
 def _updated(
-    feed: dict[_Key, AnyObserver], states: dict[_Key, Any], values: torch.Tensor
+    feed: dict[_Key, AnyObserver], states: dict[_Key, Any], values: torch.Tensor, *, alone: bool
 ) -> dict[_Key, Any]:
     """Return the new states; raises ``ValueError`` where a value is not finite."""
     # Observers of ranges look at every value anyway and refuse non-finite ones.
@@ -311,7 +313,7 @@ def _updated(
     if values.is_floating_point() and not checked:
         extrema(values)
     ranges_first = sorted(feed.items(), key=lambda item: not isinstance(item[1], RangeObserver))
-    return {key: observer.update(states[key], values) for key, observer in ranges_first}
+    return {key: (o.absorb if alone else o.update)(states[key], values) for key, o in ranges_first}
 
 
 def _values(tensor: str, outputs: Batch, where: str | None) -> torch.Tensor:

@@ -35,14 +35,21 @@ def patch_vectors(
         groups: channel groups.
     """
     top, left, bottom, right = pads
-    padded = functional.pad(values.to(torch.float32), (left, right, top, bottom))
+    values = values.to(torch.float32)
+    if (top, left) != (bottom, right):
+        values = functional.pad(values, (left, right, top, bottom))
+        top = left = 0
     positions = 1
-    for axis in (0, 1):
+    for axis, pad in enumerate((top, left)):
         span = dilations[axis] * (kernel[axis] - 1) + 1
-        positions *= max(1, (padded.shape[axis + 2] - span) // strides[axis] + 1)
+        length = values.shape[axis + 2] + 2 * pad
+        positions *= max(1, (length - span) // strides[axis] + 1)
     step = max(1, round(math.sqrt(positions / _POSITIONS)))  # so that about 64 patches remain
     stride = (strides[0] * step, strides[1] * step)
-    patches = functional.unfold(padded, kernel, dilation=dilations, stride=stride)
+    if kernel == (1, 1) and not top and not left:
+        patches = values[:, :, :: stride[0], :: stride[1]].flatten(2)
+    else:
+        patches = functional.unfold(values, kernel, dilations, (top, left), stride)
     batch, _, positions = patches.shape
     grouped = patches.reshape(batch, groups, -1, positions)
     return grouped.permute(1, 2, 0, 3).reshape(groups, grouped.shape[2], -1)

@@ -24,6 +24,7 @@ from compressor.types.tensors import Array, Batch, TensorSpec
 
 _SIGNAL_SAMPLES = 64
 _REMEMBERED = 64 << 20
+_CACHED = 1 << 16  # values whose float64 copies stay in the cache
 
 
 @dataclass(frozen=True)
@@ -125,9 +126,14 @@ def outputs_of(runner: Runner, batch: Batch, size: int) -> Batch:
 
 def signal_and_error(reference: Sequence[Array], other: Sequence[Array]) -> tuple[float, float]:
     """Return the sums of squares of arrays, and of their differences from other arrays."""
-    signal = sum(float(np.square(r, dtype=np.float64).sum()) for r in reference)
-    pairs = zip(reference, other, strict=True)
-    error = sum(float(np.square(o.astype(np.float64) - r).sum()) for r, o in pairs)
+    signal = error = 0.0
+    for wanted, have in zip(reference, other, strict=True):
+        flat, others = wanted.reshape(-1), have.reshape(-1)
+        for start in range(0, flat.size, _CACHED):
+            values = flat[start : start + _CACHED].astype(np.float64)
+            difference = values - others[start : start + _CACHED]
+            signal += float(np.square(values, out=values).sum())
+            error += float(np.square(difference, out=difference).sum())
     return signal, error
 
 
@@ -181,12 +187,17 @@ class SignalSums:
 
     def add(self, want: Array, have: Array) -> None:
         """Add the squares of some more samples."""
-        if want.shape != have.shape or not np.isfinite(want).all():
+        if want.shape != have.shape:
             self.comparable = False
-        elif not np.isfinite(have).all():
+            return
+        with np.errstate(invalid="ignore"):
+            signal, error = signal_and_error([want], [have])
+        # Sums of finite values are finite, and most values are.
+        if not math.isfinite(signal) and not np.isfinite(want).all():
+            self.comparable = False
+        elif not math.isfinite(error) and not np.isfinite(have).all():
             self.finite = False
         else:
-            signal, error = signal_and_error([want], [have])
             self.signal, self.error = self.signal + signal, self.error + error
 
     @property
@@ -224,31 +235,33 @@ def check_finite(outputs: Batch, seen: int) -> None:
 class RememberedRunner:
     """Runs a model once for each batch, and remembers the outputs as far as memory is given.
 
+    The model is opened when it is needed, until it is closed.
+
     Args:
-        open_runner: starts a runtime for the model, which is done when it is first needed.
+        opener: starts a runtime for the model, which is done when it is first needed.
         most: bytes of outputs that are held.
     """
 
-    def __init__(self, open_runner: Callable[[], Runner], most: int = _REMEMBERED):
-        self._open = open_runner
-        self._opened: Runner | None = None
+    def __init__(self, opener: Callable[[], Runner], most: int = _REMEMBERED):
+        self._opener = opener
+        self._open: Runner | None = None
         self._left = most
         self._outputs: dict[bytes, Batch] = {}
-
-    @property
-    def _runner(self) -> Runner:
-        if self._opened is None:
-            self._opened = self._open()
-        return self._opened
 
     @property
     def runtime(self) -> str:
         """Name and version of what executes the model."""
         return self._runner.runtime
 
+    @property
+    def _runner(self) -> Runner:
+        if self._open is None:
+            self._open = self._opener()
+        return self._open
+
     def close(self) -> None:
-        """Give back the runtime's memory; a batch that is not remembered starts it again."""
-        self._opened = None
+        """Give the model's memory back; what is remembered stays."""
+        self._open = None
 
     def run(self, batch: Batch) -> Batch:
         """Return the outputs for a batch, which are not to be changed."""

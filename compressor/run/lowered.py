@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from compressor.errors import InputError, SpecError
 from compressor.files import file_sha256, json_sha256
+from compressor.graph.values import all_nodes
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.torch.lowering import OPSET
 from compressor.models.torch.matching import held_tensors
@@ -25,6 +26,7 @@ from compressor.run.store import STORE, Store, result_key
 CarrierT = TypeVar("CarrierT", bound=TorchCarrier)
 
 _GRAPH = "lowered.onnx"
+_VERSION = 2  # of what is kept
 _MOST_BYTES = 1 << 30  # of constants; a protobuf file holds at most 2 GB
 
 
@@ -45,8 +47,11 @@ class KeptGraph:
         stored, path = store.read(self.key), store.folder(self.key) / _GRAPH
         if stored is None or not path.is_file() or file_sha256(path) != stored["sha256"]:
             return carrier
+        graph = ir.load(path)
+        for (node, name), value in zip(_floats(graph), stored["floats"], strict=True):
+            node.attributes[name] = ir.AttrFloat32(name, value)
         return type(carrier)(
-            carrier.module, carrier.inputs, ir.load(path), folder=carrier.folder
+            carrier.module, carrier.inputs, graph, folder=carrier.folder
         ).with_own_weights()
 
     def keep(self, carrier: TorchCarrier) -> None:
@@ -63,6 +68,18 @@ class KeptGraph:
         with suppress(InputError, SpecError), store.write(self.key) as (folder, result):
             ir.save(graph, folder / _GRAPH)
             result["sha256"] = file_sha256(folder / _GRAPH)
+            # The file rounds them to float32, which shows in folded weights.
+            result["floats"] = [node.attributes[name].value for node, name in _floats(graph)]
+
+
+def _floats(graph: ir.Model) -> list[tuple[ir.Node, str]]:
+    """Return where single numbers are: the nodes with their attributes' names."""
+    return [
+        (node, attribute.name)
+        for node in all_nodes(graph.graph)
+        for attribute in node.attributes.values()
+        if attribute.type == ir.AttributeType.FLOAT and not attribute.is_ref()
+    ]
 
 
 def kept_graph(output: Path, carrier: TorchCarrier, parts: Mapping[str, Any]) -> KeptGraph:
@@ -77,5 +94,6 @@ def kept_graph(output: Path, carrier: TorchCarrier, parts: Mapping[str, Any]) ->
         "tensors": {n: [str(t.dtype), list(t.shape)] for n, t in tensors.items()},
         "inputs": [str(i) for i in carrier.inputs],
         "opset": OPSET,
+        "version": _VERSION,
     }
     return KeptGraph(output, result_key("lowered", json_sha256(structure), **parts))

@@ -26,6 +26,7 @@ from compressor.types.carrier import Carrier, Runner
 from compressor.types.tensors import Array, Batch
 
 _MOST_MACS = 2e11  # some seconds of a core
+_ROUNDING = 1e-10  # noise over signal, -100 dB
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,12 @@ class _Error:
             self.own.add(exact[self.value], exact[self.value] + error)
         return error
 
+    @property
+    def rounding(self) -> bool:
+        """Whether it is the rounding of float32, as after fusion, which changes no output."""
+        ratio = self.own.ratio if self.layer else None
+        return ratio is not None and ratio < _ROUNDING
+
     def noise(self) -> Noise:
         """Return the ratios of the sums."""
         felt = self.felt / self.samples if self.samples else None
@@ -262,7 +269,8 @@ class _Reaching:
         for error, values in errors:
             if values is None or error.value not in self._offsets:
                 continue
-            noisy = self._runner.run({**feed, self._offsets[error.value]: values})
+            offset = {self._offsets[error.value]: values}
+            noisy = exact if error.rounding else self._runner.run({**feed, **offset})
             for name, output in exact.items():
                 error.reached.add(output, noisy[name])
             if feels is not None:

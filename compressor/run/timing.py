@@ -9,12 +9,13 @@ has more of them between two interruptions.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -27,10 +28,9 @@ _DRAWN = 2000
 
 
 def median_interval(groups: Sequence[Array], level: float) -> tuple[float, float]:
-    """Return bounds of the median of all values.
+    """Return bounds of the median of all values, given arrays ``[values]``, none empty.
 
     Args:
-        groups: one array each, ``[values]``, none empty.
         level: the least probability that the bounds hold the median. With too few groups to reach
             it (six reach 0.969), the bounds are the smallest and the largest value.
     """
@@ -82,6 +82,7 @@ _BLOCK = 0.005  # seconds: several slices of the scheduler
 _MOST_RUNS = 200
 _RESOLUTION = 1e-6  # seconds that a clock tells apart
 _PATIENCE = 4  # shares of wall time that an opening may be timed for
+_MOST_SECONDS = 6.0  # that the least timing of a larger batch may take
 _WARM_UP = 0.05
 _WINDOW = 3
 _STEADY = 0.05
@@ -191,11 +192,11 @@ def _per_input(times: Array) -> Array:
 
 def already_open(runners: Mapping[str, Runner]) -> dict[str, Opener]:
     """Return openers of open models, which are not opened again."""
+    return {name: partial(_itself, runner) for name, runner in runners.items()}
 
-    def opener(runner: Runner) -> Opener:
-        return lambda: runner
 
-    return {name: opener(runner) for name, runner in runners.items()}
+def _itself(runner: Runner) -> Runner:
+    return runner
 
 
 def measure(
@@ -220,32 +221,96 @@ def measure(
     Raises:
         CompressorError: a model cannot be opened or run.
     """
+    return measure_sizes(models, [inputs], budget, precision, clock)[0]
+
+
+def measure_sizes(
+    models: Mapping[str, Opener],
+    sizes: Sequence[Sequence[Batch]],
+    budget: float | None = None,
+    precision: float = PRECISION,
+    clock: Clock = "cpu",
+) -> list[Latencies]:
+    """Time several models in turn on batches of several sizes; each opening serves all sizes.
+
+    Args:
+        models: as for :func:`measure`, like the other arguments.
+        sizes: inputs of each size, the smallest first. Batches after the first are halved until
+            the least timing takes six seconds, or left out where that makes them too small.
+        budget: seconds for each size.
+    """
     budget = _BUDGET if budget is None else budget
     rng = np.random.default_rng(0)
     openings, orders = _orders(models, rng), _orders(models, rng)
-    start = time.perf_counter()
-    runs = 0
-    latencies = Latencies(_size(inputs[0]), {name: [] for name in models}, clock)
-    here, everywhere = 0.0, 0.0
+    measured = [_Size(models, inputs, clock) for inputs in sizes]
+    left = list(measured)
     for count in range(1, _MOST_OPENINGS + 1):
+        start = time.perf_counter()
         runners = {name: models[name]() for name in next(openings)}
-        seconds = [_warm_up(runner, inputs[0], clock) for runner in runners.values()]
-        if not runs:
-            inputs, runs = _affordable(seconds, inputs, budget)
-        thread, process = time.thread_time(), time.process_time()
-        opened = _timed(runners, inputs, orders, runs, budget / _MOST_OPENINGS)
-        here += time.thread_time() - thread
-        everywhere += time.process_time() - process
+        opening = time.perf_counter() - start
+        for before, size in zip([None, *left], tuple(left), strict=False):
+            if count > 1 or before is None or size.fits(runners, before):
+                size.spent += opening
+                size.time(runners, orders, budget)
+            else:
+                measured.remove(size)
         # All are closed before one is opened again, or each would get its own memory back.
         runners.clear()
-        for name, times in opened.items():
-            latencies.seconds[name].append(times)
-        if here < _ALONE * everywhere or not here:
-            latencies = replace(latencies, clock="wall")
-        spent = count >= _LEAST_OPENINGS and time.perf_counter() - start > budget
-        if spent or (count >= _OPENINGS_TO_STOP and latencies.precise(precision)):
+        left = [s for s in measured if s in left and not s.done(count, budget, precision)]
+        if not left:
             break
-    return replace(latencies, load=os.getloadavg()[0])
+    return [replace(size.latencies, load=os.getloadavg()[0]) for size in measured]
+
+
+class _Size:
+    """Batches of one size; how long models take for one, and what timing them has taken."""
+
+    def __init__(self, names: Iterable[str], inputs: Sequence[Batch], clock: Clock):
+        self.latencies = Latencies(_size(inputs[0]), {name: [] for name in names}, clock)
+        self.spent = self.once = 0.0
+        self._inputs, self._clock, self._runs = inputs, clock, 0
+        self._here = self._everywhere = 0.0
+
+    def fits(self, runners: Mapping[str, Runner], before: _Size) -> bool:
+        """Halve batches that take too long; return whether more samples are left than before."""
+        least, count = before.latencies.batch, self.latencies.batch
+        # Samples take less time in batches, but hardly a quarter; memory is not asked for in vain.
+        seconds = _least_seconds(before.once) * count / least / 4
+        while _least_seconds(before.once) <= _MOST_SECONDS:
+            count >>= max(0, math.ceil(math.log2(seconds / _MOST_SECONDS)))
+            if count <= least:
+                break
+            self._inputs = [{n: a[:count] for n, a in batch.items()} for batch in self._inputs]
+            once = sum(_warm_up(r, self._inputs[0], self._clock) for r in runners.values())
+            seconds = _least_seconds(once)
+            if seconds <= _MOST_SECONDS:
+                self.latencies = replace(self.latencies, batch=count)
+                return True
+        return False
+
+    def time(
+        self, runners: Mapping[str, Runner], orders: Iterator[list[str]], budget: float
+    ) -> None:
+        """Warm up and time models that have been opened."""
+        start = time.perf_counter()
+        seconds = [_warm_up(runner, self._inputs[0], self._clock) for runner in runners.values()]
+        if not self._runs:
+            self._inputs, self._runs = _affordable(seconds, self._inputs, budget)
+            self.once = max(sum(seconds), _RESOLUTION)
+        thread, process = time.thread_time(), time.process_time()
+        opened = _timed(runners, self._inputs, orders, self._runs, budget / _MOST_OPENINGS)
+        self._here += time.thread_time() - thread
+        self._everywhere += time.process_time() - process
+        for name, times in opened.items():
+            self.latencies.seconds[name].append(times)
+        if self._here < _ALONE * self._everywhere or not self._here:
+            self.latencies = replace(self.latencies, clock="wall")
+        self.spent += time.perf_counter() - start
+
+    def done(self, openings: int, budget: float, precision: float) -> bool:
+        """Whether ratios are as precise as asked after so many openings, or time is up."""
+        spent = openings >= _LEAST_OPENINGS and self.spent > budget
+        return spent or (openings >= _OPENINGS_TO_STOP and self.latencies.precise(precision))
 
 
 def _size(batch: Batch) -> int:
@@ -294,31 +359,35 @@ def _block(runner: Runner, batch: Batch, runs: int) -> Array:
 
 
 def _warm_up(runner: Runner, batch: Batch, clock: Clock) -> float:
-    """Run until a few runs take as long as the few before them, or time is up.
+    """Run until times settle or some time is up; return the last times' least, in seconds."""
+    start = time.perf_counter()
 
-    Returns:
-        Seconds of the best of the last few runs.
-    """
-    start, before = time.perf_counter(), 0.0
-    while True:
-        now = float(_block(runner, batch, _WINDOW)[:, _CPU if clock == "cpu" else _WALL].min())
-        if abs(now - before) <= _STEADY * before or time.perf_counter() - start > _WARM_UP:
-            return now
-        before = now
+    def best(runs: int) -> float:
+        return float(_block(runner, batch, runs)[:, _CPU if clock == "cpu" else _WALL].min())
+
+    now = best(1)  # of slow models, a single run
+    if time.perf_counter() - start <= _WARM_UP:
+        now = min(now, best(_WINDOW - 1))
+    while time.perf_counter() - start <= _WARM_UP:
+        before, now = now, best(_WINDOW)
+        if abs(now - before) <= _STEADY * before:
+            break
+    return now
 
 
 def _affordable(
     seconds: Sequence[float], inputs: Sequence[Batch], budget: float
 ) -> tuple[Sequence[Batch], int]:
-    """Return the inputs that a budget allows, and the number of runs of a block.
-
-    Args:
-        seconds: of one run of each model.
-    """
-    once = _LEAST_OPENINGS * (_LEAST_CYCLES + 1) * max(sum(seconds), _RESOLUTION)
-    inputs = inputs[: max(1, int(budget / 2 / once))]  # others may have half of the processor
+    """Return the inputs that a budget allows and the runs of a block, if a run takes so long."""
+    least = _least_seconds(sum(seconds))
+    inputs = inputs[: max(1, int(budget / 2 / least))]  # others may have half of the processor
     runs = int(_BLOCK / max(min(seconds) * len(inputs), _RESOLUTION)) + 1
     return inputs, min(runs, _MOST_RUNS)
+
+
+def _least_seconds(once: float) -> float:
+    """Return what timing models takes at least, if all together take so long for one input."""
+    return _LEAST_OPENINGS * (_LEAST_CYCLES + 1) * max(once, _RESOLUTION)
 
 
 def _orders(names: Iterable[str], rng: np.random.Generator) -> Iterator[list[str]]:

@@ -23,7 +23,7 @@ from compressor.run.evaluate import check_finite, outputs_of, ratio_db, signal_a
 from compressor.run.pipeline import Step
 from compressor.run.statistics import paired_difference
 from compressor.run.store import result_key
-from compressor.run.timing import Opener, measure
+from compressor.run.timing import Clock, Opener, measure_sizes
 from compressor.run.workspace import Workspace, machine
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.tensors import Batch
@@ -229,7 +229,8 @@ def _fidelity(
 def _latency(
     workspace: Workspace, artifact: Artifact, final: Carrier, fused: Step | None
 ) -> list[dict[str, Any]]:
-    """Time the artifact and the float model in turn, at batch 1 and at the evaluation's batch.
+    """Time the artifact and the float model in turn, at batch 1 and at the evaluation's batch,
+    or as much of that as can be timed in some seconds.
 
     The float model is the user's own ONNX file, if there is one. What is not judged is timed at
     batch 1 alone.
@@ -245,23 +246,23 @@ def _latency(
     }
     if fused is not None:
         models["fused"] = fused.carrier.runner
-    rows = []
-    for count in _batches(workspace)[: 1 if artifact.exporter.not_judged else None]:
-        inputs = _timed_inputs(workspace, final, count)
-        with on_threads(_THREADS):
-            times = measure(models, inputs, clock="wall" if artifact.exporter.on_gpu else "cpu")
-        rows.append(
-            {
-                "batch": times.batch,
-                "inputs": times.inputs,
-                "float": times.summary(BASELINE),
-                "artifact": times.summary("artifact"),
-                "ratio": times.ratio("artifact", BASELINE),
-                "fused": None if fused is None else times.summary("fused"),
-                "fused_ratio": None if fused is None else times.ratio("artifact", "fused"),
-            }
-        )
-    return rows
+    counts = _batches(workspace)[: 1 if artifact.exporter.not_judged else None]
+    sizes = [_timed_inputs(workspace, final, count) for count in counts]
+    with on_threads(_THREADS):
+        clock: Clock = "wall" if artifact.exporter.on_gpu else "cpu"
+        measured = measure_sizes(models, sizes, clock=clock)
+    return [
+        {
+            "batch": times.batch,
+            "inputs": times.inputs,
+            "float": times.summary(BASELINE),
+            "artifact": times.summary("artifact"),
+            "ratio": times.ratio("artifact", BASELINE),
+            "fused": None if fused is None else times.summary("fused"),
+            "fused_ratio": None if fused is None else times.ratio("artifact", "fused"),
+        }
+        for times in measured
+    ]
 
 
 def _timed_inputs(workspace: Workspace, final: Carrier, count: int) -> list[Batch]:

@@ -50,7 +50,8 @@ class Workspace:
     def begin_step(self) -> None:
         """Count the stages that follow to the next step of the run, if steps are counted.
 
-        What the step before has freed goes back to the system.
+        What the step before has freed goes back to the system, and so does the float model's
+        session.
         """
         if "baseline_runner" in self.__dict__:
             self.baseline_runner.close()
@@ -108,12 +109,8 @@ class Workspace:
 
     @cached_property
     def baseline_runner(self) -> RememberedRunner:
-        """The float model; what it gave for a batch is remembered.
-
-        It is closed when a step of the run ends, as some take all the memory that there is.
-        """
-        carrier = self.baseline
-        return RememberedRunner(carrier.runner)
+        """The float model, ready to run; what it gave for a batch is remembered."""
+        return RememberedRunner(self.baseline.runner)
 
     @property
     def evaluation(self) -> Data | None:

@@ -69,6 +69,10 @@ class Observer(Options, ABC, Generic[StateT, ResultT]):
     def update(self, state: StateT, values: torch.Tensor) -> StateT:
         """Return the state after also seeing ``values`` (a finite tensor of any shape)."""
 
+    def absorb(self, state: StateT, values: torch.Tensor) -> StateT:
+        """Return the same as :meth:`update`; the state may be overwritten, for it is given up."""
+        return self.update(state, values)
+
     def share(self, state: StateT) -> float:  # noqa: ARG002
         """Return how much of what it needs has been observed; from 1 on it need not see more.
 

@@ -71,6 +71,9 @@ class InputObserver(Sum[StateT, StateT]):
         return observed(state)
 
 
+_BLOCK = 256  # columns: half of a large symmetric matrix need not be computed
+
+
 class SecondMoment(InputObserver[Moments]):
     """``Σ x xᵀ`` over a layer's inputs ``x``: vectors, or with a kernel the patches it sees.
 
@@ -86,11 +89,33 @@ class SecondMoment(InputObserver[Moments]):
 
     def update(self, state: Moments | None, values: torch.Tensor) -> Moments | None:
         """Return the state after also seeing ``values``."""
+        if state is None or self.share(state) >= 1:
+            return self.absorb(state, values)
+        return self.absorb(Moments(state.second.clone(), state.first, state.rows), values)
+
+    def absorb(self, state: Moments | None, values: torch.Tensor) -> Moments | None:
+        """Return the state after also seeing ``values``; the matrix of the one given is reused.
+
+        Until :meth:`result`, only blocks on and above the diagonal are computed.
+        """
         if self.share(state) >= 1:
             return state
         vectors = self.vectors(values).to(torch.float32)
-        second = vectors @ vectors.transpose(1, 2)
-        return self.merge(state, Moments(second, vectors.sum(2), vectors.shape[2]))
+        groups, columns, rows = vectors.shape
+        if state is None:
+            state = Moments(torch.zeros(groups, columns, columns), torch.zeros(groups, columns), 0)
+        for start in range(0, columns, _BLOCK):
+            above = state.second[:, start : start + _BLOCK, start:]
+            above += vectors[:, start : start + _BLOCK] @ vectors[:, start:].transpose(1, 2)
+        return Moments(state.second, state.first + vectors.sum(2), state.rows + rows)
+
+    def result(self, state: Moments | None) -> Moments | None:
+        """Return the whole matrices; raises ``ValueError`` if nothing was observed."""
+        second = observed(state).second
+        for start in range(0, second.shape[1], _BLOCK):
+            end = start + _BLOCK
+            second[:, end:, start:end] = second[:, start:end, end:].transpose(1, 2)
+        return state
 
     def share(self, state: Moments | None) -> float:
         """Return vectors over wanted vectors."""

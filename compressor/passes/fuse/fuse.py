@@ -127,8 +127,8 @@ class Fuse(GraphPass):
     def preview(
         self,
         carrier: Carrier,
-        context: PassContext,  # noqa: ARG002
-        statistics: Mapping[str, Any],  # noqa: ARG002
+        context: PassContext,
+        statistics: Mapping[str, Any],
     ) -> Carrier:
         """Fuse lazily: no new weight is computed."""
         return carrier.with_graph(self._run(carrier, evaluate=False).model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from compressor.calibration.moments import patch_vectors
 from compressor.calibration.observers.channels import SecondMoment
 
 
@@ -57,6 +58,39 @@ def test_merging_is_adding():
     assert whole is not None
     assert torch.allclose(merged.second, whole.second, atol=1e-5)
     assert merged.rows == whole.rows == 9
+
+
+def test_large_moments_are_whole_although_half_is_computed():
+    torch.manual_seed(0)
+    values = torch.randn(3, 40, 600)  # three blocks of columns, the last one smaller
+    observer = SecondMoment()
+    state = observer.start()
+    for part in values:
+        state = observer.absorb(state, part)
+    second = observer.result(state).second[0]
+    assert torch.equal(second, second.T)
+    rows = values.reshape(-1, 600).double()
+    torch.testing.assert_close(second.double(), rows.T @ rows, rtol=1e-5, atol=1e-4)
+
+
+def test_an_update_leaves_the_state_and_absorbing_uses_its_memory():
+    observer = SecondMoment()
+    state = observer.update(observer.start(), torch.ones(2, 4))
+    before = state.second.clone()
+    updated = observer.update(state, torch.ones(3, 4))
+    assert torch.equal(state.second, before)
+    absorbed = observer.absorb(state, torch.ones(3, 4))
+    assert torch.equal(absorbed.second, updated.second)
+    assert absorbed.second.data_ptr() == state.second.data_ptr()
+    assert (state.rows, absorbed.rows) == (2, 5)
+
+
+def test_patches_of_even_and_uneven_pads_are_those_of_a_padded_map():
+    values = torch.randn(1, 2, 40, 40)
+    for kernel, pads in (((1, 1), (0, 0, 0, 0)), ((3, 3), (1, 1, 1, 1)), ((1, 1), (2, 0, 1, 3))):
+        padded = functional.pad(values, (pads[1], pads[3], pads[0], pads[2]))
+        wanted = patch_vectors(padded, kernel)
+        assert torch.equal(patch_vectors(values, kernel, pads=pads), wanted)
 
 
 def test_it_stops_when_there_is_enough():

@@ -9,7 +9,15 @@ import pytest
 from compressor.errors import DataError
 from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
 from compressor.run.data import Data
-from compressor.run.evaluate import RememberedRunner, evaluate, layer_signals, outputs_of, ratio_db
+from compressor.run.evaluate import (
+    RememberedRunner,
+    SignalSums,
+    evaluate,
+    layer_signals,
+    outputs_of,
+    ratio_db,
+    signal_and_error,
+)
 from compressor.run.metrics import ACCURACY, Metric, resolve_metric
 from compressor.types.data import SourceInfo
 from compressor.types.tensors import Batch
@@ -188,6 +196,40 @@ def test_a_closed_model_is_opened_again_for_a_new_batch_alone():
     assert len(opened) == 2
 
 
+@pytest.mark.parametrize("size", [1, 1 << 16, (1 << 16) + 1, 200_000])
+def test_signal_and_error_are_sums_over_all_values(size: int):
+    rng = np.random.default_rng(0)
+    want = rng.standard_normal((2, size), np.float32)
+    have = want + rng.standard_normal((2, size), np.float32) / 100
+    signal, error = signal_and_error([want, want[:1]], [have, have[:1]])
+    both = [(want, have), (want[:1], have[:1])]
+    exact = [(w.astype(np.float64), h.astype(np.float64)) for w, h in both]
+    assert signal == pytest.approx(sum((w**2).sum() for w, _ in exact), rel=1e-12)
+    assert error == pytest.approx(sum(((h - w) ** 2).sum() for w, h in exact), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("want", "have", "comparable", "finite"),
+    [
+        (np.inf, 1.0, False, True),
+        (np.nan, np.nan, False, True),
+        (np.inf, np.inf, False, True),
+        (1.0, np.inf, True, False),
+        (1.0, np.nan, True, False),
+        (1e200, 1.0, True, True),  # squares overflow, values do not
+    ],
+)
+def test_values_that_are_not_finite_are_not_added(
+    want: float, have: float, comparable: bool, finite: bool
+):
+    sums = SignalSums()
+    sums.add(np.ones(2), np.ones(2))
+    with np.errstate(over="ignore"):
+        sums.add(np.array([1.0, want]), np.array([1.0, have]))
+    assert (sums.comparable, sums.finite) == (comparable, finite)
+    assert sums.signal == (2.0 if not (comparable and finite) else np.inf)
+
+
 def test_outputs_that_take_too_much_memory_are_computed_again():
     counted = CountedRunner()
     runner = RememberedRunner(lambda: counted, most=24)
@@ -195,6 +237,25 @@ def test_outputs_that_take_too_much_memory_are_computed_again():
     for batch in (small, large, small, large):
         assert (runner.run(batch)["y"] == 2 * batch["x"]).all()
     assert counted.runs == 3
+
+
+def test_a_model_is_open_while_it_is_needed():
+    opened: list[CountedRunner] = []
+
+    def opener() -> CountedRunner:
+        opened.append(CountedRunner())
+        return opened[-1]
+
+    runner = RememberedRunner(opener)
+    assert not opened
+    for value in (1, 2):
+        runner.run({"x": np.full((2, 3), value, np.float32)})
+    assert len(opened) == 1
+    runner.close()
+    runner.run({"x": np.full((2, 3), 2, np.float32)})
+    assert len(opened) == 1, "that is remembered"
+    runner.run({"x": np.full((2, 3), 3, np.float32)})
+    assert len(opened) == 2
 
 
 def test_a_batch_can_be_run_in_parts():

@@ -6,11 +6,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 
 from compressor.errors import SpecError
 from compressor.models.torch import carrier as torch_carrier
 from tests.compressor.tiny_project import MODULE, STORE, Project
+
+FLOAT = ir.AttributeType.FLOAT
 
 
 @pytest.fixture
@@ -54,6 +57,12 @@ def test_it_is_the_same_graph(on_torch: Project, lowerings: list[object]):
     graph, again = made.carrier.graph().graph, found.carrier.graph().graph
     assert [(n.op_type, n.name) for n in graph] == [(n.op_type, n.name) for n in again]
     assert list(graph.initializers) == list(again.initializers)
+    numbers = [
+        [a.value for node in nodes for a in node.attributes.values() if a.type == FLOAT]
+        for nodes in (graph, again)
+    ]
+    assert numbers[0] == numbers[1], "not rounded to the float32 of an ONNX file"
+    assert 1e-5 in numbers[0]
     found.load()
     weights = found.carrier.module.state_dict()  # type: ignore[attr-defined]  # it is a module's
     for name, value in again.initializers.items():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from compressor.run import timing
-from compressor.run.timing import Latencies, Opener, already_open, measure
+from compressor.run.timing import Latencies, Opener, already_open, measure, measure_sizes
 from compressor.run.verdicts import WIDEST_RATIO, verdict_of
 from compressor.types.tensors import Batch
 
@@ -158,6 +158,53 @@ def test_inputs_are_as_many_as_the_budget_lets_be_timed(clock: Clock):
     # Seven openings, two blocks of a run and a warm-up of 20 ms are 0.42 s for each input.
     assert measure(models, inputs, budget=4.0).inputs == 4
     assert measure(models, inputs, budget=0.0).inputs == 1
+
+
+def sized(clock: Clock, log: list[int], each: float) -> Opener:
+    """Return the opener of a model that notes the sizes it is run on, and 0 when it is opened."""
+
+    def seconds(batch: Batch) -> float:
+        log.append(len(batch["x"]))
+        return each * log[-1]
+
+    def opened() -> Timed:
+        log.append(0)
+        return Timed(clock, seconds)
+
+    return opened
+
+
+SIZES = [[{"x": np.zeros((size, 2))}] for size in (1, 16)]
+
+
+def test_sizes_share_the_openings(clock: Clock):
+    log: list[int] = []
+    small, large = measure_sizes({"a": sized(clock, log, 0.001)}, SIZES)
+    assert (small.batch, large.batch) == (1, 16)
+    assert log.count(0) == 8
+    assert [times.summary("a")["openings"] for times in (small, large)] == [8, 8]
+    assert [times.summary("a")["p50"] for times in (small, large)] == pytest.approx([1, 16])
+
+
+@pytest.mark.parametrize(
+    ("each", "sizes"),
+    # Seven openings with a warm-up and two runs of 16 samples: 5.7, 6.4 and 672 seconds.
+    [(0.017, [1, 16]), (0.019, [1, 8]), (2.0, [1])],
+)
+def test_large_batches_are_halved_where_the_budget_is_short(
+    clock: Clock, each: float, sizes: list[int]
+):
+    log: list[int] = []
+    measured = measure_sizes({"a": sized(clock, log, each)}, SIZES)
+    assert [times.batch for times in measured] == sizes
+    assert measured[-1].summary("a")["p50"] == pytest.approx(1000 * each * sizes[-1])
+    assert max(log) == (1 if each > 1 else 16), "a run of all samples would take half a minute"
+
+
+def test_a_slow_model_is_warmed_up_by_one_run(clock: Clock):
+    log: list[int] = []
+    measure({"a": sized(clock, log, 0.1)}, [BATCH], budget=0.0)
+    assert log == 7 * [0, 4, 4, 4]
 
 
 class Noisy:

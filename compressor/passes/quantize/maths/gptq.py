@@ -20,6 +20,7 @@ from compressor.passes.quantize.maths.descent import better_rows, descend, row_e
 from compressor.types.layers import QuantizedTensor, Scheme
 
 _BLOCK = 128  # columns between updates of all columns that are yet to come
+_INVERTED = 512  # columns of an inverse that are computed at once
 _SERIAL = 32768  # elements up to which torch does not start threads, which cost more than work
 _RETRIES = (1.0, 10.0, 100.0)  # factors on the damping
 
@@ -196,13 +197,22 @@ def inverse_factor(moment: Tensor, damping: float) -> Tensor | None:
             del damped  # of thousands of columns, each matrix takes much memory
             if int(failed):
                 continue
-            eye = torch.eye(len(power), dtype=dtype)
-            inverse = torch.linalg.solve_triangular(lower, eye, upper=False)
-            del lower, eye
-            factor: Tensor = inverse.flip(0, 1).to(torch.float32)
+            factor = _inverted(lower).flip(0, 1).to(torch.float32)
+            del lower
             if bool(torch.isfinite(factor).all()):
                 return factor
     return None
+
+
+def _inverted(lower: Tensor) -> Tensor:
+    """Return the inverse of a lower triangular matrix, computed without what is zero."""
+    inverse = torch.zeros_like(lower)
+    for start in range(0, len(lower), _INVERTED):
+        rest = lower[start:, start:]
+        eye = torch.eye(len(rest), min(_INVERTED, len(rest)), dtype=lower.dtype)
+        columns = torch.linalg.solve_triangular(rest, eye, upper=False)
+        inverse[start:, start : start + _INVERTED] = columns
+    return inverse
 
 
 def _compensated(

@@ -199,6 +199,19 @@ def indefinite(least: float) -> Tensor:
     return (turned * values) @ turned.T
 
 
+@pytest.mark.parametrize("columns", [512, 513, 1100])
+def test_the_inverse_is_computed_in_blocks(columns: int) -> None:
+    values = torch.randn(2 * columns, columns, generator=torch.Generator().manual_seed(0))
+    moment = values.T @ values
+    factor = inverse_factor(moment, damping=0.01)
+    assert factor is not None
+    assert torch.equal(factor, factor.triu())
+    damped = moment.double()
+    damped.diagonal().add_(0.01 * moment.diagonal().mean())
+    product = factor.double() @ damped @ factor.double().T
+    torch.testing.assert_close(product, torch.eye(columns).double(), rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize(("least", "retry"), [(0.005, 1.0), (0.05, 10.0), (0.5, 100.0)])
 def test_damping_grows_until_the_moment_factors(least: float, retry: float) -> None:
     moment = indefinite(least)
