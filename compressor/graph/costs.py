@@ -8,8 +8,9 @@ from math import prod
 
 import onnx_ir as ir
 
-from compressor.graph.layers import layer_of, looked_up, side_tensors, weight_source
+from compressor.graph.layers import layer_of
 from compressor.graph.operators import operator, operator_named
+from compressor.graph.stored_weights import looked_up, side_tensors, weight_source
 from compressor.graph.values import INTEGER_CODES, all_nodes, dims, origin, static_shape
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer

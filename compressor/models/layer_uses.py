@@ -23,6 +23,12 @@ def inner_layers(carrier: Carrier) -> dict[str, str]:
     return dict.fromkeys(inner, "its weight lies in a subgraph")
 
 
+def recurrences(carrier: Carrier) -> dict[str, str]:
+    """Return, by name, the weights of recurrent layers, with that as the reason to keep them."""
+    reason = "the weight of a recurrent layer"
+    return {layer.name: reason for layer in carrier.layers() if layer.is_recurrent}
+
+
 def kept_tables(carrier: Carrier) -> dict[str, str]:
     """Return why tables, and the output layer that belongs to one, are kept, by layer name."""
     layers = carrier.layers()
@@ -44,7 +50,7 @@ def _shared_tables(model: ir.Model, layers: Sequence[Layer]) -> dict[str, str]:
     for layer, _ in layers_with_nodes(model):
         looked_up.setdefault(layer.weight, set()).add(layer.is_table)
     for layer in layers:
-        if len(looked_up[layer.weight]) > 1:
+        if len(looked_up.get(layer.weight, ())) > 1:
             reasons[layer.name] = "its weight is shared with a table"
     outputs = {value.name for value in model.graph.outputs}
     tables = {(layer.rows, layer.columns) for layer in layers if layer.is_table}

@@ -18,8 +18,9 @@ from onnxscript.optimizer import fold_constants
 from onnxscript.rewriter import RewritePass
 from onnxscript.rewriter.rules import common as rules
 
-from compressor.graph.layers import layer_name, lookups_of
+from compressor.graph.layers import layer_name
 from compressor.graph.operators import operator
+from compressor.graph.stored_weights import lookups_of
 from compressor.graph.values import all_nodes, constant_of, sole_reader, static_shape
 from compressor.passes.fuse.draft import Draft, node_graph
 from compressor.types.tensors import Array

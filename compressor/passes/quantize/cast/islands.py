@@ -12,7 +12,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from compressor.graph.editing import inner_nodes
-from compressor.graph.layers import layer_of
+from compressor.graph.layers import layer_of, layers_of
 from compressor.graph.operators import Float16, operator, operator_named
 from compressor.graph.values import constant_of
 from compressor.types.tensors import Array
@@ -104,9 +104,9 @@ class FloatIslands:
         self.reasons.setdefault(node, reason)
 
     def _of_layer(self, node: ir.Node, skipped: Mapping[str, str]) -> str:
-        layer = layer_of(node)
-        if layer is not None and layer.weight in skipped:
-            return skipped[layer.weight]
+        skip = next((x.weight for x in layers_of(node) if x.weight in skipped), None)
+        if skip is not None:
+            return skipped[skip]
         if operator(node).arithmetic != "+":
             return ""
         # The bias of a product without one of its own belongs to it.

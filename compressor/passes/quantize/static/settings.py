@@ -10,7 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from compressor.errors import SpecError
-from compressor.graph.layers import layer_of, layers_with_nodes
+from compressor.graph.layers import graph_layers, layer_of, layers_with_nodes
 from compressor.graph.values import INTEGER_CODES, constant_of
 from compressor.passes.quantize.maths.affine import activation_parameters
 from compressor.passes.quantize.static.options import (
@@ -124,8 +124,7 @@ class StaticSettings:
         """
         readers = {node: layer for layer, node in layers_with_nodes(model)}
         nodes = {layer.name: node for node, layer in readers.items()}
-        first = {layer.weight: layer for layer in reversed(readers.values())}
-        layers = tuple(layer for layer in readers.values() if first[layer.weight] is layer)
+        layers = graph_layers(model)
         placeable = {
             layer.name
             for node, layer in readers.items()
@@ -136,7 +135,7 @@ class StaticSettings:
         reasons: dict[str, str] = {}
         for layer in layers:
             rule = rules[layer.name]
-            reason = skip_reason(rule) or _kept(layer, nodes[layer.name], self.profile)
+            reason = skip_reason(rule) or _kept(layer, nodes.get(layer.name), self.profile)
             if not reason and layer.name not in placeable:
                 reason = "it reads no float value of the main graph"
             if reason:
@@ -289,9 +288,11 @@ def kernel_notes(targets: frozenset[str], settings: StaticSettings) -> tuple[str
 _CODE_TYPES = frozenset(code.numpy().name for code in INTEGER_CODES)
 
 
-def _kept(layer: Layer, node: ir.Node, profile: Profile) -> str:
+def _kept(layer: Layer, node: ir.Node | None, profile: Profile) -> str:
     if layer.dtype in _CODE_TYPES:
         return "it is quantized already"
+    if node is None:
+        return "the weight of a recurrent layer"
     if node.op_type not in profile.layers:
         other = "a table is looked up, not multiplied" if layer.is_table else "no integer kernel"
         return profile.kept.get(node.op_type, other)
