@@ -11,6 +11,8 @@ from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer
 from compressor.types.statistics import Request
 
+_LARGE_TABLE = 1 << 16
+"""Weights from which a table is worth the nodes that look rows up in its codes."""
 _OUTPUT_LAYERS = ("lm_head", "embed_out")
 
 
@@ -27,6 +29,11 @@ def recurrences(carrier: Carrier) -> dict[str, str]:
     """Return, by name, the weights of recurrent layers, with that as the reason to keep them."""
     reason = "the weight of a recurrent layer"
     return {layer.name: reason for layer in carrier.layers() if layer.is_recurrent}
+
+
+def small_table(layer: Layer) -> str:
+    """Return why a table stays as it is where large ones become codes; empty if it is large."""
+    return "" if layer.parameters >= _LARGE_TABLE else "a small table is looked up, not multiplied"
 
 
 def kept_tables(carrier: Carrier) -> dict[str, str]:

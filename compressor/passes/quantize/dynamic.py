@@ -17,6 +17,7 @@ from compressor.graph.codes import Codes, obstacle, read_through, store_codes
 from compressor.graph.editing import Editor
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.operators import Target
+from compressor.models.layer_uses import small_table
 from compressor.passes.quantize.dynamic_operators import (
     DynamicWriter,
     LstmWriter,
@@ -53,8 +54,8 @@ class QuantizeDynamic(GraphPass):
     products become ``MatMulInteger`` in the form that ONNX Runtime fuses into
     ``DynamicQuantizeMatMul`` and ``MatMulIntegerToFloat``; it suits transformers and recurrent
     models, whose products are large, better than convolutional ones. For target `ort-cpu` an LSTM
-    becomes its ``DynamicQuantizeLSTM``. Weights of other recurrent layers are stored as int8 and
-    computed with as floats.
+    becomes its ``DynamicQuantizeLSTM``. Weights of other recurrent layers and large tables of
+    embeddings are stored as int8 and computed with as floats.
     """
 
     name: ClassVar[str] = "quantize-dynamic"
@@ -142,7 +143,7 @@ class QuantizeDynamic(GraphPass):
             return problem or ""
         multiplied = [(other, node) for other, node in readers if not other.is_table]
         if not multiplied:
-            return "a table is looked up, not multiplied"
+            return small_table(layer)
         for other, node in multiplied:
             reason = unfit(other, node, convolutions=self.convolutions)
             if reason:

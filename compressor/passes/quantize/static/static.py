@@ -11,6 +11,7 @@ import onnx_ir as ir
 import torch
 from pydantic import Field
 
+from compressor.graph.codes import attach_codes
 from compressor.graph.layers import moment_request
 from compressor.passes.quantize.maths.affine import absmax_parameters, mse_parameters, quantize
 from compressor.passes.quantize.maths.gptq import gptq
@@ -34,7 +35,8 @@ class QuantizeStatic(GraphPass):
 
     QuantizeLinear and DequantizeLinear are put where the exports' target fuses them into integer
     kernels; weights are stored as integer codes. Activation ranges come from observers, weights
-    are rounded so that the layer's output changes least.
+    are rounded so that the layer's output changes least. Large tables of embeddings, and weights of
+    recurrent layers and in branches and bodies, are stored as codes and computed with as floats.
     """
 
     name: ClassVar[str] = "quantize-static"
@@ -58,11 +60,15 @@ class QuantizeStatic(GraphPass):
         settings = self._settings(context)
         settings.check()
         decision = settings.decide(carrier.graph())
-        kept = {layer.name: decision.reasons.get(layer.name, "") for layer in decision.layers}
+        stored = decision.stored
+        kept = {
+            layer.name: "" if layer.name in stored else decision.reasons.get(layer.name, "")
+            for layer in decision.layers
+        }
         actions = {
             name: f"{scheme} x {settings.activation_type(name)}"
             for name, scheme in decision.schemes.items()
-        }
+        } | {name: str(scheme) for name, scheme in stored.items()}
         rows = plan_layers(self.name, actions, kept)
         nodes = decision.nodes
         moments = [self._moment_request(x, nodes[x.name]) for x, _ in decision.placement.layers]
@@ -120,7 +126,15 @@ class QuantizeStatic(GraphPass):
             inputs, scheme = moments.get(layer.name), schemes[layer.name]
             return cache(lambda: self._rounded(matrix(), scheme, inputs, least))
 
+        stored = decision.stored
         makers = write_static_codes(decision, decision.codes(pixels, statistics), make_codes)
+        for layer in decision.layers:
+            if layer.name in stored:
+                tensor = model.graph.initializers[layer.weight].const_value
+                assert tensor is not None
+                matrix = floats[layer.name] = partial(_matrix, layer, tensor)
+                codes = partial(_nearest, matrix, stored[layer.name])
+                makers[layer.name] = attach_codes(model, layer, stored[layer.name], codes).quantized
         return decision, {name: (matrix, makers[name]) for name, matrix in floats.items()}
 
     def _moment_request(self, layer: Layer, node: ir.Node) -> Request | None:
@@ -148,6 +162,11 @@ class QuantizeStatic(GraphPass):
             part = slice(None) if shared else group
             codes.append(gptq(matrix[group], moment, scale[part], zero[part], scheme).codes)
         return QuantizedTensor(torch.cat(codes), scale, zero, scheme)
+
+
+def _nearest(matrix: Callable[[], torch.Tensor], scheme: Scheme) -> QuantizedTensor:
+    values = matrix()
+    return quantize(values, *absmax_parameters(values, scheme), scheme)
 
 
 def _matrix(layer: Layer, tensor: ir.TensorProtocol) -> torch.Tensor:
