@@ -180,8 +180,7 @@ class Cast(GraphPass):
         )
         names = {layer.weight: layer.name for layer in layers}
         for layer, node in _read_weights(model):
-            inner = node.graph is not model.graph
-            reason = "it is read in a subgraph" if inner else islands.reasons.get(node, "")
+            reason = islands.reasons.get(node, "")
             name = names[layer.weight]
             reasons[name] = reasons[name] or reason
         return _Decision(model, reasons, islands)
