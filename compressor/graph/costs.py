@@ -15,6 +15,8 @@ from compressor.graph.values import INTEGER_CODES, all_nodes, dims, origin, stat
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer
 
+_RECURRENT_SIDES = 8  # the first scale among the inputs of an integer recurrent node
+
 
 def initializer_bytes(model: ir.Model) -> int:
     """Bytes of all initializers as stored (codes narrower than a byte are packed)."""
@@ -131,6 +133,8 @@ def _quantization_parameters(model: ir.Model) -> set[str]:
             names.update(v.name for v in node.inputs[1:] if v is not None and v.name)
         elif looked_up(node) is not None and node.inputs[0] is not None:
             names.add(node.inputs[0].name or "")
+        elif operator(node).recurrent and operator(node).integer:
+            names.update(v.name for v in node.inputs[_RECURRENT_SIDES:] if v is not None and v.name)
     return names
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from compressor.graph.layers import layers_with_nodes, moment_request
+from compressor.graph.layers import layers_of, layers_with_nodes, moment_request
+from compressor.graph.operators import operator
+from compressor.graph.values import all_nodes
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer
 from compressor.types.statistics import Request
@@ -29,6 +32,23 @@ def recurrences(carrier: Carrier) -> dict[str, str]:
     """Return, by name, the weights of recurrent layers, with that as the reason to keep them."""
     reason = "the weight of a recurrent layer"
     return {layer.name: reason for layer in carrier.layers() if layer.is_recurrent}
+
+
+def computed_recurrences(carrier: Carrier) -> tuple[str, ...]:
+    """Return a note if recurrent nodes compute their weights as the model runs, else none.
+
+    That is how PyTorch's exporter writes them; a pass that changes stored weights misses those.
+    """
+    if Capability.GRAPH not in carrier.offers:
+        return ()
+    nodes = (n for n in all_nodes(carrier.graph().graph) if operator(n).recurrent)
+    names = [node.op_type for node in nodes if not layers_of(node)]
+    if not names:
+        return ()
+    counted = ", ".join(f"{n} {kind}" for kind, n in Counter(names).items())
+    return (
+        f"weights computed as the model runs stay floats: {counted}; put fuse before this pass",
+    )
 
 
 def small_table(layer: Layer) -> str:

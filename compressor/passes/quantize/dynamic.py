@@ -17,7 +17,7 @@ from compressor.graph.codes import Codes, obstacle, read_through, store_codes
 from compressor.graph.editing import Editor
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.operators import Target
-from compressor.models.layer_uses import small_table
+from compressor.models.layer_uses import computed_recurrences, small_table
 from compressor.passes.quantize.dynamic_operators import (
     DynamicWriter,
     LstmWriter,
@@ -81,7 +81,8 @@ class QuantizeDynamic(GraphPass):
                 "use quantize-static or quantize-weights, or export to onnx with target ort-cpu",
             )
         choice = self._choice(carrier, context)
-        return Survey(plan_layers(self.name, choice.actions, choice.kept))
+        rows = plan_layers(self.name, choice.actions, choice.kept)
+        return Survey(rows, notes=computed_recurrences(carrier))
 
     def apply(
         self,

@@ -14,16 +14,20 @@ import torch
 import compressor
 from compressor.exporters.onnx.exporter import OnnxExporter
 from compressor.exporters.safetensors.exporter import SafetensorsExporter
-from compressor.graph.costs import layer_bytes
+from compressor.graph.costs import layer_bytes, parameters
+from compressor.lab.inspect.graph import inspect_onnx
+from compressor.models.torch.carrier import open_module
 from compressor.passes.factor.low_rank import LowRank
 from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.prune.magnitude.magnitude import PruneMagnitude
 from compressor.passes.quantize.cast.cast import Cast
 from compressor.passes.quantize.dynamic import DynamicWeights, QuantizeDynamic
 from compressor.passes.quantize.weights.weights import QuantizeWeights
+from compressor.progress import Silent
 from compressor.types.carrier import Carrier
 from compressor.types.exporter import USUAL
 from compressor.types.passes import LayerRule, Pass, PassContext
+from compressor.types.tensors import TensorSpec
 from tests.compressor.passes.quantize.small_models import (
     file_bytes,
     float_weights,
@@ -205,3 +209,39 @@ def test_narrow_weights_are_stored_so() -> None:
     narrow = applied(Cast(dtype="fp16", weights_only=True), source)
     assert narrow.graph().graph.initializers["cell.w"].dtype == ir.DataType.FLOAT16
     assert parity_db(source, narrow, sequences()) > 55
+
+
+class Recurrent(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = torch.nn.LSTM(8, 16, batch_first=True)
+        self.head = torch.nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.head(self.cell(x)[0])
+        return result
+
+
+def test_weights_of_a_module_are_stored_once_fuse_has_computed_them() -> None:
+    torch.manual_seed(0)
+    module = open_module(Recurrent, {}, [TensorSpec("x", ("n", 5, 8), "float32")], "m")
+    note = "weights computed as the model runs stay floats: 1 LSTM; put fuse before this pass"
+    for step in (QuantizeDynamic(), QuantizeWeights(bits=8)):
+        assert note in step.survey(module, ORT).notes
+    fused = applied(Fuse(), module)
+    assert QuantizeDynamic().survey(fused, ORT).notes == ()
+    quantized = applied(QuantizeDynamic(), fused)
+    assert "DynamicQuantizeLSTM" in ops(quantized)
+    assert parity_db(module, quantized, {"x": noise(3, 5, 8)}) > 35
+
+
+def test_what_is_inspected_says_that_weights_are_codes(tmp_path: Path) -> None:
+    for number, kind in enumerate(("LSTM", "GRU")):
+        quantized = applied(QuantizeDynamic(), network(kind, 2))
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (path,) = OnnxExporter().write(quantized, folder, USUAL)
+        contents = inspect_onnx(path, Silent())
+        rows = {row.name: row.quantization for row in contents.tensors}
+        assert rows["cell.w"] == rows["cell.r"] == "int8"
+        assert contents.parameters == parameters(network(kind, 2).graph())
