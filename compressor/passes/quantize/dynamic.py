@@ -59,6 +59,7 @@ class QuantizeDynamic(GraphPass):
     """
 
     name: ClassVar[str] = "quantize-dynamic"
+    version: ClassVar[int] = 2
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.GRAPH})
     source: ClassVar[str] = "Jacob et al. 2017 (arXiv:1712.05877); ONNX DynamicQuantizeLinear"
 

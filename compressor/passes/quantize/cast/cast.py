@@ -57,6 +57,7 @@ class Cast(GraphPass):
     """
 
     name: ClassVar[str] = "cast"
+    version: ClassVar[int] = 2
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.GRAPH})
     source: ClassVar[str] = "Micikevicius et al., Mixed Precision Training, 2017 (arXiv:1710.03740)"
 
