@@ -15,6 +15,7 @@ import torch
 import compressor
 from compressor.exporters.onnx.exporter import OnnxExporter
 from compressor.exporters.safetensors.exporter import SafetensorsExporter
+from compressor.graph.blocks import partition
 from compressor.graph.values import all_nodes
 from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.quantize.cast.cast import Cast
@@ -22,6 +23,7 @@ from compressor.passes.quantize.dynamic import QuantizeDynamic
 from compressor.passes.quantize.static.options import StaticRule
 from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.passes.quantize.weights.weights import QuantizeWeights
+from compressor.run.evaluate import layer_signals
 from compressor.types.carrier import Carrier
 from compressor.types.exporter import USUAL
 from compressor.types.passes import LayerRule, PassContext
@@ -227,3 +229,22 @@ def test_layers_and_functions_in_a_loop_are_fused() -> None:
     assert sorted(inside) == ["Conv", "Gelu", "Identity"]
     batch = {"x": noise(2, 3, 8, 8), "count": np.array(3)}
     assert parity_db(source, fused, batch) > 100
+
+
+def test_signals_of_layers_are_those_of_the_main_graph() -> None:
+    four = "count = Constant<value = int64 {4}>()"
+    text = LOOP.replace(", int64 count", "").replace("go = Constant", f"{four} go = Constant")
+    matrices = {name: noise(WIDTH, WIDTH, seed=1) * WIDTH**-0.5 for name in ("first", "second")}
+    source = graph(text, {**matrices, "gain": noise(WIDTH)})
+    changed = QuantizeDynamic().apply(source, ORT, {}).carrier
+    assert set(layer_signals(changed, source, {"x": X})) == {"first"}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_block_reads_inputs_of_the_model_and_none_of_a_body(name: str) -> None:
+    source = network(name)
+    inputs = {spec.name for spec in source.inputs}
+    blocks = partition(source.graph())
+    assert all(set(block.inputs) <= inputs for block in blocks)
+    weights = {weight for block in blocks for weight in block.weights}
+    assert weights >= {layer.weight for layer in source.layers()}
