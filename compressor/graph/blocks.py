@@ -14,6 +14,7 @@ from onnx_ir import tensor_adapters
 from compressor.graph.editing import Editor, inner_nodes
 from compressor.graph.layers import is_written_as_codes, layer_of
 from compressor.graph.operators import operator
+from compressor.graph.values import main_values
 from compressor.types.layers import Layer
 
 _CUT = 1  # values that may be live where the graph is cut
@@ -89,8 +90,13 @@ def extract_block(
 
 
 def _reads(node: ir.Node) -> Iterator[ir.Value]:
-    for reader in (node, *inner_nodes(node)):
-        yield from (value for value in reader.inputs if value is not None)
+    """Yield what a node and the nodes inside it read, apart from what is defined inside."""
+    inner = inner_nodes(node)
+    inside = {value for reader in inner for value in reader.outputs}
+    for value in (value for reader in (node, *inner) for value in reader.inputs):
+        formal = value is not None and value.is_graph_input() and value.graph is not node.graph
+        if value is not None and not formal and value not in inside:
+            yield value
 
 
 def _flowing(
@@ -367,12 +373,6 @@ def with_offsets(model: ir.Model, names: Collection[str]) -> tuple[ir.Model, dic
         copy.graph.inputs.append(offset)
         offsets[name] = offset.name or ""
     return copy, offsets
-
-
-def main_values(model: ir.Model) -> dict[str, ir.Value]:
-    """Return the main graph's inputs and computed values by name, without those of branches."""
-    values = [*model.graph.inputs, *(v for node in model.graph for v in node.outputs)]
-    return {v.name: v for v in values if v.name and not v.is_initializer()}
 
 
 def _readers(value: ir.Value) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import ml_dtypes
 import numpy as np
@@ -76,11 +77,16 @@ class CodeForm:
     def parameter_shape(self) -> tuple[int, ...]:
         """The shape of scales and zero points."""
         layer, scheme = self.layer, self.scheme
+        if layer.is_recurrent and layer.transposed:  # of the operator that multiplies integers
+            directions, _, rows = layer.shape
+            return (directions, rows) if scheme.granularity == "channel" else (directions,)
         if scheme.granularity == "tensor":
             return ()
-        if scheme.granularity == "channel":
+        if scheme.granularity == "channel" and not self.blocked:
             return (layer.rows,)
         groups = scheme.groups(layer.columns)
+        if layer.is_recurrent:
+            return (*layer.shape[:2], groups)
         if layer.transposed:
             return (groups, layer.rows)
         return (layer.rows, groups, *layer.shape[2:])
@@ -91,9 +97,17 @@ class CodeForm:
         layer, scheme = self.layer, self.scheme
         if scheme.granularity == "tensor":
             return {}
+        if self.blocked:
+            return {"axis": 2, "block_size": scheme.group or layer.columns}
         if scheme.granularity == "channel":
             return {"axis": layer.output_axis}
         return {"axis": 0 if layer.transposed else 1, "block_size": scheme.group or 1}
+
+    @property
+    def blocked(self) -> bool:
+        """The scales of a recurrent layer vary along several axes: with groups or directions."""
+        grouped = self.scheme.granularity == "group" or self.layer.shape[0] > 1
+        return self.layer.is_recurrent and self.scheme.granularity != "tensor" and grouped
 
     def codes(self, quantized: QuantizedTensor) -> ir.TensorProtocol:
         """Return the codes in the weight's stored shape."""
@@ -117,6 +131,8 @@ class CodeForm:
         """Bring ``[rows, groups]`` or ``[1, 1]`` to the stored shape."""
         if self.scheme.granularity == "group" and self.layer.transposed:
             value = value.T
+        if value.numel() == 1:
+            value = value.expand(prod(self.parameter_shape), 1)
         return value.reshape(self.parameter_shape)
 
 

@@ -19,8 +19,8 @@ import torch
 from compressor.graph.code_forms import FLOATS, CodeForm, Once, onnx_tensor
 from compressor.graph.codes import BITS, checked_opset
 from compressor.graph.editing import Chain, Editor
-from compressor.graph.layers import codebook_lookup
 from compressor.graph.operators import operator
+from compressor.graph.stored_weights import codebook_lookup
 from compressor.graph.values import INTEGER_CODES, all_nodes, constant_array, static_shape
 from compressor.types.layers import Layer, QuantizedTensor, Scheme
 from compressor.types.tensors import Array

@@ -66,11 +66,13 @@ def obstacle(layer: Layer, scheme: Scheme, opset: int) -> str | None:
     if scheme.granularity != "tensor" and layer.is_transposed_convolution and layer.groups > 1:
         return "its output channels lie along two axes, ConvTranspose has groups"
     if scheme.granularity == "group":
-        if layer.is_transposed_convolution or any(d != 1 for d in layer.shape[2:]):
+        kernel = () if layer.is_recurrent else layer.shape[2:]
+        if layer.is_transposed_convolution or any(d != 1 for d in kernel):
             return "blocks of a convolution's kernel are not a form that ONNX has"
         if not scheme.group or layer.columns % scheme.group:
             return f"{layer.columns} columns do not divide into groups of {scheme.group}"
-    if opset < _NARROW_OPSET and (scheme.bits <= 4 or scheme.granularity == "group"):
+    blocked = scheme.granularity == "group" or CodeForm(layer, scheme).blocked
+    if opset < _NARROW_OPSET and (scheme.bits <= 4 or blocked):
         return f"opset {opset} has no 4-bit codes and no blocks; opset {_NARROW_OPSET} has"
     if opset < _FLOAT8_OPSET and scheme.element == "e4m3":
         return f"opset {opset} has no 8-bit floats; opset {_FLOAT8_OPSET} has"

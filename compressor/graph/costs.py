@@ -8,11 +8,14 @@ from math import prod
 
 import onnx_ir as ir
 
-from compressor.graph.layers import layer_of, looked_up, side_tensors, weight_source
+from compressor.graph.layers import layer_of
 from compressor.graph.operators import operator, operator_named
+from compressor.graph.stored_weights import looked_up, side_tensors, weight_source
 from compressor.graph.values import INTEGER_CODES, all_nodes, dims, origin, static_shape
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer
+
+_RECURRENT_SIDES = 8  # the first scale among the inputs of an integer recurrent node
 
 
 def initializer_bytes(model: ir.Model) -> int:
@@ -130,6 +133,8 @@ def _quantization_parameters(model: ir.Model) -> set[str]:
             names.update(v.name for v in node.inputs[1:] if v is not None and v.name)
         elif looked_up(node) is not None and node.inputs[0] is not None:
             names.add(node.inputs[0].name or "")
+        elif operator(node).recurrent and operator(node).integer:
+            names.update(v.name for v in node.inputs[_RECURRENT_SIDES:] if v is not None and v.name)
     return names
 
 

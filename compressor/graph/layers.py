@@ -3,130 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import onnx_ir as ir
 
-from compressor.graph.operators import operator, operator_named
-from compressor.graph.values import all_nodes, constant_of, origin, sole_reader, static_shape
-from compressor.types.layers import Layer
+from compressor.graph.operators import operator
+from compressor.graph.stored_weights import lookup, weight_source
+from compressor.graph.values import (
+    INTEGER_CODES,
+    all_nodes,
+    constant_of,
+    origin,
+    sole_reader,
+    static_shape,
+)
+from compressor.types.layers import Layer, LayerKind
 from compressor.types.statistics import Request
-
-_WEIGHTS = {
-    ir.DataType.FLOAT,
-    ir.DataType.FLOAT16,
-    ir.DataType.BFLOAT16,
-    ir.DataType.DOUBLE,
-}
-_PLACES = {ir.DataType.UINT2, ir.DataType.UINT4, ir.DataType.UINT8}
-
-
-@dataclass(frozen=True)
-class Lookup:
-    """Codes whose meaning a ``Gather`` looks up in a table.
-
-    Attributes:
-        table: the initializer of the values; with two axes, a code stands for several numbers.
-        offsets: the initializer added to the codes, where parts of the weight use different parts
-            of the table.
-    """
-
-    codes: ir.Value
-    table: ir.Value
-    offsets: ir.Value | None
-
-
-def weight_source(value: ir.Value | None) -> tuple[ir.Value | None, bool]:
-    """Follow a weight back to its initializer.
-
-    Quantization (written out as arithmetic, too), casts, transposes and lookups of codes in a table
-    are seen through.
-
-    Returns:
-        The initializer (``None`` if the value is computed from an input) and whether its last
-        two axes are swapped on the way.
-    """
-    swapped = False
-    while value is not None and not value.is_initializer():
-        node = value.producer()
-        if node is None or not node.inputs:
-            return None, swapped
-        row = operator_named(node.op_type)
-        if row.moves == "order":
-            perm = node.attributes.get_ints("perm", None)
-            if perm is not None and list(perm) != [1, 0]:
-                return None, swapped
-            swapped = not swapped
-        elif row.decodes and row.moves != "type":
-            return _written_out(node), swapped
-        elif row.family != "quantization" and row.moves not in ("same", "type"):
-            return looked_up(node), swapped
-        value = node.inputs[0]
-    return value, swapped
-
-
-def _written_out(node: ir.Node) -> ir.Value | None:
-    """Return the codes that are dequantized by arithmetic on constants, or ``None``.
-
-    In place of ``DequantizeLinear`` stand ``Cast``, ``Sub``, ``Mul``, and ``Reshape`` for groups.
-    """
-    value: ir.Value | None = node.outputs[0]
-    while value is not None and not value.is_initializer():
-        maker = value.producer()
-        if maker is None or not maker.inputs:
-            return None
-        if not operator(maker).decodes:
-            return looked_up(maker)
-        if any(v is None or not _is_constant(v) for v in maker.inputs[1:]):
-            return None
-        value = maker.inputs[0]
-    if value is None or value.dtype is None or value.dtype in _WEIGHTS:
-        return None
-    return value
-
-
-def _is_constant(value: ir.Value) -> bool:
-    """Whether a value is computed from initializers alone, as the scales of codes are."""
-    if value.is_initializer():
-        return True
-    maker = value.producer()
-    row = operator(maker)
-    if maker is None or not (row.decodes or row.is_table):
-        return False
-    return all(v is not None and _is_constant(v) for v in maker.inputs)
-
-
-def looked_up(node: ir.Node | None) -> ir.Value | None:
-    """Return the codes of a :func:`lookup`, or ``None``."""
-    table_lookup = lookup(node)
-    return None if table_lookup is None else table_lookup.codes
-
-
-def lookup(node: ir.Node | None) -> Lookup | None:
-    """Return how a ``Gather`` looks up the meaning of codes, or ``None`` for any other node.
-
-    Clustered weights and numbers without an element type in the opset are stored like that:
-    see :class:`compressor.graph.code_forms.CodeForm` and :mod:`compressor.graph.codebooks`.
-    """
-    if node is None or not operator(node).is_table or len(node.inputs) != 2:
-        return None
-    table, index = node.inputs
-    if table is None or index is None or not table.is_initializer():
-        return None
-    cast, offsets = index.producer(), None
-    if cast is not None and operator(cast).arithmetic == "+":
-        index, offsets = cast.inputs
-        if index is None or offsets is None or not offsets.is_initializer():
-            return None
-        cast = index.producer()
-    if cast is None or operator(cast).moves != "type":
-        return None
-    if len(static_shape(table) or ()) not in (1, 2):
-        return None
-    codes = cast.inputs[0]
-    stored = codes is not None and codes.is_initializer() and codes.dtype in _PLACES
-    return Lookup(codes, table, offsets) if codes is not None and stored else None
 
 
 def layer_name(weight: str) -> str:
@@ -146,7 +38,7 @@ def layer_of(node: ir.Node) -> Layer | None:
     shape = static_shape(source)
     if shape is None or len(shape) < 2 or (row.is_matmul and len(shape) != 2):
         return None
-    if row.is_table and (len(shape) != 2 or not source.dtype.is_floating_point()):
+    if row.is_table and (len(shape) != 2 or not _holds_rows(node, source)):
         return None
     if row.is_table and operator(sole_reader(node.outputs[0])).dequantizes:
         return None  # the scales of a table's codes are looked up beside them
@@ -166,6 +58,18 @@ def layer_of(node: ir.Node) -> Layer | None:
             v.name or "" for i, v in enumerate(node.inputs) if v is not None and i != index
         ),
         output=(_rescaled(node.outputs[0]) if row.integer else node.outputs[0]).name or "",
+    )
+
+
+def _holds_rows(node: ir.Node, source: ir.Value) -> bool:
+    """Whether a table holds floats, or codes of floats."""
+    if source.dtype is not None and source.dtype.is_floating_point():
+        return True
+    readers = [use.node for use in node.outputs[0].uses()]
+    return (
+        source.dtype in INTEGER_CODES
+        and lookup(node) is None
+        and any(operator(reader).decodes or operator(reader).dequantizes for reader in readers)
     )
 
 
@@ -209,8 +113,39 @@ def is_bias(value: ir.Value, layer: Layer) -> bool:
     return value.is_initializer() and static_shape(value) == (layer.rows,)
 
 
+def layers_of(node: ir.Node) -> list[Layer]:
+    """Return all layers of a node: a recurrent one has a weight for its input and for its state.
+
+    The integer form of a recurrent node has its weights transposed.
+    """
+    product, row = layer_of(node), operator(node)
+    layers = [] if product is None else [product]
+    for index in (1, 2) if row.recurrent else ():
+        source, _ = weight_source(node.inputs[index])
+        shape = None if source is None else static_shape(source)
+        if source is None or not source.name or source.dtype is None or shape is None:
+            continue
+        kept = (v for i, v in enumerate(node.inputs) if v is not None and i != index)
+        layers.append(
+            Layer(
+                name=layer_name(source.name),
+                kind=cast("LayerKind", row.recurrent),
+                weight=source.name,
+                shape=shape,
+                dtype=source.dtype.numpy().name,
+                transposed=row.integer,
+                inputs=tuple(v.name or "" for v in kept),
+                output=next((v.name for v in node.outputs if v.name), ""),
+            )
+        )
+    return layers
+
+
 def layers_with_nodes(model: ir.Model) -> Iterator[tuple[Layer, ir.Node]]:
-    """Yield every layer and its node in the order of execution, subgraphs included."""
+    """Yield every layer and its node in the order of execution, subgraphs included.
+
+    The weights of recurrent nodes are not among them, see :func:`layers_of`.
+    """
     for node in all_nodes(model.graph):
         layer = layer_of(node)
         if layer is not None:
@@ -225,8 +160,9 @@ def graph_layers(model: ir.Model) -> tuple[Layer, ...]:
         ['conv1', 'fc']
     """
     seen: dict[str, Layer] = {}
-    for layer, _ in layers_with_nodes(model):
-        seen.setdefault(layer.weight, layer)
+    for node in all_nodes(model.graph):
+        for layer in layers_of(node):
+            seen.setdefault(layer.weight, layer)
     return tuple(seen.values())
 
 
@@ -275,65 +211,6 @@ def _window(layer: Layer, node: ir.Node) -> dict[str, Any] | None:
         "dilations": tuple(node.attributes.get_ints("dilations", (1, 1))),
         "groups": layer.groups,
     }
-
-
-def side_tensors(value: ir.Value) -> list[str]:
-    """Return the names of the scales, zero points and codebook that an initializer is read with.
-
-    Tables of integers are not among them: all weights share one.
-    """
-    book = codebook_lookup(value)
-    parts = [] if book is None else [book.table, book.offsets]
-    names = [part.name or "" for part in parts if part is not None]
-    for node in _dequantizers(value):
-        for side in node.inputs[1:]:
-            names += _stored_behind(side)
-    return names
-
-
-def _dequantizers(value: ir.Value) -> Iterator[ir.Node]:
-    for use in value.uses():
-        node = use.node
-        if operator_named(node.op_type).dequantizes and use.idx == 0:
-            yield node
-        elif operator(node).moves == "type":
-            for reader in node.outputs[0].uses():
-                if looked_up(reader.node) is value:
-                    yield from _dequantizers(reader.node.outputs[0])
-
-
-def codebook_lookup(value: ir.Value) -> Lookup | None:
-    """Return how an initializer's elements are looked up in a table of floats, or ``None``."""
-    return next((x for x in lookups_of(value) if x.table.dtype in _WEIGHTS), None)
-
-
-def lookups_of(value: ir.Value) -> Iterator[Lookup]:
-    """Yield each way in which an initializer's elements are looked up in a table."""
-    indices = [u.node.outputs[0] for u in value.uses() if operator(u.node).moves == "type"]
-    places = (use.node for index in indices for use in index.uses())
-    indices += [node.outputs[0] for node in places if operator(node).arithmetic == "+"]
-    for use in (use for index in indices for use in index.uses()):
-        candidate = lookup(use.node)
-        if candidate is not None and candidate.codes is value:
-            yield candidate
-
-
-def _stored_behind(value: ir.Value | None) -> Iterator[str]:
-    if value is None:
-        return
-    if value.is_initializer():
-        if value.name:
-            yield value.name
-        return
-    node = value.producer()
-    if node is None:
-        return
-    codes, row = looked_up(node), operator(node)
-    if codes is not None:
-        yield codes.name or ""
-    elif row.dequantizes or row.moves == "type" or row.arithmetic == "*":
-        for part in node.inputs:
-            yield from _stored_behind(part)
 
 
 def _keeps_numbers(node: ir.Node) -> bool:

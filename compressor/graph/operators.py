@@ -1,8 +1,8 @@
 """One row for each ONNX operator: all that passes, costs and exporters need to know of it.
 
 To support a new activation everywhere, add its row here and a line to the executor. Code asks the
-row of a node, as in ``operator(node).activation``, and keeps no list of names of its own. Only the
-mathematics of an operator stay where they are used: the channel rule, the executor's kernel.
+row of a node, as in ``operator(node).activation``, and keeps no list of names; only mathematics of
+operators (channel rules, the executor's kernels) stay where they are used.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
-from compressor.types.layers import LayerKind
+from compressor.types.layers import LSTM, RECURRENT, LayerKind
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -83,6 +83,7 @@ class Operator:
         domain: empty for ONNX's own.
         layer: the kind of layer that it is where its weight is constant.
         weight: the input that is the weight.
+        recurrent: the kind of layer that it is; its weights are its second and third input.
         integer: it multiplies integer codes.
         packed: several weights lie in one element; attributes say how many.
         codes: where its inputs hold quantized numbers.
@@ -104,7 +105,7 @@ class Operator:
             scale and the layer that takes it over; what moves values whole does so anyway.
         float16: why it stays in float32.
         bounded: its output is moderate whatever it reads.
-        unscaled: its results must be scaled before float16 can hold them.
+        unscaled: its results must be scaled for float16.
         between_codes: TensorRT computes it with codes that stand between it and a layer.
         kernels: what runtimes do with it between codes.
         int8_form: ONNX Runtime can keep what it reads and writes in int8.
@@ -117,6 +118,7 @@ class Operator:
     domain: str = ""
     layer: LayerKind | None = None
     weight: int = 1
+    recurrent: LayerKind | None = None
     integer: bool = False
     packed: bool = False
     codes: Codes | None = None
@@ -194,8 +196,7 @@ _CARRIER: Mapping[Target, Kernel] = {"ort-cpu": "carrier", "openvino": "carrier"
 _MS = "com.microsoft"
 
 # fmt: off
-_ROWS = (
-    # products and lookups
+_ROWS = (  # products and lookups first
     Operator("Conv", "product", layer="Conv", zeros="biased",
              kernels={**_LAYER, "ort-cpu": "layer-to-codes"}, int8_form=True),
     Operator("ConvTranspose", "product", layer="ConvTranspose", zeros="biased",
@@ -203,15 +204,16 @@ _ROWS = (
     Operator("Gemm", "product", layer="Gemm", zeros="biased",
              kernels={**_LAYER, "ort-cpu": "layer-with-zero"}, int8_form=True),
     Operator("MatMul", "product", layer="MatMul", zeros="factors", kernels=_LAYER, int8_form=True),
-    Operator("Einsum", "product", zeros="factors"),
+    Operator("Einsum", "product", zeros="factors"), Operator("QLinearConv", codes=Codes(3, 4, 5)),
     Operator("ConvInteger", layer="Conv", integer=True, codes=Codes(1, None, 3), unscaled=True),
     Operator("MatMulInteger", layer="MatMul", integer=True, codes=Codes(1, None, 3, axis=-1),
              unscaled=True),
     Operator("MatMulIntegerToFloat", domain=_MS, integer=True),
     Operator("MatMulNBits", domain=_MS, packed=True), Operator("QGemm", domain=_MS, integer=True),
-    Operator("QLinearConv", codes=Codes(3, 4, 5)),
     Operator("QLinearMatMul", codes=Codes(3, 4, 5, axis=-1)),
     Operator("Gather", layer="Gather", weight=0, folds=True, float16="cheap"),
+    *(Operator(kind, recurrent=kind) for kind in RECURRENT),
+    Operator("DynamicQuantizeLSTM", domain=_MS, recurrent=LSTM, integer=True),
     # activations
     Operator("Relu", "unary", activation=True, rectifies=True, fused=True, passes_factor=True,
              float16="cheap", between_codes=True, kernels=dict.fromkeys(_LAYER, "absorbed"),
@@ -307,7 +309,7 @@ _ROWS = (
     Operator("Softmax", "softmax", zeros="lost", probabilities=True, float16="sum", int8_form=True),
     Operator("LogSoftmax", "softmax", zeros="lost", probabilities=True, float16="sum"),
     Operator("Hardmax", "softmax", zeros="lost"),
-    Operator("LpNormalization", "softmax", float16="sum"),
+    Operator("LpNormalization", "softmax", float16="sum"), Operator("CumSum", float16="sum"),
     Operator("BatchNormalization", "channel-norm", zeros="affine", fused=True,
              running_statistics=True, follows=True),
     Operator("InstanceNormalization", "channel-norm", zeros="affine", follows=True, float16="sum"),
@@ -316,7 +318,6 @@ _ROWS = (
     Operator("RMSNormalization", "layer-norm", zeros="affine", follows=True),
     Operator("SimplifiedLayerNormalization", "layer-norm", zeros="affine"),
     Operator("LRN", float16="sum"), Operator("MeanVarianceNormalization", float16="sum"),
-    Operator("CumSum", float16="sum"),
     # moves, choices and repetitions
     Operator("Reshape", "reshape", decodes=True, moves="shape", free=True, float16="cheap",
              kernels=_CARRIER),
@@ -357,7 +358,7 @@ _ROWS = (
     Operator("ConcatFromSequence", float16="list"), Operator("DFT", float16="sum"),
     Operator("Det", float16="sum"), Operator("EyeLike", float16="typed"),
     Operator("MaxRoiPool", float16="place"), Operator("MelWeightMatrix", float16="place"),
-    Operator("Multinomial", float16="typed", random=True),
+    Operator("Multinomial", float16="typed", random=True), Operator("TopK", float16="choice"),
     Operator("NegativeLogLikelihoodLoss", float16="sum"),
     Operator("NonMaxSuppression", float16="place"), Operator("Optional", float16="list"),
     Operator("OptionalGetElement", float16="list"), Operator("RandomNormalLike", float16="typed"),
@@ -366,7 +367,6 @@ _ROWS = (
     Operator("SequenceConstruct", float16="list"), Operator("SequenceEmpty", float16="list"),
     Operator("SequenceErase", float16="list"), Operator("SequenceInsert", float16="list"),
     Operator("SoftmaxCrossEntropyLoss", float16="sum"), Operator("SplitToSequence", float16="list"),
-    Operator("TopK", float16="choice"),
 )
 # fmt: on
 

@@ -140,6 +140,12 @@ def value_by_name(model: ir.Model) -> dict[str, ir.Value]:
     return values
 
 
+def main_values(model: ir.Model) -> dict[str, ir.Value]:
+    """Return the main graph's inputs and computed values by name, without those of branches."""
+    values = [*model.graph.inputs, *(v for node in model.graph for v in node.outputs)]
+    return {v.name: v for v in values if v.name and not v.is_initializer()}
+
+
 def constant_attribute(node: ir.Node) -> ir.TensorProtocol | None:
     """Return the numbers that a ``Constant`` node holds, or ``None`` if it holds something else."""
     (attribute,) = node.attributes.values()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from compressor.graph.layers import layers_with_nodes, moment_request
+from compressor.graph.layers import layers_of, layers_with_nodes, moment_request
+from compressor.graph.operators import operator
+from compressor.graph.values import all_nodes
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer
 from compressor.types.statistics import Request
 
+_LARGE_TABLE = 1 << 16
+"""Weights from which a table is worth the nodes that look rows up in its codes."""
 _OUTPUT_LAYERS = ("lm_head", "embed_out")
 
 
@@ -21,6 +26,34 @@ def inner_layers(carrier: Carrier) -> dict[str, str]:
     outer = carrier.graph().graph.initializers
     inner = (layer.name for layer in carrier.layers() if layer.weight not in outer)
     return dict.fromkeys(inner, "its weight lies in a subgraph")
+
+
+def recurrences(carrier: Carrier) -> dict[str, str]:
+    """Return, by name, the weights of recurrent layers, with that as the reason to keep them."""
+    reason = "the weight of a recurrent layer"
+    return {layer.name: reason for layer in carrier.layers() if layer.is_recurrent}
+
+
+def computed_recurrences(carrier: Carrier) -> tuple[str, ...]:
+    """Return a note if recurrent nodes compute their weights as the model runs, else none.
+
+    That is how PyTorch's exporter writes them; a pass that changes stored weights misses those.
+    """
+    if Capability.GRAPH not in carrier.offers:
+        return ()
+    nodes = (n for n in all_nodes(carrier.graph().graph) if operator(n).recurrent)
+    names = [node.op_type for node in nodes if not layers_of(node)]
+    if not names:
+        return ()
+    counted = ", ".join(f"{n} {kind}" for kind, n in Counter(names).items())
+    return (
+        f"weights computed as the model runs stay floats: {counted}; put fuse before this pass",
+    )
+
+
+def small_table(layer: Layer) -> str:
+    """Return why a table stays as it is where large ones become codes; empty if it is large."""
+    return "" if layer.parameters >= _LARGE_TABLE else "a small table is looked up, not multiplied"
 
 
 def kept_tables(carrier: Carrier) -> dict[str, str]:
@@ -44,7 +77,7 @@ def _shared_tables(model: ir.Model, layers: Sequence[Layer]) -> dict[str, str]:
     for layer, _ in layers_with_nodes(model):
         looked_up.setdefault(layer.weight, set()).add(layer.is_table)
     for layer in layers:
-        if len(looked_up[layer.weight]) > 1:
+        if len(looked_up.get(layer.weight, ())) > 1:
             reasons[layer.name] = "its weight is shared with a table"
     outputs = {value.name for value in model.graph.outputs}
     tables = {(layer.rows, layer.columns) for layer in layers if layer.is_table}

@@ -12,7 +12,7 @@ import numpy as np
 
 from compressor.calibration.portions import Portions
 from compressor.errors import DataError, ModelError
-from compressor.graph.values import value_by_name
+from compressor.graph.values import main_values
 from compressor.models.torch.lowering import example_inputs
 from compressor.progress import nobody_watches
 from compressor.run.data import Data
@@ -147,12 +147,12 @@ def ratio_db(signal: float, error: float) -> float | None:
 def layer_signals(carrier: Carrier, baseline: Carrier, batch: Batch) -> dict[str, float | None]:
     """Return for each layer the SQNR of its output against the float model's, in dB.
 
-    Only layers whose output value exists in both graphs appear.
+    Only layers whose output is a value of both main graphs appear: a runtime shows no others.
 
     Raises:
         ModelError: a layer gives NaN or infinity where the float model does not.
     """
-    ours, theirs = value_by_name(carrier.graph()), value_by_name(baseline.graph())
+    ours, theirs = main_values(carrier.graph()), main_values(baseline.graph())
     small = {name: array[:_SIGNAL_SAMPLES] for name, array in batch.items()}
     shared: list[Layer] = [
         layer for layer in carrier.layers() if layer.output in ours and layer.output in theirs

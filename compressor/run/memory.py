@@ -8,8 +8,8 @@ from math import prod
 import onnx_ir as ir
 
 from compressor.calibration.portions import MOST
-from compressor.graph.blocks import main_values
 from compressor.graph.costs import model_bytes
+from compressor.graph.values import main_values
 from compressor.run.data import Data
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.statistics import Request

@@ -17,8 +17,9 @@ from math import prod
 import numpy as np
 
 from compressor.calibration.portions import Portions
-from compressor.graph.blocks import Cut, Isolated, cut_at, isolated, main_values, with_offsets
+from compressor.graph.blocks import Cut, Isolated, cut_at, isolated, with_offsets
 from compressor.graph.costs import macs
+from compressor.graph.values import main_values
 from compressor.models.onnx.ort_runner import runner_of
 from compressor.run.evaluate import SignalSums
 from compressor.run.felt_noise import Feeling

@@ -11,11 +11,13 @@ import torch
 
 from compressor.errors import ModelError
 
-LayerKind = Literal["Conv", "ConvTranspose", "Gemm", "MatMul", "Gather"]
+LayerKind = Literal["Conv", "ConvTranspose", "Gemm", "MatMul", "Gather", "LSTM", "GRU", "RNN"]
 CONVOLUTION: LayerKind = "Conv"
 LINEAR: LayerKind = "MatMul"
 TABLE: LayerKind = "Gather"
 """The kinds of layer that a bare checkpoint is taken to hold."""
+LSTM: LayerKind = "LSTM"
+RECURRENT: tuple[LayerKind, ...] = (LSTM, "GRU", "RNN")
 
 Granularity = Literal["tensor", "channel", "group", "rows"]
 Element = Literal["int", "e4m3", "e2m1", "codebook"]
@@ -44,7 +46,8 @@ class Layer:
         weight: the parameter's (initializer's) name.
         shape: the stored shape.
         dtype: the stored numpy dtype name.
-        transposed: the stored matrix has its columns (what is summed over) first.
+        transposed: the stored matrix has its columns (what is summed over) first; a recurrent
+            layer has a matrix for each direction.
         groups: number of channel groups of a convolution.
         bias: the bias parameter's name, if there is one.
         inputs: names of the graph values that the layer reads, weight excluded.
@@ -66,6 +69,11 @@ class Layer:
     def is_table(self) -> bool:
         """Whether rows of the weight are looked up, not multiplied."""
         return self.kind == "Gather"
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether the layer repeats; its weight is ``[directions, gates * hidden, columns]``."""
+        return self.kind in RECURRENT
 
     @property
     def is_linear(self) -> bool:
@@ -92,6 +100,8 @@ class Layer:
         """Number of output channels (for an embedding: of table rows)."""
         if self.is_transposed_convolution:
             return self.shape[1] * self.groups
+        if self.is_recurrent:
+            return self.shape[0] * self.shape[2 if self.transposed else 1]
         return self.shape[-1] if self.transposed else self.shape[0]
 
     @property
@@ -107,14 +117,14 @@ class Layer:
     @property
     def output_axis(self) -> int:
         """The axis of the stored weight that runs over output channels (of one group)."""
-        if self.is_transposed_convolution:
+        if self.is_transposed_convolution or (self.is_recurrent and not self.transposed):
             return 1
         return len(self.shape) - 1 if self.transposed else 0
 
     @property
     def rows_first(self) -> bool:
         """Whether the stored weight's first axis is the canonical form's, its rows."""
-        return not self.is_transposed_convolution and not self.transposed
+        return not (self.is_transposed_convolution or self.is_recurrent or self.transposed)
 
     def canonical(self, weight: torch.Tensor) -> torch.Tensor:
         """Return ``weight`` (stored shape) as a matrix ``[rows, columns]``.
@@ -128,6 +138,8 @@ class Layer:
             per_group = self.shape[0] // self.groups
             split = weight.reshape(self.groups, per_group, self.shape[1], -1)
             return split.transpose(1, 2).reshape(self.rows, self.columns)
+        if self.transposed and self.is_recurrent:
+            return weight.transpose(1, 2).reshape(self.rows, -1)
         if self.transposed:
             return weight.reshape(-1, self.rows).T
         return weight.reshape(self.rows, -1)
@@ -138,6 +150,9 @@ class Layer:
             per_group = self.shape[0] // self.groups
             split = matrix.reshape(self.groups, self.shape[1], per_group, -1)
             return split.transpose(1, 2).reshape(self.shape).contiguous()
+        if self.transposed and self.is_recurrent:
+            directions, columns, rows = self.shape
+            return matrix.reshape(directions, rows, columns).transpose(1, 2).contiguous()
         if self.transposed:
             return matrix.T.reshape(self.shape).contiguous()
         return matrix.reshape(self.shape).contiguous()

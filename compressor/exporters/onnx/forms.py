@@ -19,8 +19,8 @@ from compressor.exporters.onnx.matmul_nbits import (
     weight_only,
 )
 from compressor.graph.editing import Chain, Editor
-from compressor.graph.layers import looked_up
 from compressor.graph.operators import operator
+from compressor.graph.stored_weights import looked_up
 from compressor.graph.values import INTEGER_CODES, static_shape
 from compressor.types.tensors import Array
 

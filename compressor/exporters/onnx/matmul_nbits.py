@@ -13,8 +13,9 @@ import torch
 
 from compressor.graph.codes import BITS
 from compressor.graph.editing import Editor
-from compressor.graph.layers import is_bias, layer_of, looked_up, with_bias
+from compressor.graph.layers import is_bias, layer_of, with_bias
 from compressor.graph.operators import operator
+from compressor.graph.stored_weights import looked_up
 from compressor.graph.values import INTEGER_CODES, all_nodes, maker_behind, static_shape
 from compressor.models.codec.bit_stream import pack_bits
 from compressor.types.layers import Layer
@@ -115,6 +116,8 @@ def _readers(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
 def _is_float(node: ir.Node, index: int) -> bool:
     """Whether a reader multiplies floats with the weight, or looks up its rows."""
     row = operator(node)
+    if row.recurrent and index in (1, 2):
+        return True
     if row.is_table and index == 0:
         return not any(operator(use.node).quantizes for use in node.outputs[0].uses())
     if not row.is_product or index != 1:

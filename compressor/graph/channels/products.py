@@ -9,8 +9,8 @@ import onnx_ir as ir
 
 from compressor.graph.channels.flow import UNKNOWN, Flow, Meeting
 from compressor.graph.channels.labels import Family, along, depends_on, overlap, placed, spread
-from compressor.graph.layers import weight_source
 from compressor.graph.plain import Shape
+from compressor.graph.stored_weights import weight_source
 from compressor.types.channels import Role, Units
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -18,7 +18,7 @@ import torch
 
 from compressor.graph.codebooks import codebook_of
 from compressor.graph.costs import macs, node_macs, parameters
-from compressor.graph.layers import layers_with_nodes
+from compressor.graph.layers import graph_layers, layers_with_nodes
 from compressor.graph.operators import operator_named
 from compressor.graph.values import all_nodes, constant_array, tensor_spec
 from compressor.lab.inspect.contents import (
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 _SMALL = 16  # elements: shorter constants of nodes are arguments, no weights
 _DEFAULT_DOMAIN = "ai.onnx"
+_SIGNED = (ir.DataType.INT8, ir.DataType.INT4)
 _SIDE = ("scale", "zero point")  # what quantization reads beside the numbers
 
 
@@ -69,12 +70,13 @@ def inspect_graph(
     costs: Counter[str] = Counter()
     for layer, node in layers_with_nodes(stored):
         costs[layer.weight] += node_macs(node)
+    weights = {layer.weight for layer in graph_layers(stored)}
     initializers = {n: v for n, v in stored.graph.initializers.items() if v.const_value is not None}
     rows: list[TensorRow] = []
     notes: list[str] = []
     with progress.stage("read tensors", len(initializers)) as advance:
         for name, value in initializers.items():
-            rows.append(_row(name, value, costs.get(name)))
+            rows.append(_row(name, value, costs.get(name), weights))
             bad = 0 if value.const_value is None else count_not_finite(value.const_value)
             if bad:
                 notes.append(not_finite_note(name, bad))
@@ -118,11 +120,13 @@ def _facts(model: ir.Model, cost: int) -> GraphFacts:
     )
 
 
-def _row(name: str, value: ir.Value, cost: int | None) -> TensorRow:
+def _row(name: str, value: ir.Value, cost: int | None, weights: Collection[str]) -> TensorRow:
     tensor = value.const_value
     assert tensor is not None
     shape = tuple(int(d) for d in tensor.shape.numpy())
     scheme, zero_point = _coding(value, shape)
+    if not scheme and name in weights and value.dtype in _SIGNED:  # dequantized by other operators
+        scheme = value.dtype.numpy().name
     zeros = None if scheme in _SIDE else count_zeros(tensor, zero_point)
     return TensorRow(
         name=name,

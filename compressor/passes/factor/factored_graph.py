@@ -91,6 +91,9 @@ def choose(
     candidates = []
     reasons: dict[str, str] = {}
     for layer in carrier.layers():
+        if layer.is_recurrent:
+            reasons[layer.name] = "the weight of a recurrent layer is not factored"
+            continue
         rule, node = ruled[layer.name], nodes[layer.weight]
         reason = skip_reason(rule) or obstacle(model, layer, node)
         positions = 0 if reason else node_macs(node) // layer.parameters

@@ -19,8 +19,9 @@ from onnxscript.optimizer import fold_constants
 from onnxscript.rewriter import RewritePass
 from onnxscript.rewriter.rules import common as rules
 
-from compressor.graph.layers import layer_name, lookups_of
+from compressor.graph.layers import layer_name
 from compressor.graph.operators import operator
+from compressor.graph.stored_weights import lookups_of
 from compressor.graph.values import all_nodes, constant_of, sole_reader, static_shape
 from compressor.passes.fuse.draft import Draft, node_graph
 from compressor.types.tensors import Array
@@ -181,7 +182,7 @@ def _fold(node: ir.Node, draft: Draft) -> None:
     for value in parameters:
         if sole_reader(value) is node and isinstance(value.graph, ir.Graph):
             value.graph.initializers.pop(value.name or "")
-    results = _evaluation(node, tensors)
+    results = _evaluation(node, tensors, draft.opset)
     for index, (output, name) in enumerate(zip(node.outputs, names, strict=True)):
         shape, dtype = static_shape(output), output.dtype
         if shape is None or dtype is None:
@@ -221,9 +222,13 @@ def _names(node: ir.Node, parameters: list[ir.Value], draft: Draft) -> list[str]
 
 
 def _evaluation(
-    node: ir.Node, tensors: list[ir.TensorProtocol | None]
+    node: ir.Node, tensors: list[ir.TensorProtocol | None], opset: int
 ) -> Callable[[], list[Array]]:
-    """Return a function that computes one node's results, once, when they are first asked for."""
+    """Return a function that computes one node's results, once, when they are first asked for.
+
+    ``opset`` is the model's: branches and bodies have none, and the library's rewriter notes
+    version 1 for those that it changes.
+    """
     inputs = [
         None if tensor is None else ir.Value(name=f"i{index}", type=ir.TensorType(tensor.dtype))
         for index, tensor in enumerate(tensors)
@@ -232,9 +237,10 @@ def _evaluation(
     copy = ir.node(node.op_type, inputs, attributes, num_outputs=len(node.outputs))
     for index, (made, output) in enumerate(zip(copy.outputs, node.outputs, strict=True)):
         made.name, made.type = f"o{index}", output.type
-    opsets = {"": node_graph(node).opset_imports.get("", 21)}
     present = [value for value in inputs if value is not None]
-    graph = ir.Graph(present, copy.outputs, nodes=[copy], opset_imports=opsets, name="expression")
+    graph = ir.Graph(
+        present, copy.outputs, nodes=[copy], opset_imports={"": opset}, name="expression"
+    )
     model = ir.serde.serialize_model(ir.Model(graph, ir_version=10))
 
     @cache

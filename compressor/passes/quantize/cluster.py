@@ -11,7 +11,7 @@ from pydantic import Field
 
 from compressor.errors import DataError, SpecError
 from compressor.graph.codes import obstacle
-from compressor.models.layer_uses import inner_layers, input_moments, kept_tables
+from compressor.models.layer_uses import inner_layers, input_moments, kept_tables, recurrences
 from compressor.passes.quantize.maths.kmeans import clustered
 from compressor.passes.quantize.weights.layers import COMPRESSED_TENSORS
 from compressor.run.weight_pass import Choice, Treatment, WeightPass, WeightRows
@@ -82,7 +82,8 @@ class Cluster(WeightPass):
                 input to observe.
         """
         rules = resolve_rules(self.layers, [layer.name for layer in carrier.layers()])
-        kept, model = {**inner_layers(carrier), **kept_tables(carrier)}, carrier.graph()
+        kept = {**inner_layers(carrier), **kept_tables(carrier), **recurrences(carrier)}
+        model = carrier.graph()
         opset = model.opset_imports.get("", 0)
         moments = input_moments(model) if self.importance else {}
         treatments = {}

@@ -10,7 +10,7 @@ import torch
 
 from compressor.graph.codes import obstacle
 from compressor.graph.costs import initializer_bytes, parameters
-from compressor.graph.layers import side_tensors
+from compressor.graph.stored_weights import side_tensors
 from compressor.graph.values import value_by_name
 from compressor.models.executor import GraphModule
 from compressor.models.onnx.carrier import OnnxCarrier

@@ -6,8 +6,9 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compressor.graph.layers import graph_layers, side_tensors, weight_source
+from compressor.graph.layers import graph_layers
 from compressor.graph.plain import clean
+from compressor.graph.stored_weights import side_tensors, weight_source
 from compressor.graph.values import (
     all_nodes,
     constant_array,

@@ -93,6 +93,8 @@ def _unfit(layer: Layer, tables: set[str], graph: ir.Model | None) -> str:
     """Return why a layer cannot lose weights, whatever the options; empty if it can."""
     if layer.is_table:
         return "a table is looked up, not multiplied"
+    if layer.is_recurrent:
+        return "the weight of a recurrent layer"
     if layer.weight in tables:
         return "its weight is shared with a table"
     if graph is not None and layer.weight not in graph.graph.initializers:

@@ -7,7 +7,7 @@ from math import prod
 
 from compressor.errors import SpecError
 from compressor.graph.layers import layers_with_nodes
-from compressor.models.layer_uses import inner_layers, kept_tables
+from compressor.models.layer_uses import inner_layers, kept_tables, recurrences
 from compressor.passes.prune.sparse.patterns import Pattern
 from compressor.run.weight_pass import FLOATS, Treatment
 from compressor.types.carrier import Capability, Carrier
@@ -34,6 +34,7 @@ def choose_layers(
     """
     by_layer = resolve_rules(rules, [layer.name for layer in carrier.layers()])
     kept = {**inner_layers(carrier), **_unlike_readers(carrier), **kept_tables(carrier)}
+    kept |= recurrences(carrier)
     treatments = {}
     for layer in carrier.layers():
         rule = by_layer[layer.name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -14,8 +14,9 @@ from pydantic import Field
 
 from compressor.errors import SpecError
 from compressor.graph.editing import Editor
-from compressor.graph.layers import layers_with_nodes
+from compressor.graph.layers import layers_of
 from compressor.graph.skeleton import converted
+from compressor.graph.values import all_nodes
 from compressor.passes.quantize.cast.islands import FloatIslands, extreme
 from compressor.passes.quantize.cast.rewrite import store_narrow, to_half, to_single
 from compressor.types.carrier import Capability, Carrier
@@ -55,6 +56,7 @@ class Cast(GraphPass):
     """
 
     name: ClassVar[str] = "cast"
+    version: ClassVar[int] = 2
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.GRAPH})
     source: ClassVar[str] = "Micikevicius et al., Mixed Precision Training, 2017 (arXiv:1710.03740)"
 
@@ -171,9 +173,8 @@ class Cast(GraphPass):
             model, skipped, keep_io=self.keep_io, evaluate=evaluate, narrow=_TYPES[self.dtype][0]
         )
         names = {layer.weight: layer.name for layer in layers}
-        for layer, node in layers_with_nodes(model):
-            inner = node.graph is not model.graph
-            reason = "it is read in a subgraph" if inner else islands.reasons.get(node, "")
+        for layer, node in _read_weights(model):
+            reason = islands.reasons.get(node, "")
             name = names[layer.weight]
             reasons[name] = reasons[name] or reason
         return _Decision(model, reasons, islands)
@@ -194,7 +195,7 @@ class Cast(GraphPass):
             to_half(model, decision.islands)
             return model
         editor = Editor(model)
-        weights = {layer.weight: layer.name for layer, _ in layers_with_nodes(model)}
+        weights = {layer.weight: layer.name for layer, _ in _read_weights(model)}
         for weight, name in weights.items():
             if not decision.reasons[name]:
                 store_narrow(editor, model.graph.initializers[weight], _TYPES[self.dtype][0])
@@ -222,6 +223,11 @@ class Cast(GraphPass):
                     "smaller, not faster"
                 )
         return tuple(notes)
+
+
+def _read_weights(model: ir.Model) -> Iterator[tuple[Layer, ir.Node]]:
+    for node in all_nodes(model.graph):
+        yield from ((layer, node) for layer in layers_of(node))
 
 
 def _unfit(model: ir.Model, layer: Layer) -> str:

@@ -12,9 +12,9 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from compressor.graph.editing import inner_nodes
-from compressor.graph.layers import layer_of
+from compressor.graph.layers import layer_of, layers_of
 from compressor.graph.operators import Float16, operator, operator_named
-from compressor.graph.values import constant_of
+from compressor.graph.values import all_nodes, constant_of
 from compressor.types.tensors import Array
 
 HALF_MAX = float(np.finfo(np.float16).max)
@@ -34,7 +34,10 @@ _REASONS: Mapping[Float16, str] = {
 
 
 class FloatIslands:
-    """Finds the operators of a graph's main level that stay in float32.
+    """Finds the operators of a graph that stay in float32, branches and bodies included.
+
+    What control flow reads and writes stays float32, and so do the inputs and outputs of branches
+    and bodies; values that they read from outside may cross the border in either type.
 
     Args:
         model: read only.
@@ -46,7 +49,7 @@ class FloatIslands:
 
     Attributes:
         reasons: why a node stays in float32.
-        types: element types of the main graph's tensors, as far as they are known.
+        types: element types of tensors, as far as they are known.
     """
 
     def __init__(
@@ -64,7 +67,8 @@ class FloatIslands:
         self.types = value_types(model)
         self.reasons: dict[ir.Node, str] = {}
         self._opset = model.opset_imports.get("", 1)
-        for node in model.graph:
+        self._nodes = tuple(all_nodes(model.graph))
+        for node in self._nodes:
             reason = self._of_layer(node, skipped) or self._of_operator(node)
             if reason:
                 self._keep(node, reason)
@@ -74,11 +78,11 @@ class FloatIslands:
         self._keep_enclosed()
 
     def is_float(self, value: ir.Value | None) -> bool:
-        """Whether a value is a float32 tensor of the main graph."""
+        """Whether a value is a float32 tensor."""
         return value is not None and self.types.get(value) == ir.DataType.FLOAT
 
     def is_half(self, node: ir.Node) -> bool:
-        """Whether a node of the main graph is to compute in the narrow type."""
+        """Whether a node is to compute in the narrow type."""
         return self.computes(node) and node not in self.reasons and not is_transparent(node)
 
     def computes(self, node: ir.Node) -> bool:
@@ -93,6 +97,12 @@ class FloatIslands:
         bound = bound_outputs(node.op_type, self._opset, self._float_positions(node), count)
         return [node.outputs[i] for i in bound if self.is_float(node.outputs[i])]
 
+    def leaves_as_float(self, value: ir.Value) -> bool:
+        """Whether a value is an output that stays float32: of a body, or with ``keep_io``."""
+        maker = value.producer()
+        main = maker is None or maker.graph is self.model.graph
+        return value.is_graph_output() and (self.keep_io or not main)
+
     def _is_real(self, value: ir.Value) -> bool:
         kind = self.types.get(value)
         return kind is None or kind.is_floating_point()
@@ -104,9 +114,9 @@ class FloatIslands:
         self.reasons.setdefault(node, reason)
 
     def _of_layer(self, node: ir.Node, skipped: Mapping[str, str]) -> str:
-        layer = layer_of(node)
-        if layer is not None and layer.weight in skipped:
-            return skipped[layer.weight]
+        skip = next((x.weight for x in layers_of(node) if x.weight in skipped), None)
+        if skip is not None:
+            return skipped[skip]
         if operator(node).arithmetic != "+":
             return ""
         # The bias of a product without one of its own belongs to it.
@@ -118,6 +128,9 @@ class FloatIslands:
     def _of_operator(self, node: ir.Node) -> str:
         if inner_nodes(node):
             return "holds a subgraph"
+        inner = node.graph is not self.model.graph
+        if inner and any(v is not None and v not in self.types for v in node.inputs):
+            return "reads a value of unknown type"
         if node.domain not in ("", "ai.onnx"):
             return f"is an operator of {node.domain}"
         reason = float32_reason(node.op_type)
@@ -144,9 +157,9 @@ class FloatIslands:
 
     def _keep_places(self) -> None:
         """Keep what is computed from integers alone: positions, angles, masks."""
-        constants = set(self.model.graph.initializers.values())
+        constants = set(_initializers(self.model))
         places: set[ir.Value] = set()
-        for node in self.model.graph:
+        for node in self._nodes:
             inputs = [v for v in node.inputs if v is not None]
             if all(v in constants for v in inputs):
                 constants.update(node.outputs)
@@ -160,7 +173,7 @@ class FloatIslands:
     def _keep_extremes(self) -> None:
         """Keep the readers of constants that float16 cannot hold, and what passes them on."""
         large: list[ir.Node] = []
-        for value in self.model.graph.initializers.values():
+        for value in _initializers(self.model):
             if not self.is_float(value):
                 continue
             tensor = constant_of(value)
@@ -186,11 +199,11 @@ class FloatIslands:
                     large.append(reader)
 
     def _float_readers(self, value: ir.Value) -> list[ir.Node]:
-        """Nodes of the main graph that compute with a value, transposes of it included."""
+        """Nodes that compute with a value, transposes of it included."""
         readers: list[ir.Node] = []
         for use in value.uses():
             node = use.node
-            if node.graph is not self.model.graph or is_transparent(node):
+            if is_transparent(node):
                 continue
             readers.append(node)
             views = operator(node).moves in ("same", "order", "shape")
@@ -201,7 +214,7 @@ class FloatIslands:
     def _keep_enclosed(self) -> None:
         """Keep groups of cheap operators that have only float32 around them."""
         seen: set[ir.Node] = set()
-        for node in self.model.graph:
+        for node in self._nodes:
             if node in seen or not self._follows(node):
                 continue
             group, floats, halves = [node], 0, 0
@@ -233,17 +246,15 @@ class FloatIslands:
             producer = value.producer()
             if producer is not None:
                 yield producer
-            elif self.keep_io:
+            elif self.keep_io or value.graph is not self.model.graph:
                 yield None
         for value in node.outputs:
             if not self.is_float(value):
                 continue
-            if value.is_graph_output() and self.keep_io:
+            if self.leaves_as_float(value):
                 yield None
             for use in value.uses():
-                if use.node.graph is not self.model.graph:
-                    yield None
-                elif not is_transparent(use.node):
+                if not is_transparent(use.node):
                     yield use.node
 
 
@@ -255,16 +266,17 @@ def is_transparent(node: ir.Node) -> bool:
 
 
 def value_types(model: ir.Model) -> dict[ir.Value, ir.DataType]:
-    """Return the element types of the main graph's tensors; inferred where none is noted."""
+    """Return the element types of a model's tensors; inferred where none is noted."""
     inferred = model.clone()
-    for value in inferred.graph.initializers.values():
+    for value in _initializers(inferred):
         value.const_value = None  # inference would read small ones, and so compute lazy ones
     common.ShapeInferencePass(check_type=False, strict_mode=False)(inferred)
     types: dict[ir.Value, ir.DataType] = {}
-    for value in (*model.graph.inputs, *model.graph.initializers.values()):
+    entering = [value for graph in model.graphs() for value in graph.inputs]
+    for value in (*entering, *_initializers(model)):
         if value.dtype is not None and _is_tensor(value):
             types[value] = value.dtype
-    for node, twin in zip(model.graph, inferred.graph, strict=True):
+    for node, twin in zip(all_nodes(model.graph), all_nodes(inferred.graph), strict=True):
         entry = next((types[v] for v in node.inputs if v in types), None)
         for value, other in zip(node.outputs, twin.outputs, strict=True):
             # Operators outside the standard have no inference; most keep their first input's type.
@@ -272,6 +284,10 @@ def value_types(model: ir.Model) -> dict[ir.Value, ir.DataType]:
             if kind is not None and _is_tensor(value) and _is_tensor(other):
                 types[value] = kind
     return types
+
+
+def _initializers(model: ir.Model) -> list[ir.Value]:
+    return [value for graph in model.graphs() for value in graph.initializers.values()]
 
 
 def _is_tensor(value: ir.Value) -> bool:

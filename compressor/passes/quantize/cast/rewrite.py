@@ -44,25 +44,28 @@ def to_half(model: ir.Model, islands: FloatIslands) -> None:
 
 class _Rewrite:
     def __init__(self, model: ir.Model, islands: FloatIslands):
-        self._graph = model.graph
         self._model = model
         self._islands = islands
         self._half = islands.narrow
         self._editor = Editor(model)
-        self._half_nodes = {node for node in model.graph if islands.is_half(node)}
+        self._nodes = tuple(all_nodes(model.graph))
+        self._half_nodes = {node for node in self._nodes if islands.is_half(node)}
 
     def run(self) -> None:
-        graph, islands = self._graph, self._islands
-        inputs = [v for v in graph.inputs if islands.is_float(v)]
-        constants = [v for v in graph.initializers.values() if islands.is_float(v)]
-        computed = [(n, v) for n in graph for v in n.outputs if islands.is_float(v)]
+        islands, graphs = self._islands, tuple(self._model.graphs())
+        inputs = [v for v in self._model.graph.inputs if islands.is_float(v)]
+        constants = [v for g in graphs for v in g.initializers.values() if islands.is_float(v)]
+        computed = [(n, v) for n in self._nodes for v in n.outputs if islands.is_float(v)]
         half = {v for n in self._half_nodes for v in islands.half_outputs(n)}
         if not islands.keep_io:
             half.update(inputs)
         half.update(v for v in constants if self._wanted(v) == {self._half})
-        first = graph[0]
-        for value in (*inputs, *constants):
-            self._cross(value, self._half if value in half else _FLOAT, first.prepend)
+        firsts = {graph: graph[0] for graph in graphs if len(graph)}
+        entering = [v for g in graphs[1:] for v in g.inputs if islands.is_float(v)]
+        for value in (*inputs, *entering, *constants):
+            if value.graph in firsts:
+                insert = firsts[value.graph].prepend
+                self._cross(value, self._half if value in half else _FLOAT, insert)
         for node, value in computed:
             self._cross(value, self._half if value in half else _FLOAT, node.append)
         for value in half:
@@ -73,24 +76,24 @@ class _Rewrite:
         for node in self._half_nodes:
             if operator(node).moves == "type":
                 node.attributes["to"] = ir.AttrInt64("to", self._half.value)
-        _drop_idle_casts(self._model, self._graph)
+        _drop_idle_casts(self._model, self._nodes)
 
     def _wanted(self, value: ir.Value) -> set[ir.DataType]:
         """Return the types in which a value is read."""
         kinds = {kind for use in value.uses() if (kind := self._kind(use.node)) is not None}
         if value.is_graph_output():
-            kinds.add(_FLOAT if self._islands.keep_io else self._half)
+            kinds.add(_FLOAT if self._islands.leaves_as_float(value) else self._half)
         return kinds
 
     def _kind(self, reader: ir.Node) -> ir.DataType | None:
-        if reader.graph is self._graph and is_transparent(reader):
+        if is_transparent(reader):
             return None
         return self._half if reader in self._half_nodes else _FLOAT
 
     def _cross(self, value: ir.Value, have: ir.DataType, insert: Callable[[ir.Node], None]) -> None:
         other = _FLOAT if have == self._half else self._half
         uses = [use for use in value.uses() if self._kind(use.node) == other]
-        outer = _FLOAT if self._islands.keep_io else self._half
+        outer = _FLOAT if self._islands.leaves_as_float(value) else self._half
         leaves = value.is_graph_output() and outer == other and value.producer() is not None
         if not uses and not leaves:
             return
@@ -181,7 +184,10 @@ def _keep_output(editor: Editor, value: ir.Value, dtype: ir.DataType) -> None:
 
 def _leave(editor: Editor, value: ir.Value, result: ir.Value, suffix: str) -> None:
     """Make ``result`` the graph output in place of ``value``, under the same name."""
-    name, outputs = value.name or "", editor.model.graph.outputs
+    maker = result.producer()
+    assert maker is not None
+    assert isinstance(maker.graph, ir.Graph)
+    name, outputs = value.name or "", maker.graph.outputs
     value.name, result.name = editor.free_name(name + suffix), name
     for index, output in enumerate(outputs):
         if output is value:

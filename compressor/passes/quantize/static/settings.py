@@ -10,8 +10,10 @@ from typing import Any
 import onnx_ir as ir
 
 from compressor.errors import SpecError
-from compressor.graph.layers import layer_of, layers_with_nodes
+from compressor.graph.codes import obstacle
+from compressor.graph.layers import graph_layers, layer_of, layers_with_nodes
 from compressor.graph.values import INTEGER_CODES, constant_of
+from compressor.models.layer_uses import small_table
 from compressor.passes.quantize.maths.affine import activation_parameters
 from compressor.passes.quantize.static.options import (
     ActivationOptions,
@@ -33,6 +35,7 @@ from compressor.types.statistics import ChannelGrid, Moments, Request
 
 _COMPUTED = "its weight is computed or has other readers"
 _BYTE = 8
+_ROWS = Scheme(_BYTE)  # of tables, whose rows are looked up before they become floats
 _NARROW_FROM = 3  # bits: of two, the fourth code is worth more than products that cannot overflow
 
 
@@ -82,6 +85,19 @@ class StaticSettings:
         rule = rule_of(self.rules, layer)
         return (rule and rule.activation_bits) or self.activations.bits
 
+    def weight_scheme(self, layer: Layer, rule: QuantizeRule | None) -> Scheme:
+        """Return what a layer's weight becomes."""
+        granularity = (rule and rule.granularity) or self.weights.granularity
+        if layer.is_transposed_convolution and layer.groups > 1:
+            granularity = "tensor"
+        bits = (rule and rule.bits) or self.weights.bits
+        return Scheme(
+            bits=bits,
+            symmetric=self.weights.symmetric,
+            granularity=granularity,
+            narrow=bits >= _NARROW_FROM,
+        )
+
     def code(self, scale: float, zero: int, bits: int) -> ActivationCode:
         """Return how a value is quantized with a scale and a zero point."""
         if bits == _BYTE:
@@ -124,8 +140,7 @@ class StaticSettings:
         """
         readers = {node: layer for layer, node in layers_with_nodes(model)}
         nodes = {layer.name: node for node, layer in readers.items()}
-        first = {layer.weight: layer for layer in reversed(readers.values())}
-        layers = tuple(layer for layer in readers.values() if first[layer.weight] is layer)
+        layers = graph_layers(model)
         placeable = {
             layer.name
             for node, layer in readers.items()
@@ -136,22 +151,13 @@ class StaticSettings:
         reasons: dict[str, str] = {}
         for layer in layers:
             rule = rules[layer.name]
-            reason = skip_reason(rule) or _kept(layer, nodes[layer.name], self.profile)
+            reason = skip_reason(rule) or _kept(layer, nodes.get(layer.name), self.profile)
             if not reason and layer.name not in placeable:
                 reason = "it reads no float value of the main graph"
             if reason:
                 reasons[layer.name] = reason
                 continue
-            granularity = (rule and rule.granularity) or self.weights.granularity
-            if layer.is_transposed_convolution and layer.groups > 1:
-                granularity = "tensor"
-            bits = (rule and rule.bits) or self.weights.bits
-            schemes[layer.name] = Scheme(
-                bits=bits,
-                symmetric=self.weights.symmetric,
-                granularity=granularity,
-                narrow=bits >= _NARROW_FROM,
-            )
+            schemes[layer.name] = self.weight_scheme(layer, rule)
         return Decision(self, model, readers, layers, schemes, reasons)
 
 
@@ -176,6 +182,29 @@ class Decision:
     def nodes(self) -> dict[str, ir.Node]:
         """The (last) node that multiplies with each layer's weight, by the layer's name."""
         return {layer.name: node for node, layer in self.readers.items()}
+
+    @cached_property
+    def stored(self) -> Mapping[str, Scheme]:
+        """Schemes of weights that are stored as codes and computed with as floats, by layer.
+
+        They are large tables, those of recurrent layers, and those in branches and bodies.
+        """
+        if self.settings.profile.target == "tensorrt":  # its Gather and LSTM read floats
+            return {}
+        outside = {x.weight for node, x in self.readers.items() if node.graph is self.model.graph}
+        schemes = {}
+        for layer in self.layers:
+            rule = rule_of(self.settings.rules, layer.name)
+            scheme = _ROWS if layer.is_table else self.settings.weight_scheme(layer, rule)
+            inside = layer.weight not in outside
+            fits = not small_table(layer) if layer.is_table else inside or layer.is_recurrent
+            if layer.name in self.schemes or skip_reason(rule) or not fits:
+                continue
+            opset = self.model.opset_imports.get("", 0)
+            lies_here = layer.weight in self.model.graph.initializers
+            if lies_here and layer.dtype == "float32" and not obstacle(layer, scheme, opset):
+                schemes[layer.name] = scheme
+        return schemes
 
     def requests(self) -> tuple[Request, ...]:
         """Return what has to be known of the activations."""
@@ -289,9 +318,11 @@ def kernel_notes(targets: frozenset[str], settings: StaticSettings) -> tuple[str
 _CODE_TYPES = frozenset(code.numpy().name for code in INTEGER_CODES)
 
 
-def _kept(layer: Layer, node: ir.Node, profile: Profile) -> str:
+def _kept(layer: Layer, node: ir.Node | None, profile: Profile) -> str:
     if layer.dtype in _CODE_TYPES:
         return "it is quantized already"
+    if node is None:
+        return "the weight of a recurrent layer"
     if node.op_type not in profile.layers:
         other = "a table is looked up, not multiplied" if layer.is_table else "no integer kernel"
         return profile.kept.get(node.op_type, other)

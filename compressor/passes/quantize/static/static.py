@@ -11,7 +11,9 @@ import onnx_ir as ir
 import torch
 from pydantic import Field
 
+from compressor.graph.codes import attach_codes
 from compressor.graph.layers import moment_request
+from compressor.models.layer_uses import computed_recurrences
 from compressor.passes.quantize.maths.affine import absmax_parameters, mse_parameters, quantize
 from compressor.passes.quantize.maths.gptq import gptq
 from compressor.passes.quantize.static.options import ActivationOptions, StaticRule, WeightOptions
@@ -33,11 +35,12 @@ class QuantizeStatic(GraphPass):
 
     QuantizeLinear and DequantizeLinear are put where the exports' target fuses them into integer
     kernels; weights are stored as integer codes. Activation ranges come from observers, weights
-    are rounded so that the layer's output changes least.
+    are rounded so that the layer's output changes least. Large tables of embeddings, and weights of
+    recurrent layers and in branches and bodies, are stored as codes and computed with as floats.
     """
 
     name: ClassVar[str] = "quantize-static"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.GRAPH, Capability.RUN})
     source: ClassVar[str] = (
         "Jacob et al. 2017 (arXiv:1712.05877) sections 2 and 3; "
@@ -57,17 +60,22 @@ class QuantizeStatic(GraphPass):
         settings = self._settings(context)
         settings.check()
         decision = settings.decide(carrier.graph())
-        kept = {layer.name: decision.reasons.get(layer.name, "") for layer in decision.layers}
+        stored = decision.stored
+        kept = {
+            layer.name: "" if layer.name in stored else decision.reasons.get(layer.name, "")
+            for layer in decision.layers
+        }
         actions = {
             name: f"{scheme} x {settings.activation_type(name)}"
             for name, scheme in decision.schemes.items()
-        }
+        } | {name: str(scheme) for name, scheme in stored.items()}
         rows = plan_layers(self.name, actions, kept)
         nodes = decision.nodes
         moments = [self._moment_request(x, nodes[x.name]) for x, _ in decision.placement.layers]
         asked = [*(request for request in moments if request is not None), *decision.requests()]
         requests = tuple({request.key: request for request in asked}.values())
-        return Survey(rows, requests, kernel_notes(context.targets, settings))
+        notes = (*kernel_notes(context.targets, settings), *computed_recurrences(carrier))
+        return Survey(rows, requests, notes)
 
     def apply(
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
@@ -119,7 +127,15 @@ class QuantizeStatic(GraphPass):
             inputs, scheme = moments.get(layer.name), schemes[layer.name]
             return cache(lambda: self._rounded(matrix(), scheme, inputs, least))
 
+        stored = decision.stored
         makers = write_static_codes(decision, decision.codes(pixels, statistics), make_codes)
+        for layer in decision.layers:
+            if layer.name in stored:
+                tensor = model.graph.initializers[layer.weight].const_value
+                assert tensor is not None
+                matrix = floats[layer.name] = partial(_matrix, layer, tensor)
+                codes = partial(_nearest, matrix, stored[layer.name])
+                makers[layer.name] = attach_codes(model, layer, stored[layer.name], codes).quantized
         return decision, {name: (matrix, makers[name]) for name, matrix in floats.items()}
 
     def _moment_request(self, layer: Layer, node: ir.Node) -> Request | None:
@@ -147,6 +163,11 @@ class QuantizeStatic(GraphPass):
             part = slice(None) if shared else group
             codes.append(gptq(matrix[group], moment, scale[part], zero[part], scheme).codes)
         return QuantizedTensor(torch.cat(codes), scale, zero, scheme)
+
+
+def _nearest(matrix: Callable[[], torch.Tensor], scheme: Scheme) -> QuantizedTensor:
+    values = matrix()
+    return quantize(values, *absmax_parameters(values, scheme), scheme)
 
 
 def _matrix(layer: Layer, tensor: ir.TensorProtocol) -> torch.Tensor:

@@ -202,6 +202,8 @@ def choose_layers(
         reason = skip_reason(rule) or kept.get(layer.name, "")
         if not reason and linear_only and (len(layer.shape) != 2 or layer.transposed):
             reason = "the compressed-tensors layout holds linear layers only"
+        if not reason and layer.is_recurrent and "tensorrt" in targets:
+            reason = "TensorRT reads weights of recurrent layers as floats only"
         strict = not fits or (rule is not None and rule.group is not None)
         reason = reason or _misfit(layer, scheme, opset, error=strict)
         if not reason and "tensorrt" in targets:
@@ -218,7 +220,8 @@ def _misfit(layer: Layer, scheme: Scheme, opset: int, *, error: bool) -> str:
         SpecError: its columns do not divide into groups, and that is to be an error.
     """
     undivided = scheme.group is not None and layer.columns % scheme.group != 0
-    blocked = layer.is_transposed_convolution or any(d != 1 for d in layer.shape[2:])
+    kernel = () if layer.is_recurrent else layer.shape[2:]
+    blocked = layer.is_transposed_convolution or any(d != 1 for d in kernel)
     if undivided and not blocked:
         problem = f"{layer.columns} input columns do not divide into groups of {scheme.group}"
         if error:

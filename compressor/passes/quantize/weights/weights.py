@@ -12,6 +12,7 @@ from pydantic import Field
 
 from compressor.errors import SpecError
 from compressor.models.checkpoint.rows import all_rows
+from compressor.models.layer_uses import computed_recurrences
 from compressor.passes.quantize.maths.floating import (
     RangeSearch,
     nvfp4_tensor_scale,
@@ -79,6 +80,7 @@ class QuantizeWeights(WeightPass):
     """
 
     name: ClassVar[str] = "quantize-weights"
+    version: ClassVar[int] = 2
     widens: ClassVar[bool] = False  # rounding widens a few rows at a time
     source: ClassVar[str] = (
         "hqq: Badri & Shaji 2023 (mobiusml.github.io/hqq_blog); gptq: Frantar et al. 2022 "
@@ -146,8 +148,9 @@ class QuantizeWeights(WeightPass):
                     f"rounds to integers, layer {name!r} is to be {scheme}",
                     "use another method, or format: int",
                 )
+        notes = computed_recurrences(carrier)
         if not self.by_block or not schemes:
-            return Choice(treatments)
+            return Choice(treatments, notes)
         plan = plan_gptq if self.method == "gptq" else plan_awq
         work = plan(carrier, schemes, self._search)
         work.check()
@@ -155,7 +158,7 @@ class QuantizeWeights(WeightPass):
             treatments[name] = replace(
                 treatments[name], remark=work.remarks.get(name, ""), request=work.by_layer.get(name)
             )
-        return Choice(treatments, work=work)
+        return Choice(treatments, notes, work)
 
     def change(
         self, rows: WeightRows, treatment: Treatment, statistics: Mapping[str, Any]

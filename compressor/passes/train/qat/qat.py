@@ -204,7 +204,7 @@ class Qat(Recipe):
         )
         points = find_points(networks, settings, statistics, self.weights.range)
         quantized = fake_quantized(networks, points, learned=self.scales == "learned")
-        layers = networks.layers().values()
+        layers = [layer for layer in networks.layers().values() if not layer.is_recurrent]
         tensors = [name for x in layers for name in (x.weight, x.bias) if name is not None]
         source = carrier.trainable()
         assert isinstance(source, NamedModule)

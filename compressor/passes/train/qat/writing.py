@@ -57,6 +57,8 @@ class Prepared:
         codes: dict[str, QuantizedTensor] = {}
         outcomes = []
         for layer in decision.layers:
+            if layer.is_recurrent:  # not trained
+                continue
             point = self.points.weights.get(layer.name)
             if point is None:
                 outcomes.append(LayerOutcome(layer.name, layer.dtype, details={"trained": True}))

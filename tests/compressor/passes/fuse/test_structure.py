@@ -85,6 +85,33 @@ def test_batch_norm_inside_a_branch(parse, fuse, agree, ops, rng):
         agree(model, fused, {"x": normal(rng, 2, 3, 5, 5), "flag": np.array(flag)}, 2e-6)
 
 
+FOLDED_BRANCH = """
+g (float[N, 4] x, bool flag) => (float[N, 4] y) {
+  y = If(flag) <
+    then_branch = t () => (float[N, 4] o) {
+      axes = Constant<value = int64[1] {0}>()
+      mean = ReduceSum<keepdims=0>(table, axes)
+      row = Unsqueeze(mean, axes)
+      n = Neg(x)
+      there = Transpose<perm=[1, 0]>(n)
+      back = Transpose<perm=[1, 0]>(there)
+      o = Mul(back, row)
+    },
+    else_branch = e () => (float[N, 4] p) { p = Identity(x) }
+  >
+}
+"""
+
+
+def test_parameters_are_folded_in_a_branch_that_was_rewritten(parse, fuse, agree, ops, rng):
+    # the axes are an input from opset 13 on; the rewriter notes opset 1 for the branch
+    model = parse(FOLDED_BRANCH, {"table": normal(rng, 3, 4)})
+    fused = fuse(model).carrier.model
+    assert ops(fused) == {"If": 1, "Neg": 1, "Mul": 1, "Identity": 1}
+    for flag in (True, False):
+        agree(model, fused, {"x": normal(rng, 5, 4), "flag": np.array(flag)}, 1e-6)
+
+
 LOOP = """
 g (float[4] x, int64 n) => (float[4] y) {
   yes = Constant<value = bool {1}>()

@@ -106,11 +106,13 @@ SUBGRAPH = """g (float[n, 8] x, bool c) => (float[n, 8] y) {
 
 
 @pytest.mark.parametrize("chosen", [True, False])
-def test_bodies_of_if_stay_float32(chosen: bool) -> None:
+def test_branches_are_cast_inside_and_end_in_float32(chosen: bool) -> None:
     carrier, result = half(SUBGRAPH, a=noise(8, 8), b=noise(8, 8, seed=1))
-    assert (stored(result, "a"), stored(result, "b")) == (HALF, ir.DataType.FLOAT)
+    assert (stored(result, "a"), stored(result, "b")) == (HALF, HALF)
     plan = {row.name: row.reason for row in Cast().survey(carrier, PLAIN).layers}
-    assert plan == {"a": "", "b": "it is read in a subgraph"}
+    assert plan == {"a": "", "b": ""}
+    branches = list(result.graph().graph.subgraphs())
+    assert {branch.outputs[0].dtype for branch in branches} == {ir.DataType.FLOAT}
     batch = {"x": noise(3, 8, seed=2), "c": np.array(chosen)}
     assert parity_db(carrier, result, batch) > 50
 
