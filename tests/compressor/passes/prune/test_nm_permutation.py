@@ -60,3 +60,21 @@ def test_an_order_that_gains_nothing_is_left_as_it_is():
     assert search_order(torch.rand(3, 4), 2, 4).tolist() == list(range(4))
     with pytest.raises(ValueError, match="6 channels do not divide"):
         search_order(torch.ones(3, 6), 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "channels", "n", "m", "before", "after"),
+    # As measured: where the search ends.
+    [
+        (20, 24, 2, 4, 0.8226361, 0.8856639),
+        (7, 18, 1, 3, 0.6749641, 0.7294000),
+        (9, 40, 4, 8, 0.8951490, 0.9190881),
+    ],
+)
+def test_the_search_ends_where_it_did(
+    rows: int, channels: int, n: int, m: int, before: float, after: float
+):
+    scores = torch.rand(rows, channels, generator=torch.Generator().manual_seed(9)) ** 3
+    assert kept_share(scores, n, m) == pytest.approx(before, rel=1e-6)
+    order = search_order(scores, n, m)
+    assert kept_share(scores[:, order], n, m) == pytest.approx(after, rel=1e-6)

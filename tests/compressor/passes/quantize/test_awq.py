@@ -195,3 +195,32 @@ def test_the_result_is_the_same_each_time_and_arguments_stay() -> None:
     assert torch.equal(first.weights[0].codes, second.weights[0].codes)
     assert all(torch.equal(a, b) for a, b in zip(weights, before[0], strict=True))
     assert torch.equal(moment, before[1])
+
+
+@pytest.mark.parametrize(
+    ("scheme", "grid", "start", "end", "tied"),
+    # As measured: where the searches end. Rounding in another order may move a choice of nearly
+    # equal errors.
+    [
+        (SCHEMES[0], 0.890771, 0.374753, 0.288347, 0.387068),
+        (SCHEMES[1], 1.024564, 0.598173, 0.251433, 0.433534),
+        (SCHEMES[3], 17.654913, 9.305222, 6.629404, 6.356647),
+        (SCHEMES[4], 10.15624, 8.619028, 8.2176, 8.437475),
+        (SCHEMES[6], 11.224121, 7.627243, 6.038778, 6.066468),
+        (SCHEMES[7], 0.909122, 0.561385, 0.509709, 0.545356),
+    ],
+    ids=str,
+)
+def test_the_search_ends_where_it_did(
+    scheme: Scheme, grid: float, start: float, end: float, tied: float
+) -> None:
+    weights, moment = problem()
+    schemes, columns = [scheme] * 2, torch.arange(96) % 24
+    found = [
+        awq(weights, moment, schemes, "min-max"),
+        awq(weights, moment, schemes, sweeps=0),
+        awq(weights, moment, schemes),
+        awq(weights, moment, schemes, tied=columns * 7),
+    ]
+    errors = [total_error(weights, moment, each) for each in found]
+    assert errors == pytest.approx([grid, start, end, tied], rel=1e-3)

@@ -143,3 +143,28 @@ def test_more_than_is_worked_on_at_once(scheme: Scheme) -> None:
     assert torch.equal(whole.codes, torch.cat([part.codes for part in parts]))
     assert torch.equal(whole.scale, torch.cat([part.scale for part in parts]))
     assert torch.equal(whole.zero_point, torch.cat([part.zero_point for part in parts]))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "in_norm", "squared", "scales", "zeros"),
+    # As measured: where the search ends.
+    [
+        (SCHEMES[0], 63.61557, 0.3599874, 0.5695558, 0),
+        (SCHEMES[1], 320.9781, 38.46374, 24.75608, 0),
+        (SCHEMES[2], 286.6348, 24.68895, 19.75293, 357),
+        (SCHEMES[3], 400.5782, 64.95324, 65.80492, 345),
+        (SCHEMES[4], 764.1315, 526.6275, 89.15320, 0),
+        (SCHEMES[5], 729.7798, 374.8809, 75.64160, 71),
+        (SCHEMES[6], 521.9227, 189.3848, 0.8911029, 0),
+    ],
+    ids=str,
+)
+def test_the_search_ends_where_it_did(
+    scheme: Scheme, in_norm: float, squared: float, scales: float, zeros: int
+) -> None:
+    matrix = heavy_tailed()
+    found = hqq(matrix, scheme)
+    assert float(errors(matrix, found, 0.7).sum()) == pytest.approx(in_norm, rel=1e-5)
+    assert float(errors(matrix, found, 2.0).sum()) == pytest.approx(squared, rel=1e-5)
+    assert float(found.scale.sum()) == pytest.approx(scales, rel=1e-5)
+    assert int(found.zero_point.sum(dtype=torch.int64)) == zeros

@@ -143,3 +143,26 @@ def test_the_order_of_values_does_not_matter() -> None:
     values = torch.randn(10_000, generator=torch.Generator().manual_seed(3))
     mixed = values[torch.randperm(10_000, generator=torch.Generator().manual_seed(4))]
     assert torch.equal(codebook(values, 16), codebook(mixed, 16))
+
+
+@pytest.mark.parametrize(
+    ("size", "weighted", "zero", "numbers"),
+    # As measured, where a third of the values is zero.
+    [
+        (4, False, False, [-1.24324, -0.06519, 0.67431, 1.63327]),
+        (4, False, True, [-1.19758, 0, 0.71248, 1.65353]),
+        (4, True, False, [-1.27576, -0.07116, 0.6785, 1.65288]),
+        (4, True, True, [-1.23111, 0, 0.71385, 1.66319]),
+        (7, False, True, [-1.97529, -1.15203, -0.5353, 0, 0.53267, 1.15841, 2.00733]),
+        (7, True, False, [-1.98732, -1.16822, -0.53066, 0.00447, 0.55571, 1.18952, 2.05411]),
+    ],
+)
+def test_centroids_end_where_they_did(
+    size: int, weighted: bool, zero: bool, numbers: list[float]
+) -> None:
+    values = torch.randn(4000, generator=torch.Generator().manual_seed(5))
+    weights = torch.rand(4000, generator=torch.Generator().manual_seed(6)) if weighted else None
+    values[::3] = 0
+    found = codebook(values, size, weights, zero=zero)
+    assert found.tolist() == pytest.approx(numbers, abs=1e-5)
+    assert found.dtype == torch.float32
