@@ -14,12 +14,14 @@ from compressor.passes.quantize.maths.affine import (
     SMALLEST_SCALE,
     absmax_parameters,
     activation_parameters,
+    extremes,
     mse_parameters,
+    parameters,
     quantize,
     stored_scale,
 )
 from compressor.types.layers import Granularity, QuantizedTensor, ScaleType, Scheme
-from compressor.types.matrices import sqnr_db
+from compressor.types.matrices import in_groups, sqnr_db
 from compressor.types.statistics import Range
 
 SLACK = 1e-4  # in scales: x / scale reaches 255, float32 has 24 bits
@@ -343,3 +345,54 @@ def test_activation_ranges_by_hand() -> None:
     assert activation_parameters(Range(-64.0, 191.0), 8, signed=False, symmetric=False) == (1.0, 64)
     with pytest.raises(ValueError, match="finite"):
         activation_parameters(Range(0.0, math.inf), 8, signed=True, symmetric=True)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        Scheme(3, granularity="group", group=8, narrow=False),
+        Scheme(3, False, False, "group", 8, scale_type="float16"),
+        Scheme(2, granularity="channel"),
+        Scheme(4, granularity="tensor"),
+        Scheme(3, False, False, "tensor"),
+    ],
+    ids=str,
+)
+def test_the_best_of_forty_narrower_ranges(scheme: Scheme, weighted: bool) -> None:
+    generator = torch.Generator().manual_seed(5)
+    matrix = torch.randn(3, 32, generator=generator).exp() - 0.7
+    importance = torch.rand(32, generator=generator) ** 2 if weighted else torch.ones(32)
+    low, high = extremes(in_groups(matrix, scheme), scheme)
+    shares = [1 - 0.8 * step / 40 for step in range(41)]
+    tried = [parameters(low * share, high * share, scheme) for share in shares]
+    errors = []
+    for scale, zero in tried:
+        off = quantize(matrix, scale, zero, scheme).dequantize() - matrix
+        squares = (off.square() * importance).to(torch.float64)
+        errors.append(squares.reshape(*scale.shape, -1).sum(2))
+    best = torch.stack(errors).argmin(0)
+    found = mse_parameters(matrix, scheme, importance=importance if weighted else None)
+    for place, values in enumerate(found):
+        choices = torch.stack([each[place] for each in tried])
+        assert torch.allclose(values.double(), choices.gather(0, best[None])[0].double())
+    assert int(best.max()) > 0
+
+
+def test_what_is_shrunk_in_other_steps() -> None:
+    matrix = torch.tensor([[1.0] * 30 + [0.49, 0.51]])
+    scale, _ = mse_parameters(matrix, Scheme(2, signed=False), steps=1)
+    assert float(scale) == pytest.approx(1 / 3)  # a fifth is the only other
+    scale, _ = mse_parameters(matrix, Scheme(2, signed=False), steps=4)
+    assert float(scale) == pytest.approx(1 / 3)
+
+
+def test_bounds_that_the_type_of_a_scale_does_not_reach() -> None:
+    """A scale is rounded up only where an end would lie more than half a step too far."""
+    exact = torch.tensor([1 + 1 / 512], dtype=torch.float64)  # bfloat16 has 1 and 1 + 1 / 128
+    assert float(stored_scale(exact, Scheme(8, scale_type="bfloat16"))) == 1
+    # 127.5 · 1 < 127 · 1.004: more than half a step beyond.
+    exact = torch.tensor([1.0039], dtype=torch.float64)
+    assert float(stored_scale(exact, Scheme(8, scale_type="bfloat16"))) == 1
+    exact = torch.tensor([1.00394], dtype=torch.float64)
+    assert float(stored_scale(exact, Scheme(8, scale_type="bfloat16"))) == 1 + 1 / 128
