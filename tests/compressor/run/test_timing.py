@@ -477,3 +477,21 @@ def test_measuring_goes_on_until_it_is_precise_or_the_time_is_up(clock: Clock):
     start = clock.now
     openings(None, 1e-9)
     assert 2.0 < clock.now - start < 5.1
+
+
+@pytest.mark.parametrize(("used", "windows"), [("cpu", 2), ("wall", 4)])
+def test_a_model_is_warm_by_the_clock_that_counts(clock: Clock, used: str, windows: int):
+    """Its time on the processor is steady; in all, a run takes half as long in each window."""
+    runs = 0
+
+    def seconds(_: Batch) -> float:
+        nonlocal runs
+        clock.away += 0.004 * 0.5 ** min(runs // 3, 2)
+        runs += 1
+        return 0.0001
+
+    models = already_open({"a": Timed(clock, seconds)})
+    times = measure(models, [BATCH], 0.0, clock=used)  # type: ignore[arg-type]  # one of two
+    openings = times.seconds["a"]
+    timed = sum(opening[0].size for opening in openings)
+    assert runs - timed == 3 * (windows + 2 * (len(openings) - 1))
