@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compressor.passes.quantize.maths.affine import stored_scale
+from compressor.passes.quantize.maths.affine import mse_parameters, stored_scale
 from compressor.passes.quantize.maths.floating import (
     candidate_scales,
     e2m1_codes,
@@ -295,3 +295,45 @@ def test_more_rows_than_are_worked_on_at_once() -> None:
         assert torch.equal(whole.codes.view(torch.uint8), codes)
         assert whole.zero_point.dtype == torch.int8
         assert not whole.zero_point.any()
+
+
+def test_a_tensor_s_scale_that_is_given_is_taken() -> None:
+    matrix = gaussian(3, 64)
+    whole = 4 * nvfp4_tensor_scale(matrix.abs().max())
+    largest = matrix.reshape(3, 4, 16).abs().amax(2).double()
+    expected = float_scale(largest / 6 / whole.double(), NVFP4)
+    assert torch.equal(float_parameters(matrix, NVFP4, whole), expected)
+    tried = torch.stack([expected, *candidate_scales(expected, NVFP4)])
+    found = float_mse_parameters(matrix, NVFP4, whole)
+    assert bool((tried == found).any(0).all())
+    assert torch.equal(round_to_nearest(matrix, NVFP4, tensor_scale=whole).scale, expected)
+
+
+def test_rows_of_zeros_have_the_scale_one() -> None:
+    matrix = gaussian(3, 64)
+    matrix[1] = 0
+    for scheme in (FP8, MXFP4, NVFP4):
+        found = round_to_nearest(matrix, scheme)
+        assert set(found.scale[1].tolist()) == {1.0}
+        assert found.zero_point.dtype == torch.int8
+        assert found.zero_point.shape == found.scale.shape
+    assert e2m1_codes(matrix).dtype == torch.uint8
+
+
+def test_one_scale_for_more_rows_than_are_worked_on_at_once() -> None:
+    matrix = gaussian(5000, 64)
+    scale = float_mse_parameters(matrix, FP8_TENSOR)
+    assert scale.shape == (1, 1)
+    whole = quantize_floats(matrix, scale, FP8_TENSOR).codes.view(torch.uint8)
+    part = quantize_floats(matrix[4900:], scale, FP8_TENSOR).codes.view(torch.uint8)
+    assert torch.equal(whole[4900:], part)
+
+
+def test_integers_count_by_importance_too() -> None:
+    matrix, scheme = gaussian(4, 32), Scheme(3)
+    importance = torch.zeros(32)
+    importance[:4] = 1
+    found = round_to_nearest(matrix, scheme, "mse", importance=importance)
+    scale, _ = mse_parameters(matrix, scheme, importance=importance)
+    assert torch.equal(found.scale, scale)
+    assert not torch.equal(found.scale, round_to_nearest(matrix, scheme, "mse").scale)
