@@ -205,3 +205,55 @@ def test_a_threshold_of_another_dtype(low: int, last: int, dtype: torch.dtype):
     values = weights.abs().float().view(torch.int32)
     expected = (values < score) | ((values == score) & (torch.arange(5) <= last))
     assert torch.equal(found, expected)
+
+
+def splitmix(place: int, key: int) -> int:
+    """Return the hash of a place, by whole numbers of any size."""
+    mixed = ((place + 1) * 0x9E3779B97F4A7C15 + key) % 2**64
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB % 2**64
+    return mixed ^ mixed >> 31
+
+
+@pytest.mark.parametrize("key", [0, 5, 2**63 + 12345])
+def test_random_scores_are_hashes_of_places(key: int):
+    weights = torch.ones(6, 8)
+    weights[2:4, 4:6] = 0
+    weights[3, 4] = -0.0
+    found, shift = scores(weights, Criterion("random", (2, 2), key), 10)
+    expected = [((splitmix(5 * 4 + k, key) >> 46) + 1) << 12 for k in range(12)]
+    expected[4 + 2] = 0  # all weights of the unit are zero
+    assert (found.dtype, shift) == (torch.int32, 0)
+    assert found.reshape(-1).tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("units", [2000, 9000, 140_000])
+def test_counts_are_those_of_all_scores(dtype: torch.dtype, units: int):
+    """From 131,072 scores on, or 8192 of 16 bits, they are counted in bins."""
+    weights = torch.randn(2, units // 2, generator=torch.Generator().manual_seed(1)).to(dtype)
+    found, shift = scores(weights, Criterion())
+    whole = (found.to(torch.int64) << shift).reshape(-1)
+    coarse = count_coarse(found, shift)
+    values, counts = whole.div(4096, rounding_mode="floor").unique(return_counts=True)
+    assert torch.equal(coarse.values, values)
+    assert torch.equal(coarse.counts, counts)
+    assert coarse.values.dtype == torch.int64
+    assert coarse.total == whole.numel()
+    most = int(values[counts.argmax()])
+    assert coarse.of(most) == int(counts.max())
+    assert coarse.below(most) == int((whole < most * 4096).sum())
+    for bin_ in (int(values[0]), most, int(values[-1])):
+        fine = count_fine(found, shift, bin_)
+        values_in, counts_in = whole[whole >> 12 == bin_].unique(return_counts=True)
+        assert torch.equal(fine.values, values_in)
+        assert torch.equal(fine.counts, counts_in)
+
+
+def test_where_fine_bits_are_zero():
+    assert Criterion().coarse_only("bfloat16")
+    assert Criterion().coarse_only("float16")
+    assert not Criterion().coarse_only("float32")
+    assert not Criterion(block=(1, 4)).coarse_only("float16")
+    assert Criterion("random", (1, 4)).coarse_only("float32")
+    assert Criterion("random").coarse_only("bfloat16")
