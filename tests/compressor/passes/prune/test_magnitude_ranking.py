@@ -257,3 +257,33 @@ def test_where_fine_bits_are_zero():
     assert not Criterion(block=(1, 4)).coarse_only("float16")
     assert Criterion("random", (1, 4)).coarse_only("float32")
     assert Criterion("random").coarse_only("bfloat16")
+
+
+def test_ranks_and_places_by_hand():
+    counts = Counts(torch.tensor([2, 5, 9]), torch.tensor([3, 1, 4]))
+    ranked = {1: (2, 1), 3: (2, 3), 4: (5, 1), 5: (9, 1), 8: (9, 4)}
+    assert {number: select(counts, number) for number in ranked} == ranked
+    values = torch.tensor([[5, 1], [5, 5]], dtype=torch.int16)
+    assert [place_of(values, 14, 5 << 14, rank) for rank in (1, 2, 3)] == [0, 2, 3]
+    for rank in (0, 4):
+        with pytest.raises(ValueError, match=f"no unit {rank} of 3"):
+            place_of(values, 14, 5 << 14, rank)
+
+
+def test_units_that_equal_the_threshold_go_up_to_a_place():
+    weights = torch.ones(6, 6)
+    weights[4:, 3:] = 2
+    criterion = Criterion("l1", (2, 3))
+    one = int(scores(weights, criterion)[0][0, 0])
+    for last in range(-1, 6):
+        gone = [place <= last for place in range(5)]
+        expected = [gone[:2], gone[2:4], [gone[4], False]]
+        cut = Cut(one, last)
+        assert dropped(weights, criterion, cut).tolist() == expected
+        assert dropped(weights[2:], criterion, cut, 2).tolist() == expected[1:]
+        kept = without(weights[4:], criterion, cut, 4)
+        assert bool((kept[:, :3] == 0).all()) == (last >= 4)
+        assert bool((kept[:, 3:] == 2).all())
+    narrow = Criterion("l1", (1, 2))
+    cut = Cut(int(scores(weights, narrow)[0][0, 0]), 0)
+    assert without(weights, narrow, cut).eq(0).nonzero().tolist() == [[0, 0], [0, 1]]
