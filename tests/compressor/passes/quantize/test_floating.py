@@ -286,9 +286,9 @@ def test_scales_are_rounded_to_the_nearest_of_their_type() -> None:
 
 
 def test_more_rows_than_are_worked_on_at_once() -> None:
-    matrix = gaussian(5000, 64)
+    matrix = gaussian(9000, 64)
     for scheme in (FP8, MXFP4):
-        parts = [round_to_nearest(part, scheme, "mse") for part in matrix.split(999)]
+        parts = [round_to_nearest(part, scheme, "mse") for part in matrix.split(2000)]
         whole = round_to_nearest(matrix, scheme, "mse")
         assert torch.equal(whole.scale, torch.cat([part.scale for part in parts]))
         codes = torch.cat([part.codes.view(torch.uint8) for part in parts])
@@ -321,12 +321,12 @@ def test_rows_of_zeros_have_the_scale_one() -> None:
 
 
 def test_one_scale_for_more_rows_than_are_worked_on_at_once() -> None:
-    matrix = gaussian(5000, 64)
+    matrix = gaussian(9000, 64)
     scale = float_mse_parameters(matrix, FP8_TENSOR)
     assert scale.shape == (1, 1)
     whole = quantize_floats(matrix, scale, FP8_TENSOR).codes.view(torch.uint8)
-    part = quantize_floats(matrix[4900:], scale, FP8_TENSOR).codes.view(torch.uint8)
-    assert torch.equal(whole[4900:], part)
+    part = quantize_floats(matrix[8900:], scale, FP8_TENSOR).codes.view(torch.uint8)
+    assert torch.equal(whole[8900:], part)
 
 
 def test_integers_count_by_importance_too() -> None:
@@ -337,3 +337,16 @@ def test_integers_count_by_importance_too() -> None:
     scale, _ = mse_parameters(matrix, scheme, importance=importance)
     assert torch.equal(found.scale, scale)
     assert not torch.equal(found.scale, round_to_nearest(matrix, scheme, "mse").scale)
+
+
+@pytest.mark.parametrize("scheme", [FP8, MXFP4, NVFP4], ids=str)
+def test_rounding_counts_by_importance(scheme: Scheme) -> None:
+    matrix = gaussian(4, 64, 8)
+    importance = torch.zeros(64)
+    importance[::8] = 1
+    whole = 2 * nvfp4_tensor_scale(matrix.abs().max()) if scheme is NVFP4 else None
+    found = round_to_nearest(matrix, scheme, "mse", whole, importance)
+    assert torch.equal(found.scale, float_mse_parameters(matrix, scheme, whole, importance))
+    plain = round_to_nearest(matrix, scheme, "mse", whole)
+    assert torch.equal(plain.scale, float_mse_parameters(matrix, scheme, whole))
+    assert not torch.equal(found.scale, plain.scale)
