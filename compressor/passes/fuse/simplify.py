@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from copy import deepcopy
+from copy import copy
 from functools import cache
 from itertools import count, islice, takewhile
 from math import prod
@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 from onnx_ir.passes import common
 from onnxscript.optimizer import fold_constants
-from onnxscript.rewriter import RewritePass
+from onnxscript.rewriter import RewritePass, RewriteRule
 from onnxscript.rewriter.rules import common as rules
 
 from compressor.graph.layers import layer_name
@@ -81,8 +81,17 @@ def rewrite(model: ir.Model, opset: int, patterns: bool) -> bool:
         applied.append(rules.materialize_reshape_shape_rule)
     if opset >= 14 and patterns:
         applied += list(rules.fuse_hardswish_rules())
-    # A rule refers to the last graph that it was tried on; the library's would keep all of it.
-    return bool(RewritePass(deepcopy(applied))(model).modified)
+    return bool(RewritePass([_own_rule(rule) for rule in applied])(model).modified)
+
+
+def _own_rule(rule: RewriteRule) -> RewriteRule:
+    """Copy a rule of the library without the last graph that it was tried on.
+
+    The library's rules live as long as the process, and all of that graph would with them.
+    """
+    fresh = copy(rule)
+    fresh._matcher = copy(rule._matcher)
+    return fresh
 
 
 def remove_unused(model: ir.Model) -> bool:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compressor.calibration.histogram import SIDE, Histogram, empty, merge, observe
+from compressor.calibration.histogram import SIDE, Histogram, chunks, empty, merge, observe
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 LISTS = st.lists(FLOATS, max_size=40)
@@ -142,3 +142,13 @@ def test_memory_does_not_grow_with_the_stream():
         tracemalloc.stop()
     assert state.counts.nbytes == size == 2 * SIDE * 8
     assert peak < 100_000, "Python objects; tensors are counted by the assertion above"
+
+
+def test_values_are_counted_in_a_type_that_holds_them():
+    kinds = {
+        torch.bfloat16: torch.float32,
+        torch.float16: torch.float32,
+        torch.int64: torch.float64,
+    }
+    for dtype, wide in kinds.items():
+        assert {chunk.dtype for chunk in chunks(torch.ones(40_000, dtype=dtype))} == {wide}

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compressor.calibration.moments import fit_grid
 from compressor.calibration.observers.channels import ChannelGridObserver
 
 GRID = ChannelGridObserver()
@@ -71,3 +72,20 @@ def test_unseen_levels_are_left_at_both_ends():
     grid = GRID.result(levels(image([1.0], [0.0], most=200)))
     assert grid is not None
     assert -30 < grid.offset[0] < -20
+
+
+@pytest.mark.parametrize(
+    ("count", "spare"), [(31, None), (32, 112), (33, 111), (255, 0), (256, 0), (257, None)]
+)
+def test_grids_have_32_to_256_levels(count, spare):
+    levels = torch.cat([torch.tensor([3.0]), 3 + torch.arange(1, count) / 2])
+    found = fit_grid(levels)
+    assert found == (None if spare is None else (0.5, 3 - spare / 2))
+
+
+def test_a_level_may_be_a_hundredth_of_a_step_off():
+    levels = torch.arange(40.0)
+    levels[7] += 0.009
+    assert fit_grid(levels) is not None
+    levels[7] += 0.002
+    assert fit_grid(levels) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.nn import functional
 
@@ -105,3 +106,20 @@ def test_large_feature_maps_are_sampled_evenly():
     found = observer.update(observer.start(), values)
     assert found is not None
     assert 32 <= found.rows <= 128
+
+
+# From 144 patches on, the root of their number over 64 rounds to two.
+@pytest.mark.parametrize(
+    ("rows", "columns", "step"),
+    [(11, 13, 1), (13, 11, 1), (12, 12, 2), (18, 8, 2), (1, 143, 1), (143, 1, 1), (1, 144, 2)],
+)
+def test_every_second_patch_is_left_out_where_there_are_144(rows, columns, step):
+    # With padding, 2 * rows + 2 rows, of which the last is in no patch, and columns + 2.
+    values = torch.randn(2, 3, 2 * rows - 1, columns + 1, dtype=torch.float64)
+    options = {"kernel": (2, 3), "dilations": (2, 1)}
+    found = patch_vectors(values, strides=(2, 1), pads=(1, 0, 2, 1), **options)
+    padded = functional.pad(values.float(), (0, 1, 1, 2))
+    stride = (2 * step, step)
+    patches = functional.unfold(padded, (2, 3), dilation=(2, 1), stride=stride)
+    assert found.dtype == torch.float32
+    assert torch.equal(found[0], patches.transpose(0, 1).reshape(18, -1))

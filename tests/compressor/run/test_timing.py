@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from compressor.run import timing
-from compressor.run.timing import Latencies, Opener, already_open, measure, measure_sizes
+from compressor.run.timing import (
+    Latencies,
+    Opener,
+    already_open,
+    measure,
+    measure_sizes,
+    median_interval,
+)
 from compressor.run.verdicts import WIDEST_RATIO, verdict_of
 from compressor.types.tensors import Batch
 
@@ -355,3 +362,190 @@ def test_load_and_drift_are_told(clock: Clock):
     assert 0.7 < summary["waiting"] < 0.76
     assert summary["best"] < summary["p50"]
     assert summary["best"] - 3 < summary["cpu_ms"] < summary["p50"] - 2.9
+
+
+def test_a_summary_is_of_all_runs_and_blocks():
+    rng = np.random.default_rng(0)
+    times = [rng.uniform(1, 2, (2, cycles, 3, 4)) * [[[[0.5]]], [[[1]]]] for cycles in (3, 4)]
+    summary = Latencies(8, {"a": times}, "cpu", 1.5).summary("a")
+    wall = [opening[1].transpose(0, 2, 1).reshape(-1, 3) for opening in times]  # [runs, inputs]
+    runs = np.concatenate(wall) * 1e3
+    assert [summary[key] for key in ("p50", "p90", "p99")] == pytest.approx(
+        np.percentile(runs, [50, 90, 99])
+    )
+    assert summary["mean"] == pytest.approx(np.mean([np.median(runs[:, i]) for i in range(3)]))
+    ends = median_interval([opening.mean(1) * 1e3 for opening in wall], 0.97)
+    assert summary["ci95"] == pytest.approx([min(ends[0], summary["mean"]), ends[1]])
+    blocks = [[o[1, c].mean() for c in range(o.shape[1])] for o in times]
+    assert summary["best"] == pytest.approx(1e3 * min(map(min, blocks)))
+    cpu = np.array([o[0, c].mean() for o in times for c in range(o.shape[1])])
+    assert summary["cpu_ms"] == pytest.approx(1e3 * np.median(cpu))
+    assert summary["drift"] == pytest.approx(np.median(cpu[3:]) / np.median(cpu[:3]) - 1)
+    waited = 1 - sum(o[0].sum() for o in times) / sum(o[1].sum() for o in times)
+    assert summary["waiting"] == pytest.approx(waited)
+    counts = {key: summary[key] for key in ("batch", "inputs", "rounds", "openings", "load")}
+    assert counts == {"batch": 8, "inputs": 3, "rounds": 84, "openings": 2, "load": 1.5}
+
+
+def test_by_the_wall_blocks_count_by_their_medians():
+    rng = np.random.default_rng(1)
+    times = {name: [rng.uniform(1, 2, (2, 2, 3, 5)) for _ in range(2)] for name in "ab"}
+    wall = Latencies(1, times, "wall")
+    blocks = {
+        name: [sum(np.median(o[1, c, i]) for i in range(3)) for o in times[name] for c in range(2)]
+        for name in "ab"
+    }
+    ratios = np.array(blocks["b"]) / blocks["a"]
+    assert wall.ratio("b", "a")["value"] == pytest.approx(np.exp(np.median(np.log(ratios))))
+    drift = np.median(blocks["a"][2:]) / np.median(blocks["a"][:2]) - 1
+    assert wall.summary("a")["drift"] == pytest.approx(drift)
+
+
+def test_no_time_is_waited_for_where_clocks_differ():
+    times = [np.stack([np.full((2, 1, 1), 1.1), np.ones((2, 1, 1))])]
+    assert Latencies(1, {"a": times}, "cpu").summary("a")["waiting"] == 0
+
+
+def test_precision_is_half_the_width():
+    # Of seven openings, the interval is from the least to the greatest.
+    values = (0.75, 0.875, 1.0, 1.0, 1.0, 1.125, 1.25)
+    alone = Latencies(1, {"a": [np.full((2, 1, 1, 1), value) for value in values]})
+    assert alone.summary("a")["ci95"] == [750, 1250]
+    assert alone.precise(0.25)
+    assert not alone.precise(0.2499)
+
+
+class Counting(Timed):
+    """Counts runs in ``log``, by the name and the first number of the batch."""
+
+    def __init__(self, clock: Clock, seconds: float, name: str, log: list[tuple[str, int]]):
+        super().__init__(clock, lambda _: seconds)
+        self.name, self.log = name, log
+
+    def run(self, batch: Batch) -> Batch:
+        self.log.append((self.name, int(batch["x"].flat[0])))
+        return super().run(batch)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "inputs", "budget", "cycles", "runs"),
+    [
+        # 5 ms hold 4.5 runs of the faster model; a cycle is 15.5 ms, and an opening has 31.25.
+        ((0.0011, 0.002), 1, 5.0, 3, 5),
+        ((0.0011, 0.002), 1, 2.0, 2, 5),  # it has 12.5, but two cycles at least
+        ((0.002, 0.0011), 2, 5.0, 2, 3),  # both inputs together are 2.3 times in 5 ms
+        ((0.006, 0.007), 1, 20.0, 10, 1),  # 13 ms of 125
+        ((1e-7, 1e-7), 1, 0.01, 2, 200),
+    ],
+)
+def test_how_much_an_opening_times(
+    clock: Clock, seconds: tuple[float, float], inputs: int, budget: float, cycles: int, runs: int
+):
+    log: list[tuple[str, int]] = []
+    models = {n: Counting(clock, s, n, log) for n, s in zip("ab", seconds, strict=True)}
+    batches = [{"x": np.full((1, 2), i)} for i in range(inputs)]
+    times = measure(already_open(models), batches, budget)
+    assert {o.shape for o in times.seconds["a"]} == {(2, cycles, inputs, runs)}
+    # Warming up takes two windows of three runs, and one run of each further input.
+    first = log[: 12 + 2 * (inputs - 1)]
+    assert first == [*[("a", 0)] * 6, *[("b", 0)] * 6, *[("a", 1), ("b", 1)] * (inputs - 1)]
+    blocks = log[len(first) : len(first) + 2 * cycles * inputs * runs]
+    names = [name for name, _ in blocks[::runs]]
+    assert [place for _, place in blocks[:: 2 * runs]] == [*range(inputs)] * cycles
+    # Orders come with their reverse.
+    pairs = [names[i : i + 2] for i in range(0, len(names), 2)]
+    assert all(a == b[::-1] for a, b in zip(pairs[::2], pairs[1::2], strict=False))
+
+
+def test_an_opening_ends_where_others_have_the_processor(clock: Clock):
+    """A cycle takes 13 ms of the processor's 125, and 0.3 s of 2."""
+
+    def seconds(_: Batch) -> float:
+        clock.away += 0.1435
+        return 0.0065
+
+    models = already_open({n: Timed(clock, seconds) for n in "ab"})
+    assert measure(models, [BATCH], 20.0).seconds["a"][0].shape[1] == 7
+
+
+@pytest.mark.parametrize(("falls", "windows"), [(0.94, 6), (0.96, 2), (0.0, 2), (None, 1)], ids=str)
+def test_a_model_is_warm_when_windows_take_as_long(clock: Clock, falls: float | None, windows: int):
+    """Windows of three runs; one that falls by 6 % is another time, one by 4 % is the same."""
+    runs = []
+
+    def seconds(_: Batch) -> float:
+        runs.append(None)
+        if falls is None:
+            return 0.02  # time is up after 50 ms
+        window = (len(runs) - 1) // 3
+        return 0.001 * falls ** min(window, 4) if falls else 0.001
+
+    models = already_open({"a": Timed(clock, seconds)})
+    times = measure(models, [BATCH], 0.0)
+    timed = times.seconds["a"][0][0].size
+    again = sum(o[0].size for o in times.seconds["a"][1:]) + 6 * 3 * (1 if falls is None else 2)
+    assert len(runs) - timed - again == 3 * windows
+
+
+@pytest.mark.parametrize(("elsewhere", "kept"), [(0.24, "cpu"), (0.26, "wall")])
+def test_a_fifth_of_the_time_may_be_of_other_threads(clock: Clock, elsewhere: float, kept: str):
+    class Divided(Timed):
+        def run(self, batch: Batch) -> Batch:
+            self.clock.elsewhere += elsewhere * self.seconds(batch)
+            return super().run(batch)
+
+    models = already_open({n: Divided(clock, lambda _: 0.001) for n in "ab"})
+    assert measure(models, [BATCH]).clock == kept
+
+
+def test_what_takes_no_time_on_the_processor_is_timed_by_the_wall(clock: Clock):
+    class Device(Timed):
+        def run(self, batch: Batch) -> Batch:
+            self.clock.away += self.seconds(batch)
+            return batch
+
+    models = already_open({n: Device(clock, lambda _: 0.004) for n in "ab"})
+    assert measure(models, [BATCH], budget=1.0).clock == "wall"
+
+
+def test_the_load_is_that_of_the_last_minute(clock: Clock, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(timing.os, "getloadavg", lambda: (7.0, 8.0, 9.0))
+    assert measure(steady(clock, a=0.001), [BATCH]).load == 7
+
+
+def test_measuring_goes_on_until_it_is_precise_or_the_time_is_up(clock: Clock):
+    rng = np.random.default_rng(0)
+
+    def noisy(_: Batch) -> float:
+        return 0.001 * float(np.exp(0.3 * rng.standard_normal()))
+
+    def openings(budget: float | None, precision: float) -> int:
+        models = already_open({n: Timed(clock, noisy) for n in "ab"})
+        return measure(models, [BATCH], budget, precision).summary("a")["openings"]
+
+    assert openings(100.0, 1.0) == 8
+    assert openings(100.0, 1e-9) == 40
+    start = clock.now
+    assert 7 < openings(1.0, 1e-9) < 40
+    assert 1.0 < clock.now - start < 1.1
+    start = clock.now
+    openings(None, 1e-9)
+    assert 2.0 < clock.now - start < 5.1
+
+
+@pytest.mark.parametrize(("used", "windows"), [("cpu", 2), ("wall", 4)])
+def test_a_model_is_warm_by_the_clock_that_counts(clock: Clock, used: str, windows: int):
+    """Its time on the processor is steady; in all, a run takes half as long in each window."""
+    runs = 0
+
+    def seconds(_: Batch) -> float:
+        nonlocal runs
+        clock.away += 0.004 * 0.5 ** min(runs // 3, 2)
+        runs += 1
+        return 0.0001
+
+    models = already_open({"a": Timed(clock, seconds)})
+    times = measure(models, [BATCH], 0.0, clock=used)  # type: ignore[arg-type]  # one of two
+    openings = times.seconds["a"]
+    timed = sum(opening[0].size for opening in openings)
+    assert runs - timed == 3 * (windows + 2 * (len(openings) - 1))

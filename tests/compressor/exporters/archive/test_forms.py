@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compressor.exporters.archive.coder import compressed, decode, decompressed, encode
-from compressor.exporters.archive.forms import _NAMES, Form, candidates, entropy
+from compressor.exporters.archive.forms import _NAMES, Form, Reader, candidates, entropy
 from compressor.models.codec.bit_stream import pack_bits
 from tests.compressor.exporters.archive.packed_files import rng
 
@@ -111,3 +111,79 @@ def test_zeros_of_floats_cost_a_bit_at_most() -> None:
     size, form = best(values.view(np.uint8), 4, True)
     assert form.sparse
     assert size < np.count_nonzero(values) * 3.7 + values.size / 8
+
+
+def names(data: np.ndarray, width: int = 1, floating: bool = False) -> list[str]:
+    return [str(form) for form in candidates(data, width, floating=floating)]
+
+
+def test_forms_of_wide_elements() -> None:
+    data = np.zeros(64, np.uint8)
+    assert names(data, 2) == ["8", "16", "16-mask", "16-gaps"]
+    turned = ["32-turned", "32-mask-turned", "32-gaps-turned"]
+    assert names(data, 4, True) == ["8", *turned, "32", "32-mask", "32-gaps"]
+
+
+@pytest.mark.parametrize(
+    ("bits", "two"), [(0, [1, 2]), (2, [4, 6]), (3, [3, 6]), (5, [5, 7]), (7, [6, 7])]
+)
+def test_forms_of_the_two_widths_that_code_best(bits: int, two: list[int]) -> None:
+    codes = rng().choice(4, 8000, p=[0.7, 0.2, 0.05, 0.05]).astype(np.uint8) + (1 << bits) // 2
+    data = pack_bits(torch.from_numpy(codes), bits).numpy() if bits else np.zeros(50, np.uint8)
+    sizes = {width: entropy(data, width) for width in range(1, 8)}
+    assert two == sorted(sorted(sizes, key=sizes.__getitem__)[:2])
+    expected = ["8", "8-mask", "8-gaps"]
+    for width in two:
+        plain = ["3"] if width == 3 else []
+        mask, gaps = ([f"{width}-{way}", f"{width}-{way}-apart"] for way in ("mask", "gaps"))
+        expected += [*plain, f"{width}-apart", *mask, *gaps]
+    assert names(data) == expected
+
+
+def test_the_most_common_symbol_is_left_out() -> None:
+    data = np.full(1300, 9, np.uint8)
+    data[[0, 2, 258, 514, 1299]] = [1, 2, 3, 4, 5]
+    head, mask, values = Form(8, "mask").streams(data)
+    assert (head.tolist(), values.tolist()) == ([9], [1, 2, 3, 4, 5])
+    assert np.flatnonzero(np.unpackbits(mask)).tolist() == [0, 2, 258, 514, 1299]
+    head, gaps, values = Form(8, "gaps").streams(data)
+    assert (head.tolist(), values.tolist()) == ([9], [1, 2, 3, 4, 5])
+    # 255 stands for as many that are left out, and a gap of 255 needs a zero after it.
+    assert gaps.tolist() == [0, 1, 255, 0, 255, 0, 255, 255, 255, 19]
+    _, gaps, values = Form(8, "gaps").streams(np.full(7, 9, np.uint8))
+    assert (gaps.size, values.size) == (0, 0)
+
+
+def test_of_wide_symbols_zero_is_left_out() -> None:
+    data = np.array([7, 7, 7, 0], np.uint16).view(np.uint8)
+    head, _, low, high = Form(16, "mask").streams(data)
+    assert (head.tolist(), low.tolist(), high.tolist()) == ([0, 0], [7] * 3, [0] * 3)
+
+
+def test_a_place_just_beyond_the_end_is_refused() -> None:
+    for place, fits in ((23, True), (24, False)):
+        reader = Reader(Form(8, "gaps"), 24)
+        reader.give(np.zeros(1, np.uint8))
+        if fits:
+            reader.give(np.array([place], np.uint8))
+            continue
+        with pytest.raises(ValueError, match="beyond the end"):
+            reader.give(np.array([place], np.uint8))
+
+
+def test_entropy_of_symbols_that_come_once_or_never() -> None:
+    assert entropy(np.arange(256).astype(np.uint8)) == pytest.approx(256)
+    assert entropy(np.array([3], np.uint8)) == 0
+    assert entropy(np.zeros(0, np.uint8)) == 0
+
+
+def test_bits_of_a_mask_behind_the_last_symbol_are_left_out() -> None:
+    reader = Reader(Form(8, "mask"), 5)
+    reader.give(np.zeros(1, np.uint8))
+    reader.give(np.array([0b01010111], np.uint8))
+    assert reader.next_length == 2
+
+
+def test_the_length_of_gaps_alone_is_not_known() -> None:
+    lengths = [Form(8, way).of_any_length(place) for way in ("mask", "gaps") for place in (0, 1, 2)]
+    assert lengths == [False, False, False, False, True, False]

@@ -45,6 +45,7 @@ def test_places_and_values_give_the_groups(dtype: Any, count: int, most: int, se
     assert fits_groups(groups, most)
     values, places = group_values(groups, most)
     assert values.shape == places.shape == (count * most,)
+    assert (values.dtype, places.dtype) == (dtype, np.uint8)
     again = from_group_values(values, places, most)
     assert again.dtype == groups.dtype
     np.testing.assert_array_equal(again, groups)
@@ -54,8 +55,11 @@ def test_more_groups_than_are_handled_at_once() -> None:
     groups = drawn(np.uint8, 4 * 300_001, 0.4, 0).reshape(-1, 4)
     groups[:, 2:] = 0
     np.testing.assert_array_equal(from_group_values(*group_values(groups, 2), 2), groups)
-    groups[-1] = 1
-    assert not fits_groups(groups, 2)
+    for group in (0, len(groups) - 1):
+        groups[group] = 1
+        assert not fits_groups(groups, 2)
+        groups[group] = 0
+        assert fits_groups(groups, 2)
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,15 @@ def test_words_are_those_of_compressed_tensors(
     assert down.is_contiguous()
 
 
+@pytest.mark.parametrize("bits", packing.BITS)
+@pytest.mark.parametrize("columns", [1, 5])
+def test_columns_are_packed_as_rows_are(bits: int, columns: int) -> None:
+    codes = signed(37, columns, bits, 0)
+    down = packing.pack_words_down(codes, bits)
+    assert torch.equal(down.T, packing.pack_words(codes.T, bits))
+    assert down.stride() == (columns, 1)
+
+
 @given(rows=st.integers(1, 9), pairs=st.integers(1, 65), seed=st.integers(0, 2**16))
 def test_nibbles_are_those_of_compressed_tensors(rows: int, pairs: int, seed: int) -> None:
     theirs: Any = pytest.importorskip(

@@ -69,3 +69,13 @@ def test_nothing_to_normalize():
 
 def test_members_of_different_units_weigh_the_same():
     assert average([np.array([1.0, 3.0]), np.array([300.0, 100.0])]).tolist() == [1, 1]
+    assert average([np.array([1.0, 3.0]), np.array([100.0, 300.0])]).tolist() == [0.5, 1.5]
+
+
+def test_sums_are_exact_in_float64():
+    ones = torch.full((2, 3), 2.0**24)
+    ones[:, 1:] = 1
+    assert position_sums(ones, 0).tolist() == [2**24 + 2] * 2
+    assert position_sums(torch.ones(3, dtype=torch.float16), 0).dtype == np.float64
+    fine = torch.tensor([1 + 2.0**-40], dtype=torch.float64)
+    assert powers(fine, 1).item() == 1 + 2.0**-40

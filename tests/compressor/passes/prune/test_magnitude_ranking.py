@@ -205,3 +205,85 @@ def test_a_threshold_of_another_dtype(low: int, last: int, dtype: torch.dtype):
     values = weights.abs().float().view(torch.int32)
     expected = (values < score) | ((values == score) & (torch.arange(5) <= last))
     assert torch.equal(found, expected)
+
+
+def splitmix(place: int, key: int) -> int:
+    """Return the hash of a place, by whole numbers of any size."""
+    mixed = ((place + 1) * 0x9E3779B97F4A7C15 + key) % 2**64
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB % 2**64
+    return mixed ^ mixed >> 31
+
+
+@pytest.mark.parametrize("key", [0, 5, 2**63 + 12345])
+def test_random_scores_are_hashes_of_places(key: int):
+    weights = torch.ones(6, 8)
+    weights[2:4, 4:6] = 0
+    weights[3, 4] = -0.0
+    found, shift = scores(weights, Criterion("random", (2, 2), key), 10)
+    expected = [((splitmix(5 * 4 + k, key) >> 46) + 1) << 12 for k in range(12)]
+    expected[4 + 2] = 0  # all weights of the unit are zero
+    assert (found.dtype, shift) == (torch.int32, 0)
+    assert found.reshape(-1).tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("units", [2000, 9000, 140_000])
+def test_counts_are_those_of_all_scores(dtype: torch.dtype, units: int):
+    """From 131,072 scores on, or 8192 of 16 bits, they are counted in bins."""
+    weights = torch.randn(2, units // 2, generator=torch.Generator().manual_seed(1)).to(dtype)
+    found, shift = scores(weights, Criterion())
+    whole = (found.to(torch.int64) << shift).reshape(-1)
+    coarse = count_coarse(found, shift)
+    values, counts = whole.div(4096, rounding_mode="floor").unique(return_counts=True)
+    assert torch.equal(coarse.values, values)
+    assert torch.equal(coarse.counts, counts)
+    assert coarse.values.dtype == torch.int64
+    assert coarse.total == whole.numel()
+    most = int(values[counts.argmax()])
+    assert coarse.of(most) == int(counts.max())
+    assert coarse.below(most) == int((whole < most * 4096).sum())
+    for bin_ in (int(values[0]), most, int(values[-1])):
+        fine = count_fine(found, shift, bin_)
+        values_in, counts_in = whole[whole >> 12 == bin_].unique(return_counts=True)
+        assert torch.equal(fine.values, values_in)
+        assert torch.equal(fine.counts, counts_in)
+
+
+def test_where_fine_bits_are_zero():
+    assert Criterion().coarse_only("bfloat16")
+    assert Criterion().coarse_only("float16")
+    assert not Criterion().coarse_only("float32")
+    assert not Criterion(block=(1, 4)).coarse_only("float16")
+    assert Criterion("random", (1, 4)).coarse_only("float32")
+    assert Criterion("random").coarse_only("bfloat16")
+
+
+def test_ranks_and_places_by_hand():
+    counts = Counts(torch.tensor([2, 5, 9]), torch.tensor([3, 1, 4]))
+    ranked = {1: (2, 1), 3: (2, 3), 4: (5, 1), 5: (9, 1), 8: (9, 4)}
+    assert {number: select(counts, number) for number in ranked} == ranked
+    values = torch.tensor([[5, 1], [5, 5]], dtype=torch.int16)
+    assert [place_of(values, 14, 5 << 14, rank) for rank in (1, 2, 3)] == [0, 2, 3]
+    for rank in (0, 4):
+        with pytest.raises(ValueError, match=f"no unit {rank} of 3"):
+            place_of(values, 14, 5 << 14, rank)
+
+
+def test_units_that_equal_the_threshold_go_up_to_a_place():
+    weights = torch.ones(6, 6)
+    weights[4:, 3:] = 2
+    criterion = Criterion("l1", (2, 3))
+    one = int(scores(weights, criterion)[0][0, 0])
+    for last in range(-1, 6):
+        gone = [place <= last for place in range(5)]
+        expected = [gone[:2], gone[2:4], [gone[4], False]]
+        cut = Cut(one, last)
+        assert dropped(weights, criterion, cut).tolist() == expected
+        assert dropped(weights[2:], criterion, cut, 2).tolist() == expected[1:]
+        kept = without(weights[4:], criterion, cut, 4)
+        assert bool((kept[:, :3] == 0).all()) == (last >= 4)
+        assert bool((kept[:, 3:] == 2).all())
+    narrow = Criterion("l1", (1, 2))
+    cut = Cut(int(scores(weights, narrow)[0][0, 0]), 0)
+    assert without(weights, narrow, cut).eq(0).nonzero().tolist() == [[0, 0], [0, 1]]

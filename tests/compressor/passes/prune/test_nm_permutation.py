@@ -45,6 +45,7 @@ def test_many_channels_are_searched_in_parts(monkeypatch: pytest.MonkeyPatch):
     scores = torch.rand(8, 40, generator=torch.Generator().manual_seed(3)) ** 2
     order = search_order(scores, 2, 4)
     assert sorted(order[:16].tolist()) == list(range(16))
+    assert sorted(order.tolist()) == list(range(40))
     assert kept_share(scores[:, order], 2, 4) > kept_share(scores, 2, 4)
 
 
@@ -60,3 +61,78 @@ def test_an_order_that_gains_nothing_is_left_as_it_is():
     assert search_order(torch.rand(3, 4), 2, 4).tolist() == list(range(4))
     with pytest.raises(ValueError, match="6 channels do not divide"):
         search_order(torch.ones(3, 6), 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "channels", "n", "m", "before", "after"),
+    # As measured: where the search ends.
+    [
+        (20, 24, 2, 4, 0.8226361, 0.8856639),
+        (7, 18, 1, 3, 0.6749641, 0.7294000),
+        (9, 40, 4, 8, 0.8951490, 0.9190881),
+    ],
+)
+def test_the_search_ends_where_it_did(
+    rows: int, channels: int, n: int, m: int, before: float, after: float
+):
+    scores = torch.rand(rows, channels, generator=torch.Generator().manual_seed(9)) ** 3
+    assert kept_share(scores, n, m) == pytest.approx(before, rel=1e-6)
+    order = search_order(scores, n, m)
+    assert kept_share(scores[:, order], n, m) == pytest.approx(after, rel=1e-6)
+
+
+def test_where_there_is_no_choice_the_order_stays():
+    scores = torch.rand(3, 12, generator=torch.Generator().manual_seed(5))
+    for n in (0, 4):
+        assert search_order(scores, n, 4).tolist() == list(range(12))
+    assert search_order(scores, 2, 12).tolist() == list(range(12))
+    assert kept_share(torch.zeros(2, 4), 2, 4) == 1
+
+
+def test_the_unit_of_the_scores_does_not_matter():
+    scores = torch.rand(20, 24, generator=torch.Generator().manual_seed(9)) ** 3
+    order = search_order(scores, 2, 4)
+    assert order.tolist() != list(range(24))
+    for power in (-40, 40):
+        assert torch.equal(search_order(scores * 2.0**power, 2, 4), order)
+
+
+def test_parts_are_two_groups_at_least(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(permutation, "_CHANNELS", 4)
+    scores = torch.rand(8, 24, generator=torch.Generator().manual_seed(3)) ** 2
+    order = search_order(scores, 2, 4)
+    parts = [sorted(part.tolist()) for part in order.split(8)]
+    assert parts == [list(range(start, start + 8)) for start in (0, 8, 16)]
+
+
+@pytest.mark.parametrize(("share", "rounds"), [(0.99, 1), (1.0, 2), (1.01, 2)])
+def test_the_work_of_all_rounds_is_bounded(
+    share: float, rounds: int, monkeypatch: pytest.MonkeyPatch
+):
+    """The first round looks at all pairs of channels in all rows, and later ones at some."""
+    done = []
+    exchange = permutation._exchange
+
+    def counted(*arguments: torch.Tensor) -> torch.Tensor:
+        done.append(exchange(*arguments))
+        return done[-1]
+
+    monkeypatch.setattr(permutation, "_exchange", counted)
+    scores = torch.rand(50, 64, generator=torch.Generator().manual_seed(6)) ** 3
+    search_order(scores, 2, 4)
+    assert len(done) > 3
+    done.clear()
+    monkeypatch.setattr(permutation, "_WORK", share * 64 * 64 * 50)
+    search_order(scores, 2, 4)
+    assert len(done) == rounds
+
+
+def test_an_even_sample_of_the_rows(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(permutation, "_WORK", 100 * 10 * 8.0**2)  # a hundred rows, ten times
+    scores = torch.arange(298.0)[:, None].expand(298, 8)
+    sample = permutation._sampled(scores)
+    assert sample[:, 0].tolist() == [3.0 * row for row in range(100)]
+    assert permutation._sampled(scores[:100]).shape == (100, 8)
+    assert permutation._sampled(scores[:101]).shape == (100, 8)
+    monkeypatch.setattr(permutation, "_WORK", 0.0)
+    assert permutation._sampled(scores).shape == (64, 8)

@@ -17,6 +17,7 @@ def test_values_of_the_formula():
     assert cubic_sparsity(30, 10, 20, 0.5) == 0.5
     assert cubic_sparsity(10, 10, 20, 0.5, 0.1) == 0.1
     assert cubic_sparsity(7, 7, 7, 0.5) == 0.5
+    assert cubic_sparsity(50, 0, 100, 1.0) == pytest.approx(7 / 8)
 
 
 @given(SHARES, SHARES, st.integers(-5, 50), st.integers(0, 30), st.integers(-10, 60))

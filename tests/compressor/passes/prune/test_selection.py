@@ -19,7 +19,7 @@ from compressor.passes.prune.criteria import (
     by_share,
     unit_step,
 )
-from compressor.types.channels import ChannelMap, Flags
+from compressor.types.channels import ChannelGroup, ChannelMap, Flags, Member, Role, Units
 from tests.compressor.passes.prune.channel_maps import chain, chains
 
 MINIMA = st.one_of(st.integers(1, 5), st.floats(0.01, 0.9))
@@ -212,3 +212,61 @@ def test_equal_values_go_from_all_groups_in_turn():
     full = allowed_counts(4, 1, 1)
     own = [by_score(g.units, np.zeros(4), full) for g in channels.groups[:2]]
     assert np.flatnonzero(ranking(channels, own).removed(4)).tolist() == [0, 1, 4, 5]
+
+
+def test_the_shortest_length_that_meets_the_target():
+    units = np.arange(8)
+    own = by_score(units, units.astype(float), allowed_counts(8, 1, 1))
+    order = Ranking((own,), 10, np.array([9]))
+    assert order.removed(0).nonzero()[0].tolist() == [9]
+    looked_at = []
+
+    def left(removed: Flags) -> float:
+        looked_at.append(int(removed[:8].sum()))
+        return 9.0 - float(removed[:8].sum())
+
+    for target, length in ((9, 0), (8.5, 1), (8, 1), (6, 3), (4, 5), (2, 7), (1, 8), (-1, 8)):
+        assert order.cut(left, target) == length
+    looked_at.clear()
+    order.cut(left, 6)
+    assert looked_at == [4, 2, 3], "by bisection"
+
+
+def test_an_axis_has_a_say_if_its_units_are_outputs_of_one_size():
+    axes: dict[str, list[int]] = {
+        "read": [0, 0, 0, 0, 0, 1, 1, 1, 1, 1],  # fives, but of an input
+        "pairs": [0, 0, 1, 1, -1],
+        "uneven": [0, 1, 1, 1],
+        "threes": [0, 0, 0, 1, 1, 1],
+        "elsewhere": [2, 2],
+        "scale": [0] * 6 + [1] * 6,
+    }
+    roles: dict[str, Role] = {"read": "input", "scale": "norm-scale"}
+
+    def step(names: list[str], multiple: int, units: list[int]) -> int:
+        members = tuple(Member(name, 0, roles.get(name, "output")) for name in [*names, "none"])
+        group = ChannelGroup("g", np.array(units, np.int64), members)
+        parameters: dict[str, tuple[Units | None, ...]] = {
+            name: (np.array(axis, np.int64),) for name, axis in axes.items()
+        }
+        parameters["none"] = (None,)
+        return unit_step(ChannelMap(4, (group,), parameters, (), (), ()), group, multiple)
+
+    assert step(["read"], 10, [0, 1]) == 1
+    assert step(["read", "pairs"], 10, [0, 1]) == 5
+    assert step(["pairs", "read", "scale"], 12, [0, 1]) == 6
+    assert step(["uneven", "pairs"], 12, [0, 1]) == 6
+    assert step(["threes", "pairs"], 12, [0, 1]) == 12  # 4 and 6
+    assert step(["pairs", "threes"], 6, [0, 1]) == 6  # 3 and 2
+    assert step(["elsewhere", "pairs"], 8, [0, 1]) == 4
+    assert step(["pairs"], 8, [3]) == 1
+    assert step(["pairs"], 8, []) == 1
+    assert step(["pairs"], 8, [1]) == 4
+
+
+def test_the_last_two_losses_go_on():
+    queue = by_score(np.arange(10), np.zeros(10), allowed_counts(10, 1, 1))
+    found = by_loss(queue, (0.2, 0.4, 0.5, 0.8), (1.0, 2.0, 4.0, 10.0)).values
+    assert found.tolist() == pytest.approx([0.5, 1, 1.5, 2, 4, 6, 8, 10, 12, 14])
+    one = by_share(by_score(np.arange(1), np.zeros(1), allowed_counts(1, 1, 1)))
+    assert one.values.tolist() == [1]

@@ -14,9 +14,13 @@ from compressor.passes.quantize.maths.affine import (
     SMALLEST_SCALE,
     absmax_parameters,
     activation_parameters,
+    extremes,
+    in_groups,
     mse_parameters,
+    parameters,
     quantize,
     stored_scale,
+    zero_point_of,
 )
 from compressor.types.layers import Granularity, QuantizedTensor, ScaleType, Scheme, sqnr_db
 from compressor.types.statistics import Range
@@ -342,3 +346,132 @@ def test_activation_ranges_by_hand() -> None:
     assert activation_parameters(Range(-64.0, 191.0), 8, signed=False, symmetric=False) == (1.0, 64)
     with pytest.raises(ValueError, match="finite"):
         activation_parameters(Range(0.0, math.inf), 8, signed=True, symmetric=True)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        Scheme(3, granularity="group", group=8, narrow=False),
+        Scheme(3, False, False, "group", 8, scale_type="float16"),
+        Scheme(2, granularity="channel"),
+        Scheme(4, granularity="tensor"),
+        Scheme(3, False, False, "tensor"),
+    ],
+    ids=str,
+)
+def test_the_best_of_forty_narrower_ranges(scheme: Scheme, weighted: bool) -> None:
+    generator = torch.Generator().manual_seed(5)
+    matrix = torch.randn(3, 32, generator=generator).exp() - 0.7
+    importance = torch.rand(32, generator=generator) ** 2 if weighted else torch.ones(32)
+    low, high = extremes(in_groups(matrix, scheme), scheme)
+    shares = [1 - 0.8 * step / 40 for step in range(41)]
+    tried = [parameters(low * share, high * share, scheme) for share in shares]
+    errors = []
+    for scale, zero in tried:
+        off = quantize(matrix, scale, zero, scheme).dequantize() - matrix
+        squares = (off.square() * importance).to(torch.float64)
+        errors.append(squares.reshape(*scale.shape, -1).sum(2))
+    best = torch.stack(errors).argmin(0)
+    found = mse_parameters(matrix, scheme, importance=importance if weighted else None)
+    for place, values in enumerate(found):
+        choices = torch.stack([each[place] for each in tried])
+        assert torch.allclose(values.double(), choices.gather(0, best[None])[0].double())
+    assert int(best.max()) > 0
+
+
+def test_what_is_shrunk_in_other_steps() -> None:
+    matrix = torch.tensor([[1.0] * 30 + [0.49, 0.51]])
+    scale, _ = mse_parameters(matrix, Scheme(2, signed=False), steps=1)
+    assert float(scale) == pytest.approx(1 / 3)  # a fifth is the only other
+    scale, _ = mse_parameters(matrix, Scheme(2, signed=False), steps=4)
+    assert float(scale) == pytest.approx(1 / 3)
+
+
+def test_bounds_that_the_type_of_a_scale_does_not_reach() -> None:
+    """A scale is rounded up only where an end would lie more than half a step too far."""
+    exact = torch.tensor([1 + 1 / 512], dtype=torch.float64)  # bfloat16 has 1 and 1 + 1 / 128
+    assert float(stored_scale(exact, Scheme(8, scale_type="bfloat16"))) == 1
+    # 127.5 · 1 < 127 · 1.004: more than half a step beyond.
+    exact = torch.tensor([1.0039], dtype=torch.float64)
+    assert float(stored_scale(exact, Scheme(8, scale_type="bfloat16"))) == 1
+    exact = torch.tensor([1.00394], dtype=torch.float64)
+    assert float(stored_scale(exact, Scheme(8, scale_type="bfloat16"))) == 1 + 1 / 128
+
+
+def test_extremes_hold_zero_and_are_as_exact_as_the_values() -> None:
+    fine = 1 + 2.0**-40
+    matrix = torch.tensor([[0.5, fine], [2.0, 3.0], [-fine, -4.0]], dtype=torch.float64)
+    for scheme in (Scheme(8), Scheme(8, granularity="tensor")):
+        low, high = extremes(in_groups(matrix, scheme), scheme)
+        assert low.dtype == high.dtype == torch.float64
+        if scheme.granularity == "tensor":
+            assert (low.tolist(), high.tolist()) == ([[-4.0]], [[3.0]])
+        else:
+            assert low.tolist() == [[0.0], [0.0], [-4.0]]
+            assert high.tolist() == [[fine], [3.0], [0.0]]
+        low, high = extremes(in_groups(matrix.to(torch.bfloat16), scheme), scheme)
+        assert low.dtype == high.dtype == torch.float64
+    low, _ = extremes(in_groups(matrix[:2], Scheme(8, granularity="tensor")), scheme)
+    assert low.tolist() == [[0.0]]
+
+
+def test_one_scale_for_more_rows_than_are_worked_on_at_once() -> None:
+    matrix = torch.randn(3000, 200, generator=torch.Generator().manual_seed(2))
+    scheme = Scheme(4, False, False, "tensor")
+    scale, zero = mse_parameters(matrix, scheme, steps=1)
+    assert scale.shape == zero.shape == (1, 1)
+    whole = quantize(matrix, scale, zero, scheme)
+    assert torch.equal(whole.codes[2900:], quantize(matrix[2900:], scale, zero, scheme).codes)
+
+
+def test_a_fifth_of_the_range_is_the_narrowest() -> None:
+    matrix = torch.tensor([[0.18] * 300 + [1.0]])
+    scale, _ = mse_parameters(matrix, Scheme(2))  # codes are -1, 0 and 1
+    assert float(scale) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_zero_points_are_codes(signed: bool) -> None:
+    scheme = Scheme(8, False, signed)
+    dtype = torch.int8 if signed else torch.uint8
+    low = torch.tensor([[-1000.0], [-3.4], [10.0]], dtype=torch.float64)
+    found = zero_point_of(low, torch.ones(3, 1), scheme)
+    assert found.dtype == dtype
+    assert found.tolist() == [[scheme.high], [scheme.low + 3], [scheme.low]]
+    _, none = parameters(low.clamp(max=0), -low.clamp(max=0), Scheme(8, signed=True))
+    assert none.dtype == torch.int8
+    positive = low.abs()
+    scale, none = parameters(positive * 0, positive, Scheme(8, signed=False))
+    assert none.dtype == torch.uint8
+    assert scale.dtype == torch.float32
+    one, zero = torch.ones(1, 1), torch.zeros(1, 1, dtype=dtype)
+    assert quantize(torch.ones(1, 2), one, zero, scheme).codes.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("units", "narrow", "rounded_to"),
+    # 127 or 128 times the scale lies more than half a step beyond as many of the nearest.
+    [(1.0035, True, 1), (1.008, True, 2), (1.0039, False, 1), (1.00391, False, 2)],
+)
+def test_a_scale_grows_where_an_end_lies_half_a_step_beyond(
+    units: float, narrow: bool, rounded_to: int
+) -> None:
+    exact = torch.tensor([units * 2.0**-24], dtype=torch.float64)
+    found = stored_scale(exact, Scheme(8, scale_type="float16", narrow=narrow))
+    assert found.dtype == torch.float32
+    assert float(found) == rounded_to * 2.0**-24
+
+
+def test_signed_codes_that_are_not_symmetric() -> None:
+    exact = torch.tensor([1.0001], dtype=torch.float64)
+    scheme = Scheme(8, symmetric=False, signed=True, scale_type="bfloat16")
+    assert float(stored_scale(exact, scheme)) == 1 + 1 / 128
+    for signed, zero in ((True, -128), (False, 0)):
+        found = activation_parameters(Range(0.0, 510.0), 8, signed=signed, symmetric=False)
+        assert found == (2.0, zero)
+        found = activation_parameters(Range(255.0, 510.0), 8, signed=signed, symmetric=False)
+        assert found == (2.0, zero), "zero is in the range"
+    for high in (0.1, 0.3, 0.7, 1.1):
+        scale, _ = activation_parameters(Range(0.0, high), 8, signed=False, symmetric=False)
+        assert scale == float(np.float32(high / 255))

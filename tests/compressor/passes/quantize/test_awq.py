@@ -195,3 +195,53 @@ def test_the_result_is_the_same_each_time_and_arguments_stay() -> None:
     assert torch.equal(first.weights[0].codes, second.weights[0].codes)
     assert all(torch.equal(a, b) for a, b in zip(weights, before[0], strict=True))
     assert torch.equal(moment, before[1])
+
+
+@pytest.mark.parametrize(
+    ("scheme", "grid", "start", "end", "tied", "single"),
+    # As measured: where the searches end. Rounding in another order may move a choice of nearly
+    # equal errors.
+    [
+        (SCHEMES[0], 0.0922264, 0.0773736, 0.0492715, 0.0738893, 0.124737),
+        (SCHEMES[1], 0.0834885, 0.064266, 0.0378211, 0.0761366, 0.131085),
+        (SCHEMES[4], 0.337248, 0.289315, 0.176466, 0.206186, 0.289315),
+        (SCHEMES[6], 0.375758, 0.304178, 0.128228, 0.151862, 0.416208),
+        (SCHEMES[7], 0.115495, 0.0554165, 0.0418318, 0.0625451, 0.0779189),
+    ],
+    ids=str,
+)
+def test_the_search_ends_where_it_did(
+    scheme: Scheme, grid: float, start: float, end: float, tied: float, single: float
+) -> None:
+    weights, moment = problem(8, 64)
+    schemes, columns = [scheme] * 2, torch.arange(64)
+
+    def error(found: Scaled) -> float:
+        return total_error(weights, moment, found)
+
+    assert error(awq(weights, moment, schemes, "min-max")) == pytest.approx(grid, rel=1e-3)
+    assert error(awq(weights, moment, schemes, sweeps=0)) == pytest.approx(start, rel=1e-3)
+    assert error(awq(weights, moment, schemes)) == pytest.approx(end, rel=1e-3)
+    found = awq(weights, moment, schemes, tied=columns % 16 * 7)
+    assert error(found) == pytest.approx(tied, rel=1e-3)
+    found = awq(weights, moment, schemes, tied=0 * columns)
+    assert error(found) == pytest.approx(single, rel=1e-3)
+
+
+def test_the_least_problem() -> None:
+    moment = torch.tensor([[2.0**-20]])  # quiet, but not silent
+    weight = torch.tensor([[0.3], [0.5], [-0.7]])
+    found = awq([weight.double()], moment.double(), [Scheme(2, granularity="tensor")])
+    assert found.factors.tolist() == [1.0]
+    assert total_error([weight], moment, found) <= plain_error(
+        [weight], moment, Scheme(2, granularity="tensor"), "min-max"
+    )
+    assert found.weights[0].scale.dtype == torch.float32
+
+
+def test_tied_columns_share_a_mean_within_bounds() -> None:
+    owner = torch.tensor([0, 0, 1, 2])
+    least = _Problem([torch.ones(1, 4)], torch.eye(4), [Scheme(4)], owner)
+    # Means are 2, 10 and -10, and that of all columns is 1.
+    factors = least._usable(torch.tensor([1.0, 3.0, 10.0, -10.0]))
+    assert factors.log().tolist() == pytest.approx([1, 1, 4, -4])

@@ -189,3 +189,20 @@ def test_better_rows_takes_each_row_where_it_is_better() -> None:
         assert same(mixed, good)
         assert torch.equal(mixed.zero_point, good.zero_point)
         assert same(better_rows(matrix, moment, good, bad), good)
+
+
+def test_a_scale_that_all_rows_share_is_left_to_them() -> None:
+    scheme = SCHEMES[5]
+    matrix, moment = problem()
+    once = descend(matrix, moment, round_to_nearest(matrix, scheme))
+    twice = descend(matrix, moment, round_to_nearest(matrix, scheme), 2)
+    assert same(twice, descend(matrix, moment, once))
+
+
+def test_errors_are_summed_in_float64_whatever_the_types() -> None:
+    matrix, moment = problem()
+    start = round_to_nearest(matrix, SCHEMES[1])
+    errors = row_errors(matrix.double(), start, moment.double())
+    assert errors.dtype == torch.float64
+    assert torch.equal(errors, row_errors(matrix, start, moment))
+    assert same(descend(matrix.double(), moment, start), descend(matrix, moment, start))

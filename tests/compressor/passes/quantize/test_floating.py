@@ -8,14 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from compressor.passes.quantize.maths.affine import mse_parameters, stored_scale
 from compressor.passes.quantize.maths.floating import (
     candidate_scales,
     e2m1_codes,
     float_mse_parameters,
     float_parameters,
+    float_scale,
     nearest_values,
     nvfp4_tensor_scale,
     quantize_floats,
+    round_to_nearest,
 )
 from compressor.types.layers import QuantizedTensor, Scheme
 
@@ -222,3 +225,128 @@ def test_wrong_schemes_are_refused() -> None:
         float_parameters(torch.ones(1, 48), MXFP4)
     with pytest.raises(ValueError, match="need the tensor's scale"):
         quantize_floats(torch.ones(1, 16), torch.ones(1, 1), NVFP4)
+
+
+def test_the_neighbours_of_a_scale_in_its_type() -> None:
+    scale = torch.tensor([[4.0], [2.0**-126], [2.0**127]])
+    assert torch.cat(candidate_scales(scale, MXFP4), 1).tolist() == [
+        [2.0, 8.0],
+        [2.0**-126, 2.0**-125],
+        [2.0**126, 2.0**127],
+    ]
+    scale = torch.tensor([[1.0], [2.0**-9], [448.0]])
+    places = torch.tensor([[0x38], [1], [0x7E]]) + torch.tensor([s for s in range(-8, 9) if s])
+    codes = places.clamp(1, 0x7E).to(torch.uint8).numpy().view(ml_dtypes.float8_e4m3fn)
+    found = torch.cat(candidate_scales(scale, NVFP4), 1)
+    assert np.array_equal(found.numpy(), codes.astype(np.float32))
+    found = torch.cat(candidate_scales(torch.ones(1, 1), FP8), 1)[0]
+    assert found.log2().mul(16).tolist() == pytest.approx([s for s in range(-4, 17) if s], abs=1e-4)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_the_best_of_the_neighbours_is_found(scheme: Scheme, weighted: bool) -> None:
+    matrix = gaussian(5, 64, 3)
+    importance = torch.rand(64, generator=torch.Generator().manual_seed(4)) if weighted else None
+    whole = nvfp4_tensor_scale(matrix.abs().max()) if scheme is NVFP4 else None
+    first = float_parameters(matrix, scheme, whole)
+    tried = [first, *candidate_scales(first, scheme)]
+    errors = []
+    for scale in tried:
+        off = quantize_floats(matrix, scale, scheme, whole).dequantize() - matrix
+        squares = off.square() * (1.0 if importance is None else importance)
+        count = scale.numel()
+        errors.append(squares.to(torch.float64).reshape(count, -1).sum(1).reshape(scale.shape))
+    best = torch.stack(errors).argmin(0)
+    expected = torch.stack(tried).gather(0, best[None])[0]
+    for given_whole in (whole, None):
+        found = float_mse_parameters(matrix, scheme, given_whole, importance)
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("largest", "power"),
+    [(2688.0, 0), (2688.1, 1), (2687.9, 0), (1344.0, -1), (1e-30, -111), (1e-45, -126)],
+)
+def test_the_tensor_s_scale_is_the_next_power_of_two(largest: float, power: int) -> None:
+    found = nvfp4_tensor_scale(largest)
+    assert found.shape == ()
+    assert found.dtype == torch.float32
+    if largest > 1e-40:
+        assert float(found) == 2.0**power
+    assert float(nvfp4_tensor_scale(torch.tensor([0.0]))) == 1
+
+
+def test_scales_are_rounded_to_the_nearest_of_their_type() -> None:
+    exact = torch.tensor([0.0, 1.06, 1.07, 2.0**-12, 1e9, 0.7, 0.72], dtype=torch.float64)
+    assert float_scale(exact, NVFP4).tolist() == [1, 1, 1.125, 2.0**-9, 448, 0.6875, 0.75]
+    assert float_scale(exact, MXFP4).tolist() == [1, 1, 1, 2.0**-12, 2.0**30, 0.5, 1]
+    assert float_scale(exact, MXFP4).dtype == torch.float32
+    assert torch.equal(float_scale(exact[:5], FP8_HALF), stored_scale(exact[:5], FP8_HALF))
+
+
+def test_more_rows_than_are_worked_on_at_once() -> None:
+    matrix = gaussian(9000, 64)
+    for scheme in (FP8, MXFP4):
+        parts = [round_to_nearest(part, scheme, "mse") for part in matrix.split(2000)]
+        whole = round_to_nearest(matrix, scheme, "mse")
+        assert torch.equal(whole.scale, torch.cat([part.scale for part in parts]))
+        codes = torch.cat([part.codes.view(torch.uint8) for part in parts])
+        assert torch.equal(whole.codes.view(torch.uint8), codes)
+        assert whole.zero_point.dtype == torch.int8
+        assert not whole.zero_point.any()
+
+
+def test_a_tensor_s_scale_that_is_given_is_taken() -> None:
+    matrix = gaussian(3, 64)
+    whole = 4 * nvfp4_tensor_scale(matrix.abs().max())
+    largest = matrix.reshape(3, 4, 16).abs().amax(2).double()
+    expected = float_scale(largest / 6 / whole.double(), NVFP4)
+    assert torch.equal(float_parameters(matrix, NVFP4, whole), expected)
+    tried = torch.stack([expected, *candidate_scales(expected, NVFP4)])
+    found = float_mse_parameters(matrix, NVFP4, whole)
+    assert bool((tried == found).any(0).all())
+    assert torch.equal(round_to_nearest(matrix, NVFP4, tensor_scale=whole).scale, expected)
+
+
+def test_rows_of_zeros_have_the_scale_one() -> None:
+    matrix = gaussian(3, 64)
+    matrix[1] = 0
+    for scheme in (FP8, MXFP4, NVFP4):
+        found = round_to_nearest(matrix, scheme)
+        assert set(found.scale[1].tolist()) == {1.0}
+        assert found.zero_point.dtype == torch.int8
+        assert found.zero_point.shape == found.scale.shape
+    assert e2m1_codes(matrix).dtype == torch.uint8
+
+
+def test_one_scale_for_more_rows_than_are_worked_on_at_once() -> None:
+    matrix = gaussian(9000, 64)
+    scale = float_mse_parameters(matrix, FP8_TENSOR)
+    assert scale.shape == (1, 1)
+    whole = quantize_floats(matrix, scale, FP8_TENSOR).codes.view(torch.uint8)
+    part = quantize_floats(matrix[8900:], scale, FP8_TENSOR).codes.view(torch.uint8)
+    assert torch.equal(whole[8900:], part)
+
+
+def test_integers_count_by_importance_too() -> None:
+    matrix, scheme = gaussian(4, 32), Scheme(3)
+    importance = torch.zeros(32)
+    importance[:4] = 1
+    found = round_to_nearest(matrix, scheme, "mse", importance=importance)
+    scale, _ = mse_parameters(matrix, scheme, importance=importance)
+    assert torch.equal(found.scale, scale)
+    assert not torch.equal(found.scale, round_to_nearest(matrix, scheme, "mse").scale)
+
+
+@pytest.mark.parametrize("scheme", [FP8, MXFP4, NVFP4], ids=str)
+def test_rounding_counts_by_importance(scheme: Scheme) -> None:
+    matrix = gaussian(4, 64, 8)
+    importance = torch.zeros(64)
+    importance[::8] = 1
+    whole = 2 * nvfp4_tensor_scale(matrix.abs().max()) if scheme is NVFP4 else None
+    found = round_to_nearest(matrix, scheme, "mse", whole, importance)
+    assert torch.equal(found.scale, float_mse_parameters(matrix, scheme, whole, importance))
+    plain = round_to_nearest(matrix, scheme, "mse", whole)
+    assert torch.equal(plain.scale, float_mse_parameters(matrix, scheme, whole))
+    assert not torch.equal(found.scale, plain.scale)

@@ -143,3 +143,63 @@ def test_more_than_is_worked_on_at_once(scheme: Scheme) -> None:
     assert torch.equal(whole.codes, torch.cat([part.codes for part in parts]))
     assert torch.equal(whole.scale, torch.cat([part.scale for part in parts]))
     assert torch.equal(whole.zero_point, torch.cat([part.zero_point for part in parts]))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "in_norm", "squared", "scales", "zeros"),
+    # As measured: where the search ends.
+    [
+        (SCHEMES[0], 63.61557, 0.3599874, 0.5695558, 0),
+        (SCHEMES[1], 320.9781, 38.46374, 24.75608, 0),
+        (SCHEMES[2], 286.6348, 24.68895, 19.75293, 357),
+        (SCHEMES[3], 400.5782, 64.95324, 65.80492, 345),
+        (SCHEMES[4], 764.1315, 526.6275, 89.15320, 0),
+        (SCHEMES[5], 729.7798, 374.8809, 75.64160, 71),
+        (SCHEMES[6], 521.9227, 189.3848, 0.8911029, 0),
+    ],
+    ids=str,
+)
+def test_the_search_ends_where_it_did(
+    scheme: Scheme, in_norm: float, squared: float, scales: float, zeros: int
+) -> None:
+    matrix = heavy_tailed()
+    found = hqq(matrix, scheme)
+    assert float(errors(matrix, found, 0.7).sum()) == pytest.approx(in_norm, rel=1e-5)
+    assert float(errors(matrix, found, 2.0).sum()) == pytest.approx(squared, rel=1e-5)
+    assert float(found.scale.sum()) == pytest.approx(scales, rel=1e-5)
+    assert int(found.zero_point.sum(dtype=torch.int64)) == zeros
+
+
+@pytest.mark.parametrize(
+    ("levels", "left", "factor"),
+    [
+        ([-3.0, 0.0, 2.0, 5.0], [0.9] * 4, 1 - 0.8 / 50),  # a step of it is the zero point's
+        ([1.0, 0.0, 0.0, 0.0], [0.5, 0.0, -0.25, -0.25], 1.5),
+        ([0.0] * 4, [0.1, -0.1, 0.1, -0.1], 1.0),
+        ([2.0, 0.0, 0.0, 0.0], [-3.0, 1.0, 1.0, 1.0], 1.0),  # it would be negative
+        ([2.0, 0.0, 0.0, 0.0], [-2.0, 1.0, 1.0, 0.0], 1.0),  # or nothing
+    ],
+)
+def test_the_scale_of_least_squares(levels: list[float], left: list[float], factor: float) -> None:
+    scheme = Scheme(4, False, False)
+    two = torch.full((1, 2), 2.0)
+    zero = torch.full((1, 2), 6, dtype=torch.uint8)
+    other = ([1.0, 2.0, 3.0, 4.0], [0.25, 0.5, -0.25, -0.5])
+    scale, found = _solved(
+        torch.tensor([[levels, other[0]]]), torch.tensor([[left, other[1]]]), two, zero, scheme
+    )
+    assert scale.tolist() == [pytest.approx([2 * factor, 2 * (1 - 1.5 / 30)])]
+    assert found.tolist() == [[5 if left[1] == 0.9 else 6, 6]]
+
+
+def test_a_zero_point_is_a_code() -> None:
+    levels, one = torch.tensor([[[-3.0, 0.0, 2.0, 5.0]]]), torch.ones(1, 1)
+    zero = torch.full((1, 1), 6, dtype=torch.uint8)
+    for left, expected in ((40.0, 0), (-40.0, 15)):
+        scale, found = _solved(
+            levels, torch.full_like(levels, left), one, zero, Scheme(4, False, False)
+        )
+        assert found.tolist() == [[expected]]
+        moved = levels - (expected - 6)
+        gain = (moved * (left + expected - 6)).sum() / moved.square().sum()
+        assert float(scale) == pytest.approx(float(1 + gain) if gain > -1 else 1.0)

@@ -143,3 +143,74 @@ def test_the_order_of_values_does_not_matter() -> None:
     values = torch.randn(10_000, generator=torch.Generator().manual_seed(3))
     mixed = values[torch.randperm(10_000, generator=torch.Generator().manual_seed(4))]
     assert torch.equal(codebook(values, 16), codebook(mixed, 16))
+
+
+@pytest.mark.parametrize(
+    ("size", "weighted", "zero", "numbers"),
+    # As measured, where a third of the values is zero.
+    [
+        (4, False, False, [-1.24324, -0.06519, 0.67431, 1.63327]),
+        (4, False, True, [-1.19758, 0, 0.71248, 1.65353]),
+        (4, True, False, [-1.27576, -0.07116, 0.6785, 1.65288]),
+        (4, True, True, [-1.23111, 0, 0.71385, 1.66319]),
+        (7, False, True, [-1.97529, -1.15203, -0.5353, 0, 0.53267, 1.15841, 2.00733]),
+        (7, True, False, [-1.98732, -1.16822, -0.53066, 0.00447, 0.55571, 1.18952, 2.05411]),
+    ],
+)
+def test_centroids_end_where_they_did(
+    size: int, weighted: bool, zero: bool, numbers: list[float]
+) -> None:
+    values = torch.randn(4000, generator=torch.Generator().manual_seed(5))
+    weights = torch.rand(4000, generator=torch.Generator().manual_seed(6)) if weighted else None
+    values[::3] = 0
+    found = codebook(values, size, weights, zero=zero)
+    assert found.tolist() == pytest.approx(numbers, abs=1e-5)
+    assert found.dtype == torch.float32
+
+
+def test_the_form_of_what_is_clustered() -> None:
+    matrix = torch.randn(6, 40, generator=torch.Generator().manual_seed(2))
+    importance = torch.rand(6, 40, generator=torch.Generator().manual_seed(3)) ** 3
+    found = clustered(matrix, scheme(2, 3), importance)
+    assert found.codes.dtype == torch.uint8
+    assert (found.scale.tolist(), found.zero_point.tolist()) == ([[1.0]], [[0]])
+    assert found.zero_point.dtype == torch.uint8
+    assert found.codebook is not None
+    for group, part in enumerate((slice(0, 3), slice(3, 6))):
+        book = codebook(matrix[part], 4, importance[part])
+        assert torch.equal(found.codebook[group], book)
+        assert torch.equal(found.codes[part], nearest(matrix[part], book))
+    assert found.codebook.dtype == torch.float32
+
+
+def test_one_zero_in_a_hundred_is_meant() -> None:
+    for count, kept in ((100, True), (101, False)):
+        matrix = torch.linspace(1, 2, count)[None]
+        matrix[0, 7] = 0
+        assert (0.0 in clustered(matrix, scheme(1)).dequantize().tolist()[0]) == kept
+
+
+def test_zero_takes_a_number_of_the_codebook() -> None:
+    values = torch.tensor([1.0, 1, 0, -2], dtype=torch.float64)
+    assert codebook(values, 3, zero=True).tolist() == [-2, 0, 1]
+    assert codebook(values, 1, zero=True).tolist() == [0]
+    assert codebook(values, 3, zero=True).dtype == torch.float32
+    assert codebook(values, 2, torch.ones(4, dtype=torch.float16)).tolist() == pytest.approx(
+        [-2, 2 / 3]
+    )
+
+
+def test_of_two_that_are_as_near_it_is_the_lower() -> None:
+    places = nearest(torch.tensor([0.5, 0.50001, -3, 9], dtype=torch.float64), torch.arange(3.0))
+    assert places.tolist() == [0, 1, 0, 2]
+    assert places.dtype == torch.uint8
+
+
+def test_far_from_zero_and_of_little_weight() -> None:
+    values = (1000 + torch.arange(8) / 1024).repeat(500)
+    pairs = [1000 + (4 * k + 1) / 2048 for k in range(4)]
+    assert codebook(values, 4).tolist() == pytest.approx(pairs, abs=1e-4)
+    weights = torch.rand(4000, generator=torch.Generator().manual_seed(1))
+    scattered = torch.randn(4000, generator=torch.Generator().manual_seed(2))
+    light = codebook(scattered, 8, weights / 1024)
+    assert torch.equal(light, codebook(scattered, 8, weights))
