@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from compressor.graph.values import all_nodes, computes_scale, static_shape, value_by_name
 from compressor.types.carrier import Capability, Carrier
-from compressor.types.tensors import Batch
+from compressor.types.tensors import Batch, samples_in
 
 MOST = 128 << 20
 """Bytes of inner values that a portion has at most, unless a single sample has more."""
@@ -35,7 +35,7 @@ class Portion(NamedTuple):
     @property
     def samples(self) -> int:
         """How many samples it has."""
-        return len(next(iter(self.batch.values())))
+        return samples_in(self.batch)
 
 
 class Portions:
@@ -62,7 +62,7 @@ class Portions:
 
     def of(self, batch: Batch) -> Iterator[Portion]:
         """Yield a batch's portions, in the order of their samples."""
-        count = len(next(iter(batch.values())))
+        count = samples_in(batch)
         start = 0
         if self._size is None and count > _PAIR:
             values = self._run(_cut(batch, 0, _PAIR))

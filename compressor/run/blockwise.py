@@ -31,7 +31,7 @@ from compressor.types.carrier import Carrier
 from compressor.types.data import ALONE, Ranks, share
 from compressor.types.layers import WeightCodes
 from compressor.types.statistics import Observer, Request
-from compressor.types.tensors import Array, Batch
+from compressor.types.tensors import Array, Batch, samples_in
 
 MakeObserver: TypeAlias = Callable[[str, Mapping[str, Any]], Observer[Any, Any]]
 
@@ -180,7 +180,7 @@ class GraphBlocks:
     def _read_inputs(self) -> None:
         names = list(dict.fromkeys(name for block in self._blocks for name in block.inputs))
         for batch in self._feed.batches:
-            self._samples.append(len(next(iter(batch.values()))))
+            self._samples.append(samples_in(batch))
             for name in names:
                 self._store.append(name, batch[name])
         if not sum(self._feed.ranks.gathered(len(self._samples))):

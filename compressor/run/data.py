@@ -13,7 +13,7 @@ from compressor.files import json_sha256
 from compressor.spec.load import FACTORY, DataEntry, Spec
 from compressor.spec.user_code import code_digest, importable, load_symbol
 from compressor.types.data import Source
-from compressor.types.tensors import Batch, TensorSpec
+from compressor.types.tensors import Batch, TensorSpec, fixed_batch
 
 _BATCH = 32
 
@@ -74,7 +74,7 @@ def open_data(spec: Spec, inputs: Sequence[TensorSpec]) -> dict[str, Data]:
     opened = {}
     for role, entry in spec.data.items():
         with located(entry.where):
-            opened[role] = _open(spec, entry, _fixed_batch(inputs))
+            opened[role] = _open(spec, entry, fixed_batch(inputs))
     return opened
 
 
@@ -129,7 +129,7 @@ def check_data(
                     f"holds {wrong.flat[0]}, and the model's table has {rows} rows",
                     "use the tokenizer that belongs to the model",
                 )
-        fixed = _fixed_batch(inputs)
+        fixed = fixed_batch(inputs)
         if fixed is not None:
             # Refuse batches, including the last, that differ from the model's fixed batch.
             if data.batch != fixed:
@@ -145,11 +145,6 @@ def check_data(
                     f"has {info.samples} samples, and the model takes {fixed} at a time",
                     f"set samples: {whole}" if whole else f"give at least {fixed} samples",
                 )
-
-
-def _fixed_batch(inputs: Sequence[TensorSpec]) -> int | None:
-    first = inputs[0].shape[0] if inputs and inputs[0].shape else None
-    return first if isinstance(first, int) else None
 
 
 def _check_batch(data: Data, sample: Mapping[str, object], inputs: Sequence[TensorSpec]) -> None:

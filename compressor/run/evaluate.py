@@ -20,7 +20,7 @@ from compressor.run.decisions import Decisions, decisions_of, joined
 from compressor.run.metrics import Metric
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.layers import Layer
-from compressor.types.tensors import Array, Batch, TensorSpec
+from compressor.types.tensors import Array, Batch, TensorSpec, fixed_batch, samples_in
 
 _SIGNAL_SAMPLES = 64
 _REMEMBERED = 64 << 20
@@ -78,7 +78,7 @@ def evaluate(
     same = decisions = 0
     seen = 0
     for batch in data.batches():
-        size = len(next(iter(batch.values())))
+        size = samples_in(batch)
         outputs = candidate.run(batch)
         expected = outputs if candidate is reference else reference.run(batch)
         check_finite(outputs, seen)
@@ -112,13 +112,13 @@ def evaluate(
 
 def outputs_of(runner: Runner, batch: Batch, size: int) -> Batch:
     """Run a batch, ``size`` samples at a time, which takes less memory; return its outputs."""
-    count = len(next(iter(batch.values())))
+    count = samples_in(batch)
     parts: list[Batch] = []
     for start in range(0, count, size):
         part = {name: array[start : start + size] for name, array in batch.items()}
         parts.append(runner.run(part))
         rows = {len(a) if a.ndim else 0 for a in parts[-1].values()}
-        if rows != {len(next(iter(part.values())))}:  # an output is not one of samples
+        if rows != {samples_in(part)}:  # an output is not one of samples
             return runner.run(batch)
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
@@ -280,15 +280,15 @@ class RunSamples:
 
     def probe(self, count: int) -> Batch:
         """Return the first samples, repeated if there are fewer than the model's fixed batch."""
-        fixed = self.inputs[0].shape[0]
-        size = fixed if isinstance(fixed, int) else count
+        fixed = fixed_batch(self.inputs)
+        size = fixed or count
         if self.data is None:
             return made_up_batch(self.inputs, size, self.seed)
         batch = self.data.first(size)
         names = [i.name for i in self.inputs]
-        if not isinstance(fixed, int):
+        if fixed is None:
             return {n: batch[n] for n in names}
-        repeat = -(-size // len(batch[names[0]]))
+        repeat = -(-size // samples_in(batch))
         return {n: np.concatenate([batch[n]] * repeat)[:size] for n in names}
 
     def batches(self) -> Iterator[Batch]:
@@ -296,7 +296,7 @@ class RunSamples:
         done = 0
         for batch in () if self.data is None else self.data.batches():
             yield batch
-            done += len(next(iter(batch.values())))
+            done += samples_in(batch)
             self.advance(done)
 
 

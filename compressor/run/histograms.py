@@ -15,7 +15,7 @@ from compressor.graph.operators import operator
 from compressor.graph.values import constant_array, is_op, maker_behind
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Layer
-from compressor.types.tensors import Array, Batch
+from compressor.types.tensors import Array, Batch, samples_in
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ def _inputs(
         lambda part: (part if runner is None else {**part, **runner.run(part)},), [carrier]
     )
     counted = {name: _Values(bounds[name]) for name in read}
-    count = len(next(iter(batch.values())))
+    count = samples_in(batch)
     for portion in portions.of(batch):
         (values,) = portion.values
         for name, value in read.items():

@@ -23,7 +23,7 @@ from compressor.models.onnx.ort_runner import runner_of
 from compressor.run.evaluate import SignalSums
 from compressor.run.felt_noise import Feeling
 from compressor.types.carrier import Carrier, Runner
-from compressor.types.tensors import Array, Batch
+from compressor.types.tensors import Array, Batch, samples_in
 
 _MOST_MACS = 2e11  # some seconds of a core
 
@@ -96,7 +96,7 @@ def measured_noise(
         ({name: array[:few] for name, array in batch.items()}, True),
         ({name: array[few:] for name, array in batch.items()}, False),
     ):
-        if len(next(iter(part.values()))):
+        if samples_in(part):
             measuring.run(part, reaches=reaches)
     return measuring.noise()
 
@@ -256,7 +256,7 @@ class _Reaching:
         """Add to the errors' sums what a portion's errors change in the outputs."""
         feed = {**batch, **self._none}
         exact = self._runner.run(feed)
-        size = len(next(iter(batch.values())))
+        size = samples_in(batch)
         feels = None if self._feeling is None else self._feeling.relative_to(exact, self._seen)
         self._seen += size
         for error, values in errors:

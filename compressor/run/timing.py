@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from compressor.types.carrier import Runner
-from compressor.types.tensors import Array, Batch
+from compressor.types.tensors import Array, Batch, samples_in
 
 _ALL = 10  # groups up to which every choice of signs is tried
 _DRAWN = 2000
@@ -225,7 +225,7 @@ def measure(
     openings, orders = _orders(models, rng), _orders(models, rng)
     start = time.perf_counter()
     runs = 0
-    latencies = Latencies(_size(inputs[0]), {name: [] for name in models}, clock)
+    latencies = Latencies(samples_in(inputs[0]), {name: [] for name in models}, clock)
     here, everywhere = 0.0, 0.0
     for count in range(1, _MOST_OPENINGS + 1):
         runners = {name: models[name]() for name in next(openings)}
@@ -246,10 +246,6 @@ def measure(
         if spent or (count >= _OPENINGS_TO_STOP and latencies.precise(precision)):
             break
     return replace(latencies, load=os.getloadavg()[0])
-
-
-def _size(batch: Batch) -> int:
-    return len(next(iter(batch.values())))
 
 
 def _timed(

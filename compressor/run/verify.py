@@ -26,7 +26,7 @@ from compressor.run.store import result_key
 from compressor.run.timing import Opener, measure
 from compressor.run.workspace import Workspace, machine
 from compressor.types.carrier import Carrier, Runner
-from compressor.types.tensors import Batch
+from compressor.types.tensors import Batch, fixed_batch, samples_in
 
 _FAITHFUL_DB = 40.0
 _MARGIN_DB = 6.0
@@ -272,13 +272,13 @@ def _timed_inputs(workspace: Workspace, final: Carrier, count: int) -> list[Batc
         return [workspace.sample(count)]
     names = [i.name for i in workspace.plan.model.carrier.inputs]
     samples = data.first(_TIMED_SAMPLES)
-    held = range(len(samples[names[0]]))
+    held = range(samples_in(samples))
     return [{name: samples[name][i : i + 1] for name in names} for i in held]
 
 
 def _batches(workspace: Workspace) -> list[int]:
-    fixed = workspace.plan.model.carrier.inputs[0].shape[0]
-    if isinstance(fixed, int):
+    fixed = fixed_batch(workspace.plan.model.carrier.inputs)
+    if fixed is not None:
         return [fixed]
     data = workspace.evaluation
     return [1] if data is None or data.batch == 1 else [1, data.batch]

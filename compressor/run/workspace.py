@@ -22,7 +22,7 @@ from compressor.run.plan import Plan
 from compressor.run.store import Store, compute_versions, result_key
 from compressor.types.carrier import Capability, Carrier, Runner
 from compressor.types.data import ALONE, Ranks
-from compressor.types.tensors import Array, Batch
+from compressor.types.tensors import Array, Batch, fixed_batch, samples_in
 
 _PER_SAMPLE, _DECISIONS = "per_sample.npy", "decisions.npz"
 _EVALUATION = 2  # version of what is stored
@@ -124,15 +124,15 @@ class Workspace:
                 the batch is not fixed.
         """
         inputs = self.plan.model.carrier.inputs
-        fixed = inputs[0].shape[0]
-        count = fixed if isinstance(fixed, int) else count
+        fixed = fixed_batch(inputs)
+        count = fixed or count
         names = [i.name for i in inputs]
         for role in ("evaluation", "calibration", "training"):
             if role in self.plan.data:
                 batch = self.plan.data[role].first(count)
-                if distinct and not isinstance(fixed, int):
+                if distinct and fixed is None:
                     return {n: batch[n] for n in names}
-                repeat = -(-count // len(batch[names[0]]))
+                repeat = -(-count // samples_in(batch))
                 return {n: np.concatenate([batch[n]] * repeat)[:count] for n in names}
         shapes = {
             i.name: [count if isinstance(d, str) else int(d or 1) for d in i.shape] for i in inputs

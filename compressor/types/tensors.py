@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -9,7 +10,28 @@ import numpy as np
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Batch: TypeAlias = dict[str, Array]
-"""Arrays by name, each with the batch as its first axis."""
+"""Arrays by name, each with the batch as its first axis, unless it is a :class:`Feed`."""
+
+
+class Feed(dict[str, Array]):
+    """A whole feed: everything that a model takes at once, in arrays of any rank. One sample."""
+
+
+def samples_in(batch: Batch) -> int:
+    """Return how many samples a batch holds."""
+    return 1 if isinstance(batch, Feed) else len(next(iter(batch.values())))
+
+
+def cut(batch: Batch, start: int, stop: int | None) -> Batch:
+    """Return a batch's samples from ``start`` to ``stop``; a feed stays whole."""
+    if isinstance(batch, Feed):
+        return batch
+    return {name: array[start:stop] for name, array in batch.items()}
+
+
+def picked(batch: Batch, names: Iterable[str]) -> Batch:
+    """Return some of a batch's arrays."""
+    return type(batch)((name, batch[name]) for name in names)
 
 
 @dataclass(frozen=True)
@@ -41,3 +63,9 @@ class TensorSpec:
         if fits:
             return None
         return f"shape is {list(shape)}, the model expects {self}"
+
+
+def fixed_batch(inputs: Sequence[TensorSpec]) -> int | None:
+    """Return the number of samples that a model takes at a time; ``None`` if that is any."""
+    first = inputs[0].shape[0] if inputs and inputs[0].shape else None
+    return first if isinstance(first, int) else None

@@ -14,7 +14,7 @@ import numpy as np
 
 from compressor.errors import CompressorError, DataError
 from compressor.types.data import Source, SourceInfo
-from compressor.types.tensors import Batch, TensorSpec
+from compressor.types.tensors import Batch, TensorSpec, cut, samples_in
 
 ResultT = TypeVar("ResultT")
 _END = object()
@@ -137,7 +137,7 @@ class FactorySource:
                 start = f"{name} {array.dtype.str} {array.shape[1:]} ".encode()
                 digest = hashes.setdefault(name, hashlib.sha256(start))
                 digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-            most = None if most is None else most - length(used)
+            most = None if most is None else most - samples_in(used)
             if most == 0:
                 break
         return hashlib.sha256(b"".join(h.digest() for _, h in sorted(hashes.items()))).hexdigest()
@@ -147,7 +147,7 @@ class FactorySource:
         form: _Form = {}
         for value in iterate(self.subject, self.make):
             batch = self._renamed(check_batch(self.subject, value))
-            if not length(batch):
+            if not samples_in(batch):
                 continue
             objects = [name for name, array in batch.items() if array.dtype.hasobject]
             if objects:
@@ -275,7 +275,7 @@ def regroup(batches: Iterable[Batch], size: int, limit: int | None = None) -> It
     have = 0
     for batch in _limited(batches, limit):
         parts.append(batch)
-        have += length(batch)
+        have += samples_in(batch)
         while have >= size:
             joined = _join(parts)
             yield cut(joined, 0, size)
@@ -283,16 +283,6 @@ def regroup(batches: Iterable[Batch], size: int, limit: int | None = None) -> It
             parts = [cut(joined, size, None)] if have else []
     if have:
         yield _join(parts)
-
-
-def length(batch: Batch) -> int:
-    """Return the number of samples in a batch."""
-    return len(next(iter(batch.values())))
-
-
-def cut(batch: Batch, start: int, stop: int | None) -> Batch:
-    """Return the samples of a batch from ``start`` to ``stop``."""
-    return {name: array[start:stop] for name, array in batch.items()}
 
 
 def _limited(batches: Iterable[Batch], limit: int | None) -> Iterator[Batch]:
@@ -303,7 +293,7 @@ def _limited(batches: Iterable[Batch], limit: int | None) -> Iterator[Batch]:
         return
     for batch in batches:
         yield cut(batch, 0, limit)
-        limit -= length(batch)
+        limit -= samples_in(batch)
         if limit <= 0:
             return
 

@@ -25,7 +25,7 @@ from compressor.types.channels import ChannelMap, Flags
 from compressor.types.data import Samples
 from compressor.types.layer_rules import plan_layers
 from compressor.types.passes import GraphPass, LayerOutcome, Outcome, PassContext, Survey
-from compressor.types.tensors import Batch
+from compressor.types.tensors import Batch, samples_in
 
 _LAYOUT = "compressed-tensors"
 _PROOF_SAMPLES = 4
@@ -291,7 +291,7 @@ class _Pruning:
 
         target = self._options.target.value
         length, ratio = search_latency(ranking, self._channels.macs, measured, target)
-        samples = len(next(iter(batch.values())))
+        samples = samples_in(batch)
         self._notes.append(
             f"latency at batch {samples}, measured beside the model before pruning: "
             f"{ratio:.2f} of its time; the target is {target:g}"
