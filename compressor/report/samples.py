@@ -17,7 +17,7 @@ from compressor.report import formats
 from compressor.report.verdict import Report
 from compressor.run.data import Data
 from compressor.types.data import IndexedSource, Source
-from compressor.types.tensors import Array, Batch, samples_in
+from compressor.types.tensors import Array, Batch, Feed, samples_in
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -70,7 +70,8 @@ def _rows(source: Source, indices: Sequence[int]) -> dict[int, Batch]:
     for batch in source.batches(_BATCH, max(indices) + 1):
         size = samples_in(batch)
         for i in set(indices) & set(range(start, start + size)):
-            found[i] = {name: array[i - start] for name, array in batch.items()}
+            whole = isinstance(batch, Feed)
+            found[i] = batch if whole else {n: array[i - start] for n, array in batch.items()}
         start += size
     return found
 

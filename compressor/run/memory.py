@@ -65,7 +65,8 @@ def _sizes(carrier: Carrier, data: Mapping[str, Data]) -> dict[str, int]:
         for spec in carrier.inputs:
             lengths.update(_bound(spec.shape, sample[spec.name].shape))
     first = carrier.inputs[0].shape if carrier.inputs else ()
-    dynamic = bool(first) and isinstance(first[0], str)
+    feeds = any(entry.feeds for entry in data.values())
+    dynamic = bool(first) and isinstance(first[0], str) and not feeds
     if dynamic:
         lengths[str(first[0])] = 1
     return {

@@ -130,7 +130,7 @@ def make_plan(spec: Spec) -> Plan:
         with located(spec.where("model", "inputs")):
             carrier.graph()
     _check_data_is_of_use(spec, carrier)
-    data = open_data(spec, carrier.inputs)
+    data = open_data(spec, carrier.inputs, carrier.outputs)
     limits = index_limits(carrier.graph()) if Capability.GRAPH in carrier.offers else {}
     for entry in data.values():
         check_data(entry, carrier.inputs, limits)

@@ -67,5 +67,7 @@ class TensorSpec:
 
 def fixed_batch(inputs: Sequence[TensorSpec]) -> int | None:
     """Return the number of samples that a model takes at a time; ``None`` if that is any."""
-    first = inputs[0].shape[0] if inputs and inputs[0].shape else None
-    return first if isinstance(first, int) else None
+    lengths = [spec.shape[0] for spec in inputs if spec.shape]
+    first = lengths[0] if lengths else None
+    fixed = all(isinstance(length, int) for length in lengths)
+    return first if fixed and isinstance(first, int) else None
