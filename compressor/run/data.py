@@ -19,7 +19,7 @@ from compressor.spec.load import FACTORY, DataEntry, Spec
 from compressor.spec.user_code import code_digest, importable, load_symbol
 from compressor.types.carrier import Carrier
 from compressor.types.data import Source
-from compressor.types.tensors import Array, Batch, TensorSpec, fixed_batch
+from compressor.types.tensors import Array, Batch, TensorSpec, fixed_batch, unstackable
 
 _BATCH = 32
 
@@ -207,13 +207,13 @@ def check_data(
 
 
 def _check_batch(data: Data, sample: Batch, inputs: Sequence[TensorSpec]) -> None:
-    for spec in inputs:
-        if not data.feeds and not _has_sample_axis(spec, data.batch, inputs):
-            raise SpecError(
-                f"{data.role} data",
-                f"cannot be stacked: the model's input {spec} has no axis for samples",
-                "add samples: feeds, and give each sample as a whole feed, in a file of a folder",
-            )
+    single = None if data.feeds else unstackable(inputs, data.batch)
+    if single is not None:
+        raise SpecError(
+            f"{data.role} data",
+            f"cannot be stacked: the model's input {single} has no axis for samples",
+            "add samples: feeds, and give each sample as a whole feed, in a file of a folder",
+        )
     for spec in inputs:
         if spec.name not in sample:
             remedy = f"map it under inputs: {suggestion(spec.name, sample)}"
@@ -242,14 +242,6 @@ def _check_target(data: Data, first: Batch) -> None:
             f"has no target {data.target!r} after its transform",
             "let the transform pass it on",
         )
-
-
-def _has_sample_axis(spec: TensorSpec, batch: int, inputs: Sequence[TensorSpec]) -> bool:
-    """Whether the first axis of an input can be that of samples."""
-    if not spec.shape:
-        return False
-    fixed = fixed_batch(inputs)
-    return not isinstance(spec.shape[0], int) or spec.shape[0] == (fixed or batch)
 
 
 def _misfit(spec: TensorSpec, array: Array) -> str:

@@ -71,3 +71,16 @@ def fixed_batch(inputs: Sequence[TensorSpec]) -> int | None:
     first = lengths[0] if lengths else None
     fixed = all(isinstance(length, int) for length in lengths)
     return first if fixed and isinstance(first, int) else None
+
+
+def unstackable(inputs: Sequence[TensorSpec], batch: int | None = None) -> TensorSpec | None:
+    """Return the first input whose first axis cannot be that of samples; ``None`` if all can.
+
+    Args:
+        batch: how many samples are to be stacked, if that is known.
+    """
+    size = fixed_batch(inputs) or batch
+    for spec in inputs:
+        if not spec.shape or (isinstance(spec.shape[0], int) and spec.shape[0] != size):
+            return spec
+    return None
