@@ -27,6 +27,7 @@ from compressor.types.tensors import (
     TensorSpec,
     cut,
     fixed_batch,
+    made_batch,
     picked,
     samples_in,
 )
@@ -369,4 +370,4 @@ def made_up_batch(inputs: Sequence[TensorSpec], count: int, seed: int) -> Batch:
         dtype = np.dtype(spec.dtype)
         values = rng.standard_normal(shape) if dtype.kind == "f" else rng.integers(0, 2, shape)
         made[spec.name] = np.asarray(values).astype(dtype)
-    return made
+    return made_batch(inputs, made)

@@ -23,7 +23,7 @@ from compressor.run.recurrence import RecurrentRunner
 from compressor.run.store import Store, compute_versions, result_key
 from compressor.types.carrier import Capability, Carrier, Runner
 from compressor.types.data import ALONE, Ranks
-from compressor.types.tensors import Array, Batch, fixed_batch, picked, samples_in
+from compressor.types.tensors import Array, Batch, fixed_batch, made_batch, picked, samples_in
 
 _PER_SAMPLE, _DECISIONS = "per_sample.npy", "decisions.npz"
 _EVALUATION = 2  # version of what is stored
@@ -148,7 +148,8 @@ class Workspace:
         shapes = {
             i.name: [count if isinstance(d, str) else int(d or 1) for d in i.shape] for i in inputs
         }
-        return [{i.name: np.zeros(shapes[i.name], dtype=i.dtype) for i in inputs}]
+        zeros = {i.name: np.zeros(shapes[i.name], dtype=i.dtype) for i in inputs}
+        return [made_batch(inputs, zeros)]
 
     def targets(self, count: int) -> Array | None:
         """Return the targets of the evaluation's first samples, if they have some."""

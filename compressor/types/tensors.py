@@ -73,6 +73,11 @@ def fixed_batch(inputs: Sequence[TensorSpec]) -> int | None:
     return first if fixed and isinstance(first, int) else None
 
 
+def made_batch(inputs: Sequence[TensorSpec], arrays: Batch) -> Batch:
+    """Return invented arrays as a batch, or as a feed where inputs have no axis for samples."""
+    return arrays if inputs and unstackable(inputs) is None else Feed(arrays)
+
+
 def unstackable(inputs: Sequence[TensorSpec], batch: int | None = None) -> TensorSpec | None:
     """Return the first input whose first axis cannot be that of samples; ``None`` if all can.
 

@@ -216,10 +216,20 @@ def open_onnx(path: Path, opset: int) -> OnnxCarrier:
 
     Raises:
         SpecError: the path is missing or a folder.
-        ModelError: it is cut, not ONNX, breaks ONNX's rules, or ONNX Runtime refuses it.
+        ModelError: it is cut, not ONNX, breaks ONNX's rules, takes or gives text, or ONNX Runtime
+            refuses it.
     """
     subject = f"model {str(path)!r}"
     model = read_onnx(path)
+    for role, values in (("input", model.graph.inputs), ("output", model.graph.outputs)):
+        for value in values:
+            if value.dtype == ir.DataType.STRING:
+                raise ModelError(
+                    subject,
+                    f"{role} {value.name!r} is text",
+                    "inputs and outputs have to be numbers; cut off what works on text, and "
+                    "export the model again",
+                )
     common.InlinePass()(model)
     check_operators(model, subject)
     runs = not foreign_operators(model)

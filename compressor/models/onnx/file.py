@@ -168,7 +168,10 @@ def _check_tensor(role: str, value: onnx.ValueInfoProto, subject: str) -> None:
     raise ModelError(
         subject,
         f"{role} {value.name!r} {problem}",
-        "inputs and outputs have to be tensors; change the model and export it again",
+        "inputs and outputs have to be tensors; export the model again with the tensors in it "
+        "(skl2onnx: options={'zipmap': False})"
+        if kind in ("sequence_type", "map_type")
+        else "inputs and outputs have to be tensors; change the model and export it again",
     )
 
 

@@ -293,7 +293,8 @@ def test_a_model_without_layers_is_an_error():
         def forward(self, image: torch.Tensor) -> torch.Tensor:
             return torch.relu(image)
 
-    with pytest.raises(SpecError, match="touches no layer"):
+    message = "touches no layer: the model has none with weights; remove it; fuse and the exports"
+    with pytest.raises(SpecError, match=message):
         INT8.survey(TorchCarrier(Nothing(), [IMAGE]), ORT)
 
 
