@@ -222,7 +222,9 @@ class _Pruning:
         sensitivities = self._sensitivities(queues)
         removed = self._removed(queues, sensitivities)
         smaller, kept = remove_channels(self._graph, self._analysis, removed)
-        after = self._carrier.with_channels(smaller, kept)
+        given = None if self._samples is None or self._samples.made_up else self._samples
+        probe = None if given is None else given.probe(_PROOF_SAMPLES)
+        after = self._carrier.with_channels(smaller, kept, probe=probe)
         self._describe(after)
         self._prove(removed, smaller)
         if self._options.re_estimate and self._samples is not None:
