@@ -124,6 +124,13 @@ def test_a_model_with_a_scalar_input(tmp_path: Path, quick: None):
     options = ("--shape", "state=2,4,64", "--batch", 4)
     (artifact,) = document(tmp_path / MODEL, *options)["artifacts"]
     assert [row["batch"] for row in artifact["latency"]] == [4]
+    feed = {"input": np.zeros((4, 512), np.float32), "sr": np.array(16000)}
+    np.savez(tmp_path / "feed.npz", state=np.zeros((2, 4, 64), np.float32), **feed)
+    made = document(tmp_path / MODEL, *options, "--data", tmp_path / "feed.npz")
+    assert made["data"] == "feed.npz"
+    np.savez(tmp_path / "feed.npz", state=np.zeros((2, 5, 64), np.float32), **feed)
+    refused = invoke(tmp_path / MODEL, *options, "--data", tmp_path / "feed.npz")
+    assert "array 'state': shape is [2, 5, 64], the model expects state" in refused.stderr
 
 
 def test_cold_starts_in_the_document_and_the_table(save: SaveOnnx, quick: None):
