@@ -178,6 +178,7 @@ def check_data(
         sample = data.first(1)
         _check_batch(data, sample, inputs)
         _check_target(data, sample)
+        _check_all_feeds(data, inputs)
         # Refuse token ids beyond the model's vocabulary.
         for name, rows in (limits or {}).items():
             indices = sample[name]
@@ -212,7 +213,9 @@ def _check_batch(data: Data, sample: Batch, inputs: Sequence[TensorSpec]) -> Non
         raise SpecError(
             f"{data.role} data",
             f"cannot be stacked: the model's input {single} has no axis for samples",
-            "add samples: feeds, and give each sample as a whole feed, in a file of a folder",
+            "leave out data.training and the passes that train, which want batches"
+            if data.role == "training"
+            else "add samples: feeds, and give each sample as a whole feed, in a file of a folder",
         )
     for spec in inputs:
         if spec.name not in sample:
@@ -232,6 +235,19 @@ def _check_batch(data: Data, sample: Batch, inputs: Sequence[TensorSpec]) -> Non
         if problem:
             remedy = _misfit(spec, array) if data.feeds else "convert it in a transform"
             raise DataError(f"{data.role} data, input {spec.name!r}", problem, remedy)
+
+
+def _check_all_feeds(data: Data, inputs: Sequence[TensorSpec]) -> None:
+    """Check the shapes in all files of a folder, which need not be alike."""
+    if not isinstance(data.source, FeedFolder):  # nothing is known before it is read
+        return
+    for name, form in data.source.forms():
+        try:
+            _check_batch(
+                data, form if data.recurrence is None else data.recurrence.first(form), inputs
+            )
+        except DataError as error:
+            raise DataError(f"{name} of {error.subject}", error.problem, error.remedy) from error
 
 
 def _check_target(data: Data, first: Batch) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from compressor.calibration.sources.arrays import NpzSource
+from compressor.calibration.sources.file_source import native
 from compressor.calibration.sources.user_functions import check_feed, iterate
 from compressor.errors import DataError
 from compressor.types.data import SourceInfo
@@ -41,6 +42,13 @@ class FeedFolder:
         for file in self._files[:limit]:
             yield file.feed()
 
+    def forms(self) -> Iterator[tuple[str, Feed]]:
+        """Yield each file's name, and its arrays with zeros in them; only headers are read."""
+        for file in self._files:
+            headers = file.chosen().items()
+            arrays = ((n, np.broadcast_to(np.zeros((), h.dtype), h.shape)) for n, h in headers)
+            yield file.path.name, Feed((n, a.view(native(a.dtype))) for n, a in arrays)
+
     def digest(self) -> str:
         """Return a SHA-256 of the files' content in their order, and of what is read of them."""
         whole = hashlib.sha256(str(sorted(self.fields.items())).encode())
@@ -62,7 +70,7 @@ class FeedFolder:
         for file in self._files:
             chosen = file.chosen().items()
             these = tuple(
-                TensorSpec(name, (None,) * len(header.shape), header.dtype.newbyteorder("=").name)
+                TensorSpec(name, (None,) * len(header.shape), native(header.dtype).name)
                 for name, header in sorted(chosen)
             )
             specs = specs or these

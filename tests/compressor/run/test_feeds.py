@@ -125,6 +125,16 @@ def stacked(voice: Voice) -> None:
     np.savez(voice.folder / "all.npz", **arrays, state=np.zeros((8, 2, WIDTH), np.float32))  # type: ignore[arg-type]
 
 
+def with_one(**arrays: Any) -> Callable[[Voice], None]:
+    """Change the arrays of one file alone, which is not the first."""
+    return lambda voice: np.savez(voice.folder / "calibration/03.npz", **{**clip(3), **arrays})
+
+
+def training(voice: Voice) -> None:
+    stacked(voice)
+    voice.spec["data"] = {"training": voice.spec["data"]["calibration"]}
+
+
 def without_rate(voice: Voice) -> None:
     path = voice.folder / "calibration/03.npz"
     np.savez(path, input=clip(3)["input"])
@@ -183,6 +193,20 @@ def without_rate(voice: Voice) -> None:
             for_data(state={"state": "prob"}),
             "state 'state': is state float32[2, batch, 64], and the output that it takes is prob "
             "float32[batch, 1]; name the output that is the next step's state",
+        ),
+        (
+            with_one(input=np.zeros((4, 1, 500), np.float32)),
+            "03.npz of calibration data, input 'input': shape is [1, 500], the model expects input "
+            "float32[batch, 512]; save it as the model takes it",
+        ),
+        (
+            with_one(sr=np.zeros(3, np.int64)),
+            "03.npz': holds input float32[?, ?, ?], sr int64[?], and the first feed holds",
+        ),
+        (
+            training,
+            "training data: cannot be stacked: the model's input state float32[2, batch, 64] has "
+            "no axis for samples; leave out data.training and the passes that train, which want",
         ),
         (for_data(batch=4), "leave batch out: the model takes one feed at a time"),
         (
