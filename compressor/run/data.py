@@ -31,10 +31,10 @@ class Data:
     Attributes:
         role: ``calibration``, ``evaluation`` or ``training``.
         source: where batches come from, transform included.
-        feeds: each sample is a whole feed.
-        recurrence: each sample is a sequence of feeds, over which a state is carried.
         target: name of the array with the labels, if there is one.
         code: hash of the user's code that makes or transforms batches.
+        feeds: each sample is a whole feed.
+        recurrence: each sample is a sequence of feeds, over which a state is carried.
     """
 
     role: str

@@ -221,15 +221,7 @@ def open_onnx(path: Path, opset: int) -> OnnxCarrier:
     """
     subject = f"model {str(path)!r}"
     model = read_onnx(path)
-    for role, values in (("input", model.graph.inputs), ("output", model.graph.outputs)):
-        for value in values:
-            if value.dtype == ir.DataType.STRING:
-                raise ModelError(
-                    subject,
-                    f"{role} {value.name!r} is text",
-                    "inputs and outputs have to be numbers; cut off what works on text, and "
-                    "export the model again",
-                )
+    _check_ends(model, subject)
     common.InlinePass()(model)
     check_operators(model, subject)
     runs = not foreign_operators(model)
@@ -241,6 +233,27 @@ def open_onnx(path: Path, opset: int) -> OnnxCarrier:
     if runs and old:
         check_loads(model, subject)
     return OnnxCarrier(model)
+
+
+def _check_ends(model: ir.Model, subject: str) -> None:
+    """Check that a model takes and gives numbers, and says how many axes its inputs have.
+
+    Raises:
+        ModelError: an input or output does not.
+    """
+    for role, values in (("input", model.graph.inputs), ("output", model.graph.outputs)):
+        for value in values:
+            if value.dtype == ir.DataType.STRING:
+                problem = "is text"
+                remedy = "cut off what works on text, and export the model again with numbers"
+            elif role == "input" and value.shape is None:
+                problem, remedy = (
+                    "has no shape",
+                    "export the model again; dynamic axes may be names",
+                )
+            else:
+                continue
+            raise ModelError(subject, f"{role} {value.name!r} {problem}", remedy)
 
 
 def _constant(model: ir.Model, name: str) -> ir.TensorProtocol:
