@@ -23,7 +23,7 @@ from compressor.errors import DataError
 from compressor.types.carrier import Carrier
 from compressor.types.data import ALONE, Ranks
 from compressor.types.statistics import Observer, Request
-from compressor.types.tensors import Array, Batch
+from compressor.types.tensors import Array, Batch, samples_in
 
 KeyT = TypeVar("KeyT")
 
@@ -259,7 +259,7 @@ def _parts(run: Portions | Callable[[Batch], Batch], batches: Iterable[Batch]) -
             for portion in run.of(batch):
                 yield _Part(portion.start, portion.samples, portion.values[0], portion.last)
         else:
-            yield _Part(0, len(next(iter(batch.values()))), run(batch), True)
+            yield _Part(0, samples_in(batch), run(batch), True)
 
 
 def _run_ahead(

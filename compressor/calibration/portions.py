@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from compressor.graph.values import all_nodes, computes_scale, static_shape, value_by_name
 from compressor.types.carrier import Capability, Carrier
-from compressor.types.tensors import Batch
+from compressor.types.tensors import Batch, cut, samples_in
 
 MOST = 128 << 20
 """Bytes of inner values that a portion has at most, unless a single sample has more."""
@@ -35,7 +35,7 @@ class Portion(NamedTuple):
     @property
     def samples(self) -> int:
         """How many samples it has."""
-        return len(next(iter(self.batch.values())))
+        return samples_in(self.batch)
 
 
 class Portions:
@@ -60,19 +60,24 @@ class Portions:
         self._size: int | None = None if all(_divides(model) for model in models) else 0
         self._constant: frozenset[str] = frozenset()
 
+    def of_all(self, batches: Iterable[Batch]) -> Iterator[Portion]:
+        """Yield the portions of several batches."""
+        for batch in batches:
+            yield from self.of(batch)
+
     def of(self, batch: Batch) -> Iterator[Portion]:
         """Yield a batch's portions, in the order of their samples."""
-        count = len(next(iter(batch.values())))
+        count = samples_in(batch)
         start = 0
         if self._size is None and count > _PAIR:
-            values = self._run(_cut(batch, 0, _PAIR))
+            values = self._run(cut(batch, 0, _PAIR))
             self._learn(values)
             del values
         while start < count:
             size = min(self._size or count, count - start)
             if size > 1 and count - start - size == 1:
                 size += 1
-            part = _cut(batch, start, start + size) if size < count else batch
+            part = cut(batch, start, start + size) if size < count else batch
             values = self._run(part)
             if start:
                 values = tuple(
@@ -97,10 +102,6 @@ class Portions:
             for name, value in value_by_name(model.graph()).items()
             if name in shapes and static_shape(value) == shapes[name]
         )
-
-
-def _cut(batch: Batch, start: int, end: int) -> Batch:
-    return {name: array[start:end] for name, array in batch.items()}
 
 
 def _divides(model: Carrier) -> bool:

@@ -57,7 +57,8 @@ from compressor.cli.options import PATH, json_option, print_result, shown_progre
     "--data",
     type=PATH,
     metavar="FILE.npz",
-    help="Samples to run on, one array for each input. If not given, random values.",
+    help="Samples to run on, one array for each input; or one whole feed, where an input has no "
+    "axis for samples. If not given, random values.",
 )
 @click.option("--no-cold", is_flag=True, help="Measure neither cold starts nor peak memory.")
 @json_option

@@ -13,7 +13,7 @@ from compressor.errors import SpecError
 from compressor.files import write_text
 from compressor.spec.load import Spec, check_spec
 from compressor.spec.source_text import Document
-from compressor.types.tensors import TensorSpec
+from compressor.types.tensors import TensorSpec, unstackable
 
 _PLAIN = re.compile(r"(\.{0,2}/)*[A-Za-z_][A-Za-z0-9_./-]*")
 _WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
@@ -119,6 +119,37 @@ data:
 # metric: accuracy
 """
 
+_FEEDS = """
+# An input has no axis for samples: {given}.
+# So each sample is a whole feed: an npz file in a folder, with everything that the model takes at
+# once, in arrays of any rank. A factory (your function) may yield dictionaries instead.{sequence}
+data:
+  # FILL IN: typical samples that set the int8 ranges. Take them from the training data: what tunes
+  # a model must not also judge it.
+  calibration:
+    npz: calibration # a folder
+    samples: feeds{state}
+    inputs:
+{mapping}
+    # transform: my_package.data:normalize # fn(feed) -> feed, on arrays by name
+  # FILL IN: samples on which the float model and every artifact are compared.
+  evaluation:
+    npz: evaluation
+    samples: feeds{state}
+    inputs:
+{mapping}
+    # transform: my_package.data:normalize
+    # target: label # the array with the right answers
+
+# Without a target, outputs are compared with the float model's (cosine). With one: accuracy, top5,
+# perplexity, mse, or your own package.module:function.
+# metric: accuracy
+"""
+
+_SEQUENCE = """
+# CHECK `state`: the input takes that output of the step before, and starts with zeros. Each file
+# is then a sequence: what changes from step to step has the steps as one more, first axis."""
+
 _PASSES = """
 # Passes run in this order. `compress passes` lists them all, `compress passes NAME` their options.
 passes:
@@ -186,6 +217,9 @@ def starter_text(model: Path, relative: str, spec: str) -> str:
         graph = read_onnx(model).graph
         inputs = tuple(tensor_spec(value) for value in graph.inputs if not value.is_initializer())
         middle = _ONNX.format(model=scalar(relative), inputs=_listed(inputs))
+        if unstackable(inputs) is not None:
+            feeds = _feeds(inputs, [tensor_spec(value) for value in graph.outputs])
+            return _head(model, spec, name) + middle + feeds + _PASSES + _rest(name)
     elif (model / "config.json").is_file():
         return _head(model, spec, name) + _pretrained(model, relative) + _rest(name)
     else:
@@ -208,6 +242,48 @@ def _arrays(inputs: Sequence[TensorSpec]) -> str:
     first = inputs[0].shape[:1] if inputs else ()
     batch = first[0] if first and isinstance(first[0], int) else 32
     return _DATA.format(mapping=mapping, batch=batch)
+
+
+def _feeds(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:
+    """Return the part ``data`` for a model that is run on whole feeds."""
+    states = _states(inputs, outputs)
+    given = [i for i in inputs if i.name not in states]
+    mapping = "\n".join(f"      {scalar(i.name)}: {scalar(i.name)}" for i in given)
+    state = ", ".join(f"{scalar(name)}: {scalar(output)}" for name, output in states.items())
+    return _FEEDS.format(
+        given=_printable(str(unstackable(inputs))),
+        mapping=mapping,
+        state=f"\n    state: {{{state}}}" if states else "",
+        sequence=_SEQUENCE if states else "",
+    )
+
+
+def _states(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> dict[str, str]:
+    """Return outputs that look like the next value of an input without an axis of samples.
+
+    They have its shape and type; of several, one whose name contains the input's comes first.
+    """
+    states: dict[str, str] = {}
+    stacked = {i.name for i in inputs if i.shape and not isinstance(i.shape[0], int)}
+    for spec in inputs:
+        like = [
+            output.name
+            for output in outputs
+            if output.dtype == spec.dtype
+            and _alike(output.shape, spec.shape)
+            and output.name not in states.values()
+        ]
+        if spec.shape and spec.name not in stacked and like:
+            named = [name for name in like if spec.name in name]
+            states[spec.name] = (named or like)[0]
+    return states if len(states) < len(inputs) else {}
+
+
+def _alike(first: Sequence[object], second: Sequence[object]) -> bool:
+    """Whether two shapes can be the same; dynamic axes can have any length."""
+    pairs = zip(first, second, strict=False)
+    differ = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs)
+    return len(first) == len(second) and not differ
 
 
 def _rest(name: str) -> str:

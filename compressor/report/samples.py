@@ -17,7 +17,7 @@ from compressor.report import formats
 from compressor.report.verdict import Report
 from compressor.run.data import Data
 from compressor.types.data import IndexedSource, Source
-from compressor.types.tensors import Array, Batch
+from compressor.types.tensors import Array, Batch, Feed, samples_in
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -68,9 +68,10 @@ def _rows(source: Source, indices: Sequence[int]) -> dict[int, Batch]:
     found: dict[int, Batch] = {}
     start = 0
     for batch in source.batches(_BATCH, max(indices) + 1):
-        size = len(next(iter(batch.values())))
+        size = samples_in(batch)
         for i in set(indices) & set(range(start, start + size)):
-            found[i] = {name: array[i - start] for name, array in batch.items()}
+            whole = isinstance(batch, Feed)
+            found[i] = batch if whole else {n: array[i - start] for n, array in batch.items()}
         start += size
     return found
 

@@ -106,7 +106,7 @@ def _stored_noise(workspace: Workspace, step: Step, reference: Step | None) -> M
                 noises = measured_noise(
                     step.carrier,
                     exact,
-                    workspace.sample(_SAMPLES, distinct=True),
+                    workspace.probes(_SAMPLES),
                     _feeling(workspace),
                 )
             except (ModelError, DataError) as error:  # a missing explanation does not fail a run
@@ -126,6 +126,9 @@ def _feeling(workspace: Workspace) -> Feeling | None:
     metric = workspace.plan.metric
     if metric is None or workspace.evaluation is None:
         return None
+    if workspace.evaluation.feeds:  # probes may be single steps, which have no target
+        built_in = metric.code is None and (metric.about_classes or metric.against_float)
+        return Feeling(metric, None) if built_in else None
     return Feeling(metric, None if metric.against_float else workspace.targets(_SAMPLES))
 
 

@@ -31,7 +31,8 @@ from compressor.types.carrier import Carrier
 from compressor.types.data import ALONE, Ranks, share
 from compressor.types.layers import WeightCodes
 from compressor.types.statistics import Observer, Request
-from compressor.types.tensors import Array, Batch
+from compressor.types.tensors import Array, Batch, samples_in
+from compressor.types.tensors import Feed as WholeFeed
 
 MakeObserver: TypeAlias = Callable[[str, Mapping[str, Any]], Observer[Any, Any]]
 
@@ -50,12 +51,12 @@ def block_run(
     data = workspace.plan.data["calibration"]
     graph = carrier.graph()
     blocks = partition(graph)
-    total = None if data.samples is None else len(blocks) * data.samples
+    total = None if data.runs is None else len(blocks) * data.runs
     with (
         staging(workspace.plan.spec.output) as folder,
         workspace.progress.stage(f"{label}: block by block", total) as advance,
     ):
-        batches = share(data.batches(), workspace.ranks)
+        batches = data.unrolled(carrier, share(data.batches(), workspace.ranks))
         feed = Feed(batches, make_observer, folder, advance, workspace.ranks)
         yield GraphBlocks(graph, blocks, requests, feed)
 
@@ -156,6 +157,7 @@ class GraphBlocks:
         self._feed = feed
         self._store = Activations(feed.folder)
         self._samples: list[int] = []  # of each batch
+        self._whole = False  # each batch is a whole feed
         self._layers = {layer.weight: layer for layer in graph_layers(graph)}
         self._changes: dict[str, torch.Tensor] = {}
 
@@ -180,7 +182,8 @@ class GraphBlocks:
     def _read_inputs(self) -> None:
         names = list(dict.fromkeys(name for block in self._blocks for name in block.inputs))
         for batch in self._feed.batches:
-            self._samples.append(len(next(iter(batch.values()))))
+            self._samples.append(samples_in(batch))
+            self._whole = isinstance(batch, WholeFeed)
             for name in names:
                 self._store.append(name, batch[name])
         if not sum(self._feed.ranks.gathered(len(self._samples))):
@@ -215,7 +218,7 @@ class GraphBlocks:
     def _counted(self, index: int, names: Sequence[str]) -> Iterator[Batch]:
         done = index * sum(self._samples)
         for batch, samples in zip(self._store.batches(names), self._samples, strict=True):
-            yield batch
+            yield WholeFeed(batch) if self._whole else batch
             done += samples
             self._feed.advance(done)
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import cast
+from itertools import islice
+from typing import Any, cast
 
+from compressor.calibration.sources.feeds import FeedFactory, FeedFolder
+from compressor.calibration.sources.file_source import PathSource
 from compressor.calibration.sources.user_functions import FactorySource, TransformedSource
 from compressor.errors import DataError, SpecError, located, suggestion
 from compressor.files import json_sha256
+from compressor.run.recurrence import FeedSequence, Recurrence, make_recurrence
+from compressor.spec.keys import FEEDS
 from compressor.spec.load import FACTORY, DataEntry, Spec
 from compressor.spec.user_code import code_digest, importable, load_symbol
+from compressor.types.carrier import Carrier
 from compressor.types.data import Source
-from compressor.types.tensors import Batch, TensorSpec
+from compressor.types.tensors import Array, Batch, TensorSpec, fixed_batch, unstackable
 
 _BATCH = 32
 
@@ -27,6 +33,8 @@ class Data:
         source: where batches come from, transform included.
         target: name of the array with the labels, if there is one.
         code: hash of the user's code that makes or transforms batches.
+        feeds: each sample is a whole feed.
+        recurrence: each sample is a sequence of feeds, over which a state is carried.
     """
 
     role: str
@@ -35,51 +43,94 @@ class Data:
     batch: int
     code: str
     where: str
+    feeds: bool = False
+    recurrence: Recurrence | None = None
 
     def batches(self, limit: int | None = None) -> Iterator[Batch]:
-        """Yield batches of ``batch`` samples, at most ``limit`` samples."""
-        return self.source.batches(self.batch, limit)
+        """Yield batches of ``batch`` samples, single feeds or sequences, at most ``limit``."""
+        batches = self.source.batches(self.batch, limit)
+        return batches if self.recurrence is None else map(FeedSequence, batches)
+
+    def unrolled(self, carrier: Carrier, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield what a model takes at once: of sequences single steps, with that model's state.
+
+        Args:
+            batches: some of :meth:`batches`.
+        """
+        if self.recurrence is None:
+            yield from batches
+            return
+        runner = carrier.runner()
+        for sequence in batches:
+            for feed, _ in self.recurrence.steps(sequence, runner.run):
+                yield feed
 
     def first(self, samples: int) -> Batch:
-        """Return the first samples as one batch.
+        """Return the first samples as one batch; or the first feed, or step of a sequence.
 
         Raises:
             DataError: there are none.
         """
         for batch in self.source.batches(samples, samples):
-            return batch
+            return batch if self.recurrence is None else self.recurrence.first(batch)
         raise DataError(f"{self.role} data", "has no samples", "check the source").at(self.where)
+
+    def probes(self, samples: int, carrier: Carrier) -> list[Batch]:
+        """Return about so many first samples as one batch, or as single feeds.
+
+        Args:
+            carrier: the model that states come from.
+        """
+        if not self.feeds:
+            return [self.first(samples)]
+        return list(islice(self.unrolled(carrier, self.batches()), samples))
 
     @cached_property
     def samples(self) -> int | None:
         """The number of samples, if known before reading them."""
         return self.source.info().samples
 
+    @property
+    def runs(self) -> int | None:
+        """How many samples a model is run on, if known: of sequences each step counts."""
+        return self.samples if self.recurrence is None else None
+
     @cached_property
     def digest(self) -> str:
         """Hash of the content and of the code that transforms it."""
-        return json_sha256([self.source.digest(), self.code, self.target])
+        content: list[Any] = [self.source.digest(), self.code, self.target]
+        if self.recurrence is not None:
+            content.append(dict(self.recurrence.state))
+        return json_sha256(content)
 
 
-def open_data(spec: Spec, inputs: Sequence[TensorSpec]) -> dict[str, Data]:
+def open_data(
+    spec: Spec, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+) -> dict[str, Data]:
     """Open all data of a spec by its role.
 
     Args:
         inputs: the model's; where they fix the batch, that is the default.
+        outputs: the model's; a state is one of them.
 
     Raises:
-        SpecError: a function does not import.
+        SpecError: a function does not import, or a state is none that can be carried.
         DataError: a file is unusable.
     """
     opened = {}
     for role, entry in spec.data.items():
         with located(entry.where):
-            opened[role] = _open(spec, entry, _fixed_batch(inputs))
+            data = _open(spec, entry, fixed_batch(inputs))
+            if entry.keys.state:
+                recurrence = make_recurrence(entry.keys.state, inputs, outputs, f"{data.role} data")
+                data = replace(data, recurrence=recurrence)
+            opened[role] = data
     return opened
 
 
 def _open(spec: Spec, entry: DataEntry, fixed: int | None) -> Data:
     code = ""
+    samples, feeds = entry.keys.samples, entry.keys.samples == FEEDS
     with importable([spec.folder]):
         if entry.kind == FACTORY:
             assert entry.reference is not None
@@ -87,8 +138,15 @@ def _open(spec: Spec, entry: DataEntry, fixed: int | None) -> Data:
             fields = dict(entry.keys.inputs)
             if entry.keys.target is not None and fields:
                 fields[entry.keys.target] = entry.keys.target
-            source: Source = FactorySource(make, entry.reference, fields, entry.keys.samples)
+            source: Source = (
+                FactorySource(make, entry.reference, fields, samples)
+                if isinstance(samples, int | None)
+                else FeedFactory(make, entry.reference, fields)
+            )
             code += code_digest(make)
+        elif feeds:
+            assert isinstance(entry.options, PathSource)
+            source = FeedFolder(entry.options.path, entry.options.fields)
         else:
             # The catalog's sources are options that can be read.
             source = cast("Source", entry.options)
@@ -96,8 +154,8 @@ def _open(spec: Spec, entry: DataEntry, fixed: int | None) -> Data:
             transform = load_symbol(entry.keys.transform, f"data.{entry.role}.transform")
             source = TransformedSource(source, transform, entry.keys.transform, spec.seed)
             code += code_digest(transform)
-    size = entry.keys.batch or fixed or _BATCH
-    return Data(entry.role, source, entry.keys.target, size, code, entry.where)
+    size = 1 if feeds else entry.keys.batch or fixed or _BATCH
+    return Data(entry.role, source, entry.keys.target, size, code, entry.where, feeds)
 
 
 def check_data(
@@ -119,6 +177,8 @@ def check_data(
             raise DataError(f"{data.role} data", "has no samples", "check the source")
         sample = data.first(1)
         _check_batch(data, sample, inputs)
+        _check_target(data, sample)
+        _check_all_feeds(data, inputs)
         # Refuse token ids beyond the model's vocabulary.
         for name, rows in (limits or {}).items():
             indices = sample[name]
@@ -129,7 +189,7 @@ def check_data(
                     f"holds {wrong.flat[0]}, and the model's table has {rows} rows",
                     "use the tokenizer that belongs to the model",
                 )
-        fixed = _fixed_batch(inputs)
+        fixed = None if data.feeds else fixed_batch(inputs)
         if fixed is not None:
             # Refuse batches, including the last, that differ from the model's fixed batch.
             if data.batch != fixed:
@@ -147,31 +207,63 @@ def check_data(
                 )
 
 
-def _fixed_batch(inputs: Sequence[TensorSpec]) -> int | None:
-    first = inputs[0].shape[0] if inputs and inputs[0].shape else None
-    return first if isinstance(first, int) else None
-
-
-def _check_batch(data: Data, sample: Mapping[str, object], inputs: Sequence[TensorSpec]) -> None:
-    batch: Batch = dict(sample)  # type: ignore[arg-type]  # arrays by the Source protocol
+def _check_batch(data: Data, sample: Batch, inputs: Sequence[TensorSpec]) -> None:
+    single = None if data.feeds else unstackable(inputs, data.batch)
+    if single is not None:
+        raise SpecError(
+            f"{data.role} data",
+            f"cannot be stacked: the model's input {single} has no axis for samples",
+            "leave out data.training and the passes that train, which want batches"
+            if data.role == "training"
+            else "add samples: feeds, and give each sample as a whole feed, in a file of a folder",
+        )
     for spec in inputs:
-        if spec.name not in batch:
+        if spec.name not in sample:
+            remedy = f"map it under inputs: {suggestion(spec.name, sample)}"
+            if data.feeds:
+                remedy = "put it into every feed, or name the output that it comes from under state"
             raise DataError(
                 f"{data.role} data",
                 f"has no array for the model's input {spec.name!r}",
-                f"map it under inputs: {suggestion(spec.name, batch)}",
+                remedy,
             )
-        array = batch[spec.name]
-        fixed = isinstance(spec.shape[0], int) and len(array.shape) == len(spec.shape)
-        shape = (spec.shape[0], *array.shape[1:]) if fixed else array.shape
+        array = sample[spec.name]
+        fixed = isinstance(spec.shape[0], int) if spec.shape and not data.feeds else False
+        aligned = fixed and len(array.shape) == len(spec.shape)
+        shape = (spec.shape[0], *array.shape[1:]) if aligned else array.shape
         problem = spec.mismatch(tuple(int(d or 0) for d in shape), array.dtype.name)
         if problem:
-            raise DataError(
-                f"{data.role} data, input {spec.name!r}", problem, "convert it in a transform"
+            remedy = _misfit(spec, array) if data.feeds else "convert it in a transform"
+            raise DataError(f"{data.role} data, input {spec.name!r}", problem, remedy)
+
+
+def _check_all_feeds(data: Data, inputs: Sequence[TensorSpec]) -> None:
+    """Check the shapes in all files of a folder, which need not be alike."""
+    if not isinstance(data.source, FeedFolder):  # nothing is known before it is read
+        return
+    for name, form in data.source.forms():
+        try:
+            _check_batch(
+                data, form if data.recurrence is None else data.recurrence.first(form), inputs
             )
+        except DataError as error:
+            raise DataError(f"{name} of {error.subject}", error.problem, error.remedy) from error
+
+
+def _check_target(data: Data, first: Batch) -> None:
+    batch = first if data.recurrence is None else next(data.batches(1))
     if data.target is not None and data.target not in batch:
         raise DataError(
             f"{data.role} data",
             f"has no target {data.target!r} after its transform",
             "let the transform pass it on",
         )
+
+
+def _misfit(spec: TensorSpec, array: Array) -> str:
+    """Return the remedy for an array of a feed that is not what an input takes."""
+    if array.dtype.name == spec.dtype and not spec.shape:
+        return f"save it as a single number: numpy.{spec.dtype}(...)"
+    if array.dtype.name == spec.dtype and array.ndim == len(spec.shape) + 1:
+        return "save each of its rows as a feed of its own; only with state are they steps"
+    return "save it as the model takes it, or convert it in a transform"

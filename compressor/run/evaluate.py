@@ -20,7 +20,17 @@ from compressor.run.decisions import Decisions, decisions_of, joined
 from compressor.run.metrics import Metric
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.layers import Layer
-from compressor.types.tensors import Array, Batch, TensorSpec
+from compressor.types.tensors import (
+    Array,
+    Batch,
+    Feed,
+    TensorSpec,
+    cut,
+    fixed_batch,
+    made_batch,
+    picked,
+    samples_in,
+)
 
 _SIGNAL_SAMPLES = 64
 _REMEMBERED = 64 << 20
@@ -79,23 +89,26 @@ def evaluate(
     same = decisions = 0
     seen = 0
     for batch in data.batches():
-        size = len(next(iter(batch.values())))
+        size = samples_in(batch)
         outputs = candidate.run(batch)
         expected = outputs if candidate is reference else reference.run(batch)
-        check_finite(outputs, seen)
-        target = expected if metric.against_float or data.target is None else batch[data.target]
-        if metric.against_float:
-            target = dict(zip(outputs, expected.values(), strict=True))
-        values.append(metric.per_sample(outputs, target, size))
-        taken.append(decisions_of(outputs, expected, target, metric))
+        check_finite(outputs, seen, size)
+        expected = dict(zip(outputs, expected.values(), strict=True))
         for ours, theirs in zip(outputs.values(), expected.values(), strict=True):
+            if ours.shape != theirs.shape:  # boxes, say, of which one model finds more
+                continue
             difference = ours.astype(np.float64) - theirs
             signal += float(np.square(theirs, dtype=np.float64).sum())
             error += float(np.square(difference).sum())
             worst = max(worst, float(np.abs(difference).max(initial=0.0)))
-        first, other = next(iter(outputs.values())), next(iter(expected.values()))
-        equal = first.argmax(axis=-1) == other.argmax(axis=-1)
-        same, decisions = same + int(equal.sum()), decisions + equal.size
+        judged, expected = (judged_outputs(batch, o, metric) for o in (outputs, expected))
+        target = _target(batch, data.target, expected, metric)
+        values.append(metric.per_sample(judged, target, size))
+        taken.append(decisions_of(judged, expected, target, metric))
+        if metric.unit == "%":
+            first, other = next(iter(judged.values())), next(iter(expected.values()))
+            equal = first.argmax(axis=-1) == other.argmax(axis=-1)
+            same, decisions = same + int(equal.sum()), decisions + equal.size
         seen += size
         progress(seen)
     if not values:
@@ -111,15 +124,40 @@ def evaluate(
     )
 
 
+def judged_outputs(batch: Batch, outputs: Batch, metric: Metric) -> Batch:
+    """Return the outputs that a metric is about, with samples as first axis.
+
+    The user's own metric gets all outputs; of a feed, as the model gives them.
+
+    Raises:
+        DataError: no output has an axis of samples.
+    """
+    if metric.code is not None:
+        return outputs
+    if isinstance(batch, Feed):
+        outputs = {name: array[None] for name, array in outputs.items()}
+    return metric.sampled(outputs, samples_in(batch))
+
+
+def _target(batch: Batch, label: str | None, expected: Batch, metric: Metric) -> Any:
+    """Return what a metric compares with: labels, or the float model's outputs."""
+    if label is None or metric.against_float:
+        return expected
+    whole = isinstance(batch, Feed) and metric.code is None
+    return batch[label][None] if whole else batch[label]
+
+
 def outputs_of(runner: Runner, batch: Batch, size: int) -> Batch:
     """Run a batch, ``size`` samples at a time, which takes less memory; return its outputs."""
-    count = len(next(iter(batch.values())))
+    count = samples_in(batch)
+    if count <= size:
+        return runner.run(batch)
     parts: list[Batch] = []
     for start in range(0, count, size):
-        part = {name: array[start : start + size] for name, array in batch.items()}
+        part = cut(batch, start, start + size)
         parts.append(runner.run(part))
         rows = {len(a) if a.ndim else 0 for a in parts[-1].values()}
-        if rows != {len(next(iter(part.values())))}:  # an output is not one of samples
+        if rows != {samples_in(part)}:  # an output is not one of samples
             return runner.run(batch)
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
@@ -144,7 +182,9 @@ def ratio_db(signal: float, error: float) -> float | None:
     return 10.0 * math.log10(signal / error)
 
 
-def layer_signals(carrier: Carrier, baseline: Carrier, batch: Batch) -> dict[str, float | None]:
+def layer_signals(
+    carrier: Carrier, baseline: Carrier, batches: Sequence[Batch]
+) -> dict[str, float | None]:
     """Return for each layer the SQNR of its output against the float model's, in dB.
 
     Only layers whose output is a value of both main graphs appear: a runtime shows no others.
@@ -153,7 +193,6 @@ def layer_signals(carrier: Carrier, baseline: Carrier, batch: Batch) -> dict[str
         ModelError: a layer gives NaN or infinity where the float model does not.
     """
     ours, theirs = main_values(carrier.graph()), main_values(baseline.graph())
-    small = {name: array[:_SIGNAL_SAMPLES] for name, array in batch.items()}
     shared: list[Layer] = [
         layer for layer in carrier.layers() if layer.output in ours and layer.output in theirs
     ]
@@ -163,7 +202,7 @@ def layer_signals(carrier: Carrier, baseline: Carrier, batch: Batch) -> dict[str
     have, want = carrier.runner(taps), baseline.runner(taps)
     portions = Portions(lambda part: (have.run(part), want.run(part)), [carrier, baseline])
     sums = {name: SignalSums() for name in taps}
-    for portion in portions.of(small):
+    for portion in portions.of_all([cut(batch, 0, _SIGNAL_SAMPLES) for batch in batches]):
         outputs, expected = portion.values
         for name in taps:
             if name in outputs and name in expected:
@@ -219,15 +258,23 @@ def _sqnr(layer: Layer, sums: SignalSums) -> float | None:
     return ratio_db(sums.signal, sums.error)
 
 
-def check_finite(outputs: Batch, seen: int) -> None:
-    """Raise ``DataError`` for the first sample, counted from ``seen``, with a non-finite output."""
+def check_finite(outputs: Batch, seen: int, size: int) -> None:
+    """Raise ``DataError`` for an output that is not finite; it names the sample, where that shows.
+
+    Args:
+        seen: how many samples there were before.
+        size: how many samples the outputs are of.
+    """
     for name, array in outputs.items():
         if array.dtype.kind != "f" or np.isfinite(array).all():
             continue
-        rows = ~np.isfinite(array.reshape(len(array), -1)).all(axis=1)
+        where = f"sample {seen}" if size == 1 else f"samples {seen} to {seen + size - 1}"
+        if size > 1 and array.ndim and len(array) == size:
+            rows = ~np.isfinite(array.reshape(size, -1)).all(axis=1)
+            where = f"sample {seen + int(np.flatnonzero(rows)[0])}"
         raise DataError(
             f"output {name!r}",
-            f"is NaN or infinite for sample {seen + int(np.flatnonzero(rows)[0])}",
+            f"is NaN or infinite for {where}",
             "look at that sample, and at passes that narrow the range (cast to fp16)",
         )
 
@@ -291,12 +338,14 @@ class RunSamples:
         data: the calibration data, if there are any.
         seed: seed of the made-up batch if there are none.
         advance: called with the number of samples yielded so far.
+        carrier: the model; states come from it.
     """
 
     inputs: Sequence[TensorSpec]
     data: Data | None
     seed: int
     advance: Callable[[int], None] = nobody_watches
+    carrier: Carrier | None = None
 
     @property
     def made_up(self) -> bool:
@@ -305,23 +354,26 @@ class RunSamples:
 
     def probe(self, count: int) -> Batch:
         """Return the first samples, repeated if there are fewer than the model's fixed batch."""
-        fixed = self.inputs[0].shape[0]
-        size = fixed if isinstance(fixed, int) else count
+        fixed = fixed_batch(self.inputs)
+        size = fixed or count
         if self.data is None:
             return made_up_batch(self.inputs, size, self.seed)
-        batch = self.data.first(size)
         names = [i.name for i in self.inputs]
-        if not isinstance(fixed, int):
-            return {n: batch[n] for n in names}
-        repeat = -(-size // len(batch[names[0]]))
+        batch = self.data.first(size)
+        if fixed is None or self.data.feeds:
+            return picked(batch, names)
+        repeat = -(-size // samples_in(batch))
         return {n: np.concatenate([batch[n]] * repeat)[:size] for n in names}
 
     def batches(self) -> Iterator[Batch]:
         """Yield the calibration data, if there are any."""
         done = 0
-        for batch in () if self.data is None else self.data.batches():
+        batches = iter(()) if self.data is None else self.data.batches()
+        if self.data is not None and self.carrier is not None:
+            batches = self.data.unrolled(self.carrier, batches)
+        for batch in batches:
             yield batch
-            done += len(next(iter(batch.values())))
+            done += samples_in(batch)
             self.advance(done)
 
 
@@ -343,4 +395,4 @@ def made_up_batch(inputs: Sequence[TensorSpec], count: int, seed: int) -> Batch:
         dtype = np.dtype(spec.dtype)
         values = rng.standard_normal(shape) if dtype.kind == "f" else rng.integers(0, 2, shape)
         made[spec.name] = np.asarray(values).astype(dtype)
-    return made
+    return made_batch(inputs, made)

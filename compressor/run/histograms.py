@@ -15,7 +15,7 @@ from compressor.graph.operators import operator
 from compressor.graph.values import constant_array, is_op, maker_behind
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Layer
-from compressor.types.tensors import Array, Batch
+from compressor.types.tensors import Array, Batch, samples_in
 
 
 @dataclass(frozen=True)
@@ -96,14 +96,17 @@ class _Place:
 
 
 def layer_histograms(
-    before: Carrier, after: Carrier, batch: Batch, layers: Sequence[Mapping[str, Any]]
+    before: Carrier,
+    after: Carrier,
+    batches: Sequence[Batch],
+    layers: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
     """Count the values of the up to eight layers that lost most by a pass.
 
     Args:
         before: the model before the pass, whose weights and activations are counted.
         after: the model after it, which has the ranges.
-        batch: input of both models.
+        batches: inputs of both models.
         layers: the entries of the layers after the pass in ``report.json``.
 
     Returns:
@@ -114,8 +117,8 @@ def layer_histograms(
     if not names:
         return []
     old, new = [then[name] for name in names], [now[name] for name in names]
-    inputs = _inputs(before, batch, old, {name: _bounds(now[name]) for name in names})
-    weights, changed = _weights(before, batch, old), _weights(after, batch, new)
+    inputs = _inputs(before, batches, old, {name: _bounds(now[name]) for name in names})
+    weights, changed = _weights(before, batches[0], old), _weights(after, batches[0], new)
     return [
         {
             "name": name,
@@ -205,10 +208,11 @@ class _Values:
         self.samples = 0
         self.countable = True
 
-    def add(self, values: Array, share: float) -> None:
+    def add(self, values: Array, samples: int, share: float) -> None:
         """Look at a portion's values, and keep those that are counted.
 
         Args:
+            samples: that the values are of.
             share: of all values that there will be; the first portion's counts.
         """
         self.countable = self.countable and _countable(values)
@@ -220,7 +224,7 @@ class _Values:
         flat = values.reshape(-1)
         self._kept.append(flat[-self._seen % self._step :: self._step].copy())
         self._seen += flat.size
-        self.samples += len(values)
+        self.samples += samples
         if self._bounds is not None:
             low, high = self._bounds
             self._outside += int(((values < low) | (values > high)).sum())
@@ -237,7 +241,7 @@ class _Values:
 
 def _inputs(
     carrier: Carrier,
-    batch: Batch,
+    batches: Sequence[Batch],
     places: Sequence[_Place],
     bounds: Mapping[str, tuple[float, float] | None],
 ) -> dict[str, _Values]:
@@ -250,13 +254,13 @@ def _inputs(
         lambda part: (part if runner is None else {**part, **runner.run(part)},), [carrier]
     )
     counted = {name: _Values(bounds[name]) for name in read}
-    count = len(next(iter(batch.values())))
-    for portion in portions.of(batch):
+    count = sum(map(samples_in, batches))
+    for portion in portions.of_all(batches):
         (values,) = portion.values
         for name, value in read.items():
             if value in values:
                 share = 1.0 if portions.constant(value) else portion.samples / count
-                counted[name].add(values[value], share)
+                counted[name].add(values[value], portion.samples, share)
     return {name: values for name, values in counted.items() if values.samples and values.countable}
 
 

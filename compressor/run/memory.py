@@ -22,6 +22,7 @@ _LOOKED_AT = 3  # a portion that is run, one that is looked at, and the runtime'
 _BLOCK_VALUES = 4  # values of the largest size that a block observes at once
 _STREAMED_BYTES = 250_000_000  # tensors on their way through, where none stays
 _FLOAT = 4
+_NO_WIDTH = (None, ir.DataType.UNDEFINED, ir.DataType.STRING)
 
 
 def peak_memory(
@@ -65,12 +66,13 @@ def _sizes(carrier: Carrier, data: Mapping[str, Data]) -> dict[str, int]:
         for spec in carrier.inputs:
             lengths.update(_bound(spec.shape, sample[spec.name].shape))
     first = carrier.inputs[0].shape if carrier.inputs else ()
-    dynamic = bool(first) and isinstance(first[0], str)
+    feeds = any(entry.feeds for entry in data.values())
+    dynamic = bool(first) and isinstance(first[0], str) and not feeds
     if dynamic:
         lengths[str(first[0])] = 1
     return {
         name: prod(_length(d, lengths) for d in value.shape)
-        * (_FLOAT if value.dtype is None else -(-value.dtype.bitwidth // 8))
+        * (-(-value.dtype.bitwidth // 8) if value.dtype not in _NO_WIDTH else _FLOAT)
         for name, value in main_values(carrier.graph()).items()
         # Of a dynamic batch, values of fixed size are computed from weights alone.
         if value.shape is not None and not (dynamic and value.shape.is_static())

@@ -60,6 +60,8 @@ class Metric:
                 f"failed ({type(error).__name__}: {error})",
                 "check that it fits the model's outputs and the target",
             ) from error
+        if values.size == samples == 1:
+            values = values.reshape(1)
         if values.shape != (samples,) or not np.isfinite(values).all():
             raise DataError(
                 f"metric {self.name!r}",
@@ -69,6 +71,24 @@ class Metric:
                 "return one finite number a sample",
             )
         return values
+
+    def sampled(self, outputs: Batch, samples: int) -> Batch:
+        """Return the outputs with an axis of samples, which built-in metrics are about.
+
+        Raises:
+            DataError: there is none.
+        """
+        chosen = {n: a for n, a in outputs.items() if a.ndim and len(a) == samples}
+        if chosen:
+            return chosen
+        name, array = next(iter(outputs.items()))
+        raise DataError(
+            f"metric {self.name!r}",
+            f"needs an output with an axis of {samples} samples, and {name!r} has shape "
+            f"{list(array.shape)}",
+            "set samples: feeds, so that all outputs of a run are one sample, or give a metric of "
+            "your own",
+        )
 
     @property
     def scale(self) -> Scale:

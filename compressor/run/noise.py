@@ -10,7 +10,7 @@ attributed to any layer, but counted separately.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from math import prod
 
@@ -21,10 +21,10 @@ from compressor.graph.blocks import Cut, Isolated, cut_at, isolated, with_offset
 from compressor.graph.costs import macs
 from compressor.graph.values import main_values
 from compressor.models.onnx.ort_runner import runner_of
-from compressor.run.evaluate import SignalSums
+from compressor.run.evaluate import SignalSums, judged_outputs
 from compressor.run.felt_noise import Feeling
 from compressor.types.carrier import Carrier, Runner
-from compressor.types.tensors import Array, Batch
+from compressor.types.tensors import Array, Batch, Feed, cut, fixed_batch, samples_in
 
 _MOST_MACS = 2e11  # some seconds of a core
 _ROUNDING = 1e-10  # noise over signal, -100 dB
@@ -80,7 +80,10 @@ class ModelNoise:
 
 
 def measured_noise(
-    carrier: Carrier, baseline: Carrier, batch: Batch, feeling: Feeling | None = None
+    carrier: Carrier,
+    baseline: Carrier,
+    batches: Sequence[Batch],
+    feeling: Feeling | None = None,
 ) -> ModelNoise:
     """Return each layer's noise on its float input.
 
@@ -93,25 +96,27 @@ def measured_noise(
     if not alone.layers:
         return ModelNoise({}, {})
     measuring = _Measuring(carrier, baseline, alone, feeling)
-    few = _affordable(baseline, batch, len(measuring.errors))
-    for part, reaches in (
-        ({name: array[:few] for name, array in batch.items()}, True),
-        ({name: array[few:] for name, array in batch.items()}, False),
-    ):
-        if len(next(iter(part.values()))):
-            measuring.run(part, reaches=reaches)
+    left = _MOST_MACS
+    for batch in batches:
+        work = _work(baseline, batch) * len(measuring.errors)
+        size = samples_in(batch)
+        whole = isinstance(batch, Feed) or fixed_batch(baseline.inputs) is not None
+        few = size if work <= left else 0 if whole else int(size * left / work)
+        left -= work * few / size
+        if few:
+            measuring.run(cut(batch, 0, few), reaches=True)
+        if few < size:
+            measuring.run(cut(batch, few, size), reaches=False)
     return measuring.noise()
 
 
-def _affordable(baseline: Carrier, batch: Batch, errors: int) -> int:
-    """Return as many samples as can be run once for each error, perhaps none."""
-    first = baseline.inputs[0]
-    counted = prod(d if isinstance(d, int) else 1 for d in first.shape)
-    work = macs(baseline.graph()) * batch[first.name].size / max(counted, 1) * errors
-    size = len(batch[first.name])
-    if work <= _MOST_MACS:
-        return size
-    return 0 if isinstance(first.shape[0], int) else int(size * _MOST_MACS / work)
+def _work(baseline: Carrier, batch: Batch) -> float:
+    """Return the multiply-accumulates of a batch."""
+    ratios = [
+        batch[spec.name].size / max(prod(d for d in spec.shape if isinstance(d, int)), 1)
+        for spec in baseline.inputs
+    ]
+    return macs(baseline.graph()) * max(ratios, default=1.0)
 
 
 @dataclass
@@ -264,9 +269,8 @@ class _Reaching:
         """Add to the errors' sums what a portion's errors change in the outputs."""
         feed = {**batch, **self._none}
         exact = self._runner.run(feed)
-        size = len(next(iter(batch.values())))
-        feels = None if self._feeling is None else self._feeling.relative_to(exact, self._seen)
-        self._seen += size
+        size = samples_in(batch)
+        feels = self._feels(batch, exact)
         for error, values in errors:
             if values is None or error.value not in self._offsets:
                 continue
@@ -276,3 +280,12 @@ class _Reaching:
                 error.reached.add(output, noisy[name])
             if feels is not None:
                 error.felt, error.samples = error.felt + feels(noisy), error.samples + size
+        self._seen += size
+
+    def _feels(self, batch: Batch, exact: Batch) -> Callable[[Batch], float] | None:
+        """Return what the metric feels of noise in a portion's outputs."""
+        if self._feeling is None:
+            return None
+        metric = self._feeling.metric
+        feels = self._feeling.relative_to(judged_outputs(batch, exact, metric), self._seen)
+        return lambda noisy: feels(judged_outputs(batch, noisy, metric))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -163,13 +163,13 @@ def _compute(workspace: Workspace, task: _Task) -> None:
         outcome = replace(outcome, carrier=restored, untrained=None)
         gc.collect()  # a graph refers to itself, and so all that a pass has made would stay
         return_freed_memory()
-        batch = workspace.sample(_SIGNAL_SAMPLES, distinct=True)
-        layers = _layers(workspace, outcome, restored, batch)
+        batches = workspace.probes(_SIGNAL_SAMPLES)
+        layers = _layers(workspace, outcome, restored, batches)
         result.update(
             seconds=seconds,
             bytes=model_bytes(restored),
             layers=layers,
-            histograms=layer_histograms(task.carrier, restored, batch, layers),
+            histograms=layer_histograms(task.carrier, restored, batches, layers),
             notes=list(dict.fromkeys([*survey.notes, *outcome.notes])),
             training=outcome.training,
             untrained=keeps_untrained,
@@ -209,9 +209,9 @@ def apply_pass(
     if statistics is None:
         statistics = calibrate(workspace, declared.name, carrier, survey.requests)
     data = workspace.plan.data.get("calibration")
-    total = data.samples if data is not None and declared.replays else None
+    total = data.runs if data is not None and declared.replays else None
     with workspace.progress.stage(declared.name, total) as advance:
-        samples = RunSamples(carrier.inputs, data, context.seed, advance)
+        samples = RunSamples(carrier.inputs, data, context.seed, advance, carrier)
         return direct.apply(carrier, replace(context, samples=samples), statistics)
 
 
@@ -250,25 +250,25 @@ def calibrate(
     if not requests:
         return {}
     data, ranks = workspace.plan.data["calibration"], workspace.ranks
-    with workspace.progress.stage(f"{label}: calibrate", data.samples) as advance:
-        batches = share(data.batches(), ranks)
+    with workspace.progress.stage(f"{label}: calibrate", data.runs) as advance:
+        batches = data.unrolled(carrier, share(data.batches(), ranks))
         statistics = collect_statistics(carrier, batches, requests, advance, ranks)
     return_freed_memory()
     return statistics
 
 
 def _layers(
-    workspace: Workspace, outcome: Outcome, after: Carrier, batch: Batch | None
+    workspace: Workspace, outcome: Outcome, after: Carrier, batches: Sequence[Batch] | None
 ) -> list[dict[str, Any]]:
     """Describe every layer after a pass: scheme, sparsity, weight and output SQNR.
 
     Args:
-        batch: what both models are run on, if they can be run.
+        batches: what both models are run on, if they can be run.
     """
     done = {layer.name: layer for layer in outcome.layers}
     signals: Mapping[str, float | None] = {}
-    if batch is not None:
-        signals = layer_signals(after, workspace.baseline, batch)
+    if batches is not None:
+        signals = layer_signals(after, workspace.baseline, batches)
     sizes, old_sizes = layer_bytes(after), layer_bytes(workspace.plan.model.carrier)
     rows: list[dict[str, Any]] = []
     for layer in after.layers():
@@ -280,7 +280,7 @@ def _layers(
                 "shape": list(layer.shape),
                 "scheme": done_here.scheme if done_here else str(np.dtype(layer.dtype).name),
                 # To count the zeros of a streamed model is to read all of it.
-                "sparsity": None if batch is None else _sparsity(after, layer),
+                "sparsity": None if batches is None else _sparsity(after, layer),
                 "sqnr_db": None if done_here and done_here.rescaled else signals.get(layer.name),
                 "weight_sqnr_db": done_here.weight_sqnr_db if done_here else None,
                 "details": dict(done_here.details) if done_here else {},

@@ -14,6 +14,7 @@ from compressor.graph.costs import (
     model_parameters,
 )
 from compressor.graph.layers import index_limits
+from compressor.models.onnx.ort_runner import foreign_operators
 from compressor.run.data import Data, check_data, open_data
 from compressor.run.layer_rows import LayerRow, layer_rows
 from compressor.run.memory import peak_memory
@@ -130,7 +131,7 @@ def make_plan(spec: Spec) -> Plan:
         with located(spec.where("model", "inputs")):
             carrier.graph()
     _check_data_is_of_use(spec, carrier)
-    data = open_data(spec, carrier.inputs)
+    data = open_data(spec, carrier.inputs, carrier.outputs)
     limits = index_limits(carrier.graph()) if Capability.GRAPH in carrier.offers else {}
     for entry in data.values():
         check_data(entry, carrier.inputs, limits)
@@ -179,11 +180,24 @@ def _check_data_is_of_use(spec: Spec, carrier: Carrier) -> None:
     if Capability.RUN in carrier.offers or not spec.data:
         return
     role = next(iter(spec.data))
+    problem = cannot_run(carrier)
+    remedy = "leave data out, or give model.factory, such as transformers.AutoModelForCausalLM"
+    if Capability.GRAPH in carrier.offers:
+        problem, remedy = _foreign(carrier)
     raise SpecError(
         f"data.{role}",
-        f"cannot be used: {cannot_run(carrier)}",
-        "leave data out, or give model.factory, such as transformers.AutoModelForCausalLM",
+        f"cannot be used: {problem}",
+        remedy,
         where=spec.data[role].where,
+    )
+
+
+def _foreign(carrier: Carrier) -> tuple[str, str]:
+    """Return why a graph cannot be run, and what to do about it."""
+    return (
+        f"ONNX Runtime has no operator {foreign_operators(carrier.graph())[0]}",
+        "leave data out and use passes that run nothing, such as fuse, cast and quantize-weights "
+        "with method rtn, or export the model without that operator",
     )
 
 
@@ -296,6 +310,9 @@ def _plan_pass(
     lacking = step.required - carrier.offers
     if lacking:
         bare = Capability.GRAPH not in carrier.offers
+        if not bare and Capability.RUN in lacking:
+            problem, remedy = _foreign(carrier)
+            raise SpecError(f"pass {step.name!r}", f"needs run, and {problem}", remedy)
         raise SpecError(
             f"pass {step.name!r}",
             f"needs {' and '.join(sorted(lacking))}; "

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from compressor.types.carrier import Runner
-from compressor.types.tensors import Array, Batch
+from compressor.types.tensors import Array, Batch, cut, samples_in
 
 _ALL = 10  # groups up to which every choice of signs is tried
 _DRAWN = 2000
@@ -266,7 +266,7 @@ class _Size:
     """Batches of one size; how long models take for one, and what timing them has taken."""
 
     def __init__(self, names: Iterable[str], inputs: Sequence[Batch], clock: Clock):
-        self.latencies = Latencies(_size(inputs[0]), {name: [] for name in names}, clock)
+        self.latencies = Latencies(samples_in(inputs[0]), {name: [] for name in names}, clock)
         self.spent = self.once = 0.0
         self._inputs, self._clock, self._runs = inputs, clock, 0
         self._here = self._everywhere = 0.0
@@ -280,7 +280,7 @@ class _Size:
             count >>= max(0, math.ceil(math.log2(seconds / _MOST_SECONDS)))
             if count <= least:
                 break
-            self._inputs = [{n: a[:count] for n, a in batch.items()} for batch in self._inputs]
+            self._inputs = [cut(batch, 0, count) for batch in self._inputs]
             once = sum(_warm_up(r, self._inputs[0], self._clock) for r in runners.values())
             seconds = _least_seconds(once)
             if seconds <= _MOST_SECONDS:
@@ -311,10 +311,6 @@ class _Size:
         """Whether ratios are as precise as asked after so many openings, or time is up."""
         spent = openings >= _LEAST_OPENINGS and self.spent > budget
         return spent or (openings >= _OPENINGS_TO_STOP and self.latencies.precise(precision))
-
-
-def _size(batch: Batch) -> int:
-    return len(next(iter(batch.values())))
 
 
 def _timed(

@@ -210,7 +210,9 @@ def make_training(
         cache=store.cache,
         source=workspace.baseline,
         open_model=references.model,
-        samples=RunSamples(carrier.inputs, plan.data.get("calibration"), plan.spec.seed),
+        samples=RunSamples(
+            carrier.inputs, plan.data.get("calibration"), plan.spec.seed, carrier=carrier
+        ),
         collect=collected,
         ranks=workspace.ranks,
         stage=workspace.progress.stage,

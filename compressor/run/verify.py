@@ -26,7 +26,7 @@ from compressor.run.store import result_key
 from compressor.run.timing import Clock, Opener, measure_sizes
 from compressor.run.workspace import Workspace, machine
 from compressor.types.carrier import Carrier, Runner
-from compressor.types.tensors import Batch
+from compressor.types.tensors import Array, Batch, fixed_batch, samples_in
 
 _FAITHFUL_DB = 40.0
 _MARGIN_DB = 6.0
@@ -176,19 +176,24 @@ def _measured(
 def _fidelity(
     workspace: Workspace, artifact: Artifact, runner: Runner, final: Carrier
 ) -> dict[str, Any]:
-    """Compare the artifact with the model it was exported from, on one batch.
+    """Compare the artifact with the model it was exported from, on one batch or some feeds.
 
     Raises:
         ArtifactError: its outputs have other shapes, so that nothing can be measured.
         DataError: they are NaN or infinite.
     """
-    batch = workspace.sample(_CHECK_SAMPLES, distinct=True)
+    batches = workspace.probes(_CHECK_SAMPLES)
     size = min((data.batch for data in workspace.plan.data.values()), default=_CHECK_SAMPLES)
-    named = outputs_of(runner, batch, size)
-    check_finite(named, 0)
-    source = list(outputs_of(final.runner(), batch, size).values())
-    outputs = list(named.values())
-    baseline = list(outputs_of(workspace.baseline_runner, batch, size).values())
+
+    def given(runner: Runner) -> list[Array]:
+        return [a for batch in batches for a in outputs_of(runner, batch, size).values()]
+
+    outputs: list[Array] = []
+    for seen, batch in enumerate(batches):
+        named = outputs_of(runner, batch, size)
+        check_finite(named, seen, samples_in(batch))
+        outputs += named.values()
+    source, baseline = given(final.runner()), given(workspace.baseline_runner)
     have, want = [list(o.shape) for o in outputs], [list(s.shape) for s in source]
     if have != want:
         raise ArtifactError(
@@ -266,22 +271,26 @@ def _latency(
 
 
 def _timed_inputs(workspace: Workspace, final: Carrier, count: int) -> list[Batch]:
-    """Return one batch, or single samples if the time may depend on their content."""
+    """Return one batch, or single samples if the time may depend on their content or length."""
     data = workspace.evaluation
     branches = any(operator(node).branches for node in all_nodes(final.graph().graph))
+    if data is not None and data.feeds:
+        feeds = workspace.probes(_TIMED_SAMPLES)
+        shapes = {tuple((n, a.shape) for n, a in feed.items()) for feed in feeds}
+        return feeds if branches or len(shapes) > 1 else feeds[:1]
     if count > 1 or data is None or not branches:
         return [workspace.sample(count)]
     names = [i.name for i in workspace.plan.model.carrier.inputs]
     samples = data.first(_TIMED_SAMPLES)
-    held = range(len(samples[names[0]]))
+    held = range(samples_in(samples))
     return [{name: samples[name][i : i + 1] for name in names} for i in held]
 
 
 def _batches(workspace: Workspace) -> list[int]:
-    fixed = workspace.plan.model.carrier.inputs[0].shape[0]
-    if isinstance(fixed, int):
-        return [fixed]
     data = workspace.evaluation
+    fixed = fixed_batch(workspace.plan.model.carrier.inputs)
+    if fixed is not None and not (data is not None and data.feeds):
+        return [fixed]
     return [1] if data is None or data.batch == 1 else [1, data.batch]
 
 

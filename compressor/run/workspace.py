@@ -19,10 +19,11 @@ from compressor.run.decisions import Decisions
 from compressor.run.evaluate import Evaluation, RememberedRunner, evaluate
 from compressor.run.metrics import Metric
 from compressor.run.plan import Plan
+from compressor.run.recurrence import RecurrentRunner
 from compressor.run.store import Store, compute_versions, result_key
-from compressor.types.carrier import Capability, Carrier
+from compressor.types.carrier import Capability, Carrier, Runner
 from compressor.types.data import ALONE, Ranks
-from compressor.types.tensors import Array, Batch
+from compressor.types.tensors import Array, Batch, fixed_batch, made_batch, picked, samples_in
 
 _PER_SAMPLE, _DECISIONS = "per_sample.npy", "decisions.npz"
 _EVALUATION = 2  # version of what is stored
@@ -110,37 +111,48 @@ class Workspace:
     @cached_property
     def baseline_runner(self) -> RememberedRunner:
         """The float model, ready to run; what it gave for a batch is remembered."""
-        return RememberedRunner(self.baseline.runner)
+        return RememberedRunner(lambda: self._over_sequences(self.baseline.runner()))
+
+    def _over_sequences(self, runner: Runner) -> Runner:
+        """Let a model run over the sequences of the evaluation data, if it carries a state."""
+        recurrence = None if self.evaluation is None else self.evaluation.recurrence
+        return runner if recurrence is None else RecurrentRunner(runner, recurrence)
 
     @property
     def evaluation(self) -> Data | None:
         """The evaluation data, if there is any."""
         return self.plan.data.get("evaluation")
 
-    def sample(self, count: int, *, distinct: bool = False) -> Batch:
+    def sample(self, count: int) -> Batch:
+        """Return a batch of ``count`` samples of real data, or one feed; see :meth:`probes`."""
+        return self.probes(count, distinct=False)[0]
+
+    def probes(self, count: int, *, distinct: bool = True) -> list[Batch]:
         """Return a batch of ``count`` samples of real data, or zeros if the spec names none.
 
-        A model with a fixed batch gets that many samples.
+        A model with a fixed batch gets that many samples. Of whole feeds, it is so many batches.
 
         Args:
             distinct: return fewer samples, instead of some of them twice, if there are fewer and
                 the batch is not fixed.
         """
         inputs = self.plan.model.carrier.inputs
-        fixed = inputs[0].shape[0]
-        count = fixed if isinstance(fixed, int) else count
+        fixed = fixed_batch(inputs)
+        count = fixed or count
         names = [i.name for i in inputs]
         for role in ("evaluation", "calibration", "training"):
             if role in self.plan.data:
-                batch = self.plan.data[role].first(count)
-                if distinct and not isinstance(fixed, int):
-                    return {n: batch[n] for n in names}
-                repeat = -(-count // len(batch[names[0]]))
-                return {n: np.concatenate([batch[n]] * repeat)[:count] for n in names}
+                data = self.plan.data[role]
+                if data.feeds or (distinct and fixed is None):
+                    return [picked(batch, names) for batch in data.probes(count, self.baseline)]
+                batch = data.first(count)
+                repeat = -(-count // samples_in(batch))
+                return [{n: np.concatenate([batch[n]] * repeat)[:count] for n in names}]
         shapes = {
             i.name: [count if isinstance(d, str) else int(d or 1) for d in i.shape] for i in inputs
         }
-        return {i.name: np.zeros(shapes[i.name], dtype=i.dtype) for i in inputs}
+        zeros = {i.name: np.zeros(shapes[i.name], dtype=i.dtype) for i in inputs}
+        return [made_batch(inputs, zeros)]
 
     def targets(self, count: int) -> Array | None:
         """Return the targets of the evaluation's first samples, if they have some."""
@@ -164,7 +176,10 @@ class Workspace:
         earlier = self.store.read(evaluation_key)
         if earlier is None:
             with self.progress.stage(f"evaluate {label}", data.samples) as advance:
-                done = evaluate(make_runner(), self.baseline_runner, data, metric, advance)
+                runner, reference = make_runner(), self.baseline_runner
+                if runner is not reference:
+                    runner = self._over_sequences(runner)
+                done = evaluate(runner, reference, data, metric, advance)
             with self.store.write(evaluation_key) as (folder, result):
                 np.save(folder / _PER_SAMPLE, done.per_sample)
                 if done.decisions is not None:

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from compressor.types.options import Options
 
 DType = Literal[
     "float32", "float16", "float64", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"
 ]
+
+
+FEEDS = "feeds"
+"""The value of ``samples`` where each sample is a whole feed."""
+
+
+def _count_or_feeds(value: object) -> object:
+    if isinstance(value, str) and value != FEEDS:
+        raise ValueError(f"give a number, or {FEEDS}")
+    return value
 
 
 class InputKeys(Options):
@@ -63,12 +73,32 @@ class DataKeys(Options):
     transform: str | None = Field(
         default=None, description="package.module:function, fn(batch) or fn(batch, rng) -> batch"
     )
-    samples: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="use at most this many samples, the first ones"
+    samples: Annotated[
+        Annotated[int, Field(ge=1)] | Literal["feeds"] | None, BeforeValidator(_count_or_feeds)
+    ] = Field(
+        default=None,
+        description="use at most this many samples, the first ones; or feeds: each file of a "
+        "folder (npz), or each dictionary that the factory yields, is one sample that the model "
+        "takes whole, with arrays of any rank",
     )
     batch: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="samples in a batch; default 32, or what the model is fixed to"
+        default=None,
+        description="samples in a batch; default 32, or what the model is fixed to; not with feeds",
     )
+    state: dict[str, str] = Field(
+        default_factory=dict,
+        description="with feeds: model input: model output that it takes from the step before; "
+        "each feed is a sequence, whose arrays have the steps as first axis, and a state starts "
+        "with zeros",
+    )
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> DataKeys:
+        if self.samples == FEEDS and self.batch is not None:
+            raise ValueError("leave batch out: the model takes one feed at a time")
+        if self.state and self.samples != FEEDS:
+            raise ValueError("add samples: feeds, which state needs")
+        return self
 
 
 class MetricKeys(Options):

@@ -11,7 +11,15 @@ from typing import Any, TypeVar
 
 from compressor import catalog
 from compressor.errors import CompressorError, SpecError, listed, suggestion
-from compressor.spec.keys import DataKeys, DataSection, LimitKeys, MetricKeys, ModelKeys, SpecKeys
+from compressor.spec.keys import (
+    FEEDS,
+    DataKeys,
+    DataSection,
+    LimitKeys,
+    MetricKeys,
+    ModelKeys,
+    SpecKeys,
+)
 from compressor.spec.source_text import Document, KeyPath, override, read_document
 from compressor.spec.validate import SpecErrors, validate
 from compressor.types.exporter import Exporter
@@ -21,6 +29,7 @@ from compressor.types.tensors import TensorSpec
 
 ResultT = TypeVar("ResultT")
 FACTORY = "factory"
+_OF_FEEDS = ("npz", FACTORY)
 _VARIABLE = re.compile(r"\$\$|\$\{(\w+)\}|\$(\w+)")
 
 
@@ -188,12 +197,18 @@ def _data_entry(role: str, value: dict[str, Any], document: Document, folder: Pa
     options = {k: v for k, v in value.items() if k not in common and k != kind}
     keys = validate(DataKeys, common, document, path)
     where = document.where((*path, kind))
+    if keys.samples == FEEDS and (kind not in _OF_FEEDS or role == "training"):
+        remedy = f"feeds come from {' or '.join(_OF_FEEDS)}, for calibration and evaluation"
+        raise document.error((*path, "samples"), f"is {FEEDS!r} for {role} from {kind}", remedy)
     if not isinstance(value[kind], str):
         raise document.error((*path, kind), f"is {value[kind]!r}", "give a string")
     if kind == FACTORY:
         _refuse_unknown(options, _aliases(DataKeys), document, path)
         return DataEntry(role, kind, None, value[kind], keys, where)
     location = resolve_path(value[kind], folder, (*path, kind), document)
+    if kind == "npz" and keys.samples != FEEDS and location is not None and location.is_dir():
+        remedy = f"name an npz file, or add samples: {FEEDS} to take each file in it as one sample"
+        raise document.error((*path, kind), f"{str(location)!r} is a folder", remedy)
     if location is None or not location.exists():
         problem = f"{str(location)!r} does not exist"
         raise document.error((*path, kind), problem, "correct the path")
@@ -211,7 +226,7 @@ def _data_entry(role: str, value: dict[str, Any], document: Document, folder: Pa
     if keys.target is not None and fields:  # without any, all arrays are read
         fields[keys.target] = keys.target
     filled = {"path": str(location), "fields": fields, **options}
-    if keys.samples is not None:
+    if isinstance(keys.samples, int):
         filled["samples"] = keys.samples
     return DataEntry(role, kind, validate(cls, filled, document, path), None, keys, where)
 

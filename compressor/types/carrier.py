@@ -134,6 +134,7 @@ class Carrier(Protocol):
         kept: Mapping[str, Mapping[int, Units]],
         *,
         planned: bool = False,
+        probe: Batch | None = None,
     ) -> Carrier:
         """Return a carrier of the model without some of its channels.
 
@@ -145,6 +146,7 @@ class Carrier(Protocol):
             kept: for each parameter that becomes smaller and each axis, the positions that remain.
             planned: sizes are all that counts: no weight is read, nothing is run and so nothing
                 compared, and the result's weights mean nothing. It cannot be run or saved.
+            probe: what an adapted module is compared with the graph on; made-up values by default.
 
         Raises:
             SpecError: the carrier has no graph, or stores weights as codes.

@@ -82,9 +82,9 @@ def plan_layers(
     if not any(row.touched for row in rows):
         counted = Counter(reasons.values()).most_common(_SHOWN)
         shown = "; ".join(f"{n} of {len(rows)}: {reason}" for reason, n in counted)
-        raise SpecError(
-            f"pass {name!r}",
-            f"touches no layer: {shown or 'there is none'}",
-            "change its rules or options, or remove it",
-        )
+        problem, remedy = f"touches no layer: {shown}", "change its rules or options, or remove it"
+        if not rows:
+            problem = "touches no layer: the model has none with weights"
+            remedy = "remove it; fuse and the exports work without any"
+        raise SpecError(f"pass {name!r}", problem, remedy)
     return rows

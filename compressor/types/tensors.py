@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -9,7 +10,28 @@ import numpy as np
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Batch: TypeAlias = dict[str, Array]
-"""Arrays by name, each with the batch as its first axis."""
+"""Arrays by name, each with the batch as its first axis, unless it is a :class:`Feed`."""
+
+
+class Feed(dict[str, Array]):
+    """A whole feed: everything that a model takes at once, in arrays of any rank. One sample."""
+
+
+def samples_in(batch: Batch) -> int:
+    """Return how many samples a batch holds."""
+    return 1 if isinstance(batch, Feed) else len(next(iter(batch.values())))
+
+
+def cut(batch: Batch, start: int, stop: int | None) -> Batch:
+    """Return a batch's samples from ``start`` to ``stop``; a feed stays whole."""
+    if isinstance(batch, Feed):
+        return batch
+    return {name: array[start:stop] for name, array in batch.items()}
+
+
+def picked(batch: Batch, names: Iterable[str]) -> Batch:
+    """Return some of a batch's arrays."""
+    return type(batch)((name, batch[name]) for name in names)
 
 
 @dataclass(frozen=True)
@@ -41,3 +63,29 @@ class TensorSpec:
         if fits:
             return None
         return f"shape is {list(shape)}, the model expects {self}"
+
+
+def fixed_batch(inputs: Sequence[TensorSpec]) -> int | None:
+    """Return the number of samples that a model takes at a time; ``None`` if that is any."""
+    lengths = [spec.shape[0] for spec in inputs if spec.shape]
+    first = lengths[0] if lengths else None
+    fixed = all(isinstance(length, int) for length in lengths)
+    return first if fixed and isinstance(first, int) else None
+
+
+def made_batch(inputs: Sequence[TensorSpec], arrays: Batch) -> Batch:
+    """Return invented arrays as a batch, or as a feed where inputs have no axis for samples."""
+    return arrays if inputs and unstackable(inputs) is None else Feed(arrays)
+
+
+def unstackable(inputs: Sequence[TensorSpec], batch: int | None = None) -> TensorSpec | None:
+    """Return the first input whose first axis cannot be that of samples; ``None`` if all can.
+
+    Args:
+        batch: how many samples are to be stacked, if that is known.
+    """
+    size = fixed_batch(inputs) or batch
+    for spec in inputs:
+        if not spec.shape or (isinstance(spec.shape[0], int) and spec.shape[0] != size):
+            return spec
+    return None

@@ -19,7 +19,8 @@ from compressor.errors import ExitCode
 from compressor.run import timing
 from compressor.types.exporter import ExportContext
 from tests.compressor.tiny_project import CHECKPOINT, forget_modules, onnx_project, torch_project
-from tests.docs.test_docs import ROOT, commands
+from tests.compressor.voice import Voice
+from tests.docs.test_docs import ROOT, YAML_BLOCKS, commands
 
 SLOW = pytest.mark.slow
 FACES = "face_detector_rfb320.onnx"
@@ -78,6 +79,17 @@ def faces(folder: Path) -> None:
     shutil.copy(Path(os.environ["COMPRESSOR_DATA"], FACES), folder)
 
 
+def voice(folder: Path) -> None:
+    Voice(folder)
+
+
+def voice_spec(folder: Path) -> None:
+    Voice(folder)
+    page = ROOT / "docs" / "feeds.md"
+    (spec,) = (block for block in YAML_BLOCKS if block.page == page and block.complete)
+    (folder / "voice.yaml").write_text(spec.text, encoding="utf-8")
+
+
 def archived(folder: Path) -> None:
     carrier = torch_project(folder).plan().model.carrier
     catalog.load("exporter", "archive")().write(carrier, folder, ExportContext("docs", ""))
@@ -109,6 +121,8 @@ RUNNING = (
     Running(r"compress run samples/tiny-llama/", samples, slow=True),
     Running(r"compress run samples/cifar/", samples, slow=True, data="resnet20_cifar10.th"),
     Running(r"compress init weights.pt", bare),
+    Running(r"compress init voice.onnx -o voice.yaml", voice),
+    Running(r"compress (plan|run) voice.yaml", voice_spec),
     Running(rf"compress (inspect|init) {FACES}", faces, data=FACES),
     Running(r"compress quantize (Llama-dir|DIR)", llama),
     Running(r"compress (unpack|inspect) model.archive", archived),

@@ -20,10 +20,12 @@ from compressor.calibration.sources.file_source import (
     ReadAt,
     Rows,
     StreamRows,
+    check_numeric,
+    choose,
     native,
     read_header,
 )
-from compressor.types.tensors import Array
+from compressor.types.tensors import Array, Feed
 
 
 class NpySource(IndexedFileSource):
@@ -118,6 +120,26 @@ class NpzSource(FileSource):
                     with archive.open(member) as stream:
                         headers[name] = _checked_header(stream, member.filename, member.file_size)
         return headers
+
+    def chosen(self) -> dict[str, Header]:
+        """Return the headers of the chosen arrays, of any rank, by their names in the model.
+
+        Raises:
+            DataError: the file is unusable, or lacks an array.
+        """
+        with self._guard():
+            headers = self.headers()
+        arrays = choose(self.subject, self.fields, headers)
+        for stored in arrays.values():
+            check_numeric(self.subject, stored, headers[stored])
+        return {name: headers[stored] for name, stored in arrays.items()}
+
+    def feed(self) -> Feed:
+        """Return the chosen arrays, whole; raises as :meth:`chosen` does."""
+        chosen = self.chosen()
+        with self._guard(), np.load(self.path, allow_pickle=False) as archive:
+            whole = {name: archive[self.fields.get(name, name)] for name in chosen}
+        return Feed((name, array.astype(native(array.dtype))) for name, array in whole.items())
 
     @contextmanager
     def open_rows(self, arrays: Mapping[str, str]) -> Iterator[dict[str, Rows]]:

@@ -74,10 +74,13 @@ def describe(
         DataError: an array is not numeric, is a scalar or empty, or lengths differ.
     """
     for stored in arrays.values():
-        fault = _fault(headers[stored])
-        if fault is not None:
-            problem, remedy = fault
-            raise DataError(subject, f"array {stored!r} {problem}", remedy)
+        check_numeric(subject, stored, headers[stored])
+        if not headers[stored].shape:
+            problem = f"array {stored!r} is a single number"
+            raise DataError(subject, problem, "save an array, samples first, or set samples: feeds")
+        if 0 in headers[stored].shape:
+            problem = f"array {stored!r} is empty, with shape {list(headers[stored].shape)}"
+            raise DataError(subject, problem, "save at least one sample")
     lengths = {stored: headers[stored].shape[0] for stored in arrays.values()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{stored!r} {length}" for stored, length in lengths.items())
@@ -94,23 +97,20 @@ def describe(
     return SourceInfo(available if most is None else min(most, available), specs)
 
 
-def _fault(header: Header) -> tuple[str, str] | None:
-    """Return why an array is no data, and a remedy; ``None`` if it can be used."""
+def check_numeric(subject: str, stored: str, header: Header) -> None:
+    """Raise ``DataError`` for an array that holds something else than numbers."""
     if header.dtype.hasobject:
-        return (
-            "holds Python objects, which only pickle can load",
+        raise DataError(
+            subject,
+            f"array {stored!r} holds Python objects, which only pickle can load",
             "save it with a numeric dtype (pickles can run code, so they are never loaded)",
         )
     if header.dtype.kind not in "biuf":
-        return (
-            f"has dtype {header.dtype}",
+        raise DataError(
+            subject,
+            f"array {stored!r} has dtype {header.dtype}",
             "save it as bool, integers or floats (bfloat16 as float32)",
         )
-    if not header.shape:
-        return "is a single number", "save an array, samples first"
-    if 0 in header.shape:
-        return f"is empty, with shape {list(header.shape)}", "save at least one sample"
-    return None
 
 
 def native(dtype: np.dtype[Any]) -> np.dtype[Any]:

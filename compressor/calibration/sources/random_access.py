@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compressor.calibration.sources.file_source import native
-from compressor.calibration.sources.user_functions import TransformedSource, length
+from compressor.calibration.sources.user_functions import TransformedSource
 from compressor.errors import DataError
 from compressor.files import staging, sync
 from compressor.progress import Advance, nobody_watches
 from compressor.types.data import IndexedSource, Source
-from compressor.types.tensors import Array, Batch
+from compressor.types.tensors import Array, Batch, samples_in
 
 _NAMES = "names.json"
 _FORMAT = 2
@@ -102,7 +102,7 @@ def _write(source: Source, folder: Path, advance: Advance) -> None:
                     files[name] = stack.enter_context((folder / _file(len(files))).open("wb"))
                     arrays.append((name, array.dtype.str, array.shape[1:]))
                 files[name].write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-            done += length(batch)
+            done += samples_in(batch)
             advance(done)
     if not done:
         raise DataError("training data", "has no samples", "check the source")
@@ -180,10 +180,10 @@ class RandomAccess:
         if self._transform is None:
             return batch
         batch = self._transform.transformed(batch, seed)
-        if length(batch) != len(rows):
+        if samples_in(batch) != len(rows):
             raise DataError(
                 self._transform.subject,
-                f"returned {length(batch)} samples for {len(rows)}",
+                f"returned {samples_in(batch)} samples for {len(rows)}",
                 "return one sample for each that is given, as training needs",
             )
         return batch

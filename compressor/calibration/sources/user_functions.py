@@ -14,10 +14,11 @@ import numpy as np
 
 from compressor.errors import CompressorError, DataError
 from compressor.types.data import Source, SourceInfo
-from compressor.types.tensors import Batch, TensorSpec
+from compressor.types.tensors import Batch, Feed, TensorSpec, cut, samples_in
 
 ResultT = TypeVar("ResultT")
 _END = object()
+_NUMBERS = (np.generic, bool, int, float)
 
 
 def call(subject: str, function: Callable[..., ResultT], *arguments: Any) -> ResultT:
@@ -62,7 +63,39 @@ def check_batch(subject: str, value: Any) -> Batch:
     )
 
 
+def check_feed(subject: str, value: Any) -> Feed:
+    """Return a value that is a feed: arrays or numbers by name.
+
+    Raises:
+        DataError: it is something else; the error says what.
+    """
+    if isinstance(value, dict):
+        value = {
+            name: np.asarray(array) if isinstance(array, _NUMBERS) else array
+            for name, array in value.items()
+        }
+    problem = _no_arrays(value)
+    if problem is None:
+        return Feed(value)
+    raise DataError(
+        subject, f"returned {problem}", "return a dictionary of numpy arrays and numbers"
+    )
+
+
 def _problem(value: Any) -> str | None:
+    problem = _no_arrays(value)
+    if problem is not None:
+        return problem
+    for name, array in value.items():
+        if not array.ndim:
+            return f"{name!r} as a single number"
+    lengths = {name: len(array) for name, array in value.items()}
+    if len(set(lengths.values())) > 1:
+        return "first axes that differ: " + ", ".join(f"{k!r} {n}" for k, n in lengths.items())
+    return None
+
+
+def _no_arrays(value: Any) -> str | None:
     if not isinstance(value, dict):
         return f"a {_kind(value)}"
     if not value:
@@ -72,11 +105,6 @@ def _problem(value: Any) -> str | None:
             return f"a dictionary with the key {name!r}"
         if not isinstance(array, np.ndarray):
             return f"{name!r} as a {_kind(array)}"
-        if not array.ndim:
-            return f"{name!r} as a single number"
-    lengths = {name: len(array) for name, array in value.items()}
-    if len(set(lengths.values())) > 1:
-        return "first axes that differ: " + ", ".join(f"{k!r} {n}" for k, n in lengths.items())
     return None
 
 
@@ -137,7 +165,7 @@ class FactorySource:
                 start = f"{name} {array.dtype.str} {array.shape[1:]} ".encode()
                 digest = hashes.setdefault(name, hashlib.sha256(start))
                 digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-            most = None if most is None else most - length(used)
+            most = None if most is None else most - samples_in(used)
             if most == 0:
                 break
         return hashlib.sha256(b"".join(h.digest() for _, h in sorted(hashes.items()))).hexdigest()
@@ -147,7 +175,7 @@ class FactorySource:
         form: _Form = {}
         for value in iterate(self.subject, self.make):
             batch = self._renamed(check_batch(self.subject, value))
-            if not length(batch):
+            if not samples_in(batch):
                 continue
             objects = [name for name, array in batch.items() if array.dtype.hasobject]
             if objects:
@@ -227,7 +255,8 @@ class TransformedSource:
             DataError: the transform raised, or returned something else than a batch.
         """
         drawn = [np.random.default_rng(tuple(seed))] if self.random else []
-        return check_batch(self.subject, call(self.subject, self.transform, batch, *drawn))
+        check = check_feed if isinstance(batch, Feed) else check_batch
+        return check(self.subject, call(self.subject, self.transform, batch, *drawn))
 
     def digest(self) -> str:
         """Return a SHA-256 of the source's digest, the seed, and the file that has the function.
@@ -275,7 +304,7 @@ def regroup(batches: Iterable[Batch], size: int, limit: int | None = None) -> It
     have = 0
     for batch in _limited(batches, limit):
         parts.append(batch)
-        have += length(batch)
+        have += samples_in(batch)
         while have >= size:
             joined = _join(parts)
             yield cut(joined, 0, size)
@@ -283,16 +312,6 @@ def regroup(batches: Iterable[Batch], size: int, limit: int | None = None) -> It
             parts = [cut(joined, size, None)] if have else []
     if have:
         yield _join(parts)
-
-
-def length(batch: Batch) -> int:
-    """Return the number of samples in a batch."""
-    return len(next(iter(batch.values())))
-
-
-def cut(batch: Batch, start: int, stop: int | None) -> Batch:
-    """Return the samples of a batch from ``start`` to ``stop``."""
-    return {name: array[start:stop] for name, array in batch.items()}
 
 
 def _limited(batches: Iterable[Batch], limit: int | None) -> Iterator[Batch]:
@@ -303,7 +322,7 @@ def _limited(batches: Iterable[Batch], limit: int | None) -> Iterator[Batch]:
         return
     for batch in batches:
         yield cut(batch, 0, limit)
-        limit -= length(batch)
+        limit -= samples_in(batch)
         if limit <= 0:
             return
 

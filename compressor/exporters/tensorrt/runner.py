@@ -14,7 +14,7 @@ import torch
 from compressor.errors import ArtifactError, ModelError
 from compressor.exporters.tensorrt.build_process import messages
 from compressor.models.element_types import from_numpy, to_numpy
-from compressor.types.tensors import Array, Batch
+from compressor.types.tensors import Array, Batch, Feed, samples_in
 
 _DEVICE = "cuda"
 _TORCH = {
@@ -62,7 +62,7 @@ class EngineRunner:
         self.runtime = f"{package.__name__} {package.__version__} ({device})"
 
     def run(self, batch: Batch) -> Batch:
-        """Run one batch; arrays that the model does not take are ignored.
+        """Run one batch, in parts if it is large; arrays that the model does not take are ignored.
 
         Raises:
             ModelError: an input is missing, or has a shape that the engine was not built for.
@@ -70,7 +70,9 @@ class EngineRunner:
         missing = [name for name in self._inputs if name not in batch]
         if missing:
             raise ModelError(f"input {missing[0]!r}", "is missing", "give it in the data")
-        count = len(batch[self._inputs[0]])
+        if isinstance(batch, Feed):
+            return self._run({name: batch[name] for name in self._inputs})
+        count = samples_in(batch)
         low, high = self._batch_range(count)
         parts = []
         for start in range(0, count, high):

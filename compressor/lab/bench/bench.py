@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,7 @@ def bench(paths: Sequence[Path], options: BenchOptions, progress: Progress) -> d
         for size, inputs in work.batches.items():
             with progress.stage(f"time batches of {size}"):
                 times = in_turn(models, machinery, inputs, options.seconds, options.precision)
+            times = replace(times, batch=size)  # where a feed is timed, its batch is an axis inside
             for name in models:
                 rows[name]["latency"].append(_latency(times, name, next(iter(models))))
         _add_energy(rows, work, machinery, progress)

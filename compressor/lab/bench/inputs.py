@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from compressor import catalog
+from compressor.calibration.sources.arrays import NpzSource
 from compressor.errors import DataError, SpecError
 from compressor.graph.operators import operator
 from compressor.graph.values import all_nodes, tensor_spec
 from compressor.run.artifact_file import ONNX, Artifact
 from compressor.run.evaluate import made_up_batch
-from compressor.types.tensors import Array, Batch, TensorSpec
+from compressor.types.tensors import Array, Batch, TensorSpec, unstackable
 
 _MOST_INPUTS = 64
 _TOKENS = TensorSpec("input_ids", ("batch", "sequence"), "int64")
@@ -151,7 +151,8 @@ def stored_inputs(
     """Return batches of samples from a file.
 
     Args:
-        path: an ``.npz`` file with an array ``[samples, ...]`` for each input, by its name.
+        path: an ``.npz`` file with an array ``[samples, ...]`` for each input, by its name; or
+            with a whole feed, where an input has no axis for samples.
         size: samples in a batch; the file's are repeated where they are fewer.
         several: as many batches as there are, up to 64; otherwise the first.
 
@@ -159,6 +160,12 @@ def stored_inputs(
         SpecError: there is no such file, or it lacks an input.
         DataError: it is damaged or empty, or an array has another shape or dtype.
     """
+    sized = [_sized(spec, size) for spec in inputs]
+    if unstackable(sized) is not None:
+        feed = _npz(path, inputs).feed()
+        for spec in sized:
+            _check(path, spec, feed[spec.name].shape, feed[spec.name])
+        return [feed]
     count = _MOST_INPUTS if several else 1
     arrays = _arrays(path, inputs, size, count * size)
     count = max(1, len(next(iter(arrays.values()))) // size)
@@ -210,15 +217,22 @@ def _sized(spec: TensorSpec, size: int) -> TensorSpec:
 
 def _arrays(path: Path, inputs: Sequence[TensorSpec], size: int, samples: int) -> dict[str, Array]:
     """Read so many samples of each input at most, and check that a model takes them."""
-    source = catalog.load("source", "npz")(path=path, fields={i.name: i.name for i in inputs})
-    arrays: Batch = next(source.batches(samples, samples))  # it refuses a file without samples
-    subject = f"data {str(path)!r}"
+    # It refuses a file without samples.
+    arrays = next(_npz(path, inputs).batches(samples, samples))
     for spec in inputs:
         array = arrays[spec.name]
-        wrong = _sized(spec, size).mismatch((size, *array.shape[1:]), str(array.dtype))
-        if wrong:
-            raise DataError(subject, f"array {spec.name!r}: {wrong}", "write it so")
+        _check(path, _sized(spec, size), (size, *array.shape[1:]), array)
     return arrays
+
+
+def _npz(path: Path, inputs: Sequence[TensorSpec]) -> NpzSource:
+    return NpzSource(path=path, fields={i.name: i.name for i in inputs})
+
+
+def _check(path: Path, spec: TensorSpec, shape: tuple[int, ...], array: Array) -> None:
+    wrong = spec.mismatch(shape, str(array.dtype))
+    if wrong:
+        raise DataError(f"data {str(path)!r}", f"array {spec.name!r}: {wrong}", "write it so")
 
 
 def _listed(inputs: Sequence[TensorSpec]) -> str:

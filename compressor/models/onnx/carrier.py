@@ -212,10 +212,12 @@ def open_onnx(path: Path, opset: int) -> OnnxCarrier:
 
     Raises:
         SpecError: the path is missing or a folder.
-        ModelError: it is cut, not ONNX, breaks ONNX's rules, or ONNX Runtime refuses it.
+        ModelError: it is cut, not ONNX, breaks ONNX's rules, takes or gives text, or ONNX Runtime
+            refuses it.
     """
     subject = f"model {str(path)!r}"
     model = read_onnx(path)
+    _check_ends(model, subject)
     common.InlinePass()(model)
     check_operators(model, subject)
     runs = not foreign_operators(model)
@@ -227,6 +229,27 @@ def open_onnx(path: Path, opset: int) -> OnnxCarrier:
     if runs and old:
         check_loads(model, subject)
     return OnnxCarrier(model)
+
+
+def _check_ends(model: ir.Model, subject: str) -> None:
+    """Check that a model takes and gives numbers, and says how many axes its inputs have.
+
+    Raises:
+        ModelError: an input or output does not.
+    """
+    for role, values in (("input", model.graph.inputs), ("output", model.graph.outputs)):
+        for value in values:
+            if value.dtype == ir.DataType.STRING:
+                problem = "is text"
+                remedy = "cut off what works on text, and export the model again with numbers"
+            elif role == "input" and value.shape is None:
+                problem, remedy = (
+                    "has no shape",
+                    "export the model again; dynamic axes may be names",
+                )
+            else:
+                continue
+            raise ModelError(subject, f"{role} {value.name!r} {problem}", remedy)
 
 
 def _constant(model: ir.Model, name: str) -> ir.TensorProtocol:

@@ -50,6 +50,7 @@ def read_onnx(path: Path) -> ir.Model:
     proto = _parsed(path, subject)
     _check_header(proto, subject)
     _check_names(proto, subject)
+    _free_lengths(proto.graph)
     for tensor in _tensors(proto):
         if tensor.data_location == TensorProto.EXTERNAL:
             _check_external(tensor, path.parent, subject)
@@ -146,6 +147,17 @@ def _check_header(proto: onnx.ModelProto, subject: str) -> None:
         _check_tensor("output", value, subject)
 
 
+def _free_lengths(graph: onnx.GraphProto) -> None:
+    """Make axes of a negative length dynamic, as ONNX Runtime takes them."""
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for axis in value.type.tensor_type.shape.dim:
+            if axis.dim_value < 0:
+                axis.ClearField("dim_value")
+    for node in graph.node:
+        for inner in _subgraphs(node):
+            _free_lengths(inner)
+
+
 def _check_tensor(role: str, value: onnx.ValueInfoProto, subject: str) -> None:
     kind = value.type.WhichOneof("value")
     typed = kind == "tensor_type" and value.type.tensor_type.elem_type != TensorProto.UNDEFINED
@@ -156,7 +168,10 @@ def _check_tensor(role: str, value: onnx.ValueInfoProto, subject: str) -> None:
     raise ModelError(
         subject,
         f"{role} {value.name!r} {problem}",
-        "inputs and outputs have to be tensors; change the model and export it again",
+        "inputs and outputs have to be tensors; export the model again with the tensors in it "
+        "(skl2onnx: options={'zipmap': False})"
+        if kind in ("sequence_type", "map_type")
+        else "inputs and outputs have to be tensors; change the model and export it again",
     )
 
 

@@ -220,6 +220,7 @@ class TorchCarrier:
         kept: Mapping[str, Mapping[int, Units]],
         *,
         planned: bool = False,
+        probe: Batch | None = None,
     ) -> TorchCarrier | OnnxCarrier:
         """Return a carrier of a smaller module, or of one that executes the smaller graph.
 
@@ -243,10 +244,10 @@ class TorchCarrier:
             altered = replace(self._altered.adding(tensors, {}), planned=True)
             return self._changed(self._smaller(graph, tensors), graph, altered)
         if self.executes_graph:
-            return self._executing(graph)
+            return self._executing(graph, probe=probe)
         tensors = selected(self.module, kept)
         module = self._smaller(graph, tensors)
-        agreement = Agreement(graph, self.inputs)
+        agreement = Agreement(graph, self.inputs, probe)
         sizes = fitting_attributes(self.module, module, kept, agreement)
         if sizes is None:
             return self._executing(graph, agreement=agreement)
@@ -270,19 +271,21 @@ class TorchCarrier:
         *,
         planned: bool = False,
         agreement: Agreement | None = None,
+        probe: Batch | None = None,
     ) -> TorchCarrier | OnnxCarrier:
         """Return a carrier of a module that executes a graph; both hold the same tensors.
 
         Args:
             parameters: names of new initializers that are trained.
             agreement: that of the graph, if it has been run already.
+            probe: what the graph is run on, if it has not.
         """
         try:
             module = trainable_graph(graph, self.module, parameters, shared=planned)
         except ModelError:  # an operator that ONNX Runtime has and we have not
             return self.with_graph(graph)
         if not planned:
-            agreement = agreement or Agreement(graph, self.inputs)
+            agreement = agreement or Agreement(graph, self.inputs, probe)
             if not agreement.holds(module.eval()):
                 return self.with_graph(graph)
         attach_weights(graph, module)

@@ -51,11 +51,15 @@ def random_batch(inputs: Sequence[TensorSpec]) -> dict[str, Array]:
 
 
 class Agreement:
-    """Compares modules with a graph that is run once in ONNX Runtime."""
+    """Compares modules with a graph that is run once in ONNX Runtime.
 
-    def __init__(self, graph: ir.Model, inputs: Sequence[TensorSpec]):
+    Args:
+        probe: what both are run on; random values by default.
+    """
+
+    def __init__(self, graph: ir.Model, inputs: Sequence[TensorSpec], probe: Batch | None = None):
         self._inputs = inputs
-        self._batch = random_batch(inputs)
+        self._batch = random_batch(inputs) if probe is None else probe
         self._wanted = list(graph_runner(graph).run(self._batch).values())
 
     def holds(self, module: torch.nn.Module) -> bool:

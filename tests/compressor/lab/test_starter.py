@@ -14,7 +14,9 @@ from ruamel.yaml import YAML
 
 from compressor.errors import ModelError, SpecError
 from compressor.lab.starter import scalar, starter_text, write_starter
+from compressor.run.plan import make_plan
 from compressor.spec.load import Spec, load_spec
+from tests.compressor.voice import MODEL, Voice
 
 
 def save_onnx(path: Path, name: str = "image", shape: Sequence[int | str] = ("batch", 4)) -> Path:
@@ -80,6 +82,41 @@ def test_of_a_checkpoint(tmp_path: Path) -> None:
 def test_lines_are_short(tmp_path: Path) -> None:
     text = starter_text(save_onnx(tmp_path / "m.onnx"), "m.onnx", "spec.yaml")
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_of_a_model_with_a_state(tmp_path: Path) -> None:
+    """What it says of the data is what the plan wants."""
+    voice = Voice(tmp_path)
+    write_starter(tmp_path / MODEL, tmp_path / "voice.yaml")
+    spec = load_spec(tmp_path / "voice.yaml")
+    for role in ("calibration", "evaluation"):
+        keys = spec.data[role].keys
+        assert (keys.samples, keys.state) == ("feeds", {"state": "stateN"})
+        assert keys.inputs == {"input": "input", "sr": "sr"}
+    assert make_plan(spec).passes[1].name == "quantize-static"
+    text = (tmp_path / "voice.yaml").read_text()
+    assert "state float32[2, batch, 64]" in text
+    assert max(map(len, text.splitlines())) <= 100
+    assert voice.plan().data.keys() == {"calibration", "evaluation"}
+
+
+def test_of_a_model_with_a_scalar_and_no_state(tmp_path: Path) -> None:
+    value = helper.make_tensor_value_info
+    inputs = [value("x", TensorProto.FLOAT, ["n", 4]), value("gain", TensorProto.FLOAT, [])]
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["x", "gain"], ["y"])],
+        "g",
+        inputs,
+        [value("y", TensorProto.FLOAT, ["n", 4])],
+    )
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets), tmp_path / "m.onnx")
+    write_starter(tmp_path / "m.onnx", tmp_path / "spec.yaml")
+    for role in ("calibration", "evaluation"):
+        (tmp_path / role).mkdir()
+    keys = load_spec(tmp_path / "spec.yaml").data["calibration"].keys
+    assert (keys.samples, keys.state) == ("feeds", {})
+    assert keys.inputs == {"x": "x", "gain": "gain"}
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:

@@ -126,6 +126,16 @@ def no_outputs(model: onnx.ModelProto) -> None:
     del model.graph.output[:]
 
 
+def input_without_rank(model: onnx.ModelProto) -> None:
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+
+
+def text(model: onnx.ModelProto) -> None:
+    shape = helper.make_tensor_value_info("label", TensorProto.STRING, [1])
+    model.graph.node.append(helper.make_node("Constant", [], ["label"], value_strings=["cat"]))
+    model.graph.output.append(shape)
+
+
 def sequence(model: onnx.ModelProto) -> None:
     model.graph.node.append(helper.make_node("SequenceConstruct", ["logits"], ["all"]))
     model.graph.output.append(helper.make_tensor_sequence_value_info("all", FLOAT, None))
@@ -191,7 +201,13 @@ BROKEN: list[tuple[Breakage, str]] = [
     (no_opset_of_this_domain, r"does not say which opset its Conv belongs to"),
     (newest_format, r"has IR version \d+, newer than the installed onnx"),
     (no_outputs, r"has no outputs"),
-    (sequence, r"output 'all' is a sequence; inputs and outputs have to be"),
+    (
+        sequence,
+        r"output 'all' is a sequence; inputs and outputs have to be tensors; export the model "
+        r"again with the tensors in it \(skl2onnx: options={'zipmap': False}\)",
+    ),
+    (text, r"output 'label' is text; cut off what works on text, and export the model again"),
+    (input_without_rank, r"input 'image' has no shape; export the model again; dynamic axes may"),
     (optional, r"input 'extra' is a optional"),
     (untyped_input, r"input 'image' has no element type"),
     (sparse, r"holds sparse initializers"),

@@ -189,6 +189,31 @@ def test_subgraphs_of_an_old_opset(tmp_path: Path) -> None:
         )
 
 
+def test_a_negative_length_is_dynamic(tmp_path: Path) -> None:
+    """Paddle's and old TensorFlow's exporters write -1, which ONNX Runtime takes as any length."""
+    branch = [
+        helper.make_graph(
+            [helper.make_node(operator, ["x"], [f"{operator}_y"])],
+            operator,
+            [],
+            [wild.value(f"{operator}_y", wild.FLOAT, [-1, 4])],
+        )
+        for operator in ("Relu", "Neg")
+    ]
+    node = helper.make_node("If", ["flag"], ["y"], then_branch=branch[0], else_branch=branch[1])
+    ends = [wild.value("x", wild.FLOAT, [-1, 4]), wild.value("flag", wild.BOOL, [])]
+    model = wild.made([node], ends, [wild.value("y", wild.FLOAT, [-1, 4])], {})
+    carrier = opened(Wild(model, lambda _: {}, frozenset()), tmp_path)
+    assert carrier.inputs[0].shape == (None, 4)
+    assert not isinstance(carrier.outputs[0].shape[0], int)
+    written = onnx.load(exported(carrier, tmp_path / "out"))
+    assert b"\xff\xff\xff\xff" not in written.graph.SerializeToString()
+    batch = {"x": -np.ones((3, 4), np.float32), "flag": np.array(True)}
+    (output,) = session(written).run(None, batch)
+    assert output.shape == (3, 4)
+    assert not output.any()
+
+
 def test_one_value_as_two_outputs(tmp_path: Path) -> None:
     nodes = [helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Identity", ["y"], ["again"])]
     outputs = [wild.value(name, wild.FLOAT, ["n", 64]) for name in ("y", "again")]

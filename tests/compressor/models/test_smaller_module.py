@@ -17,6 +17,7 @@ from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.torch.matching import held_tensors
 from compressor.models.torch.saved_module import Alterations
+from compressor.models.torch.smaller_module import Agreement
 from compressor.types.carrier import Capability
 from compressor.types.layers import QuantizedTensor, Scheme, WeightCodes
 from compressor.types.tensors import Batch, TensorSpec
@@ -40,6 +41,30 @@ from tests.compressor.models.smaller_modules import (
 )
 
 ROWS = {"x": np.linspace(-2, 2, 30, dtype=np.float32).reshape(5, 6)}
+
+
+class Masked(nn.Module):
+    """A mean over as many rows as are said to be there; of none, it is NaN."""
+
+    def __init__(self, seed: int = 0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor, length: Tensor) -> Tensor:
+        there = (torch.arange(x.shape[1]) < length - 1).float()[:, None]
+        return self.last((x * there).sum(1) / there.sum())
+
+
+def test_what_is_compared_on_samples_is_not_compared_on_made_up_lengths():
+    """Of the lengths 0 and 1, all outputs are NaN, and any module would agree."""
+    inputs = [TensorSpec("x", ("batch", 5, 6), "float32"), TensorSpec("length", (), "int64")]
+    graph = TorchCarrier(Masked(), inputs).graph()
+    sample = {"x": ROWS["x"][None], "length": np.array(4)}
+    same, other = Masked().eval(), Masked(seed=1).eval()
+    assert Agreement(graph, inputs).holds(other)
+    assert Agreement(graph, inputs, sample).holds(same)
+    assert not Agreement(graph, inputs, sample).holds(other)
 
 
 @cache

@@ -147,7 +147,7 @@ def carrier(tmp_path_factory: pytest.TempPathFactory) -> OnnxCarrier:
 def test_the_layer_that_lost_the_signal_is_found(carrier: OnnxCarrier):
     first, second, last = carrier.layers()
     changed = carrier.with_weights({second.weight: carrier.weight(second) * 1.01})
-    signals = layer_signals(changed, carrier, {"image": sample_images(3, 80)})
+    signals = layer_signals(changed, carrier, [{"image": sample_images(3, 80)}])
     assert list(signals) == [first.name, second.name, last.name]
     assert signals[first.name] is None
     assert 30 < (signals[second.name] or 0) < 50

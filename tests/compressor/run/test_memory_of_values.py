@@ -63,7 +63,7 @@ def peak(work: Callable[[], Any]) -> int:
 def test_layers_are_compared_portion_by_portion(models: tuple[Carrier, Carrier], batch: Batch):
     carrier, changed = models
     found: dict[str, float | None] = {}
-    held = peak(lambda: found.update(layer_signals(changed, carrier, batch)))
+    held = peak(lambda: found.update(layer_signals(changed, carrier, [batch])))
     assert held < MOST + 40 * ONE < 2 * ALL
     taps = [layer.output for layer in changed.layers()]
     sums = {name: np.zeros(2) for name in taps}
@@ -84,7 +84,7 @@ def test_values_are_counted_portion_by_portion(models: tuple[Carrier, Carrier], 
         {"name": layer.name, "weight_sqnr_db": 40.0, "sqnr_db": 30.0} for layer in changed.layers()
     ]
     entries: list[dict[str, Any]] = []
-    held = peak(lambda: entries.extend(layer_histograms(carrier, changed, batch, rows)))
+    held = peak(lambda: entries.extend(layer_histograms(carrier, changed, [batch], rows)))
     # What is counted stays: at most four million values of each layer.
     assert held < MOST + LAYERS * SAMPLES * ONE // 2 + 40 * ONE
     for entry in entries:
@@ -97,7 +97,7 @@ def test_values_are_counted_portion_by_portion(models: tuple[Carrier, Carrier], 
 def test_noise_is_attributed_portion_by_portion(models: tuple[Carrier, Carrier], batch: Batch):
     carrier, changed = models
     few = {"image": batch["image"][:24]}
-    held = peak(lambda: measured_noise(changed, carrier, few))
+    held = peak(lambda: measured_noise(changed, carrier, [few]))
     assert held < 2 * MOST < 4 * LAYERS * 24 * ONE
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
@@ -45,6 +46,21 @@ def test_an_operator_that_no_runtime_here_knows(foreign: Project):
 
 def test_what_needs_a_run_is_refused(foreign: Project):
     foreign.spec["passes"] = [{"pass": "quantize-static"}]
-    with pytest.raises(SpecError, match="needs run; at this point the model offers"):
+    remedy = (
+        "; leave data out and use passes that run nothing, such as fuse, cast and quantize-weights "
+        "with method rtn, or export the model without that operator"
+    )
+    with pytest.raises(SpecError) as refused:
         foreign.run()
+    problem = "pass 'quantize-static': needs run, and ONNX Runtime has no operator com.acme.Swirl"
+    assert str(refused.value).endswith(problem + remedy)
     assert not foreign.output.exists()
+
+
+def test_data_are_of_no_use_without_a_run(foreign: Project):
+    np.savez(foreign.folder / "some.npz", x=np.zeros((2, 8), np.float32))
+    foreign.spec["data"] = {"evaluation": {"npz": "some.npz"}}
+    with pytest.raises(
+        SpecError, match=r"cannot be used: ONNX Runtime has no operator com\.acme\.Swirl"
+    ):
+        foreign.plan()

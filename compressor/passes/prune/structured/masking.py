@@ -15,7 +15,7 @@ from compressor.graph.editing import Editor
 from compressor.graph.operators import operator
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.channels import ChannelGroup, ChannelMap, Flags
-from compressor.types.tensors import Array, Batch
+from compressor.types.tensors import Array, Batch, samples_in
 
 # A divisor of zero gives NaN, and what any other constant adds to a channel is not read where the
 # readers' weights are zero.
@@ -258,7 +258,7 @@ def re_estimated(carrier: Carrier, batches: Iterable[Batch]) -> Carrier:
     pooled: dict[tuple[str, str], PooledMoments] = {}
     for batch in batches:
         outputs = runner.run(batch)
-        samples = len(next(iter(batch.values())))
+        samples = samples_in(batch)
         for mean_name, variance_name, mean, variance in taps:
             # A normalization that is used twice has one pair of statistics.
             moments = pooled.setdefault((mean_name, variance_name), PooledMoments())

@@ -19,7 +19,7 @@ from compressor.passes.prune import criteria
 from compressor.run.evaluate import ratio_db
 from compressor.types.channels import ChannelGroup, ChannelMap, Flags, Member
 from compressor.types.statistics import Request
-from compressor.types.tensors import Batch
+from compressor.types.tensors import Batch, samples_in
 
 _OBSERVER = "channel-magnitude"
 _WEIGHED = ("output", "input", "norm-scale")
@@ -241,7 +241,7 @@ def taylor_scores(
                 criteria.position_sums(products, member.axis), axis, channels.count
             )
         total += np.square(change)
-        samples += len(next(iter(batch.values())))
+        samples += samples_in(batch)
     if not samples:
         raise DataError("calibration data", "has no samples", "give at least one batch")
     return total / samples

@@ -25,7 +25,7 @@ from compressor.types.channels import ChannelMap, Flags
 from compressor.types.data import Samples
 from compressor.types.layer_rules import plan_layers
 from compressor.types.passes import GraphPass, LayerOutcome, Outcome, PassContext, Survey
-from compressor.types.tensors import Batch
+from compressor.types.tensors import Batch, samples_in
 
 _LAYOUT = "compressed-tensors"
 _PROOF_SAMPLES = 4
@@ -219,7 +219,9 @@ class _Pruning:
         sensitivities = self._sensitivities(queues)
         removed = self._removed(queues, sensitivities)
         smaller, kept = remove_channels(self._graph, self._analysis, removed)
-        after = self._carrier.with_channels(smaller, kept)
+        given = None if self._samples is None or self._samples.made_up else self._samples
+        probe = None if given is None else given.probe(_PROOF_SAMPLES)
+        after = self._carrier.with_channels(smaller, kept, probe=probe)
         self._describe(after)
         self._prove(removed, smaller)
         if self._options.re_estimate and self._samples is not None:
@@ -288,7 +290,7 @@ class _Pruning:
 
         target = self._options.target.value
         length, ratio = search_latency(ranking, self._channels.macs, measured, target)
-        samples = len(next(iter(batch.values())))
+        samples = samples_in(batch)
         self._notes.append(
             f"latency at batch {samples}, measured beside the model before pruning: "
             f"{ratio:.2f} of its time; the target is {target:g}"

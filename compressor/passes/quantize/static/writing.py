@@ -245,6 +245,10 @@ def _replace_output(
     if value is not codes:
         value.name = f"{name}_float"
     result = _dequantized(graph, codes, parameters)
+    node = result.producer()
+    assert node is not None
+    if any(use.node is not node and use.node.name == node.name for use in codes.uses()):
+        node.name = f"{name}_output_node"  # layers read the value, too
     result.name = name
     for index, output in enumerate(graph.outputs):
         if output is value:

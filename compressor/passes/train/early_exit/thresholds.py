@@ -14,7 +14,7 @@ from compressor.passes.train.early_exit.heads import confidence_name
 from compressor.passes.train.early_exit.points import ExitPoint
 from compressor.types.carrier import Runner
 from compressor.types.data import Samples
-from compressor.types.tensors import Array, Batch
+from compressor.types.tensors import Array, Batch, samples_in
 
 _MOST_DIVISIONS = 1000  # of the samples that may differ among exits
 _BELOW = 1e-4  # below the least confidence, relative to it, if all samples leave
@@ -160,7 +160,7 @@ def feature_statistics(
         each = [outputs[name].astype(np.float64) for name in features]
         added = [np.stack([x.sum(0), np.square(x).sum(0)]) for x in each]
         sums = [before + more for before, more in zip(sums, added, strict=True)]
-        count += len(next(iter(batch.values())))
+        count += samples_in(batch)
     if not count:
         raise DataError(
             "calibration data", "has no samples", "give some: thresholds are chosen by them"

@@ -24,6 +24,7 @@ from compressor.exporters.tensorrt import TensorrtExporter, runner
 from compressor.exporters.tensorrt import building as builders
 from compressor.exporters.tensorrt.profiles import BatchRange
 from compressor.types.exporter import ExportContext
+from compressor.types.tensors import Feed
 from tests.compressor.exporters.hand_made import CONTEXT, quantized, rows, worst
 from tests.compressor.tiny_project import onnx_project
 
@@ -65,6 +66,9 @@ def test_built_and_run(tmp_path: Path) -> None:
     assert opened.runtime == "tensorrt 10.99 (Fake GPU)"
     for count in (1, 2, 4, 7):  # below the smallest batch, inside, and in parts
         assert worst(opened.run(rows(count)), carrier.runner().run(rows(count))) < 1e-5
+    assert worst(opened.run(Feed(rows(3))), carrier.runner().run(rows(3))) < 1e-5
+    with pytest.raises(ModelError, match=r"has shape \[7, 64\], which the engine was not built"):
+        opened.run(Feed(rows(7)))  # a feed is not cut
     with pytest.raises(ModelError, match="input 'x': is missing"):
         opened.run({"y": np.zeros(3, np.float32)})
     with pytest.raises(ModelError, match=r"has shape \[2, 65\], which the engine was not built"):

@@ -16,6 +16,7 @@ from compressor.report.pages.bench import benchmark_page
 from compressor.report.terminal import plain_text
 from tests.compressor.lab.bench.conftest import SaveOnnx
 from tests.compressor.tiny_project import Project
+from tests.compressor.voice import MODEL, voice_model
 
 SHORT = ("--seconds", "0", "--no-cold")
 
@@ -115,6 +116,21 @@ def test_over_samples_where_a_model_branches(tmp_path: Path, quick: None):
     found["artifacts"][0]["latency"][0].update(waiting=0.9, load=12.5)
     busy = "other work had the processor for 90 % of the time (load average 12.5)"
     assert busy in " ".join(plain_text(benchmark_page(found)).split())
+
+
+def test_a_model_with_a_scalar_input(tmp_path: Path, quick: None):
+    """The batch is that of the inputs that have one."""
+    onnx.save(voice_model(), tmp_path / MODEL)
+    options = ("--shape", "state=2,4,64", "--batch", 4)
+    (artifact,) = document(tmp_path / MODEL, *options)["artifacts"]
+    assert [row["batch"] for row in artifact["latency"]] == [4]
+    feed = {"input": np.zeros((4, 512), np.float32), "sr": np.array(16000)}
+    np.savez(tmp_path / "feed.npz", state=np.zeros((2, 4, 64), np.float32), **feed)
+    made = document(tmp_path / MODEL, *options, "--data", tmp_path / "feed.npz")
+    assert made["data"] == "feed.npz"
+    np.savez(tmp_path / "feed.npz", state=np.zeros((2, 5, 64), np.float32), **feed)
+    refused = invoke(tmp_path / MODEL, *options, "--data", tmp_path / "feed.npz")
+    assert "array 'state': shape is [2, 5, 64], the model expects state" in refused.stderr
 
 
 def test_cold_starts_in_the_document_and_the_table(save: SaveOnnx, quick: None):

@@ -217,6 +217,26 @@ def test_the_same_input_gives_the_same_bytes():
     assert made[0] == made[1]
 
 
+class Hidden(nn.Module):
+    """Gives the value that its last layer reads, as a model does that carries a state."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(12, 8), nn.Linear(8, 4)
+
+    def forward(self, image):
+        hidden = self.first(image)
+        return self.last(hidden), hidden
+
+
+def test_an_output_that_a_layer_reads_is_quantized():
+    model = carrier(Hidden(), VECTOR)
+    after = quantized(INT8, model, spec=VECTOR).carrier
+    batch = data(VECTOR, seed=7)[0]
+    have, want = (c.runner().run(batch) for c in (after, model))
+    assert all(sqnr(want[name], have[name]) > 25 for name in want)  # measured: 27 and 29
+
+
 def test_a_bias_that_dwarfs_its_channel_does_not_overflow():
     weight, bias = torch.randn(8, 8, 3, 3) / 5, torch.zeros(8)
     weight[0], bias[0] = 1e-9, 3.0
@@ -273,7 +293,8 @@ def test_a_model_without_layers_is_an_error():
         def forward(self, image: torch.Tensor) -> torch.Tensor:
             return torch.relu(image)
 
-    with pytest.raises(SpecError, match="touches no layer"):
+    message = "touches no layer: the model has none with weights; remove it; fuse and the exports"
+    with pytest.raises(SpecError, match=message):
         INT8.survey(TorchCarrier(Nothing(), [IMAGE]), ORT)
 
 

@@ -1,0 +1,388 @@
+"""Models that are run on whole feeds, and models that carry a state over sequences of them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper
+
+from compressor.errors import CompressorError
+from compressor.run.evaluate import RunSamples
+from compressor.spec.user_code import importable
+from tests.compressor.voice import MODEL, WIDTH, Voice, clip
+
+Arrays: TypeAlias = dict[str, np.ndarray[Any, Any]]
+
+
+@pytest.fixture
+def voice(tmp_path: Path) -> Voice:
+    return Voice(tmp_path)
+
+
+def walked(model: Path, sequence: Arrays) -> tuple[Arrays, list[Arrays]]:
+    """Run a sequence by hand: what the model gave over all steps, and what it took in each."""
+    session = ort.InferenceSession(str(model))
+    state = np.zeros((2, sequence["input"].shape[1], WIDTH), np.float32)
+    given, taken = [], []
+    for frame in sequence["input"]:
+        taken.append({"input": frame, "state": state, "sr": sequence["sr"]})
+        prob, state = session.run(["prob", "stateN"], taken[-1])
+        given.append(prob)
+    return {"prob": np.stack(given)}, taken
+
+
+def cosine(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
+    a, b = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
+    return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+
+
+@pytest.mark.parametrize(
+    ("passes", "size"),
+    [
+        ([{"pass": "fuse"}, {"pass": "quantize-static"}], 0.3),
+        ([{"pass": "fuse"}, {"pass": "quantize-dynamic"}], 0.3),
+    ],
+    ids=["static", "dynamic"],
+)
+def test_a_model_with_a_state_goes_from_a_file_to_a_verified_artifact(
+    tmp_path: Path, passes: list[dict[str, Any]], size: float
+):
+    voice = Voice(tmp_path, passes)
+    voice.run()
+    report = json.loads((tmp_path / "out/report.json").read_text())
+    assert report["ok"]
+    (artifact,) = report["artifacts"]
+    assert all(check["ok"] for check in artifact["checks"])
+    assert artifact["size_ratio"] < size
+    assert artifact["latency"][0]["batch"] == 1
+    # The artifact carries its own state, not the float model's.
+    clips = [dict(np.load(path)) for path in sorted((tmp_path / "evaluation").iterdir())]
+    probabilities = [
+        [walked(file, c)[0]["prob"] for c in clips]
+        for file in (tmp_path / MODEL, tmp_path / "out/model.onnx")
+    ]
+    wanted = [cosine(a, b) for a, b in zip(*probabilities, strict=True)]
+    with np.load(tmp_path / "out/samples.npz") as samples:
+        assert samples["model.onnx"] == pytest.approx(wanted, abs=1e-9)
+    assert artifact["metric"]["samples"] == len(clips)
+    worst = max(np.abs(a - b).max() for a, b in zip(*probabilities, strict=True))
+    assert artifact["max_abs_diff"] == pytest.approx(worst, rel=1e-3)
+
+
+def test_calibration_sees_the_state_of_every_step(voice: Voice):
+    plan = voice.plan()
+    data, carrier = plan.data["calibration"], plan.model.carrier
+    samples = RunSamples(carrier.inputs, data, 0, carrier=carrier)
+    feeds = list(samples.batches())
+    clips = [dict(np.load(path)) for path in sorted((voice.folder / "calibration").iterdir())]
+    wanted = [feed for c in clips for feed in walked(voice.folder / MODEL, c)[1]]
+    assert len(feeds) == len(wanted) == sum(len(c["input"]) for c in clips)
+    for feed, want in zip(feeds, wanted, strict=True):
+        assert feed.keys() == want.keys()
+        for name in want:
+            np.testing.assert_allclose(feed[name], want[name], atol=1e-6)
+
+
+def test_a_state_starts_as_the_data_say(voice: Voice):
+    first = np.full((2, 1, WIDTH), 0.25, np.float32)
+    for_clips(lambda arrays: arrays.update(state=first))(voice)
+    plan = voice.plan()
+    feed = plan.data["calibration"].first(1)
+    np.testing.assert_array_equal(feed["state"], first)
+
+
+def for_clips(change: Callable[[Arrays], object]) -> Callable[[Voice], None]:
+    def changed(voice: Voice) -> None:
+        for path in (voice.folder / "calibration").iterdir():
+            arrays = dict(np.load(path))
+            change(arrays)
+            np.savez(path, **arrays)  # type: ignore[arg-type]
+
+    return changed
+
+
+def for_data(**keys: Any) -> Callable[[Voice], None]:
+    def changed(voice: Voice) -> None:
+        entry = voice.spec["data"]["calibration"]
+        entry.update(keys)
+        for key in [key for key, value in keys.items() if value is None]:
+            del entry[key]
+
+    return changed
+
+
+def stacked(voice: Voice) -> None:
+    for_data(npz="all.npz", samples=None, state=None)(voice)
+    arrays = {"input": np.zeros((8, 512), np.float32), "sr": np.full(8, 16000)}
+    np.savez(voice.folder / "all.npz", **arrays, state=np.zeros((8, 2, WIDTH), np.float32))  # type: ignore[arg-type]
+
+
+def with_one(**arrays: Any) -> Callable[[Voice], None]:
+    """Change the arrays of one file alone, which is not the first."""
+    return lambda voice: np.savez(voice.folder / "calibration/03.npz", **{**clip(3), **arrays})
+
+
+def training(voice: Voice) -> None:
+    stacked(voice)
+    voice.spec["data"] = {"training": voice.spec["data"]["calibration"]}
+
+
+def without_rate(voice: Voice) -> None:
+    path = voice.folder / "calibration/03.npz"
+    np.savez(path, input=clip(3)["input"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            for_clips(lambda arrays: arrays.update(sr=np.array([16000]))),
+            "calibration data: has a sequence whose arrays have different numbers of steps: "
+            "'input' [4, 1, 512], 'sr' [1]; give each array that changes as [steps, ...], before "
+            "the axes of input float32[batch, 512], and one that does not without that axis",
+        ),
+        (
+            for_clips(lambda arrays: arrays.update(sr=np.array(16000, np.int32))),
+            "calibration data, input 'sr': dtype is int32, the model expects int64; save it as the "
+            "model takes it, or convert it in a transform",
+        ),
+        (
+            for_clips(lambda arrays: arrays.pop("sr")),
+            "calibration data: has no array for the model's input 'sr'; put it into every feed, or "
+            "name the output that it comes from under state",
+        ),
+        (
+            without_rate,
+            "calibration/03.npz': holds input float32[?, ?, ?], and the first feed holds input "
+            "float32[?, ?, ?], sr int64[]; give the arrays of all feeds the same names, ranks and "
+            "dtypes",
+        ),
+        (
+            for_clips(lambda arrays: arrays.update(input=arrays["input"][0])),
+            "calibration data: has no steps: 'input' [1, 512], 'sr' []; give each array that ",
+        ),
+        (
+            for_data(state=None),
+            "calibration data, input 'input': shape is [4, 1, 512], the model expects input "
+            "float32[batch, 512]; save each of its rows as a feed of its own; only with state are "
+            "they steps",
+        ),
+        (
+            stacked,
+            "calibration data: cannot be stacked: the model's input state float32[2, batch, 64] "
+            "has no axis for samples; add samples: feeds, and give each sample as a whole feed, in "
+            "a file of a folder",
+        ),
+        (
+            for_data(state={"stat": "stateN"}),
+            "state 'stat': 'stat' is not an input of the model; did you mean 'state'?",
+        ),
+        (
+            for_data(state={"state": "stateM"}),
+            "state 'state': 'stateM' is not an output of the model; did you mean 'stateN'?",
+        ),
+        (
+            for_data(state={"state": "prob"}),
+            "state 'state': is state float32[2, batch, 64], and the output that it takes is prob "
+            "float32[batch, 1]; name the output that is the next step's state",
+        ),
+        (
+            with_one(input=np.zeros((4, 1, 500), np.float32)),
+            "03.npz of calibration data, input 'input': shape is [1, 500], the model expects input "
+            "float32[batch, 512]; save it as the model takes it",
+        ),
+        (
+            with_one(sr=np.zeros(3, np.int64)),
+            "03.npz': holds input float32[?, ?, ?], sr int64[?], and the first feed holds",
+        ),
+        (
+            training,
+            "training data: cannot be stacked: the model's input state float32[2, batch, 64] has "
+            "no axis for samples; leave out data.training and the passes that train, which want",
+        ),
+        (for_data(batch=4), "leave batch out: the model takes one feed at a time"),
+        (
+            for_data(samples=None, state=None),
+            "is a folder; name an npz file, or add samples: feeds to take each file in it as one",
+        ),
+        (for_data(samples=3), "add samples: feeds, which state needs"),
+        (for_data(samples="feed"), 'is "feed"; give a number, or feeds'),
+        (
+            for_data(npz=None, images="calibration"),
+            "is 'feeds' for calibration from images; feeds come from npz or factory",
+        ),
+        (
+            lambda voice: [p.unlink() for p in (voice.folder / "calibration").iterdir()],
+            "holds no npz files; save each feed with numpy.savez",
+        ),
+    ],
+)
+def test_data_that_do_not_fit_are_refused_by_the_plan(
+    voice: Voice, change: Callable[[Voice], object], message: str
+):
+    change(voice)
+    with pytest.raises(CompressorError) as refused:
+        voice.plan()
+    assert message in str(refused.value)
+
+
+def test_a_state_that_changes_its_shape_is_refused(voice: Voice):
+    """A state that grows, as a cache of keys and values does, has no fixed shape to carry."""
+    value = helper.make_tensor_value_info
+    x = value("x", TensorProto.FLOAT, ["batch", 8])
+    past, longer = (value(n, TensorProto.FLOAT, [f"{n}_length", 8]) for n in ("past", "longer"))
+    nodes = [helper.make_node("Concat", ["past", "x"], ["longer"], axis=0)]
+    graph = helper.make_graph(nodes, "cache", [x, past], [longer])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    onnx.save(model, voice.folder / MODEL)
+    for entry in voice.spec["data"].values():
+        entry["state"] = {"past": "longer"}
+    for path in voice.folder.glob("*/*.npz"):
+        np.savez(path, x=np.zeros((3, 1, 8), np.float32))
+    with pytest.raises(CompressorError) as refused:
+        voice.run()
+    assert (
+        "state 'past': goes into step 0 with shape [1, 8], and comes out with shape [2, 8]; "
+        in (str(refused.value))
+    )
+
+
+def ragged(folder: Path) -> None:
+    """Write a model of ``features [T, 8]`` and ``length []`` that gives logits ``[4]``."""
+    value, node = helper.make_tensor_value_info, helper.make_node
+    rng = np.random.default_rng(0)
+    weights = [
+        helper.make_tensor("w", TensorProto.FLOAT, [8, 4], rng.standard_normal(32).tolist()),
+        helper.make_tensor("zero", TensorProto.INT64, [1], [0]),
+        helper.make_tensor("flat", TensorProto.INT64, [1], [1]),
+    ]
+    nodes = [
+        node("Reshape", ["length", "flat"], ["end"]),
+        node("Slice", ["features", "zero", "end"], ["said"]),
+        node("MatMul", ["said", "w"], ["scores"], "scores"),
+        node("ReduceMean", ["scores", "zero"], ["logits"], keepdims=0),
+    ]
+    inputs = [
+        value("features", TensorProto.FLOAT, ["time", 8]),
+        value("length", TensorProto.INT64, []),
+    ]
+    outputs = [
+        value("logits", TensorProto.FLOAT, [4]),
+        value("scores", TensorProto.FLOAT, ["n", 4]),
+    ]
+    graph = helper.make_graph(nodes, "ragged", inputs, outputs, weights)
+    opsets = [helper.make_opsetid("", 21)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), folder / MODEL)
+
+
+MAKER = """
+import numpy as np
+
+def feeds():
+    rng = np.random.default_rng(1)
+    for i in range(24):
+        length = int(rng.integers(2, 9))
+        yield {
+            "features": rng.standard_normal((10, 8)).astype(np.float32),
+            "length": length,
+            "label": np.array(i % 4),
+        }
+
+def first_logit(outputs, target):
+    assert outputs["logits"].shape == (4,)
+    return float(outputs["logits"][int(target)])
+"""
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "feeds_maker:first_logit", None])
+def test_feeds_of_any_length_from_a_factory(voice: Voice, metric: str | None):
+    ragged(voice.folder)
+    (voice.folder / "feeds_maker.py").write_text(MAKER)
+    data = {"factory": "feeds_maker:feeds", "samples": "feeds"}
+    names = {"features": "features", "length": "length"}
+    evaluation = {**data, "inputs": names, "target": "label"}
+    voice.spec["data"] = {
+        "calibration": {**data, "inputs": names},
+        "evaluation": evaluation if metric else {**data, "inputs": names},
+    }
+    voice.spec |= {"metric": metric, "passes": [{"pass": "quantize-static"}]}
+    with importable([voice.folder]):
+        importlib.invalidate_caches()
+        voice.run()
+        maker = importlib.import_module("feeds_maker")
+    report = json.loads((voice.folder / "out/report.json").read_text())
+    (artifact,) = report["artifacts"]
+    assert all(check["ok"] for check in artifact["checks"])
+    assert artifact["metric"]["samples"] == 24
+    session = ort.InferenceSession(str(voice.folder / "out/model.onnx"))
+    rows = []
+    for feed in maker.feeds():
+        label = int(feed.pop("label"))
+        logits, _ = session.run(None, {n: np.asarray(a) for n, a in feed.items()})
+        rows.append(logits[label] if metric and ":" in metric else 100 * (logits.argmax() == label))
+    if metric is not None:
+        assert artifact["metric"]["value"] == pytest.approx(np.mean(rows), rel=1e-6)
+    else:
+        assert 0.99 < artifact["metric"]["value"] < 1.0
+
+
+def test_stacked_data_are_judged_by_outputs_that_have_samples(voice: Voice):
+    """An output of the whole batch, such as a state or a mean, is not one of samples."""
+    value, node = helper.make_tensor_value_info, helper.make_node
+    weight = np.random.default_rng(0).standard_normal(64)
+    nodes = [
+        node("MatMul", ["x", "w"], ["y"]),
+        node("Constant", [], ["all"], value_ints=[0, 1]),
+        node("ReduceMean", ["y", "all"], ["mean"], keepdims=0),
+    ]
+    outputs = [value("mean", TensorProto.FLOAT, []), value("y", TensorProto.FLOAT, ["batch", 8])]
+    inputs = [value("x", TensorProto.FLOAT, ["batch", 8])]
+    weights = [helper.make_tensor("w", TensorProto.FLOAT, [8, 8], weight.tolist())]
+    for count in (2, 1):
+        graph = helper.make_graph(nodes, "mean", inputs, outputs[:count], weights)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+        onnx.save(model, voice.folder / MODEL)
+        rng = np.random.default_rng(0)
+        np.savez(voice.folder / "x.npz", x=rng.standard_normal((40, 8)).astype(np.float32))
+        voice.spec["data"] = {"evaluation": {"npz": "x.npz", "batch": 16}}
+        voice.spec["output"] = f"out{count}"
+        if count == 2:
+            voice.run()
+            report = json.loads((voice.folder / "out2/report.json").read_text())
+            assert report["artifacts"][0]["metric"]["samples"] == 40
+            continue
+        with pytest.raises(CompressorError) as refused:
+            voice.run()
+        assert (
+            "metric 'cosine': needs an output with an axis of 16 samples, and 'mean' has shape []"
+            in str(refused.value)
+        )
+
+
+@pytest.mark.parametrize(
+    ("passes", "inputs"),
+    [
+        ([{"pass": "fuse"}, {"pass": "quantize-dynamic"}], ["input", "state", "sr"]),
+        ([{"pass": "fuse"}], ["sr", "state", "input"]),
+    ],
+)
+def test_without_data_such_a_model_is_proved_on_made_up_feeds(
+    voice: Voice, passes: list[dict[str, Any]], inputs: list[str]
+):
+    model = onnx.load(voice.folder / MODEL)
+    by_name = {value.name: value for value in model.graph.input}
+    del model.graph.input[:]
+    model.graph.input.extend(by_name[name] for name in inputs)
+    onnx.save(model, voice.folder / MODEL)
+    voice.spec |= {"data": {}, "passes": passes}
+    voice.run()
+    report = json.loads((voice.folder / "out/report.json").read_text())
+    assert all(check["ok"] for check in report["artifacts"][0]["checks"])
