@@ -18,7 +18,7 @@ import torch
 
 from compressor.graph.code_forms import FLOATS, CodeForm, Once, onnx_tensor
 from compressor.graph.codes import BITS, checked_opset
-from compressor.graph.editing import Attributes, Editor
+from compressor.graph.editing import Chain, Editor
 from compressor.graph.layers import codebook_lookup
 from compressor.graph.operators import operator
 from compressor.graph.values import INTEGER_CODES, all_nodes, constant_array, static_shape
@@ -122,19 +122,17 @@ def attach_codebook(
             [scheme.codebooks(layer.rows) << scheme.bits],
         ),
     )
-    to: Attributes = {"to": ir.DataType.INT32}
-    added = [editor.node("Cast", [codes], f"{layer.weight}_index", ir.DataType.INT32, to)]
+    chain, kind = Chain(editor, layer.weight), ir.DataType.INT32
+    place = chain.add("Cast", [codes], "_index", kind, {"to": kind})
     if scheme.granularity == "rows":
         offsets = editor.constant(f"{layer.weight}_offset", _offsets(layer, scheme))
-        inputs = [added[-1].outputs[0], offsets]
-        added.append(editor.node("Add", inputs, f"{layer.weight}_place", ir.DataType.INT32))
-    inputs = [table, added[-1].outputs[0]]
-    added.append(editor.node("Gather", inputs, f"{layer.weight}_clustered", dtype))
-    for node in added:
+        place = chain.add("Add", [place, offsets], "_place", kind)
+    clustered = chain.add("Gather", [table, place], "_clustered", dtype)
+    for node in chain.nodes:
         node.outputs[0].shape = shape
     if before is not None:
-        before.prepend(added)
-        weight.replace_all_uses_with(added[-1].outputs[0])
+        before.prepend(chain.nodes)
+        weight.replace_all_uses_with(clustered)
 
 
 def _table(quantized: QuantizedTensor) -> torch.Tensor:

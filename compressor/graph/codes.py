@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.graph.code_forms import FLOATS, CodeForm, Once, doubled_e2m1, halved_powers
-from compressor.graph.editing import Attributes, Editor
+from compressor.graph.editing import Chain, Editor
 from compressor.graph.operators import operator
 from compressor.types.layers import Layer, QuantizedTensor, Scheme
 from compressor.types.tensors import Array
@@ -172,40 +172,36 @@ def read_through(editor: Editor, weight: ir.Value, codes: Codes) -> None:
     before = editor.first_reader(weight)
     if before is None:
         return
-    added = _dequantized(editor, codes)
-    dtype = codes.form.float_type
-    if weight.dtype not in (None, dtype):
+    chain = Chain(editor)
+    floats = _dequantized(editor, chain, codes)
+    if weight.dtype not in (None, floats.dtype):
         name = f"{codes.layer.weight}_{codes.layer.dtype}"
-        to: Attributes = {"to": weight.dtype}
-        added.append(editor.node("Cast", added[-1].outputs, name, weight.dtype, to))
-        added[-1].outputs[0].shape = ir.Shape(codes.layer.shape)
-    before.prepend(added)
-    weight.replace_all_uses_with(added[-1].outputs[0])
+        floats = chain.add("Cast", [floats], name, weight.dtype, {"to": weight.dtype})
+        floats.shape = ir.Shape(codes.layer.shape)
+    before.prepend(chain.nodes)
+    weight.replace_all_uses_with(floats)
 
 
-def _dequantized(editor: Editor, codes: Codes) -> list[ir.Node]:
-    """Return the nodes that turn codes into floats; the last one returns the weight."""
+def _dequantized(editor: Editor, chain: Chain, codes: Codes) -> ir.Value:
+    """Add the nodes that turn codes into floats; return the weight."""
     form, name = codes.form, codes.layer.weight
-    added: list[ir.Node] = []
     elements, scale = codes.codes, codes.scale
     if form.looked_up:
-        elements = _looked_up(editor, added, codes.codes, (_E2M1, doubled_e2m1()))
+        elements = _looked_up(editor, chain, codes.codes, (_E2M1, doubled_e2m1()))
     if form.scale_type == ir.DataType.UINT8:
-        scale = _looked_up(editor, added, codes.scale, (_E8M0, halved_powers()))
+        scale = _looked_up(editor, chain, codes.scale, (_E8M0, halved_powers()))
     elif codes.half_scale is not None:
         parts = [codes.scale, codes.half_scale]
-        node = editor.node("DequantizeLinear", parts, f"{name}_scale_float", ir.DataType.FLOAT)
-        added.append(node)
-        scale = node.outputs[0]
+        scale = chain.add("DequantizeLinear", parts, f"{name}_scale_float")
         scale.shape = codes.scale.shape
     inputs = [elements, scale] + ([codes.zero_point] if codes.zero_point else [])
-    dequantize = editor.node(
+    floats = chain.add(
         "DequantizeLinear", inputs, f"{name}_dequantized", form.float_type, form.axis
     )
-    dequantize.outputs[0].shape = ir.Shape(codes.layer.shape)
+    floats.shape = ir.Shape(codes.layer.shape)
     if codes.scheme.element == "int" and codes.scheme.bits < form.code_type.bitwidth:
-        dequantize.metadata_props[BITS] = str(codes.scheme.bits)
-    return [*added, dequantize]
+        chain.nodes[-1].metadata_props[BITS] = str(codes.scheme.bits)
+    return floats
 
 
 _E2M1 = "e2m1_doubled"
@@ -213,16 +209,13 @@ _E8M0 = "e8m0_halved"
 
 
 def _looked_up(
-    editor: Editor, added: list[ir.Node], places: ir.Value, table: tuple[str, Array]
+    editor: Editor, chain: Chain, places: ir.Value, table: tuple[str, Array]
 ) -> ir.Value:
-    held = editor.shared_constant(*table)
-    to: Attributes = {"to": ir.DataType.INT32}
-    index = editor.node("Cast", [places], f"{places.name}_index", ir.DataType.INT32, to)
-    value = editor.node("Gather", [held, *index.outputs], f"{places.name}_value", held.dtype)
-    for node in (index, value):
-        node.outputs[0].shape = places.shape
-    added += [index, value]
-    return value.outputs[0]
+    held, kind = editor.shared_constant(*table), ir.DataType.INT32
+    index = chain.add("Cast", [places], f"{places.name}_index", kind, {"to": kind})
+    value = chain.add("Gather", [held, index], f"{places.name}_value", held.dtype)
+    index.shape = value.shape = places.shape
+    return value
 
 
 def _half_scale(quantized: QuantizedTensor) -> ir.TensorProtocol:
@@ -265,33 +258,27 @@ def _look_up_codes(editor: Editor, gather: ir.Node, codes: Codes) -> None:
     """Look up rows in the codes, scales and zero points instead of the weight."""
     name, indices = gather.outputs[0].name or "", gather.inputs[1]
     zero, granularity = codes.zero_point, codes.scheme.granularity
-    added: list[ir.Node] = []
-
-    def add(
-        op_type: str, inputs: list[ir.Value | None], suffix: str, **fields: int | ir.DataType
-    ) -> ir.Value:
-        added.append(editor.node(op_type, inputs, name + suffix, ir.DataType.FLOAT, fields))
-        return added[-1].outputs[0]
+    chain = Chain(editor, name)
 
     def rows_of(table: ir.Value, suffix: str) -> ir.Value:
-        added.append(editor.node("Gather", [table, indices], name + suffix, table.dtype))
-        return added[-1].outputs[0]
+        return chain.add("Gather", [table, indices], suffix, table.dtype)
 
     rows = rows_of(codes.codes, "_codes")
     if granularity == "channel":
         last = editor.constant(f"{name}_axis", np.array([-1], np.int64))
-        scale = add("Unsqueeze", [rows_of(codes.scale, "_scale"), last], "_column")
-        floats = add("Cast", [rows], "_float", to=ir.DataType.FLOAT)
-        add("Mul", [floats, scale], "_dequantized")
+        scale = chain.add("Unsqueeze", [rows_of(codes.scale, "_scale"), last], "_column")
+        floats = chain.add("Cast", [rows], "_float", attributes={"to": ir.DataType.FLOAT})
+        result = chain.add("Mul", [floats, scale], "_dequantized")
     elif granularity == "tensor":
-        add("DequantizeLinear", [rows, codes.scale, *([zero] if zero else [])], "_dequantized")
+        inputs = [rows, codes.scale, *([zero] if zero else [])]
+        result = chain.add("DequantizeLinear", inputs, "_dequantized")
     else:
-        sides: list[ir.Value | None] = [rows_of(codes.scale, "_scale")]
+        inputs = [rows, rows_of(codes.scale, "_scale")]
         if zero is not None:
-            sides.append(rows_of(zero, "_zero_point"))
-        block = codes.scheme.group or 1
-        add("DequantizeLinear", [rows, *sides], "_dequantized", axis=-1, block_size=block)
+            inputs.append(rows_of(zero, "_zero_point"))
+        blocks = {"axis": -1, "block_size": codes.scheme.group or 1}
+        result = chain.add("DequantizeLinear", inputs, "_dequantized", attributes=blocks)
     assert gather.graph is not None
     ir.convenience.replace_nodes_and_values(
-        gather.graph, gather, [gather], added, gather.outputs, added[-1].outputs
+        gather.graph, gather, [gather], chain.nodes, gather.outputs, [result]
     )

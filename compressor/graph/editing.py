@@ -109,6 +109,32 @@ class Editor:
         return None
 
 
+class Chain:
+    """Nodes that follow one another, until they are put into a graph together.
+
+    Args:
+        start: what the names of their outputs begin with.
+    """
+
+    def __init__(self, editor: Editor, start: str = ""):
+        self.nodes: list[ir.Node] = []
+        self._editor = editor
+        self._start = start
+
+    def add(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        name: str,
+        dtype: ir.DataType | None = ir.DataType.FLOAT,
+        attributes: Attributes | None = None,
+    ) -> ir.Value:
+        """Add a node behind the others; return its output."""
+        made = self._editor.node(op_type, inputs, self._start + name, dtype, attributes)
+        self.nodes.append(made)
+        return made.outputs[0]
+
+
 def inner_nodes(node: ir.Node) -> Sequence[ir.Node]:
     """Return the nodes in a node's subgraphs, nested ones included."""
     nodes: list[ir.Node] = []

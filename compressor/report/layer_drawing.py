@@ -39,17 +39,14 @@ class Box:
     @property
     def title(self) -> str:
         """Name and numbers."""
-        return f"{self.name}: {self.noise_text} of the noise, {self.time_text} of the time"
+        noise, time = self.shares
+        return f"{self.name}: {noise} of the noise, {time} of the time"
 
     @property
-    def noise_text(self) -> str:
-        """Its share of the noise."""
-        return formats.NOTHING if self.noise is None else formats.percent(self.noise, 1)
-
-    @property
-    def time_text(self) -> str:
-        """Its share of the time."""
-        return formats.NOTHING if self.time is None else formats.percent(self.time, 1)
+    def shares(self) -> tuple[str, ...]:
+        """Its shares of the noise and of the time."""
+        both = (self.noise, self.time)
+        return tuple(formats.NOTHING if x is None else formats.percent(x, 1) for x in both)
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,6 @@ from compressor.types.data import ALONE, Ranks
 from compressor.types.options import Options
 
 
-def _nobody_watches(_: int) -> None:
-    pass
-
-
-def _nobody_asks(_: str, __: str) -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class ExportContext:
     """What an exporter may write into an artifact besides the model, and how it is called.
@@ -41,8 +33,8 @@ class ExportContext:
     name: str
     spec_digest: str
     ranks: Ranks = ALONE
-    advance: Callable[[int], None] = _nobody_watches
-    hashed: Callable[[str, str], None] = _nobody_asks
+    advance: Callable[[int], None] = lambda _: None
+    hashed: Callable[[str, str], None] = lambda _, __: None
     folder: Path = Path()
 
 

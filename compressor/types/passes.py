@@ -255,6 +255,12 @@ class TrainPass(Pass):
         """Whether the training data must have a target."""
         return False
 
+    def preview(
+        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
+    ) -> Carrier:
+        """Return the model as it is; a pass that changes more than values overrides this."""
+        return carrier
+
     @abstractmethod
     def apply_training(
         self,

@@ -10,7 +10,7 @@ import pytest
 
 from compressor.report.html import html_report
 from compressor.report.past_runs import Related
-from tests.compressor.report.conftest import passed
+from tests.compressor.report.reports import passed
 
 PASSES = 4
 RUNS = 20

@@ -206,6 +206,8 @@ class ArchiveExporter(Exporter):
 
     format: ClassVar[str] = "archive"
     version: ClassVar[int] = 2
+    bound: ClassVar[bool] = True  # how well weights can be coded shows at the end
+    not_judged: ClassVar[str] = "a storage format"  # it is unpacked before it is run
 
     level: int = Field(
         default=9,
@@ -214,16 +216,6 @@ class ArchiveExporter(Exporter):
         description="Zstandard's; it helps where weights repeat, and makes writing slower, not "
         "reading",
     )
-
-    @property
-    def bound(self) -> bool:
-        """Whether prediction is an upper bound: how well weights can be coded shows at the end."""
-        return True
-
-    @property
-    def not_judged(self) -> str:
-        """Why it is not timed: it is unpacked before it is run."""
-        return "a storage format"
 
     @property
     def tools(self) -> Mapping[str, str]:

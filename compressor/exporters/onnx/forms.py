@@ -18,7 +18,7 @@ from compressor.exporters.onnx.matmul_nbits import (
     replaced,
     weight_only,
 )
-from compressor.graph.editing import Attributes, Editor
+from compressor.graph.editing import Chain, Editor
 from compressor.graph.layers import looked_up
 from compressor.graph.operators import operator
 from compressor.graph.values import INTEGER_CODES, static_shape
@@ -63,7 +63,7 @@ class _Expansion:
         self._editor, self._bits = editor, bits
         self._node = node
         self._name = node.outputs[0].name or ""
-        self._added: list[ir.Node] = []
+        self._chain = Chain(editor, f"{self._name}_")
         codes, scale = node.inputs[:2]
         assert codes is not None
         assert scale is not None
@@ -78,18 +78,18 @@ class _Expansion:
         value = self._split_codes(split)
         if len(node.inputs) > 2 and node.inputs[2] is not None:
             zero = self._reshaped(self._float(node.inputs[2]), shared, "zero_point")
-            value = self._add("Sub", [value, zero], "shifted")
+            value = self._chain.add("Sub", [value, zero], "shifted")
         scale = self._reshaped(self._float(self._scale), shared, "scale")
-        value = self._add("Mul", [value, scale], "scaled")
+        value = self._chain.add("Mul", [value, scale], "scaled")
         value = self._reshaped(value, self._shape, "whole", split)
         named = node.attributes.get_int("output_dtype", 0)
         dtype = ir.DataType(named) if named else self._scale.dtype or _FLOAT
         if dtype != _FLOAT:
-            value = self._add("Cast", [value], "cast", dtype, {"to": dtype})
+            value = self._chain.add("Cast", [value], "cast", dtype, {"to": dtype})
         value.shape = node.outputs[0].shape
         assert node.graph is not None
         ir.convenience.replace_nodes_and_values(
-            node.graph, node, [node], self._added, node.outputs, [value]
+            node.graph, node, [node], self._chain.nodes, node.outputs, [value]
         )
 
     def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -123,13 +123,17 @@ class _Expansion:
         )
         name = "two_bits_signed" if signed else "two_bits"
         table = self._editor.shared_constant(name, _pairs(signed))
-        index = self._add("Cast", [stored], "index", ir.DataType.INT32, {"to": ir.DataType.INT32})
-        return self._add("Gather", [table, index], "codes", table.dtype)
+        kind = ir.DataType.INT32
+        index = self._chain.add("Cast", [stored], "index", kind, {"to": kind})
+        index.shape = stored.shape
+        return self._chain.add("Gather", [table, index], "codes", table.dtype)
 
     def _float(self, value: ir.Value) -> ir.Value:
         if value.dtype == _FLOAT:
             return value
-        return self._add("Cast", [value], "float", attributes={"to": _FLOAT})
+        cast = self._chain.add("Cast", [value], "float", attributes={"to": _FLOAT})
+        cast.shape = value.shape
+        return cast
 
     def _reshaped(
         self,
@@ -141,21 +145,7 @@ class _Expansion:
         if (static_shape(value) if have is None else have) == shape:
             return value
         lengths = self._editor.constant(f"{self._name}_{suffix}_shape", np.array(shape, np.int64))
-        return self._add("Reshape", [value, lengths], suffix)
-
-    def _add(
-        self,
-        op_type: str,
-        inputs: list[ir.Value | None],
-        suffix: str,
-        dtype: ir.DataType | None = _FLOAT,
-        attributes: Attributes | None = None,
-    ) -> ir.Value:
-        node = self._editor.node(op_type, inputs, f"{self._name}_{suffix}", dtype, attributes)
-        if operator(node).moves == "type" and inputs[0] is not None:
-            node.outputs[0].shape = inputs[0].shape
-        self._added.append(node)
-        return node.outputs[0]
+        return self._chain.add("Reshape", [value, lengths], suffix)
 
 
 def _bytes_of_pairs(codes: Array) -> Array:

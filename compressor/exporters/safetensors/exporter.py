@@ -124,6 +124,7 @@ class SafetensorsExporter(Exporter):
     format: ClassVar[str] = "safetensors"
     resumes: ClassVar[bool] = True
     version: ClassVar[int] = 3
+    not_judged: ClassVar[str] = "a storage format"  # a device loads it and runs something else
 
     layout: Literal["auto", "graph", "compressed-tensors"] = Field(
         default="auto",
@@ -151,11 +152,6 @@ class SafetensorsExporter(Exporter):
     def bound(self) -> bool:
         """Whether prediction is an upper bound: zeros are counted only when weights are read."""
         return self.sparse == "auto" and self.layout != "compressed-tensors"
-
-    @property
-    def not_judged(self) -> str:
-        """A device loads it and runs something else."""
-        return "a storage format"
 
     def check(self, carrier: Carrier) -> None:
         """Check that the model could be loaded again.

@@ -83,6 +83,8 @@ class TensorrtExporter(Exporter):
     """
 
     format: ClassVar[str] = "tensorrt"
+    estimated: ClassVar[bool] = True  # an engine holds kernels that the builder chooses
+    on_gpu: ClassVar[bool] = True
 
     builder: building.BuilderName = Field(
         default="rtx",
@@ -127,19 +129,9 @@ class TensorrtExporter(Exporter):
         return frozenset({TARGET})
 
     @property
-    def estimated(self) -> bool:
-        """An engine holds kernels that the builder chooses."""
-        return True
-
-    @property
     def not_judged(self) -> str:
         """Why latency is not judged: the float model it is compared with runs on the CPU."""
         return "" if self.cannot_run else "timed on the GPU, the float model on the CPU"
-
-    @property
-    def on_gpu(self) -> bool:
-        """Engines run on GPUs only."""
-        return True
 
     @property
     def cannot_run(self) -> str:

@@ -1,4 +1,4 @@
-"""Channels through operators that compute each element by itself."""
+"""The rule of each operator, and those of elementwise operators, normalizations and reductions."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from compressor.graph.channels import normalizing, picking, products, views
+from compressor.graph.channels import picking, products, views
 from compressor.graph.channels.flow import UNKNOWN, Flow
-from compressor.graph.channels.labels import depends_on
+from compressor.graph.channels.labels import Family as Labels
+from compressor.graph.channels.labels import along, depends_on, reshaped
 from compressor.graph.operators import Family, operator
 from compressor.graph.values import is_op
+from compressor.types.channels import Role, Units
+
+_STATISTICS: tuple[Role, ...] = ("norm-scale", "norm-shift", "norm-mean", "norm-variance")
 
 
 def unary(flow: Flow, node: ir.Node) -> None:
@@ -52,6 +56,168 @@ def _observe(flow: Flow, node: ir.Node) -> None:
             flow.observe(output, axes[0])
 
 
+def per_channel(flow: Flow, node: ir.Node) -> None:
+    """``BatchNormalization`` and ``InstanceNormalization``: parameters for each channel."""
+    if is_op(node, "InstanceNormalization"):
+        families = flow.labels(node.inputs[0])
+        rank = len(flow.shape(node.inputs[0]) or ())
+        flow.mix_over(families, range(2, rank), node)
+    channels = _channels(flow, node)
+    for value, role in zip(node.inputs[1:], _STATISTICS, strict=False):
+        parameter = flow.on_axis(value, 0)
+        if channels is not None and parameter is not None:
+            flow.unify(channels, along(parameter, 0), node)
+            flow.role(value, 0, role)
+        elif parameter is not None:
+            flow.freeze([parameter], node, "scales values that no layer computes")
+        elif channels is not None:
+            flow.freeze([channels], node, f"meets {value.name if value else ''!r}")
+    _keep(flow, node)
+
+
+def group_norm(flow: Flow, node: ir.Node) -> None:
+    """``GroupNormalization``: whole groups are removed, or any channels of a single group."""
+    channels = _channels(flow, node)
+    groups = node.attributes.get_int("num_groups", 1)
+    if channels is not None and groups == 1:
+        flow.mix([channels], node)
+    elif channels is not None:
+        flow.couple(channels.reshape(groups, -1), 1)
+    for value, role in zip(node.inputs[1:3], _STATISTICS, strict=False):
+        parameter = flow.on_axis(value, 0)
+        if parameter is None:
+            # Of one group, opset 18 has a single number: it stays.
+            if channels is not None and flow.shape(value) != (1,):
+                flow.freeze([channels], node, f"meets {value.name if value else ''!r}")
+        elif channels is None:
+            flow.freeze([parameter], node, "scales values that no layer computes")
+        else:
+            held = along(parameter, 0)
+            flow.unify(channels.reshape(len(held), -1), held[:, None], node)
+            flow.role(value, 0, role)
+    _keep(flow, node)
+
+
+def layer_norm(flow: Flow, node: ir.Node) -> None:
+    """``LayerNormalization`` and its relatives: combine all channels of the last axes."""
+    source = node.inputs[0]
+    shape = flow.shape(source)
+    if source is None or shape is None:
+        flow.freeze_node(node, UNKNOWN)
+        return
+    parameters = [v for v in node.inputs[1:3] if v is not None]
+    families = flow.broadcast(node, [source, *parameters], shape)
+    first = node.attributes.get_int("axis", -1) % len(shape)
+    flow.mix_over(families, range(first, len(shape)), node)
+    for value, role in zip(parameters, _STATISTICS, strict=False):
+        rank = len(flow.shape(value) or ())
+        for axis in range(rank):
+            flow.role(value, axis, role)
+    flow.put(node.outputs[0], families)
+    for output in node.outputs[1:]:  # the means and deviations
+        flow.put(output, [f for f in families if not _over([f], range(first, len(shape)))])
+
+
+def softmax(flow: Flow, node: ir.Node) -> None:
+    """Normalize along one axis."""
+    families = flow.labels(node.inputs[0])
+    shape = flow.shape(node.inputs[0])
+    if families and shape is None:
+        flow.freeze_node(node, UNKNOWN)
+        return
+    if families and shape is not None:
+        axis = node.attributes.get_int("axis", -1) % len(shape)
+        flow.mix_over(families, [axis], node)
+        if is_op(node, "Hardmax"):  # of equal values the first is the largest
+            flow.place(_over(families, [axis]), node)
+    flow.put(node.outputs[0], families)
+
+
+def reduction(flow: Flow, node: ir.Node) -> None:
+    """Reduce along axes; channels of those axes alone disappear."""
+    source = node.inputs[0]
+    families = flow.labels(source)
+    before, after = flow.shape(source), flow.shape(node.outputs[0])
+    axes = _axes(flow, node)
+    if not families:
+        flow.put(node.outputs[0], [])
+        return
+    if before is None or after is None or axes is None:
+        flow.freeze_node(node, "reduces axes that are not known")
+        return
+    if not axes and node.attributes.get_int("noop_with_empty_axes", 0) != 0:
+        flow.put(node.outputs[0], families)
+        return
+    reduced = [axis % len(before) for axis in axes] or list(range(len(before)))
+    if node.op_type in ("ArgMax", "ArgMin"):
+        flow.freeze(_over(families, reduced), node, "counts channels")
+    elif operator(node).adds:
+        flow.sum_over(families, reduced)
+    else:
+        flow.mix_over(families, reduced, node)
+    left = []
+    for family in families:
+        rest = family
+        others = [i for i in range(family.ndim) if i not in reduced and depends_on(family, i)]
+        for axis in reduced:
+            if depends_on(rest, axis):
+                rest = flow.couple(rest, axis) if others else rest.take([0], axis)
+        if others:
+            kept = tuple(1 if i in reduced else n for i, n in enumerate(before))
+            left.append(rest if len(after) == len(before) else reshaped(rest, kept, after))
+    flow.put(node.outputs[0], left)
+
+
+def cumulative(flow: Flow, node: ir.Node) -> None:
+    """``CumSum``: the order of channels along its axis matters."""
+    families = flow.labels(node.inputs[0])
+    axes = _constant_integers(flow, node.inputs[1])
+    shape = flow.shape(node.inputs[0])
+    if families and (axes is None or shape is None):
+        flow.freeze_node(node, "adds up along an axis that is not known")
+        return
+    if families and axes is not None and shape is not None:
+        flow.freeze(_over(families, [a % len(shape) for a in axes]), node, "adds up channels")
+    flow.put(node.outputs[0], families)
+
+
+def _axes(flow: Flow, node: ir.Node) -> Sequence[int] | None:
+    if node.op_type in ("ArgMax", "ArgMin"):
+        return [node.attributes.get_int("axis", 0)]
+    axes = node.attributes.get_ints("axes", None)
+    if axes is not None:
+        return list(axes)
+    if len(node.inputs) > 1 and node.inputs[1] is not None:
+        return _constant_integers(flow, node.inputs[1])
+    return []
+
+
+def _constant_integers(flow: Flow, value: ir.Value | None) -> list[int] | None:
+    integers = flow.lengths.integers(value)
+    constants = [n for n in integers or [] if n is not None]
+    return constants if integers is not None and len(constants) == len(integers) else None
+
+
+def _over(families: Sequence[Labels], axes: Sequence[int] | range) -> list[Labels]:
+    return [f for f in families if any(depends_on(f, axis) for axis in axes)]
+
+
+def _channels(flow: Flow, node: ir.Node) -> Units | None:
+    """Return the channels along the first input's second axis.
+
+    Channels that depend on other axes, too, are united along those.
+    """
+    family = flow.on_axis(node.inputs[0], 1)
+    return None if family is None else along(flow.couple_others(family, 1), 1)
+
+
+def _keep(flow: Flow, node: ir.Node) -> None:
+    families = flow.labels(node.inputs[0])
+    flow.put(node.outputs[0], families)
+    if any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
+        flow.freeze(families, node, "is in training mode")
+
+
 Rule: TypeAlias = Callable[[Flow, ir.Node], None]
 
 FAMILIES: Mapping[Family, Rule] = {
@@ -59,12 +225,12 @@ FAMILIES: Mapping[Family, Rule] = {
     "cast-like": unary,
     "binary": binary,
     "quantization": quantized,
-    "reduction": normalizing.reduction,
+    "reduction": reduction,
     "spatial": views.spatial,
-    "channel-norm": normalizing.per_channel,
-    "group-norm": normalizing.group_norm,
-    "layer-norm": normalizing.layer_norm,
-    "softmax": normalizing.softmax,
+    "channel-norm": per_channel,
+    "group-norm": group_norm,
+    "layer-norm": layer_norm,
+    "softmax": softmax,
     "reshape": views.reshape,
     "concat": picking.concat,
     "shape": views.nothing,
@@ -76,7 +242,7 @@ RULES: Mapping[str, Rule] = {
     "ConvTranspose": products.transposed_convolution,
     "Gemm": products.gemm,
     "MatMul": products.matmul,
-    "CumSum": normalizing.cumulative,
+    "CumSum": cumulative,
     "Einsum": products.einsum,
     "Transpose": views.transpose,
     "Split": picking.split,

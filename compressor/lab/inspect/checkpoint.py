@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -52,11 +53,13 @@ class Group:
         targets: modules' names, regular expressions after ``re:``, or classes.
         bits: of a weight; ``None`` where the file does not say.
         words: the scheme, such as ``int4/group 128``.
+        size: weights that share a scale; ``None`` where a whole row does.
     """
 
     targets: tuple[str, ...]
     bits: int | None
     words: str
+    size: int | None
 
     def holds(self, module: str) -> bool:
         """Return whether a module belongs to it by name; classes cannot be matched here."""
@@ -120,20 +123,9 @@ def read_quantization(folder: Path) -> Quantization:
     if len({(group.bits, group.words) for group in read}) > 1:
         parts.append(" and ".join(dict.fromkeys(group.words for group in read)))
     elif read:
-        weights = _first_weights(quantization)
-        bits, size = read[0].bits, _group_size(weights)
-        parts += [f"{bits} bits"] if bits else []
-        parts += [f"group {size}"] if size else []
+        parts += [f"{read[0].bits} bits"] if read[0].bits else []
+        parts += [f"group {read[0].size}"] if read[0].size else []
     return Quantization(", ".join(parts), read)
-
-
-def _first_weights(config: dict[str, Any]) -> dict[str, Any]:
-    groups = config.get("config_groups")
-    if not isinstance(groups, dict):
-        return config
-    first = next((group for group in groups.values() if isinstance(group, dict)), {})
-    weights = first.get("weights")
-    return weights if isinstance(weights, dict) else {}
 
 
 def _group(group: dict[str, Any]) -> Group:
@@ -143,16 +135,12 @@ def _group(group: dict[str, Any]) -> Group:
     names = tuple(str(t) for t in targets) if isinstance(targets, list) else ()
     bits = weights.get("num_bits", weights.get("bits", weights.get("w_bit")))
     bits = bits if isinstance(bits, int) else None
-    size = _group_size(weights)
+    size = weights.get("group_size", weights.get("q_group_size"))
+    size = size if isinstance(size, int) and size > 0 else None
     kind = "float" if weights.get("type") == "float" else "int"
     span = f"group {size}" if size else str(weights.get("strategy") or "channel")
     asymmetric = " asym" if weights.get("symmetric") is False else ""
-    return Group(names, bits, f"{kind}{bits}/{span}{asymmetric}" if bits else "")
-
-
-def _group_size(weights: dict[str, Any]) -> int | None:
-    size = weights.get("group_size", weights.get("q_group_size"))
-    return size if isinstance(size, int) and size > 0 else None
+    return Group(names, bits, f"{kind}{bits}/{span}{asymmetric}" if bits else "", size)
 
 
 _BLOCK = 8 << 20  # bytes looked at together, so that memory does not grow with the tensor
@@ -187,7 +175,8 @@ def inspect_checkpoint(path: Path, progress: Progress) -> ModelContents:
     tensors: list[_Counted] = []
     with progress.stage("read tensors", sum(sizes.values()) if streamed else None) as advance:
         done = 0
-        for tensor in _in_shards(path) if streamed else _in_pickle(path):
+        shards = map(_in_shard, read_shards(path) if streamed else ())
+        for tensor in chain.from_iterable(shards) if streamed else _in_pickle(path):
             tensors.append(tensor)
             done += tensor.nbytes
             advance(done)
@@ -231,11 +220,6 @@ def _in_pickle(path: Path) -> Iterator[_Counted]:
             (count_elements(flat[at : at + step]) for at in range(0, flat.numel(), step)), Counts()
         )
         yield _Counted(name, tuple(tensor.shape), _dtype_name(tensor.dtype), tensor.nbytes, counts)
-
-
-def _in_shards(path: Path) -> Iterator[_Counted]:
-    for shard in read_shards(path):
-        yield from _in_shard(shard)
 
 
 def _in_shard(shard: ShardHeader) -> Iterator[_Counted]:

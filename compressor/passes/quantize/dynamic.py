@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -17,7 +17,7 @@ from pydantic import Field
 
 from compressor.errors import SpecError
 from compressor.graph.codes import Codes, obstacle, read_through, store_codes
-from compressor.graph.editing import Attributes, Editor
+from compressor.graph.editing import Attributes, Chain, Editor
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.operators import operator_named
 from compressor.graph.values import origin
@@ -47,27 +47,6 @@ def unfit(layer: Layer, node: ir.Node, *, convolutions: bool) -> str:
     return ""
 
 
-class _Chain:
-    """Nodes that follow one another, named after the value that they lead to."""
-
-    def __init__(self, editor: Editor, name: str):
-        self._editor = editor
-        self._name = name
-        self.nodes: list[ir.Node] = []
-
-    def add(
-        self,
-        op_type: str,
-        inputs: Sequence[ir.Value | None],
-        suffix: str,
-        dtype: ir.DataType | None = ir.DataType.FLOAT,
-        attributes: Attributes | None = None,
-    ) -> ir.Value:
-        made = self._editor.node(op_type, inputs, self._name + suffix, dtype, attributes)
-        self.nodes.append(made)
-        return made.outputs[0]
-
-
 class DynamicWriter:
     """Replaces nodes by their dynamically quantized form.
 
@@ -85,7 +64,7 @@ class DynamicWriter:
         assert graph is not None
         assert source is not None
         activation, scale, zero = self._activation(graph, node, source)
-        chain = _Chain(self._editor, output.name or "")
+        chain = Chain(self._editor, output.name or "")
         weight, weight_scale = self._weight(chain, layer, codes)
         convolution = layer.is_convolution
         integers = chain.add(
@@ -108,7 +87,7 @@ class DynamicWriter:
             graph, node, [node], chain.nodes, [output], [result]
         )
 
-    def _weight(self, chain: _Chain, layer: Layer, codes: Codes) -> tuple[ir.Value, ir.Value]:
+    def _weight(self, chain: Chain, layer: Layer, codes: Codes) -> tuple[ir.Value, ir.Value]:
         """Return the codes and their scale in the form that the integer operator wants."""
         if layer.is_convolution:
             if codes.scheme.granularity == "tensor":

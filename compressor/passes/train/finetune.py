@@ -118,15 +118,11 @@ class Finetune(Recipe):
 
     name: ClassVar[str] = "finetune"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.TRAIN, Capability.GRAPH})
+    labelled: ClassVar[bool] = True
     source: ClassVar[str] = (
         "gradual pruning: Zhu and Gupta 2017 (arXiv:1710.01878); rewinding: Frankle et al. 2020 "
         "(arXiv:1912.05671)"
     )
-
-    @property
-    def labelled(self) -> bool:
-        """Whether the training data must have a target: always."""
-        return True
 
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Return which layers are trained; check the loss."""

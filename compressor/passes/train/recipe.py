@@ -156,12 +156,6 @@ class Recipe(TrainPass):
             raise ValueError("patience needs validation, such as validation: 0.1")
         return self
 
-    def preview(
-        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
-    ) -> Carrier:
-        """Return the model as it is: training alone changes no shape."""
-        return carrier
-
     def course(self, training: Training, inputs: Sequence[TensorSpec], seed: int) -> Course:
         """Return what a model with these inputs is trained with.
 

@@ -24,7 +24,6 @@ from compressor.report.page import (
     line,
     right,
 )
-from compressor.report.terminal import plain_text
 from compressor.run.layer_rows import LayerRow
 from compressor.run.plan import PassPlan, Plan
 
@@ -59,11 +58,6 @@ def plan_page(plan: Plan, *, every_layer: bool = False, width: int = NARROW) -> 
     page += [GAP, _exports(plan), GAP]
     page += [line(f"Warning: {warning}", "open") for warning in plan.warnings]
     return [*page, line(f"Predicted peak memory: {formats.size(plan.peak_memory)}")]
-
-
-def plan_text(plan: Plan, *, every_layer: bool = False) -> str:
-    """Return the plan as plain text, the same on every machine."""
-    return plain_text(plan_page(plan, every_layer=every_layer))
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from compressor.lab.compare.trend import LevelChange, Point, Trend
 from compressor.report.html import Shown, html_report
 from compressor.report.past_runs import Related
 from compressor.report.samples import Sample
-from tests.compressor.report.conftest import advice, passed
+from tests.compressor.report.reports import advice, passed
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from compressor.report.pages.plan import NARROW, plan_json, plan_page, plan_text
+from compressor.report.pages.plan import NARROW, plan_json, plan_page
 from compressor.report.terminal import plain_text
 from compressor.run.layer_rows import LayerRow
 from compressor.run.plan import ExportPlan, PassPlan, Plan
@@ -76,14 +76,14 @@ def make_plan(**changes: Any) -> Plan:
 
 
 def test_the_plan_is_as_agreed(golden: Callable[[str, str], None]):
-    golden("plan.txt", plan_text(make_plan()))
-    golden("plan_layers.txt", plan_text(make_plan(), every_layer=True))
+    golden("plan.txt", plain_text(plan_page(make_plan())))
+    golden("plan_layers.txt", plain_text(plan_page(make_plan(), every_layer=True)))
 
 
 def test_the_text_is_the_table_without_colours(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "30")
     monkeypatch.setenv("FORCE_COLOR", "1")
-    text = plan_text(make_plan())
+    text = plain_text(plan_page(make_plan()))
     assert text == plain_text(plan_page(make_plan()))
     assert "\x1b" not in text
 
@@ -91,7 +91,7 @@ def test_the_text_is_the_table_without_colours(monkeypatch: pytest.MonkeyPatch):
 def test_a_long_row_is_neither_cut_nor_folded():
     name = "model.layers." + "deep." * 80 + "weight"
     row = LayerRow(name, "MatMul", (4096, 4096), ("-", "-"), ("", ""), 67_108_864, 67_108_864)
-    text = plan_text(make_plan(rows=(row,)), every_layer=True)
+    text = plain_text(plan_page(make_plan(rows=(row,)), every_layer=True))
     lines = [line for line in text.splitlines() if name in line]
     assert len(lines) == 1
     assert lines[0].endswith("67.1 MB   67.1 MB")
@@ -99,12 +99,12 @@ def test_a_long_row_is_neither_cut_nor_folded():
 
 def test_names_are_shown_as_they_are():
     row = LayerRow("[bold]\x1b[31mx", "Gemm", (1, 1), ("-", "-"), ("", ""), 4, 4)
-    assert r"[bold]\x1b[31mx" in plan_text(make_plan(rows=(row,)))
+    assert r"[bold]\x1b[31mx" in plain_text(plan_page(make_plan(rows=(row,))))
 
 
 def test_a_plan_without_passes_prints():
     row = LayerRow("fc", "Gemm", (2, 2), (), (), 16, 16)
-    text = plan_text(make_plan(passes=(), rows=(row,)))
+    text = plain_text(plan_page(make_plan(passes=(), rows=(row,))))
     assert "pass" not in text
     assert "fc" in text
 
@@ -210,7 +210,7 @@ def test_the_layers_fit_80_columns(estimate: bool):
     rows = tuple(replace(row, kind="ConvTranspose", reasons=("", "why " * 40)) for row in long)
     steps = tuple(replace(step, estimate=estimate) for step in make_plan().passes)
     plan = make_plan(rows=rows, passes=steps)
-    table = plan_text(plan).split("\n\n")[1].splitlines()
+    table = plain_text(plan_page(plan)).split("\n\n")[1].splitlines()
     assert max(map(len, table)) <= NARROW
     name = next(line.split()[0] for line in table if line.startswith("model.deep"))
     assert "…" in name
@@ -229,7 +229,7 @@ def test_an_estimate_is_called_one():
             ExportPlan("onnx", 311_000, estimate=True),
         ),
     )
-    text = plan_text(plan)
+    text = plain_text(plan_page(plan))
     assert re.findall("about .*B|after .about.", text) == [
         "after (about)",
         "about 283 kB",

@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 
 from compressor.errors import ModelError
 from compressor.models.torch import carrier as torch_carrier
-from compressor.report.pages.plan import plan_text
+from compressor.report.pages.plan import plan_page
+from compressor.report.terminal import plain_text
 from compressor.run.plan import make_plan
 from compressor.spec.load import load_spec
 from tests.compressor.run.plan_refusals import line_of, refusal
@@ -29,7 +30,7 @@ STATIC = {
 
 
 def test_the_plan_of_the_sample_is_as_agreed(spine: None):
-    text = plan_text(make_plan(load_spec(ROOT / "samples/digits/spec.yaml")))
+    text = plain_text(plan_page(make_plan(load_spec(ROOT / "samples/digits/spec.yaml"))))
     fresh = GOLDEN.with_suffix(".new")
     if text != GOLDEN.read_text(encoding="utf-8"):
         fresh.write_text(text, encoding="utf-8")
@@ -240,7 +241,7 @@ def test_a_plan_without_a_graph(on_checkpoint: Project):
     fc = plan.rows[-1]
     assert (fc.bytes_before, fc.bytes_after) == (4 * 8 * 4, 4 * 8 + 4 * 4)
     assert plan.exports[0].bytes > sum(row.bytes_after for row in plan.rows)
-    assert "MACs" not in plan_text(plan)
+    assert "MACs" not in plain_text(plan_page(plan))
 
 
 @pytest.mark.parametrize(

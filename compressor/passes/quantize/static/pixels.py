@@ -10,14 +10,14 @@ channels share one grid, a scale and zero point suffice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 import torch
 
-from compressor.graph.editing import Editor
+from compressor.graph.editing import Chain, Editor
 from compressor.types.layers import Layer
 from compressor.types.statistics import ChannelGrid, Moments
 from compressor.types.tensors import Array
@@ -73,31 +73,27 @@ def read_pixels(
     Returns:
         The name of the value that holds the levels, and the grid that maps them back.
     """
-    editor, added = Editor(model), list[ir.Node]()
+    editor = Editor(model)
+    chain = Chain(editor, pixel.value)
     used = levels_of(grid, signed=signed)
     step, offset = np.asarray(used.step), np.asarray(used.offset)
     node, source = pixel.node, pixel.node.inputs[0]
     assert source is not None
-
-    def add(op_type: str, inputs: Sequence[ir.Value], suffix: str) -> ir.Value:
-        made = editor.node(op_type, inputs, pixel.value + suffix, ir.DataType.FLOAT)
-        added.append(made)
-        return made.outputs[0]
-
     spatial = len(pixel.layer.shape) - 2
     value = source
     if any(pixel.pads):
         pads = [0, 0, *pixel.pads[:spatial], 0, 0, *pixel.pads[spatial:]]
         amounts = editor.constant(f"{pixel.value}_pads", np.asarray(pads, np.int64))
-        value = add("Pad", [source, amounts], "_padded")
+        value = chain.add("Pad", [source, amounts], "_padded")
         node.attributes["pads"] = ir.AttrInt64s("pads", [0] * 2 * spatial)
     form = (1, -1, *[1] * spatial)
     factor = editor.constant(f"{pixel.value}_factor", (1 / step).astype(np.float32).reshape(form))
     shift = editor.constant(
         f"{pixel.value}_shift", (-offset / step).astype(np.float32).reshape(form)
     )
-    levels = add("Add", [add("Mul", [value, factor], "_scaled"), shift], "_levels")
-    node.prepend(added)
+    scaled = chain.add("Mul", [value, factor], "_scaled")
+    levels = chain.add("Add", [scaled, shift], "_levels")
+    node.prepend(chain.nodes)
     node.replace_input_with(0, levels)
     _rescale(editor, node, pixel.layer, step, offset)
     return levels.name or "", used

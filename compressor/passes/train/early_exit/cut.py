@@ -8,14 +8,14 @@ left; their answers are then written over the head's.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from compressor.errors import SpecError
 from compressor.graph.costs import node_macs
-from compressor.graph.editing import inner_nodes
+from compressor.graph.editing import Chain, Editor, inner_nodes
 from compressor.graph.operators import operator
 from compressor.graph.values import value_by_name
 from compressor.passes.train.early_exit.heads import BOOL, FLOAT, INT64, HeadWriter
@@ -40,16 +40,17 @@ class CutExit:
     parameters: Mapping[str, Array]
 
 
-@dataclass
-class _Part:
-    """What is executed between two exits."""
+class _Part(Chain):
+    """What is executed between two exits: the nodes moved here so far, in order."""
 
-    nodes: list[ir.Node] = field(default_factory=list)  # the nodes moved here so far, in order
     # indices of the samples that are left among those of the part before, `[rows]`; `None` in
     # the first part
     rows: ir.Value | None = None
-    # what values of earlier parts are here, gathered or computed again
-    local: dict[ir.Value, ir.Value] = field(default_factory=dict)
+
+    def __init__(self, editor: Editor):
+        super().__init__(editor)
+        # what values of earlier parts are here, gathered or computed again
+        self.local: dict[ir.Value, ir.Value] = {}
 
 
 def cut(
@@ -110,7 +111,7 @@ class _Cut:
         self._activation = answer.activation
         self._nodes = _parts(self._model, [e.point for e in exits])
         self._part_of = {node: i for i, nodes in enumerate(self._nodes) for node in nodes}
-        self._parts = [_Part() for _ in self._nodes]
+        self._parts = [_Part(self._editor) for _ in self._nodes]
         self._named = value_by_name(self._model)
 
     def model(self) -> ir.Model:
@@ -137,9 +138,9 @@ class _Cut:
         option = self._exits[index]
         answers, stays = self._decide(option, self._named[option.point.value], part)
         start = f"exit{option.point.number}"
-        rows = self._add(part, "NonZero", [stays], f"{start}.places", INT64)
+        rows = part.add("NonZero", [stays], f"{start}.places", INT64)
         flat = self._constant("exits.last_axis", [-1])
-        rows = self._add(part, "Reshape", [rows, flat], f"{start}.rows", INT64)
+        rows = part.add("Reshape", [rows, flat], f"{start}.rows", INT64)
         rows.shape = ir.Shape([ir.SymbolicDim(f"rows{index + 1}")])
         self._parts[index + 1].rows = rows
         later = self._filled(index + 1, output)
@@ -160,10 +161,10 @@ class _Cut:
             f"exit{number}.threshold", np.asarray(option.threshold, np.float32)
         )
         # A confidence that is not a number reaches no threshold.
-        sure = self._add(
-            part, "GreaterOrEqual", [nodes[-1].outputs[0], threshold], f"exit{number}.leaves", BOOL
+        sure = part.add(
+            "GreaterOrEqual", [nodes[-1].outputs[0], threshold], f"exit{number}.leaves", BOOL
         )
-        return answers, self._add(part, "Not", [sure], f"exit{number}.stays", BOOL)
+        return answers, part.add("Not", [sure], f"exit{number}.stays", BOOL)
 
     def _branch(self, index: int, answers: ir.Value, later: ir.Value) -> ir.Value:
         """Add the ``If``: with samples left, the later parts are executed, else nothing."""
@@ -171,18 +172,14 @@ class _Cut:
         part, inner = self._parts[index], self._parts[index + 1]
         assert inner.rows is not None
         columns = self._constant("exits.columns", [1])
-        places = self._add(
-            inner, "Unsqueeze", [inner.rows, columns], f"exit{number}.written", INT64
-        )
-        merged = self._add(
-            inner, "ScatterND", [answers, places, later], f"exit{number}.merged", FLOAT
-        )
-        empty = _Part()
-        kept = self._add(empty, "Identity", [answers], f"exit{number}.kept", FLOAT)
+        places = inner.add("Unsqueeze", [inner.rows, columns], f"exit{number}.written", INT64)
+        merged = inner.add("ScatterND", [answers, places, later], f"exit{number}.merged", FLOAT)
+        empty = _Part(self._editor)
+        kept = empty.add("Identity", [answers], f"exit{number}.kept", FLOAT)
         merged.shape = kept.shape = answers.shape
-        count = self._add(part, "Size", [inner.rows], f"exit{number}.count", INT64)
+        count = part.add("Size", [inner.rows], f"exit{number}.count", INT64)
         none = self._editor.shared_constant("exits.none", np.asarray(0, np.int64))
-        some = self._add(part, "Greater", [count, none], f"exit{number}.continues", BOOL)
+        some = part.add("Greater", [count, none], f"exit{number}.continues", BOOL)
         name = self._editor.free_name(f"exit{number}.answers")
         result = ir.Value(name=name, type=ir.TensorType(FLOAT), shape=answers.shape)
         branches = [
@@ -266,10 +263,9 @@ class _Cut:
         rows = self._parts[index].rows
         assert rows is not None
         outer, name = self._here(value, index - 1), f"{value.name}.left{index}"
-        node = self._editor.node("Gather", [outer, rows], name, value.dtype, {"axis": axis})
-        self._parts[index].nodes.append(node)
-        node.outputs[0].shape = self._shape(original, index)
-        return node.outputs[0]
+        kept = self._parts[index].add("Gather", [outer, rows], name, value.dtype, {"axis": axis})
+        kept.shape = self._shape(original, index)
+        return kept
 
     def _again(self, node: ir.Node, value: ir.Value, index: int) -> ir.Value:
         """Compute a value of an earlier part again, for this part's samples."""
@@ -277,7 +273,7 @@ class _Cut:
         original = self._twins[value].producer()
         if original is not None and self._batches.counts_samples(original):
             assert part.rows is not None
-            return self._add(part, "Shape", [part.rows], f"{value.name}.left{index}", INT64)
+            return part.add("Shape", [part.rows], f"{value.name}.left{index}", INT64)
         if inner_nodes(node) or original is None:
             raise SpecError(
                 f"node {node.name!r}",
@@ -310,13 +306,6 @@ class _Cut:
 
     def _constant(self, name: str, values: list[int]) -> ir.Value:
         return self._editor.shared_constant(name, np.asarray(values, np.int64))
-
-    def _add(
-        self, part: _Part, operator: str, inputs: list[ir.Value], name: str, dtype: ir.DataType
-    ) -> ir.Value:
-        node = self._editor.node(operator, inputs, name, dtype)
-        part.nodes.append(node)
-        return node.outputs[0]
 
 
 def _values(model: ir.Model) -> list[ir.Value]:

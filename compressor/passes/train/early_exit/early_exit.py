@@ -90,6 +90,8 @@ class EarlyExit(Recipe):
 
     name: ClassVar[str] = "early-exit"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.GRAPH, Capability.RUN})
+    replays: ClassVar[str] = "to choose how sure its exits have to be"
+    estimated: ClassVar[bool] = True  # exits that no sample would take are left out
     source: ClassVar[str] = (
         "exits by confidence: Teerapittayanon et al. 2016 (arXiv:1709.01686); self-distillation: "
         "Zhang et al. 2019 (arXiv:1905.08094)"
@@ -132,16 +134,6 @@ class EarlyExit(Recipe):
     def required(self) -> frozenset[Capability]:
         """The network itself can only be trained where it is a module."""
         return self.needs | ({Capability.TRAIN} if self.train == "all" else set())
-
-    @property
-    def replays(self) -> str:
-        """What calibration data are run for."""
-        return "to choose how sure its exits have to be"
-
-    @property
-    def estimated(self) -> bool:
-        """Exits that no sample would take are left out."""
-        return True
 
     @property
     def labelled(self) -> bool:

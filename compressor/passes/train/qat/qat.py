@@ -72,6 +72,7 @@ class Qat(Recipe):
     needs: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.TRAIN, Capability.GRAPH, Capability.RUN}
     )
+    replays: ClassVar[str] = "for the ranges of activations"
     source: ClassVar[str] = (
         "Esser et al. 2020, LSQ (arXiv:1902.08153); Bhalgat et al. 2020, LSQ+ (arXiv:2004.09576), "
         "for zero points; Jacob et al. 2017 (arXiv:1712.05877) section 3"
@@ -133,11 +134,6 @@ class Qat(Recipe):
         compared = None if self.distill is None else self.distill.outputs
         for other in others.values():
             matched_outputs(carrier.outputs, other.outputs, compared)
-
-    @property
-    def replays(self) -> str:
-        """What calibration data are run for."""
-        return "for the ranges of activations"
 
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Choose the layers; check the loss, the options and the operators."""

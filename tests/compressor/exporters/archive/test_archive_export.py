@@ -23,7 +23,8 @@ from compressor.lab.inspect.path import inspect_path
 from compressor.models.checkpoint.carrier import open_checkpoint
 from compressor.passes.quantize.cluster import Cluster
 from compressor.passes.quantize.weights.weights import QuantizeWeights
-from compressor.report.pages.plan import plan_json, plan_text
+from compressor.report.pages.plan import plan_json, plan_page
+from compressor.report.terminal import plain_text
 from compressor.types.carrier import Carrier
 from compressor.types.exporter import ExportContext
 from compressor.types.passes import PassContext
@@ -174,7 +175,7 @@ def test_a_run_prunes_clusters_and_packs(tmp_path: Path) -> None:
     ]
     project.spec["exports"] = [{"format": "archive"}, {"format": "onnx"}]
     plan = project.plan()
-    assert "archive   at most " in plan_text(plan)
+    assert "archive   at most " in plain_text(plan_page(plan))
     first, second = plan_json(plan)["exports"]
     assert first["at_most"]
     assert not second["at_most"]

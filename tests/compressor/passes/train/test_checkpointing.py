@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from compressor.errors import SpecError
 from compressor.models.torch.carrier import TorchCarrier
+from compressor.passes.train.engine import checkpoint_blocks
 from compressor.passes.train.finetune import Finetune
-from compressor.passes.train.optimizers import checkpoint_blocks
 from compressor.types.passes import PassContext
 from tests.compressor.passes.train.small_training import INPUTS, training
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compressor.passes.train.qat.fake_quantization import (
+from compressor.passes.train.qat.operators import (
     CodeSpan,
     Places,
     fake_quantize,
