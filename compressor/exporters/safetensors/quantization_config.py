@@ -58,7 +58,7 @@ def quantization_config(
     paths = {t.name: t.name.removesuffix(_WEIGHT) for t in matrices}
     if reading is not None:
         paths = {name: reading.module(name) for name in paths}
-        _check_experts([t for t in matrices if t.name in reading.merged], len(groups))
+        _check_experts([t for t in matrices if t.name in reading.merged], quantized)
     modules = list(paths.values())
     for group, members in groups.values():
         # One group can target a class of layers; tables and several groups are named one by one.
@@ -235,18 +235,23 @@ def _remedy(tensor: StoredTensor) -> str:
     return "give a bfloat16 model" if wider else ""
 
 
-def _check_experts(weights: Sequence[StoredTensor], groups: int) -> None:
+def _check_experts(weights: Sequence[StoredTensor], quantized: Sequence[StoredTensor]) -> None:
     """Check that ``transformers`` can stack the weights of single experts as it loads them.
 
     It dequantizes them by one scheme without zero points, and where that has packed codes it
     leaves float weights out.
 
+    Args:
+        weights: those of the experts.
+        quantized: all that are stored as codes.
+
     Raises:
         SpecError: it cannot.
     """
     schemes = {None if t.codes is None else t.codes.scheme for t in weights}
+    others = {_scheme(t) for t in quantized}
     subject = f"layer {weights[0].name.removesuffix(_WEIGHT)!r}" if weights else ""
-    if len(schemes) > 1 or (weights and groups > 1):
+    if len(schemes) > 1 or (weights and len(others) > 1):
         kept = next((t.name for t in weights if t.codes is None), "")
         beside = f", and {kept.removesuffix(_WEIGHT)!r} stays float" if kept else ""
         raise SpecError(
@@ -255,6 +260,8 @@ def _check_experts(weights: Sequence[StoredTensor], groups: int) -> None:
             "use one scheme that fits all layers, such as preset int8",
         )
     for scheme in schemes:
+        if scheme is None and all(other.element == "e4m3" for other in others):
+            continue
         if scheme is None:
             problem = "stays float, and transformers cannot stack it beside packed layers"
         elif (
