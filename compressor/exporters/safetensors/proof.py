@@ -54,7 +54,7 @@ def prove(carrier: Carrier, plan: StreamPlan, directory: Path) -> tuple[Check, .
     if folder is None or "quantization_config" not in json.loads(plan.texts.get(CONFIG, b"{}")):
         return ()
     network, why = float_network(folder)
-    reading = reading_of(carrier)
+    reading = reading_of(carrier, by_names=False)
     if network is None or reading is None:
         return (Check(_PLACES, f"not proved: {why}", known=False),)
     if importlib.util.find_spec("compressed_tensors") is None:

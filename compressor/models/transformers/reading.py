@@ -20,6 +20,7 @@ import torch
 
 from compressor.errors import SpecError
 from compressor.models.checkpoint.carrier import CheckpointCarrier
+from compressor.models.checkpoint.folder import is_llama_like
 from compressor.models.transformers.networks import float_network, library, reason_of, silent
 from compressor.types.carrier import Carrier
 
@@ -114,15 +115,21 @@ class Reading:
         return False
 
 
-def reading_of(carrier: Carrier) -> Reading | None:
+def reading_of(carrier: Carrier, *, by_names: bool = True) -> Reading | None:
     """Return how ``transformers`` will read a model; ``None`` where that cannot be known.
+
+    Args:
+        by_names: leave out decoders like Llama, whose layers are right by their names, which saves
+            the import of ``transformers``.
 
     Raises:
         SpecError: it reads no codes into the model's class.
     """
-    if isinstance(carrier, CheckpointCarrier) and carrier.folder is not None:
-        return _reading_of_folder(carrier.folder, tuple(carrier.tensors()), carrier.digest())
-    return None
+    if not isinstance(carrier, CheckpointCarrier) or carrier.folder is None:
+        return None
+    if by_names and is_llama_like(carrier.config):
+        return None
+    return _reading_of_folder(carrier.folder, tuple(carrier.tensors()), carrier.digest())
 
 
 @lru_cache(maxsize=2)
