@@ -6,6 +6,7 @@ import importlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
+from copy import deepcopy
 from io import StringIO
 from pathlib import Path
 from types import ModuleType
@@ -152,6 +153,17 @@ def float_network(folder: Path) -> tuple[Any, str]:
         return None, f"{error.problem}: {error.remedy}"
     except Exception as error:  # noqa: BLE001  # as in network_of
         return None, f"its config.json describes no network ({reason_of(error)})"
+
+
+def meta_copy(module: torch.nn.Module) -> Any:
+    """Return a new network of a module's class and configuration on the ``meta`` device.
+
+    ``None`` if its class is not one of ``transformers``.
+    """
+    if not isinstance(module, library().PreTrainedModel):
+        return None
+    with silent(), torch.device("meta"):
+        return type(module)(deepcopy(module.config))
 
 
 def described_shapes(

@@ -21,7 +21,14 @@ import torch
 from compressor.errors import SpecError
 from compressor.models.checkpoint.carrier import CheckpointCarrier
 from compressor.models.checkpoint.folder import is_llama_like
-from compressor.models.transformers.networks import float_network, library, reason_of, silent
+from compressor.models.torch.carrier import TorchCarrier
+from compressor.models.transformers.networks import (
+    float_network,
+    library,
+    meta_copy,
+    reason_of,
+    silent,
+)
 from compressor.types.carrier import Carrier
 
 _WEIGHT = "weight"
@@ -125,8 +132,11 @@ def reading_of(carrier: Carrier, *, by_names: bool = True) -> Reading | None:
     Raises:
         SpecError: it reads no codes into the model's class.
     """
-    if not isinstance(carrier, CheckpointCarrier) or carrier.folder is None:
+    if not isinstance(carrier, CheckpointCarrier | TorchCarrier) or carrier.folder is None:
         return None
+    if isinstance(carrier, TorchCarrier):
+        network = meta_copy(carrier.module)
+        return None if network is None else read_by(network, carrier.tensors())
     if by_names and is_llama_like(carrier.config):
         return None
     return _reading_of_folder(carrier.folder, tuple(carrier.tensors()), carrier.digest())

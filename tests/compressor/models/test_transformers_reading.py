@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +13,10 @@ import torch
 from compressor.errors import SpecError
 from compressor.exporters.safetensors.quantization_config import quantization_config
 from compressor.models.layer_uses import routers
-from compressor.models.transformers.reading import Reading, read_by
+from compressor.models.transformers.carrier import open_pretrained
+from compressor.models.transformers.reading import Reading, read_by, reading_of
 from compressor.types.layers import Layer, Scheme, StoredTensor, WeightCodes
-from tests.compressor.exporters.tiny_directories import meta_network, stored_shapes
+from tests.compressor.exporters.tiny_directories import meta_network, save_tiny, stored_shapes
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -136,6 +138,16 @@ def test_experts_that_transformers_cannot_stack() -> None:
     ):
         with pytest.raises(SpecError, match=message):
             quantization_config(tensors, reading)
+
+
+def test_a_module_is_read_as_its_directory(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "falcon", "falcon")
+    reading = reading_of(open_pretrained("AutoModelForCausalLM", folder, {}, ()))
+    assert reading is not None
+    weight = "transformer.h.1.mlp.dense_4h_to_h.weight"
+    assert not reading.obstacle(weight)
+    assert reading.initializes([weight])
+    assert reading.places == read("falcon")[0].places
 
 
 def carrier(**shapes: tuple[int, ...]) -> Any:
