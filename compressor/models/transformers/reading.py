@@ -59,8 +59,12 @@ class Reading:
         """Name of the class."""
         return type(self.network).__name__
 
-    def obstacle(self, name: str) -> str:
-        """Return why ``transformers`` would not read codes of a weight; empty where it does."""
+    def obstacle(self, name: str, *, is_table: bool = False) -> str:
+        """Return why ``transformers`` would not read codes of a weight; empty where it does.
+
+        Args:
+            is_table: it is meant as the weight of a table.
+        """
         if name in self.merged:
             return ""
         place = self.places.get(name)
@@ -70,6 +74,8 @@ class Reading:
         kind = type(self.network.get_submodule(module))
         if parameter != _WEIGHT or not issubclass(kind, torch.nn.Linear | torch.nn.Embedding):
             return f"it is a parameter of {kind.__name__}, which is not a linear layer"
+        if issubclass(kind, torch.nn.Embedding) and not is_table:
+            return "a table is looked up, not multiplied"
         if name in self.changed:
             return f"{self.class_name} does not load it as it is stored"
         if place in self._shared and issubclass(kind, torch.nn.Linear):

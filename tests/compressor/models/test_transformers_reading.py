@@ -61,6 +61,7 @@ def tensors_of(kind: str, scheme: Scheme = INT8, keep: str = "none") -> dict[str
         ("gpt2", "transformer.h.0.mlp.c_fc.weight", "it is a parameter of Conv1D, which is not"),
         ("vit", "vit.embeddings.patch_embeddings.projection.weight", "a parameter of Conv2d"),
         ("whisper", "model.encoder.layers.0.fc1.weight", ""),
+        ("qwen3_vl_moe", "model.visual.pos_embed.weight", "a table is looked up, not multiplied"),
         ("falcon", "transformer.h.0.mlp.dense_h_to_4h.weight", ""),
     ],
 )

@@ -221,7 +221,9 @@ def _unread(carrier: Carrier) -> dict[str, str]:
     if reading is None:
         return {}
     matrices = (layer for layer in carrier.layers() if len(layer.shape) == 2)
-    reasons = {layer.name: reading.obstacle(layer.weight) for layer in matrices}
+    reasons = {
+        layer.name: reading.obstacle(layer.weight, is_table=layer.is_table) for layer in matrices
+    }
     return {name: reason for name, reason in reasons.items() if reason}
 
 
