@@ -74,7 +74,15 @@ def _check_places(
     plan: StreamPlan, kept: Collection[str], directory: Path, reading: Reading
 ) -> str:
     """Compare written tensors with the parameters of the class, prepared for codes."""
-    network, mapping = _prepared(directory)
+    subject = f"artifact {directory.name!r}"
+    try:
+        network, mapping = _prepared(directory)
+    except FAILURES as error:
+        raise ArtifactError(
+            subject,
+            f"transformers does not prepare a {reading.class_name} for it ({reason_of(error)})",
+            "report it, with the config.json",
+        ) from error
     entries = {name: entry for shard in plan.shards for name, entry in shard.entries.items()}
     state, follow = network.state_dict(), Names(network, mapping)
     taken: set[str] = set()
@@ -98,7 +106,7 @@ def _check_places(
     ):
         if names:
             raise ArtifactError(
-                f"artifact {directory.name!r}",
+                subject,
                 f"{listed(names)} {problem} of {reading.class_name} in transformers",
                 "skip these layers with --skip, and report it",
             )
@@ -123,7 +131,8 @@ def _prepared(directory: Path) -> tuple[Any, list[Any]]:
 
 def _compare_outputs(tensors: Mapping[str, StoredTensor], network: Any, directory: Path) -> Check:
     """Compare the outputs of a directory with those of its class with dequantized weights."""
-    written, loading = load_directory(directory, f"artifact {directory.name!r}")
+    subject = f"artifact {directory.name!r}"
+    written, loading = load_directory(directory, subject)
     weights = {name: _meant(tensor) for name, tensor in tensors.items()}
     try:
         with silent():
@@ -140,7 +149,7 @@ def _compare_outputs(tensors: Mapping[str, StoredTensor], network: Any, director
     lost = {k for k in loading["missing_keys"] if k not in expected["missing_keys"]}
     if lost or loading["mismatched_keys"]:
         raise ArtifactError(
-            f"artifact {directory.name!r}",
+            subject,
             f"transformers finds no values for {listed(sorted(lost)) or 'some tensors'}",
             "skip these layers with --skip, and report it",
         )
@@ -149,10 +158,17 @@ def _compare_outputs(tensors: Mapping[str, StoredTensor], network: Any, director
         why = f"not compared: no inputs are known that it takes ({taken})"
         return Check(_OUTPUTS, why, known=False)
     feed, wanted = taken
-    distance = _distance_db(wanted, _outputs(written, feed))
+    try:
+        distance = _distance_db(wanted, _outputs(written, feed))
+    except FAILURES as error:
+        raise ArtifactError(
+            subject,
+            f"does not run in transformers ({reason_of(error)}), with dequantized weights it does",
+            "report it, with the config.json",
+        ) from error
     if distance < _EXACT_DB:
         raise ArtifactError(
-            f"artifact {directory.name!r}",
+            subject,
             f"in transformers its outputs are {distance:.1f} dB from those of the dequantized "
             f"weights; at least {_EXACT_DB:.0f} dB are expected",
             "report it, with the config.json",

@@ -65,17 +65,12 @@ def quantization_config(
         named = [t for t in members if len(groups) > 1 or _is_table(t)]
         group["targets"] = ["Linear"] if len(groups) == 1 else []
         group["targets"] += _patterns([paths[t.name] for t in named], modules)
-    kept = [paths[t.name] for t in matrices if t.codes is None]
-    kept += _tied_layers(tensors)
-    if reading is not None:
-        taken = {*kept, *(paths[t.name] for t in quantized)}
-        kept += [path for path in reading.linear if path not in taken]
     formats = {group["format"] for group, _ in groups.values()}
     config = {
         "config_groups": {f"group_{i}": group for i, (group, _) in enumerate(groups.values())},
         "format": formats.pop() if len(formats) == 1 else "mixed-precision",
         "global_compression_ratio": None,
-        "ignore": _patterns(kept, modules),
+        "ignore": _ignored(matrices, _tied_layers(tensors), paths, reading),
         "kv_cache_scheme": None,
         "quant_method": "compressed-tensors",
         "quantization_status": "compressed",
@@ -83,6 +78,28 @@ def quantization_config(
     if _needs_dequantizing(quantized, len(groups), reading):
         config["dequantize"] = True
     return config
+
+
+def _ignored(
+    matrices: Sequence[StoredTensor],
+    tied: Sequence[str],
+    paths: Mapping[str, str],
+    reading: Reading | None,
+) -> list[str]:
+    """Return the layers that are kept, as checkpoint and class call them, in patterns.
+
+    Args:
+        tied: layers without a tensor, by the names that are usual.
+        paths: the module that each matrix becomes a part of, by the tensor's name.
+    """
+    names = [t.name.removesuffix(_WEIGHT) for t in matrices]
+    kept = [t.name.removesuffix(_WEIGHT) for t in matrices if t.codes is None] + [*tied]
+    if reading is not None:
+        modules = [paths[t.name] for t in matrices if t.codes is None] + [*reading.linear]
+        taken = {*kept, *(paths[t.name] for t in matrices if t.codes is not None)}
+        kept += dict.fromkeys(path for path in modules if path not in taken)
+        names = [*dict.fromkeys([*names, *paths.values(), *reading.linear])]
+    return _patterns(kept, names)
 
 
 def float_shares(carrier: Carrier) -> tuple[str, ...]:
