@@ -16,7 +16,7 @@ from compressor.models.onnx.ort_runner import OrtRunner
 from compressor.run.metrics import Metric
 from compressor.run.weight_pass import Changes, Choice, Treatment, WeightPass, WeightRows
 from compressor.types.carrier import Capability, Carrier, Runner, WeightChange
-from compressor.types.exporter import ExportContext, Exporter, PackedFormat
+from compressor.types.exporter import Check, ExportContext, Exporter, PackedFormat
 from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
 from compressor.types.layers import Layer, QuantizedTensor, Scheme, WeightCodes
 from compressor.types.options import Options
@@ -42,6 +42,7 @@ __all__ = [
     "Capability",
     "Carrier",
     "Changes",
+    "Check",
     "Choice",
     "CompressorError",
     "DataError",

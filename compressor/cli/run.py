@@ -178,6 +178,7 @@ _PRESETS = ("int8", "int4-g128", "int4-g32", "int2-g32", "fp8", "nvfp4", "mxfp4"
     metavar="BYTES",
     help="Largest size of a file; default: the input's shards.",
 )
+@click.option("--no-check", is_flag=True, help="Do not open the result in transformers.")
 @click.option("--fresh", is_flag=True, help="Forget what an earlier call finished.")
 @force_option
 @json_option
@@ -191,6 +192,7 @@ def quantize(
     skip: tuple[str, ...],
     embeddings: bool,
     max_shard_size: int | None,
+    no_check: bool,
     fresh: bool,
     force: bool,
     as_json: bool,
@@ -200,8 +202,10 @@ def quantize(
 
     CHECKPOINT is a safetensors file, a sharded directory, or a Hugging Face directory. Tensors are
     streamed one at a time from memory-mapped files. The new directory has the compressed-tensors
-    layout, which transformers and vLLM load directly. If the command is killed, running it again
-    resumes; under torchrun, the processes share the shards.
+    layout, which transformers and vLLM load directly. Layers that transformers does not read as
+    codes stay float, and the result is proved: every tensor has its place in the model's class, and
+    the outputs of a model of up to 1 GiB are those of the dequantized weights. If the command is
+    killed, running it again resumes; under torchrun, the processes share the shards.
     """
     from compressor.lab.starter import QuantizeOptions, quantization_spec
     from compressor.run.execute import RunOptions
@@ -209,7 +213,7 @@ def quantize(
     options = QuantizeOptions(preset, method, search, skip, embeddings, max_shard_size)
     code = run_and_show(
         quantization_spec(checkpoint, output, options),
-        RunOptions(fresh=fresh, force=force, identify_by_headers=True),
+        RunOptions(fresh=fresh, force=force, identify_by_headers=True, proves=not no_check),
         as_json=as_json,
         quiet=quiet,
     )

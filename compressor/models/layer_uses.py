@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -11,12 +12,14 @@ from compressor.graph.layers import layers_of, layers_with_nodes, moment_request
 from compressor.graph.operators import operator
 from compressor.graph.values import all_nodes
 from compressor.types.carrier import Capability, Carrier
-from compressor.types.layers import Layer
+from compressor.types.layers import Layer, StoredTensor
 from compressor.types.statistics import Request
 
 _LARGE_TABLE = 1 << 16
 """Weights from which a table is worth the nodes that look rows up in its codes."""
 _OUTPUT_LAYERS = ("lm_head", "embed_out")
+_EXPERTS = re.compile(r"(.+)\.experts\.(?:(\d+)\.)?.+")
+_FUSED_AXES = 3
 
 
 def inner_layers(carrier: Carrier) -> dict[str, str]:
@@ -68,6 +71,36 @@ def kept_tables(carrier: Carrier) -> dict[str, str]:
     if Capability.GRAPH in carrier.offers:
         reasons.update(_shared_tables(carrier.graph(), layers))
     return reasons
+
+
+def routers(carrier: Carrier) -> dict[str, str]:
+    """Return why layers that choose among experts are kept, by layer name.
+
+    They lie beside the experts and have a row for each of them, or a single row for one that all
+    tokens share. They are small, and a rounded one sends tokens to other experts.
+    """
+    experts = _expert_counts(carrier.tensors())
+    reasons = {}
+    for layer in carrier.layers():
+        parts = layer.name.split(".")
+        beside = (".".join(parts[:end]) for end in range(1, len(parts)))
+        rows = next((experts[path] for path in beside if path in experts), None)
+        chooses = rows is not None and "experts" not in parts and layer.rows in (rows, 1)
+        if (chooses or "router" in parts) and layer.is_linear:
+            reasons[layer.name] = "it chooses among experts"
+    return reasons
+
+
+def _expert_counts(tensors: Mapping[str, StoredTensor]) -> dict[str, int]:
+    """Return the number of experts below each path that has some."""
+    counts: dict[str, int] = {}
+    for tensor in tensors.values():
+        match = _EXPERTS.fullmatch(tensor.name)
+        if match and match[2]:
+            counts[match[1]] = max(counts.get(match[1], 0), int(match[2]) + 1)
+        elif match and len(tensor.shape) == _FUSED_AXES:
+            counts[match[1]] = tensor.shape[0]
+    return counts
 
 
 def _shared_tables(model: ir.Model, layers: Sequence[Layer]) -> dict[str, str]:

@@ -19,11 +19,11 @@ from compressor.report.tables import (
 )
 from compressor.report.verdict import (
     failures,
-    faster_float,
     gist,
     headline,
     main_artifact,
     next_words,
+    remarks,
     run_verdict,
     unknowns,
 )
@@ -99,7 +99,7 @@ def _verdict(report: Mapping[str, Any]) -> str:
     artifact = main_artifact(report)
     if artifact is not None:
         blocks.append(f"{code(artifact['path'])}: {text(gist(report))}.")
-        blocks += [f"Note: {text(faster_float(report))}."] if faster_float(report) else []
+        blocks += [f"Note: {text(words)}." for words in remarks(report)]
     words = next_words(report)
     blocks.append(f"Next: {text(words)}." if words else "")
     if diff := (report.get("advice") or {}).get("diff"):

@@ -77,7 +77,13 @@ def run_spec(
             read_history(options.history)  # a damaged one shows before any long work
     store = Store(spec.output / STORE)
     workspace = Workspace(
-        plan, store, progress, options.ranks, options.identify_by_headers, options.memory
+        plan,
+        store,
+        progress,
+        options.ranks,
+        options.identify_by_headers,
+        options.memory,
+        options.proves,
     )
     with store.locked():
         remove_stale_staging(spec.output)

@@ -116,7 +116,7 @@ def check_table(report: Report) -> Table:
         [
             Cell(check.artifact, code=True),
             check.name,
-            Cell(verdict="passed" if check.ok else "failed"),
+            Cell(verdict=check.verdict),
             check.detail,
         ]
         for check in check_rows(report)

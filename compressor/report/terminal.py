@@ -11,11 +11,11 @@ from compressor.report.verdict import (
     Report,
     advice_line,
     failures,
-    faster_float,
     gist,
     headline,
     main_artifact,
     next_step,
+    remarks,
     run_verdict,
     unknowns,
 )
@@ -81,7 +81,7 @@ def run_page(report: Report, folder: str | None = None) -> Page:
     artifact = main_artifact(report)
     if artifact is not None:
         verdict.append(line(f"{artifact['path']}: {gist(report)}"))
-        verdict += [line(f"Note: {faster_float(report)}", "open")] if faster_float(report) else []
+        verdict += [line(f"Note: {words}", "open") for words in remarks(report)]
     if folder is not None:
         step = next_step(report, folder)
         advised = f" ({advice_line(report)})" if step.endswith("--apply") else ""

@@ -52,8 +52,13 @@ class CheckRow:
 
     artifact: str
     name: str
-    ok: bool
+    verdict: Verdict
     detail: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether it does not fail."""
+        return self.verdict != "failed"
 
 
 def metric_name(report: Report) -> str:
@@ -76,11 +81,16 @@ def limit_rows(report: Report) -> list[LimitRow]:
 def check_rows(report: Report) -> list[CheckRow]:
     """Return the checks of all artifacts, failed ones first."""
     rows = [
-        CheckRow(artifact["path"], check["name"], check["ok"], check.get("detail") or "")
+        CheckRow(artifact["path"], check["name"], _check_verdict(check), check.get("detail") or "")
         for artifact in report["artifacts"]
         for check in artifact["checks"]
     ]
-    return sorted(rows, key=lambda row: row.ok)
+    return sorted(rows, key=lambda row: _ORDER.index(row.verdict))
+
+
+def _check_verdict(check: Mapping[str, Any]) -> Verdict:
+    verdict: Verdict = check.get("verdict") or "passed"
+    return verdict if check["ok"] else "failed"
 
 
 def headline(report: Report) -> str:
@@ -98,12 +108,13 @@ def headline(report: Report) -> str:
             if failed
         ]
         return f"Failed: {' and '.join(parts) or 'see the report'}"
-    held = formats.plural(len(checks), "check")
+    held = formats.plural(sum(check.verdict == "passed" for check in checks), "check")
     if verdict == "unknown":
         if report["baseline"]["metric"] is None:
             return f"Unknown: written, {held} held, quality not measured"
-        open_limits = f"{limits.count('unknown')} of {formats.plural(len(limits), 'limit')}"
-        return f"Unknown: {open_limits} cannot be decided, {held} held"
+        undecided = limits.count("unknown")
+        open_limits = f"{undecided} of {formats.plural(len(limits), 'limit')} cannot be decided"
+        return f"Unknown: {open_limits if undecided else 'written'}, {held} held"
     if not limits:
         return f"Passed: {held} held, no limits are set"
     return f"Passed: {formats.plural(len(limits), 'limit')} and {held} held"
@@ -120,7 +131,11 @@ def failures(report: Report) -> list[tuple[str, str]]:
 
 def unknowns(report: Report) -> list[tuple[str, str]]:
     """Return what could not be decided: the artifact, and why in words."""
-    return _limits_that_are(report, "unknown")
+    return _limits_that_are(report, "unknown") + [
+        (check.artifact, f"check “{check.name}” {check.detail}")
+        for check in check_rows(report)
+        if check.verdict == "unknown"
+    ]
 
 
 def _limits_that_are(report: Report, verdict: Verdict) -> list[tuple[str, str]]:
@@ -195,7 +210,8 @@ def next_step(report: Report, folder: str) -> str:
 def artifact_verdict(report: Report, artifact: Mapping[str, Any]) -> Verdict:
     """Return the verdict on one artifact by its limits and checks."""
     rows = [row.verdict for row in limit_rows(report) if row.artifact == artifact["path"]]
-    if "failed" in rows or not all(check["ok"] for check in artifact["checks"]):
+    rows += [_check_verdict(check) for check in artifact["checks"]]
+    if "failed" in rows:
         return "failed"
     return "unknown" if "unknown" in rows else "passed"
 
@@ -214,6 +230,13 @@ def gist(report: Report) -> str:
     parts = [_size_words(float(artifact["size_ratio"])), _speed_words(artifact)]
     parts.append(_metric_words(report, artifact))
     return ", ".join(part for part in parts if part)
+
+
+def remarks(report: Report) -> list[str]:
+    """Return what else is to be known of the main artifact, one sentence each."""
+    artifact = main_artifact(report)
+    said = [] if artifact is None else [str(words) for words in artifact.get("remarks") or ()]
+    return [words for words in (faster_float(report), *said) if words]
 
 
 def faster_float(report: Report) -> str:

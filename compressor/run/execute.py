@@ -46,6 +46,7 @@ class RunOptions:
         history: a file that the run is added to, whose trend the report draws.
         memory: measure the peak memory of each model, in processes of their own.
         strict: a verdict that is unknown fails the run.
+        proves: an artifact that is not run here is shown to the program that will serve it.
     """
 
     fresh: bool = False
@@ -56,6 +57,7 @@ class RunOptions:
     label: str = ""
     memory: bool = False
     strict: bool = False
+    proves: bool = True
 
 
 def help_run(spec: Spec, options: RunOptions) -> None:

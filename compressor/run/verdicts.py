@@ -142,9 +142,10 @@ def overall(limits: Sequence[Mapping[str, Any]], artifacts: Sequence[Mapping[str
         limits: the entries that :func:`judge` returns.
         artifacts: the entries of the report, with their checks.
     """
-    checks = [check["ok"] for artifact in artifacts for check in artifact["checks"]]
+    checks = [check for artifact in artifacts for check in artifact["checks"]]
     verdicts = [entry["verdict"] for entry in limits]
-    if "failed" in verdicts or not all(checks):
+    verdicts += [check.get("verdict", "passed") for check in checks]
+    if "failed" in verdicts or not all(check["ok"] for check in checks):
         return "failed"
     return "unknown" if "unknown" in verdicts else "passed"
 

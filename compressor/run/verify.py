@@ -26,6 +26,7 @@ from compressor.run.store import result_key
 from compressor.run.timing import Clock, Opener, measure_sizes
 from compressor.run.workspace import Workspace, machine
 from compressor.types.carrier import Carrier, Runner
+from compressor.types.exporter import Check
 from compressor.types.tensors import Array, Batch, fixed_batch, samples_in
 
 _FAITHFUL_DB = 40.0
@@ -73,7 +74,7 @@ def verify(
         }
     not_judged = artifact.exporter.not_judged
     return {
-        **_facts(workspace, artifact),
+        **_facts(workspace, artifact, final),
         **artifact_memory(workspace, artifact),
         "deployed": not not_judged,
         "runtime": measured["runtime"],
@@ -86,7 +87,7 @@ def verify(
     }
 
 
-def _facts(workspace: Workspace, artifact: Artifact) -> dict[str, Any]:
+def _facts(workspace: Workspace, artifact: Artifact, final: Carrier) -> dict[str, Any]:
     float_bytes, name = float_file(workspace, artifact.exporter)
     return {
         "format": artifact.exporter.format,
@@ -99,6 +100,7 @@ def _facts(workspace: Workspace, artifact: Artifact) -> dict[str, Any]:
         "float_file": name,
         "float_bytes": float_bytes,
         "size_ratio": artifact.bytes / float_bytes,
+        "remarks": list(artifact.exporter.remarks(final)),
     }
 
 
@@ -119,8 +121,9 @@ def _weighed(
     """Describe an artifact that cannot be run; its content is checked instead."""
     with workspace.progress.stage(f"check {artifact.path.name}"):
         compared = artifact.exporter.check_written(final, artifact.path)
+        proofs = artifact.exporter.prove(final, artifact.path) if workspace.proves else ()
     return {
-        **_facts(workspace, artifact),
+        **_facts(workspace, artifact, final),
         **artifact_memory(workspace, artifact, reason),
         "deployed": False,
         "runtime": "",
@@ -131,8 +134,16 @@ def _weighed(
         "latency_ratio": None,
         "latency_ratio_reason": artifact.exporter.not_judged or reason,
         "latency": [],
-        "checks": [{"name": "holds what was exported", "ok": True, "detail": compared}],
+        "checks": [
+            {"name": "holds what was exported", "ok": True, "detail": compared},
+            *(_proof_entry(proof) for proof in proofs),
+        ],
     }
+
+
+def _proof_entry(proof: Check) -> dict[str, Any]:
+    entry = {"name": proof.name, "ok": True, "detail": proof.detail}
+    return entry if proof.known else {**entry, "verdict": "unknown"}
 
 
 def baseline_latency(artifacts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

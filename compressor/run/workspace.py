@@ -38,6 +38,7 @@ class Workspace:
         ranks: the processes that share the run; the first alone measures and writes.
         identify_by_headers: identify a checkpoint by sizes, times and headers of its files, which
             saves reading it once more, instead of by its content.
+        proves: an artifact that is not run here is shown to the program that will serve it.
     """
 
     plan: Plan
@@ -46,6 +47,7 @@ class Workspace:
     ranks: Ranks = ALONE
     identify_by_headers: bool = False
     memory: bool = False
+    proves: bool = True
     _loaded: bool = field(default=False, init=False)
 
     def begin_step(self) -> None:

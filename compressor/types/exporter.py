@@ -42,6 +42,20 @@ USUAL = ExportContext(name="a-name-of-usual-length", spec_digest="0" * 64)
 """What a file is predicted with, and checked, before its name is known."""
 
 
+@dataclass(frozen=True)
+class Check:
+    """Something that was looked at in a written artifact and holds.
+
+    Attributes:
+        detail: what was compared, or why it is not known to hold.
+        known: whether it could be looked at.
+    """
+
+    name: str
+    detail: str
+    known: bool = True
+
+
 class Exporter(Options, ABC):
     """An artifact format. Its fields are its options.
 
@@ -139,6 +153,22 @@ class Exporter(Options, ABC):
             ArtifactError: they differ.
         """
         raise NotImplementedError(f"{self.format} does not take a {carrier.kind} model: {path}")
+
+    def prove(self, carrier: Carrier, path: Path) -> tuple[Check, ...]:  # noqa: ARG002
+        """Return what the program that serves an artifact makes of it, where it is not run here.
+
+        Args:
+            carrier: the model that was written.
+            path: the main file.
+
+        Raises:
+            ArtifactError: it would not serve it, or something else.
+        """
+        return ()
+
+    def remarks(self, carrier: Carrier) -> tuple[str, ...]:  # noqa: ARG002
+        """Return what a user should know of an artifact besides its numbers, one sentence each."""
+        return ()
 
     @abstractmethod
     def open(self, path: Path) -> Runner:

@@ -199,7 +199,8 @@ def command_of(name: str, source: Path, target: Path) -> list[str]:
     if name == COPY:
         return ["cp", "-r", str(source), str(target)]
     if name == COMMAND:
-        command = [sys.executable, "-m", "compressor", "quantize", str(source), "-o", str(target)]
+        command = [sys.executable, "-m", "compressor", "quantize", str(source), "--no-check"]
+        command += ["-o", str(target)]
         return [*command, "--preset", "int4-g128"]
     code = "import sys; from tests.benchmarks import bench_streaming as b; b.child(*sys.argv[1:])"
     return [sys.executable, "-c", code, name, str(source), str(target)]

@@ -14,6 +14,7 @@ EXTENSION = [
     "Capability",
     "Carrier",
     "Changes",
+    "Check",
     "Choice",
     "CompressorError",
     "DataError",

@@ -1,4 +1,4 @@
-"""The layout of compressed-tensors: which tensors a quantized weight becomes, and their config.
+"""The layout of compressed-tensors: which tensors a quantized weight becomes.
 
 ``transformers`` and vLLM read it. Forms of a weight ``[rows, columns]``, by its scheme:
 
@@ -12,11 +12,8 @@ Names and conventions are those of the package compressed-tensors 0.20, which is
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import torch
 
@@ -33,10 +30,8 @@ from compressor.models.codec.headers import STORED_AS
 from compressor.types.layers import QuantizedTensor, Scheme, StoredTensor
 
 _WEIGHT = ".weight"
-_OUTPUT_LAYERS = ("lm_head", "lm_head.decoder", "cls.predictions.decoder")
-"""Modules of transformers' classes whose weight is a table's: checkpoints do not name them."""
 _MATRIX = 2
-_SCALE_DTYPES = {
+SCALE_DTYPES = {
     "float32": torch.float32,
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
@@ -75,7 +70,7 @@ class Entry:
 
 def row_multiple(scheme: Scheme) -> int:
     """Return the multiple of rows at which blocks may start: zero points are packed along rows."""
-    return whole_words(scheme.bits) if _packs_zero_points(scheme) else 1
+    return whole_words(scheme.bits) if packs_zero_points(scheme) else 1
 
 
 def stored_entries(tensor: StoredTensor) -> tuple[Entry, ...]:
@@ -97,7 +92,7 @@ def stored_entries(tensor: StoredTensor) -> tuple[Entry, ...]:
     rows, columns = tensor.shape
     base = tensor.name.removesuffix(_WEIGHT)
     groups = 1 if scheme.granularity == "tensor" else scheme.groups(columns)
-    scale_dtype = _SCALE_DTYPES[scheme.scale_type]
+    scale_dtype = SCALE_DTYPES[scheme.scale_type]
     if scheme.granularity == "tensor":
         scale = Entry(f"{base}.weight_scale", scale_dtype, (1,))
     else:
@@ -176,61 +171,6 @@ def stored_tensors(tensor: StoredTensor, codes: QuantizedTensor) -> dict[str, to
     return made
 
 
-def quantization_config(tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
-    """Make the ``quantization_config`` of a model's ``config.json``.
-
-    Args:
-        tensors: everything that its checkpoint holds, by name; layers that are kept become
-            ``ignore``.
-
-    Raises:
-        SpecError: no tensor is quantized; the layout has no form for one; or ``transformers``
-            could not run the mixture.
-    """
-    quantized = [tensor for tensor in tensors.values() if tensor.codes is not None]
-    if not quantized:
-        remedy = "add the pass quantize-weights"
-        raise SpecError("layout compressed-tensors", "no layer is quantized", remedy)
-    groups: dict[str, tuple[dict[str, Any], list[StoredTensor]]] = {}
-    for tensor in quantized:
-        stored_entries(tensor)  # raises where there is no form
-        scheme = _scheme(tensor)
-        key = str(_arguments(scheme))
-        groups.setdefault(key, (_group(scheme), []))[1].append(tensor)
-    matrices = [
-        tensor
-        for tensor in tensors.values()
-        if len(tensor.shape) == _MATRIX and tensor.name.endswith(_WEIGHT)
-    ]
-    modules = [tensor.name.removesuffix(_WEIGHT) for tensor in matrices]
-    for group, members in groups.values():
-        # One group can target a class of layers; tables and several groups are named one by one.
-        named = [t for t in members if len(groups) > 1 or _is_table(t)]
-        group["targets"] = ["Linear"] if len(groups) == 1 else []
-        group["targets"] += _patterns([t.name.removesuffix(_WEIGHT) for t in named], modules)
-    kept = [t.name.removesuffix(_WEIGHT) for t in matrices if t.codes is None]
-    kept += _tied_layers(tensors)
-    formats = {group["format"] for group, _ in groups.values()}
-    config = {
-        "config_groups": {f"group_{i}": group for i, (group, _) in enumerate(groups.values())},
-        "format": formats.pop() if len(formats) == 1 else "mixed-precision",
-        "global_compression_ratio": None,
-        "ignore": _patterns(kept, modules),
-        "kv_cache_scheme": None,
-        "quant_method": "compressed-tensors",
-        "quantization_status": "compressed",
-    }
-    if _needs_dequantizing(quantized, len(groups)):
-        config["dequantize"] = True
-    return config
-
-
-def _scheme(tensor: StoredTensor) -> Scheme:
-    if tensor.codes is None:
-        raise ValueError(f"{tensor.name} is not quantized")
-    return tensor.codes.scheme
-
-
 def _problem(tensor: StoredTensor, scheme: Scheme) -> str:
     """Return why the layout cannot hold a weight; empty where it can."""
     layer = tensor.codes.layer if tensor.codes is not None else None
@@ -249,7 +189,8 @@ def _problem(tensor: StoredTensor, scheme: Scheme) -> str:
     return ""
 
 
-def _packs_zero_points(scheme: Scheme) -> bool:
+def packs_zero_points(scheme: Scheme) -> bool:
+    """Return whether zero points are stored in words, which run along rows."""
     return scheme.element == "int" and not scheme.symmetric and scheme.granularity != "tensor"
 
 
@@ -267,111 +208,3 @@ def _stored_zero_point(codes: QuantizedTensor) -> torch.Tensor:
     # One that is not packed is signed, as codes are once they are unpacked.
     offset = 0 if scheme.signed else 1 << (scheme.bits - 1)
     return zero_point.to(torch.int16).reshape(1) - offset
-
-
-def _group(scheme: Scheme) -> dict[str, Any]:
-    form = "pack-quantized"
-    if scheme.element == "e4m3":
-        form = "float-quantized"
-    elif scheme.element == "e2m1":
-        form = f"{'nv' if scheme.scale_type == 'e4m3' else 'mx'}fp4-pack-quantized"
-    return {
-        "targets": [],
-        "weights": _arguments(scheme),
-        "input_activations": None,
-        "output_activations": None,
-        "format": form,
-    }
-
-
-def _arguments(scheme: Scheme) -> dict[str, Any]:
-    """Describe a scheme as a reader sees it: equal descriptions make one group."""
-    grouped = scheme.granularity == "group"
-    nvfp4 = scheme.element == "e2m1" and scheme.scale_type == "e4m3"
-    arguments: dict[str, Any] = {
-        "num_bits": scheme.bits,
-        "type": "int" if scheme.element == "int" else "float",
-        "symmetric": scheme.symmetric,
-        "strategy": "tensor_group" if nvfp4 else scheme.granularity,
-        "group_size": scheme.group if grouped else None,
-        "dynamic": False,
-    }
-    if scheme.element == "e2m1":
-        kind = str(_SCALE_DTYPES[scheme.scale_type])
-        arguments |= {"scale_dtype": kind, "zp_dtype": kind}
-    return arguments
-
-
-def _is_table(tensor: StoredTensor) -> bool:
-    return tensor.codes is not None and tensor.codes.layer.is_table
-
-
-def _tied_layers(tensors: Mapping[str, StoredTensor]) -> list[str]:
-    """Return output layers that are not in the file, and would be taken for quantized ones."""
-    tied = []
-    for layer in _OUTPUT_LAYERS:
-        parent = layer.rpartition(".")[0]
-        inside = f"{parent}{_WEIGHT}" not in tensors and any(
-            name.startswith(f"{parent}.") for name in tensors
-        )
-        if f"{layer}{_WEIGHT}" not in tensors and (inside or not parent):
-            tied.append(layer)
-    return tied
-
-
-def _patterns(names: Sequence[str], modules: Sequence[str]) -> list[str]:
-    """Merge names into regular expressions over layer numbers where no other module matches."""
-    by_pattern: dict[str, set[str]] = {}
-    for module in modules:
-        by_pattern.setdefault(_numberless(module), set()).add(module)
-    all_names = set(names)
-    merged: dict[str, None] = {}
-    for name in names:
-        pattern = _numberless(name)
-        alike = by_pattern.get(pattern, {name})
-        merged[pattern if len(alike) > 1 and alike <= all_names else name] = None
-    return list(merged)
-
-
-def _numberless(name: str) -> str:
-    """Return a regular expression for a name with any layer numbers."""
-    parts = [r"\d+" if part.isdecimal() else re.escape(part) for part in name.split(".")]
-    return f"re:{re.escape('.').join(parts)}$"
-
-
-def _needs_dequantizing(quantized: Sequence[StoredTensor], groups: int) -> bool:
-    """Return whether ``transformers`` must be asked to dequantize weights while it loads them.
-
-    Otherwise it loads codes and decompresses them in the first run, which fails for some schemes.
-    When asked to dequantize, it assumes that all layers have the first scheme.
-
-    Raises:
-        SpecError: there are several schemes.
-    """
-    for tensor in quantized:
-        remedy = _remedy(tensor)
-        if remedy and groups > 1:
-            raise SpecError(
-                f"layer {tensor.name.removesuffix(_WEIGHT)!r}",
-                f"is {_scheme(tensor)} beside layers of other schemes, which transformers cannot "
-                "load together",
-                f"use one scheme for all layers, or {remedy}",
-            )
-        if remedy:
-            return True
-    return False
-
-
-def _remedy(tensor: StoredTensor) -> str:
-    """Return what would let ``transformers`` decompress a weight; empty where it does already.
-
-    With compressed-tensors 0.20, a table loses the weight that ``transformers`` sets up, packed
-    zero points have no place, and 4-bit floats become bfloat16 whatever the model's type is.
-    """
-    scheme = _scheme(tensor)
-    if _is_table(tensor):
-        return "keep the table as it is"
-    if _packs_zero_points(scheme):
-        return "make it symmetric"
-    wider = scheme.element == "e2m1" and tensor.dtype != torch.bfloat16
-    return "give a bfloat16 model" if wider else ""

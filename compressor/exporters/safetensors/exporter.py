@@ -14,6 +14,8 @@ import torch
 from pydantic import Field
 
 from compressor.errors import ArtifactError, InputError, ModelError, SpecError
+from compressor.exporters.safetensors.proof import prove
+from compressor.exporters.safetensors.quantization_config import float_shares
 from compressor.exporters.safetensors.stream_plan import (
     PlannedShard,
     StreamPlan,
@@ -30,7 +32,7 @@ from compressor.models.codec.writing import GraphPlan
 from compressor.models.torch.matching import TorchRunner
 from compressor.models.torch.smaller_module import without_data
 from compressor.types.carrier import Capability, Carrier, Runner
-from compressor.types.exporter import USUAL, ExportContext, Exporter
+from compressor.types.exporter import USUAL, Check, ExportContext, Exporter
 from compressor.types.layers import StoredTensor
 
 _SAMPLED = 8  # quantized tensors that are computed again, and kept ones that are compared
@@ -121,7 +123,7 @@ class SafetensorsExporter(Exporter):
 
     format: ClassVar[str] = "safetensors"
     resumes: ClassVar[bool] = True
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     not_judged: ClassVar[str] = "a storage format"  # a device loads it and runs something else
 
     layout: Literal["auto", "graph", "compressed-tensors"] = Field(
@@ -206,6 +208,14 @@ class SafetensorsExporter(Exporter):
     def check_written(self, carrier: Carrier, path: Path) -> str:
         """Compare a streamed artifact's headers and a sample of its tensors with the model."""
         return check_written(self._plan(carrier), path.parent)
+
+    def prove(self, carrier: Carrier, path: Path) -> tuple[Check, ...]:
+        """Return whether ``transformers`` reads a streamed artifact as it was meant."""
+        return prove(carrier, self._plan(carrier), path.parent)
+
+    def remarks(self, carrier: Carrier) -> tuple[str, ...]:
+        """Return what share of a streamed artifact cannot be stored as codes."""
+        return float_shares(carrier) if self._streams(carrier) else ()
 
     def open(self, path: Path) -> Runner:
         """Load the model with ``compressor.load``, or with ``transformers``.

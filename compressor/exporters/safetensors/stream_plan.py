@@ -12,9 +12,9 @@ from pathlib import Path
 from compressor.errors import ArtifactError, SpecError
 from compressor.exporters.safetensors.compressed_tensors import (
     Entry,
-    quantization_config,
     stored_entries,
 )
+from compressor.exporters.safetensors.quantization_config import quantization_config
 from compressor.files import (
     disk_errors,
     file_sha256,
@@ -36,6 +36,7 @@ from compressor.models.codec.headers import (
     shard_names,
 )
 from compressor.models.torch.carrier import TorchCarrier
+from compressor.models.transformers.reading import reading_of
 from compressor.types.carrier import Carrier
 from compressor.types.data import ALONE, Ranks
 from compressor.types.layers import StoredTensor
@@ -142,7 +143,7 @@ def plan_stream(carrier: Carrier, key: str = "", max_shard_size: int | None = No
     config = dict(carrier.config) if isinstance(carrier, CheckpointCarrier | TorchCarrier) else {}
     config.pop("quantization_config", None)
     if quantized:
-        config["quantization_config"] = quantization_config(tensors)
+        config["quantization_config"] = quantization_config(tensors, reading_of(carrier))
     if config:
         # Not json_text: published configurations may hold Infinity, and come back as they were.
         texts[CONFIG] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()

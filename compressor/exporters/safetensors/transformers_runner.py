@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,13 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from compressor.errors import ArtifactError, ModelError
+from compressor.errors import ArtifactError, ModelError, SpecError
 from compressor.models.element_types import from_numpy, to_numpy
-from compressor.models.transformers.networks import silent
+from compressor.models.transformers.networks import saved_class, silent
 from compressor.types.tensors import Batch
 
 INSTALL = "pip install compressor[transformers]"
-_FAILURES = (  # what loading raises where a file is damaged or a config disagrees, by trial
+FAILURES = (  # what loading raises where a file is damaged or a config disagrees, by trial
     AssertionError,
     AttributeError,
     LookupError,
@@ -40,32 +39,11 @@ class TransformersRunner:
 
     def __init__(self, directory: Path):
         self._subject = f"artifact {directory.name!r}"
-        model_class = self._class_of(directory)
+        self._model, loading = load_directory(directory, self._subject)
         import transformers
-        from huggingface_hub.errors import StrictDataclassError
-        from safetensors import SafetensorError
         from transformers.utils.generic import find_labels
 
-        try:
-            with silent():
-                self._model, loading = model_class.from_pretrained(
-                    directory,
-                    dtype="auto",
-                    local_files_only=True,
-                    trust_remote_code=False,
-                    use_safetensors=True,
-                    output_loading_info=True,
-                )
-        except ImportError as error:
-            raise ArtifactError(self._subject, f"needs {_missing(error)}", INSTALL) from error
-        except (*_FAILURES, SafetensorError, StrictDataclassError) as error:
-            raise ArtifactError(
-                self._subject,
-                f"transformers {transformers.__version__} does not load it ({_first_line(error)})",
-                "export it again, or leave out this export",
-            ) from error
         self._check_whole(loading)
-        self._model.eval()
         # Given the right answers, a model returns its loss as well.
         answers: list[str] = find_labels(type(self._model))  # type: ignore[no-untyped-call]
         self._takes = set(inspect.signature(self._model.forward).parameters) - set(answers)
@@ -93,7 +71,7 @@ class TransformersRunner:
         try:
             with silence, torch.inference_mode():
                 result = self._model(**taken, **options, return_dict=True)
-        except _FAILURES as error:
+        except FAILURES as error:
             raise ModelError(
                 self._subject,
                 f"does not run ({_first_line(error)})",
@@ -103,33 +81,6 @@ class TransformersRunner:
         tensors = [value for value in result.to_tuple() if isinstance(value, torch.Tensor)]
         names = ["output"] if len(tensors) == 1 else [f"output_{i}" for i in range(len(tensors))]
         return {name: to_numpy(tensor) for name, tensor in zip(names, tensors, strict=True)}
-
-    def _class_of(self, directory: Path) -> Any:
-        """Return the class that ``config.json`` names first."""
-        try:
-            config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-            name = config["architectures"][0]
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            raise ArtifactError(
-                self._subject,
-                "its config.json names no architecture",
-                "export a Hugging Face directory, whose config.json says which class it is",
-            ) from error
-        try:
-            with silent():
-                import transformers
-        except ImportError as error:
-            raise ArtifactError(self._subject, f"needs {_missing(error)}", INSTALL) from error
-        with silent():
-            model_class = getattr(transformers, str(name), None)
-        base = transformers.PreTrainedModel
-        if not (isinstance(model_class, type) and issubclass(model_class, base)):
-            raise ArtifactError(
-                self._subject,
-                f"is a {name!r}, which transformers {transformers.__version__} does not have",
-                "models with code of their own are not run; leave out this export",
-            )
-        return model_class
 
     def _check_whole(self, loading: dict[str, Any]) -> None:
         """Check that no tensor was missing: its values would be random."""
@@ -143,6 +94,44 @@ class TransformersRunner:
                 "it stores a layer in a way that the model's class does not know; skip the layer "
                 "by a rule",
             )
+
+
+def load_directory(directory: Path, subject: str) -> tuple[Any, dict[str, Any]]:
+    """Return the model that a directory holds, and the library's report on loading it.
+
+    Raises:
+        ArtifactError: as :class:`TransformersRunner`, except that tensors may be missing.
+    """
+    try:
+        with silent():
+            import transformers
+            from huggingface_hub.errors import StrictDataclassError
+            from safetensors import SafetensorError
+        model_class = saved_class(directory)
+    except ImportError as error:
+        raise ArtifactError(subject, f"needs {_missing(error)}", INSTALL) from error
+    except SpecError as error:
+        remedy = f"{error.remedy}; or leave out this export"
+        raise ArtifactError(subject, error.problem, remedy) from error
+    try:
+        with silent():
+            model, loading = model_class.from_pretrained(
+                directory,
+                dtype="auto",
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
+    except ImportError as error:
+        raise ArtifactError(subject, f"needs {_missing(error)}", INSTALL) from error
+    except (*FAILURES, SafetensorError, StrictDataclassError) as error:
+        raise ArtifactError(
+            subject,
+            f"transformers {transformers.__version__} does not load it ({_first_line(error)})",
+            "export it again, or leave out this export",
+        ) from error
+    return model.eval(), loading
 
 
 def _missing(error: ImportError) -> str:

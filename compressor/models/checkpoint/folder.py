@@ -83,6 +83,11 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
+def is_llama_like(config: Mapping[str, Any]) -> bool:
+    """Return whether a model's decoder layers have the names and shapes of Llama's."""
+    return str(config.get("model_type", "")) in _LLAMA_LIKE
+
+
 def check_config(config: Mapping[str, Any], shapes: Mapping[str, _Shape], subject: str) -> None:
     """Compare a configuration with the tensors, where their names are those of Llama.
 
@@ -93,7 +98,7 @@ def check_config(config: Mapping[str, Any], shapes: Mapping[str, _Shape], subjec
     Raises:
         ModelError: they disagree in a shape, in the number of layers, or in what a layer holds.
     """
-    if str(config.get("model_type", "")) not in _LLAMA_LIKE:
+    if not is_llama_like(config):
         return
     expected_shapes = _expected_shapes(config)
     for name, shape in shapes.items():

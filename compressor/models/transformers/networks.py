@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
+from copy import deepcopy
 from io import StringIO
 from pathlib import Path
 from types import ModuleType
@@ -105,6 +107,63 @@ def network_of(auto: Any, values: dict[str, Any], directory: Path) -> Any:
         raise ModelError(
             subject, f"describes no network ({reason_of(error)})", "correct its values"
         ) from error
+
+
+def saved_class(directory: Path) -> Any:
+    """Return the class that a directory's ``config.json`` names first.
+
+    Raises:
+        SpecError: it names none, the library does not have it, or there is no library.
+    """
+    subject = f"checkpoint {str(directory)!r}"
+    try:
+        config = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+        name = str(config["architectures"][0])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise SpecError(
+            subject,
+            f"its {CONFIG} names no architecture",
+            f"give a Hugging Face directory, whose {CONFIG} says which class it is",
+        ) from error
+    package = library()
+    with silent():
+        named = getattr(package, name, None)
+    if isinstance(named, type) and issubclass(named, package.PreTrainedModel):
+        return named
+    raise SpecError(
+        subject,
+        f"is a {name!r}, which transformers {package.__version__} does not have",
+        "models with code of their own are not run",
+    )
+
+
+def float_network(folder: Path) -> tuple[Any, str]:
+    """Return the class that a folder's ``config.json`` names, on the ``meta`` device.
+
+    If there is none, return ``None`` and why: ``transformers`` is not installed, it does not have
+    the class, or the class rejects the values.
+    """
+    try:
+        with silent():
+            network = saved_class(folder)
+            config = network.config_class.from_pretrained(folder, local_files_only=True)
+            with torch.device("meta"):
+                return network(config), ""
+    except SpecError as error:
+        return None, f"{error.problem}: {error.remedy}"
+    except Exception as error:  # noqa: BLE001  # as in network_of
+        return None, f"its config.json describes no network ({reason_of(error)})"
+
+
+def meta_copy(module: torch.nn.Module) -> Any:
+    """Return a new network of a module's class and configuration on the ``meta`` device.
+
+    ``None`` if its class is not one of ``transformers``.
+    """
+    if not isinstance(module, library().PreTrainedModel):
+        return None
+    with silent(), torch.device("meta"):
+        return type(module)(deepcopy(module.config))
 
 
 def described_shapes(

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from compressor.exporters.safetensors.compressed_tensors import quantization_config, stored_tensors
+from compressor.exporters.safetensors.compressed_tensors import stored_tensors
+from compressor.exporters.safetensors.quantization_config import quantization_config
 from compressor.passes.quantize.maths.floating import round_to_nearest
 from compressor.types.layers import (
     Layer,

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from compressor.errors import SpecError
 from compressor.exporters.safetensors.compressed_tensors import (
-    quantization_config,
     row_multiple,
     stored_entries,
     stored_tensors,
 )
+from compressor.exporters.safetensors.quantization_config import quantization_config
 from compressor.types.layers import Scheme, StoredTensor
 from tests.compressor.exporters.hugging_face import codes_of, kept, presets, quantized
 

@@ -10,7 +10,8 @@ from pydantic import Field
 
 from compressor.errors import SpecError
 from compressor.graph.codes import obstacle
-from compressor.models.layer_uses import inner_layers, kept_tables
+from compressor.models.layer_uses import inner_layers, kept_tables, routers
+from compressor.models.transformers.reading import reading_of
 from compressor.run.weight_pass import Treatment
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import resolve_rules, skip_reason
@@ -164,6 +165,7 @@ def check_float(
 
 
 COMPRESSED_TENSORS = "compressed-tensors"
+_LINEAR_ONLY = "the compressed-tensors layout holds linear layers only"
 _LATEST_OPSET = 24  # for models without a graph: nothing is too old
 
 
@@ -195,13 +197,15 @@ def choose_layers(
     has_graph = Capability.GRAPH in carrier.offers
     opset = carrier.graph().opset_imports.get("", 0) if has_graph else _LATEST_OPSET
     linear_only = not has_graph or COMPRESSED_TENSORS in targets
+    if linear_only:
+        kept = {**_unread(carrier), **routers(carrier), **kept}
     treatments = {}
     for layer in carrier.layers():
         rule = by_layer[layer.name]
         scheme = numbers.changed(rule).scheme(layer)
         reason = skip_reason(rule) or kept.get(layer.name, "")
         if not reason and linear_only and (len(layer.shape) != 2 or layer.transposed):
-            reason = "the compressed-tensors layout holds linear layers only"
+            reason = _LINEAR_ONLY
         if not reason and layer.is_recurrent and "tensorrt" in targets:
             reason = "TensorRT reads weights of recurrent layers as floats only"
         strict = not fits or (rule is not None and rule.group is not None)
@@ -211,6 +215,18 @@ def choose_layers(
         setting = None if reason else scheme
         treatments[layer.name] = Treatment(str(scheme), kept=reason, setting=setting)
     return treatments
+
+
+def _unread(carrier: Carrier) -> dict[str, str]:
+    """Return the layers whose codes ``transformers`` would not read, and why, by name."""
+    reading = reading_of(carrier)
+    if reading is None:
+        return {}
+    matrices = (layer for layer in carrier.layers() if len(layer.shape) == 2)
+    reasons = {
+        layer.name: reading.obstacle(layer.weight, is_table=layer.is_table) for layer in matrices
+    }
+    return {name: reason for name, reason in reasons.items() if reason}
 
 
 def _misfit(layer: Layer, scheme: Scheme, opset: int, *, error: bool) -> str:
