@@ -9,12 +9,14 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 from compressor.errors import InputError, ModelError, SpecError
+
+_NAME_SHOWN = 80  # characters in a message
 
 
 @contextmanager
@@ -81,6 +83,52 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+SEAL = "seal.json"
+"""The file in a folder that holds the hashes of the others."""
+
+
+def seal(folder: Path, hashes: Mapping[str, str] | None = None) -> None:
+    """Write the SHA-256 of all of a folder's files beside them, and force everything to the disk.
+
+    Args:
+        hashes: those that are already computed, by the files' paths in the folder.
+    """
+    ready = hashes or {}
+    sums = {}
+    for name, path in _files_in(folder):
+        sums[name] = ready.get(name) or file_sha256(path)
+    (folder / SEAL).write_text(json.dumps(sums, sort_keys=True), encoding="utf-8")
+    for path in (*folder.rglob("*"), folder):
+        sync(path)
+
+
+def damage(folder: Path) -> str:
+    """Return what has happened to a folder since it was sealed; empty if its bytes are the same."""
+    try:
+        sums = json.loads((folder / SEAL).read_bytes())
+        files = dict(_files_in(folder))
+        if not isinstance(sums, dict):
+            return f"{SEAL!r} is not as it was written"
+        odd = sorted(sums.keys() ^ files.keys())
+        if odd:
+            return f"{odd[0][:_NAME_SHOWN]!r} is {'not in it' if odd[0] in sums else 'new'}"
+        for name, path in sorted(files.items()):
+            if file_sha256(path) != sums[name]:
+                return f"{name!r} is not as it was written"
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
+    except (ValueError, RecursionError):
+        return f"{SEAL!r} is not as it was written"
+    return ""
+
+
+def _files_in(folder: Path) -> Iterator[tuple[str, Path]]:
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        if name != SEAL and not path.is_dir():
+            yield name, path
 
 
 def publish(source: Path, target: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import onnx_ir as ir
 
 from compressor.errors import InputError, SpecError
-from compressor.files import file_sha256, json_sha256
+from compressor.files import json_sha256
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.torch.lowering import OPSET
 from compressor.models.torch.matching import held_tensors
@@ -42,9 +42,9 @@ class KeptGraph:
     def used_by(self, carrier: CarrierT) -> CarrierT:
         """Return a carrier that has the graph, if it is there and whole."""
         store = Store(self.output / STORE)
-        stored, path = store.read(self.key), store.folder(self.key) / _GRAPH
-        if stored is None or not path.is_file() or file_sha256(path) != stored["sha256"]:
+        if store.read(self.key) is None:
             return carrier
+        path = store.folder(self.key) / _GRAPH
         return type(carrier)(
             carrier.module, carrier.inputs, ir.load(path), folder=carrier.folder
         ).with_own_weights()
@@ -60,9 +60,8 @@ class KeptGraph:
         constants = (v.const_value for v in graph.graph.initializers.values())
         if sum(c.nbytes for c in constants if c is not None) > _MOST_BYTES:
             return
-        with suppress(InputError, SpecError), store.write(self.key) as (folder, result):
+        with suppress(InputError, SpecError), store.write(self.key) as (folder, _):
             ir.save(graph, folder / _GRAPH)
-            result["sha256"] = file_sha256(folder / _GRAPH)
 
 
 def kept_graph(output: Path, carrier: TorchCarrier, parts: Mapping[str, Any]) -> KeptGraph:
