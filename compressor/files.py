@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from compressor.errors import InputError, ModelError, SpecError
 
 _NAME_SHOWN = 80  # characters in a message
+_JSON_BYTES = 100_000_000  # that any JSON may take in memory
 
 
 @contextmanager
@@ -203,6 +204,24 @@ def read_json(path: Path, subject: str, problem: str, *, constants: bool = False
     return strict_json(text, subject, problem, constants=constants)
 
 
+def check_json_size(text: bytes, source: int | None = None) -> None:
+    """Check that JSON takes no more memory than ten times the file that it is from, and 100 MB.
+
+    A list of two bytes takes 64 of memory, and text at least 49. They are counted, before any is
+    made, by the marks that begin them.
+
+    Args:
+        source: bytes of the file, if it holds the text compressed.
+
+    Raises:
+        ValueError: it takes more.
+    """
+    marks = ((b"[", 72), (b"{", 72), (b'"', 45), (b",", 16))
+    takes = sum(weight * text.count(mark) for mark, weight in marks)
+    if takes > _JSON_BYTES + 10 * (len(text) if source is None else source):
+        raise ValueError(f"it would take {takes >> 20:,} MiB of memory")
+
+
 def strict_json(text: bytes, subject: str, problem: str, *, constants: bool = False) -> Any:
     """Parse JSON that names nothing twice.
 
@@ -219,6 +238,7 @@ def strict_json(text: bytes, subject: str, problem: str, *, constants: bool = Fa
         ModelError: it is something else.
     """
     try:
+        check_json_size(text)
         value = json.loads(
             text.decode("utf-8"),
             object_pairs_hook=_once,
