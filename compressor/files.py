@@ -9,12 +9,15 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 from compressor.errors import InputError, ModelError, SpecError
+
+_NAME_SHOWN = 80  # characters in a message
+_JSON_BYTES = 100_000_000  # that any JSON may take in memory
 
 
 @contextmanager
@@ -81,6 +84,52 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+SEAL = "seal.json"
+"""The file in a folder that holds the hashes of the others."""
+
+
+def seal(folder: Path, hashes: Mapping[str, str] | None = None) -> None:
+    """Write the SHA-256 of all of a folder's files beside them, and force everything to the disk.
+
+    Args:
+        hashes: those that are already computed, by the files' paths in the folder.
+    """
+    ready = hashes or {}
+    sums = {}
+    for name, path in _files_in(folder):
+        sums[name] = ready.get(name) or file_sha256(path)
+    (folder / SEAL).write_text(json.dumps(sums, sort_keys=True), encoding="utf-8")
+    for path in (*folder.rglob("*"), folder):
+        sync(path)
+
+
+def damage(folder: Path) -> str:
+    """Return what has happened to a folder since it was sealed; empty if its bytes are the same."""
+    try:
+        sums = json.loads((folder / SEAL).read_bytes())
+        files = dict(_files_in(folder))
+        if not isinstance(sums, dict):
+            return f"{SEAL!r} is not as it was written"
+        odd = sorted(sums.keys() ^ files.keys())
+        if odd:
+            return f"{odd[0][:_NAME_SHOWN]!r} is {'not in it' if odd[0] in sums else 'new'}"
+        for name, path in sorted(files.items()):
+            if file_sha256(path) != sums[name]:
+                return f"{name!r} is not as it was written"
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
+    except (ValueError, RecursionError):
+        return f"{SEAL!r} is not as it was written"
+    return ""
+
+
+def _files_in(folder: Path) -> Iterator[tuple[str, Path]]:
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        if name != SEAL and not path.is_dir():
+            yield name, path
 
 
 def publish(source: Path, target: Path) -> None:
@@ -155,6 +204,24 @@ def read_json(path: Path, subject: str, problem: str, *, constants: bool = False
     return strict_json(text, subject, problem, constants=constants)
 
 
+def check_json_size(text: bytes, source: int | None = None) -> None:
+    """Check that JSON takes no more memory than ten times the file that it is from, and 100 MB.
+
+    A list of two bytes takes 64 of memory, and text at least 49. They are counted, before any is
+    made, by the marks that begin them.
+
+    Args:
+        source: bytes of the file, if it holds the text compressed.
+
+    Raises:
+        ValueError: it takes more.
+    """
+    marks = ((b"[", 72), (b"{", 72), (b'"', 45), (b",", 16))
+    takes = sum(weight * text.count(mark) for mark, weight in marks)
+    if takes > _JSON_BYTES + 10 * (len(text) if source is None else source):
+        raise ValueError(f"it would take {takes >> 20:,} MiB of memory")
+
+
 def strict_json(text: bytes, subject: str, problem: str, *, constants: bool = False) -> Any:
     """Parse JSON that names nothing twice.
 
@@ -171,6 +238,7 @@ def strict_json(text: bytes, subject: str, problem: str, *, constants: bool = Fa
         ModelError: it is something else.
     """
     try:
+        check_json_size(text)
         value = json.loads(
             text.decode("utf-8"),
             object_pairs_hook=_once,

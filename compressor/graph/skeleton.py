@@ -17,6 +17,7 @@ from onnx import TensorProto, defs, helper
 
 from compressor.errors import ModelError
 from compressor.graph.codebooks import code_widths, narrow
+from compressor.graph.messages import cyclic_function, expansion, tensors_in
 from compressor.graph.values import DEFAULT_DOMAINS, all_nodes, value_by_name
 from compressor.types.tensors import Array
 
@@ -133,7 +134,7 @@ def graph_from_json(document: Mapping[str, Any], subject: str) -> ir.Model:
     """
     try:
         proto = json_format.ParseDict(dict(document), onnx.ModelProto())
-        _check_inside(proto.graph)
+        _check_bounded(proto)
         model = ir.from_proto(proto)
     except (
         json_format.ParseError,
@@ -153,14 +154,15 @@ def graph_from_json(document: Mapping[str, Any], subject: str) -> ir.Model:
     return model
 
 
-def _check_inside(graph: onnx.GraphProto) -> None:
-    """Raise ``ValueError`` where a constant would be read from a file that the graph names."""
-    for node in graph.node:
-        for attribute in node.attribute:
-            if any(t.external_data for t in (attribute.t, *attribute.tensors)):
-                raise ValueError(f"node {node.name!r} refers to a file")
-            for inner in (attribute.g, *attribute.graphs):
-                _check_inside(inner)
+def _check_bounded(proto: onnx.ModelProto) -> None:
+    """Raise ``ValueError`` if a tensor lies in a file, or the functions would have no end."""
+    for tensor in tensors_in(proto):
+        if tensor.external_data or tensor.data_location == TensorProto.EXTERNAL:
+            raise ValueError(f"tensor {tensor.name!r} refers to a file")
+    cyclic = cyclic_function(proto)
+    problem = f"function {cyclic!r} calls itself" if cyclic else expansion(proto)
+    if problem:
+        raise ValueError(problem)
 
 
 def _detach(graph: ir.Graph) -> dict[str, ir.TensorProtocol]:

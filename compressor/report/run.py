@@ -75,7 +75,7 @@ def run_spec(
         plan = make_plan(spec)
         if options.history is not None:
             read_history(options.history)  # a damaged one shows before any long work
-    store = Store(spec.output / STORE)
+    store = Store(spec.output / STORE, progress.note)
     workspace = Workspace(
         plan,
         store,

@@ -107,22 +107,21 @@ def _written(
     """Return the folder in the store that holds the artifact's files, and the files."""
     folder = workspace.store.folder(key) / _FILES
     stored_result = workspace.store.read(key)
-    whole = stored_result is not None and all(_intact(folder, f) for f in stored_result["files"])
-    if all(workspace.ranks.gathered(whole)) and stored_result is not None:
+    if all(workspace.ranks.gathered(stored_result is not None)) and stored_result is not None:
         return folder, stored_result["files"]
     workspace.load()
     if workspace.first:
         label = f"export {exporter.format}"
         total = model_bytes(workspace.plan.model.carrier) if exporter.resumes else None
-        with (
-            workspace.progress.stage(label, total) as advance,
-            workspace.store.write(key, resumable=exporter.resumes) as (staged, result),
-        ):
+        hashes: dict[str, str] = {}
+        write = workspace.store.write(key, resumable=exporter.resumes, hashes=hashes)
+        with workspace.progress.stage(label, total) as advance, write as (staged, result):
             (staged / _FILES).mkdir(exist_ok=True)
-            hashes: dict[str, str] = {}
-            reporting = replace(context, advance=advance, hashed=hashes.__setitem__)
+            streamed: dict[str, str] = {}
+            reporting = replace(context, advance=advance, hashed=streamed.__setitem__)
             paths = exporter.write(carrier, staged / _FILES, reporting)
-            result["files"] = [_described(p, staged / _FILES, hashes) for p in paths]
+            result["files"] = files = [_described(p, staged / _FILES, streamed) for p in paths]
+            hashes |= {f"{_FILES}/{file['name']}": file["sha256"] for file in files}
     elif exporter.resumes:
         partial = workspace.store.partial(key) / _FILES
         partial.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import onnx_ir as ir
 
 from compressor.errors import InputError, SpecError
-from compressor.files import file_sha256, json_sha256
+from compressor.files import json_sha256
 from compressor.graph.values import all_nodes
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.torch.lowering import OPSET
@@ -44,10 +44,10 @@ class KeptGraph:
     def used_by(self, carrier: CarrierT) -> CarrierT:
         """Return a carrier that has the graph, if it is there and whole."""
         store = Store(self.output / STORE)
-        stored, path = store.read(self.key), store.folder(self.key) / _GRAPH
-        if stored is None or not path.is_file() or file_sha256(path) != stored["sha256"]:
+        stored = store.read(self.key)
+        if stored is None:
             return carrier
-        graph = ir.load(path)
+        graph = ir.load(store.folder(self.key) / _GRAPH)
         for (node, name), value in zip(_floats(graph), stored["floats"], strict=True):
             node.attributes[name] = ir.AttrFloat32(name, value)
         return type(carrier)(
@@ -67,7 +67,6 @@ class KeptGraph:
             return
         with suppress(InputError, SpecError), store.write(self.key) as (folder, result):
             ir.save(graph, folder / _GRAPH)
-            result["sha256"] = file_sha256(folder / _GRAPH)
             # The file rounds them to float32, which shows in folded weights.
             result["floats"] = [node.attributes[name].value for node, name in _floats(graph)]
 

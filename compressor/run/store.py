@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import version
@@ -14,9 +14,17 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from compressor.errors import CompressorError, SpecError
-from compressor.files import disk_errors, json_sha256, remove_stale_staging, staging, sync
+from compressor.files import (
+    damage,
+    disk_errors,
+    json_sha256,
+    remove_stale_staging,
+    seal,
+    staging,
+    sync,
+)
 
-_VERSION = 2  # of what is stored; raised when older results cannot be read any more
+_VERSION = 3  # of what is stored; raised when older results cannot be read any more
 _COMPUTE = ("compressor", "accelerate", "torch", "numpy", "onnx", "onnx-ir", "onnxscript")
 _RESULT = "result.json"
 _LOCK = ".lock"
@@ -63,31 +71,50 @@ def result_key(kind: str, upstream: str, **parts: Any) -> str:
 class Store:
     """A folder of finished results; each entry appears whole or not at all.
 
+    An entry carries the hashes of its files. They are checked when it is first read: one that is
+    damaged counts as missing.
+
     Args:
         root: the folder; made on first use.
+        note: called with one line about each damaged entry.
     """
 
-    def __init__(self, root: Path):
+    def __init__(self, root: Path, note: Callable[[str], None] = lambda _: None):
         self._root = root
+        self._note = note
+        self._intact: set[str] = set()
+        self._damaged: set[str] = set()
         self.written = 0
         """How many entries were written through this object."""
 
     def read(self, key: str) -> Any | None:
-        """Return the result stored under ``key``, or ``None``."""
-        try:
-            return json.loads((self.folder(key) / _RESULT).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
+        """Return the result stored under ``key``; ``None`` if there is none or it is damaged."""
+        folder = self.folder(key)
+        if key not in self._intact:
+            if not folder.is_dir():
+                return None
+            problem = damage(folder)
+            if problem:
+                if key not in self._damaged:
+                    place = folder.relative_to(self._root.parent).as_posix()
+                    self._note(f"stored result {place} is damaged ({problem}): it is done again")
+                self._damaged.add(key)
+                return None
+            self._intact.add(key)
+        return json.loads((folder / _RESULT).read_text(encoding="utf-8"))
 
     def folder(self, key: str) -> Path:
         """The folder of an entry."""
         return self._root / key[:2] / key[2:]
 
     @contextmanager
-    def write(self, key: str, *, resumable: bool = False) -> Iterator[tuple[Path, dict[str, Any]]]:
+    def write(
+        self, key: str, *, resumable: bool = False, hashes: Mapping[str, str] | None = None
+    ) -> Iterator[tuple[Path, dict[str, Any]]]:
         """Yield a folder to fill and a result to set; both are kept if the block succeeds.
 
         Args:
+            hashes: SHA-256 of files that the block has hashed itself, by their paths in the folder.
             resumable: keep the folder if the process is killed or the disk is full; the next call
                 with this key yields it again with its content.
         """
@@ -96,13 +123,13 @@ class Store:
             yield folder, result
             target = self.folder(key)
             (folder / _RESULT).write_text(json.dumps(result, allow_nan=False), encoding="utf-8")
-            for file in folder.rglob("*"):
-                sync(file)
+            seal(folder, hashes)
             target.parent.mkdir(parents=True, exist_ok=True)
             if target.exists():
                 shutil.rmtree(target)
             folder.replace(target)
             sync(target.parent)
+            self._intact.add(key)
             self.written += 1
 
     def partial(self, key: str) -> Path:
@@ -137,6 +164,7 @@ class Store:
 
     def forget(self) -> None:
         """Remove every result; call it while the store is locked."""
+        self._intact.clear()
         for entry in self._root.iterdir():
             if entry.is_dir():  # the lock itself stays: another process may be looking at it
                 shutil.rmtree(entry, ignore_errors=True)

@@ -100,7 +100,8 @@ def open_training_data(workspace: Workspace) -> RunTrainingData:
 
     def opened() -> RunTrainingData:
         with workspace.progress.stage("prepare the training data", data.samples) as advance:
-            access = RandomAccess(data.source, workspace.store.cache, advance)
+            note = workspace.progress.note
+            access = RandomAccess(data.source, workspace.store.cache, advance, note)
             return RunTrainingData(data, access, workspace.plan.spec.folder)
 
     with located(data.where):
@@ -217,6 +218,7 @@ def make_training(
         ranks=workspace.ranks,
         stage=workspace.progress.stage,
         load_symbol=references.symbol,
+        note=workspace.progress.note,
     )
 
 

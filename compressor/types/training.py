@@ -123,6 +123,7 @@ class Training:
         stage: shows a stage of so many steps, and yields what tells how many are done.
         load_symbol: finds a function that an option names, such as ``pkg.mod:loss``; the second
             argument is the option, for messages.
+        note: shows one line that stays.
     """
 
     data: TrainingData
@@ -137,3 +138,4 @@ class Training:
     ranks: Ranks
     stage: Callable[[str, int], AbstractContextManager[Advance]]
     load_symbol: Callable[[str, str], Callable[..., Any]]
+    note: Callable[[str], None] = lambda _: None

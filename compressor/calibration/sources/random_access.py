@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
@@ -14,13 +15,13 @@ from numpy.typing import NDArray
 from compressor.calibration.sources.file_source import native
 from compressor.calibration.sources.user_functions import TransformedSource
 from compressor.errors import DataError
-from compressor.files import staging, sync
+from compressor.files import damage, seal, staging, sync
 from compressor.progress import Advance, nobody_watches
 from compressor.types.data import IndexedSource, Source
 from compressor.types.tensors import Array, Batch, samples_in
 
 _NAMES = "names.json"
-_FORMAT = 2
+_FORMAT = 3
 _BYTES = 16 << 20  # of one batch on its way to the disk
 _MOST = 4096  # samples in such a batch
 
@@ -65,8 +66,13 @@ def _mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> Array:
     return np.memmap(path, dtype, "r", shape=shape) if all(shape) else np.empty(shape, dtype)
 
 
-def spooled(source: Source, folder: Path, advance: Advance = nobody_watches) -> Spool:
-    """Return a copy of a source: the one that is in the folder already, or a new one.
+def spooled(
+    source: Source,
+    folder: Path,
+    advance: Advance = nobody_watches,
+    note: Callable[[str], None] = lambda _: None,
+) -> Spool:
+    """Return a copy of a source: the one that is in the folder already and whole, or a new one.
 
     A copy appears whole or not at all. One batch at a time is in memory.
 
@@ -74,17 +80,21 @@ def spooled(source: Source, folder: Path, advance: Advance = nobody_watches) -> 
         source: read once from start to end; its digest names the copy.
         folder: where copies are kept; created if needed.
         advance: called with the number of samples copied so far.
+        note: called with one line if the copy that is there is damaged.
 
     Raises:
         DataError: the source is unusable or empty, or an array's dtype takes pickle to store.
         InputError: the disk is full.
     """
     place = folder / f"data-{_FORMAT}-{source.digest()}"
+    problem = damage(place) if place.is_dir() else ""
+    if problem:
+        note(f"the copy of the training data is damaged ({problem}): it is made again")
+        shutil.rmtree(place)
     if not place.is_dir():
         with staging(folder) as staged:
             _write(source, staged, advance)
-            for file in staged.iterdir():
-                sync(file)
+            seal(staged)
             staged.replace(place)
             sync(folder)
     return Spool(place)
@@ -139,6 +149,7 @@ class RandomAccess:
         source: where the samples come from, perhaps with a transform.
         folder: holds the copies, each under the digest of its source.
         advance: called with the number of samples copied so far.
+        note: called with one line if a copy is damaged.
 
     Raises:
         SpecError: a file does not exist, or the folder cannot be written.
@@ -146,7 +157,13 @@ class RandomAccess:
         InputError: the disk is full.
     """
 
-    def __init__(self, source: Source, folder: Path, advance: Advance = nobody_watches):
+    def __init__(
+        self,
+        source: Source,
+        folder: Path,
+        advance: Advance = nobody_watches,
+        note: Callable[[str], None] = lambda _: None,
+    ):
         self._transform = source if isinstance(source, TransformedSource) else None
         stored = source.source if isinstance(source, TransformedSource) else source
         samples = stored.info().samples if isinstance(stored, IndexedSource) else None
@@ -154,7 +171,7 @@ class RandomAccess:
             self._stored: IndexedSource | Spool = stored
             self.samples = samples
         else:
-            self._stored = spooled(stored, folder, advance)
+            self._stored = spooled(stored, folder, advance, note)
             self.samples = self._stored.samples
 
     @property

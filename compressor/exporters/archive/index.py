@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from compressor.errors import ModelError, SpecError
-from compressor.exporters.archive.coder import SUM, compressed, decompressed
+from compressor.exporters.archive.coder import CHUNK, SUM, compressed, decompressed
 from compressor.exporters.archive.forms import Form
+from compressor.files import check_json_size
 from compressor.models.codec.headers import LONGEST_HEADER, parse_header
 from compressor.types.tensors import Array
 
@@ -47,7 +48,7 @@ _MEMBER_SUM = 2  # bytes of the checksum of one of several tensors; the chunk ha
 _END = MAGIC[::-1]
 _NUMBER = 8
 _FOOTER = 2 * _NUMBER + hashlib.sha256().digest_size + len(_END)
-_LONGEST = 1 << 30  # bytes of an index as JSON
+_LONGEST = 32 << 20  # bytes of an index as JSON, more than the archive has
 _DAMAGED = "it is damaged; copy it again, or export the model again"
 
 
@@ -293,10 +294,13 @@ def read_index(path: Path) -> tuple[PackedFile, ...]:
 
 
 def _parsed(data: bytes, length: int, end: int, subject: str) -> tuple[PackedFile, ...]:
+    size = end + len(data)
     try:
-        if length > _LONGEST:
+        if length > _LONGEST + size:
             raise ValueError(f"it has {length} bytes")
-        document = json.loads(decompressed(data, length))
+        text = decompressed(data, length)
+        check_json_size(text, size)
+        document = json.loads(text)
         schema = document["schema"]
         if schema == SCHEMA:
             return _files(document["files"], end)
@@ -358,7 +362,7 @@ def _part(sections: list[Section], fields: Any, place: int) -> Part:
     starts = range(0, len(section.members) * of_each, of_each)
     member_digests = tuple(joint[start : start + of_each] for start in starts)
     digits = 2 * SUM
-    if type(step) is not int or step < 1 or len(sums) != digits * len(lengths):
+    if type(step) is not int or not 1 <= step <= CHUNK or len(sums) != digits * len(lengths):
         raise ValueError(f"{section.name!r} is not described")
     if len(lengths) != -(-section.nbytes // step):
         raise ValueError(f"{section.name!r} lacks chunks")

@@ -166,7 +166,7 @@ def explain_by_leaving_out(
     progress = progress or Silent()
     with progress.stage("plan"):
         plan = _with_data(make_plan(run.spec), run.spec)
-    store = Store(run.spec.output / STORE)
+    store = Store(run.spec.output / STORE, progress.note)
     with store.locked():
         return _Measuring(Workspace(plan, store, progress), budget).explanation(run, count)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from compressor import __version__
 from compressor.errors import ModelError
+from compressor.files import check_json_size
 from compressor.graph.skeleton import graph_from_json
 from compressor.graph.values import INTEGER_CODES
 from compressor.models.codec.forms import (
@@ -104,6 +105,7 @@ def read_description(path: Path) -> Description:
         )
     try:
         text = path.read_bytes()
+        check_json_size(text)
         document = json.loads(text.decode("utf-8"))
     except (ValueError, OSError, RecursionError) as error:
         raise ModelError(

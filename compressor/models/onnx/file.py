@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto
 
 from compressor.errors import ModelError, SpecError
+from compressor.graph.messages import cyclic_function, expansion, tensors_in
 
 PRODUCER = "compressor"
 """The producer of a file that was exported here."""
@@ -51,7 +52,7 @@ def read_onnx(path: Path) -> ir.Model:
     _check_header(proto, subject)
     _check_names(proto, subject)
     _free_lengths(proto.graph)
-    for tensor in _tensors(proto):
+    for tensor in tensors_in(proto):
         if tensor.data_location == TensorProto.EXTERNAL:
             _check_external(tensor, path.parent, subject)
         else:
@@ -75,7 +76,7 @@ def external_files(path: Path) -> tuple[Path, ...]:
     proto = _parsed(path, f"model {str(path)!r}")
     places = {
         entry.value
-        for tensor in _tensors(proto)
+        for tensor in tensors_in(proto)
         if tensor.data_location == TensorProto.EXTERNAL
         for entry in tensor.external_data
         if entry.key == "location"
@@ -175,24 +176,6 @@ def _check_tensor(role: str, value: onnx.ValueInfoProto, subject: str) -> None:
     )
 
 
-def _tensors(proto: onnx.ModelProto) -> Iterator[TensorProto]:
-    """Yield all initializers and all tensors in attributes, those of subgraphs included."""
-    yield from proto.graph.initializer
-    for nodes in (proto.graph.node, *(function.node for function in proto.functions)):
-        yield from _tensors_of_nodes(nodes)
-
-
-def _tensors_of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[TensorProto]:
-    for node in nodes:
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.TENSOR:
-                yield attribute.t
-            yield from attribute.tensors
-        for graph in _subgraphs(node):
-            yield from graph.initializer
-            yield from _tensors_of_nodes(graph.node)
-
-
 def _elements(tensor: TensorProto, subject: str) -> int:
     """Return the number of elements; refuse impossible types and shapes."""
     elements = 1
@@ -288,10 +271,12 @@ def _check_names(proto: onnx.ModelProto, subject: str) -> None:
     for function in proto.functions:
         where = f"{subject}, function {function.name!r}"
         _check_nodes(function.node, set(function.input), set(), function.output, where)
-    calls = {(f.domain, f.name): set(_operators(f.node)) for f in proto.functions}
-    cycle = _cycle(calls)
-    if cycle:
-        raise ModelError(subject, f"has a function {cycle[0][1]!r} that calls itself", _REMEDY)
+    cyclic = cyclic_function(proto)
+    if cyclic:
+        raise ModelError(subject, f"has a function {cyclic!r} that calls itself", _REMEDY)
+    problem = expansion(proto)
+    if problem:
+        raise ModelError(subject, f"is too large: {problem}", "export it without functions")
 
 
 def _operators(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, str]]:

@@ -28,10 +28,10 @@ from compressor.passes.train.job import (
     read_steps,
 )
 from compressor.passes.train.recipe import Course, Recipe, rate_factor
+from compressor.passes.train.saved_state import Prepared, SavedState
 from compressor.passes.train.watch import (
     Best,
     Interruption,
-    SavedState,
     deferred_interrupts,
     divergence,
     last_losses,
@@ -107,9 +107,11 @@ class _Loop:
             checkpoint_blocks(job.module)
         optimizer = make_optimizer(job, recipe)
         self._model, self._optimizer = accelerator.prepare(job.module, optimizer)
-        for regulator in job.regulators:
-            accelerator.register_for_checkpointing(regulator)
-        self._saved = SavedState(training.folder, accelerator, training.ranks)
+        self._prepared = Prepared(accelerator, self._model, self._optimizer)
+        regulators = tuple(job.regulators)
+        self._saved = SavedState(
+            training.folder, self._prepared, regulators, training.ranks, training.note
+        )
         # Without a metric against labels, held-out data are judged by the loss.
         metric = training.metric
         self._metric = None if metric is None or metric.against_float else metric
@@ -216,7 +218,7 @@ class _Loop:
             return
         self._best.history.append((step, self._validated()))
         if self._best.step == step:
-            self._saved.save_best(self._tensors())
+            self._saved.save_best(step, self._prepared.weights())
 
     @torch.no_grad()
     def _validated(self) -> float:
@@ -254,14 +256,10 @@ class _Loop:
             text += f"  {name} {self._best.history[-1][1]:.4g}"
         return text
 
-    def _tensors(self) -> dict[str, Tensor]:
-        state = self._accelerator.get_state_dict(self._model)
-        return {name: tensor.detach().cpu() for name, tensor in state.items()}
-
     def _result(self, start: int, step: int) -> Trained:
         best = bool(self._best.history)
         return Trained(
-            tensors=self._saved.best() if best else self._tensors(),
+            tensors=self._saved.best() if best else self._prepared.weights(),
             losses=tuple(self._losses),
             terms=dict(self._terms),
             validations=tuple(self._best.history),

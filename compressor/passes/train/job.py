@@ -174,11 +174,11 @@ class Regulator:
     def after(self, step: int) -> None:
         """Act once the weights have been moved."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what has to be saved; tensors, numbers and text only."""
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what has to be saved."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Load what :meth:`state_dict` returned."""
 
 

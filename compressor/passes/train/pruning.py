@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -82,11 +82,11 @@ class ZerosKept(Regulator):
                 )
             parameter.mul_(mask.to(parameter.device))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Return the masks."""
         return {_MASK + name: mask for name, mask in self.masks.items()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Load the masks of the interrupted training."""
         self.masks = {n.removeprefix(_MASK): t for n, t in state.items() if n.startswith(_MASK)}
 
@@ -149,11 +149,11 @@ class GradualPruning(ZerosKept):
             matrix = blocks.repeat_interleave(height, 0).repeat_interleave(width, 1)
             self.masks[name] = ~layer.stored(matrix)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Return the masks, and the values to rewind to."""
         return super().state_dict() | {_START + name: value for name, value in self._start.items()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Load what :meth:`state_dict` returned."""
         super().load_state_dict(state)
         self._start = {n.removeprefix(_START): t for n, t in state.items() if n.startswith(_START)}

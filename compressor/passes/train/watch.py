@@ -1,28 +1,15 @@
-"""What a training keeps and watches: its losses, its best and its newest state, and Ctrl-C."""
+"""What a training watches: its losses, its best validation, and Ctrl-C."""
 
 from __future__ import annotations
 
-import json
-import shutil
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import isfinite
-from pathlib import Path
 from statistics import median
 from types import FrameType
-from typing import TYPE_CHECKING, Any
-
-from safetensors.torch import load_file, save_file
-from torch import Tensor
-
-from compressor.files import disk_errors, publish, staging, sync
-from compressor.types.data import Ranks
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -124,80 +111,3 @@ class Best:
         """How many validations have come after it."""
         best = self.step
         return sum(step > best for step, _ in self.history)
-
-
-_STATE = "state-"
-_PARTIAL = "partial-state"
-_PROGRESS = "progress.json"
-_BEST = "best.safetensors"
-
-
-class SavedState:
-    """The states of one training, in a folder of its own that outlives the process.
-
-    The accelerator holds weights, optimizer and loss scale. The first process publishes what all
-    have written.
-    """
-
-    def __init__(self, folder: Path, accelerator: Accelerator, ranks: Ranks):
-        self._folder = folder
-        self._accelerator = accelerator
-        self._ranks = ranks
-
-    def save(self, step: int, progress: Mapping[str, Any]) -> None:
-        """Write the state after ``step`` steps, and remove older ones.
-
-        Raises:
-            InputError: the disk is full; the previous state stays.
-        """
-        partial = self._folder / _PARTIAL
-        with disk_errors(self._folder):
-            if self._ranks.rank == 0:
-                shutil.rmtree(partial, ignore_errors=True)
-                partial.mkdir(parents=True)
-            self._ranks.wait()
-            self._accelerator.save_state(str(partial))
-            self._ranks.wait()
-            if self._ranks.rank == 0:
-                text = json.dumps({"step": step, **progress})
-                (partial / _PROGRESS).write_text(text, encoding="utf-8")
-                self._publish(partial, step)
-        self._ranks.wait()
-
-    def _publish(self, partial: Path, step: int) -> None:
-        for file in partial.rglob("*"):
-            sync(file)
-        target = self._folder / f"{_STATE}{step:09d}"
-        if target.exists():
-            shutil.rmtree(target)
-        partial.replace(target)
-        sync(self._folder)
-        for state in self._states():
-            if state != target:
-                shutil.rmtree(state)
-
-    def restore(self) -> dict[str, Any] | None:
-        """Load the newest state; return what was saved with it, or ``None`` if there is none."""
-        states = self._states()
-        if not states:
-            return None
-        # Names with dots look to PyTorch as if they were submodules' that it does not have.
-        self._accelerator.load_state(str(states[-1]), strict=False)
-        document: dict[str, Any] = json.loads((states[-1] / _PROGRESS).read_text(encoding="utf-8"))
-        return document
-
-    def _states(self) -> list[Path]:
-        return sorted(self._folder.glob(f"{_STATE}*"))
-
-    def save_best(self, tensors: Mapping[str, Tensor]) -> None:
-        """Keep weights as the best so far."""
-        if self._ranks.rank == 0:
-            with staging(self._folder) as folder:
-                staged = folder / _BEST
-                save_file({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, staged)
-                publish(staged, self._folder / _BEST)
-        self._ranks.wait()
-
-    def best(self) -> dict[str, Tensor]:
-        """Return the best weights."""
-        return load_file(self._folder / _BEST)

@@ -219,12 +219,20 @@ def test_a_copy_is_made_once_and_told_of(make: Make, tmp_path: Path):
     assert len(list(tmp_path.glob("data-*"))) == 2
 
 
-def test_a_damaged_copy_is_said(make: Make, tmp_path: Path):
+@pytest.mark.parametrize("name", ["0.bin", "names.json", "seal.json"])
+def test_a_damaged_copy_is_made_again(make: Make, tmp_path: Path, name: str):
     RandomAccess(make("npz"), tmp_path)
-    (copy,) = tmp_path.glob("data-*/0.bin")
-    copy.write_bytes(copy.read_bytes()[:-5])
-    with pytest.raises(DataError, match=r"copy of data .* cannot be read .*remove it"):
-        RandomAccess(make("npz"), tmp_path)
+    (copy,) = tmp_path.glob("data-*")
+    whole = {file.name: file.read_bytes() for file in copy.iterdir()}
+    flipped = bytearray(whole[name])
+    flipped[len(flipped) // 2] ^= 1
+    for content in (flipped, whole[name][:-5]):
+        (copy / name).write_bytes(content)
+        notes: list[str] = []
+        RandomAccess(make("npz"), tmp_path, note=notes.append)
+        (note,) = notes
+        assert note.startswith("the copy of the training data is damaged (")
+        assert {file.name: file.read_bytes() for file in copy.iterdir()} == whole
 
 
 def test_memory_stays_flat_while_a_copy_is_made_and_read(tmp_path: Path):
@@ -277,7 +285,7 @@ def test_a_full_disk_is_said(make: Make, tmp_path: Path, monkeypatch: pytest.Mon
     def full(_: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("compressor.calibration.sources.random_access.sync", full)
+    monkeypatch.setattr("compressor.calibration.sources.random_access.seal", full)
     with pytest.raises(InputError, match="is full"):
         RandomAccess(make("npz"), tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -1,6 +1,7 @@
 """Broken ONNX files: each is refused at plan time, by a message with a remedy, and left alone."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -76,6 +77,42 @@ def recursive_function(model: onnx.ModelProto) -> None:
     model.functions.append(body)
     model.opset_import.append(helper.make_opsetid("own", 1))
     model.graph.node[1].CopyFrom(helper.make_node("Again", ["a"], ["b"], domain="own"))
+
+
+def chained(model: onnx.ModelProto, functions: int, calls: int) -> None:
+    """Let a function call the next one so many times, and that the next, and so on."""
+    model.opset_import.append(helper.make_opsetid("own", 1))
+    for number in range(functions):
+        last = number == functions - 1
+        names = ["x", *(f"t{i}" for i in range(1 if last else calls))]
+        operator, domain = ("Relu", "") if last else (f"Next{number + 1}", "own")
+        nodes = [helper.make_node(operator, [a], [b], domain=domain) for a, b in pairwise(names)]
+        name, opsets = f"Next{number}", model.opset_import
+        function = helper.make_function("own", name, ["x"], [names[-1]], nodes, opsets)
+        model.functions.append(function)
+    model.graph.node[-1].output[0] = "before"
+    model.graph.node.append(helper.make_node("Next0", ["before"], ["logits"], domain="own"))
+
+
+def doubling(model: onnx.ModelProto) -> None:
+    chained(model, functions=26, calls=2)
+
+
+def deep(model: onnx.ModelProto) -> None:
+    chained(model, functions=3000, calls=1)
+
+
+def doubling_in_branches(model: onnx.ModelProto) -> None:
+    doubling(model)
+    for function in model.functions[:-1]:
+        name = f"Next{int(function.name[4:]) + 1}"
+        call = helper.make_node(name, ["x"], ["z"], domain="own")
+        branch = helper.make_graph(
+            [call], "b", [], [helper.make_tensor_value_info("z", FLOAT, None)]
+        )
+        both = {"then_branch": branch, "else_branch": branch}
+        del function.node[:]
+        function.node.append(helper.make_node("If", ["x"], [function.output[0]], **both))
 
 
 def unknown_value(model: onnx.ModelProto) -> None:
@@ -190,6 +227,9 @@ BROKEN: list[tuple[Breakage, str]] = [
     (cyclic, r"holds a cycle of 3 nodes \(.*Add 'join'"),
     (cyclic_in_a_branch, r"holds a cycle of 2 nodes"),
     (recursive_function, r"has a function 'Again' that calls itself"),
+    (doubling, r"is too large: its functions become 33,554,43\d nodes; export it without"),
+    (doubling_in_branches, r"is too large: its functions become 67,108,8\d\d nodes"),
+    (deep, r"is too large: its functions call each other 3,000 deep; export it without"),
     (unknown_value, r"Relu 'b' reads 'nobody', which nothing writes"),
     (unknown_output, r"gives 'nobody', which nothing writes"),
     (types_that_differ, r"ONNX Runtime .* does not load it \(.*Add.*tensor\(int64\)"),

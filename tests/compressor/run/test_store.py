@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import random
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,7 @@ def test_nothing_is_kept_of_a_block_that_fails(store: Store, tmp_path: Path):
             write_and_fail(store, key, error)
     assert store.read(KEY) == {"n": 1}
     assert store.read(OTHER) is None
-    assert [Path(e).name for e in entries(tmp_path)] == ["result.json"]
+    assert [Path(e).name for e in entries(tmp_path)] == ["result.json", "seal.json"]
 
 
 def begin(store: Store, error: BaseException) -> None:
@@ -91,8 +92,62 @@ def test_a_result_is_replaced_as_a_whole(store: Store):
     with store.write(KEY) as (folder, result):
         (folder / "new").touch()
         result["n"] = 2
-    assert sorted(p.name for p in store.folder(KEY).iterdir()) == ["new", "result.json"]
+    assert sorted(p.name for p in store.folder(KEY).iterdir()) == [
+        "new",
+        "result.json",
+        "seal.json",
+    ]
     assert store.read(KEY) == {"n": 2}
+
+
+def sealed_entry(store: Store) -> list[Path]:
+    """Write an entry; return its files."""
+    with store.write(KEY) as (folder, result):
+        (folder / "model").mkdir()
+        (folder / "model" / "weights.bin").write_bytes(random.Random(0).randbytes(100))
+        result.update(seconds=1.5, layers=["conv1"])
+    return [path for path in store.folder(KEY).rglob("*") if path.is_file()]
+
+
+def test_each_flipped_bit_is_noticed(store: Store, tmp_path: Path):
+    files = sealed_entry(store)
+    root = tmp_path / "output" / ".compressor"
+    for file in files:
+        whole = file.read_bytes()
+        for bit in range(0, 8 * len(whole), 11):
+            flipped = bytearray(whole)
+            flipped[bit // 8] ^= 1 << bit % 8
+            file.write_bytes(flipped)
+            assert Store(root).read(KEY) is None, (file.name, bit)
+        file.write_bytes(whole)
+        assert Store(root).read(KEY) == {"seconds": 1.5, "layers": ["conv1"]}
+
+
+@pytest.mark.parametrize("name", ["result.json", "seal.json", "model/weights.bin"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'"a"', b"\xff", b"[" * 100_000, None])
+def test_a_cut_entry_is_missing(store: Store, tmp_path: Path, name: str, content: bytes | None):
+    sealed_entry(store)
+    file = store.folder(KEY) / name
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(content)
+    notes: list[str] = []
+    later = Store(tmp_path / "output" / ".compressor", notes.append)
+    assert later.read(KEY) is None
+    assert later.read(KEY) is None
+    (note,) = notes
+    assert note.startswith(f"stored result .compressor/{KEY[:2]}/{KEY[2:]} is damaged (")
+    assert note.endswith("): it is done again")
+    with later.write(KEY) as (_, result):
+        result["n"] = 2
+    assert later.read(KEY) == {"n": 2}
+
+
+def test_a_file_that_was_added_is_noticed(store: Store, tmp_path: Path):
+    sealed_entry(store)
+    (store.folder(KEY) / "model" / "more.pkl").touch()
+    assert Store(tmp_path / "output" / ".compressor").read(KEY) is None
 
 
 def test_infinity_is_refused_rather_than_stored(store: Store):

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from pydantic import Field, model_validator
 
 from compressor.errors import SpecError
-from compressor.files import disk_errors, json_text, staging, sync
+from compressor.files import damage, disk_errors, json_text, seal, staging, sync
 from compressor.passes.train.distill.distilling import (
     Distillation,
     distilled_loss,
@@ -60,8 +60,7 @@ def _store(outcome: Outcome, target: Path) -> None:
         (folder / _MODEL).mkdir(parents=True)
         outcome.carrier.save(folder / _MODEL)
         (folder / _NOTES).write_text(json_text(list(outcome.notes)), encoding="utf-8")
-        for file in folder.rglob("*"):
-            sync(file)
+        seal(folder)
         folder.rename(target)
         sync(target.parent)
 
@@ -177,8 +176,11 @@ class Distill(Recipe, Distillation):
         """Teach an assistant, in a folder of its own; one taught by an earlier run is kept."""
         folder = training.folder / f"assistant-{index}"
         done, state = folder / "taught", folder / _STATE
-        taught = done.is_dir()
+        problem = damage(done) if done.is_dir() else ""
+        taught = done.is_dir() and not problem
         training.ranks.wait()  # all have looked before the first one writes
+        if problem:
+            training.note(f"taught assistant {index} is damaged ({problem}): it is taught again")
         if not taught:
             with disk_errors(state):
                 state.mkdir(parents=True, exist_ok=True)
@@ -186,6 +188,7 @@ class Distill(Recipe, Distillation):
             course = options.course(inner, assistant.inputs, context.seed)
             outcome = options._taught(assistant, teacher, context, course)
             if training.ranks.rank == 0:
+                shutil.rmtree(done, ignore_errors=True)  # it is there if it is damaged
                 _store(outcome, done)
                 shutil.rmtree(state)
             training.ranks.wait()

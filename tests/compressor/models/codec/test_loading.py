@@ -272,6 +272,43 @@ FILE = {
     },
 }
 
+LEAK = {"name": "leak", "opType": "Constant", "output": ["y"], "attribute": [FILE]}
+BRANCH = {"name": "then_branch", "type": "GRAPH", "g": {"node": [LEAK]}}
+SPARSE = {"name": "sparse_value", "type": "SPARSE_TENSOR", "sparseTensor": {"values": FILE["t"]}}
+FILES: list[dict[str, Any]] = [
+    {"node": [LEAK]},
+    {"node": [{"opType": "If", "attribute": [BRANCH]}]},
+    {"node": [{"opType": "Constant", "attribute": [SPARSE]}]},
+    {"node": [{"opType": "Constant", "attribute": [{**FILE, "type": "INT"}]}]},
+    {
+        "node": [
+            {"opType": "F", "attribute": [{"name": "b", "graphs": [{"initializer": [FILE["t"]]}]}]}
+        ]
+    },
+    {"attributeProto": [FILE]},
+]
+
+
+def _function(**fields: Any) -> Change:
+    """Add a function, and call it in place of the first node."""
+
+    def change(document: Any) -> None:
+        graph = document["graph"]
+        named = {"name": "Leaks", "domain": "own", "output": ["y"]}
+        graph["functions"] = [{**named, "opsetImport": [{"version": "21"}], **fields}]
+        graph["opsetImport"].append({"domain": "own", "version": "1"})
+        graph["graph"]["node"][0].update(opType="Leaks", domain="own", input=[], attribute=[])
+
+    return change
+
+
+def _twice(number: int) -> dict[str, Any]:
+    call = {"opType": f"F{number + 1}", "input": ["x"]}
+    return {"name": f"F{number}", "node": [{**call, "output": [name]} for name in ("t", "y")]}
+
+
+DOUBLING = [{"name": "QuantizeLinear", "node": [{"opType": "F0"}]}, *map(_twice, range(24))]
+
 EDITS: list[tuple[Change, str]] = [
     (_set("format", "pickle"), "is not a compressed model"),
     (_set("schema", 2), "has schema 2, this version reads 1; export the model again"),
@@ -297,6 +334,8 @@ EDITS: list[tuple[Change, str]] = [
     (_node(input=["nowhere", "first.input_scale", "first.input_zero_point"]), "nowhere"),
     (_node(input=[]), "QuantizeLinear"),
     (_node(attribute=[FILE]), "refers to a file"),
+    *((_function(**fields), "refers to a file") for fields in FILES),
+    (lambda document: document["graph"].update(functions=DOUBLING), "its functions become"),
     (_node(input="x"), "does not hold an ONNX graph"),
     (_node(attribute=[{"name": "axis", "type": "GRAPH"}]), "axis"),
 ]

@@ -96,6 +96,7 @@ def training(
     metric: Measure | None = ACCURACY,
     ranks: Ranks = ALONE,
     stage: Callable[[str, int], Any] = quiet,
+    note: Callable[[str], None] = lambda _: None,
 ) -> Training:
     """Return what a run would hand to a pass."""
     state, cache = folder / "state", folder / "cache"
@@ -114,4 +115,5 @@ def training(
         ranks=ranks,
         stage=stage,
         load_symbol=no_model,
+        note=note,
     )

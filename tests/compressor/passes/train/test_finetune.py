@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pickle
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +28,7 @@ CONTEXT = PassContext(seed=3, metric="accuracy")
 def tuned(folder: Path, carrier: TorchCarrier | None = None, **options: Any) -> Outcome:
     """Train the small network."""
     start = carrier or small()
-    own = {k: options.pop(k) for k in ("data", "metric", "stage") if k in options}
+    own = {k: options.pop(k) for k in ("data", "metric", "stage", "note") if k in options}
     chosen = Finetune.model_validate({"steps": 12, "learning_rate": 0.05, **options})
     return chosen.apply_training(start, CONTEXT, {}, training(folder, start, **own))
 
@@ -161,6 +163,62 @@ def test_gradual_pruning_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     with pytest.raises(Killed):
         tuned(tmp_path / "broken", **options, stage=ending_at(5, "killed"))
     assert same(state(tuned(tmp_path / "broken", **options)), state(whole))
+
+
+PRUNED: dict[str, Any] = {"prune": {"target": 0.5, "every": 2, "rewind": 1}, "validation": 0.2}
+
+
+def broken_off(folder: Path) -> list[Path]:
+    """Leave a training in the middle; return what it saved."""
+    with pytest.raises(Killed):
+        tuned(folder, **PRUNED, save_every=3, stage=ending_at(8, "killed"))
+    return [path for path in (folder / "state").rglob("*") if path.is_file()]
+
+
+class Touch:
+    """Makes a file where it is unpickled."""
+
+    def __init__(self, path: Path):
+        self._path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self._path,)
+
+
+def test_no_code_runs_from_a_saved_state(tmp_path: Path) -> None:
+    folder, mark = tmp_path / "broken", tmp_path / "ran"
+    saved = broken_off(folder)
+    assert {path.suffix for path in saved} == {".json", ".safetensors"}
+    (state_folder,) = (folder / "state").glob("state-*")
+    for name in ("custom_checkpoint_0.pkl", "optimizer.bin", "random_states_0.pkl"):
+        (state_folder / name).write_bytes(pickle.dumps(Touch(mark)))
+    for path in saved:
+        path.write_bytes(pickle.dumps(Touch(mark)))
+    tuned(folder, **PRUNED)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("kind", ["state-*/optimizer*", "state-*/progress*", "best-*/model*"])
+@pytest.mark.parametrize("how", ["flipped", "cut", "gone"])
+def test_a_damaged_state_is_not_used(tmp_path: Path, kind: str, how: str) -> None:
+    whole = tuned(tmp_path / "whole", **PRUNED)
+    folder = tmp_path / "broken"
+    broken_off(folder)
+    (path,) = (folder / "state").glob(kind)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    if how == "gone":
+        shutil.rmtree(path.parent)
+    else:
+        path.write_bytes(content if how == "flipped" else content[:-7])
+    notes: list[str] = []
+    resumed = tuned(folder, **PRUNED, note=notes.append)
+    assert same(state(resumed), state(whole))
+    assert not any("resumed" in note for note in resumed.notes)
+    if how != "gone" or kind.startswith("best"):
+        (note,) = notes
+        assert note.startswith("the saved state of a training is damaged (")
+        assert note.endswith("): it begins again")
 
 
 def test_the_best_state_is_kept(tmp_path: Path) -> None:
