@@ -70,7 +70,7 @@ def test_checkpoint_has_learned_more_than_pairs(train: ModuleType) -> None:
 
 def test_spec_reads_the_windows_that_training_was_judged_on(train: ModuleType) -> None:
     spec = load_spec(FOLDER / "spec.yaml")
-    data = open_data(spec, spec.inputs)
+    data = open_data(spec, spec.inputs, ())
     unseen = tokens("evaluation.txt").numpy()
     batch = data["evaluation"].first(3)
     assert batch["input_ids"].tolist() == unseen[: 3 * 256].reshape(3, 256).tolist()

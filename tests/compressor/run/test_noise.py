@@ -39,7 +39,7 @@ def test_the_rounding_of_fused_layers_is_not_followed_to_the_outputs(
     )
     runs, runner_of = [0], noise.runner_of
     monkeypatch.setattr(noise, "runner_of", lambda *a, **k: Counted(runner_of(*a, **k), runs))
-    measured = measured_noise(changed, carrier, {"image": sample_images(3, 2)}).layers
+    measured = measured_noise(changed, carrier, [{"image": sample_images(3, 2)}]).layers
     assert len(measured) == len(layers)
     for found in measured.values():
         assert found.own is not None

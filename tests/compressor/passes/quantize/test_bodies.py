@@ -237,7 +237,7 @@ def test_signals_of_layers_are_those_of_the_main_graph() -> None:
     matrices = {name: noise(WIDTH, WIDTH, seed=1) * WIDTH**-0.5 for name in ("first", "second")}
     source = graph(text, {**matrices, "gain": noise(WIDTH)})
     changed = QuantizeDynamic().apply(source, ORT, {}).carrier
-    assert set(layer_signals(changed, source, {"x": X})) == {"first"}
+    assert set(layer_signals(changed, source, [{"x": X}])) == {"first"}
 
 
 @pytest.mark.parametrize("name", MODELS)
