@@ -18,7 +18,7 @@ Call = tuple[str, str]
 
 
 def tensors_in(message: Message) -> Iterator[onnx.TensorProto]:
-    """Yield every tensor anywhere in a message: in graphs, functions, attributes, sparse tensors.
+    """Yield every tensor anywhere in a message, in its order: also in functions and attributes.
 
     Fields are followed by their types, whatever they are called and whatever an attribute claims
     to hold, so none is overlooked.
@@ -29,9 +29,11 @@ def tensors_in(message: Message) -> Iterator[onnx.TensorProto]:
         if isinstance(current, onnx.TensorProto):
             yield current
         elif not isinstance(current, onnx.ValueInfoProto | onnx.TypeProto):
+            inner: list[Message] = []
             for field, value in current.ListFields():
                 if field.message_type is not None:
-                    waiting.extend([value] if isinstance(value, Message) else value)
+                    inner.extend([value] if isinstance(value, Message) else value)
+            waiting.extend(reversed(inner))
 
 
 def cyclic_function(proto: onnx.ModelProto) -> str:
