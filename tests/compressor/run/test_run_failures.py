@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from compressor.cli.application import application
 from compressor.errors import ExitCode, InputError, SpecError
 from compressor.models.onnx import carrier as onnx_carrier
-from compressor.run import execute
+from compressor.run import execute, timing
 from compressor.run.store import Store
 from tests.compressor.spine_plugins import in_another_process
 from tests.compressor.tiny_project import STORE, Project, onnx_project
@@ -46,6 +46,8 @@ class Disk:
 def test_a_disk_that_fills_up_at_any_time(
     tmp_path: Path, spine: None, monkeypatch: pytest.MonkeyPatch
 ):
+    for name in ("_LEAST_OPENINGS", "_OPENINGS_TO_STOP"):
+        monkeypatch.setattr(timing, name, 1)  # what models take does not matter here
     disk = Disk(monkeypatch)
     whole = three_steps(onnx_project(tmp_path / "whole"))
     whole.run()
