@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -139,6 +139,91 @@ def publish(source: Path, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         source.replace(target)
         sync(target.parent)
+
+
+_SWITCH = ".switch"
+_NEW = "new"
+_GONE = "gone.json"
+
+
+@contextmanager
+def switch(folder: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Replace files of a folder together: all of them, or none where the process is killed.
+
+    Before the block ends, nothing in the folder has changed. Renaming what was staged is the
+    switch; a process that is killed while it moves the files to their places leaves the rest for
+    :func:`settle`.
+
+    Yields:
+        An empty folder for the new files, and a list for the names of files that are to go.
+
+    Raises:
+        InputError: the disk is full or broken.
+        SpecError: the folder cannot be written.
+    """
+    settle(folder)
+    with staging(folder) as staged:
+        (staged / _NEW).mkdir()
+        gone: list[str] = []
+        yield staged / _NEW, gone
+        (staged / _GONE).write_text(json.dumps(gone), encoding="utf-8")
+        for path in (*staged.rglob("*"), staged):
+            sync(path)
+        staged.replace(folder / _SWITCH)
+        sync(folder)
+        settle(folder)
+
+
+def settle(folder: Path) -> None:
+    """Finish the switch of a process that was killed; without one, nothing happens.
+
+    Several processes may do so at once.
+
+    Raises:
+        ModelError: the switch is none of ours.
+        InputError: the disk is full or broken.
+        SpecError: the folder cannot be written.
+    """
+    pending = folder / _SWITCH
+    if not pending.is_dir():
+        return
+    subject = f"folder {str(folder)!r}"
+    try:
+        gone = read_json(pending / _GONE, subject, "has an unfinished switch that cannot be read")
+    except ModelError:
+        if pending.exists():
+            raise
+        return  # another process has finished it
+    staged = sorted(path for path in (pending / _NEW).rglob("*") if not path.is_dir())
+    names = [path.relative_to(pending / _NEW).as_posix() for path in staged]
+    ours = isinstance(gone, list) and not pending.is_symlink() and not (pending / _NEW).is_symlink()
+    if not ours or not all(_inside(folder, name) for name in (*names, *gone)):
+        raise ModelError(
+            subject,
+            f"has an unfinished switch in {_SWITCH!r} that no run of compressor made",
+            "remove it, if you trust the folder's other files",
+        )
+    with disk_errors(folder):
+        for name in names:
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # another process has moved it
+                (pending / _NEW / name).replace(target)
+            sync(target.parent)
+        for name in gone:
+            if (folder / name).is_file():
+                (folder / name).unlink(missing_ok=True)
+        sync(folder)
+        with suppress(FileNotFoundError), staging(folder) as done:
+            pending.replace(done / _SWITCH)
+
+
+def _inside(folder: Path, name: Any) -> bool:
+    """Check that a name leads to a file in a folder, whatever links there are."""
+    if not isinstance(name, str) or "\0" in name or (folder / _SWITCH / _NEW / name).is_symlink():
+        return False
+    place = (folder / name).parent.resolve()
+    return place.is_relative_to(folder.resolve()) and Path(name).name not in ("", "..")
 
 
 def copy(source: Path, target: Path) -> None:

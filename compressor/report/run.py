@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import ExitCode, SpecError
-from compressor.files import file_sha256, json_text, remove_stale_staging, write_text
+from compressor.files import file_sha256, json_text, remove_stale_staging, settle, switch
 from compressor.lab.compare.history import read_history
 from compressor.lab.compare.trend import Trend, record_run
 from compressor.lab.explain.advice import Advice, advise
@@ -19,7 +19,7 @@ from compressor.report.html import Shown, html_report
 from compressor.report.markdown import markdown_report
 from compressor.report.past_runs import related_runs
 from compressor.report.samples import shown_samples
-from compressor.run.artifacts import Artifact, manifest, publish_artifacts, write_samples
+from compressor.run.artifacts import Artifact, manifest, stage_artifacts, write_samples
 from compressor.run.execute import RunOptions, execute
 from compressor.run.plan import make_plan
 from compressor.run.store import STORE, Store
@@ -86,6 +86,7 @@ def run_spec(
         options.proves,
     )
     with store.locked():
+        settle(spec.output)
         remove_stale_staging(spec.output)
         if options.fresh:
             store.forget()
@@ -93,7 +94,6 @@ def run_spec(
         report, artifacts = execute(workspace)
         advice = advise(FinishedRun(spec.output, report, {"spec": spec.resolved}, spec))
         report = {**report, "advice": advice.as_json()}
-        publish_artifacts(artifacts, spec.output)
         _publish(workspace, report, artifacts, advice)
         if options.history is not None:
             trend = record_run(spec.output, options.history, options.label, progress)
@@ -112,19 +112,20 @@ def _publish(
     advice: Advice,
     history: Trend | None = None,
 ) -> None:
-    """Write the reports and the manifest, and remove what an earlier run left and this did not."""
+    """Put artifacts, reports and manifest in the place of what an earlier run left, together."""
     output = workspace.plan.spec.output
     shown = Shown(advice.explanation, shown_samples(report, workspace.evaluation))
     page = html_report(report, related_runs(output, report), history, shown)
     texts = (json_text(report), markdown_report(report), page)
-    for name, text in zip(_REPORTS, texts, strict=True):
-        write_text(output / name, text)
-    others = [output / n for n in _REPORTS]
-    others += write_samples(workspace, artifacts, report["artifacts"], output)
-    entry = manifest(workspace, report["artifacts"], others)
-    for name in _stale(output, [str(o["name"]) for o in entry["outputs"]]):
-        (output / name).unlink(missing_ok=True)
-    write_text(output / _MANIFEST, json_text(entry))
+    with switch(output) as (staged, gone):
+        stage_artifacts(artifacts, output, staged)
+        others = [staged / name for name in _REPORTS]
+        for path, text in zip(others, texts, strict=True):
+            path.write_text(text, encoding="utf-8")
+        others += write_samples(workspace, artifacts, report["artifacts"], staged)
+        entry = manifest(workspace, report["artifacts"], others)
+        gone += _stale(output, [str(o["name"]) for o in entry["outputs"]])
+        (staged / _MANIFEST).write_text(json_text(entry), encoding="utf-8")
 
 
 def _stale(output: Path, kept: Sequence[str]) -> list[str]:

@@ -18,9 +18,7 @@ from compressor.files import (
     file_sha256,
     json_sha256,
     link_or_copy,
-    publish,
     scratch,
-    staging,
 )
 from compressor.graph.costs import model_bytes
 from compressor.run.evaluate import Evaluation
@@ -179,24 +177,20 @@ def float_file(workspace: Workspace, exporter: Exporter) -> tuple[int, str]:
     return int(stored["bytes"]), str(stored["name"])
 
 
-def publish_artifacts(artifacts: Sequence[Artifact], output: Path) -> None:
-    """Copy verified artifacts into the output folder unless they are there already.
-
-    The main file of each comes last, since it refers to the others.
+def stage_artifacts(artifacts: Sequence[Artifact], output: Path, staged: Path) -> None:
+    """Put verified artifacts into a folder, but for files that the output has already.
 
     Raises:
         InputError: the disk is full.
         SpecError: the folder cannot be written.
     """
     for artifact in artifacts:
-        with staging(output) as folder:
-            missing = [f for f in artifact.files if not _intact(output, f)]
-            for file in missing:
-                name = str(file["name"])
-                alone = artifact.exporter.one_name and name != artifact.path.name
-                (copy if alone else link_or_copy)(artifact.path.parent / name, folder / name)
-            for file in reversed(missing):
-                publish(folder / file["name"], output / file["name"])
+        for file in artifact.files:
+            if _intact(output, file):
+                continue
+            name = str(file["name"])
+            alone = artifact.exporter.one_name and name != artifact.path.name
+            (copy if alone else link_or_copy)(artifact.path.parent / name, staged / name)
 
 
 def _intact(folder: Path, file: Mapping[str, Any]) -> bool:
@@ -207,7 +201,12 @@ def _intact(folder: Path, file: Mapping[str, Any]) -> bool:
 def manifest(
     workspace: Workspace, artifacts: Sequence[Mapping[str, Any]], reports: Sequence[Path]
 ) -> dict[str, Any]:
-    """Return a description of a run by which it can be repeated and its files recognised."""
+    """Return a description of a run by which it can be repeated and its files recognised.
+
+    Args:
+        artifacts: their entries in the report.
+        reports: the other files that the run leaves, wherever they are now.
+    """
     plan = workspace.plan
     spec = plan.spec
     named = _named if workspace.identify_by_headers else _file
@@ -217,7 +216,7 @@ def manifest(
         inputs.insert(0, _file(path, spec.folder))
     data = [{"role": role, "sha256": entry.digest} for role, entry in plan.data.items()]
     outputs = [dict(f) for artifact in artifacts for f in artifact["files"]]
-    outputs += [{**_file(p, spec.output), "bytes": p.stat().st_size} for p in reports]
+    outputs += [{**_file(p, p.parent), "bytes": p.stat().st_size} for p in reports]
     return {
         "schema": 1,
         "name": spec.name,
@@ -291,7 +290,7 @@ def write_samples(
     workspace: Workspace,
     artifacts: Sequence[Artifact],
     entries: Sequence[Mapping[str, Any]],
-    output: Path,
+    folder: Path,
 ) -> list[Path]:
     """Write the results of the float model and of every artifact that has a metric.
 
@@ -309,11 +308,9 @@ def write_samples(
         evaluation = artifact_evaluation(workspace, artifact) if entry["metric"] else None
         if evaluation is not None:
             arrays[artifact.path.name] = _packed(evaluation.per_sample)
-    with staging(output) as folder:
-        # An uncompressed archive holds no time of day and no version of a compressor.
-        np.savez(folder / SAMPLES, **arrays)  # type: ignore[arg-type]  # names are no options
-        publish(folder / SAMPLES, output / SAMPLES)
-    return [output / SAMPLES]
+    # An uncompressed archive holds no time of day and no version of a compressor.
+    np.savez(folder / SAMPLES, **arrays)  # type: ignore[arg-type]  # names are no options
+    return [folder / SAMPLES]
 
 
 def _packed(values: Array) -> Array:

@@ -8,8 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from compressor import catalog
-from compressor.errors import ModelError, SpecError
-from compressor.lab.inspect.path import read_mapping
+from compressor.errors import InputError, ModelError, SpecError
+from compressor.files import settle
+from compressor.lab.inspect.path import inspect_run, read_mapping
+from compressor.progress import Silent
 from compressor.run.artifact_file import ONNX, Artifact
 
 _REPORT, _MANIFEST = "report.json", "manifest.json"
@@ -29,6 +31,7 @@ def find_artifacts(paths: Sequence[Path]) -> list[Artifact]:
     Raises:
         SpecError: there are none, or a path holds none.
         ModelError: the report or the manifest of a run is damaged, or a file it names is missing.
+        InputError: a file of a run was changed since.
     """
     if not paths:
         raise SpecError("compress bench", "got no path", "name artifacts, or a run's output folder")
@@ -48,6 +51,7 @@ def _at(path: Path) -> list[Artifact]:
     subject = f"path {str(path)!r}"
     if not path.exists():
         raise SpecError(subject, "does not exist", "check its spelling")
+    settle(path if path.is_dir() else path.parent)
     if path.is_dir() and (path / _REPORT).is_file():
         return _of_run(path)
     if path.is_dir():
@@ -76,6 +80,14 @@ def _at(path: Path) -> list[Artifact]:
 def _of_run(folder: Path) -> list[Artifact]:
     report, manifest = read_mapping(folder / _REPORT), read_mapping(folder / _MANIFEST)
     subject = f"run {str(folder)!r}"
+    changed = [f.name for f in inspect_run(folder, Silent()).files if f.state == "changed"]
+    if changed:
+        raise InputError(
+            subject,
+            f"{', '.join(changed)} does not match {_MANIFEST}: it was edited or replaced after "
+            "the run",
+            "run its spec again, or name the artifacts one by one",
+        )
     try:
         options = {entry["format"]: entry for entry in manifest["spec"]["exports"]}
         entries = [

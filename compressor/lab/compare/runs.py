@@ -13,6 +13,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from compressor.errors import DataError, InputError, SpecError, suggestion
+from compressor.files import settle
 from compressor.lab.inspect.path import MANIFEST, REPORT, inspect_run
 from compressor.progress import Progress
 from compressor.run.artifacts import FLOAT, SAMPLES
@@ -84,6 +85,7 @@ def open_run(path: Path, progress: Progress) -> OpenedRun:
             "is not a report" if path.exists() else "does not exist",
             f"name the output folder of a run, or its {REPORT}",
         )
+    settle(folder)
     if not (folder / REPORT).is_file():
         raise SpecError(subject, f"has no {REPORT}", "name the output folder of a run")
     if not (folder / MANIFEST).is_file():

@@ -10,6 +10,7 @@ from typing import Any
 
 from compressor import catalog
 from compressor.errors import CompressorError, ModelError, SpecError
+from compressor.files import settle
 from compressor.lab.explain.explanation import (
     Explanation,
     Gain,
@@ -70,6 +71,7 @@ def finished_run(path: Path, settings: Sequence[str] = ()) -> FinishedRun:
             "is not a report",
             "name the output folder of a run, its report.json, or its spec",
         )
+    settle(folder)
     for name in (REPORT, MANIFEST):
         if not (folder / name).is_file():
             remedy = f"compress run {path} first" if spec else "name the output folder of a run"

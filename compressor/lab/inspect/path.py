@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import InputError, ModelError, SpecError
-from compressor.files import file_sha256
+from compressor.files import file_sha256, settle
 from compressor.lab.inspect.contents import (
     Contents,
     EngineContents,
@@ -44,6 +44,7 @@ def inspect_path(path: Path, progress: Progress | None = None) -> Contents:
     if not path.exists():
         raise SpecError(subject, "does not exist", "check its spelling")
     folder = path if path.is_dir() else path.parent
+    settle(folder)
     if (path.is_dir() or path.name == REPORT) and (folder / MANIFEST).is_file():
         return inspect_run(folder, progress)
     if path.name == MANIFEST:

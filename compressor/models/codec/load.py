@@ -14,6 +14,7 @@ from torch import Tensor
 
 from compressor import catalog
 from compressor.errors import SpecError
+from compressor.files import settle
 from compressor.graph.values import all_nodes
 from compressor.models.codec.forms import DESCRIPTION
 from compressor.models.codec.headers import ShardHeader
@@ -242,6 +243,7 @@ def _opened(path: str | Path) -> tuple[Description, tuple[ShardHeader, ...]]:
     file = Path(path)
     if file.is_dir():
         file /= DESCRIPTION
+    settle(file.parent)
     description = read_description(file)
     return description, stored_headers(description, file.parent)
 

@@ -2,7 +2,9 @@
 
 import errno
 import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 import pytest
@@ -10,6 +12,9 @@ from click.testing import CliRunner
 
 from compressor.cli.application import application
 from compressor.errors import ExitCode, InputError, SpecError
+from compressor.files import settle
+from compressor.lab.inspect.contents import RunContents
+from compressor.lab.inspect.path import inspect_path
 from compressor.models.onnx import carrier as onnx_carrier
 from compressor.run import execute, timing
 from compressor.run.store import Store
@@ -60,12 +65,84 @@ def test_a_disk_that_fills_up_at_any_time(
         assert FULL in str(caught.value)
         assert caught.value.exit_code is ExitCode.BAD_INPUT
         assert not list(project.output.rglob(".staging-*"))
-        for path in project.output.iterdir():  # what is there is whole
-            if path.name.startswith("model."):
-                assert path.read_bytes() == (whole.output / path.name).read_bytes()
+        settle(project.output)
+        assert project.artifacts() in ({}, whole.artifacts())  # nothing, or all of it
         if full_from % 6 == 0:
             assert project.run().exit_code is ExitCode.DONE
             assert project.artifacts() == whole.artifacts()
+
+
+class Killed(BaseException):
+    """The process is gone; nothing catches it, and nothing is tidied up."""
+
+
+def test_a_run_that_is_killed_while_it_replaces_another_leaves_one_of_them(
+    on_onnx: Project, monkeypatch: pytest.MonkeyPatch
+):
+    project = three_steps(on_onnx)
+    project.run()
+    moves = publishing_moves(project, monkeypatch)
+    assert moves > 6
+    for number in (0, 1, moves // 2, moves - 1):
+        project.spec["passes"][0]["factor"] = 1.5 + 0.1 * number
+        with monkeypatch.context() as patch:
+            patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+            kill_at(number, patch)
+            with pytest.raises(Killed):
+                project.run()
+        contents = inspect_path(project.output)
+        assert isinstance(contents, RunContents)
+        assert {file.state for file in contents.files} == {"unchanged"}
+        seen = {path.name for path in project.output.iterdir() if not path.name.startswith(".")}
+        assert seen == {file.name for file in contents.files} | {"manifest.json"}
+
+
+def publishing_moves(project: Project, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return how many files are moved when a run replaces what another has left."""
+    project.spec["passes"][0]["factor"] = 3.0
+    with monkeypatch.context() as patch:
+        moved = kill_at(-1, patch)
+        project.run()
+    return len(moved)
+
+
+def kill_at(number: int, patch: pytest.MonkeyPatch) -> list[Path]:
+    """End the process before it moves the n-th file in the output, the store's left out."""
+    moved: list[Path] = []
+    move = Path.replace
+
+    def replace(path: Path, target: Path) -> Path:
+        if STORE not in Path(target).parts:
+            if len(moved) == number:
+                raise Killed
+            moved.append(target)
+        return move(path, target)
+
+    patch.setattr(Path, "replace", replace)
+    return moved
+
+
+def test_a_full_disk_leaves_the_earlier_result_whole(
+    on_onnx: Project, monkeypatch: pytest.MonkeyPatch
+):
+    project = three_steps(on_onnx)
+    project.run()
+    files = {p.name: p.read_bytes() for p in project.output.iterdir() if p.is_file()}
+    project.spec["passes"][0]["factor"] = 3.0
+    write = Path.write_text
+
+    def full(path: Path, *args: Any, **kwargs: Any) -> int:
+        if path.name == "report.html":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(path, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        with pytest.raises(InputError, match="is full"):
+            project.run()
+    assert {p.name: p.read_bytes() for p in project.output.iterdir() if p.is_file()} == files
+    project.run()
+    assert (project.output / "model.onnx").read_bytes() != files["model.onnx"]
 
 
 def test_a_full_disk_is_exit_code_3(on_onnx: Project, monkeypatch: pytest.MonkeyPatch):

@@ -197,7 +197,7 @@ def test_options_that_are_lists_are_read_from_a_report(on_onnx: Project, quick: 
     engine = {**report["artifacts"][0], "path": "model.engine", "format": "tensorrt"}
     (on_onnx.output / "model.engine").write_bytes(b"x" * engine["bytes"])
     report["artifacts"].append(engine)
-    path.write_text(json.dumps(report))
+    on_onnx.write_report(report)
     manifest = json.loads((on_onnx.output / "manifest.json").read_text())
     manifest["spec"]["exports"].append({"format": "tensorrt", **options})
     (on_onnx.output / "manifest.json").write_text(json.dumps(manifest))

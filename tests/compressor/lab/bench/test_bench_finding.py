@@ -54,9 +54,12 @@ def test_a_run_is_all_that_it_exported(on_onnx: Project):
     for path in (output / "model.json", output / "model.safetensors"):
         assert found(path) == [(str(path), "safetensors", ["model.json", "model.safetensors"])]
     report = json.loads((output / "report.json").read_text())
-    (output / "report.json").write_text(json.dumps({**report, "artifacts": [{}]}))
+    on_onnx.write_report({**report, "artifacts": [{}]})
     assert "has a report or manifest this version cannot read" in str(refusal(output))
-    (output / "report.json").write_text(json.dumps(report))
+    on_onnx.write_report(report)
+    whole = (output / "model.onnx").read_bytes()
+    (output / "model.onnx").write_bytes(whole + b"\0")
+    assert "model.onnx does not match manifest.json: it was edited" in str(refusal(output))
     (output / "model.onnx").unlink()
     assert "lacks 'model.onnx'; run its spec again" in str(refusal(output))
     (output / "report.json").unlink()
