@@ -7,6 +7,29 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from enum import IntEnum
 
+_SHOWN = 2000  # characters
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    """Return text that may come from a file as it can be shown: nothing in it is obeyed.
+
+    Control characters and those that turn the direction of writing are escaped, and what is very
+    long is cut. Whatever prints or renders a page or a message calls this.
+
+    >>> printable("\\x1b[31mred")
+    '\\\\x1b[31mred'
+
+    Args:
+        lines: leave line breaks as they are, and cut each line by itself.
+    """
+    if lines:
+        return "\n".join(map(printable, text.split("\n")))
+    if len(text) > _SHOWN:
+        text = f"{text[:_SHOWN]}…"
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
 
 class ExitCode(IntEnum):
     """Exit codes of the ``compress`` command; scripts depend on them."""

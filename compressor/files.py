@@ -255,7 +255,15 @@ def write_text(target: Path, text: str) -> None:
 
 def json_text(value: Any) -> str:
     """Return JSON for people and programs: indented, keys in the order given."""
-    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    # A terminal would obey some that JSON leaves as they are.
+    return "\n".join(map(_escaped, text.split("\n"))) + "\n"
+
+
+def _escaped(line: str) -> str:
+    if line.isprintable():
+        return line
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
 
 
 def file_sha256(path: Path) -> str:

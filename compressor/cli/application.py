@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -14,7 +15,7 @@ from typing import Any, NoReturn
 
 import click
 
-from compressor.errors import CompressorError, ExitCode
+from compressor.errors import CompressorError, ExitCode, InputError, printable
 from compressor.progress import quiet_libraries
 
 # In the order in which a newcomer meets them; each is imported when it is asked for.
@@ -68,6 +69,16 @@ def pipe_closed() -> int:
     return _PIPE_CLOSED
 
 
+def system(error: OSError, *, debug: bool) -> int:
+    """Print what the system does not let us do with a file."""
+    name = error.filename
+    if error.strerror is None or (name is None and error.errno != errno.ENOSPC):
+        return internal(error, debug=debug)
+    subject = "output" if name is None else f"file {os.fsdecode(name)!r}"
+    problem = f"cannot be used ({error.strerror})"
+    return report(InputError(subject, problem, "check the path and its disk"), debug=debug)
+
+
 def internal(error: Exception, *, debug: bool) -> int:
     """Print a failure that is a defect of this program."""
     _trace(error, debug=debug)
@@ -85,7 +96,7 @@ def _trace(error: Exception, *, debug: bool) -> None:
 
 def _line(text: str) -> None:
     """Print one line, whatever line breaks a library's message has."""
-    click.echo(" ".join(text.split("\n")), err=True)
+    click.echo(printable(" ".join(text.split("\n"))), err=True)
 
 
 _NAME = "compress"
@@ -114,11 +125,15 @@ class Application(click.Group):
 
     def invoke(self, ctx: click.Context) -> NoReturn:
         """Run the command that was asked for, and turn what it raises into an exit code."""
-        code = self._code(ctx, debug=bool(ctx.params["debug"]))
+        debug = bool(ctx.params["debug"])
+        code = self._code(ctx, debug=debug)
         try:
             sys.stdout.flush()
         except BrokenPipeError:
             code = code or pipe_closed()
+        except OSError as error:
+            pipe_closed()
+            code = code or system(error, debug=debug)
         raise click.exceptions.Exit(code)
 
     def _code(self, ctx: click.Context, *, debug: bool) -> int:
@@ -135,6 +150,8 @@ class Application(click.Group):
             return interrupted()
         except BrokenPipeError:
             return pipe_closed()
+        except OSError as error:
+            return system(error, debug=debug)
         except Exception as error:  # noqa: BLE001 - nothing lies outside this handler
             return internal(error, debug=debug)
         return 0
@@ -173,10 +190,24 @@ def application(ctx: click.Context, debug: bool) -> None:
 def main() -> NoReturn:
     """Run the command line of this process; a termination signal counts as Ctrl-C."""
     signal.signal(signal.SIGTERM, _interrupt)
+    _open_closed_streams()
     # Where other processes want the same cores, PyTorch's threads lose hundreds of times more by
     # spinning at barriers than by sleeping. Read once, when PyTorch is first imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     application.main()
+
+
+def _open_closed_streams() -> None:
+    """Send what is printed to nobody where the caller has closed a stream (``>&-``).
+
+    The next file that is opened would take its number otherwise, and be written over.
+    """
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            handle = os.open(os.devnull, os.O_WRONLY)
+            if handle != number:
+                os.dup2(handle, number)
+            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8"))
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from compressor.errors import printable
 from compressor.progress import Advance, Progress, Silent, nobody_watches
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ class LineProgress:
 
     def note(self, message: str) -> None:
         """Print one line."""
-        click.echo(message, file=self._stream)
+        click.echo(printable(message), file=self._stream)
 
 
 def _done(description: str, start: float) -> str:
@@ -174,12 +175,12 @@ class TerminalProgress:
     @contextmanager
     def stage(self, description: str, total: int | None = None) -> Iterator[Advance]:
         """Show a stage; the yielded function takes how much of ``total`` is done, and a text."""
-        task = self._bars.add_task(description, total=total, count="", text="")
+        task = self._bars.add_task(printable(description), total=total, count="", text="")
         start = time.monotonic()
 
         def advance(done: int, text: str = "") -> None:
             count = f"{done:,}" if total is None else f"{done:,}/{total:,}"
-            self._bars.update(task, completed=done, count=count, text=text)
+            self._bars.update(task, completed=done, count=count, text=printable(text))
 
         try:
             yield advance
@@ -189,4 +190,4 @@ class TerminalProgress:
 
     def note(self, message: str) -> None:
         """Show one line that stays."""
-        self._bars.console.print(message, markup=False)
+        self._bars.console.print(printable(message), markup=False)

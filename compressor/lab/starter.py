@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compressor.errors import SpecError
+from compressor.errors import SpecError, printable
 from compressor.files import write_text
 from compressor.spec.load import Spec, check_spec
 from compressor.spec.source_text import Document
@@ -233,7 +233,7 @@ def starter_text(model: Path, relative: str, spec: str) -> str:
 
 def _head(model: Path, spec: str, name: str) -> str:
     return _HEAD.format(
-        model=_printable(model.resolve().name), spec=_printable(spec), name=scalar(name)
+        model=printable(model.resolve().name), spec=printable(spec), name=scalar(name)
     )
 
 
@@ -251,7 +251,7 @@ def _feeds(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:
     mapping = "\n".join(f"      {scalar(i.name)}: {scalar(i.name)}" for i in given)
     state = ", ".join(f"{scalar(name)}: {scalar(output)}" for name, output in states.items())
     return _FEEDS.format(
-        given=_printable(str(unstackable(inputs))),
+        given=printable(str(unstackable(inputs))),
         mapping=mapping,
         state=f"\n    state: {{{state}}}" if states else "",
         sequence=_SEQUENCE if states else "",
@@ -326,11 +326,7 @@ def _pretrained(model: Path, relative: str) -> str:
 
 
 def _listed(inputs: Sequence[TensorSpec]) -> str:
-    return "\n".join(f"#   {_printable(str(entry))}" for entry in inputs)
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text)
+    return "\n".join(f"#   {printable(str(entry))}" for entry in inputs)
 
 
 @dataclass(frozen=True)

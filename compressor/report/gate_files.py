@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from xml.etree import ElementTree as Tree
 
+from compressor.errors import printable
 from compressor.files import disk_errors, write_text
 from compressor.lab.compare.compare import CompareOptions, compare_runs
 from compressor.lab.compare.gate import Check, GateLimits, GateResult, check_limits, judge
@@ -45,7 +46,7 @@ def junit_text(result: GateResult) -> str:
         errors="0",
         skipped=str(sum(check.ok and check.verdict == "unknown" for check in result.checks)),
     )
-    model = _printable(f"{side.run.report['name']}.{side.name}")
+    model = f"{side.run.report['name']}.{side.name}"
     for check in result.checks:
         suite.append(_case(check, model))
     root = Tree.Element("testsuites")
@@ -56,8 +57,8 @@ def junit_text(result: GateResult) -> str:
 
 
 def _case(check: Check, model: str) -> Tree.Element:
-    case = Tree.Element("testcase", classname=model, name=check.name)
-    text = _printable(check.text)
+    case = Tree.Element("testcase", classname=printable(model), name=printable(check.name))
+    text = printable(check.text)
     if not check.ok:
         failure = Tree.SubElement(case, "failure", message=text, type=check.verdict)
         failure.text = text
@@ -66,11 +67,6 @@ def _case(check: Check, model: str) -> Tree.Element:
     else:
         Tree.SubElement(case, "system-out").text = f"{check.verdict}: {text}"
     return case
-
-
-def _printable(text: str) -> str:
-    """Show control characters, which XML cannot hold, by their escapes."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 @dataclass(frozen=True)

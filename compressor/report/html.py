@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
+from compressor.errors import printable
 from compressor.lab.compare.trend import Trend
 from compressor.lab.explain.explanation import Explanation
 from compressor.report import formats
@@ -151,12 +152,18 @@ def _costs(explanation: Explanation) -> Table:
     return cost_table(replace(explanation, layers=explanation.layers[:_MOST_COSTS]))
 
 
+def _shown(value: Any) -> Any:
+    """Escape what a browser would obey in a text; markup of our own stays."""
+    return printable(value, lines=True) if type(value) is str else value
+
+
 @cache
 def _template() -> Template:
     environment = Environment(
         loader=PackageLoader("compressor", "report"),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from compressor.errors import printable
 from compressor.report.page import Cell, Column, Entry, Table
 from compressor.report.tables import (
     check_table,
@@ -80,12 +81,12 @@ def listed(items: Iterable[str]) -> str:
 
 def text(value: str) -> str:
     """Escape what Markdown would take for markup, and keep it on one line."""
-    return _SPECIAL.sub(r"\\\1", " ".join(value.split()))
+    return _SPECIAL.sub(r"\\\1", printable(" ".join(value.split())))
 
 
 def code(value: str) -> str:
     """Set a name as code, whatever characters are in it."""
-    flat = " ".join(value.split()) or " "
+    flat = printable(" ".join(value.split())) or " "
     longest = max((len(run) for run in re.findall("`+", flat)), default=0)
     fence = "`" * (longest + 1)
     return f"{fence} {flat} {fence}" if longest else f"{fence}{flat}{fence}"
@@ -105,7 +106,7 @@ def _verdict(report: Mapping[str, Any]) -> str:
     if diff := (report.get("advice") or {}).get("diff"):
         longest = max((len(run) for run in re.findall("`+", "".join(diff))), default=0)
         fence = "`" * max(3, longest + 1)
-        blocks.append("\n".join((f"{fence}diff", *diff, fence)))
+        blocks.append("\n".join((f"{fence}diff", *map(printable, diff), fence)))
     return "\n\n".join(block for block in blocks if block)
 
 

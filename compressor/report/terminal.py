@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TextIO
 
+from compressor.errors import printable
 from compressor.report.page import GAP, Cell, Entry, Line, Page, Style, Table, bullets, line
 from compressor.report.tables import missing_reasons, model_table
 from compressor.report.verdict import (
@@ -144,17 +145,11 @@ def _text(entry: Entry) -> Text:
     from rich.text import Text
 
     if isinstance(entry, str):
-        return Text("".join(map(_printable, entry)))
+        return Text(printable(entry))
     words, style = entry.text, entry.style
     if entry.verdict:
         words, style = entry.verdict, VERDICT_STYLES[entry.verdict]
-    text = Text("".join(map(_printable, words)), style=_STYLES[style])
+    text = Text(printable(words), style=_STYLES[style])
     if entry.tag:
-        text.append(f" {entry.tag}", style=_STYLES["faint"])
+        text.append(f" {printable(entry.tag)}", style=_STYLES["faint"])
     return text
-
-
-def _printable(character: str) -> str:
-    return (
-        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
-    )

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from compressor.cli.application import application
+from compressor.errors import ExitCode
 
 SPEC = """\
 version: 1
@@ -282,3 +283,31 @@ def test_modules_of_the_current_folder_can_be_imported(folder: Path) -> None:
     result = invoke("plan", "specs/spec.yaml")
     assert result.exit_code == 2
     assert result.stderr.endswith("'here_cli_module' has no 'build'; did you mean 'biuld'?\n")
+
+
+@pytest.mark.parametrize("closed", ["1", "2", "1 2"])
+def test_a_closed_stream_changes_nothing(closed: str, tmp_path: Path) -> None:
+    redirections = " ".join(f"{number}>&-" for number in closed.split())
+    code = "from compressor.cli import main; main()"
+    shell = f'"{sys.executable}" -c "{code}" schema {redirections}'
+    done = subprocess.run(
+        ["bash", "-c", shell], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert bool(done.stdout) == ("1" not in closed)
+
+
+@pytest.mark.parametrize("command", ["schema", "passes"])
+def test_a_full_disk_behind_the_output_is_a_message(command: str) -> None:
+    code = f"import sys; sys.argv[1:] = [{command!r}]; from compressor.cli import main; main()"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == ExitCode.BAD_INPUT
+    assert done.stderr.startswith("error: output: cannot be used (No space left on device)")
