@@ -226,8 +226,18 @@ def stored_headers(description: Description, folder: Path) -> tuple[ShardHeader,
     """Read the headers of a model's files.
 
     Raises:
-        ModelError: a file is missing or cut, or the index is not one.
+        ModelError: a file is missing or cut, or the index is not one, or a file was written with
+            another ``model.json``.
     """
+    headers = _headers(description, folder)
+    for header in headers:
+        if header.metadata.get(DIGEST, description.digest) != description.digest:
+            problem = "were written with another model.json, or this one was edited"
+            raise ModelError(_subject(header), problem, "copy both files from one export")
+    return headers
+
+
+def _headers(description: Description, folder: Path) -> tuple[ShardHeader, ...]:
     path = folder / description.weights
     if not path.is_file():
         raise ModelError(
