@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -57,18 +60,46 @@ def staging(parent: Path) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+_SCRATCH = "compressor-"
+_YOUNG = 60.0  # seconds in which a folder may not be locked yet
+
+
 @contextmanager
-def scratch(prefix: str = "") -> Iterator[Path]:
+def scratch() -> Iterator[Path]:
     """Yield a folder among the temporary files of the system; it is gone afterwards.
+
+    Folders of processes that were killed are removed on the way: a live process holds a lock on
+    each of its own.
 
     Raises:
         InputError: there is no room in it.
     """
-    with (
-        disk_errors(Path(tempfile.gettempdir())),
-        tempfile.TemporaryDirectory(prefix=prefix) as folder,
-    ):
-        yield Path(folder)
+    parent = Path(tempfile.gettempdir())
+    with disk_errors(parent):
+        _remove_left_scratch(parent)
+        folder = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=parent))
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(handle)
+
+
+def _remove_left_scratch(parent: Path) -> None:
+    for folder in parent.glob(f"{_SCRATCH}*"):
+        with suppress(OSError):  # it is gone meanwhile, or somebody holds its lock
+            state = folder.lstat()
+            ours = stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid()
+            if not ours or time.time() - state.st_mtime < _YOUNG:
+                continue
+            handle = os.open(folder, os.O_RDONLY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(handle)
 
 
 def remove_stale_staging(parent: Path) -> None:

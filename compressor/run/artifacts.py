@@ -164,7 +164,7 @@ def float_file(workspace: Workspace, exporter: Exporter) -> tuple[int, str]:
         spec, carrier = workspace.plan.spec, workspace.baseline
         with workspace.progress.stage(f"write the float model as {exporter.format}"):
             try:
-                with scratch("float-") as folder:
+                with scratch() as folder:
                     exporter.check(carrier)
                     context = ExportContext(spec.name, "", folder=spec.folder)
                     paths = exporter.write(carrier, folder, context)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from compressor.errors import ArtifactError
+from compressor.files import scratch
 from compressor.run.artifact_file import Artifact, Machinery
 from compressor.types.tensors import Batch
 
@@ -41,8 +41,7 @@ def cold_starts(
     """
     all_starts: list[list[dict[str, Any]]] = [[] for _ in artifacts]
     begin = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="bench-") as directory:
-        folder = Path(directory)
+    with scratch() as folder:
         stored = folder / "batch.npz"
         np.savez(stored, allow_pickle=False, **batch)
         jobs = [

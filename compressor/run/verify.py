@@ -330,7 +330,7 @@ def float_memory(workspace: Workspace) -> dict[str, Any]:
     """Return the same entries for the float model, which is opened as an ONNX file."""
     if not workspace.runs or not workspace.memory:
         return _no_memory(_NOT_ASKED if workspace.runs else workspace.cannot_run)
-    with scratch("float-") as folder:
+    with scratch() as folder:
         path = folder / "float.onnx"
         ir.save(workspace.plan.model.carrier.graph(), path, external_data="float.onnx.data")
         model = ArtifactFile("float", path, ONNX, tuple(sorted(folder.iterdir())))

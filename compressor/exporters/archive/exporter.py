@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -32,7 +32,7 @@ from compressor.exporters.archive.index import (
 )
 from compressor.exporters.archive.unpacking import ArchiveFormat
 from compressor.exporters.safetensors.exporter import SafetensorsExporter, artifact_errors
-from compressor.files import file_sha256, staging
+from compressor.files import file_sha256, scratch, staging
 from compressor.models.checkpoint.rows import WAITING, in_order
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.exporter import ExportContext, Exporter
@@ -267,8 +267,9 @@ class UnpackedRunner:
     """
 
     def __init__(self, path: Path, content: Exporter):
-        folder = Path(tempfile.mkdtemp(prefix="archive-"))
-        weakref.finalize(self, shutil.rmtree, folder, True)
+        stack = ExitStack()
+        folder = stack.enter_context(scratch())
+        weakref.finalize(self, stack.close)
         ArchiveFormat().unpack(path, folder)
         self._runner = content.open(folder)
         self.runtime = self._runner.runtime

@@ -28,7 +28,7 @@ from compressor.exporters.archive.index import (
     prefix_of,
     read_index,
 )
-from compressor.files import disk_errors, publish, scratch, staging
+from compressor.files import scratch, switch
 from compressor.models.checkpoint.rows import WAITING, in_order
 from compressor.progress import Progress, Silent
 from compressor.types.exporter import PackedFormat, UnpackedFile
@@ -74,14 +74,12 @@ class ArchiveFormat(PackedFormat):
         new = not folder.exists()
         made = []
         try:
-            with disk_errors(folder), staging(folder) as staged:
+            with switch(folder) as (staged, _):
                 total = sum(file.nbytes for file in files)
                 with progress.stage(f"unpack {path.name}", total) as advance:
                     for file in files:
                         made.append(_write(path, file, staged / file.name))
                         advance(sum(one.bytes for one in made))
-                for one in made:
-                    publish(staged / one.name, folder / one.name)
         finally:
             if new and folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
@@ -90,7 +88,7 @@ class ArchiveFormat(PackedFormat):
     @contextmanager
     def unpacked(self, path: Path) -> Iterator[Path]:
         """Yield a temporary folder with the files."""
-        with scratch("archive-") as folder:
+        with scratch() as folder:
             self.unpack(path, folder)
             yield folder
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ import onnx
 import onnx_ir as ir
 import torch
 
+from compressor.files import scratch
 from compressor.graph.layers import layer_of
 from compressor.graph.operators import names, operator_named
 from compressor.graph.values import all_nodes
@@ -67,8 +67,7 @@ def time_kernels(model: Path, batch: Batch, threads: int, subject: str) -> Timed
     """
     plain = OrtRunner(model, subject, threads)
     seconds: list[float] = []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with scratch() as folder:
         profiled = OrtRunner(model, subject, threads, profile=folder)
         for _ in range(_WARM_UP):
             plain.run(batch)

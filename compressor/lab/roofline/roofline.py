@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -14,6 +13,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from compressor.errors import InputError, SpecError
+from compressor.files import scratch
 from compressor.graph.plain import with_shapes
 from compressor.graph.values import all_nodes, tensor_spec
 from compressor.lab.doctor import usable_cores
@@ -73,8 +73,8 @@ def measured_model(path: Path) -> Iterator[MeasuredModel]:
     if not path.exists():
         raise SpecError(subject, "does not exist", "check its spelling")
     if path.suffix in _SPECS:
-        with tempfile.TemporaryDirectory() as folder:
-            yield _of_spec(path, Path(folder))
+        with scratch() as folder:
+            yield _of_spec(path, folder)
         return
     if path.is_dir() and (path / MANIFEST).is_file():
         files = sorted(path.glob("*.onnx"))
@@ -97,9 +97,9 @@ def measured_model(path: Path) -> Iterator[MeasuredModel]:
     if all(node.name for node in all_nodes(graph.graph)):
         yield MeasuredModel(subject, graph, path, inputs)
         return
-    with tempfile.TemporaryDirectory() as folder:  # what has no name cannot be found in a profile
+    with scratch() as folder:  # what has no name cannot be found in a profile
         common.NameFixPass()(graph)
-        yield MeasuredModel(subject, graph, _saved(graph, Path(folder)), inputs)
+        yield MeasuredModel(subject, graph, _saved(graph, folder), inputs)
 
 
 def _saved(graph: ir.Model, folder: Path) -> Path:

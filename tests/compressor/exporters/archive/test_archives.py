@@ -347,10 +347,10 @@ def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_nothing(archive: Path, tmp_path: Path, monkeypatch) -> None:
-    def full(source: Path, target: Path) -> None:
+    def full(path: Path, target: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("compressor.exporters.archive.unpacking.publish", full)
+    monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(InputError, match="is full"):
         unpack(archive, tmp_path / "out")
     assert not (tmp_path / "out").exists()
