@@ -102,12 +102,9 @@ def choose(
         return None
     floats: dict[str, float] = {}
     for island in network.islands(chosen):
-        inside = island & layers
-        rest = layers - chosen.integer - inside
-        turned = network.cut((layers & chosen.integer) | inside, rest)
-        alone = sum(costs.cost(node).floating for node in island)
-        ratio = (turned.time - chosen.time + alone) / alone
-        floats.update((kernels.layers[node], ratio) for node in inside)
+        alone = sum(costs.cost(node).alone for node in island)
+        ratio = (network.turned(chosen, island) - chosen.time + alone) / alone
+        floats.update((kernels.layers[node], ratio) for node in island & layers)
     return Choice(
         nodes=chosen.integer - layers,
         floats=floats,
@@ -144,6 +141,7 @@ class Sides:
     """A choice and the time that it takes."""
 
     integer: frozenset[ir.Node]  # nodes on the side of the codes
+    codes: frozenset[Any]  # all that is on that side
     time: float  # nanoseconds
 
 
@@ -170,7 +168,7 @@ class Network:
     @cached_property
     def floating(self) -> float:
         """The time of the float model."""
-        return sum(self._costs.cost(node).floating for node in self._nodes)
+        return sum(self._costs.cost(node).alone for node in self._nodes)
 
     def cut(self, integer: Collection[ir.Node], floats: Collection[ir.Node] = ()) -> Sides:
         """Return the choice of least time in which some layers have their side."""
@@ -182,7 +180,31 @@ class Network:
             edges.add_edge(*ends)
             edges.edges[ends].pop("capacity", None)  # never cut
         time, (codes, _) = networkx.minimum_cut(edges, _CODES, _FLOATS, flow_func=boykov_kolmogorov)
-        return Sides(frozenset(self._free & codes), self._constant + time / 1000)
+        return Sides(frozenset(self._free & codes), frozenset(codes), self._constant + time / 1000)
+
+    def turned(self, chosen: Sides, island: Collection[ir.Node]) -> float:
+        """Return the time of a choice with an island's layers integer, and its joins if better."""
+        layers = {node for node in island if node in self._kernels.layers}
+        free = {self._layout(node) for node in island if _is_elementwise(node)}
+        every = {*map(self._codes, island), *map(self._layout, island)}
+        return min(self._time(chosen.codes | moved) for moved in (layers | free, every))
+
+    def _time(self, codes: Collection[Any]) -> float:
+        """Return the time of a choice; what stands for a conversion follows the readers."""
+        sides = {*codes} - {_FLOATS}
+        for node in self._edges:
+            if not isinstance(node, tuple):
+                continue
+            there = node[1] == "there" and all(n in sides for n in self._edges.successors(node))
+            back = node[1] == "back" and any(n in sides for n in self._edges.predecessors(node))
+            if there or back:
+                sides.add(node)
+        cut = (
+            int(edge["capacity"])
+            for start, end, edge in self._edges.edges(data=True)
+            if start in sides and end not in sides
+        )
+        return self._constant + sum(cut) / 1000
 
     def islands(self, chosen: Sides) -> Iterator[frozenset[ir.Node]]:
         """Yield the connected parts that stay in floating point and hold a layer."""
@@ -204,6 +226,8 @@ class Network:
 
     def _weigh(self, node: ir.Node) -> None:
         cost, codes = self._costs.cost(node), self._codes(node)
+        if cost.unblocked:
+            self._edge(_CODES, self._layout(node), cost.unblocked)
         if codes is _FLOATS:
             self._constant += cost.floating
         else:

@@ -161,10 +161,23 @@ ORT_CPU_LATENCY = Latency(
 
 @dataclass(frozen=True)
 class Cost:
-    """Nanoseconds of an operator; ``integer`` is meant for one that has an integer kernel."""
+    """Nanoseconds of an operator.
+
+    Attributes:
+        floating: on floats.
+        integer: on codes, if it has an integer kernel.
+        unblocked: to undo the blocks of channels that float convolutions write, and to make them
+            again, for one that does not take them.
+    """
 
     floating: float
     integer: float = 0.0
+    unblocked: float = 0.0
+
+    @property
+    def alone(self) -> float:
+        """The time in a network of floats."""
+        return self.floating + self.unblocked
 
 
 class CostModel:
@@ -245,7 +258,10 @@ class CostModel:
             integer = facts.pooled
         elif row.arithmetic == "*":
             integer = facts.multiplied
-        return Cost(facts.call + rate * most, facts.call + integer * most)
+        shapes = {self._shapes.get(v.name or "") for v in node.inputs if v is not None}
+        spread = row.family == "binary" and len(shapes) > 1 and self.is_image(node.outputs[0])
+        unblocked = 2 * facts.call + facts.layout * most if spread else 0.0
+        return Cost(facts.call + rate * most, facts.call + integer * most, unblocked)
 
 
 def fused_gate(node: ir.Node) -> ir.Node | None:

@@ -272,3 +272,29 @@ def test_chosen_joins_and_moves_are_the_ones_that_work_on_codes():
     assert not chosen.joins
     assert "s" not in chosen.values
     assert "p" in chosen.values
+
+
+def test_a_product_with_one_number_a_channel_undoes_the_blocks_of_float_layers():
+    text = """(float[1, 16, 32, 32] x, float[1, 16, {side}, {side}] g)
+        => (float[1, 16, 32, 32] y) {{
+        a = Conv<kernel_shape = [1, 1]>(x, aw) s = Mul(a, g)
+        y = Conv<kernel_shape = [1, 1]>(s, bw)
+    }}"""
+    facts, size = ORT_CPU_LATENCY, 16 * 32 * 32
+    weights = {"aw": (16, 16, 1, 1), "bw": (16, 16, 1, 1)}
+    times = {}
+    for side in (1, 32):
+        model = graph(text.format(side=side), weights)
+        net, nodes = network(model)
+        times[side] = net.cut((), nodes).time
+        assert times[side] == pytest.approx(net.floating)
+    assert times[1] - times[32] == pytest.approx(2 * facts.call + facts.layout * size)
+
+
+def test_the_ratio_of_an_island_is_what_its_layers_take_as_integers():
+    model = chain("dense16", "depth16", *["point64"] * 4, size=112)
+    net, nodes = network(model)
+    chosen = net.cut(())
+    (island,) = net.islands(chosen)
+    assert {n for n in island if n in nodes} == nodes - chosen.integer
+    assert net.turned(chosen, island) == pytest.approx(net.cut(nodes).time)
