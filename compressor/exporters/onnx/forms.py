@@ -10,6 +10,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from compressor.exporters.onnx.matmul_nbits import (
+    DOMAIN,
     Compute,
     WeightOnly,
     pack,
@@ -21,7 +22,7 @@ from compressor.exporters.onnx.matmul_nbits import (
 from compressor.graph.editing import Chain, Editor
 from compressor.graph.operators import operator
 from compressor.graph.stored_weights import looked_up
-from compressor.graph.values import INTEGER_CODES, static_shape
+from compressor.graph.values import INTEGER_CODES, is_op, sole_reader, static_shape
 from compressor.types.tensors import Array
 
 _FLOAT = ir.DataType.FLOAT
@@ -29,6 +30,7 @@ _PAIR = 2  # bits: narrower than any element type of opset 21
 _CAST = INTEGER_CODES | {ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT8E5M2}
 _SIGNED = (ir.DataType.INT4, ir.DataType.INT2)
 _EACH = 4  # codes of two bits in a byte
+_MERGED = 3  # axes from which on ONNX Runtime merges a sum into the product before it
 
 
 def expand(editor: Editor, weight: WeightOnly) -> None:
@@ -204,6 +206,64 @@ def _powers(exponents: Array) -> Array:
     return np.ldexp(np.float32(1), exponents.astype(np.int32) - 127).astype(np.float32)
 
 
+def fuse_around_codes(editor: Editor) -> bool:
+    """Write what ONNX Runtime does not recognize between codes as it wants it; return whether any.
+
+    It reads ``x * sigmoid(x)`` as one operator, but not of codes, since each reader of codes gets
+    a ``DequantizeLinear`` of its own. And it merges a sum into the product before it where all axes
+    are known, which then is none of integers any more.
+    """
+    changed = False
+    for node in tuple(editor.model.graph):
+        first = node.inputs[0] if node.inputs else None
+        if first is None or not operator(first.producer()).dequantizes:
+            continue
+        reader = sole_reader(node.outputs[0])
+        if reader is None or reader.graph is not node.graph:
+            continue
+        if is_op(node, "Sigmoid") and operator(reader).arithmetic == "*" and first in reader.inputs:
+            _gate(editor, node, reader, first)
+        elif operator(node).is_matmul and operator(reader).arithmetic == "+":
+            if not _keep_apart(editor, node, reader):
+                continue
+        else:
+            continue
+        changed = True
+    return changed
+
+
+def _gate(editor: Editor, sigmoid: ir.Node, product: ir.Node, source: ir.Value) -> None:
+    """Replace ``x * sigmoid(x)`` by one node."""
+    assert sigmoid.graph is not None
+    output = product.outputs[0]
+    value = ir.Value(name=output.name, shape=output.shape, type=output.type)
+    gated = ir.node(
+        "QuickGelu", [source], {"alpha": 1.0}, domain=DOMAIN, outputs=[value], name=product.name
+    )
+    editor.model.opset_imports[DOMAIN] = 1
+    ir.convenience.replace_nodes_and_values(
+        sigmoid.graph, product, [sigmoid, product], [gated], [output], [value]
+    )
+
+
+def _keep_apart(editor: Editor, product: ir.Node, added: ir.Node) -> bool:
+    """Give a bias more axes than ONNX Runtime merges, where it would; return whether it would."""
+    if len(static_shape(product.outputs[0]) or ()) < _MERGED:
+        return False
+    index = next((i for i, v in enumerate(added.inputs) if v is not product.outputs[0]), None)
+    bias = None if index is None else added.inputs[index]
+    if index is None or bias is None or not bias.is_initializer():
+        return False
+    if len(static_shape(bias) or ()) != 1:
+        return False
+    axes = editor.shared_constant("bias_axes", np.asarray([0, 1], np.int64))
+    chain = Chain(editor, bias.name or "")
+    apart = chain.add("Unsqueeze", [bias, axes], "_apart", bias.dtype)
+    added.prepend(chain.nodes)
+    added.replace_input_with(index, apart)
+    return True
+
+
 def in_form_for(target: str, model: ir.Model, compute: Compute) -> ir.Model:
     """Return a model as a target reads it; the given one is not changed.
 
@@ -216,10 +276,11 @@ def in_form_for(target: str, model: ir.Model, compute: Compute) -> ir.Model:
         compute: arithmetic of products in which only the weight is quantized.
     """
     changed = model.clone()
-    weights = weight_only(changed)
-    if not weights:
-        return model
     editor = Editor(changed)
+    fused = target == "ort-cpu" and fuse_around_codes(editor)
+    weights = weight_only(changed, target)
+    if not weights and not fused:
+        return model
     for weight in weights:
         if target in ("tensorrt", "openvino"):
             as_four_bit_floats(editor, weight)

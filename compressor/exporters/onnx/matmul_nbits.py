@@ -23,6 +23,7 @@ from compressor.types.tensors import Array
 
 Compute = Literal["float32", "int8"]
 DOMAIN = "com.microsoft"
+_ALL = 3  # inputs of a DequantizeLinear whose zero point is written out
 _BLOCKS = (256, 128, 64, 32, 16)
 _ACCURACY = {"float32": 1, "int8": 4}  # attribute accuracy_level: what activations are rounded to
 
@@ -80,8 +81,13 @@ class WeightOnly:
         return tuple(layer for _, layer in self.products if layer is not None)
 
 
-def weight_only(model: ir.Model) -> list[WeightOnly]:
-    """Return the weights that are stored as codes and multiplied with floats, in graph order."""
+def weight_only(model: ir.Model, target: str = "") -> list[WeightOnly]:
+    """Return the weights that are stored as codes and multiplied with floats, in graph order.
+
+    Args:
+        model: weights lie in ``DequantizeLinear``.
+        target: decides whether a product of codes with codes is one of integers.
+    """
     weights = []
     for node in all_nodes(model.graph):
         if not operator(node).dequantizes:
@@ -91,7 +97,7 @@ def weight_only(model: ir.Model) -> list[WeightOnly]:
             continue
         readers = list(_readers(node.outputs[0]))
         products = [(reader, layer_of(reader)) for reader, _ in readers]
-        if readers and all(_is_float(*reader) for reader in readers):
+        if readers and all(_is_float(*reader, target) for reader in readers):
             alone = len(list(codes.uses())) == 1
             weights.append(WeightOnly(node, codes, tuple(products), alone))
     return weights
@@ -113,7 +119,7 @@ def _readers(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
             yield use.node, use.idx
 
 
-def _is_float(node: ir.Node, index: int) -> bool:
+def _is_float(node: ir.Node, index: int, target: str) -> bool:
     """Whether a reader multiplies floats with the weight, or looks up its rows."""
     row = operator(node)
     if row.recurrent and index in (1, 2):
@@ -124,7 +130,20 @@ def _is_float(node: ir.Node, index: int) -> bool:
         return False
     # ONNX Runtime moves quantization over what only moves elements, so that behind that a product
     # may still be of integers.
-    return maker_behind(node.inputs[0], lambda row: row.dequantizes) is None
+    if maker_behind(node.inputs[0], lambda row: row.dequantizes) is None:
+        return True
+    kernel = {str(name): kernel for name, kernel in row.kernels.items()}.get(target)
+    if kernel == "layer-with-zero":
+        weight = None if node.inputs[1] is None else node.inputs[1].producer()
+        return operator(weight).dequantizes and weight is not None and len(weight.inputs) < _ALL
+    return kernel == "layer-to-codes" and not _writes_codes(node.outputs[0])
+
+
+def _writes_codes(value: ir.Value) -> bool:
+    readers = [use.node for use in value.uses()]
+    if len(readers) == 1 and operator(readers[0]).fused:
+        return _writes_codes(readers[0].outputs[0])
+    return any(operator(reader).quantizes for reader in readers)
 
 
 @dataclass(frozen=True)

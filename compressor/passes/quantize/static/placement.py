@@ -11,6 +11,7 @@ import onnx_ir as ir
 from compressor.graph.layers import activation_input
 from compressor.graph.operators import Kernel, Target, names, operator
 from compressor.graph.values import constant_array, constant_of, origin, sole_reader
+from compressor.passes.quantize.static.latency import ORT_CPU_LATENCY, Latency
 from compressor.types.layers import Layer
 
 _LAYERS = ("layer", "layer-to-codes", "layer-with-zero")
@@ -27,6 +28,7 @@ class Profile:
     integer_bias: bool  # biases are stored as int32 codes
     unsigned: bool  # asymmetric activations are uint8; where false, activations must be symmetric
     missing: str = ""  # why a product without an integer kernel stays in floating point
+    latency: Latency | None = None  # how fast its kernels are, if that is known
 
     def kernel(self, node: ir.Node | None) -> Kernel | None:
         """Return what the runtime does with a node between codes; ``None`` if it takes floats."""
@@ -54,7 +56,9 @@ _MISSING = "ONNX Runtime has no integer kernel for it"
 # ONNX Runtime, CPU provider: QLinearConv, QGemm, MatMulIntegerToFloat, QLinearAdd/Mul/Concat,
 # QLinearAveragePool/GlobalAveragePool, QLinearSigmoid/LeakyRelu. Relu and Clip before a
 # QuantizeLinear are dropped, since saturation does the same.
-ORT_CPU = Profile("ort-cpu", integer_bias=True, unsigned=True, missing=_MISSING)
+ORT_CPU = Profile(
+    "ort-cpu", integer_bias=True, unsigned=True, missing=_MISSING, latency=ORT_CPU_LATENCY
+)
 
 # TensorRT: explicit quantization; the builder moves Q/DQ over data movement by itself, adds a
 # residual in the convolution's epilogue, and wants float biases and zero points 0.
@@ -91,12 +95,14 @@ class Placement:
     gates: Mapping[str, str]
     # for values to quantize, the names of the layers that read their codes
     readers: Mapping[str, tuple[str, ...]]
+    joins: frozenset[ir.Node]  # nodes without a weight that become integer
 
 
 class _Placer:
-    def __init__(self, model: ir.Model, profile: Profile):
+    def __init__(self, model: ir.Model, profile: Profile, chosen: Collection[ir.Node] | None):
         self.graph = model.graph
         self.profile = profile
+        self.chosen = chosen
         self.wanted: set[ir.Value] = set()
         self.integer: set[ir.Node] = set()
         self.layers: list[tuple[Layer, str]] = []
@@ -106,8 +112,11 @@ class _Placer:
         for node, layer in readers.items():
             if layer.name in names and node.graph is self.graph:
                 self._want_layer(node, layer)
-        joins = [n for n in self.graph if self.profile.kernel(n) == "join"]
-        changed = True
+        joins = [n for n in self.graph if self.profile.kernel(n) == "join" and computes_join(n)]
+        for node in joins:
+            if self.chosen is not None and node in self.chosen:
+                self._make_integer(node)
+        changed = self.chosen is None
         while changed:
             joined = [self._want_join(n) for n in joins if n not in self.integer]
             changed = any(joined)
@@ -118,6 +127,7 @@ class _Placer:
             carried=frozenset(n.name or "" for n in self._carried()),
             gates={v.name or "": g for v in self.wanted if (g := _gate(v)) is not None},
             readers={name: tuple(layers) for name, layers in self.readers.items()},
+            joins=frozenset(n for n in joins if n in self.integer),
         )
 
     def _want_layer(self, node: ir.Node, layer: Layer) -> None:
@@ -130,22 +140,23 @@ class _Placer:
         self.integer.add(node)
         self.layers.append((layer, value.name or ""))
         if self.profile.kernel(node) == "layer-to-codes":
-            self.wanted.add(self._absorbing(node))
+            self.wanted.add(absorbing(node, self.profile))
 
     def _want_join(self, node: ir.Node) -> bool:
         """Make a join integer where its output is to be quantized and its inputs can be."""
-        inputs = [v for v in node.inputs if v is not None]
-        if any(constant_of(v) is not None or not _is_float(v) for v in inputs):
+        if origin(absorbing(node, self.profile), self._moves) not in self.wanted:
             return False
-        if origin(self._absorbing(node), self._moves) not in self.wanted:
-            return False
-        roots = [origin(v, self._moves) for v in inputs]
+        roots = [origin(v, self._moves) for v in node.inputs if v is not None]
         if not all(r in self.wanted or self._can_emit(r) for r in roots):
             return False
-        for root in roots:
-            self._want(root)
-        self.integer.add(node)
+        self._make_integer(node)
         return True
+
+    def _make_integer(self, node: ir.Node) -> None:
+        for value in (*node.inputs, absorbing(node, self.profile)):
+            if value is not None:
+                self._want(origin(value, self._moves))
+        self.integer.add(node)
 
     def _want(self, value: ir.Value) -> None:
         if quantized_source(value) is None:
@@ -160,16 +171,10 @@ class _Placer:
             node = node.inputs[0].producer()
         return node is not None and (node in self.integer or self.profile.kernel(node) == "join")
 
-    def _absorbing(self, node: ir.Node) -> ir.Value:
-        """Return what a node writes, after the activation that its kernel takes in."""
-        value = node.outputs[0]
-        reader = sole_reader(value)
-        if reader is None or self.profile.kernel(reader) != "absorbed":
-            return value
-        return reader.outputs[0]
-
     def _moves(self, node: ir.Node) -> bool:
         if self.profile.kernel(node) != "carrier" or len(node.outputs) != 1:
+            return False
+        if self.chosen is not None and node not in self.chosen:
             return False
         if operator(node).moves != "padded":
             return True
@@ -192,18 +197,37 @@ class _Placer:
 
 
 def place(
-    model: ir.Model, profile: Profile, names: Collection[str], readers: Mapping[ir.Node, Layer]
+    model: ir.Model,
+    profile: Profile,
+    names: Collection[str],
+    readers: Mapping[ir.Node, Layer],
+    chosen: Collection[ir.Node] | None = None,
 ) -> Placement:
     """Choose the values to quantize.
 
     Layers' inputs are quantized, and outputs where the integer kernel needs it. Joins (residual
     adds, concats, pooling) become integer where everything around them is; what only moves
-    elements then works on codes.
+    elements then works on codes. Where joins and moves are ``chosen``, they are the ones.
 
     ``readers`` names the layer that each node multiplies with, in the order of execution. Subgraphs
     stay in floating point.
     """
-    return _Placer(model, profile).run(names, readers)
+    return _Placer(model, profile, chosen).run(names, readers)
+
+
+def absorbing(node: ir.Node, profile: Profile) -> ir.Value:
+    """Return what a node writes, after the activation that its kernel takes in."""
+    value = node.outputs[0]
+    reader = sole_reader(value)
+    if reader is None or profile.kernel(reader) != "absorbed":
+        return value
+    return reader.outputs[0]
+
+
+def computes_join(node: ir.Node) -> bool:
+    """Whether all that a node reads are floats that are computed."""
+    inputs = [v for v in node.inputs if v is not None]
+    return all(constant_of(v) is None and _is_float(v) for v in inputs)
 
 
 def quantized_source(value: ir.Value) -> ir.Node | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -15,6 +15,7 @@ from compressor.graph.layers import graph_layers, layer_of, layers_with_nodes
 from compressor.graph.values import INTEGER_CODES, constant_of
 from compressor.models.layer_uses import small_table
 from compressor.passes.quantize.maths.affine import activation_parameters
+from compressor.passes.quantize.static.islands import Choice, choose
 from compressor.passes.quantize.static.options import (
     ActivationOptions,
     QuantizeRule,
@@ -60,6 +61,7 @@ class StaticSettings:
     weights: WeightSettings
     activations: ActivationOptions
     rules: Sequence[QuantizeRule]
+    faster: bool = False  # layers that the target computes faster as floats stay floats
 
     @property
     def symmetric(self) -> bool:
@@ -158,7 +160,24 @@ class StaticSettings:
                 reasons[layer.name] = reason
                 continue
             schemes[layer.name] = self.weight_scheme(layer, rule)
-        return Decision(self, model, readers, layers, schemes, reasons)
+        choice = self._choice(model, readers, schemes, rules)
+        for name, ratio in choice.floats.items() if choice else ():
+            del schemes[name]
+            reasons[name] = f"faster as floats: as integers, {ratio:.2f} x the time (predicted)"
+        return Decision(self, model, readers, layers, schemes, reasons, choice)
+
+    def _choice(
+        self,
+        model: ir.Model,
+        readers: Mapping[ir.Node, Layer],
+        names: Collection[str],
+        rules: Mapping[str, QuantizeRule | None],
+    ) -> Choice | None:
+        """Choose the layers that stay floats; those with a rule become integer."""
+        if not self.faster or {self.weights.bits, self.activations.bits} != {_BYTE}:
+            return None
+        forced = [name for name in names if rules[name] is not None]
+        return choose(model, self.profile, readers, names, forced)
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,11 +191,28 @@ class Decision:
     layers: tuple[Layer, ...]  # the same layers, each weight once
     schemes: Mapping[str, Scheme]  # of the layers to quantize, by name
     reasons: Mapping[str, str]  # why the other layers are kept, by name
+    choice: Choice | None = None  # what stays floats because it is faster so
 
     @cached_property
     def placement(self) -> Placement:
         """Which values get Q/DQ, and who reads them."""
-        return place(self.model, self.settings.profile, self.schemes, self.readers)
+        chosen = None if self.choice is None else self.choice.nodes
+        return place(self.model, self.settings.profile, self.schemes, self.readers, chosen)
+
+    @property
+    def faster(self) -> Collection[str]:
+        """Names of the layers that stay floats because they are faster so."""
+        return () if self.choice is None else self.choice.floats
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the choice of layers is predicted to bring."""
+        if self.choice is None or not self.choice.floats:
+            return ()
+        return (
+            f"predicted latency in ONNX Runtime: {self.choice.ratio:.2f} x the float model's; "
+            f"{self.choice.integer_ratio:.2f} x if all layers computed with integers",
+        )
 
     @cached_property
     def nodes(self) -> dict[str, ir.Node]:
@@ -187,7 +223,8 @@ class Decision:
     def stored(self) -> Mapping[str, Scheme]:
         """Schemes of weights that are stored as codes and computed with as floats, by layer.
 
-        They are large tables, those of recurrent layers, and those in branches and bodies.
+        They are large tables, those of recurrent layers, those in branches and bodies, and those
+        that are computed with faster as floats.
         """
         if self.settings.profile.target == "tensorrt":  # its Gather and LSTM read floats
             return {}
@@ -198,6 +235,7 @@ class Decision:
             scheme = _ROWS if layer.is_table else self.settings.weight_scheme(layer, rule)
             inside = layer.weight not in outside
             fits = not small_table(layer) if layer.is_table else inside or layer.is_recurrent
+            fits = fits or layer.name in self.faster
             if layer.name in self.schemes or skip_reason(rule) or not fits:
                 continue
             opset = self.model.opset_imports.get("", 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, ClassVar, TypeAlias
 
@@ -40,7 +41,7 @@ class QuantizeStatic(GraphPass):
     """
 
     name: ClassVar[str] = "quantize-static"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.GRAPH, Capability.RUN})
     source: ClassVar[str] = (
         "Jacob et al. 2017 (arXiv:1712.05877) sections 2 and 3; "
@@ -52,7 +53,9 @@ class QuantizeStatic(GraphPass):
         default_factory=ActivationOptions, description="activations"
     )
     layers: tuple[StaticRule, ...] = Field(
-        default=(), description="rules for single layers; the first that matches wins"
+        default=(),
+        description="rules for single layers; the first that matches wins. A layer with a rule is "
+        "quantized even if it is predicted to be faster as floats",
     )
 
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
@@ -69,12 +72,19 @@ class QuantizeStatic(GraphPass):
             name: f"{scheme} x {settings.activation_type(name)}"
             for name, scheme in decision.schemes.items()
         } | {name: str(scheme) for name, scheme in stored.items()}
-        rows = plan_layers(self.name, actions, kept)
+        rows = tuple(
+            replace(row, reason=decision.reasons[row.name]) if row.name in decision.faster else row
+            for row in plan_layers(self.name, actions, kept)
+        )
         nodes = decision.nodes
         moments = [self._moment_request(x, nodes[x.name]) for x, _ in decision.placement.layers]
         asked = [*(request for request in moments if request is not None), *decision.requests()]
         requests = tuple({request.key: request for request in asked}.values())
-        notes = (*kernel_notes(context.targets, settings), *computed_recurrences(carrier))
+        notes = (
+            *kernel_notes(context.targets, settings),
+            *decision.notes,
+            *computed_recurrences(carrier),
+        )
         return Survey(rows, requests, notes)
 
     def apply(
@@ -99,7 +109,11 @@ class QuantizeStatic(GraphPass):
 
     def _settings(self, context: PassContext) -> StaticSettings:
         return StaticSettings(
-            profile_for(context.targets), self.weights, self.activations, self.layers
+            profile_for(context.targets),
+            self.weights,
+            self.activations,
+            self.layers,
+            faster=True,
         )
 
     def _quantized(

@@ -1,0 +1,124 @@
+"""What lies between codes is written as ONNX Runtime recognizes it, so that no kernel gets slow."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+import torch
+
+from compressor.exporters.onnx.forms import in_form_for
+from compressor.graph.codes import attach_codes
+from compressor.graph.layers import layers_with_nodes
+from compressor.models.onnx.carrier import OnnxCarrier
+from compressor.models.onnx.ort_runner import graph_runner
+from compressor.passes.quantize.maths.affine import absmax_parameters, quantize
+from compressor.passes.quantize.static.static import QuantizeStatic
+from compressor.types.layers import Scheme
+from compressor.types.passes import PassContext
+from tests.compressor.graph.channels.channel_graphs import graph
+from tests.compressor.passes.quantize.static_models import statistics
+
+ORT = PassContext(targets=frozenset({"ort-cpu"}))
+SILU = """(float[1, 64, 64, 64] x) => (float[1, 64, 64, 64] y) {
+    a = Conv<kernel_shape = [1, 1]>(x, first) g = Sigmoid(a) s = Mul(a, g)
+    y = Conv<kernel_shape = [1, 1]>(s, second)
+}"""
+POINTS = {"first": (64, 64, 1, 1), "second": (64, 64, 1, 1)}
+
+
+def quantized(model: ir.Model, **options: object) -> ir.Model:
+    declared = QuantizeStatic.model_validate(options, strict=False)
+    carrier = OnnxCarrier(model)
+    shape = [d if isinstance(d, int) else 2 for d in carrier.inputs[0].shape]
+    batches = [{"x": np.random.default_rng(3).standard_normal(shape, np.float32)}]
+    counted = statistics(declared, carrier, ORT, batches)
+    return declared.apply(carrier, ORT, counted).carrier.graph()
+
+
+def executed(model: ir.Model, folder: Path) -> Counter[str]:
+    """Count the operators that ONNX Runtime executes."""
+    source, optimized = folder / "source.onnx", folder / "optimized.onnx"
+    ir.save(model, source)
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.optimized_model_filepath = str(optimized)
+    ort.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
+    return Counter(node.op_type for node in onnx.load(optimized).graph.node)
+
+
+def same(before: ir.Model, after: ir.Model) -> bool:
+    shape = [d if isinstance(d, int) else 2 for d in before.graph.inputs[0].shape or ()]
+    x = {"x": np.random.default_rng(5).standard_normal(shape, np.float32)}
+    (one,), (other,) = (list(graph_runner(m).run(x).values()) for m in (before, after))
+    return bool(np.square(one - other).sum() < 1e-3 * np.square(one).sum())
+
+
+@pytest.fixture(scope="module")
+def gated() -> ir.Model:
+    """``x * sigmoid(x)`` of floats between integer layers, which is faster than of integers."""
+    return quantized(graph(SILU, POINTS), layers=[{"match": "*"}])
+
+
+def test_a_gate_between_codes_is_one_operator(gated, tmp_path):
+    written = in_form_for("ort-cpu", gated, "float32")
+    assert executed(gated, tmp_path)["DequantizeLinear"] == 3, "one for each reader, and the end"
+    counted = executed(written, tmp_path)
+    assert counted["QuickGelu"] == 1
+    assert not counted["Sigmoid"] + counted["Mul"]
+    assert counted["DequantizeLinear"] == 2
+    assert counted["QLinearConv"] == 2
+    assert same(gated, written)
+
+
+@pytest.mark.parametrize("target", ["openvino", "tensorrt", "ort-cuda"])
+def test_other_targets_get_standard_operators(gated, target):
+    assert in_form_for(target, gated, "float32") is gated
+
+
+def test_a_gate_of_floats_is_left_to_the_runtime():
+    model = graph(SILU, POINTS)
+    assert in_form_for("ort-cpu", model, "float32") is model
+
+
+@pytest.mark.parametrize("batch", ["1", "N"])
+def test_a_product_with_bias_of_known_shape_stays_one_of_integers(batch, tmp_path):
+    # With all axes known, ONNX Runtime merged the sum into a Gemm of floats: twice the time.
+    text = f"""(float[{batch}, 9, 12] x) => (float[{batch}, 9, 5] y) {{
+        m = MatMul(x, fc) y = Add(m, bias)
+    }}"""
+    model = quantized(graph(text, {"fc": (12, 5), "bias": (5,)}))
+    written = in_form_for("ort-cpu", model, "float32")
+    counted = executed(written, tmp_path)
+    assert counted["MatMulIntegerToFloat"] == 1
+    assert not counted["Gemm"]
+    assert (written is model) == (batch == "N")
+    assert written.graph.initializers["bias"].shape == ir.Shape([5])
+    assert same(model, written)
+
+
+def test_a_layer_of_floats_behind_codes_has_its_weight_ready(tmp_path):
+    # A convolution that reads codes and writes floats is none of integers; its weight was decoded
+    # in each run, and the runtime did not know it as a constant.
+    text = """(float[1, 64, 32, 32] x) => (float[1, 64, 32, 32] y) {
+        a = Conv<kernel_shape = [1, 1]>(x, first) y = Conv<kernel_shape = [1, 1]>(a, second)
+    }"""
+    half = quantized(graph(text, POINTS), layers=[{"match": "second", "skip": True}])
+    (layer,) = (layer for layer, _ in layers_with_nodes(half) if layer.name == "second")
+    tensor = half.graph.initializers["second"].const_value
+    assert tensor is not None
+    matrix, scheme = layer.canonical(torch.from_numpy(np.array(tensor.numpy()))), Scheme(8)
+    codes = quantize(matrix, *absmax_parameters(matrix, scheme), scheme)
+    attach_codes(half, layer, scheme, lambda: codes)
+    assert executed(half, tmp_path)["DequantizeLinear"] == 2
+    written = in_form_for("ort-cpu", half, "float32")
+    counted = executed(written, tmp_path)
+    assert counted["DequantizeLinear"] == 1
+    assert counted["Conv"] == counted["QLinearConv"] == 1
+    assert same(half, written)
+    assert in_form_for("openvino", half, "float32") is half

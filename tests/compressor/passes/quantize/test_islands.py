@@ -1,0 +1,300 @@
+"""Layers that a runtime computes faster in floating point stay there, and the plan says so."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from compressor.models.onnx.carrier import OnnxCarrier
+from compressor.passes.quantize.static.islands import Network, choose, kernels_of
+from compressor.passes.quantize.static.latency import (
+    ORT_CPU_LATENCY,
+    CostModel,
+    typical_shapes,
+)
+from compressor.passes.quantize.static.options import StaticRule
+from compressor.passes.quantize.static.placement import ORT_CPU, TENSORRT, place
+from compressor.passes.quantize.static.static import QuantizeStatic
+from compressor.types.passes import Outcome, PassContext
+from tests.compressor.graph.channels.channel_graphs import graph
+from tests.compressor.passes.quantize.static_models import sqnr, statistics
+
+ORT = PassContext(targets=frozenset({"ort-cpu"}))
+ALL = QuantizeStatic(layers=(StaticRule(match="*"),))
+POINT = "kernel_shape = [1, 1]"
+WINDOW = "kernel_shape = [3, 3], pads = [1, 1, 1, 1]"
+
+
+def chain(*layers: str, size: int = 64, channels: int = 3, batch: str = "N") -> ir.Model:
+    """Make a network of convolutions: each ``<kind><output channels>``, or an operator."""
+    lines, weights, value = [], {}, "x"
+    for index, layer in enumerate(layers):
+        kind, new = layer[:5], f"v{index}"
+        if kind in ("point", "dense", "depth"):
+            wide = int(layer[5:] or channels)
+            groups = channels if kind == "depth" else 1
+            window = POINT if kind == "point" else WINDOW
+            shape = (wide, channels // groups, *((1, 1) if kind == "point" else (3, 3)))
+            name = f"layer{index}"
+            weights[name], channels = shape, wide
+            lines.append(f"{new} = Conv<{window}, group = {groups}>({value}, {name})")
+        else:
+            lines.append(f"{new} = {layer}({value})")
+        value = new
+    lines[-1] = lines[-1].replace(f"{value} =", "y =")
+    first = next(iter(weights.values()))[1]
+    text = (
+        f"(float[{batch}, {first}, {size}, {size}] x) => (float[N, c, h, w] y) "
+        f"{{ {' '.join(lines)} }}"
+    )
+    model = graph(text, weights)
+    for value in model.graph.initializers.values():
+        assert value.const_value is not None
+        array = value.const_value.numpy()
+        scaled = array / np.sqrt(array[0].size)
+        value.const_value = ir.tensor(scaled.astype(np.float32), name=value.name)
+    return model
+
+
+HARD = ("dense16", "HardSwish", "depth16", "HardSwish", "point16", "depth16", "HardSwish", "point8")
+
+
+@cache
+def hard() -> OnnxCarrier:
+    """A network like the first layers of a MobileNetV3."""
+    return OnnxCarrier(chain(*HARD, size=112))
+
+
+@cache
+def wide() -> OnnxCarrier:
+    """Dense convolutions with many channels."""
+    return OnnxCarrier(chain("dense64", "Relu", "dense64", "Relu", "point64", channels=16))
+
+
+def quantized(declared: QuantizeStatic, model: OnnxCarrier) -> Outcome:
+    batches = [
+        {"x": np.random.default_rng(seed).standard_normal((1, *_shape(model)), np.float32)}
+        for seed in range(2)
+    ]
+    return declared.apply(model, ORT, statistics(declared, model, ORT, batches))
+
+
+def _shape(model: OnnxCarrier) -> tuple[int, ...]:
+    return tuple(int(d) for d in model.inputs[0].shape[1:])
+
+
+def rows(declared: QuantizeStatic, model: OnnxCarrier) -> dict[str, Any]:
+    return {row.name: row for row in declared.survey(model, ORT).layers}
+
+
+def test_layers_that_are_faster_as_floats_are_stored_as_int8_and_the_plan_says_why():
+    planned = rows(QuantizeStatic(), hard())
+    assert {row.action for row in planned.values()} == {"int8/channel"}
+    assert all(row.touched for row in planned.values())
+    for row in planned.values():
+        reason = re.fullmatch(
+            r"faster as floats: as integers, (\d\.\d\d) x the time \(predicted\)", row.reason
+        )
+        assert reason is not None
+        assert float(reason[1]) > 1.05
+    (note,) = QuantizeStatic().survey(hard(), ORT).notes
+    assert re.fullmatch(
+        r"predicted latency in ONNX Runtime: 1\.00 x the float model's; "
+        r"[12]\.\d\d x if all layers computed with integers",
+        note,
+    )
+
+
+def test_what_stays_float_is_computed_without_codes_of_activations():
+    after = quantized(QuantizeStatic(), hard())
+    nodes = [node.op_type for node in after.carrier.graph().graph]
+    assert "QuantizeLinear" not in nodes
+    assert {layer.dtype for layer in after.carrier.layers()} == {"int8"}
+    assert len(after.layers) == 5
+    x = {"x": np.random.default_rng(7).standard_normal((1, *_shape(hard())), np.float32)}
+    (ours,), (theirs,) = (list(model.runner().run(x).values()) for model in (after.carrier, hard()))
+    assert sqnr(theirs, ours) > 30
+
+
+def test_a_rule_for_all_layers_makes_them_integer():
+    planned = rows(ALL, hard())
+    assert {(row.action, row.reason) for row in planned.values()} == {("int8/channel x uint8", "")}
+    assert not ALL.survey(hard(), ORT).notes
+
+
+def test_layers_that_are_faster_as_integers_are():
+    for declared in (QuantizeStatic(), ALL):
+        planned = rows(declared, wide())
+        assert {row.action for row in planned.values()} == {"int8/channel x uint8"}
+        assert not declared.survey(wide(), ORT).notes
+
+
+@pytest.mark.parametrize("declared", [{"weights": {"bits": 4}}, {"activations": {"bits": 4}}])
+def test_other_widths_are_not_for_speed(declared):
+    planned = rows(QuantizeStatic.model_validate(declared, strict=False), hard())
+    assert not {row.reason for row in planned.values()} - {""}
+
+
+def test_a_layer_with_a_rule_is_integer():
+    rule = {"match": "layer2", "granularity": "tensor"}
+    planned = rows(QuantizeStatic.model_validate({"layers": [rule]}, strict=False), hard())
+    assert planned["layer2"].action == "int8/tensor x uint8"
+    assert {row.action for name, row in planned.items() if name != "layer2"} == {"int8/channel"}
+
+
+def network(model: ir.Model) -> tuple[Network, frozenset[ir.Node]]:
+    declared = ALL._settings(ORT).decide(model)
+    kernels = kernels_of(model, ORT_CPU, declared.readers, declared.schemes)
+    costs = CostModel(ORT_CPU_LATENCY, typical_shapes(model))
+    return Network(model.graph, kernels, costs), frozenset(kernels.layers)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        ("dense16", "depth16", "point64", "depth64", "point16"),
+        ("dense8", "HardSwish", "depth8", "point128", "HardSwish", "point128"),
+        ("point32", "Relu", "depth32", "MaxPool<kernel_shape = [2, 2]>", "point64", "dense64"),
+    ],
+)
+def test_no_other_choice_takes_less_time(layers):
+    # The choice of least time, found by trying all of them.
+    net, nodes = network(chain(*layers, channels=16))
+    least = net.cut(())
+    choices = [
+        net.cut(chosen, nodes - {*chosen})
+        for size in range(len(nodes) + 1)
+        for chosen in itertools.combinations(nodes, size)
+    ]
+    best = min(choices, key=lambda c: c.time)
+    assert least.time == pytest.approx(best.time)
+    assert sum(c.time == best.time for c in choices) > 1 or least.integer == best.integer
+
+
+def test_the_time_of_a_choice_is_that_of_kernels_and_conversions():
+    model = chain("point64", "depth64", "point64", size=32, channels=64)
+    net, _ = network(model)
+    costs = CostModel(ORT_CPU_LATENCY, typical_shapes(model))
+    first, middle, last = (costs.cost(node) for node in model.graph)
+    assert net.floating == pytest.approx(first.floating + middle.floating + last.floating)
+    outer = frozenset(n for n in model.graph if n.attributes.get_int("group", 1) == 1)
+    chosen = net.cut(outer, frozenset(model.graph) - outer)
+    size, facts = 64 * 32 * 32, ORT_CPU_LATENCY
+    turn = facts.call + facts.layout * size
+    there, back = (facts.call + r * size + turn for r in (facts.quantize, facts.dequantize))
+    kernels = first.integer + middle.floating + last.integer
+    assert chosen.time == pytest.approx(kernels + 2 * there + 2 * back)
+
+
+def test_a_value_is_converted_once_for_all_its_readers():
+    text = """(float[1, 64, 32, 32] x) => (float[1, 64, 32, 32] y) {
+        a = Conv<kernel_shape = [1, 1]>(x, aw)
+        b = Conv<kernel_shape = [1, 1]>(x, bw)
+        y = Sub(a, b)
+    }"""
+    weight = (64, 64, 1, 1)
+    model = graph(text, {"aw": weight, "bw": weight})
+    net, nodes = network(model)
+    facts, size = ORT_CPU_LATENCY, 64 * 32 * 32
+    costs = CostModel(facts, typical_shapes(model))
+    both, one = net.cut(nodes), net.cut((), nodes)
+    a, b, minus = (costs.cost(node) for node in model.graph)
+    assert one.time == pytest.approx(a.floating + b.floating + minus.floating)
+    codes = facts.call + facts.quantize * size + facts.call + facts.layout * size
+    floats = facts.call + facts.dequantize * size + facts.call + facts.layout * size
+    # The difference of two maps is computed with channels last, and turned once.
+    turned = facts.call + facts.layout * size
+    expected = a.integer + b.integer + minus.floating + codes + 2 * floats - turned
+    assert both.time == pytest.approx(expected)
+
+
+def test_kernels_of_depthwise_layers_are_slower_as_integers_and_dense_ones_are_faster():
+    # Measured in ONNX Runtime 1.31 (docs/quantization.md): 1.2 to 4 times, and 0.25 to 0.6 times.
+    for layers, faster in ((("depth64",), False), (("depth72",), False), (("dense64",), True)):
+        model = chain(*layers, channels=int(layers[0][5:]))
+        cost = CostModel(ORT_CPU_LATENCY, typical_shapes(model)).cost(model.graph[0])
+        assert (cost.integer < 0.7 * cost.floating) == faster
+        assert (cost.integer > 1.1 * cost.floating) == (not faster)
+
+
+def test_open_axes_have_a_typical_length():
+    model = chain("dense16", "depth16")
+    assert typical_shapes(model)["v0"] == (1, 16, 64, 64)
+    image = model.graph.inputs[0]
+    image.shape = ir.Shape(["N", 3, "height", "width"])
+    for node in model.graph:
+        node.outputs[0].shape = ir.Shape(["N", 16, None, None])
+    assert typical_shapes(model)["v0"] == (1, 16, 128, 128)
+    assert image.shape == ir.Shape(["N", 3, "height", "width"])
+
+
+def test_other_targets_have_no_predictions():
+    model = hard().graph()
+    readers = QuantizeStatic()._settings(ORT).decide(model).readers
+    names = [layer.name for layer in readers.values()]
+    assert choose(model, ORT_CPU, readers, names, ()) is not None
+    assert choose(model, TENSORRT, readers, names, ()) is None
+
+
+def test_a_pool_of_codes_follows_an_integer_convolution():
+    # ONNX Runtime quantizes before it pools, and pools codes fast behind an integer layer only.
+    pool = "MaxPool<kernel_shape = [3, 3], pads = [1, 1, 1, 1], strides = [2, 2]>"
+    model = chain("dense64", "Relu", pool, "dense64", "dense64", "dense64", size=112)
+    net, nodes = network(model)
+    first = next(n for n in model.graph if n.op_type == "Conv")
+    assert first in net.cut(()).integer
+    assert net.cut(nodes - {first}, {first}).time > 3 * net.cut(nodes).time
+
+
+def test_chosen_joins_and_moves_are_the_ones_that_work_on_codes():
+    text = """(float[1, 16, 16, 16] x) => (float[1, 16, 8, 8] y) {
+        a = Conv<kernel_shape = [1, 1]>(x, aw)
+        b = Conv<kernel_shape = [1, 1]>(a, bw)
+        s = Add(a, b)
+        p = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(s)
+        y = Conv<kernel_shape = [1, 1]>(p, cw)
+    }"""
+    weight = (16, 16, 1, 1)
+    model = graph(text, {"aw": weight, "bw": weight, "cw": weight})
+    decision = ALL._settings(ORT).decide(model)
+    usual = place(model, ORT_CPU, decision.schemes, decision.readers)
+    nodes = {node.op_type: node for node in model.graph}
+    assert usual.joins == {nodes["Add"]}
+    assert "s" in usual.values
+    assert "p" not in usual.values
+    chosen = place(model, ORT_CPU, decision.schemes, decision.readers, ())
+    assert not chosen.joins
+    assert "s" not in chosen.values
+    assert "p" in chosen.values
+
+
+def test_a_product_with_one_number_a_channel_undoes_the_blocks_of_float_layers():
+    text = """(float[1, 16, 32, 32] x, float[1, 16, {side}, {side}] g)
+        => (float[1, 16, 32, 32] y) {{
+        a = Conv<kernel_shape = [1, 1]>(x, aw) s = Mul(a, g)
+        y = Conv<kernel_shape = [1, 1]>(s, bw)
+    }}"""
+    facts, size = ORT_CPU_LATENCY, 16 * 32 * 32
+    weights = {"aw": (16, 16, 1, 1), "bw": (16, 16, 1, 1)}
+    times = {}
+    for side in (1, 32):
+        model = graph(text.format(side=side), weights)
+        net, nodes = network(model)
+        times[side] = net.cut((), nodes).time
+        assert times[side] == pytest.approx(net.floating)
+    assert times[1] - times[32] == pytest.approx(2 * facts.call + facts.layout * size)
+
+
+def test_the_ratio_of_an_island_is_what_its_layers_take_as_integers():
+    model = chain("dense16", "depth16", *["point64"] * 4, size=112)
+    net, nodes = network(model)
+    chosen = net.cut(())
+    (island,) = net.islands(chosen)
+    assert {n for n in island if n in nodes} == nodes - chosen.integer
+    assert net.turned(chosen, island) == pytest.approx(net.cut(nodes).time)
