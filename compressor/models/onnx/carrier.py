@@ -217,39 +217,50 @@ def open_onnx(path: Path, opset: int) -> OnnxCarrier:
     """
     subject = f"model {str(path)!r}"
     model = read_onnx(path)
-    _check_ends(model, subject)
+    check_numbers(model, subject)
+    _check_shapes(model, subject)
     common.InlinePass()(model)
     check_operators(model, subject)
     runs = not foreign_operators(model)
     old = model.opset_imports.get("", opset) < OLDEST_RUN
     if runs and not old:
         check_loads(model, subject)
-    model = _upgraded(model, opset, subject)
+    model = upgraded(model, opset, subject)
     make_plain(model)
     if runs and old:
         check_loads(model, subject)
     return OnnxCarrier(model)
 
 
-def _check_ends(model: ir.Model, subject: str) -> None:
-    """Check that a model takes and gives numbers, and says how many axes its inputs have.
+def check_numbers(model: ir.Model, subject: str) -> None:
+    """Check that a model takes and gives numbers.
 
     Raises:
-        ModelError: an input or output does not.
+        ModelError: an input or output is text.
     """
     for role, values in (("input", model.graph.inputs), ("output", model.graph.outputs)):
         for value in values:
             if value.dtype == ir.DataType.STRING:
-                problem = "is text"
-                remedy = "cut off what works on text, and export the model again with numbers"
-            elif role == "input" and value.shape is None:
-                problem, remedy = (
-                    "has no shape",
-                    "export the model again; dynamic axes may be names",
+                raise ModelError(
+                    subject,
+                    f"{role} {value.name!r} is text",
+                    "cut off what works on text, and export the model again with numbers",
                 )
-            else:
-                continue
-            raise ModelError(subject, f"{role} {value.name!r} {problem}", remedy)
+
+
+def _check_shapes(model: ir.Model, subject: str) -> None:
+    """Check that a model says how many axes its inputs have.
+
+    Raises:
+        ModelError: an input does not.
+    """
+    for value in model.graph.inputs:
+        if value.shape is None:
+            raise ModelError(
+                subject,
+                f"input {value.name!r} has no shape",
+                "export the model again; dynamic axes may be names",
+            )
 
 
 def _constant(model: ir.Model, name: str) -> ir.TensorProtocol:
@@ -259,7 +270,7 @@ def _constant(model: ir.Model, name: str) -> ir.TensorProtocol:
     return value.const_value
 
 
-def _upgraded(model: ir.Model, opset: int, subject: str) -> ir.Model:
+def upgraded(model: ir.Model, opset: int, subject: str) -> ir.Model:
     """Return a graph in an opset, or in its own if that is newer; value names stay the same.
 
     Args:
