@@ -13,6 +13,7 @@ from compressor.types.passes import LayerPlan, LayerRule, Pass
 
 RuleT = TypeVar("RuleT", bound=LayerRule)
 _SHOWN = 3
+_TO_FLOATS = "{pass: cast, dtype: fp32} (which makes a quantized model one of floats)"
 
 
 def resolve_rules(rules: Sequence[RuleT], names: Sequence[str]) -> dict[str, RuleT | None]:
@@ -61,7 +62,11 @@ def skip_reason(rule: LayerRule | None) -> str:
 
 
 def plan_layers(
-    name: str, actions: Mapping[str, str], reasons: Mapping[str, str]
+    name: str,
+    actions: Mapping[str, str],
+    reasons: Mapping[str, str],
+    *,
+    quantized: bool = False,
 ) -> tuple[LayerPlan, ...]:
     """Return the plan's rows; a pass that would do nothing is an error.
 
@@ -69,6 +74,7 @@ def plan_layers(
         name: the pass.
         actions: what happens to each layer that is not kept.
         reasons: for every layer, in order, why it is kept; empty where it is not.
+        quantized: the model is quantized, which may be why all are kept.
 
     Raises:
         SpecError: every layer is kept.
@@ -86,5 +92,8 @@ def plan_layers(
         if not rows:
             problem = "touches no layer: the model has none with weights"
             remedy = "remove it; fuse and the exports work without any"
+        if quantized:
+            problem += "" if rows else " in floating point"
+            remedy = f"change its rules or options, remove it, or put {_TO_FLOATS} before it"
         raise SpecError(f"pass {name!r}", problem, remedy)
     return rows

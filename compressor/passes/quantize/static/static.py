@@ -13,9 +13,11 @@ from pydantic import Field
 
 from compressor.graph.codes import attach_codes
 from compressor.graph.layers import moment_request
+from compressor.graph.stored_weights import is_quantized
 from compressor.models.layer_uses import computed_recurrences
 from compressor.passes.quantize.maths.affine import absmax_parameters, mse_parameters, quantize
 from compressor.passes.quantize.maths.gptq import gptq
+from compressor.passes.quantize.maths.grids import kept_grids
 from compressor.passes.quantize.static.options import ActivationOptions, StaticRule, WeightOptions
 from compressor.passes.quantize.static.placement import profile_for
 from compressor.passes.quantize.static.settings import Decision, StaticSettings, kernel_notes
@@ -69,7 +71,8 @@ class QuantizeStatic(GraphPass):
             name: f"{scheme} x {settings.activation_type(name)}"
             for name, scheme in decision.schemes.items()
         } | {name: str(scheme) for name, scheme in stored.items()}
-        rows = plan_layers(self.name, actions, kept)
+        quantized = is_quantized(carrier.graph())
+        rows = plan_layers(self.name, actions, kept, quantized=quantized)
         nodes = decision.nodes
         moments = [self._moment_request(x, nodes[x.name]) for x, _ in decision.placement.layers]
         asked = [*(request for request in moments if request is not None), *decision.requests()]
@@ -149,6 +152,7 @@ class QuantizeStatic(GraphPass):
         """Quantize a weight ``[rows, columns]``, to nearest where there are no moments."""
         find = mse_parameters if self.weights.range == "mse" else absmax_parameters
         scale, zero = find(matrix, scheme)
+        scale = kept_grids(matrix, scale, scheme)
         shared = scale.shape[0] == 1
         if least is not None:
             needed = least()
@@ -167,7 +171,8 @@ class QuantizeStatic(GraphPass):
 
 def _nearest(matrix: Callable[[], torch.Tensor], scheme: Scheme) -> QuantizedTensor:
     values = matrix()
-    return quantize(values, *absmax_parameters(values, scheme), scheme)
+    scale, zero = absmax_parameters(values, scheme)
+    return quantize(values, kept_grids(values, scale, scheme), zero, scheme)
 
 
 def _matrix(layer: Layer, tensor: ir.TensorProtocol) -> torch.Tensor:
