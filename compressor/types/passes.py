@@ -187,6 +187,17 @@ class Pass(Options, ABC):
         """
         return {}
 
+    def adapted(self, carrier: Carrier, context: PassContext) -> Carrier:
+        """Return the model in the form that the pass works on: by default, as it is.
+
+        The run calls this before :meth:`survey`, and everything else is given what it returns.
+
+        Args:
+            carrier: the model; it is not modified, and its weights are not read.
+            context: the rest of the spec.
+        """
+        return carrier
+
     def check_models(self, carrier: Carrier, others: Mapping[str, Carrier]) -> None:
         """Compare the models that the options name with the model, when a run is planned.
 

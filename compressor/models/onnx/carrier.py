@@ -20,11 +20,13 @@ from compressor.graph.plain import make_plain
 from compressor.graph.skeleton import converted
 from compressor.graph.values import tensor_spec
 from compressor.models.element_types import TORCH_DTYPES, from_numpy
+from compressor.models.executor import GraphModule
 from compressor.models.onnx.file import read_onnx
 from compressor.models.onnx.ort_runner import (
     OLDEST_RUN,
     check_loads,
     check_operators,
+    computes_in_bfloat16,
     foreign_operators,
     runner_of,
 )
@@ -221,7 +223,7 @@ def open_onnx(path: Path, opset: int) -> OnnxCarrier:
     _check_shapes(model, subject)
     common.InlinePass()(model)
     check_operators(model, subject)
-    runs = not foreign_operators(model)
+    runs = not foreign_operators(model) and not computes_in_bfloat16(model)
     old = model.opset_imports.get("", opset) < OLDEST_RUN
     if runs and not old:
         check_loads(model, subject)
@@ -229,6 +231,8 @@ def open_onnx(path: Path, opset: int) -> OnnxCarrier:
     make_plain(model)
     if runs and old:
         check_loads(model, subject)
+    if computes_in_bfloat16(model):  # in PyTorch; ONNX Runtime's CPU provider has no kernels
+        GraphModule(model)
     return OnnxCarrier(model)
 
 

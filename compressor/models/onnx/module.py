@@ -22,8 +22,15 @@ from compressor.models.executor import (
 )
 from compressor.models.onnx.carrier import check_numbers, upgraded
 from compressor.models.onnx.file import read_onnx
-from compressor.models.onnx.ort_runner import foreign_operators, graph_runner
+from compressor.models.onnx.ort_runner import (
+    OrtRunner,
+    computes_in_bfloat16,
+    foreign_operators,
+    graph_runner,
+)
 from compressor.models.torch.lowering import OPSET
+from compressor.models.torch.matching import TorchRunner
+from compressor.types.carrier import Runner
 
 
 class RuntimeModule(torch.nn.Module):
@@ -144,3 +151,19 @@ def _of_known_opset(model: ir.Model, subject: str) -> ir.Model:
     if model.opset_imports.get("", OPSET) >= OLDEST_OPSET:
         return model
     return upgraded(model.clone(), OPSET, subject)
+
+
+def file_runner(path: Path, graph: ir.Model) -> Runner:
+    """Start a runtime for an ONNX file as it is: ONNX Runtime, or PyTorch where that lacks kernels.
+
+    Args:
+        path: the file.
+        graph: what was made of it; its types tell whether ONNX Runtime has the kernels.
+
+    Raises:
+        ModelError: it does not load.
+    """
+    subject = f"model {str(path)!r}"
+    if computes_in_bfloat16(graph):
+        return TorchRunner(onnx_module(path, device="cpu", mmap=True, once=True, stacklevel=1))
+    return OrtRunner(path, subject)

@@ -19,6 +19,7 @@ from compressor.graph.layers import layers_with_nodes
 from compressor.graph.operators import Target
 from compressor.graph.stored_weights import is_quantized
 from compressor.models.layer_uses import computed_recurrences, small_table
+from compressor.passes.quantize.cast.rewrite import in_single
 from compressor.passes.quantize.dynamic_operators import (
     DynamicWriter,
     LstmWriter,
@@ -73,6 +74,10 @@ class QuantizeDynamic(GraphPass):
     layers: tuple[LayerRule, ...] = Field(
         default=(), description="rules for single layers; the first that matches wins"
     )
+
+    def adapted(self, carrier: Carrier, context: PassContext) -> Carrier:
+        """Return the model with what it computes in half precision in float32."""
+        return in_single(carrier)
 
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Choose the layers by the operators that read their weights."""

@@ -15,6 +15,7 @@ from compressor.graph.codes import attach_codes
 from compressor.graph.layers import moment_request
 from compressor.graph.stored_weights import is_quantized
 from compressor.models.layer_uses import computed_recurrences
+from compressor.passes.quantize.cast.rewrite import in_single
 from compressor.passes.quantize.maths.affine import absmax_parameters, mse_parameters, quantize
 from compressor.passes.quantize.maths.gptq import gptq
 from compressor.passes.quantize.maths.grids import kept_grids
@@ -56,6 +57,10 @@ class QuantizeStatic(GraphPass):
     layers: tuple[StaticRule, ...] = Field(
         default=(), description="rules for single layers; the first that matches wins"
     )
+
+    def adapted(self, carrier: Carrier, context: PassContext) -> Carrier:
+        """Return the model with what it computes in half precision in float32."""
+        return in_single(carrier)
 
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Choose the layers, and ask for ranges and second moments."""

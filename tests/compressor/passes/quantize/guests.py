@@ -28,7 +28,8 @@ ROWS = GENERATOR.standard_normal((8, 5, 16)).astype(np.float32)
 
 def weight(*shape: int, size: float = 1.0) -> Array:
     """Return a weight whose rows differ in size."""
-    values = GENERATOR.standard_normal(shape) * size / np.sqrt(np.prod(shape[1:]))
+    generator = np.random.default_rng(shape)
+    values = generator.standard_normal(shape) * size / np.sqrt(np.prod(shape[1:]))
     rows = np.linspace(0.5, 2, shape[0]).reshape(-1, *[1] * (len(shape) - 1))
     return (values * rows).astype(np.float32)
 
