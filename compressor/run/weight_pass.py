@@ -167,7 +167,7 @@ class WeightPass(Pass):
         Raises:
             SpecError: an option does not fit the model, or a rule matches no layer.
         """
-        rules = resolve_rules(self.layers, [layer.name for layer in carrier.layers()])
+        rules = resolve_rules(self.layers, carrier.layers())
         treatments = {}
         for layer in carrier.layers():
             not_float = "" if layer.dtype in FLOATS else f"its weight is {layer.dtype}"

@@ -22,7 +22,10 @@ _SILENT = Silent()
 class LayerRule(Options):
     """A per-layer rule; the first whose ``match`` fits a layer's name wins."""
 
-    match: str = Field(description="layer name; * and ? are wildcards")
+    match: str = Field(
+        description="layer name, or that of its initializer or node if none fits; * and ? are "
+        "wildcards"
+    )
     skip: bool = Field(default=False, description="leave these layers as they are")
 
 

@@ -16,6 +16,7 @@ from compressor.errors import ModelError, SpecError
 from compressor.graph.codebooks import attach_codebook
 from compressor.graph.codes import attach_codes
 from compressor.graph.layers import graph_layers
+from compressor.graph.module_names import name_by_modules
 from compressor.graph.plain import make_plain
 from compressor.graph.skeleton import converted
 from compressor.graph.values import tensor_spec
@@ -207,6 +208,8 @@ def restore_graph(directory: Path) -> OnnxCarrier:
 def open_onnx(path: Path, opset: int) -> OnnxCarrier:
     """Read an ONNX file, check it, and convert it to ``opset`` if it is older.
 
+    Weights that PyTorch's exporters left nameless are named after their modules.
+
     Example:
         >>> carrier = open_onnx(Path("model.onnx"), opset=21)
         >>> carrier.layers()[0].name
@@ -222,6 +225,7 @@ def open_onnx(path: Path, opset: int) -> OnnxCarrier:
     check_numbers(model, subject)
     _check_shapes(model, subject)
     common.InlinePass()(model)
+    name_by_modules(model)
     check_operators(model, subject)
     runs = not foreign_operators(model) and not computes_in_bfloat16(model)
     old = model.opset_imports.get("", opset) < OLDEST_RUN

@@ -125,7 +125,7 @@ class QuantizeDynamic(GraphPass):
         model = carrier.graph()
         readers = _readers(model)
         layers = carrier.layers()
-        rules = resolve_rules(self.layers, [layer.name for layer in layers])
+        rules = resolve_rules(self.layers, layers)
         kept = {
             layer.name: skip_reason(rules[layer.name])
             or self._obstacle(model, layer, readers.get(layer.weight, []))

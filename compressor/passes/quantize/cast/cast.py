@@ -169,7 +169,7 @@ class Cast(GraphPass):
         if self.dtype == "bf16" and model.opset_imports.get("", _BF16_OPSET) < _BF16_OPSET:
             model = converted(model, _BF16_OPSET)
         layers = carrier.layers()
-        rules = resolve_rules(self.layers, [layer.name for layer in layers])
+        rules = resolve_rules(self.layers, layers)
         reasons = {}
         for layer in layers:
             reasons[layer.name] = skip_reason(rules[layer.name]) or _unfit(model, layer)

@@ -73,7 +73,7 @@ class QuantizeStatic(GraphPass):
             for layer in decision.layers
         }
         actions = {
-            name: f"{scheme} x {settings.activation_type(name)}"
+            name: f"{scheme} x {decision.settings.activation_type(name)}"
             for name, scheme in decision.schemes.items()
         } | {name: str(scheme) for name, scheme in stored.items()}
         quantized = is_quantized(carrier.graph())
