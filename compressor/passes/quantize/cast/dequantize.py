@@ -18,6 +18,7 @@ from compressor.graph.values import (
     is_stored,
     origin,
     static_shape,
+    value_by_name,
 )
 from compressor.models.element_types import from_numpy, to_numpy
 from compressor.models.executor import GraphModule
@@ -94,7 +95,7 @@ class _Tables:
             return
         if operator(node).arithmetic and not alike:
             return
-        dtype = sides_type(sides)
+        dtype = _sides_type(sides)
         floats = chain.add("DequantizeLinear", [table, *sides], "_table", dtype, settings)
         floats.shape = table.shape
         rows = chain.add("Gather", [floats, indices], "_rows", dtype)
@@ -105,7 +106,7 @@ class _Tables:
         )
 
 
-def sides_type(sides: Sequence[ir.Value | None]) -> ir.DataType:
+def _sides_type(sides: Sequence[ir.Value | None]) -> ir.DataType:
     """Return the type of the floats that a scale makes of codes."""
     scale = sides[0] if sides else None
     return (None if scale is None else scale.dtype) or ir.DataType.FLOAT
@@ -128,7 +129,7 @@ class _Weights:
         self._editor = Editor(model)
         self._opset = model.opset_imports.get("", 0)
         self._codes = dict(unpacked)  # values computed of codes, and the codes' name
-        self._known: dict[object, ir.Value] = {}  # the same by what they are computed of
+        self._folded: dict[object, ir.Value] = {}  # the same by what they are computed of
 
     def run(self) -> None:
         for node in list(all_nodes(self._model.graph)):
@@ -138,7 +139,7 @@ class _Weights:
 
     def rename(self) -> frozenset[str]:
         """Name the weights that are left after their codes; return the names."""
-        left, taken = self._model.graph.initializers, set(self._model.graph.initializers)
+        left, taken = self._model.graph.initializers, set(value_by_name(self._model))
         names = set()
         for value, codes in self._codes.items():
             if left.get(value.name or "") is not value or value.dtype in CODES:
@@ -189,11 +190,11 @@ class _Weights:
         """Put a constant in the place of what a node computes of constants; return it."""
         attributes = tuple((n, str(a.value)) for n, a in sorted(node.attributes.items()))
         key = (node.op_type, attributes, tuple(node.inputs))
-        if key in self._known:
-            node.outputs[0].replace_all_uses_with(self._known[key], replace_graph_outputs=False)
-            return self._known[key]
+        if key in self._folded:
+            node.outputs[0].replace_all_uses_with(self._folded[key], replace_graph_outputs=False)
+            return self._folded[key]
         tensors = [constant_of(value) for value in node.inputs]
-        compute = result_of(node, tensors, self._opset)
+        compute = _result_of(node, tensors, self._opset)
         output = node.outputs[0]
         shape, dtype = _result_shape(node), output.dtype or _result_type(node)
         tensor: ir.TensorProtocol
@@ -203,7 +204,7 @@ class _Weights:
             tensor = ir.LazyTensor(compute, dtype, ir.Shape(shape))
         value = self._editor.initializer(output.name or "constant", tensor)
         output.replace_all_uses_with(value, replace_graph_outputs=False)
-        self._known[key] = value
+        self._folded[key] = value
         return value
 
 
@@ -216,13 +217,13 @@ def _result_shape(node: ir.Node) -> tuple[int, ...] | None:
 def _result_type(node: ir.Node) -> ir.DataType | None:
     if operator(node).dequantizes:
         named = node.attributes.get_int("output_dtype", 0)
-        return ir.DataType(named) if named else sides_type(node.inputs[1:])
+        return ir.DataType(named) if named else _sides_type(node.inputs[1:])
     if operator(node).quantizes and len(node.inputs) > 2 and node.inputs[2] is not None:
         return node.inputs[2].dtype
     return None
 
 
-def result_of(
+def _result_of(
     node: ir.Node, tensors: Sequence[ir.TensorProtocol | None], opset: int
 ) -> Callable[[], ir.TensorProtocol]:
     """Return a function that computes the first output of a node with constant inputs.

@@ -191,9 +191,9 @@ class _Writer:
         scaled = _scaled(node, None if source is None else source[1])
         if scaled is None or place is None or codes is None:
             return
-        last, scale, own = scaled
+        last, scale, other = scaled
         chain = Chain(self._editor, last.name or "")
-        read = source[0] if source else self._dequantized(chain, codes, own, _input(node, 2), 0)
+        read = source[0] if source else self._dequantized(chain, codes, other, _input(node, 2), 0)
         axis = -1 if scale.size > 1 and operator(node).is_matmul else 0
         zero = _input(node, place.zero_point)
         held = self._editor.constant(f"{last.name}_weight_scale", scale)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from compressor.types.exporter import ExportContext
 from compressor.types.layers import Scheme
 from compressor.types.passes import PassContext
 from compressor.types.tensors import Array
+from tests.compressor.models import test_onnx_wild as wild
+from tests.compressor.models import wild_models
 from tests.compressor.passes.quantize import guests
 from tests.compressor.passes.quantize.guests import IMAGES, INT8, ROWS, network, node, run, sqnr
 
@@ -415,3 +418,85 @@ def test_quantized_again_for_another_target(tmp_path: Path, how: str, target: st
         assert np.mean(again == (codes if codes.shape == again.shape else codes.T)) > 0.99
     reference = run(model, IMAGES)
     assert sqnr(reference, run(path, IMAGES)) > min(sqnr(reference, run(guest, IMAGES)) - 3, 35)
+
+
+STORED = {
+    "int8": ("quantize-weights", {"preset": "int8"}),
+    "int4": ("quantize-weights", {"bits": 4, "group": 8, "symmetric": False}),
+    "int2": ("quantize-weights", {"bits": 2, "group": 8}),
+    "fp8": ("quantize-weights", {"preset": "fp8"}),
+    "nvfp4": ("quantize-weights", {"bits": None, "format": "nvfp4"}),
+    "tables": ("quantize-weights", {"preset": "int8", "embeddings": True}),
+    "cluster": ("cluster", {"bits": 4, "group_rows": 4}),
+}
+
+
+@pytest.mark.parametrize("how", STORED)
+def test_weights_that_this_project_stores(tmp_path: Path, how: str) -> None:
+    """What is exported computes the same as the floats that are read from it."""
+    nodes = [
+        node("Gather", ["table.weight", "x"], ["a"]),
+        node("MatMul", ["a", "one.weight"], ["b"]),
+        node("Gemm", ["b", "two.weight"], ["y"], transB=1),
+    ]
+    shapes = {"table.weight": (20, 16), "one.weight": (16, 32), "two.weight": (4, 32)}
+    arrays = {name: guests.weight(*shape) for name, shape in shapes.items()}
+    carrier = opened(network(nodes, arrays, (guests.TensorProto.INT64, ["n"])), tmp_path)
+    name, options = STORED[how]
+    declared = catalog.load("pass", name).model_validate(options)
+    after = declared.apply(carrier, CONTEXT, {}).carrier
+    (tmp_path / "out").mkdir()
+    exporter = catalog.load("exporter", "onnx")()
+    path = exporter.write(after, tmp_path / "out", ExportContext("own", "0" * 64))[0]
+    floats = widened(open_onnx(path, OPSET))
+    assert not is_quantized(floats.graph())
+    assert {layer.weight for layer in floats.layers()} == shapes.keys()
+    x = np.arange(20)
+    np.testing.assert_allclose(outputs(floats, x), run(path, x), rtol=1e-5, atol=1e-5)
+
+
+class FakeQuantized(torch.nn.Module):
+    """As PyTorch trains it: float weights are rounded whenever they are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 8, 3)
+        self.register_buffer("scale", self.conv.weight.detach().abs().amax((1, 2, 3)) / 127)
+        self.register_buffer("zero", torch.zeros(8, dtype=torch.int32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.fake_quantize_per_tensor_affine(x, 0.05, 0, -128, 127)
+        weight = self.conv.weight
+        weight = torch.fake_quantize_per_channel_affine(weight, self.scale, self.zero, 0, -128, 127)
+        return torch.relu(torch.nn.functional.conv2d(x, weight, self.conv.bias))
+
+
+def test_fake_quantization_of_pytorch(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module, x = FakeQuantized().eval(), torch.from_numpy(IMAGES.clip(-6, 6))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter
+        torch.onnx.export(
+            module, (x,), tmp_path / "guest.onnx", dynamo=False, opset_version=17, input_names=["x"]
+        )
+    before = opened(tmp_path / "guest.onnx", tmp_path)
+    after = widened(before)
+    assert operators(after) == ["Conv", "Relu"]
+    assert [layer.name for layer in after.layers()] == ["conv"]
+    codes = after.weight(after.layers()[0]) / module.scale[:, None, None, None]
+    torch.testing.assert_close(codes, codes.round(), rtol=0, atol=1e-4)
+    assert sqnr(module(x).detach().numpy(), outputs(after, x.numpy())) > 35
+
+
+@pytest.mark.parametrize("name", ["branches", "loop", "scan"])
+@pytest.mark.parametrize("how", ["quantize-dynamic", "quantize-static"])
+def test_inside_branches_and_bodies(tmp_path: Path, name: str, how: str) -> None:
+    sample = getattr(wild_models, name)()
+    quantized = wild.applied(wild.opened(sample, tmp_path), how, sample.inputs)
+    carrier = open_onnx(wild.exported(quantized, tmp_path / "out"), OPSET)
+    after = widened(carrier)
+    assert not is_quantized(after.graph())
+    assert {layer.name for layer in after.layers()} == sample.layers
+    batch = sample.inputs(0)
+    (ours, *_), reference = after.runner().run(batch).values(), wild.session(sample.model)
+    assert sqnr(reference.run(None, batch)[0], ours) > 32
