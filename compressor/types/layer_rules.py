@@ -14,7 +14,8 @@ from compressor.types.passes import LayerPlan, LayerRule, Pass
 
 RuleT = TypeVar("RuleT", bound=LayerRule)
 _SHOWN = 3
-_TO_FLOATS = "{pass: cast, dtype: fp32} (which makes a quantized model one of floats)"
+TO_FLOATS = "{pass: cast, dtype: fp32} (which makes a quantized model one of floats)"
+"""What a spec for a model that is quantized already begins with."""
 
 
 def resolve_rules(
@@ -121,6 +122,6 @@ def plan_layers(
             remedy = "remove it; fuse and the exports work without any"
         if quantized:
             problem += "" if rows else " in floating point"
-            remedy = f"change its rules or options, remove it, or put {_TO_FLOATS} before it"
+            remedy = f"change its rules or options, remove it, or put {TO_FLOATS} before it"
         raise SpecError(f"pass {name!r}", problem, remedy)
     return rows

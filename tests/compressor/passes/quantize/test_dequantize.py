@@ -500,3 +500,11 @@ def test_inside_branches_and_bodies(tmp_path: Path, name: str, how: str) -> None
     batch = sample.inputs(0)
     (ours, *_), reference = after.runner().run(batch).values(), wild.session(sample.model)
     assert sqnr(reference.run(None, batch)[0], ours) > 32
+
+
+@pytest.mark.parametrize("how", ["QDQ-QUInt8", "QOperator-QUInt8"])
+def test_an_export_that_does_not_take_it_names_the_way(tmp_path: Path, how: str) -> None:
+    carrier = opened(guests.by_runtime(guests.convolutional(), how, IMAGES, tmp_path), tmp_path)
+    exporter = catalog.load("exporter", "onnx")(target="tensorrt")
+    with pytest.raises(SpecError, match=r"\{pass: cast, dtype: fp32\}"):
+        exporter.check(carrier)
