@@ -98,7 +98,7 @@ def init(model: Path, output: Path) -> None:
     """Write a commented starter spec for MODEL.
 
     MODEL is an ONNX file, or a checkpoint: a .pt, .pth or .safetensors file, or a folder of
-    safetensors. No file is overwritten.
+    safetensors. For an ONNX file the passes are chosen by what is in it. No file is overwritten.
     """
     from compressor.lab.starter import write_starter
 

@@ -58,6 +58,7 @@ def layer_of(node: ir.Node) -> Layer | None:
             v.name or "" for i, v in enumerate(node.inputs) if v is not None and i != index
         ),
         output=(_rescaled(node.outputs[0]) if row.integer else node.outputs[0]).name or "",
+        node=node.name or "",
     )
 
 
@@ -136,6 +137,7 @@ def layers_of(node: ir.Node) -> list[Layer]:
                 transposed=row.integer,
                 inputs=tuple(v.name or "" for v in kept),
                 output=next((v.name for v in node.outputs if v.name), ""),
+                node=node.name or "",
             )
         )
     return layers

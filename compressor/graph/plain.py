@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as common
+from onnx.checker import ValidationError
 from onnx.defs import SchemaError, get_schema
 from onnx.reference import ReferenceEvaluator
 from onnx.shape_inference import InferenceError, infer_node_outputs
@@ -249,7 +250,7 @@ class Lengths:
                 opset_imports=[onnx.helper.make_opsetid(d, v) for d, v in self._opsets.items()],
                 ir_version=10,
             )
-        except (InferenceError, RuntimeError, ValueError, TypeError):
+        except (InferenceError, ValidationError, RuntimeError, ValueError, TypeError):
             return
         for output in node.outputs:
             dtype = inferred.get(output.name or "")

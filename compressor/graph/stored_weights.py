@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from compressor.graph.operators import operator, operator_named
-from compressor.graph.values import static_shape
+from compressor.graph.values import INTEGER_CODES, all_nodes, static_shape
+from compressor.types.tensors import Array
 
 _WEIGHTS = {
     ir.DataType.FLOAT,
@@ -16,6 +18,13 @@ _WEIGHTS = {
     ir.DataType.BFLOAT16,
     ir.DataType.DOUBLE,
 }
+CODES = INTEGER_CODES | {
+    *(ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT8E5M2, ir.DataType.FLOAT4E2M1),
+    *(ir.DataType.INT16, ir.DataType.UINT16),
+}
+"""Element types that hold the codes of quantized weights, floats included."""
+
+_BYTE = 8
 _PLACES = {ir.DataType.UINT2, ir.DataType.UINT4, ir.DataType.UINT8}
 
 
@@ -32,6 +41,20 @@ class Lookup:
     codes: ir.Value
     table: ir.Value
     offsets: ir.Value | None
+
+
+def is_quantized(model: ir.Model) -> bool:
+    """Whether weights or activations are quantized, in whatever form: Q/DQ, integer operators."""
+    for node in all_nodes(model.graph):
+        row = operator_named(node.op_type)
+        if row.family == "quantization" or row.integer or row.packed:
+            return True
+        if node.op_type.startswith(("QLinear", "DynamicQuantize")):
+            return True
+        first = node.inputs[0] if node.inputs and row.decodes else None
+        if first is not None and first.is_initializer() and first.dtype in CODES:
+            return True
+    return False
 
 
 def weight_source(value: ir.Value | None) -> tuple[ir.Value | None, bool]:
@@ -188,3 +211,30 @@ def _stored_behind(value: ir.Value | None) -> Iterator[str]:
     elif row.dequantizes or row.moves == "type" or row.arithmetic == "*":
         for part in node.inputs:
             yield from _stored_behind(part)
+
+
+def unpacked(parts: Sequence[ir.TensorProtocol | None], sizes: Mapping[str, int]) -> Array:
+    """Return the weight of a product whose codes share bytes, float32 ``[columns, rows]``.
+
+    Args:
+        parts: codes, scales and, if there are any, zero points.
+        sizes: the attributes ``K``, ``N``, ``bits`` and ``block_size`` of ``MatMulNBits``.
+    """
+    codes, scale, zero = (None if part is None else part.numpy() for part in parts)
+    rows, bits = sizes["N"], sizes["bits"]
+    levels = _levels(np.asarray(codes).reshape(rows, -1), bits).astype(np.float32)
+    levels = levels.reshape(rows, -1, sizes["block_size"])
+    blocks = levels.shape[1]
+    centre: Array = np.array(1 << (bits - 1), np.float32)
+    if zero is not None and zero.dtype == np.uint8:
+        centre = _levels(zero.reshape(rows, -1), bits)[:, :blocks, None].astype(np.float32)
+    elif zero is not None:
+        centre = zero.astype(np.float32).reshape(rows, blocks, 1)
+    scaled = (levels - centre) * np.asarray(scale).astype(np.float32).reshape(rows, blocks, 1)
+    return np.ascontiguousarray(scaled.reshape(rows, -1)[:, : sizes["K"]].T)
+
+
+def _levels(packed: Array, bits: int) -> Array:
+    """Return the codes in bytes, ``[rows, codes]``, the low bits first."""
+    shifts = np.arange(0, _BYTE, bits, dtype=np.uint8)
+    return (packed[:, :, None] >> shifts & ((1 << bits) - 1)).reshape(len(packed), -1)

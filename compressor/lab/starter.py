@@ -11,171 +11,29 @@ from typing import Any
 
 from compressor.errors import SpecError, printable
 from compressor.files import write_text
+from compressor.lab.recipes import USUAL, Recipe, check_worth, recipe_for
+from compressor.lab.starter_parts import (
+    CALIBRATION,
+    DATA,
+    FEEDS,
+    FEEDS_FOR_RANGES,
+    HEAD,
+    IMAGES,
+    ONNX,
+    PASSES,
+    PRETRAINED,
+    REST,
+    SEQUENCE,
+    TEXT,
+    TORCH,
+)
 from compressor.spec.load import Spec, check_spec
 from compressor.spec.source_text import Document
 from compressor.types.tensors import TensorSpec, unstackable
 
 _PLAIN = re.compile(r"(\.{0,2}/)*[A-Za-z_][A-Za-z0-9_./-]*")
+_IMAGE_AXES = 4
 _WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
-
-_HEAD = """\
-# Starter spec for {model}, written by `compress init`.
-#
-#   1. Put your data in place: see `data` below.
-#   2. compress plan {spec}    checks everything, computes nothing heavy
-#   3. compress run {spec}     does it; run it again and it resumes
-#
-# Paths are relative to this file.
-version: 1
-name: {name}
-seed: 0 # the same spec, inputs and versions give the same bytes
-"""
-
-_ONNX = """
-# The float model. The file knows its inputs:
-{inputs}
-model:
-  onnx: {model}
-"""
-
-_TORCH = """
-# The float model: a function that builds the network, and the weights to put into it
-# ({tensors:,} tensors, {parameters:,} parameters). Python names are imported, from this folder or
-# the one you are in; checkpoints are read as weights only and never run code.
-model:
-  factory: my_package.model:build # FILL IN: called without arguments, returns a torch.nn.Module
-  # config: {{width: 64}} # keyword arguments for the factory
-  checkpoint: {model}
-  inputs: # FILL IN: what forward takes; a name in place of a size is a dynamic axis
-    image: {{shape: [batch, 3, 224, 224], dtype: float32}}
-"""
-
-_PRETRAINED = """
-# The float model: transformers builds the network that config.json describes and maps the weights
-# ({tensors:,} tensors, {parameters:,} parameters). Nothing is fetched; code that comes with a model
-# never runs.
-model:
-  factory: transformers.{auto_class}
-  checkpoint: {model}
-"""
-
-_TEXT = """
-# Text in UTF-8, cut into samples of so many tokens. `jsonl: FILE` takes objects with a `field`.
-data:
-  # FILL IN: typical text. Take it from the training data: what tunes a model must not also judge
-  # it. Only methods gptq and awq read it.
-  calibration:
-    text: calibration.txt
-    tokenizer: {model}
-    length: {length}
-    inputs: {{input_ids: input_ids}}
-    samples: 128
-    batch: 8
-  # FILL IN: text on which the float model and every artifact are compared.
-  evaluation:
-    text: evaluation.txt
-    tokenizer: {model}
-    length: {length}
-    inputs: {{input_ids: input_ids}}
-    target: labels # the token that follows each
-    batch: 8
-metric: perplexity
-
-# Passes run in this order. `compress passes` lists them all, `compress passes NAME` their options.
-passes:
-  # 4-bit weights, with a scale for each group of 128 in a row.
-  - pass: quantize-weights
-    preset: int4-g128
-    method: gptq # rtn and hqq need no data
-    # layers: # rules for single layers; the first that matches wins
-    #   - {{match: "lm_head", skip: true}}
-"""
-
-_DATA = """
-# Each file holds arrays with one row a sample. `inputs` maps each input of the model to an array;
-# arrays that do not have the shape and dtype that the model takes yet need a `transform`.
-# Besides npz there are npy, safetensors, images (a folder) and factory (your own function).
-data:
-  # FILL IN: typical samples, some hundred of them, that set the int8 ranges. Take them from the
-  # training data: what tunes a model must not also judge it.
-  calibration:
-    npz: calibration.npz
-    inputs:
-{mapping}
-    # transform: my_package.data:normalize # fn(batch) -> batch, on arrays by name
-    samples: 512
-    batch: {batch}
-  # FILL IN: samples on which the float model and every artifact are compared.
-  evaluation:
-    npz: evaluation.npz
-    inputs:
-{mapping}
-    # transform: my_package.data:normalize
-    # target: label # the array with the right answers
-    batch: {batch}
-
-# Without a target, outputs are compared with the float model's (cosine). With one: accuracy, top5,
-# perplexity, mse, or your own package.module:function.
-# metric: accuracy
-"""
-
-_FEEDS = """
-# An input has no axis for samples: {given}.
-# So each sample is a whole feed: an npz file in a folder, with everything that the model takes at
-# once, in arrays of any rank. A factory (your function) may yield dictionaries instead.{sequence}
-data:
-  # FILL IN: typical samples that set the int8 ranges. Take them from the training data: what tunes
-  # a model must not also judge it.
-  calibration:
-    npz: calibration # a folder
-    samples: feeds{state}
-    inputs:
-{mapping}
-    # transform: my_package.data:normalize # fn(feed) -> feed, on arrays by name
-  # FILL IN: samples on which the float model and every artifact are compared.
-  evaluation:
-    npz: evaluation
-    samples: feeds{state}
-    inputs:
-{mapping}
-    # transform: my_package.data:normalize
-    # target: label # the array with the right answers
-
-# Without a target, outputs are compared with the float model's (cosine). With one: accuracy, top5,
-# perplexity, mse, or your own package.module:function.
-# metric: accuracy
-"""
-
-_SEQUENCE = """
-# CHECK `state`: the input takes that output of the step before, and starts with zeros. Each file
-# is then a sequence: what changes from step to step has the steps as one more, first axis."""
-
-_PASSES = """
-# Passes run in this order. `compress passes` lists them all, `compress passes NAME` their options.
-passes:
-  # Fold batch-norm and constants into the layers before them; fewer and larger operators.
-  - pass: fuse
-  # 8-bit weights and activations, with ranges from the calibration data.
-  - pass: quantize-static
-    # layers: # rules for single layers; the first that matches wins
-    #   - {match: "head*", skip: true}
-"""
-
-_REST = """
-# Each artifact is written, opened again, and measured in the runtime that will serve it.
-# `compress exporters` lists the formats.
-exports:
-  - format: safetensors # reload with compressor.load(folder)
-  - format: onnx
-    target: ort-cpu # or tensorrt
-
-# The run fails (exit code 1) when an artifact misses one of these.
-limits:
-  size-ratio: 0.5 # bytes of the artifact / bytes of the float model, at most
-  # metric-drop: 1.0 # how much worse the metric may be; in points for accuracy
-
-output: {output}
-"""
 
 
 def write_starter(model: Path, output: Path) -> None:
@@ -211,50 +69,94 @@ def starter_text(model: Path, relative: str, spec: str) -> str:
     """
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", model.resolve().stem).strip("-._") or "model"
     if model.suffix == ".onnx":
-        from compressor.graph.values import tensor_spec
-        from compressor.models.onnx.file import read_onnx
-
-        graph = read_onnx(model).graph
-        inputs = tuple(tensor_spec(value) for value in graph.inputs if not value.is_initializer())
-        middle = _ONNX.format(model=scalar(relative), inputs=_listed(inputs))
-        if unstackable(inputs) is not None:
-            feeds = _feeds(inputs, [tensor_spec(value) for value in graph.outputs])
-            return _head(model, spec, name) + middle + feeds + _PASSES + _rest(name)
-    elif (model / "config.json").is_file():
+        return _head(model, spec, name) + _of_onnx(model, relative, name)
+    if (model / "config.json").is_file():
         return _head(model, spec, name) + _pretrained(model, relative) + _rest(name)
-    else:
-        inputs = (TensorSpec("image", ("batch", 3, 224, 224), "float32"),)
-        from compressor.lab.inspect.checkpoint import headers
+    inputs = (TensorSpec("image", ("batch", 3, 224, 224), "float32"),)
+    from compressor.lab.inspect.checkpoint import headers
 
-        tensors, parameters = headers(model)
-        middle = _TORCH.format(model=scalar(relative), tensors=tensors, parameters=parameters)
-    return _head(model, spec, name) + middle + _arrays(inputs) + _PASSES + _rest(name)
+    tensors, parameters = headers(model)
+    middle = TORCH.format(model=scalar(relative), tensors=tensors, parameters=parameters)
+    return _head(model, spec, name) + middle + _arrays(inputs) + _passes(USUAL) + _rest(name)
+
+
+def _of_onnx(model: Path, relative: str, name: str) -> str:
+    """Return the starter spec for an ONNX file, all but its head."""
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    from compressor.models.onnx.carrier import open_onnx
+    from compressor.models.torch.lowering import OPSET
+
+    try:
+        proto = onnx.load(model, load_external_data=False)
+    except DecodeError:
+        pass  # what follows says so
+    else:
+        nodes = [(node.domain, node.op_type) for node in proto.graph.node]
+        stored = sum(len(tensor.dims) > 1 for tensor in proto.graph.initializer)
+        check_worth(nodes, stored, f"model {str(model)!r}")
+    carrier = open_onnx(model, OPSET)
+    recipe, inputs = recipe_for(carrier), carrier.inputs
+    first = ONNX.format(model=scalar(relative), inputs=_listed(inputs))
+    calibrated = recipe.calibrated
+    data = (
+        _arrays(inputs, calibrated)
+        if unstackable(inputs) is None
+        else _feeds(inputs, carrier.outputs, calibrated)
+    )
+    return first + data + _passes(recipe) + _rest(name, recipe.size_ratio)
+
+
+def _passes(recipe: Recipe) -> str:
+    """Return the part ``passes``."""
+    title = f"# For {recipe.title}:\n" if recipe.title else ""
+    return PASSES.format(title=title, steps="\n".join(recipe.lines()))
 
 
 def _head(model: Path, spec: str, name: str) -> str:
-    return _HEAD.format(
+    return HEAD.format(
         model=printable(model.resolve().name), spec=printable(spec), name=scalar(name)
     )
 
 
-def _arrays(inputs: Sequence[TensorSpec]) -> str:
+def _arrays(inputs: Sequence[TensorSpec], calibrated: bool = True) -> str:
     mapping = "\n".join(f"      {scalar(i.name)}: {scalar(i.name)}" for i in inputs)
     first = inputs[0].shape[:1] if inputs else ()
     batch = first[0] if first and isinstance(first[0], int) else 32
-    return _DATA.format(mapping=mapping, batch=batch)
+    values = {"mapping": mapping, "batch": batch}
+    calibration = CALIBRATION.format(**values) if calibrated else ""
+    return DATA.format(calibration=calibration, images=_images(inputs), **values)
 
 
-def _feeds(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:
+def _images(inputs: Sequence[TensorSpec]) -> str:
+    """Return how to read images from files, if an input looks like them."""
+    for spec in inputs:
+        for channels, size in ((3, spec.shape[1:3]), (1, spec.shape[2:4])):
+            plain = len(spec.shape) == _IMAGE_AXES and spec.shape[channels] in (1, 3)
+            height, width = size if plain else ("", "")
+            if not isinstance(height, int) or not isinstance(width, int):
+                continue
+            turned = "" if channels == 3 else ", turned to its axes"
+            typed = "" if spec.dtype == "uint8" else f", made {spec.dtype}"
+            hint = f"; a transform gives it{typed}{turned}" if typed or turned else ""
+            name = printable(spec.name)
+            return IMAGES.format(name=name, height=height, width=width, hint=hint)
+    return ""
+
+
+def _feeds(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], calibrated: bool) -> str:
     """Return the part ``data`` for a model that is run on whole feeds."""
     states = _states(inputs, outputs)
     given = [i for i in inputs if i.name not in states]
     mapping = "\n".join(f"      {scalar(i.name)}: {scalar(i.name)}" for i in given)
     state = ", ".join(f"{scalar(name)}: {scalar(output)}" for name, output in states.items())
-    return _FEEDS.format(
+    values = {"mapping": mapping, "state": f"\n    state: {{{state}}}" if states else ""}
+    return FEEDS.format(
         given=printable(str(unstackable(inputs))),
-        mapping=mapping,
-        state=f"\n    state: {{{state}}}" if states else "",
-        sequence=_SEQUENCE if states else "",
+        calibration=FEEDS_FOR_RANGES.format(**values) if calibrated else "",
+        **values,
+        sequence=SEQUENCE if states else "",
     )
 
 
@@ -286,8 +188,8 @@ def _alike(first: Sequence[object], second: Sequence[object]) -> bool:
     return len(first) == len(second) and not differ
 
 
-def _rest(name: str) -> str:
-    return _REST.replace("{output}", scalar(f"out/{name}"))
+def _rest(name: str, size_ratio: float = 0.5) -> str:
+    return REST.format(output=scalar(f"out/{name}"), size_ratio=size_ratio)
 
 
 def scalar(text: str) -> str:
@@ -313,16 +215,16 @@ def _pretrained(model: Path, relative: str) -> str:
     auto_class = auto_class_for(str(saved[0]) if isinstance(saved, list) and saved else "")
     tensors, parameters = headers(model)
     place = scalar(relative)
-    first = _PRETRAINED.format(
+    first = PRETRAINED.format(
         model=place, tensors=tensors, parameters=parameters, auto_class=auto_class
     )
     if auto_class == "AutoModelForCausalLM":
         longest = config.get("max_position_embeddings") or config.get("n_positions")
         length = min(longest, 512) if isinstance(longest, int) and longest > 0 else 512
-        return first + _TEXT.format(model=place, length=length)
+        return first + TEXT.format(model=place, length=length)
     image = "image_size" in config
     inputs = (TensorSpec("pixel_values" if image else "input_ids", ("batch",), "float32"),)
-    return first + _arrays(inputs) + _PASSES
+    return first + _arrays(inputs) + _passes(USUAL)
 
 
 def _listed(inputs: Sequence[TensorSpec]) -> str:

@@ -7,7 +7,8 @@ bits as ``float8_e4m3fn``, which represents each of their values exactly.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -271,3 +272,21 @@ def _to_power_of_two(x: Tensor, saturate: bool, mode: str) -> Tensor:
         invalid = invalid | (exponent < -127) | (exponent > 127)
     code = torch.where(invalid, 255, torch.clamp(exponent, -127, 127) + 127)
     return code.to(torch.uint8).view(torch.float8_e8m0fnu)
+
+
+def run_without_numpy(
+    session: Any, outputs: Sequence[str], feed: Mapping[str, Array]
+) -> list[Array]:
+    """Run a session of ONNX Runtime that takes or gives bfloat16, which its numpy does not know."""
+    import onnxruntime as ort
+
+    bfloat16 = ir.DataType.BFLOAT16
+    values = {
+        name: ort.OrtValue.ortvalue_from_numpy_with_onnx_type(
+            np.ascontiguousarray(array).view(np.uint16), bfloat16.value
+        )
+        if array.dtype == bfloat16.numpy()
+        else ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
+        for name, array in feed.items()
+    }
+    return [to_numpy(from_dlpack(v)) for v in session.run_with_ort_values(outputs, values)]

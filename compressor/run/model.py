@@ -17,7 +17,7 @@ from compressor.models.checkpoint.carrier import open_checkpoint
 from compressor.models.checkpoint.weight_files import weight_file_paths, weights_digest
 from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
 from compressor.models.onnx.file import external_files
-from compressor.models.onnx.ort_runner import OrtRunner
+from compressor.models.onnx.module import file_runner
 from compressor.models.torch.carrier import TorchCarrier, check_checkpoint, open_module
 from compressor.models.torch.lowering import OPSET
 from compressor.models.transformers.carrier import (
@@ -106,7 +106,7 @@ class OpenedModel:
             )
         elif isinstance(self.carrier, OnnxCarrier):
             subject = f"model {str(self.files[0])!r}"
-            expected = list(OrtRunner(self.files[0], subject).run(batch).values())
+            expected = list(file_runner(self.files[0], self.carrier.graph()).run(batch).values())
             remedy = "report it with the file; until then, export it again with opset 21"
         else:
             return

@@ -82,7 +82,8 @@ def run_passes(workspace: Workspace) -> list[Step]:
             parts = pass_parts(workspace, index, planned)
             upstream, key = key, result_key("pass", key, **parts)
             decides = {"upstream": upstream, "versions": dict(compute_versions()), **parts}
-            task = _Task(index, declared, planned, decides, key, carrier)
+            adapted = declared.adapted(carrier, plan.context)
+            task = _Task(index, declared, planned, decides, key, adapted)
             step = _step(workspace, task)
         except CompressorError as error:
             raise error.at(plan.spec.where("passes", index)) from error.__cause__

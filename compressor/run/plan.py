@@ -304,6 +304,12 @@ def _check_named(spec: Spec, index: int, carrier: Carrier) -> None:
         step.check_models(carrier, others)
 
 
+_WIDENED = (
+    "what the model computes in half precision it computes in float32 from here on; its inputs and "
+    "outputs keep their type. cast after this pass makes the rest half again"
+)
+
+
 def _plan_pass(
     step: Pass, carrier: Carrier, context: PassContext, data: Mapping[str, Data]
 ) -> tuple[PassPlan, Carrier]:
@@ -328,7 +334,9 @@ def _plan_pass(
             "is not one of the three kinds of pass",
             "derive it from WeightPass, GraphPass or TrainPass of compressor.extension",
         )
+    given, carrier = carrier, step.adapted(carrier, context)
     survey = step.survey(carrier, context)
+    notes = survey.notes if carrier is given else (*survey.notes, _WIDENED)
     needs = f"data {step.replays}" if step.replays else ""
     if survey.requests:
         needs = f"statistics of {len(survey.requests)} tensors"
@@ -345,7 +353,7 @@ def _plan_pass(
         step.name,
         survey.layers,
         survey.requests,
-        survey.notes,
+        notes,
         model_bytes(after),
         step.by_block,
         step.replays,

@@ -12,7 +12,7 @@ from compressor.errors import ArtifactError
 from compressor.files import scratch
 from compressor.graph.operators import operator
 from compressor.graph.values import all_nodes
-from compressor.models.onnx.ort_runner import OrtRunner
+from compressor.models.onnx.module import file_runner
 from compressor.models.threads import on_threads
 from compressor.run.anatomy import file_contents
 from compressor.run.artifact_file import ONNX, Machinery
@@ -257,7 +257,7 @@ def _latency(
     models: dict[str, Opener] = {
         BASELINE: workspace.baseline.runner
         if file is None
-        else lambda: OrtRunner(file, f"model {str(file)!r}"),
+        else lambda: file_runner(file, workspace.plan.model.carrier.graph()),
         "artifact": lambda: artifact.exporter.open(artifact.path),
     }
     if fused is not None:

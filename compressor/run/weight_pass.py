@@ -18,6 +18,7 @@ from pydantic import Field, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 from torch import Tensor
 
+from compressor.graph.stored_weights import is_quantized
 from compressor.models.checkpoint.rows import read_rows
 from compressor.types.carrier import Capability, Carrier, WeightChange
 from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
@@ -166,7 +167,7 @@ class WeightPass(Pass):
         Raises:
             SpecError: an option does not fit the model, or a rule matches no layer.
         """
-        rules = resolve_rules(self.layers, [layer.name for layer in carrier.layers()])
+        rules = resolve_rules(self.layers, carrier.layers())
         treatments = {}
         for layer in carrier.layers():
             not_float = "" if layer.dtype in FLOATS else f"its weight is {layer.dtype}"
@@ -247,6 +248,7 @@ class WeightPass(Pass):
             self.name,
             {name: treatment.action for name, treatment in treatments.items()},
             {name: treatment.kept for name, treatment in treatments.items()},
+            quantized=Capability.GRAPH in carrier.offers and is_quantized(carrier.graph()),
         )
         rows = tuple(
             replace(row, reason=treatments[row.name].remark) if row.touched else row for row in rows

@@ -9,14 +9,25 @@ from glob import escape
 from typing import TypeVar, get_args
 
 from compressor.errors import SpecError, suggestion
+from compressor.types.layers import Layer
 from compressor.types.passes import LayerPlan, LayerRule, Pass
 
 RuleT = TypeVar("RuleT", bound=LayerRule)
 _SHOWN = 3
+TO_FLOATS = "{pass: cast, dtype: fp32} (which makes a quantized model one of floats)"
+"""What a spec for a model that is quantized already begins with."""
 
 
-def resolve_rules(rules: Sequence[RuleT], names: Sequence[str]) -> dict[str, RuleT | None]:
+def resolve_rules(
+    rules: Sequence[RuleT], layers: Sequence[Layer] | Sequence[str]
+) -> dict[str, RuleT | None]:
     """Find each layer's rule: the first that matches its name.
+
+    One that matches no name of a layer may match those of weights or nodes.
+
+    Args:
+        rules: in order.
+        layers: the layers, or their names alone.
 
     Example:
         >>> resolve_rules([LayerRule(match="conv*", skip=True)], ["conv1", "fc"])
@@ -25,12 +36,30 @@ def resolve_rules(rules: Sequence[RuleT], names: Sequence[str]) -> dict[str, Rul
     Raises:
         SpecError: a rule matches no layer at all.
     """
+    names = [layer if isinstance(layer, str) else layer.name for layer in layers]
+    rules = by_layer_name(rules, [layer for layer in layers if isinstance(layer, Layer)])
     for rule in rules:
         if not any(fnmatchcase(name, rule.match) for name in names):
             raise SpecError(
                 f"layer rule {rule.match!r}", "matches no layer", suggestion(rule.match, names)
             )
     return {name: rule_of(rules, name) for name in names}
+
+
+def by_layer_name(rules: Sequence[RuleT], layers: Sequence[Layer]) -> list[RuleT]:
+    """Return rules by the names of layers, where they match weights or nodes and no layer's name.
+
+    A rule by name means the same whatever a graph calls its nodes.
+    """
+    named: list[RuleT] = []
+    for rule in rules:
+        matched = []
+        if not any(fnmatchcase(layer.name, rule.match) for layer in layers):
+            others = ((layer, name) for layer in layers for name in (layer.weight, layer.node))
+            matched = [layer.name for layer, name in others if fnmatchcase(name, rule.match)]
+        names = dict.fromkeys(matched)
+        named += [rule.model_copy(update={"match": match_of(name)}) for name in names] or [rule]
+    return named
 
 
 def rule_of(rules: Sequence[RuleT], name: str) -> RuleT | None:
@@ -61,7 +90,11 @@ def skip_reason(rule: LayerRule | None) -> str:
 
 
 def plan_layers(
-    name: str, actions: Mapping[str, str], reasons: Mapping[str, str]
+    name: str,
+    actions: Mapping[str, str],
+    reasons: Mapping[str, str],
+    *,
+    quantized: bool = False,
 ) -> tuple[LayerPlan, ...]:
     """Return the plan's rows; a pass that would do nothing is an error.
 
@@ -69,6 +102,7 @@ def plan_layers(
         name: the pass.
         actions: what happens to each layer that is not kept.
         reasons: for every layer, in order, why it is kept; empty where it is not.
+        quantized: the model is quantized, which may be why all are kept.
 
     Raises:
         SpecError: every layer is kept.
@@ -86,5 +120,8 @@ def plan_layers(
         if not rows:
             problem = "touches no layer: the model has none with weights"
             remedy = "remove it; fuse and the exports work without any"
+        if quantized:
+            problem += "" if rows else " in floating point"
+            remedy = f"change its rules or options, remove it, or put {TO_FLOATS} before it"
         raise SpecError(f"pass {name!r}", problem, remedy)
     return rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite, log10, prod
 from typing import Literal
 
@@ -52,6 +52,7 @@ class Layer:
         bias: the bias parameter's name, if there is one.
         inputs: names of the graph values that the layer reads, weight excluded.
         output: the graph value that the layer writes.
+        node: the graph node's name, by which rules may refer to the layer.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Layer:
     bias: str | None = None
     inputs: tuple[str, ...] = ()
     output: str = ""
+    node: str = field(default="", compare=False)
 
     @property
     def is_table(self) -> bool:

@@ -22,7 +22,10 @@ _SILENT = Silent()
 class LayerRule(Options):
     """A per-layer rule; the first whose ``match`` fits a layer's name wins."""
 
-    match: str = Field(description="layer name; * and ? are wildcards")
+    match: str = Field(
+        description="layer name, or that of its initializer or node if none fits; * and ? are "
+        "wildcards"
+    )
     skip: bool = Field(default=False, description="leave these layers as they are")
 
 
@@ -186,6 +189,17 @@ class Pass(Options, ABC):
         are the same.
         """
         return {}
+
+    def adapted(self, carrier: Carrier, context: PassContext) -> Carrier:
+        """Return the model in the form that the pass works on: by default, as it is.
+
+        The run calls this before :meth:`survey`, and everything else is given what it returns.
+
+        Args:
+            carrier: the model; it is not modified, and its weights are not read.
+            context: the rest of the spec.
+        """
+        return carrier
 
     def check_models(self, carrier: Carrier, others: Mapping[str, Carrier]) -> None:
         """Compare the models that the options name with the model, when a run is planned.

@@ -12,6 +12,7 @@ from onnx_ir import DataType
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.operators import operator, operator_named
 from compressor.graph.values import all_nodes, computes_scale, constant_of
+from compressor.types.layer_rules import TO_FLOATS
 
 _INT8 = frozenset({DataType.INT8, DataType.UINT8})
 _INT16 = frozenset({DataType.INT16, DataType.UINT16})
@@ -112,8 +113,8 @@ def _integer_operator(node: ir.Node, target: Target) -> tuple[str, str] | None:
     if node.op_type.startswith("QLinear") or operator_named(node.op_type).integer:
         return (
             f"{target.title} does not take {node.op_type}",
-            "start from the float model and quantize it here, or use QuantizeLinear and "
-            "DequantizeLinear instead",
+            f"start from the float model and quantize it here, or put {TO_FLOATS} and "
+            "quantize-static before the export",
         )
     return None
 
@@ -142,7 +143,8 @@ def _stored_type(node: ir.Node, target: Target) -> tuple[str, str] | None:
             return None
         return (
             f"its bias is int32 with a scale, {target.title} takes float biases only",
-            "quantize with this export in the spec, so that the bias stays float",
+            "quantize with this export in the spec, so that the bias stays float; a file that is "
+            f"quantized already needs {TO_FLOATS} first",
         )
     allowed = target.weights if constant else target.activations
     if dtype is None or dtype in allowed:
@@ -212,7 +214,8 @@ def _zero_point(node: ir.Node, target: Target, evaluate: bool) -> tuple[str, str
 
 def _symmetric(kind: str) -> str:
     other = ", or symmetric: true in quantize-weights" if kind == "weights" else ""
-    return f"set {kind}.symmetric: true in quantize-static{other}"
+    again = f"; a file that is quantized already needs {TO_FLOATS} first"
+    return f"set {kind}.symmetric: true in quantize-static{other}{again}"
 
 
 def is_dynamic(node: ir.Node) -> bool:

@@ -27,8 +27,9 @@ from compressor.exporters.safetensors.transformers_runner import TransformersRun
 from compressor.graph.skeleton import skeleton
 from compressor.models.codec.forms import DESCRIPTION
 from compressor.models.codec.headers import read_header
-from compressor.models.codec.load import RuntimeModule, check, check_graph, load
+from compressor.models.codec.load import check, check_graph, load
 from compressor.models.codec.writing import GraphPlan
+from compressor.models.onnx.module import RuntimeModule
 from compressor.models.torch.matching import TorchRunner
 from compressor.models.torch.smaller_module import without_data
 from compressor.types.carrier import Capability, Carrier, Runner

@@ -90,11 +90,12 @@ class Variants:
     def _applied(self, workspace: Workspace, index: int, carrier: Carrier) -> Carrier:
         declared = workspace.plan.spec.passes[index]
         torch.manual_seed(workspace.plan.spec.seed)
-        survey = declared.survey(carrier, workspace.plan.context)
+        adapted = declared.adapted(carrier, workspace.plan.context)
+        survey = declared.survey(adapted, workspace.plan.context)
         statistics = None
         if not declared.by_block:
             statistics = self._statistics(workspace, index, carrier, survey)
-        return apply_pass(workspace, declared, carrier, survey, statistics).carrier
+        return apply_pass(workspace, declared, adapted, survey, statistics).carrier
 
     def _statistics(
         self, workspace: Workspace, index: int, carrier: Carrier, survey: Survey
@@ -104,8 +105,9 @@ class Variants:
         # After a changed pass activations differ, so nothing collected before can be used.
         collected = self._collected.setdefault(index, {}) if carrier is before else {}
         missing = [r for r in survey.requests if collected.get(r.key, (None,))[0] != r]
-        label = workspace.plan.spec.passes[index].name
-        statistics = calibrate(workspace, label, carrier, tuple(missing))
+        declared = workspace.plan.spec.passes[index]
+        adapted = declared.adapted(carrier, workspace.plan.context)
+        statistics = calibrate(workspace, declared.name, adapted, tuple(missing))
         collected.update({r.key: (r, statistics[r.key]) for r in missing})
         return {r.key: collected[r.key][1] for r in survey.requests}
 

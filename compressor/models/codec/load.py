@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -25,56 +24,16 @@ from compressor.models.codec.reading import (
     stored_headers,
     written_with,
 )
-from compressor.models.element_types import from_numpy, to_numpy
 from compressor.models.executor import (
     GraphModule,
-    bound_inputs,
     unknown_operators,
 )
-from compressor.models.onnx.ort_runner import graph_runner
+from compressor.models.onnx.module import RuntimeModule, in_runtime, onnx_module
 from compressor.types.exporter import PackedFormat
 
+_ONNX = ".onnx"
+_CALLER = 2  # calls up from a function that `load` calls: where a warning belongs
 _RUNTIME_DOMAINS = ("com.microsoft.", "ai.onnx.ml.")
-
-
-class RuntimeModule(torch.nn.Module):
-    """A graph that ONNX Runtime executes on the CPU; it is called as a `GraphModule` is.
-
-    The weights are in the runtime's session, so the module has no parameters and no buffers.
-
-    Args:
-        model: the graph with its weights.
-        subject: what it is, for messages.
-
-    Attributes:
-        input_names: the inputs that a call has to give, in order.
-        output_names: the outputs, in order.
-        runner: what executes the graph.
-        runtime: the runtime's name and version.
-
-    Raises:
-        ModelError: ONNX Runtime does not load the graph.
-    """
-
-    def __init__(self, model: ir.Model, subject: str):
-        super().__init__()
-        initializers = model.graph.initializers
-        inputs = (value.name or "" for value in model.graph.inputs)
-        self.input_names = tuple(name for name in inputs if name not in initializers)
-        self.output_names = tuple(value.name or "" for value in model.graph.outputs)
-        self.runner = graph_runner(model, subject=subject)
-        self.runtime = self.runner.runtime
-
-    def forward(self, *arguments: Tensor, **inputs: Tensor) -> dict[str, Tensor]:
-        """Run the graph on inputs by position or name; return the outputs by name.
-
-        Raises:
-            ModelError: an input is missing or unknown, or the runtime fails.
-        """
-        values = bound_inputs(self.input_names, arguments, inputs)
-        batch = {name: to_numpy(value.detach().cpu()) for name, value in values.items()}
-        outputs = self.runner.run(batch)
-        return {name: from_numpy(ir.tensor(array)) for name, array in outputs.items()}
 
 
 def load(
@@ -84,7 +43,7 @@ def load(
     mmap: bool = True,
     dequantize: Literal["on-use", "once"] = "on-use",
 ) -> torch.nn.Module:
-    """Load a compressed model as a module in evaluation mode.
+    """Load a compressed model, or any ONNX file, as a module in evaluation mode.
 
     Nothing is unpickled and no code of the model's author runs. Weights stay in the file until an
     operator reads them. Those that are packed or sparse are decoded then, and quantized layers
@@ -94,15 +53,16 @@ def load(
 
     A graph with operators that PyTorch does not run here is executed by ONNX Runtime on the CPU,
     with the weights in its memory: a warning names the operators, and the module's ``runtime`` the
-    runtime. Such a module has an empty ``state_dict()`` and no gradients.
+    runtime. Such a module has an empty ``state_dict()`` and no gradients. Older opsets of an ONNX
+    file than PyTorch runs here are converted.
 
     Example:
         >>> model = compressor.load("out/resnet20-edge")
         >>> logits = model(torch.zeros(1, 3, 32, 32))["logits"]
 
     Args:
-        path: the directory that holds ``model.json``, that file, or an archive, all of which is
-            read at once.
+        path: the directory that holds ``model.json``, that file, an ``.onnx`` file of whatever
+            origin, or an archive, all of which is read at once.
         device: where the weights go; anything but ``cpu`` reads and decodes them at once.
         mmap: map the files. Without, they are read at once, from the first byte to the last, and
             may go away; that suits a slow network disk.
@@ -117,7 +77,9 @@ def load(
     Raises:
         SpecError: there is no such device or choice, or ONNX Runtime is to run on another device
             than ``cpu``.
-        ModelError: a file is missing, cut, of another schema, or does not fit the other one.
+        ModelError: a file is missing, cut, of another schema, or does not fit the other one; or
+            an ONNX file breaks ONNX's rules, takes or gives text, or has operators of which nobody
+            here knows.
     """
     if dequantize not in ("on-use", "once"):
         raise SpecError(f"dequantize {dequantize!r}", "is not a choice", "use on-use or once")
@@ -126,6 +88,9 @@ def load(
         with packed.unpacked(Path(path)) as folder:
             return load(folder, device=device, mmap=False, dequantize=dequantize)
     once = dequantize == "once"
+    if Path(path).suffix.lower() == _ONNX:
+        module = onnx_module(Path(path), device=device, mmap=mmap, once=once, stacklevel=_CALLER)
+        return _moved(module, device)
     description, headers = _opened(path)
     unknown = unknown_operators(_operators(description.graph))
     if unknown:
@@ -143,7 +108,11 @@ def load(
         model = description.model()
         tensors = read_tensors(description, headers, mmap)
         module = GraphModule(model, tensors, keeps_constants=once)
-    module.eval()
+    return _moved(module.eval(), device)
+
+
+def _moved(module: torch.nn.Module, device: str) -> torch.nn.Module:
+    """Move a module to a device; raise ``SpecError`` if it is not usable."""
     if device == "cpu":
         return module
     try:
@@ -208,27 +177,13 @@ def _in_runtime(
     unknown: tuple[str, ...],
     device: str,
 ) -> RuntimeModule:
-    """Return a module that ONNX Runtime executes, and warn that it does."""
-    operators = ", ".join(unknown)
-    if device != "cpu":
-        raise SpecError(
-            f"device {device!r}",
-            f"is not usable: the model runs in ONNX Runtime on the CPU, since PyTorch does not run "
-            f"{operators} here",
-            "use cpu",
-        )
+    """Return a module that ONNX Runtime executes."""
     model = description.model()
     for name, tensor in read_tensors(description, headers, mapped=True).items():
         value = model.graph.initializers[name]
         value.const_value = _as_onnx(tensor, description.tensors[name].dtype, name)
-    module = RuntimeModule(model, description.subject).eval()
-    warnings.warn(
-        f"{description.subject} is executed by {module.runtime}: PyTorch does not run {operators} "
-        "here",
-        UserWarning,
-        stacklevel=3,
-    )
-    return module
+    reason = f"PyTorch does not run {', '.join(unknown)} here"
+    return in_runtime(model, description.subject, reason, device, _CALLER + 1)
 
 
 def _as_onnx(tensor: Tensor, dtype: ir.DataType, name: str) -> ir.TensorProtocol:

@@ -1,6 +1,6 @@
 """Runs ONNX graphs as PyTorch modules."""
 
-from compressor.models.executor.compiler import unknown_operators
+from compressor.models.executor.compiler import OLDEST_OPSET, unknown_operators
 from compressor.models.executor.module import GraphModule, bound_inputs
 
-__all__ = ["GraphModule", "bound_inputs", "unknown_operators"]
+__all__ = ["OLDEST_OPSET", "GraphModule", "bound_inputs", "unknown_operators"]

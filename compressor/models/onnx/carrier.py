@@ -16,15 +16,18 @@ from compressor.errors import ModelError, SpecError
 from compressor.graph.codebooks import attach_codebook
 from compressor.graph.codes import attach_codes
 from compressor.graph.layers import graph_layers
+from compressor.graph.module_names import name_by_modules
 from compressor.graph.plain import make_plain
 from compressor.graph.skeleton import converted
 from compressor.graph.values import tensor_spec
 from compressor.models.element_types import TORCH_DTYPES, from_numpy
+from compressor.models.executor import GraphModule
 from compressor.models.onnx.file import read_onnx
 from compressor.models.onnx.ort_runner import (
     OLDEST_RUN,
     check_loads,
     check_operators,
+    computes_in_bfloat16,
     foreign_operators,
     runner_of,
 )
@@ -205,6 +208,8 @@ def restore_graph(directory: Path) -> OnnxCarrier:
 def open_onnx(path: Path, opset: int) -> OnnxCarrier:
     """Read an ONNX file, check it, and convert it to ``opset`` if it is older.
 
+    Weights that PyTorch's exporters left nameless are named after their modules.
+
     Example:
         >>> carrier = open_onnx(Path("model.onnx"), opset=21)
         >>> carrier.layers()[0].name
@@ -217,39 +222,53 @@ def open_onnx(path: Path, opset: int) -> OnnxCarrier:
     """
     subject = f"model {str(path)!r}"
     model = read_onnx(path)
-    _check_ends(model, subject)
+    check_numbers(model, subject)
+    _check_shapes(model, subject)
     common.InlinePass()(model)
+    name_by_modules(model)
     check_operators(model, subject)
-    runs = not foreign_operators(model)
+    runs = not foreign_operators(model) and not computes_in_bfloat16(model)
     old = model.opset_imports.get("", opset) < OLDEST_RUN
     if runs and not old:
         check_loads(model, subject)
-    model = _upgraded(model, opset, subject)
+    model = upgraded(model, opset, subject)
     make_plain(model)
     if runs and old:
         check_loads(model, subject)
+    if computes_in_bfloat16(model):  # in PyTorch; ONNX Runtime's CPU provider has no kernels
+        GraphModule(model)
     return OnnxCarrier(model)
 
 
-def _check_ends(model: ir.Model, subject: str) -> None:
-    """Check that a model takes and gives numbers, and says how many axes its inputs have.
+def check_numbers(model: ir.Model, subject: str) -> None:
+    """Check that a model takes and gives numbers.
 
     Raises:
-        ModelError: an input or output does not.
+        ModelError: an input or output is text.
     """
     for role, values in (("input", model.graph.inputs), ("output", model.graph.outputs)):
         for value in values:
             if value.dtype == ir.DataType.STRING:
-                problem = "is text"
-                remedy = "cut off what works on text, and export the model again with numbers"
-            elif role == "input" and value.shape is None:
-                problem, remedy = (
-                    "has no shape",
-                    "export the model again; dynamic axes may be names",
+                raise ModelError(
+                    subject,
+                    f"{role} {value.name!r} is text",
+                    "cut off what works on text, and export the model again with numbers",
                 )
-            else:
-                continue
-            raise ModelError(subject, f"{role} {value.name!r} {problem}", remedy)
+
+
+def _check_shapes(model: ir.Model, subject: str) -> None:
+    """Check that a model says how many axes its inputs have.
+
+    Raises:
+        ModelError: an input does not.
+    """
+    for value in model.graph.inputs:
+        if value.shape is None:
+            raise ModelError(
+                subject,
+                f"input {value.name!r} has no shape",
+                "export the model again; dynamic axes may be names",
+            )
 
 
 def _constant(model: ir.Model, name: str) -> ir.TensorProtocol:
@@ -259,7 +278,7 @@ def _constant(model: ir.Model, name: str) -> ir.TensorProtocol:
     return value.const_value
 
 
-def _upgraded(model: ir.Model, opset: int, subject: str) -> ir.Model:
+def upgraded(model: ir.Model, opset: int, subject: str) -> ir.Model:
     """Return a graph in an opset, or in its own if that is newer; value names stay the same.
 
     Args:

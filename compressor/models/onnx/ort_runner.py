@@ -18,6 +18,7 @@ from compressor.graph.blocks import sink_initializers
 from compressor.graph.operators import operator
 from compressor.graph.skeleton import detached_weights
 from compressor.graph.values import DEFAULT_DOMAINS, all_nodes, value_by_name
+from compressor.models.element_types import run_without_numpy
 from compressor.models.executor import GraphModule
 from compressor.models.threads import usual_threads
 from compressor.models.torch.matching import TorchRunner
@@ -107,6 +108,8 @@ class OrtRunner:
         self._subject = subject
         self._outputs = [o.name for o in self._session.get_outputs()]
         self._inputs = {i.name for i in self._session.get_inputs()}
+        ends = (*self._session.get_inputs(), *self._session.get_outputs())
+        self._bfloat16 = any(end.type == "tensor(bfloat16)" for end in ends)
         self.runtime = f"onnxruntime {ort.__version__} ({_TITLES[provider]})"
 
     def run(self, batch: Batch) -> Batch:
@@ -117,7 +120,8 @@ class OrtRunner:
         """
         feed = {name: array for name, array in batch.items() if name in self._inputs}
         try:
-            results = self._session.run(self._outputs, feed)
+            run = run_without_numpy if self._bfloat16 else type(self._session).run
+            results = run(self._session, self._outputs, feed)
         except _failures() as error:
             raise ModelError(
                 self._subject,

@@ -83,7 +83,7 @@ def choose(
     Raises:
         SpecError: a rule matches no layer, or gives one a rank that it cannot have.
     """
-    ruled = resolve_rules(rules, [layer.name for layer in carrier.layers()])
+    ruled = resolve_rules(rules, carrier.layers())
     model = carrier.graph()
     nodes: dict[str, ir.Node] = {}
     for layer, node in layers_with_nodes(model):

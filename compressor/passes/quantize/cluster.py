@@ -81,7 +81,7 @@ class Cluster(WeightPass):
             SpecError: a rule matches no layer, an export has no codebooks, or importance finds no
                 input to observe.
         """
-        rules = resolve_rules(self.layers, [layer.name for layer in carrier.layers()])
+        rules = resolve_rules(self.layers, carrier.layers())
         kept = {**inner_layers(carrier), **kept_tables(carrier), **recurrences(carrier)}
         model = carrier.graph()
         opset = model.opset_imports.get("", 0)

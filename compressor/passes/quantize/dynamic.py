@@ -17,7 +17,9 @@ from compressor.graph.codes import Codes, obstacle, read_through, store_codes
 from compressor.graph.editing import Editor
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.operators import Target
+from compressor.graph.stored_weights import is_quantized
 from compressor.models.layer_uses import computed_recurrences, small_table
+from compressor.passes.quantize.cast.rewrite import in_single
 from compressor.passes.quantize.dynamic_operators import (
     DynamicWriter,
     LstmWriter,
@@ -25,6 +27,7 @@ from compressor.passes.quantize.dynamic_operators import (
     unfit,
 )
 from compressor.passes.quantize.maths.affine import absmax_parameters, quantize
+from compressor.passes.quantize.maths.grids import kept_grids
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
 from compressor.types.layers import Layer, QuantizedTensor, Scheme, sqnr_db
@@ -72,6 +75,10 @@ class QuantizeDynamic(GraphPass):
         default=(), description="rules for single layers; the first that matches wins"
     )
 
+    def adapted(self, carrier: Carrier, context: PassContext) -> Carrier:
+        """Return the model with what it computes in half precision in float32."""
+        return in_single(carrier)
+
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Choose the layers by the operators that read their weights."""
         if "tensorrt" in context.targets:
@@ -81,7 +88,8 @@ class QuantizeDynamic(GraphPass):
                 "use quantize-static or quantize-weights, or export to onnx with target ort-cpu",
             )
         choice = self._choice(carrier, context)
-        rows = plan_layers(self.name, choice.actions, choice.kept)
+        quantized = is_quantized(carrier.graph())
+        rows = plan_layers(self.name, choice.actions, choice.kept, quantized=quantized)
         return Survey(rows, notes=computed_recurrences(carrier))
 
     def apply(
@@ -117,7 +125,7 @@ class QuantizeDynamic(GraphPass):
         model = carrier.graph()
         readers = _readers(model)
         layers = carrier.layers()
-        rules = resolve_rules(self.layers, [layer.name for layer in layers])
+        rules = resolve_rules(self.layers, layers)
         kept = {
             layer.name: skip_reason(rules[layer.name])
             or self._obstacle(model, layer, readers.get(layer.weight, []))
@@ -208,4 +216,5 @@ def _readers(model: ir.Model) -> dict[str, list[tuple[Layer, ir.Node]]]:
 
 def _rounded(carrier: Carrier, layer: Layer, scheme: Scheme) -> QuantizedTensor:
     matrix = layer.canonical(carrier.weight(layer)).to(torch.float32)
-    return quantize(matrix, *absmax_parameters(matrix, scheme), scheme)
+    scale, zero = absmax_parameters(matrix, scheme)
+    return quantize(matrix, kept_grids(matrix, scale, scheme), zero, scheme)

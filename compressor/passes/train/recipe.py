@@ -214,7 +214,7 @@ class Recipe(TrainPass):
         Raises:
             SpecError: a rule matches no layer.
         """
-        rules = resolve_rules(self.layers, [layer.name for layer in carrier.layers()])
+        rules = resolve_rules(self.layers, carrier.layers())
         return {name: skip_reason(rule) for name, rule in rules.items()}
 
     def pruned_layers(self, carrier: Carrier) -> dict[str, Layer]:

@@ -22,10 +22,11 @@ from tests.compressor.voice import MODEL, Voice
 def save_onnx(path: Path, name: str = "image", shape: Sequence[int | str] = ("batch", 4)) -> Path:
     entry = helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
     output = helper.make_tensor_value_info("output", TensorProto.FLOAT, shape)
-    graph = helper.make_graph(
-        [helper.make_node("Relu", [name], ["output"])], "g", [entry], [output]
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [4, 4], [1.0] * 16)
+    node = helper.make_node("MatMul", [name, "w"], ["output"])
+    graph = helper.make_graph([node], "g", [entry], [output], [weight])
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
     return path
 
 
@@ -110,11 +111,13 @@ def test_of_a_model_with_a_scalar_and_no_state(tmp_path: Path) -> None:
         [value("y", TensorProto.FLOAT, ["n", 4])],
     )
     opsets = [helper.make_opsetid("", 17)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets), tmp_path / "m.onnx")
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "m.onnx")
     write_starter(tmp_path / "m.onnx", tmp_path / "spec.yaml")
     for role in ("calibration", "evaluation"):
         (tmp_path / role).mkdir()
-    keys = load_spec(tmp_path / "spec.yaml").data["calibration"].keys
+    data = load_spec(tmp_path / "spec.yaml").data
+    assert data.keys() == {"evaluation"}  # it has no weights to quantize
+    keys = data["evaluation"].keys
     assert (keys.samples, keys.state) == ("feeds", {})
     assert keys.inputs == {"x": "x", "gain": "gain"}
 

@@ -136,7 +136,8 @@ def test_what_is_quantized_already_is_not_quantized_again(
     on_onnx.spec["passes"] = [{"pass": "fuse"}, STATIC, step]
     assert refusal(on_onnx).endswith(
         f": pass '{step['pass']}': touches no layer: 3 of 3: {reason}; change its rules or "
-        "options, or remove it"
+        "options, remove it, or put {pass: cast, dtype: fp32} (which makes a quantized model one "
+        "of floats) before it"
     )
 
 
@@ -146,7 +147,8 @@ def test_rules_that_leave_what_is_quantized_already(on_onnx: Project):
     on_onnx.spec["passes"] = [{"pass": "fuse"}, first, rest]
     assert refusal(on_onnx).endswith(
         ": pass 'quantize-static': touches no layer: 2 of 3: it is quantized already; 1 of 3: "
-        "skipped by the rule 'f*'; change its rules or options, or remove it"
+        "skipped by the rule 'f*'; change its rules or options, remove it, or put {pass: cast, "
+        "dtype: fp32} (which makes a quantized model one of floats) before it"
     )
     on_onnx.spec["passes"][-1] = STATIC
     assert [r.actions[-1] for r in on_onnx.plan().rows] == ["keep", "keep", "int8/channel x uint8"]

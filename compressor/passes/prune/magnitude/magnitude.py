@@ -59,7 +59,7 @@ def choose_layers(
         SpecError: a rule matches no layer, or asks for what its layer cannot have.
     """
     layers = carrier.layers()
-    by_layer = resolve_rules(rules, [layer.name for layer in layers])
+    by_layer = resolve_rules(rules, layers)
     graph = carrier.graph() if Capability.GRAPH in carrier.offers else None
     pairs = () if graph is None else layers_with_nodes(graph)
     tables = {layer.weight for layer, _ in pairs if layer.is_table}

@@ -32,7 +32,7 @@ def choose_layers(
     Raises:
         SpecError: a rule matches no layer, or gives one a pattern that does not fit it.
     """
-    by_layer = resolve_rules(rules, [layer.name for layer in carrier.layers()])
+    by_layer = resolve_rules(rules, carrier.layers())
     kept = {**inner_layers(carrier), **_unlike_readers(carrier), **kept_tables(carrier)}
     kept |= recurrences(carrier)
     treatments = {}

@@ -105,7 +105,7 @@ def choose(
     Raises:
         SpecError: a rule matches no layer.
     """
-    layer_rules = resolve_rules(rules, [layer.name for layer in layers])
+    layer_rules = resolve_rules(rules, layers)
     writers = _writers(channels, layers)
     by_group: dict[int, list[StructuredRule]] = defaultdict(list)
     for name, groups in writers.items():

@@ -14,9 +14,11 @@ from pydantic import Field
 
 from compressor.errors import SpecError
 from compressor.graph.editing import Editor
-from compressor.graph.layers import layers_of
+from compressor.graph.layers import graph_layers, layers_of
 from compressor.graph.skeleton import converted
+from compressor.graph.stored_weights import is_quantized
 from compressor.graph.values import all_nodes
+from compressor.passes.quantize.cast.dequantize import dequantize
 from compressor.passes.quantize.cast.islands import FloatIslands, extreme
 from compressor.passes.quantize.cast.rewrite import store_narrow, to_half, to_single
 from compressor.types.carrier import Capability, Carrier
@@ -51,8 +53,10 @@ class Cast(GraphPass):
     its range. A Cast stands only where a value crosses a border. With ``weights-only`` nothing but
     the layers' weights is narrow: they are cast back when they are read.
 
-    The other way, ``fp32`` makes a float16 or bfloat16 model one that computes in float32. Put it
-    before passes that quantize: they work on float32 weights.
+    The other way, ``fp32`` makes a float16, bfloat16 or quantized model one that computes in
+    float32, whoever quantized it. Weights are what their codes stand for, activations are no longer
+    rounded. Put it before passes that are to quantize such a model again, perhaps for another
+    target.
     """
 
     name: ClassVar[str] = "cast"
@@ -63,7 +67,7 @@ class Cast(GraphPass):
     dtype: Literal["fp16", "bf16", "fp32"] = Field(
         default="fp16",
         description="the new type; bf16 without weights-only is for tensorrt and compressor.load; "
-        "fp32 is for models in half precision",
+        "fp32 is for models in half precision and quantized ones",
     )
     keep_io: bool = Field(
         default=True, description="the model's inputs and outputs keep their type"
@@ -86,14 +90,13 @@ class Cast(GraphPass):
         """Choose the layers and the float32 islands, by operators and types alone."""
         self._check(context)
         if self.dtype == "fp32":
-            reasons = {
-                layer.name: "" if layer.dtype in _HALVES else f"its weight is {layer.dtype} already"
-                for layer in carrier.layers()
-            }
+            reasons = self._widened(carrier)[1]
             return Survey(plan_layers(self.name, dict.fromkeys(reasons, self.dtype), reasons))
         decision = self._decide(carrier, evaluate=False)
         action = f"{self.dtype} weights" if self.weights_only else self.dtype
-        rows = plan_layers(self.name, dict.fromkeys(decision.reasons, action), decision.reasons)
+        actions = dict.fromkeys(decision.reasons, action)
+        quantized = is_quantized(decision.model)
+        rows = plan_layers(self.name, actions, decision.reasons, quantized=quantized)
         return Survey(rows, notes=self._notes(decision, context))
 
     def apply(
@@ -101,9 +104,9 @@ class Cast(GraphPass):
     ) -> Outcome:
         """Cast the model; layers whose weights would overflow stay as they are."""
         if self.dtype == "fp32":
-            halves = [layer.name for layer in carrier.layers() if layer.dtype in _HALVES]
-            outcomes = tuple(LayerOutcome(name, "float32") for name in halves)
-            return Outcome(self._widened(carrier), outcomes)
+            widened, reasons = self._widened(carrier)
+            changed = (name for name, reason in reasons.items() if not reason)
+            return Outcome(widened, tuple(LayerOutcome(name, "float32") for name in changed))
         planned = self._decide(carrier, evaluate=False).reasons
         decision = self._decide(carrier, evaluate=True)
         notes = tuple(
@@ -123,13 +126,20 @@ class Cast(GraphPass):
     ) -> Carrier:
         """Cast lazily: no weight is read, so overflow is not seen."""
         if self.dtype == "fp32":
-            return self._widened(carrier)
+            return self._widened(carrier)[0]
         return carrier.with_graph(self._rewritten(self._decide(carrier, evaluate=False)))
 
-    def _widened(self, carrier: Carrier) -> Carrier:
+    def _widened(self, carrier: Carrier) -> tuple[Carrier, dict[str, str]]:
+        """Return a model of float32, and why each of its layers is as it was; empty where not."""
         model = carrier.graph().clone()
+        decoded = dequantize(model)
+        halves = {layer.name for layer in carrier.layers() if layer.dtype in _HALVES}
         to_single(model, keep_io=self.keep_io)
-        return carrier.with_graph(model)
+        reasons = {}
+        for layer in graph_layers(model):
+            changed = layer.weight in decoded or layer.name in halves
+            reasons[layer.name] = "" if changed else f"its weight is {layer.dtype} already"
+        return carrier.with_graph(model), reasons
 
     def _check(self, context: PassContext) -> None:
         if self.dtype == "fp32" and (self.weights_only or self.layers):
@@ -159,7 +169,7 @@ class Cast(GraphPass):
         if self.dtype == "bf16" and model.opset_imports.get("", _BF16_OPSET) < _BF16_OPSET:
             model = converted(model, _BF16_OPSET)
         layers = carrier.layers()
-        rules = resolve_rules(self.layers, [layer.name for layer in layers])
+        rules = resolve_rules(self.layers, layers)
         reasons = {}
         for layer in layers:
             reasons[layer.name] = skip_reason(rules[layer.name]) or _unfit(model, layer)

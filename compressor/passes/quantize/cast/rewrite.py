@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 import onnx_ir as ir
@@ -12,9 +12,10 @@ from compressor.graph.editing import Editor
 from compressor.graph.operators import operator
 from compressor.graph.values import all_nodes
 from compressor.passes.quantize.cast.islands import FloatIslands, is_transparent
+from compressor.types.carrier import Carrier
 
 _FLOAT = ir.DataType.FLOAT
-_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _TYPE_NAMES = ("to", "dtype", "output_dtype")  # attributes that hold an element type
 _SUFFIX = {ir.DataType.FLOAT16: "_float16", ir.DataType.BFLOAT16: "_bfloat16", _FLOAT: "_float32"}
 
@@ -119,6 +120,19 @@ def _origin(value: ir.Value, target: ir.DataType) -> ir.Value:
     return value if source is None or source.dtype is None else source
 
 
+def in_single(carrier: Carrier, halves: Collection[ir.DataType] = HALVES) -> Carrier:
+    """Return a model that computes in float32 where it computes in one of these types.
+
+    Its inputs and outputs keep their type. A model that does not is returned as it is.
+    """
+    nodes = all_nodes(carrier.graph().graph)
+    if not any(value.dtype in halves for node in nodes for value in node.outputs):
+        return carrier
+    model = carrier.graph().clone()
+    to_single(model, keep_io=True)
+    return carrier.with_graph(model)
+
+
 def to_single(model: ir.Model, *, keep_io: bool) -> None:
     """Compute in float32 instead of float16 or bfloat16, subgraphs included, in place.
 
@@ -128,13 +142,13 @@ def to_single(model: ir.Model, *, keep_io: bool) -> None:
     With ``keep_io`` inputs and outputs keep their type, behind a ``Cast`` each.
     """
     editor = Editor(model)
-    inputs = [value for value in model.graph.inputs if value.dtype in _HALVES]
-    outputs = [value for value in model.graph.outputs if value.dtype in _HALVES]
+    inputs = [value for value in model.graph.inputs if value.dtype in HALVES]
+    outputs = [value for value in model.graph.outputs if value.dtype in HALVES]
     kept = {value: value.dtype for value in (*inputs, *outputs) if value.dtype is not None}
     for graph in (model.graph, *model.graph.subgraphs()):
         written = (value for node in graph for value in node.outputs)
         for value in (*graph.inputs, *graph.initializers.values(), *written):
-            if value.dtype in _HALVES:
+            if value.dtype in HALVES:
                 _convert(value, _FLOAT)
     for node in all_nodes(model.graph):
         _widen_attributes(node)
@@ -151,10 +165,10 @@ def _widen_attributes(node: ir.Node) -> None:
     for name, attribute in list(node.attributes.items()):
         if attribute.type == ir.AttributeType.TENSOR:
             tensor = attribute.as_tensor()
-            if tensor.dtype in _HALVES:
+            if tensor.dtype in HALVES:
                 node.attributes[name] = ir.AttrTensor(name, _converted(tensor, _FLOAT, tensor.name))
         elif attribute.type == ir.AttributeType.INT and name in _TYPE_NAMES:
-            half = attribute.as_int() in [kind.value for kind in _HALVES]
+            half = attribute.as_int() in [kind.value for kind in HALVES]
             node.attributes[name] = ir.AttrInt64(name, _FLOAT.value) if half else attribute
 
 

@@ -30,7 +30,7 @@ from compressor.passes.quantize.static.pixels import (
     read_pixels,
 )
 from compressor.passes.quantize.static.placement import Placement, Profile, float_input, place
-from compressor.types.layer_rules import resolve_rules, rule_of, skip_reason
+from compressor.types.layer_rules import by_layer_name, resolve_rules, rule_of, skip_reason
 from compressor.types.layers import Layer, Scheme
 from compressor.types.statistics import ChannelGrid, Moments, Request
 
@@ -148,7 +148,8 @@ class StaticSettings:
             for node, layer in readers.items()
             if node.graph is model.graph and float_input(node) is not None
         }
-        rules = resolve_rules(self.rules, [layer.name for layer in layers])
+        settings = replace(self, rules=by_layer_name(self.rules, layers))
+        rules = resolve_rules(settings.rules, layers)
         schemes: dict[str, Scheme] = {}
         reasons: dict[str, str] = {}
         for layer in layers:
@@ -164,7 +165,7 @@ class StaticSettings:
         for name, ratio in choice.floats.items() if choice else ():
             del schemes[name]
             reasons[name] = f"faster as floats: as integers, {ratio:.2f} x the time (predicted)"
-        return Decision(self, model, readers, layers, schemes, reasons, choice)
+        return Decision(settings, model, readers, layers, schemes, reasons, choice)
 
     def _choice(
         self,

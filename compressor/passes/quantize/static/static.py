@@ -14,9 +14,12 @@ from pydantic import Field
 
 from compressor.graph.codes import attach_codes
 from compressor.graph.layers import moment_request
+from compressor.graph.stored_weights import is_quantized
 from compressor.models.layer_uses import computed_recurrences
+from compressor.passes.quantize.cast.rewrite import in_single
 from compressor.passes.quantize.maths.affine import absmax_parameters, mse_parameters, quantize
 from compressor.passes.quantize.maths.gptq import gptq
+from compressor.passes.quantize.maths.grids import kept_grids
 from compressor.passes.quantize.static.options import ActivationOptions, StaticRule, WeightOptions
 from compressor.passes.quantize.static.placement import profile_for
 from compressor.passes.quantize.static.settings import Decision, StaticSettings, kernel_notes
@@ -58,6 +61,10 @@ class QuantizeStatic(GraphPass):
         "quantized even if it is predicted to be faster as floats",
     )
 
+    def adapted(self, carrier: Carrier, context: PassContext) -> Carrier:
+        """Return the model with what it computes in half precision in float32."""
+        return in_single(carrier)
+
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Choose the layers, and ask for ranges and second moments."""
         settings = self._settings(context)
@@ -69,12 +76,13 @@ class QuantizeStatic(GraphPass):
             for layer in decision.layers
         }
         actions = {
-            name: f"{scheme} x {settings.activation_type(name)}"
+            name: f"{scheme} x {decision.settings.activation_type(name)}"
             for name, scheme in decision.schemes.items()
         } | {name: str(scheme) for name, scheme in stored.items()}
+        planned = plan_layers(self.name, actions, kept, quantized=is_quantized(carrier.graph()))
         rows = tuple(
             replace(row, reason=decision.reasons[row.name]) if row.name in decision.faster else row
-            for row in plan_layers(self.name, actions, kept)
+            for row in planned
         )
         nodes = decision.nodes
         moments = [self._moment_request(x, nodes[x.name]) for x, _ in decision.placement.layers]
@@ -163,6 +171,7 @@ class QuantizeStatic(GraphPass):
         """Quantize a weight ``[rows, columns]``, to nearest where there are no moments."""
         find = mse_parameters if self.weights.range == "mse" else absmax_parameters
         scale, zero = find(matrix, scheme)
+        scale = kept_grids(matrix, scale, scheme)
         shared = scale.shape[0] == 1
         if least is not None:
             needed = least()
@@ -181,7 +190,8 @@ class QuantizeStatic(GraphPass):
 
 def _nearest(matrix: Callable[[], torch.Tensor], scheme: Scheme) -> QuantizedTensor:
     values = matrix()
-    return quantize(values, *absmax_parameters(values, scheme), scheme)
+    scale, zero = absmax_parameters(values, scheme)
+    return quantize(values, kept_grids(values, scale, scheme), zero, scheme)
 
 
 def _matrix(layer: Layer, tensor: ir.TensorProtocol) -> torch.Tensor:

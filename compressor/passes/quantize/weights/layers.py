@@ -192,7 +192,7 @@ def choose_layers(
         SpecError: a rule matches no layer or contradicts itself, columns do not divide into
             groups, or a target does not take a scheme.
     """
-    by_layer = resolve_rules(rules, [layer.name for layer in carrier.layers()])
+    by_layer = resolve_rules(rules, carrier.layers())
     kept = {**inner_layers(carrier), **({} if tables else kept_tables(carrier))}
     has_graph = Capability.GRAPH in carrier.offers
     opset = carrier.graph().opset_imports.get("", 0) if has_graph else _LATEST_OPSET

@@ -7,12 +7,14 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
+import onnx_ir as ir
 import torch
 from pydantic import Field
 
 from compressor.errors import SpecError
 from compressor.models.checkpoint.rows import all_rows
 from compressor.models.layer_uses import computed_recurrences
+from compressor.passes.quantize.cast.rewrite import in_single
 from compressor.passes.quantize.maths.floating import (
     RangeSearch,
     nvfp4_tensor_scale,
@@ -42,6 +44,8 @@ from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer, QuantizedTensor, Scheme, WeightCodes
 from compressor.types.passes import PassContext
 from compressor.types.statistics import Block
+
+_WITHOUT_BF16 = frozenset({"ort-cpu", "ort-cuda", "openvino"})  # targets
 
 
 class Nvfp4Rows:
@@ -122,6 +126,12 @@ class QuantizeWeights(WeightPass):
         if self.by_block:
             return frozenset({Capability.WEIGHTS, Capability.RUN, Capability.GRAPH})
         return self.needs
+
+    def adapted(self, carrier: Carrier, context: PassContext) -> Carrier:
+        """Return a graph that computes in bfloat16 as one of float32, where no target can."""
+        if carrier.kind != "onnx" or not context.targets & _WITHOUT_BF16:
+            return carrier
+        return in_single(carrier, (ir.DataType.BFLOAT16,))
 
     @property
     def by_block(self) -> bool:

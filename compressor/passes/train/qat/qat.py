@@ -146,7 +146,7 @@ class Qat(Recipe):
         check_executable(networks.trained)
         decision = settings.decide(networks.folded)
         actions = {
-            layer: f"{scheme} x {settings.activation_type(layer)}, trained"
+            layer: f"{scheme} x {decision.settings.activation_type(layer)}, trained"
             for layer, scheme in decision.schemes.items()
         }
         inner = carrier.with_graph(networks.trained)

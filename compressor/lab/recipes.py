@@ -1,0 +1,195 @@
+"""What a starter spec does to an ONNX file: chosen by what is in the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import onnx_ir as ir
+
+from compressor import catalog
+from compressor.calibration.collect import make_observer
+from compressor.errors import ModelError, SpecError
+from compressor.graph.layers import layer_of
+from compressor.graph.operators import operator
+from compressor.graph.stored_weights import is_quantized
+from compressor.graph.values import all_nodes
+from compressor.types.carrier import Carrier
+from compressor.types.layers import Layer
+from compressor.types.passes import PassContext
+
+_CLASSICAL = "ai.onnx.ml"
+_HALVES = ("float16", "bfloat16")
+_TARGET = "ort-cpu"  # of the export in a starter spec
+_GROUPS = (128, 32)  # that presets of four bits have
+
+
+@dataclass(frozen=True)
+class Step:
+    """One pass of a recipe.
+
+    Attributes:
+        name: the pass.
+        options: its options, as in a spec.
+        why: a comment on it.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+    why: str
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The passes of a starter spec.
+
+    Attributes:
+        title: what the model is, and so why these.
+        calibrated: they need calibration data.
+        size_ratio: a limit that they should keep.
+    """
+
+    title: str
+    steps: tuple[Step, ...]
+    calibrated: bool
+    size_ratio: float
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of the passes in YAML."""
+        for step in self.steps:
+            yield f"  # {step.why}"
+            yield f"  - pass: {step.name}"
+            yield from (f"    {key}: {value}" for key, value in step.options.items())
+        if self.steps[-1] is not _FUSE:
+            yield "    # layers: # rules for single layers; the first that matches wins"
+            yield '    #   - {match: "head*", skip: true}'
+
+
+_FLOATS = Step(
+    "cast", {"dtype": "fp32"}, "Make floats of what is quantized, so that passes can work."
+)
+_FUSE = Step(
+    "fuse",
+    {},
+    "Fold batch-norm and constants into the layers before them; fewer and larger operators.",
+)
+_STATIC = Step(
+    "quantize-static",
+    {},
+    "8-bit weights and activations, with ranges from the calibration data.",
+)
+_DYNAMIC = Step(
+    "quantize-dynamic",
+    {},
+    "8-bit weights; activations are quantized while the model runs. No calibration data.",
+)
+_BYTES = Step(
+    "quantize-weights",
+    {"preset": "int8"},
+    "8-bit weights; products stay in floating point. No calibration data.",
+)
+
+
+USUAL = Recipe("", (_FUSE, _STATIC), calibrated=True, size_ratio=0.5)
+"""For a model of which nothing is known."""
+
+
+def check_worth(nodes: Sequence[tuple[str, str]], weights: int, subject: str) -> None:
+    """Check that there is something to compress, whatever else a file is.
+
+    Args:
+        nodes: domain and operator of each node.
+        weights: initializers with more than one axis.
+
+    Raises:
+        ModelError: it computes with trees or the like, and holds no weights.
+    """
+    classical = dict.fromkeys(name for domain, name in nodes if domain == _CLASSICAL)
+    if classical and not weights:
+        raise ModelError(
+            subject,
+            f"holds no weights that could be pruned or quantized: it computes with "
+            f"{', '.join(classical)}",
+            "serve it as it is; there is nothing to do",
+        )
+
+
+def recipe_for(carrier: Carrier) -> Recipe:
+    """Return the recipe for a model, of those that ``compress plan`` accepts.
+
+    Raises:
+        ModelError: it is quantized in a way that is not known.
+    """
+    floats = _after(carrier, (_FLOATS,)) if is_quantized(carrier.graph()) else None
+    start = () if floats is None else (_FLOATS,)
+    carrier = floats or carrier
+    title, chosen = _choice(carrier)
+    halves = sum(layer.parameters for layer in carrier.layers() if layer.dtype in _HALVES)
+    half = halves * 2 > sum(layer.parameters for layer in carrier.layers())
+    fallback = ((_FUSE, _STATIC), (_FUSE, _DYNAMIC), (_BYTES,))
+    fitting = (s for s in (chosen, *fallback) if s and _after(carrier, s) is not None)
+    steps = next(fitting, (_FUSE,))
+    recipe = Recipe(title, (*start, *steps), any(s is _STATIC for s in steps), 0.5)
+    if steps == (_FUSE,):
+        return replace(recipe, title="a model without weights to quantize", size_ratio=1.0)
+    if start:
+        return replace(recipe, title=f"{title}, quantized already", size_ratio=1.2)
+    if half:
+        return replace(recipe, title=f"{title} in half precision", size_ratio=0.75)
+    return recipe
+
+
+def _choice(carrier: Carrier) -> tuple[str, tuple[Step, ...]]:
+    """Return what a model of floats is, and the steps that suit it."""
+    layers = carrier.layers()
+    convolutional = sum(layer.parameters for layer in layers if layer.is_convolution)
+    recurrent = sum(layer.parameters for layer in layers if layer.is_recurrent)
+    linear = sum(layer.parameters for layer in layers if layer.is_linear)
+    if recurrent > max(convolutional, linear):
+        return "a recurrent network", (_FUSE, _DYNAMIC)
+    if convolutional > linear or not _attends(carrier.graph()):
+        title = (
+            "a convolutional network" if convolutional > linear else "a network of linear layers"
+        )
+        return title, (_FUSE, _STATIC)
+    if _gives_words(carrier.graph(), layers):
+        return "a decoder of text", (_FUSE, _words(layers))
+    return "an encoder of the transformer family", (_FUSE, _DYNAMIC)
+
+
+def _attends(model: ir.Model) -> bool:
+    """Whether products of activations with each other are computed, as attention does."""
+    nodes = all_nodes(model.graph)
+    return any(operator(n).is_matmul and layer_of(n) is None for n in nodes)
+
+
+def _gives_words(model: ir.Model, layers: Sequence[Layer]) -> bool:
+    """Whether an output has a score for each row of a table that is looked up."""
+    words = {layer.rows for layer in layers if layer.is_table}
+    ends = [value.shape[-1] for value in model.graph.outputs if value.shape]
+    return any(isinstance(length, int) and length in words for length in ends)
+
+
+def _words(layers: Sequence[Layer]) -> Step:
+    """Return the step for a decoder: four bits, in the groups that its layers divide into."""
+    columns = [layer.columns for layer in layers if layer.is_linear]
+    group = next((g for g in _GROUPS if all(c % g == 0 for c in columns)), _GROUPS[-1])
+    options = {"preset": f"int4-g{group}", "method": "hqq"}
+    why = f"4-bit weights, with a scale for each group of {group} in a row. No calibration data."
+    return Step("quantize-weights", options, why)
+
+
+def _after(carrier: Carrier, steps: Sequence[Step]) -> Carrier | None:
+    """Return a model as a plan sees it after some passes; ``None`` if it refuses one."""
+    context = PassContext(targets=frozenset({_TARGET}))
+    for step in steps:
+        declared = catalog.load("pass", step.name).model_validate(dict(step.options))
+        adapted = declared.adapted(carrier, context)
+        try:
+            survey = declared.survey(adapted, context)
+        except SpecError:
+            return None
+        made = {r.key: make_observer(r.observer, r.options).placeholder() for r in survey.requests}
+        carrier = declared.preview(adapted, context, made)
+    return carrier

@@ -1,0 +1,168 @@
+"""The text of starter specs, in parts: what stands in braces is filled in."""
+
+from __future__ import annotations
+
+HEAD = """\
+# Starter spec for {model}, written by `compress init`.
+#
+#   1. Put your data in place: see `data` below.
+#   2. compress plan {spec}    checks everything, computes nothing heavy
+#   3. compress run {spec}     does it; run it again and it resumes
+#
+# Paths are relative to this file.
+version: 1
+name: {name}
+seed: 0 # the same spec, inputs and versions give the same bytes
+"""
+
+ONNX = """
+# The float model. The file knows its inputs:
+{inputs}
+model:
+  onnx: {model}
+"""
+
+TORCH = """
+# The float model: a function that builds the network, and the weights to put into it
+# ({tensors:,} tensors, {parameters:,} parameters). Python names are imported, from this folder or
+# the one you are in; checkpoints are read as weights only and never run code.
+model:
+  factory: my_package.model:build # FILL IN: called without arguments, returns a torch.nn.Module
+  # config: {{width: 64}} # keyword arguments for the factory
+  checkpoint: {model}
+  inputs: # FILL IN: what forward takes; a name in place of a size is a dynamic axis
+    image: {{shape: [batch, 3, 224, 224], dtype: float32}}
+"""
+
+PRETRAINED = """
+# The float model: transformers builds the network that config.json describes and maps the weights
+# ({tensors:,} tensors, {parameters:,} parameters). Nothing is fetched; code that comes with a model
+# never runs.
+model:
+  factory: transformers.{auto_class}
+  checkpoint: {model}
+"""
+
+TEXT = """
+# Text in UTF-8, cut into samples of so many tokens. `jsonl: FILE` takes objects with a `field`.
+data:
+  # FILL IN: typical text. Take it from the training data: what tunes a model must not also judge
+  # it. Only methods gptq and awq read it.
+  calibration:
+    text: calibration.txt
+    tokenizer: {model}
+    length: {length}
+    inputs: {{input_ids: input_ids}}
+    samples: 128
+    batch: 8
+  # FILL IN: text on which the float model and every artifact are compared.
+  evaluation:
+    text: evaluation.txt
+    tokenizer: {model}
+    length: {length}
+    inputs: {{input_ids: input_ids}}
+    target: labels # the token that follows each
+    batch: 8
+metric: perplexity
+
+# Passes run in this order. `compress passes` lists them all, `compress passes NAME` their options.
+passes:
+  # 4-bit weights, with a scale for each group of 128 in a row.
+  - pass: quantize-weights
+    preset: int4-g128
+    method: gptq # rtn and hqq need no data
+    # layers: # rules for single layers; the first that matches wins
+    #   - {{match: "lm_head", skip: true}}
+"""
+
+CALIBRATION = """\
+  # FILL IN: typical samples, some hundred of them, that set the int8 ranges. Take them from the
+  # training data: what tunes a model must not also judge it.
+  calibration:
+    npz: calibration.npz
+    inputs:
+{mapping}
+    # transform: my_package.data:normalize # fn(batch) -> batch, on arrays by name
+    samples: 512
+    batch: {batch}
+"""
+
+FEEDS_FOR_RANGES = """\
+  # FILL IN: typical samples that set the int8 ranges. Take them from the training data: what tunes
+  # a model must not also judge it.
+  calibration:
+    npz: calibration # a folder
+    samples: feeds{state}
+    inputs:
+{mapping}
+    # transform: my_package.data:normalize # fn(feed) -> feed, on arrays by name
+"""
+
+DATA = """
+# Each file holds arrays with one row a sample. `inputs` maps each input of the model to an array;
+# arrays that do not have the shape and dtype that the model takes yet need a `transform`.
+# Besides npz there are npy, safetensors, images (a folder) and factory (your own function).{images}
+data:
+{calibration}  # FILL IN: samples on which the float model and every artifact are compared.
+  evaluation:
+    npz: evaluation.npz
+    inputs:
+{mapping}
+    # transform: my_package.data:normalize
+    # target: label # the array with the right answers
+    batch: {batch}
+
+# Without a target, outputs are compared with the float model's (cosine). With one: accuracy, top5,
+# perplexity, mse, or your own package.module:function.
+# metric: accuracy
+"""
+
+FEEDS = """
+# An input has no axis for samples: {given}.
+# So each sample is a whole feed: an npz file in a folder, with everything that the model takes at
+# once, in arrays of any rank. A factory (your function) may yield dictionaries instead.{sequence}
+data:
+{calibration}  # FILL IN: samples on which the float model and every artifact are compared.
+  evaluation:
+    npz: evaluation
+    samples: feeds{state}
+    inputs:
+{mapping}
+    # transform: my_package.data:normalize
+    # target: label # the array with the right answers
+
+# Without a target, outputs are compared with the float model's (cosine). With one: accuracy, top5,
+# perplexity, mse, or your own package.module:function.
+# metric: accuracy
+"""
+
+SEQUENCE = """
+# CHECK `state`: the input takes that output of the step before, and starts with zeros. Each file
+# is then a sequence: what changes from step to step has the steps as one more, first axis."""
+
+IMAGES = """
+# Input {name} looks like images of {height} x {width}. For a folder of them, write instead of npz
+# `images: FOLDER` and `size: [{height}, {width}]`, which gives uint8 [N, {height}, {width}, 3]
+# by the name `image`{hint}."""
+
+PASSES = """
+# Passes run in this order. `compress passes` lists them all, `compress passes NAME` their options.
+{title}passes:
+{steps}
+"""
+
+REST = """
+# Each artifact is written, opened again, and measured in the runtime that will serve it.
+# `compress exporters` lists the formats.
+exports:
+  - format: safetensors # reload with compressor.load(folder)
+  - format: onnx
+    target: ort-cpu # or tensorrt
+
+# The run fails (exit code 1) when an artifact misses one of these.
+limits:
+  size-ratio: {size_ratio} # bytes of the artifact / bytes of the float model, at most
+  # metric-drop: 1.0 # how much worse the metric may be; in points for accuracy
+
+output: {output}
+"""

@@ -1,0 +1,52 @@
+"""Weights that were codes before: their rows lie on a grid, which is kept if its codes fit."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from compressor.types.layers import Scheme
+
+_OFF = 1e-3  # of a step: dequantized codes are off by float32's rounding, at most 2e-5
+_LOOKED_AT = 16  # greatest values of a row, which tell most rows that lie on no grid
+_FEWEST = 5  # values other than zero: by chance, five lie on one of 127 grids in 2e-9 of all rows
+
+
+def kept_grids(matrix: Tensor, scale: Tensor, scheme: Scheme) -> Tensor:
+    """Return scales under which the codes of weights that were quantized before are the same.
+
+    A row ``w`` whose values are all integer multiples of a step, and few enough of it from zero,
+    has no rounding error with that step for a scale: ``w = s k``, ``|k| <= high``. Of several such
+    steps, the least is taken. Its greatest code may be less than ``high``, so that the full range
+    ``max |w| / high`` would miss the grid. Other rows keep their scale.
+
+    Args:
+        matrix: ``[rows, columns]``.
+        scale: of its full range, ``[rows, 1]``, or ``[1, 1]`` for granularity ``tensor``.
+        scheme: symmetric integers; for any other the scales are returned as they are.
+
+    Returns:
+        Scales of the same shape.
+    """
+    plain = scheme.element == "int" and scheme.symmetric and scheme.scale_type == "float32"
+    if not plain or scheme.granularity == "group" or not matrix.numel():
+        return scale
+    rows = matrix.reshape(len(scale), -1).to(torch.float32)
+    sample = rows.abs().topk(min(_LOOKED_AT, rows.shape[1]), dim=1).values
+    codes = torch.arange(scheme.high, 0, -1, dtype=torch.float32)
+    fits = _on_grids(sample[:, :, None], codes / sample[:, :1, None])
+    fits &= ((sample > 0).sum(1) >= _FEWEST)[:, None]
+    kept = scale.clone()
+    for row in fits.any(1).nonzero().flatten().tolist():
+        for code in codes[fits[row]].tolist():
+            step = sample[row, 0] / code
+            if bool(_on_grids(rows[row, :, None], step.reciprocal()).all()):
+                kept[row] = step
+                break
+    return kept
+
+
+def _on_grids(values: Tensor, inverse: Tensor) -> Tensor:
+    """Whether all values, along the second axis from the end, are multiples of each step."""
+    levels = values * inverse
+    return ((levels - levels.round()).abs() <= _OFF).all(-2)
