@@ -207,6 +207,7 @@ def layer_signals(
         for name in taps:
             if name in outputs and name in expected:
                 sums[name].add(expected[name], outputs[name])
+        del portion, outputs, expected  # before the next run needs the memory
     return {layer.name: _sqnr(layer, sums[layer.output]) for layer in shared}
 
 
