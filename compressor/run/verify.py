@@ -12,7 +12,7 @@ from compressor.errors import ArtifactError
 from compressor.files import scratch
 from compressor.graph.operators import operator
 from compressor.graph.values import all_nodes
-from compressor.models.onnx.ort_runner import OrtRunner
+from compressor.models.onnx.ort_runner import OrtRunner, opener_of
 from compressor.models.threads import on_threads
 from compressor.run.anatomy import file_contents
 from compressor.run.artifact_file import ONNX, Machinery
@@ -255,13 +255,13 @@ def _latency(
         fused = None
     file = workspace.plan.spec.onnx
     models: dict[str, Opener] = {
-        BASELINE: workspace.baseline.runner
+        BASELINE: opener_of(workspace.baseline.graph())
         if file is None
         else lambda: OrtRunner(file, f"model {str(file)!r}"),
         "artifact": lambda: artifact.exporter.open(artifact.path),
     }
     if fused is not None:
-        models["fused"] = fused.carrier.runner
+        models["fused"] = opener_of(fused.carrier.graph())
     counts = _batches(workspace)[: 1 if artifact.exporter.not_judged else None]
     sizes = [_timed_inputs(workspace, final, count) for count in counts]
     with on_threads(_THREADS):
