@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
@@ -296,7 +297,7 @@ class RememberedRunner:
         self._left = most
         self._outputs: dict[bytes, Batch] = {}
 
-    @property
+    @cached_property
     def runtime(self) -> str:
         """Name and version of what executes the model."""
         return self._runner.runtime
