@@ -39,7 +39,7 @@ class Portion(NamedTuple):
 
 
 class Portions:
-    """Runs batches in portions, whose size follows from what two samples take.
+    """Runs batches in portions, whose size follows from what one sample takes.
 
     A batch stays whole if it fits, if its size is fixed, or if its samples depend on each other.
 
@@ -70,7 +70,7 @@ class Portions:
         count = samples_in(batch)
         start = 0
         if self._size is None and count > _PAIR:
-            values = self._run(cut(batch, 0, _PAIR))
+            values = self._run(cut(batch, 0, 1))
             self._learn(values)
             del values
         while start < count:
@@ -92,9 +92,7 @@ class Portions:
         return name in self._constant
 
     def _learn(self, values: tuple[Batch, ...]) -> None:
-        """Find the size of a portion, and which values are the same in each."""
-        held = sum(array.nbytes for given in values for array in given.values())
-        self._size = max(1, int(self._most * _PAIR / max(held, 1)))
+        """Find the size of a portion, and which values are the same in each, from one sample's."""
         shapes = {name: array.shape for given in values for name, array in given.items()}
         self._constant = frozenset(
             name
@@ -102,6 +100,12 @@ class Portions:
             for name, value in value_by_name(model.graph()).items()
             if name in shapes and static_shape(value) == shapes[name]
         )
+        held = sum(
+            array.nbytes * (1 if name in self._constant else _PAIR)
+            for given in values
+            for name, array in given.items()
+        )
+        self._size = max(1, int(self._most * _PAIR / max(held, 1)))
 
 
 def _divides(model: Carrier) -> bool:

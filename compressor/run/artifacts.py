@@ -21,7 +21,7 @@ from compressor.files import (
     scratch,
 )
 from compressor.graph.costs import model_bytes
-from compressor.run.evaluate import Evaluation
+from compressor.run.evaluate import Evaluation, RememberedRunner
 from compressor.run.store import compute_versions, result_key
 from compressor.run.workspace import Workspace, metric_code
 from compressor.types.carrier import Carrier
@@ -36,6 +36,7 @@ class Artifact:
     """One exported artifact.
 
     Attributes:
+        source: key of the model that was exported.
         exporter: the exporter that wrote it and can open it.
         path: the main file, in the store.
         files: name, bytes and sha256 of every file, the main one first.
@@ -43,6 +44,7 @@ class Artifact:
             the passes had been done.
     """
 
+    source: str
     exporter: Exporter
     path: Path
     files: Sequence[Mapping[str, Any]]
@@ -95,7 +97,7 @@ def write_artifacts(workspace: Workspace, key: str, carrier: Carrier) -> list[Ar
             folder, files = _written(workspace, artifact_key, exporter, carrier, context)
             again = planned.estimate and not exporter.estimated  # now that the sizes are known
             predicted = exporter.predict(carrier) if again else planned.bytes
-        made.append(Artifact(exporter, folder / str(files[0]["name"]), files, predicted))
+        made.append(Artifact(key, exporter, folder / str(files[0]["name"]), files, predicted))
     return made
 
 
@@ -251,8 +253,13 @@ def _name(path: Path, start: Path) -> str:
 def artifact_evaluation(workspace: Workspace, artifact: Artifact) -> Evaluation | None:
     """Return the results of an artifact that can be run; ``None`` without evaluation data."""
     return workspace.evaluated(
-        artifact.key, lambda: artifact.exporter.open(artifact.path), artifact.path.name
+        artifact.key, lambda: artifact_runner(workspace, artifact), artifact.path.name
     )
+
+
+def artifact_runner(workspace: Workspace, artifact: Artifact) -> RememberedRunner:
+    """Return an artifact, ready to run."""
+    return workspace.runner(artifact.key, lambda: artifact.exporter.open(artifact.path))
 
 
 SAMPLES = "samples.npz"

@@ -16,12 +16,13 @@ from compressor.graph.costs import layer_bytes
 from compressor.run.evaluate import ratio_db
 from compressor.run.felt_noise import Feeling
 from compressor.run.noise import ModelNoise, Noise, measured_noise
-from compressor.run.pipeline import Step
+from compressor.run.pipeline import FUSE, Step
 from compressor.run.store import result_key
 from compressor.run.workspace import Workspace, metric_code
 from compressor.types.layer_rules import rule_class
 
 _SAMPLES = 16
+_ROUNDING_DB = 100.0
 _VERSION = 5
 Basis = Literal["outputs", "layers", "weights"]
 
@@ -77,14 +78,22 @@ def _noise(
     trained = [i for i in range(index) if workspace.plan.passes[i].trains]
     reference = steps[trained[-1]] if trained else None
     noises = _stored_noise(workspace, steps[index], reference)
-    if index and steps[index - 1] is not reference:
-        noises = noises.less(_stored_noise(workspace, steps[index - 1], reference))
+    before = steps[index - 1] if index else None
+    rounds = index == 1 and before is not None and _only_rounds(before)
+    if before is not None and before is not reference and not rounds:
+        noises = noises.less(_stored_noise(workspace, before, reference))
     touched = {row["name"] for row in layers}
     touched_noise = {name: noise for name, noise in noises.layers.items() if name in touched}
     if all(n.reached is not None for n in (*touched_noise.values(), *noises.values.values())):
         return "outputs", replace(noises, layers=touched_noise)
     left = {name: replace(noise, reached=None, felt=None) for name, noise in touched_noise.items()}
     return "layers", ModelNoise(left, {}, noises.reason)
+
+
+def _only_rounds(step: Step) -> bool:
+    """Whether a float model differs from the one before by the rounding of float32 alone."""
+    signals = [row["sqnr_db"] for row in step.result["layers"]]
+    return step.name == FUSE and all(s is None or s >= _ROUNDING_DB for s in signals)
 
 
 def _stored_noise(workspace: Workspace, step: Step, reference: Step | None) -> ModelNoise:

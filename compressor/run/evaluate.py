@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
@@ -204,9 +205,9 @@ def layer_signals(
     sums = {name: SignalSums() for name in taps}
     for portion in portions.of_all([cut(batch, 0, _SIGNAL_SAMPLES) for batch in batches]):
         outputs, expected = portion.values
-        for name in taps:
-            if name in outputs and name in expected:
-                sums[name].add(expected[name], outputs[name])
+        for name in outputs.keys() & expected.keys() & sums.keys():
+            sums[name].add(expected[name], outputs[name])
+        del portion, outputs, expected  # before the next run needs the memory
     return {layer.name: _sqnr(layer, sums[layer.output]) for layer in shared}
 
 
@@ -295,15 +296,14 @@ class RememberedRunner:
         self._left = most
         self._outputs: dict[bytes, Batch] = {}
 
-    @property
+    @cached_property
     def runtime(self) -> str:
         """Name and version of what executes the model."""
         return self._runner.runtime
 
     @property
     def _runner(self) -> Runner:
-        if self._open is None:
-            self._open = self._opener()
+        self._open = self._open or self._opener()
         return self._open
 
     def close(self) -> None:
@@ -326,7 +326,8 @@ class RememberedRunner:
             if size > self._left:
                 return outputs
             self._left -= size
-            self._outputs[key] = outputs
+            # Copies: outputs of ONNX Runtime keep all of the memory that it ran in.
+            self._outputs[key] = {name: array.copy() for name, array in outputs.items()}
         return self._outputs[key]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from compressor.run.artifacts import (
 from compressor.run.attribution import attribution
 from compressor.run.decisions import class_entries, flipped_entry
 from compressor.run.evaluate import Evaluation
-from compressor.run.pipeline import Step, run_passes, weakest_layer
+from compressor.run.pipeline import FUSE, Step, run_passes, weakest_layer
 from compressor.run.plan import make_plan
 from compressor.run.store import STORE, Store, result_key
 from compressor.run.verdicts import check_expected, judge, overall
@@ -29,8 +31,6 @@ from compressor.spec.keys import MetricKeys
 from compressor.spec.load import Spec
 from compressor.types.carrier import Carrier
 from compressor.types.data import ALONE, Ranks
-
-_FUSE = "fuse"  # the pass after which the model still is the float model
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,28 @@ def _compress(workspace: Workspace) -> tuple[list[Step], Carrier, list[Artifact]
     return steps, final, write_artifacts(workspace, key, final)
 
 
+@contextmanager
+def _settled() -> Iterator[None]:
+    """Let the garbage collector pass by what is there already.
+
+    To look at all objects of the libraries takes a third of a second, and a run collects garbage
+    after each pass: a graph refers to itself, and would hold its weights until then.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 def execute(workspace: Workspace) -> tuple[dict[str, Any], list[Artifact]]:
     """Run everything up to the report; the output folder is not touched yet."""
+    with _settled():
+        return _executed(workspace)
+
+
+def _executed(workspace: Workspace) -> tuple[dict[str, Any], list[Artifact]]:
     plan = workspace.plan
     workspace.progress = Steps(workspace.progress, 1 + 2 * (len(plan.passes) + len(plan.exports)))
     workspace.begin_step()
@@ -95,7 +115,7 @@ def execute(workspace: Workspace) -> tuple[dict[str, Any], list[Artifact]]:
     if evaluation is not None and isinstance(keys, MetricKeys) and keys.expect is not None:
         check_expected(evaluation.metric, keys.expect, plan.spec.where("metric"))
     steps, final, written = _compress(workspace)
-    fused = steps[0] if len(steps) > 1 and steps[0].name == _FUSE else None
+    fused = steps[0] if len(steps) > 1 and steps[0].name == FUSE else None
     artifacts = []
     for artifact in written:
         workspace.begin_step()

@@ -261,6 +261,7 @@ def _inputs(
             if value in values:
                 share = 1.0 if portions.constant(value) else portion.samples / count
                 counted[name].add(values[value], portion.samples, share)
+        del portion, values  # before the next run needs the memory
     return {name: values for name, values in counted.items() if values.samples and values.countable}
 
 

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
+from functools import partial
 from math import prod
 
 import numpy as np
 
-from compressor.calibration.portions import Portions
-from compressor.graph.blocks import Cut, Isolated, cut_at, isolated, with_offsets
+from compressor.calibration.portions import Portion, Portions
 from compressor.graph.costs import macs
+from compressor.graph.isolated import Cut, Isolated, cut_at, isolated, readers, with_offsets
 from compressor.graph.values import main_values
 from compressor.models.onnx.ort_runner import runner_of
 from compressor.run.evaluate import SignalSums, judged_outputs
@@ -95,7 +96,8 @@ def measured_noise(
     alone = isolated(carrier.graph(), same, main_values(baseline.graph()))
     if not alone.layers:
         return ModelNoise({}, {})
-    measuring = _Measuring(carrier, baseline, alone, feeling)
+    measuring = _Measuring(baseline, alone, feeling)
+    portions = Portions(measuring.values, [carrier, baseline])
     left = _MOST_MACS
     for batch in batches:
         work = _work(baseline, batch) * len(measuring.errors)
@@ -103,10 +105,10 @@ def measured_noise(
         whole = isinstance(batch, Feed) or fixed_batch(baseline.inputs) is not None
         few = size if work <= left else 0 if whole else int(size * left / work)
         left -= work * few / size
-        if few:
-            measuring.run(cut(batch, 0, few), reaches=True)
-        if few < size:
-            measuring.run(cut(batch, few, size), reaches=False)
+        for part, reaches in ((cut(batch, 0, few), True), (cut(batch, few, size), False)):
+            for portion in portions.of(part) if samples_in(part) else ():
+                measuring.add(portion, reaches=reaches)
+                del portion  # before the next run needs the memory
     return measuring.noise()
 
 
@@ -139,27 +141,42 @@ class _Error:
     form: str
     layer: bool
     whole: SignalSums = field(default_factory=SignalSums)
-    own: SignalSums = field(default_factory=SignalSums)
+    parted: SignalSums | None = None
     reached: SignalSums = field(default_factory=SignalSums)
     felt: float = 0.0
     samples: int = 0
     comparable: bool = True
 
-    def values(self, exact: Batch, have: Batch, want: Batch) -> Array | None:
-        """Return the error in a portion and add it to the sums; ``None`` if there is none."""
-        float_value = want.get(self.value) if self.layer else exact.get(self.value)
+    def add(self, exact: Batch, have: Batch, want: Batch) -> Callable[[], Array] | None:
+        """Add a portion's error to the sums; return what computes it, or ``None`` without one.
+
+        Args:
+            want: the outputs of float layers that read rounded values.
+        """
+        float_value = want.get(self.value) if self.layer else None
+        float_value = exact.get(self.value) if float_value is None else float_value
         value = have.get(self.form)
         if float_value is None or value is None:  # it is the same in all portions
             return None
+        self._add(exact[self.value], value, float_value)
+        return partial(np.subtract, value, float_value) if self.comparable else None
+
+    def _add(self, exact: Array, value: Array, float_value: Array) -> None:
+        if self.layer and float_value is exact:
+            self.whole.add(exact, value)
+            self.comparable = self.whole.comparable and self.whole.finite
+            return
         finite = np.isfinite(float_value).all() and np.isfinite(value).all()
         self.comparable = self.comparable and float_value.shape == value.shape and bool(finite)
-        if not self.comparable:
-            return None
-        error: Array = value - float_value
-        if self.layer:
-            self.whole.add(exact[self.value], value)
-            self.own.add(exact[self.value], exact[self.value] + error)
-        return error
+        if self.layer and self.comparable:
+            self.parted = self.parted or SignalSums()
+            self.whole.add(exact, value)
+            self.parted.add(exact, exact + (value - float_value))
+
+    @property
+    def own(self) -> SignalSums:
+        """Sums of the error without the noise of values that others read, too."""
+        return self.parted or self.whole
 
     @property
     def rounding(self) -> bool:
@@ -176,15 +193,13 @@ class _Error:
 
 
 class _Measuring:
-    """Runs the float model, the compressed layers alone, and the float layers alone.
+    """Runs the float model, the compressed layers alone, and float layers on rounded values.
 
     Args:
         alone: the compressed model's layers, cut out.
     """
 
-    def __init__(
-        self, carrier: Carrier, baseline: Carrier, alone: Isolated, feeling: Feeling | None
-    ):
+    def __init__(self, baseline: Carrier, alone: Isolated, feeling: Feeling | None):
         inputs = {i.name for i in baseline.inputs}
         outputs = [layer.output for layer in alone.layers]
         self.errors = [_Error(x.name, x.output, x.output, True) for x in alone.layers]
@@ -198,32 +213,35 @@ class _Measuring:
         self._baseline = baseline
         self._float = baseline.runner([t for t in taps if t not in inputs])
         self._compressed = _Part(alone.cut)
-        self._exact = _Part(cut_at(baseline.graph(), list(alone.cut.inputs), outputs))
+        # Other float layers give what they do in the whole model.
+        again = readers(baseline.graph(), outputs, alone.cut.inputs, alone.shared)
+        part = cut_at(baseline.graph(), list(alone.cut.inputs), again) if again else None
+        self._again = None if part is None else _Part(part)
         self._reaching: _Reaching | None = None
-        self._portions = Portions(self._values, [carrier, baseline])
 
-    def _values(self, batch: Batch) -> tuple[Batch, Batch, Batch]:
+    def values(self, batch: Batch) -> tuple[Batch, Batch, Batch]:
+        """Return the float model's values, the compressed layers', and those of float layers."""
         exact = {**batch, **self._float.run(batch)}
         have = self._compressed.run(exact)
+        if self._again is None:
+            return exact, have, {}
         rounded = {name: have[form] for name, form in self._shared.items()}
-        # The float layers' outputs for the rounded values that others read, too.
-        return exact, have, self._exact.run({**exact, **rounded})
+        return exact, have, self._again.run({**exact, **rounded})
 
-    def run(self, batch: Batch, *, reaches: bool) -> None:
-        """Run a batch.
+    def add(self, portion: Portion, *, reaches: bool) -> None:
+        """Add a portion's errors to the sums.
 
         Args:
             reaches: find out how much of each error reaches the output, too.
         """
-        for portion in self._portions.of(batch):
-            exact, have, want = portion.values
-            errors = [(e, e.values(exact, have, want)) for e in self.errors]
-            if reaches:
-                if self._reaching is None:
-                    self._reaching = _Reaching(
-                        self._baseline, [e.value for e in self.errors], self._feeling
-                    )
-                self._reaching.add(portion.batch, errors)
+        errors = [(error, error.add(*portion.values)) for error in self.errors]
+        if not reaches:
+            return
+        if self._reaching is None:
+            self._reaching = _Reaching(
+                self._baseline, [e.value for e in self.errors], self._feeling
+            )
+        self._reaching.add(portion.batch, errors)
 
     def noise(self) -> ModelNoise:
         """Return the noise of all samples so far."""
@@ -265,7 +283,9 @@ class _Reaching:
         }
         self._runner: Runner = runner_of(model, (), arena=False)
 
-    def add(self, batch: Batch, errors: Sequence[tuple[_Error, Array | None]]) -> None:
+    def add(
+        self, batch: Batch, errors: Sequence[tuple[_Error, Callable[[], Array] | None]]
+    ) -> None:
         """Add to the errors' sums what a portion's errors change in the outputs."""
         feed = {**batch, **self._none}
         exact = self._runner.run(feed)
@@ -274,8 +294,9 @@ class _Reaching:
         for error, values in errors:
             if values is None or error.value not in self._offsets:
                 continue
-            offset = {self._offsets[error.value]: values}
-            noisy = exact if error.rounding else self._runner.run({**feed, **offset})
+            noisy = exact
+            if not error.rounding:
+                noisy = self._runner.run({**feed, self._offsets[error.value]: values()})
             for name, output in exact.items():
                 error.reached.add(output, noisy[name])
             if feels is not None:

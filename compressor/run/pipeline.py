@@ -31,6 +31,9 @@ from compressor.types.passes import GraphPass, Outcome, Pass, PassContext, Surve
 from compressor.types.statistics import Request
 from compressor.types.tensors import Batch
 
+FUSE = "fuse"
+"""The pass after which the model still is the float model."""
+
 _MODEL = "model"
 _SIGNAL_SAMPLES = 64
 _UNTRAINED = "untrained"

@@ -13,13 +13,20 @@ from compressor.files import scratch
 from compressor.graph.operators import operator
 from compressor.graph.values import all_nodes
 from compressor.models.onnx.module import file_runner
+from compressor.models.onnx.ort_runner import opener_of
 from compressor.models.threads import on_threads
 from compressor.run.anatomy import file_contents
 from compressor.run.artifact_file import ONNX, Machinery
 from compressor.run.artifact_file import Artifact as ArtifactFile
-from compressor.run.artifacts import Artifact, artifact_evaluation, float_file
+from compressor.run.artifacts import Artifact, artifact_evaluation, artifact_runner, float_file
 from compressor.run.cold_rounds import cold_starts
-from compressor.run.evaluate import check_finite, outputs_of, ratio_db, signal_and_error
+from compressor.run.evaluate import (
+    RememberedRunner,
+    check_finite,
+    outputs_of,
+    ratio_db,
+    signal_and_error,
+)
 from compressor.run.pipeline import Step
 from compressor.run.statistics import paired_difference
 from compressor.run.store import result_key
@@ -56,6 +63,8 @@ def verify(
     if reason:
         return _weighed(workspace, artifact, final, reason)
     measured = _measured(workspace, artifact, final, fused)
+    if measured.get("equal"):
+        workspace.take_as_equal(artifact.source, artifact.key)
     evaluation = artifact_evaluation(workspace, artifact)
     baseline = workspace.baseline_evaluation
     metric = workspace.plan.metric
@@ -173,7 +182,7 @@ def _measured(
     if earlier is not None:
         return earlier
     with workspace.progress.stage(f"time {artifact.path.name}"):
-        runner = artifact.exporter.open(artifact.path)
+        runner = artifact_runner(workspace, artifact)
         result = {
             "runtime": runner.runtime,
             **_fidelity(workspace, artifact, runner, final),
@@ -185,7 +194,7 @@ def _measured(
 
 
 def _fidelity(
-    workspace: Workspace, artifact: Artifact, runner: Runner, final: Carrier
+    workspace: Workspace, artifact: Artifact, runner: RememberedRunner, final: Carrier
 ) -> dict[str, Any]:
     """Compare the artifact with the model it was exported from, on one batch or some feeds.
 
@@ -204,7 +213,10 @@ def _fidelity(
         named = outputs_of(runner, batch, size)
         check_finite(named, seen, samples_in(batch))
         outputs += named.values()
-    source, baseline = given(final.runner()), given(workspace.baseline_runner)
+    runners = (workspace.runner(artifact.source, final.runner), workspace.baseline_runner)
+    source, baseline = map(given, runners)
+    for opened in (runner, *runners):
+        opened.close()  # timing opens others
     have, want = [list(o.shape) for o in outputs], [list(s.shape) for s in source]
     if have != want:
         raise ArtifactError(
@@ -229,8 +241,12 @@ def _fidelity(
         float(np.abs(a.astype(np.float64) - b).max(initial=0.0))
         for a, b in zip(outputs, baseline, strict=True)
     )
+    # Not of labels alone, which hide by how much they were missed.
+    floats = any(o.dtype.kind == "f" for o in outputs)
+    equal = all(map(np.array_equal, outputs, source))
     return {
         "max_abs_diff": difference,
+        "equal": floats and equal,
         "checks": [
             {"name": "opens in its runtime", "ok": True, "detail": runner.runtime},
             {
@@ -255,13 +271,13 @@ def _latency(
         fused = None
     file = workspace.plan.spec.onnx
     models: dict[str, Opener] = {
-        BASELINE: workspace.baseline.runner
+        BASELINE: opener_of(workspace.baseline.graph())
         if file is None
         else lambda: file_runner(file, workspace.plan.model.carrier.graph()),
         "artifact": lambda: artifact.exporter.open(artifact.path),
     }
     if fused is not None:
-        models["fused"] = fused.carrier.runner
+        models["fused"] = opener_of(fused.carrier.graph())
     counts = _batches(workspace)[: 1 if artifact.exporter.not_judged else None]
     sizes = [_timed_inputs(workspace, final, count) for count in counts]
     with on_threads(_THREADS):

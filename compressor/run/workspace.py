@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -28,6 +29,7 @@ from compressor.types.tensors import Array, Batch, fixed_batch, made_batch, pick
 _PER_SAMPLE, _DECISIONS = "per_sample.npy", "decisions.npz"
 _EVALUATION = 2  # version of what is stored
 _CHECK_SAMPLES = 2
+_REMEMBERED = 16 << 20  # bytes of a compressed model's outputs
 
 
 @dataclass
@@ -49,15 +51,18 @@ class Workspace:
     memory: bool = False
     proves: bool = True
     _loaded: bool = field(default=False, init=False)
+    _runners: dict[str, RememberedRunner] = field(default_factory=dict, init=False)
+    _alike: dict[str, str] = field(default_factory=dict, init=False)
 
     def begin_step(self) -> None:
         """Count the stages that follow to the next step of the run, if steps are counted.
 
-        What the step before has freed goes back to the system, and so does the float model's
-        session.
+        What the step before has freed goes back to the system, and so do sessions.
         """
         if "baseline_runner" in self.__dict__:
             self.baseline_runner.close()
+        for runner in self._runners.values():
+            runner.close()
         return_freed_memory()
         if isinstance(self.progress, Steps):
             self.progress.begin()
@@ -109,6 +114,14 @@ class Workspace:
         """The float model, with its weights."""
         self.load()
         return self.plan.model.carrier
+
+    def runner(self, key: str, opener: Callable[[], Runner]) -> RememberedRunner:
+        """Return the model with this key, ready to run; what it gave for a batch is remembered."""
+        return self._runners.setdefault(key, RememberedRunner(opener, _REMEMBERED))
+
+    def take_as_equal(self, key: str, other: str) -> None:
+        """Let the evaluation of one model be that of another, whose outputs are equal."""
+        self._alike.setdefault(key, other)
 
     @cached_property
     def baseline_runner(self) -> RememberedRunner:
@@ -168,7 +181,7 @@ class Workspace:
             return None
         evaluation_key = result_key(
             "evaluate",
-            key,
+            self._alike.get(key, key),
             baseline=self.source_key,
             data=data.digest,
             metric=metric.name,

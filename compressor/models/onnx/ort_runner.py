@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Collection, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ class OrtRunner:
         model: a path, or a serialized model.
         threads: intra-operator threads; ``None`` for those of :func:`on_threads`.
         optimize: let the runtime optimize the graph, which checking that it loads does not need.
-        provider: the execution provider; see :func:`usable_providers`.
+        provider: the execution provider, by our name.
         weights: values of the model's external initializers, which are shared, not copied.
         arena: keep the memory of a run for the next.
         profile: an empty folder for the optimized graph, :data:`EXECUTED`, and the times of its
@@ -156,28 +156,6 @@ def probe(opset: int) -> bytes:
     return helper.make_model(graph, opset_imports=opsets, ir_version=ir_version).SerializeToString()
 
 
-@cache
-def usable_providers() -> tuple[str, ...]:
-    """Return the names of the providers that start on this machine, found by starting them."""
-    import onnxruntime as ort
-
-    model = probe(17)
-    built = ort.get_available_providers()
-    usable = ["cpu"]
-    ort.set_default_logger_severity(4)  # a provider that does not start logs at length
-    try:
-        for name in ("cuda", "tensorrt"):
-            if PROVIDERS[name] in built:
-                try:
-                    OrtRunner(model, "probe", provider=name)
-                except ModelError:  # its libraries or its device are missing
-                    continue
-                usable.append(name)
-    finally:
-        ort.set_default_logger_severity(2)
-    return tuple(usable)
-
-
 def _session(model: bytes | str, options: Any, provider: str) -> Any:
     """Start a session; where one of the runtime's optimizers breaks the graph, without it."""
     import onnxruntime as ort
@@ -211,6 +189,13 @@ def graph_runner(
         arena: keep the memory of a run for the next; never done for inner values, whose memory
             changes with every portion of samples.
     """
+    return _graph_opener(model, taps, subject, arena=arena)()
+
+
+def _graph_opener(
+    model: ir.Model, taps: Sequence[str], subject: str, *, arena: bool
+) -> Callable[[], OrtRunner]:
+    """Return what starts sessions as :func:`graph_runner` does, any number of them."""
     model = _tapped(model, taps)
     shared = detached_weights(model, _KEPT)
     size = sum(
@@ -219,19 +204,29 @@ def graph_runner(
         if v.const_value is not None and v.name not in shared
     )
     arena = arena and not taps
-    if size < _INLINE_LIMIT:
-        _read_external(model, shared)
-        proto = ir.to_proto(model)
-        sink_initializers(proto.graph)
-        content = proto.SerializeToString()
-        del proto
-        runner = OrtRunner(content, subject, weights=shared, arena=arena)
-        return_freed_memory()  # a session holds half of what it takes to start it
-        return runner
+    if size >= _INLINE_LIMIT:
+        return partial(_opened_as_file, model, subject, shared, arena=arena)
+    _read_external(model, shared)
+    proto = ir.to_proto(model)
+    sink_initializers(proto.graph)
+    return partial(_opened, proto.SerializeToString(), subject, shared, arena=arena)
+
+
+def _opened(
+    content: bytes, subject: str, weights: Mapping[str, Array], *, arena: bool
+) -> OrtRunner:
+    runner = OrtRunner(content, subject, weights=weights, arena=arena)
+    return_freed_memory()  # a session holds half of what it takes to start it
+    return runner
+
+
+def _opened_as_file(
+    model: ir.Model, subject: str, weights: Mapping[str, Array], *, arena: bool
+) -> OrtRunner:
     with scratch() as folder:
         path = folder / "model.onnx"
         ir.save(model, path, external_data="model.onnx.data")
-        return OrtRunner(path, subject, weights=shared, arena=arena)
+        return OrtRunner(path, subject, weights=weights, arena=arena)
 
 
 def return_freed_memory() -> None:
@@ -296,9 +291,16 @@ def runner_of(model: ir.Model, taps: Sequence[str], *, arena: bool = True) -> Ru
     Raises:
         ModelError: it does not load.
     """
+    return opener_of(model, taps, arena=arena)()
+
+
+def opener_of(
+    model: ir.Model, taps: Sequence[str] = (), *, arena: bool = True
+) -> Callable[[], Runner]:
+    """Return what starts runtimes as :func:`runner_of` does; the graph is written out once."""
     if not computes_in_bfloat16(model):
-        return graph_runner(model, taps, arena=arena)
-    return TorchRunner(GraphModule(_tapped(model, taps)).eval(), "the graph")
+        return _graph_opener(model, taps, "model", arena=arena)
+    return lambda: TorchRunner(GraphModule(_tapped(model, taps)).eval(), "the graph")
 
 
 def _reads_codes(node: ir.Node) -> bool:

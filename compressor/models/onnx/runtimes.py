@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,11 +16,33 @@ import onnx_ir as ir
 
 from compressor.errors import ModelError
 from compressor.models.executor import GraphModule
-from compressor.models.onnx.ort_runner import OrtRunner, computes_in_bfloat16, usable_providers
+from compressor.models.onnx.ort_runner import PROVIDERS, OrtRunner, computes_in_bfloat16, probe
 from compressor.models.threads import usual_threads
 from compressor.models.torch.matching import TorchRunner
 from compressor.types.carrier import Runner
 from compressor.types.tensors import Batch
+
+
+@cache
+def usable_providers() -> tuple[str, ...]:
+    """Return the names of the providers that start on this machine, found by starting them."""
+    import onnxruntime as ort
+
+    model = probe(17)
+    built = ort.get_available_providers()
+    usable = ["cpu"]
+    ort.set_default_logger_severity(4)  # a provider that does not start logs at length
+    try:
+        for name in ("cuda", "tensorrt"):
+            if PROVIDERS[name] in built:
+                try:
+                    OrtRunner(model, "probe", provider=name)
+                except ModelError:  # its libraries or its device are missing
+                    continue
+                usable.append(name)
+    finally:
+        ort.set_default_logger_severity(2)
+    return tuple(usable)
 
 
 @dataclass(frozen=True)

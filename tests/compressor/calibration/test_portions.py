@@ -91,6 +91,21 @@ def test_portions_are_as_large_as_memory_allows(count: int, bytes_of_one: int, s
     assert cut(count, bytes_of_one) == sizes
 
 
+def test_one_sample_shows_how_many_fit():
+    sizes: list[int] = []
+
+    def counted(part: Batch) -> tuple[Batch, ...]:
+        sizes.append(len(part["x"]))
+        return run(part)
+
+    pair = 3 * 6 * 4 + 2 * (2 * 6 * 4)  # the table is there once
+    for most, largest in ((pair, 2), (pair - 1, 1)):
+        sizes.clear()
+        portions = list(Portions(counted, [carrier()], most).of(samples(6)))
+        assert {p.samples for p in portions} == {largest}
+        assert sizes == [1, *[largest] * (6 // largest)]
+
+
 def test_samples_that_depend_on_each_other_stay_together():
     assert cut(8, 1000, carrier(8)) == [8]
     assert cut(8, 1000, carrier(operator="DynamicQuantizeLinear")) == [8]

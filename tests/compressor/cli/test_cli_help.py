@@ -69,6 +69,16 @@ def test_help_imports_nothing_heavy() -> None:
     assert python("-c", code).stderr == "[]\n"
 
 
+def test_no_garbage_is_looked_for_as_the_process_ends() -> None:
+    code = (
+        "import atexit, gc, sys\n"
+        "atexit.register(lambda: print(gc.get_freeze_count() > 1000, file=sys.stderr))\n"
+        "from compressor.cli.application import main\n"
+        "main()\n"
+    )
+    assert python("-c", code, "passes").stderr == "True\n"
+
+
 def test_runs_as_a_module() -> None:
     result = python("-m", "compressor", "--version")
     assert (result.returncode, result.stderr) == (0, "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from compressor.graph.blocks import cut_at, isolated, with_offsets
+from compressor.graph.isolated import cut_at, isolated, readers, with_offsets
 from compressor.graph.layers import graph_layers
 from compressor.graph.plain import infer_shapes
 from compressor.graph.values import main_values
@@ -56,6 +56,15 @@ def test_a_cut_with_the_values_of_the_whole_gives_the_same():
     assert [node.op_type for node in cut.model.graph] == ["GlobalAveragePool", "Flatten", "Gemm"]
     again = graph_runner(cut.model).run({"image": images, cut.inputs["d"]: whole["d"]})
     assert np.array_equal(again["logits"], whole["logits"])
+
+
+def test_values_are_computed_from_what_lies_before_the_next_end():
+    model = tiny()
+    outputs = ["a", "c", "logits"]
+    assert readers(model, outputs, ["image", "b", "f"], ["b"]) == ["c"]
+    assert readers(model, outputs, ["image", "b"], ["b"]) == ["c", "logits"]
+    assert readers(model, outputs, ["image"], ["image"]) == outputs
+    assert readers(model, outputs, ["image"], []) == []
 
 
 def test_offsets_move_a_value_for_all_its_readers():

@@ -16,6 +16,7 @@ from compressor.errors import ModelError
 from compressor.graph.costs import macs, parameters
 from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
 from compressor.models.onnx.file import external_files
+from compressor.models.onnx.ort_runner import opener_of
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.torch.lowering import OPSET
 from compressor.types.carrier import Capability
@@ -53,6 +54,16 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], OnnxCa
         return made[name]
 
     return get
+
+
+def test_a_graph_is_written_out_once_for_all_openings(monkeypatch: pytest.MonkeyPatch):
+    written = []
+    to_proto = ir.to_proto
+    monkeypatch.setattr(ir, "to_proto", lambda model: written.append(model) or to_proto(model))
+    opener = opener_of(ir.from_proto(tiny_onnx()))
+    first, second = (opener().run(IMAGES) for _ in range(2))
+    assert len(written) == 1
+    assert np.array_equal(*(next(iter(outputs.values())) for outputs in (first, second)))
 
 
 @pytest.mark.parametrize("name", NETWORKS)

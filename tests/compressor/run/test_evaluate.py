@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from compressor.errors import DataError
@@ -176,6 +177,13 @@ def test_a_model_is_run_once_for_each_batch():
     assert counted.runs == 2
     runner.run({"x": np.ones((3, 2), np.float32)})
     assert counted.runs == 3
+
+
+def test_what_is_remembered_keeps_no_memory_of_the_runtime():
+    runner = RememberedRunner(OnnxCarrier(ir.from_proto(tiny_onnx())).runner)
+    batch = {"image": sample_images(0, 2)}
+    for _ in range(2):
+        assert all(array.base is None for array in runner.run(batch).values())
 
 
 def test_a_closed_model_is_opened_again_for_a_new_batch_alone():

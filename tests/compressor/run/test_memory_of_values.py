@@ -98,7 +98,7 @@ def test_noise_is_attributed_portion_by_portion(models: tuple[Carrier, Carrier],
     carrier, changed = models
     few = {"image": batch["image"][:24]}
     held = peak(lambda: measured_noise(changed, carrier, [few]))
-    assert held < 2 * MOST < 4 * LAYERS * 24 * ONE
+    assert held < 3 * 24 * ONE  # one layer's error at a time
 
 
 def test_statistics_are_gathered_portion_by_portion(models: tuple[Carrier, Carrier], batch: Batch):

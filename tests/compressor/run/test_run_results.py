@@ -2,9 +2,11 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 import torch
@@ -12,8 +14,12 @@ from safetensors.torch import save_file
 
 import compressor
 from compressor.errors import ExitCode
+from compressor.exporters.onnx.exporter import OnnxExporter
 from compressor.files import file_sha256
 from compressor.report.run import RunResult
+from compressor.run import workspace
+from compressor.run.evaluate import evaluate
+from compressor.types.carrier import Carrier
 from tests.compressor.tiny_project import (
     ONNX,
     REPORTS,
@@ -140,6 +146,36 @@ def test_the_artifact_is_what_was_evaluated(quantized: tuple[Project, RunResult]
         again = loaded(image=torch.from_numpy(images))
     (outputs,) = again.values() if isinstance(again, dict) else (again,)
     assert np.abs(outputs.numpy() - logits).max() < 0.1 * logits.std()
+
+
+@pytest.mark.parametrize(("off", "times"), [(0.0, 2), (1e-6, 3)])
+def test_a_file_that_gives_the_same_is_evaluated_for_the_model_too(
+    on_onnx: Project, monkeypatch: pytest.MonkeyPatch, off: float, times: int
+):
+    evaluated = 0
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal evaluated
+        evaluated += 1
+        return evaluate(*arguments)
+
+    monkeypatch.setattr(workspace, "evaluate", counted)
+    written = OnnxExporter._in_form
+
+    def coarse(self: OnnxExporter, carrier: Carrier) -> ir.Model:
+        model = written(self, carrier).clone()
+        bias = model.graph.initializers["fc.bias"]
+        assert bias.const_value is not None
+        bias.const_value = ir.tensor(bias.const_value.numpy() + np.float32(off), name="fc.bias")
+        return model
+
+    monkeypatch.setattr(OnnxExporter, "_in_form", coarse)
+    on_onnx.spec.update(passes=[{"pass": "nudge"}], exports=[{"format": "onnx"}])
+    report = on_onnx.run().report
+    assert evaluated == times
+    (artifact,), (step,) = report["artifacts"], report["passes"]
+    assert (artifact["sqnr_db"] == step["sqnr_db"]) == (times == 2)
+    assert artifact["checks"][1]["detail"].startswith("equal") == (times == 2)
 
 
 def test_the_manifest_hashes_every_input_and_output(quantized: tuple[Project, RunResult]):

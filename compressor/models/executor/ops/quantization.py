@@ -24,6 +24,8 @@ from compressor.models.executor.node import Node, Operator, Read, Table, along
 from compressor.models.executor.ops.windows import WINDOW, Window, convolution
 from compressor.models.executor.program import Result
 
+_EXACT = 4  # bytes of floats that hold each difference of eight-bit values
+
 
 def spread(parameter: Tensor, x: Tensor, axis: int, block: int) -> Tensor:
     """Shape a scale or zero point so that it broadcasts with the tensor it belongs to.
@@ -78,8 +80,9 @@ def _quantize(
     offset = None if zero is None else spread(zero.to(torch.float32), x, axis, block_size)
     if dtype in FLOAT_TARGETS:
         return convert(wide if offset is None else wide + offset, dtype, saturate)
-    level = torch.round(wide).to(torch.float32 if exact.itemsize < 4 else exact)
-    return saturated(level if offset is None else level + offset, dtype)
+    # In place: new memory takes longer than arithmetic.
+    level = wide.round_().to(torch.float32 if exact.itemsize < 4 else exact)
+    return saturated(level if offset is None else level.add_(offset), dtype)
 
 
 def _dequantize(
@@ -110,6 +113,8 @@ def _scaled(
     wide = x.to(dtype)
     if zero is not None and x.is_floating_point():
         wide = wide - spread(zero.to(dtype), x, *places)
+    elif zero is not None and x.itemsize == 1 and dtype.itemsize >= _EXACT:
+        wide.sub_(spread(zero.to(dtype), x, *places))
     elif zero is not None:
         wide = (x.to(torch.int32) - spread(zero.to(torch.int32), x, *places)).to(dtype)
     factor = spread(scale.to(dtype), x, *places)

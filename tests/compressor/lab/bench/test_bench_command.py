@@ -179,7 +179,7 @@ def test_bad_input(arguments: list[str], code: int, message: str, save: SaveOnnx
 
 
 def test_a_provider_that_does_not_start(save: SaveOnnx):
-    from compressor.models.onnx.ort_runner import usable_providers
+    from compressor.models.onnx.runtimes import usable_providers
 
     if "cuda" in usable_providers():
         pytest.skip("it starts here")

@@ -84,6 +84,24 @@ def test_the_layer_that_is_spoiled_is_found(on_onnx: Project):
     assert after["bytes"] - found["bytes"] == pytest.approx(predicted["bytes"], rel=0.1)
 
 
+def test_rounding_by_fusion_is_not_measured(
+    on_onnx: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[str] = []
+    measure = attribution.measured_noise
+
+    def counted(carrier: Any, *arguments: Any) -> Any:
+        measured.append(carrier.kind)
+        return measure(carrier, *arguments)
+
+    monkeypatch.setattr(attribution, "measured_noise", counted)
+    on_onnx.spec["passes"] = [{"pass": "fuse"}, dict(QUANTIZE)]
+    assert on_onnx.run().exit_code == 0
+    assert len(measured) == 1
+    found = on_onnx.report()["passes"][1]["attribution"]
+    assert all(row["output_sqnr_db"] < 100 for row in found["layers"])
+
+
 def test_rounding_that_stays_is_nobodys_gain(on_onnx: Project):
     """The kernel of conv1 writes codes: its output is rounded whether conv2 is skipped or not."""
     coarse = {**QUANTIZE, "activations": {"bits": 4}, "weights": {"bits": 8}}
