@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from compressor.errors import ModelError, SpecError
 from compressor.models.torch.matching import attach_weights
 from compressor.models.torch.translations import translations
+from compressor.models.transformers.experts import plain_experts
 from compressor.progress import quiet_libraries
 from compressor.types.tensors import TensorSpec
 
@@ -66,6 +67,7 @@ def lower(module: torch.nn.Module, inputs: Sequence[TensorSpec]) -> ir.Model:
             redirect_stderr(StringIO()),
             _without_collector(),
             _without_gradients(module),
+            plain_experts(module),
         ):
             program = torch.onnx.export(
                 module,
