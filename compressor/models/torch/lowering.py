@@ -67,6 +67,7 @@ def lower(module: torch.nn.Module, inputs: Sequence[TensorSpec]) -> ir.Model:
             redirect_stderr(StringIO()),
             _without_collector(),
             _without_gradients(module),
+            _fresh_recurrences(),
             plain_experts(module),
         ):
             program = torch.onnx.export(
@@ -125,6 +126,18 @@ def _without_gradients(module: torch.nn.Module) -> Iterator[None]:
     finally:
         for parameter in trained:
             parameter.requires_grad_(True)
+
+
+@contextmanager
+def _fresh_recurrences() -> Iterator[None]:
+    """Forget how recurrent layers were traced before.
+
+    The exporter gives them other rules for as long as it traces, so that sequences may have any
+    length; what PyTorch remembers of its usual rules would unroll the second layer that is lowered.
+    """
+    for layer in (torch.ops.aten.lstm.input, torch.ops.aten.gru.input):
+        layer._dispatch_cache.clear()
+    yield
 
 
 def _bind(
