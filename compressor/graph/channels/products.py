@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Iterator
 
 import numpy as np
 import onnx_ir as ir
@@ -136,12 +137,37 @@ def axis_units(flow: Flow, value: ir.Value | None, axis: int, length: int) -> Un
 
 
 def _role(flow: Flow, value: ir.Value | None, axis: int, role: Role) -> None:
-    """Note the role of a weight's axis, also where the weight is stored transposed."""
+    """Note the role of a weight's axis, also where the weight is stored in another form."""
     origin, swapped = weight_source(value)
-    if origin is None or value is None:
+    if value is None:
+        return
+    if origin is None:
+        note_moved(flow, value, axis, role)
         return
     rank = len(flow.shape(value) or ())
     flow.role(origin, {rank - 1: rank - 2, rank - 2: rank - 1}[axis] if swapped else axis, role)
+
+
+def note_moved(flow: Flow, value: ir.Value, axis: int, role: Role) -> None:
+    """Note a role for the axes of parameters that an axis of a constant is put together from."""
+    line = flow.on_axis(value, axis)
+    if line is None or not flow.is_constant(value):
+        return
+    for source in stored_parts(value):
+        for family in flow.labels(source):
+            if np.isin(family, line[line >= 0]).any():
+                flow.role(source, int(np.argmax(family.shape)), role)
+
+
+def stored_parts(value: ir.Value | None) -> Iterator[ir.Value]:
+    """Yield the floats that a constant is made of, as PyTorch's exporter sorts gates."""
+    if value is None or value.is_initializer():
+        if value is not None and value.dtype is not None and value.dtype.is_floating_point():
+            yield value
+        return
+    maker = value.producer()
+    for source in () if maker is None else maker.inputs:
+        yield from stored_parts(source)
 
 
 def gemm(flow: Flow, node: ir.Node) -> None:

@@ -8,15 +8,18 @@ from both. ONNX operators, version 14: ``W[directions, gates * hidden, input]``,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import onnx_ir as ir
 
 from compressor.graph.channels.flow import UNKNOWN, Flow
 from compressor.graph.channels.labels import along, depends_on, placed
-from compressor.graph.channels.products import axis_units, unite_read
+from compressor.graph.channels.products import (
+    axis_units,
+    note_moved,
+    stored_parts,
+    unite_read,
+)
 from compressor.graph.costs import recurrent_macs
-from compressor.types.channels import Units
+from compressor.types.channels import Role, Units
 
 LENGTHS = 4
 """The input that holds the lengths of sequences."""
@@ -81,32 +84,19 @@ def _start(flow: Flow, node: ir.Node, state: ir.Value | None, hidden: Units) -> 
 
 def _note(flow: Flow, node: ir.Node, hidden: Units) -> None:
     """Record the units as computed here, and what their places in parameters are."""
-    stored = list(_stored(node.inputs[1]))
-    flow.source(node, stored[0] if stored else None, hidden)
-    for index in (1, 2):
-        for value in _stored(node.inputs[index]):
-            rank = len(flow.shape(value) or ())
-            if rank > 1:
-                flow.role(value, rank - 2, "output")
-                flow.role(value, rank - 1, "input")
-    for index in (3, _PEEPHOLES):
-        for value in _stored(_given(node, index)):
-            flow.role(value, len(flow.shape(value) or ()) - 1, "bias")
+    first = next(stored_parts(node.inputs[1]), None)
+    flow.source(node, first, hidden)
+    roles: tuple[tuple[int, int, Role], ...] = (
+        *((index, 1, "output") for index in (1, 2)),
+        *((index, 2, "input") for index in (1, 2)),
+        *((index, 1, "bias") for index in (3, _PEEPHOLES)),
+    )
+    for index, axis, role in roles:
+        value = _given(node, index)
+        if value is not None:
+            note_moved(flow, value, axis, role)
     for output in node.outputs:
         rank = len(flow.shape(output) or ())
         flow.put(output, [placed(hidden, rank - 1, rank)] if rank and len(hidden) > 1 else [])
         if rank:
             flow.observe(output, rank - 1)
-
-
-def _stored(value: ir.Value | None) -> Iterator[ir.Value]:
-    """Yield the floats that a weight is put together from, as PyTorch's exporter orders gates."""
-    if value is None:
-        return
-    if value.is_initializer():
-        if value.dtype is not None and value.dtype.is_floating_point():
-            yield value
-        return
-    maker = value.producer()
-    for source in () if maker is None else maker.inputs:
-        yield from _stored(source)

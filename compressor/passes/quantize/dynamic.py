@@ -17,7 +17,7 @@ from compressor.graph.codes import Codes, obstacle, read_through, store_codes
 from compressor.graph.editing import Editor
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.operators import Target
-from compressor.models.layer_uses import computed_recurrences, small_table
+from compressor.models.layer_uses import computed_weights, small_table
 from compressor.passes.quantize.dynamic_operators import (
     DynamicWriter,
     LstmWriter,
@@ -82,7 +82,7 @@ class QuantizeDynamic(GraphPass):
             )
         choice = self._choice(carrier, context)
         rows = plan_layers(self.name, choice.actions, choice.kept)
-        return Survey(rows, notes=computed_recurrences(carrier))
+        return Survey(rows, notes=computed_weights(carrier))
 
     def apply(
         self,

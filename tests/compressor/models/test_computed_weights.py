@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, spectral_norm
 
+from compressor.models.layer_uses import computed_weights
 from compressor.models.torch.carrier import TorchCarrier
+from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.types.carrier import Carrier
 from compressor.types.passes import PassContext
@@ -131,3 +133,35 @@ def test_a_checkpoint_that_is_loaded_later(tmp_path: Path) -> None:
     assert not torch.equal(model.weight(layer), before)
     assert torch.equal(model.weight(layer), carrier(Standardized).weight(layer))
     assert worst(output(model), output(carrier(Standardized))) < 1e-6
+
+
+class Moved(nn.Module):
+    """Parameters that hold several weights, or one in another order than layers read it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel = nn.Parameter(torch.randn(3, 3, 3, 8))
+        self.pair = nn.Parameter(torch.randn(10, 8))
+        self.inner, self.head = nn.Linear(5, 6), nn.Linear(6, 2)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = functional.conv2d(image, self.kernel.permute(3, 2, 0, 1)).mean((2, 3))
+        left, right = self.pair.chunk(2)
+        x = self.inner(functional.linear(x, left) * functional.linear(x, right))
+        logits: Tensor = self.head(torch.relu(x))
+        return logits
+
+
+def test_weights_that_are_moved_are_named_until_they_are_fused() -> None:
+    """They stay the module's parameters, so that pruning keeps its class."""
+    model = TorchCarrier(Moved(), INPUTS)
+    notes = QuantizeWeights(bits=8).survey(model, PassContext()).notes
+    note = "weights computed as the model runs stay floats: 1 Conv, 2 Gemm; put fuse before this"
+    assert any(note in text for text in notes)
+    fused = Fuse().apply(model, PassContext(), {}).carrier
+    assert len(fused.layers()) == len(model.layers()) + 3
+    assert computed_weights(fused) == ()
+    small = pruned(declared(target={"ratio": 0.5}), model, Given((images(),))).carrier
+    assert isinstance(small, TorchCarrier)
+    assert not small.executes_graph
+    assert small.module.kernel.shape == (3, 3, 3, 4)

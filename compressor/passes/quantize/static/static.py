@@ -13,7 +13,7 @@ from pydantic import Field
 
 from compressor.graph.codes import attach_codes
 from compressor.graph.layers import moment_request
-from compressor.models.layer_uses import computed_recurrences
+from compressor.models.layer_uses import computed_weights
 from compressor.passes.quantize.maths.affine import absmax_parameters, mse_parameters, quantize
 from compressor.passes.quantize.maths.gptq import gptq
 from compressor.passes.quantize.static.options import ActivationOptions, StaticRule, WeightOptions
@@ -74,7 +74,7 @@ class QuantizeStatic(GraphPass):
         moments = [self._moment_request(x, nodes[x.name]) for x, _ in decision.placement.layers]
         asked = [*(request for request in moments if request is not None), *decision.requests()]
         requests = tuple({request.key: request for request in asked}.values())
-        notes = (*kernel_notes(context.targets, settings), *computed_recurrences(carrier))
+        notes = (*kernel_notes(context.targets, settings), *computed_weights(carrier))
         return Survey(rows, requests, notes)
 
     def apply(

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from compressor.errors import SpecError
 from compressor.models.checkpoint.rows import all_rows
-from compressor.models.layer_uses import computed_recurrences
+from compressor.models.layer_uses import computed_weights
 from compressor.passes.quantize.maths.floating import (
     RangeSearch,
     nvfp4_tensor_scale,
@@ -148,7 +148,7 @@ class QuantizeWeights(WeightPass):
                     f"rounds to integers, layer {name!r} is to be {scheme}",
                     "use another method, or format: int",
                 )
-        notes = computed_recurrences(carrier)
+        notes = computed_weights(carrier)
         if not self.by_block or not schemes:
             return Choice(treatments, notes)
         plan = plan_gptq if self.method == "gptq" else plan_awq
