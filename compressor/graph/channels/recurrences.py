@@ -29,14 +29,14 @@ _STATES, _PEEPHOLES = (5, 6), 7
 def recurrent(flow: Flow, node: ir.Node) -> None:
     """``LSTM``, ``GRU`` and ``RNN``."""
     entry, weight, matrix = node.inputs[:3]
-    read, own = flow.shape(weight), flow.shape(matrix)
-    if read is None or own is None or flow.shape(entry) is None:
+    read, states = flow.shape(weight), flow.shape(matrix)
+    if read is None or states is None or flow.shape(entry) is None:
         flow.freeze_node(node, UNKNOWN)
         return
     if not (flow.is_constant(weight) and flow.is_constant(matrix)):
         flow.freeze_node(node, "has a weight that is computed")
         return
-    hidden = axis_units(flow, matrix, 2, own[2])
+    hidden = axis_units(flow, matrix, 2, states[2])
     unite_read(flow, node, _entering(flow, node), axis_units(flow, weight, 2, read[2]))
     for value, axis in (
         (weight, 1),
@@ -46,7 +46,7 @@ def recurrent(flow: Flow, node: ir.Node) -> None:
     ):
         shape = flow.shape(value)
         if value is not None and shape is not None:
-            rows = axis_units(flow, value, axis, shape[axis]).reshape(-1, own[2])
+            rows = axis_units(flow, value, axis, shape[axis]).reshape(-1, states[2])
             hidden = flow.unify(hidden, flow.couple(rows, 0)[0], node)
     for index in _STATES:
         _start(flow, node, _given(node, index), hidden)
