@@ -58,9 +58,11 @@ def parameters(model: ir.Model) -> int:
 def node_macs(node: ir.Node) -> int:
     """Multiply-accumulates of one node for one sample; 0 where shapes are not known.
 
-    Dynamic axes count as 1. Convolutions and matrix products are counted, as is usual.
+    Dynamic axes count as 1. Convolutions, matrix products and recurrences are counted.
     """
     row = operator_named(node.op_type)
+    if row.recurrent:
+        return sum(recurrent_macs(node))
     if row.packed:
         given = None if node.inputs[0] is None else dims(node.inputs[0])
         return 0 if given is None else prod(given) * node.attributes.get_int("N", 0)
@@ -82,6 +84,16 @@ def node_macs(node: ir.Node) -> int:
         return 0 if weight is None else prod(output) * prod(weight[1:])
     first = None if node.inputs[0] is None else dims(node.inputs[0])
     return 0 if not first else prod(output) * first[-1]
+
+
+def recurrent_macs(node: ir.Node) -> tuple[int, int]:
+    """Return a recurrent node's multiply-accumulates for one sample: of its input, of its state.
+
+    As many steps are counted as its input's shape states; of unknown shapes, none.
+    """
+    shapes = [None if value is None else dims(value) for value in node.inputs[:3]]
+    entry, weight, matrix = (shape or (0,) for shape in shapes)
+    return prod(entry[:2]) * prod(weight), prod(entry[:2]) * prod(matrix)
 
 
 def macs(model: ir.Model) -> int:

@@ -212,7 +212,7 @@ _ROWS = (  # products and lookups first
     Operator("MatMulNBits", domain=_MS, packed=True), Operator("QGemm", domain=_MS, integer=True),
     Operator("QLinearMatMul", codes=Codes(3, 4, 5, axis=-1)),
     Operator("Gather", layer="Gather", weight=0, folds=True, float16="cheap"),
-    *(Operator(kind, recurrent=kind) for kind in RECURRENT),
+    *(Operator(kind, recurrent=kind, zeros="lost") for kind in RECURRENT),
     Operator("DynamicQuantizeLSTM", domain=_MS, recurrent=LSTM, integer=True),
     # activations
     Operator("Relu", "unary", activation=True, rectifies=True, fused=True, passes_factor=True,

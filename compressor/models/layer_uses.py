@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
 from compressor.graph.layers import layers_of, layers_with_nodes, moment_request
 from compressor.graph.operators import operator
+from compressor.graph.stored_weights import weight_source
 from compressor.graph.values import all_nodes
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer, StoredTensor
@@ -37,21 +38,40 @@ def recurrences(carrier: Carrier) -> dict[str, str]:
     return {layer.name: reason for layer in carrier.layers() if layer.is_recurrent}
 
 
-def computed_recurrences(carrier: Carrier) -> tuple[str, ...]:
-    """Return a note if recurrent nodes compute their weights as the model runs, else none.
+def computed_weights(carrier: Carrier) -> tuple[str, ...]:
+    """Return a note if layers compute their weights of stored ones as the model runs, else none.
 
-    That is how PyTorch's exporter writes them; a pass that changes stored weights misses those.
+    That is how PyTorch's exporter writes recurrent layers, and layers whose weight is a part of a
+    parameter or lies in another order; a pass that changes stored weights misses those.
     """
     if Capability.GRAPH not in carrier.offers:
         return ()
-    nodes = (n for n in all_nodes(carrier.graph().graph) if operator(n).recurrent)
-    names = [node.op_type for node in nodes if not layers_of(node)]
+    graph = carrier.graph().graph
+    nodes = [n for n in all_nodes(graph) if operator(n).recurrent and not layers_of(n)]
+    names = [node.op_type for node in (*_computing(graph), *nodes)]
     if not names:
         return ()
     counted = ", ".join(f"{n} {kind}" for kind, n in Counter(names).items())
     return (
         f"weights computed as the model runs stay floats: {counted}; put fuse before this pass",
     )
+
+
+def _computing(graph: ir.Graph) -> Iterator[ir.Node]:
+    """Yield the products whose weight is computed of constants in a way that is not seen through.
+
+    Products of constants alone are not among them.
+    """
+    constants = set(graph.initializers.values())
+    for node in graph:
+        row = operator(node)
+        if all(value is None or value in constants for value in node.inputs):
+            constants.update(node.outputs)
+        elif row.is_product and len(node.inputs) > row.weight:
+            weight = node.inputs[row.weight]
+            computed = weight in constants and weight is not None and not weight.is_initializer()
+            if computed and weight_source(weight)[0] is None:
+                yield node
 
 
 def small_table(layer: Layer) -> str:

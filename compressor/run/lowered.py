@@ -61,7 +61,7 @@ class KeptGraph:
         store = Store(self.output / STORE)
         if store.read(self.key) is not None:
             return
-        graph = without_weights(carrier.graph(), carrier.module)
+        graph = without_weights(carrier.lowered, carrier.module)
         constants = (v.const_value for v in graph.graph.initializers.values())
         if sum(c.nbytes for c in constants if c is not None) > _MOST_BYTES:
             return

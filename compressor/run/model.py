@@ -18,8 +18,9 @@ from compressor.models.checkpoint.weight_files import weight_file_paths, weights
 from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
 from compressor.models.onnx.file import external_files
 from compressor.models.onnx.module import file_runner
-from compressor.models.torch.carrier import TorchCarrier, check_checkpoint, open_module
+from compressor.models.torch.carrier import TorchCarrier, open_module
 from compressor.models.torch.lowering import OPSET
+from compressor.models.torch.matching import check_checkpoint
 from compressor.models.transformers.carrier import (
     auto_class_name,
     library_version,
@@ -209,7 +210,7 @@ def _open_torch(spec: Spec, factory: str) -> OpenedModel:
     if spec.checkpoint is not None:
         with located(where):
             files = weight_file_paths(spec.checkpoint)
-            check_checkpoint(carrier, spec.checkpoint)
+            check_checkpoint(carrier.module, spec.checkpoint)
 
     def digest() -> str:
         weights = None if spec.checkpoint is None else weights_digest(spec.checkpoint)

@@ -14,9 +14,11 @@ Units: TypeAlias = NDArray[np.int64]
 Flags: TypeAlias = NDArray[np.bool_]
 """One for each unit of a model."""
 
-Role = Literal["output", "input", "norm-scale", "norm-shift", "norm-mean", "norm-variance", "other"]
+Role = Literal[
+    "output", "input", "norm-scale", "norm-shift", "norm-mean", "norm-variance", "bias", "other"
+]
 """What the channels of a parameter's axis are: what its layer computes or reads, what a
-normalization holds for each, or anything else."""
+normalization holds for each, what a layer adds to each, or anything else."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from math import gcd
 import numpy as np
 import onnx_ir as ir
 
-from compressor.graph.channels import picking, views
+from compressor.graph.channels import picking, recurrences, views
 from compressor.graph.channels.flow import Flow
 from compressor.graph.channels.rules import Rule, rule_of
 from compressor.graph.editing import Attributes, Editor
@@ -233,6 +233,11 @@ class Adjuster:
             left = int(stays.reshape(groups, -1)[:, 0].sum())
             node.attributes[name] = ir.AttrInt64(name, left)
 
+    def _hidden(self, node: ir.Node) -> None:
+        stays = self._mask(node.inputs[2]).get(2)
+        if stays is not None:
+            node.attributes["hidden_size"] = ir.AttrInt64("hidden_size", int(stays.sum()))
+
     def _split(self, node: ir.Node) -> None:
         axis = node.attributes.get_int("axis", 0) % max(self._rank(node.inputs[0]), 1)
         stays = self._mask(node.inputs[0]).get(axis)
@@ -336,6 +341,7 @@ _BY_RULE: Mapping[Rule | None, Callable[[Adjuster, ir.Node], None]] = {
     picking.cut: Adjuster._slice,
     picking.gather: Adjuster._gather,
     picking.pad: Adjuster._pad,
+    recurrences.recurrent: Adjuster._hidden,
 }
 """By the rule that the channels followed through a node."""
 _BY_NAME: Mapping[str, Callable[[Adjuster, ir.Node], None]] = {

@@ -298,7 +298,7 @@ def _products(flow: Flow, axes: Mapping[str, tuple[Units | None, ...]]) -> Itera
     for counted in flow.counted:
         lines = (_fixed_units(flow, axes, value, axis) for value, axis in counted.axes)
         present = tuple(units for units in lines if units is not None)
-        yield Product(named(counted.node), node_macs(counted.node), present)
+        yield Product(named(counted.node), counted.work, present)
     counted_nodes = {counted.node for counted in flow.counted}
     for node in all_nodes(flow.model.graph):
         if node not in counted_nodes and (work := node_macs(node)):

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.graph.channels.labels import Family, Unions, depends_on, overlap, placed, spread
+from compressor.graph.costs import node_macs
 from compressor.graph.layers import layer_name
 from compressor.graph.plain import Lengths, Shape
 from compressor.graph.values import is_stored
@@ -37,10 +38,11 @@ class Note:
 
 @dataclass(frozen=True, eq=False)
 class Counted:
-    """A node that multiplies, and the axes whose lengths its work is proportional to."""
+    """Multiply-accumulates of a node, and the axes whose lengths they are proportional to."""
 
     node: ir.Node
     axes: tuple[tuple[ir.Value, int], ...]
+    work: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,10 +208,16 @@ class Flow:
         if value is not None and value.is_initializer() and value.name:
             self.roles.setdefault((value.name, axis), role)
 
-    def count(self, node: ir.Node, *axes: tuple[ir.Value | None, int]) -> None:
-        """Record a node that multiplies, and the axes that its work is proportional to."""
+    def count(
+        self, node: ir.Node, *axes: tuple[ir.Value | None, int], work: int | None = None
+    ) -> None:
+        """Record a node that multiplies, and the axes that its work is proportional to.
+
+        Args:
+            work: multiply-accumulates, if these are only a part of the node's.
+        """
         factors = tuple((value, axis) for value, axis in axes if value is not None)
-        self.counted.append(Counted(node, factors))
+        self.counted.append(Counted(node, factors, node_macs(node) if work is None else work))
 
     def observe(self, value: ir.Value, axis: int) -> None:
         """Record a value that a layer or its activation function computes."""

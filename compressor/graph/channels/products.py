@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Iterator
 
 import numpy as np
 import onnx_ir as ir
@@ -19,9 +20,9 @@ def convolution(flow: Flow, node: ir.Node) -> None:
     groups, weight, shape = _kernel(flow, node)
     if not shape:
         return
-    read, written = _read(flow, node), _axis(flow, weight, 0, shape[0])
+    read, written = _read(flow, node), axis_units(flow, weight, 0, shape[0])
     if groups == 1:
-        _meet(flow, node, read, _axis(flow, weight, 1, shape[1]))
+        unite_read(flow, node, read, axis_units(flow, weight, 1, shape[1]))
         _role(flow, weight, 1, "input")
     else:
         _group_wise(flow, node, read, written.reshape(groups, -1))
@@ -37,10 +38,10 @@ def transposed_convolution(flow: Flow, node: ir.Node) -> None:
     groups, weight, shape = _kernel(flow, node)
     if not shape:
         return
-    read, inputs = _read(flow, node), _axis(flow, weight, 0, shape[0])
+    read, inputs = _read(flow, node), axis_units(flow, weight, 0, shape[0])
     if groups == 1:
-        _meet(flow, node, read, inputs)
-        written = _axis(flow, weight, 1, shape[1])
+        unite_read(flow, node, read, inputs)
+        written = axis_units(flow, weight, 1, shape[1])
         _role(flow, weight, 0, "input")
         _role(flow, weight, 1, "output")
     else:
@@ -83,7 +84,7 @@ def _keep_kernel(flow: Flow, node: ir.Node, weight: ir.Value | None, first: int)
             flow.freeze([family], node, "slides over them")
 
 
-def _meet(flow: Flow, node: ir.Node, read: Units | None, weight_channels: Units) -> None:
+def unite_read(flow: Flow, node: ir.Node, read: Units | None, weight_channels: Units) -> None:
     """Unite the channels that are read with the weight's input axis."""
     if read is not None:
         flow.unify(read, weight_channels, node)
@@ -108,7 +109,8 @@ def _write(
     rank = len(flow.shape(output) or flow.shape(node.inputs[0]) or ())
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     if bias is not None:
-        flow.unify(written, _axis(flow, bias, 0, len(written)), node)
+        flow.unify(written, axis_units(flow, bias, 0, len(written)), node)
+        _role(flow, bias, 0, "bias")
     if rank < 2:
         flow.freeze([written], node, "the shape of its output is not known")
         return
@@ -124,7 +126,7 @@ def _write(
     flow.observe(output, 1)
 
 
-def _axis(flow: Flow, value: ir.Value | None, axis: int, length: int) -> Units:
+def axis_units(flow: Flow, value: ir.Value | None, axis: int, length: int) -> Units:
     """Return the channels along an axis of a weight, however the weight is stored."""
     family = flow.on_axis(value, axis)
     if family is not None and next(i for i, n in enumerate(family.shape) if n > 1) == axis:
@@ -135,12 +137,37 @@ def _axis(flow: Flow, value: ir.Value | None, axis: int, length: int) -> Units:
 
 
 def _role(flow: Flow, value: ir.Value | None, axis: int, role: Role) -> None:
-    """Note the role of a weight's axis, also where the weight is stored transposed."""
+    """Note the role of a weight's axis, also where the weight is stored in another form."""
     origin, swapped = weight_source(value)
-    if origin is None or value is None:
+    if value is None:
+        return
+    if origin is None:
+        note_moved(flow, value, axis, role)
         return
     rank = len(flow.shape(value) or ())
     flow.role(origin, {rank - 1: rank - 2, rank - 2: rank - 1}[axis] if swapped else axis, role)
+
+
+def note_moved(flow: Flow, value: ir.Value, axis: int, role: Role) -> None:
+    """Note a role for the axes of parameters that an axis of a constant is put together from."""
+    line = flow.on_axis(value, axis)
+    if line is None or not flow.is_constant(value):
+        return
+    for source in stored_parts(value):
+        for family in flow.labels(source):
+            if np.isin(family, line[line >= 0]).any():
+                flow.role(source, int(np.argmax(family.shape)), role)
+
+
+def stored_parts(value: ir.Value | None) -> Iterator[ir.Value]:
+    """Yield the floats that a constant is made of, as PyTorch's exporter sorts gates."""
+    if value is None or value.is_initializer():
+        if value is not None and value.dtype is not None and value.dtype.is_floating_point():
+            yield value
+        return
+    maker = value.producer()
+    for source in () if maker is None else maker.inputs:
+        yield from stored_parts(source)
 
 
 def gemm(flow: Flow, node: ir.Node) -> None:
@@ -153,6 +180,7 @@ def gemm(flow: Flow, node: ir.Node) -> None:
     output, shape = node.outputs[0], flow.shape(node.outputs[0])
     if bias is not None and shape is not None:
         flow.put(output, flow.broadcast(node, [output, bias], shape))
+        _role(flow, bias, max(len(flow.shape(bias) or ()) - 1, 0), "bias")
 
 
 def _turned(family: Family, node: ir.Node, attribute: str) -> Family:

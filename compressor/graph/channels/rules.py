@@ -7,13 +7,14 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from compressor.graph.channels import picking, products, views
+from compressor.graph.channels import picking, products, recurrences, views
 from compressor.graph.channels.flow import UNKNOWN, Flow
 from compressor.graph.channels.labels import Family as Labels
 from compressor.graph.channels.labels import along, depends_on, reshaped
 from compressor.graph.operators import Family, operator
 from compressor.graph.values import is_op
 from compressor.types.channels import Role, Units
+from compressor.types.layers import RECURRENT
 
 _STATISTICS: tuple[Role, ...] = ("norm-scale", "norm-shift", "norm-mean", "norm-variance")
 
@@ -244,6 +245,7 @@ RULES: Mapping[str, Rule] = {
     "MatMul": products.matmul,
     "CumSum": cumulative,
     "Einsum": products.einsum,
+    **dict.fromkeys(RECURRENT, recurrences.recurrent),
     "Transpose": views.transpose,
     "Split": picking.split,
     "Slice": picking.cut,
@@ -275,4 +277,6 @@ def rule_of(node: ir.Node) -> Rule | None:
 def settings_of(node: ir.Node) -> Sequence[ir.Value | None]:
     """Return the inputs that a node's rule does not look at: bounds, indices, numbers."""
     row = operator(node)
+    if row.recurrent:
+        return node.inputs[recurrences.LENGTHS : recurrences.LENGTHS + 1]
     return () if row.family in _ALL else node.inputs[1:]

@@ -18,8 +18,9 @@ from compressor.graph.plain import make_plain
 from compressor.models.checkpoint.weight_files import read_weights
 from compressor.models.onnx.carrier import OnnxCarrier, graph_with_codes, restore_graph
 from compressor.models.onnx.ort_runner import runner_of
+from compressor.models.torch.computed_weights import with_computed_weights
 from compressor.models.torch.lowering import NamedModule, lower
-from compressor.models.torch.matching import attach_weights, check_names, load_into
+from compressor.models.torch.matching import attach_weights, load_into
 from compressor.models.torch.saved_module import (
     Alterations,
     holds_module,
@@ -92,12 +93,16 @@ class TorchCarrier:
 
     @cached_property
     def _graph(self) -> ir.Model:
-        if not self._codes:
-            return self._float_graph
-        return graph_with_codes(self._float_graph, self._codes, self._float_weight)
+        graph, _ = self._with_computed
+        return graph_with_codes(graph, self._codes, self._float_weight) if self._codes else graph
 
     @cached_property
-    def _float_graph(self) -> ir.Model:
+    def _with_computed(self) -> tuple[ir.Model, frozenset[str]]:
+        return with_computed_weights(self.lowered, self.module.state_dict().keys())
+
+    @cached_property
+    def lowered(self) -> ir.Model:
+        """The graph as the module computes it, weights that it makes of parameters included."""
         if self._lowered is not None:
             return self._lowered
         graph = lower(self.module, self.inputs)
@@ -121,7 +126,7 @@ class TorchCarrier:
 
     def with_own_weights(self) -> Self:
         """Return this carrier; its graph refers to the module's tensors from now on."""
-        attach_weights(self._float_graph, self.module)
+        attach_weights(self.lowered, self.module)
         return self
 
     def load(self, checkpoint: Path) -> None:
@@ -131,6 +136,8 @@ class TorchCarrier:
             ModelError: the checkpoint is unusable or does not fit the module.
         """
         load_into(self.module, read_weights(checkpoint), str(checkpoint))
+        for computed in ("_with_computed", "_graph"):
+            vars(self).pop(computed, None)
 
     @cached_property
     def _layers(self) -> tuple[Layer, ...]:
@@ -147,8 +154,16 @@ class TorchCarrier:
         return self._float_weight(layer)
 
     def _float_weight(self, layer: Layer) -> torch.Tensor:
+        graph, computed = self._with_computed
+        if layer.weight in computed:
+            return OnnxCarrier(graph).weight(layer)
         weight: torch.Tensor = self.module.state_dict()[layer.weight]
         return weight
+
+    def _storing(self, weights: Collection[str]) -> TorchCarrier | OnnxCarrier:
+        """Return a carrier that stores weights which the module computes, if any of these are."""
+        graph, computed = self._with_computed
+        return self._executing(graph.clone()) if computed & set(weights) else self
 
     def tensors(self) -> dict[str, StoredTensor]:
         """The module's parameters and persistent buffers; a shared one under its first name."""
@@ -164,47 +179,45 @@ class TorchCarrier:
             tensors[name] = StoredTensor(name, shape, tensor.dtype, read, codes)
         return tensors
 
-    def with_weights(self, changes: Mapping[str, torch.Tensor]) -> TorchCarrier:
+    def with_weights(self, changes: Mapping[str, torch.Tensor]) -> TorchCarrier | OnnxCarrier:
         """Return a carrier with some parameters replaced.
 
         Raises:
             KeyError: the module has no float parameter of a name.
         """
-        quantized = sorted(changes.keys() & self._codes.keys())
-        if quantized:
+        if (storing := self._storing(changes)) is not self:
+            return storing.with_weights(changes)
+        if quantized := sorted(changes.keys() & self._codes.keys()):
             raise KeyError(f"parameter {quantized[0]!r} is stored as codes")
         module = copied(self.module, changes)
-        unknown = module.load_state_dict(dict(changes), strict=False).unexpected_keys
-        if unknown:
+        if unknown := module.load_state_dict(dict(changes), strict=False).unexpected_keys:
             raise KeyError(f"no parameter {unknown[0]!r}")
-        graph = self._float_graph.clone()
+        graph = self.lowered.clone()
         attach_weights(graph, module)
         return self._changed(module, graph, self._altered.adding(changes), self._codes)
 
-    def with_changes(self, changes: Mapping[str, WeightChange]) -> TorchCarrier:
+    def with_changes(self, changes: Mapping[str, WeightChange]) -> TorchCarrier | OnnxCarrier:
         """Return a carrier with some float weights changed; the changes are computed now.
 
         Raises:
             KeyError: the module has no float parameter of a name.
         """
         return self.with_weights(
-            {
-                name: change.stored(self._float_weight(change.layer))
-                for name, change in changes.items()
-            }
+            {n: change.stored(self._float_weight(change.layer)) for n, change in changes.items()}
         )
 
-    def with_codes(self, changes: Mapping[str, WeightCodes]) -> TorchCarrier:
+    def with_codes(self, changes: Mapping[str, WeightCodes]) -> TorchCarrier | OnnxCarrier:
         """Return a carrier of the same module that stores some weights as codes.
 
         Raises:
             KeyError: the module has no parameter of a name.
         """
-        unknown = sorted(changes.keys() - self.module.state_dict().keys())
-        if unknown:
+        if (storing := self._storing(changes)) is not self:
+            return storing.with_codes(changes)
+        if unknown := sorted(changes.keys() - self.module.state_dict().keys()):
             raise KeyError(f"no parameter {unknown[0]!r}")
         codes = {**self._codes, **changes}
-        return self._changed(self.module, self._float_graph, self._altered, codes)
+        return self._changed(self.module, self.lowered, self._altered, codes)
 
     def graph(self) -> ir.Model:
         """The lowered module. Shared: clone it before changing it."""
@@ -239,6 +252,8 @@ class TorchCarrier:
                 "prune before quantizing",
             )
         graph = graph.clone()
+        if self._with_computed[1]:
+            return self._executing(graph, planned=planned, probe=probe)
         if planned and executable(graph):
             tensors = shortened(self.module, kept)
             altered = replace(self._altered.adding(tensors, {}), planned=True)
@@ -280,6 +295,7 @@ class TorchCarrier:
             agreement: that of the graph, if it has been run already.
             probe: what the graph is run on, if it has not.
         """
+        parameters = {*parameters, *self._with_computed[1]}
         try:
             module = trainable_graph(graph, self.module, parameters, shared=planned)
         except ModelError:  # an operator that ONNX Runtime has and we have not
@@ -295,8 +311,7 @@ class TorchCarrier:
 
     def _smaller(self, graph: ir.Model, tensors: Mapping[str, torch.Tensor]) -> torch.nn.Module:
         """Return the module with shorter tensors, which the graph's initializers then refer to."""
-        module = with_tensors(self.module, tensors)
-        attach_smaller(graph, module)
+        attach_smaller(graph, module := with_tensors(self.module, tensors))
         return module
 
     def _changed(
@@ -335,7 +350,7 @@ class TorchCarrier:
 
     def save(self, directory: Path) -> None:
         """Write the tensors that passes have changed, the new sizes, and the codes."""
-        graph = self._float_graph if self._altered.channels_removed else None
+        graph = self.lowered if self._altered.channels_removed else None
         save_module(self.module, self._altered, graph, directory)
         save_codes(self._codes, self._float_weight, directory)
 
@@ -345,7 +360,7 @@ class TorchCarrier:
             return restore_graph(directory)
         module, altered, graph = restore_module(directory, self.module)
         if graph is None:
-            graph = self._float_graph.clone()
+            graph = self.lowered.clone()
             attach_weights(graph, module)
         return self._changed(module, graph, altered, load_codes(directory))
 
@@ -380,15 +395,3 @@ def open_module(
             "write e.g. inputs: {image: {shape: [batch, 3, 32, 32], dtype: float32}}",
         )
     return TorchCarrier(module, inputs)
-
-
-def check_checkpoint(carrier: TorchCarrier, checkpoint: Path) -> None:
-    """Compare a checkpoint's header with the module, reading no weights.
-
-    Raises:
-        ModelError: names or shapes differ.
-    """
-    headers = read_weights(checkpoint, headers_only=True)
-    if not headers:
-        raise ModelError(f"checkpoint {str(checkpoint)!r}", "holds no tensors", "save it again")
-    check_names(carrier.module, headers, str(checkpoint))

@@ -16,6 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 from compressor.errors import ModelError, SpecError
 from compressor.models.torch.matching import attach_weights
+from compressor.models.torch.translations import translations
+from compressor.models.transformers.experts import plain_experts
 from compressor.progress import quiet_libraries
 from compressor.types.tensors import TensorSpec
 
@@ -60,7 +62,14 @@ def lower(module: torch.nn.Module, inputs: Sequence[TensorSpec]) -> ir.Model:
     }
     args, kwargs, shapes = _bind(module, example, dynamic)
     try:
-        with quiet_libraries(), redirect_stderr(StringIO()), _without_collector():
+        with (
+            quiet_libraries(),
+            redirect_stderr(StringIO()),
+            _without_collector(),
+            _without_gradients(module),
+            _fresh_recurrences(),
+            plain_experts(module),
+        ):
             program = torch.onnx.export(
                 module,
                 args,
@@ -70,6 +79,7 @@ def lower(module: torch.nn.Module, inputs: Sequence[TensorSpec]) -> ir.Model:
                 opset_version=OPSET,
                 dynamic_shapes=shapes,
                 input_names=[s.name for s in inputs],
+                custom_translation_table=dict(translations()),
                 verbose=False,
             )
     except (torch.onnx.errors.OnnxExporterError, RuntimeError, TypeError, ValueError) as error:
@@ -101,6 +111,35 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
+@contextmanager
+def _without_gradients(module: torch.nn.Module) -> Iterator[None]:
+    """Freeze all parameters while a graph is made.
+
+    The exporter looks at a module more than once, with gradients and without, and the kernel that
+    PyTorch chooses for attention, and so the order of its results in memory, depends on them.
+    """
+    trained = [p for p in module.parameters() if p.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
+
+
+@contextmanager
+def _fresh_recurrences() -> Iterator[None]:
+    """Forget how recurrent layers were traced before.
+
+    The exporter gives them other rules for as long as it traces, so that sequences may have any
+    length; what PyTorch remembers of its usual rules would unroll the second layer that is lowered.
+    """
+    for layer in (torch.ops.aten.lstm.input, torch.ops.aten.gru.input):
+        layer._dispatch_cache.clear()
+    yield
+
+
 def _bind(
     module: torch.nn.Module, example: dict[str, torch.Tensor], dynamic: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any] | None, Any]:
@@ -123,8 +162,17 @@ def _bind(
 
 
 def _name_outputs(model: ir.Model) -> None:
-    """Name a single output ``output``, several ``output_0``, ``output_1``, ..."""
+    """Name a single output ``output``, several ``output_0``, ``output_1``, ...
+
+    An input or a parameter that is returned keeps its name, and so does what is returned twice.
+    """
     outputs = model.graph.outputs
+    for index, value in enumerate(outputs):
+        if value.producer() is None or value in outputs[:index]:
+            copy = ir.node("Identity", [value])
+            copy.outputs[0].type, copy.outputs[0].shape = value.type, value.shape
+            model.graph.append(copy)
+            outputs[index] = copy.outputs[0]
     taken = set(model.graph.initializers) | {v.name for v in model.graph.inputs}
     for index, value in enumerate(outputs):
         name = "output" if len(outputs) == 1 else f"output_{index}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import cast
 
 import onnx_ir as ir
@@ -10,6 +11,7 @@ import torch
 from onnx_ir import tensor_adapters
 
 from compressor.errors import ModelError, close_names, listed
+from compressor.models.checkpoint.weight_files import read_weights
 from compressor.models.element_types import from_numpy, to_numpy
 from compressor.models.executor import GraphModule
 from compressor.types.tensors import Batch
@@ -56,6 +58,18 @@ def check_names(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], pa
                 f"{list(expected[name].shape)}",
                 "build the network with the sizes it was trained with (model.config)",
             )
+
+
+def check_checkpoint(module: torch.nn.Module, checkpoint: Path) -> None:
+    """Compare a checkpoint's header with the module, reading no weights.
+
+    Raises:
+        ModelError: names or shapes differ.
+    """
+    headers = read_weights(checkpoint, headers_only=True)
+    if not headers:
+        raise ModelError(f"checkpoint {str(checkpoint)!r}", "holds no tensors", "save it again")
+    check_names(module, headers, str(checkpoint))
 
 
 def load_into(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], path: str) -> None:

@@ -216,6 +216,8 @@ def _certain_values(part: nn.Module, masks: Masks) -> dict[str, Value] | None:
 
     A layer without tensors counts as another module, since only its surroundings show its sizes.
     """
+    if isinstance(part, nn.RNNBase | nn.RNNCellBase):
+        return _changed(part, _recurrent_values(part, masks))
     weight = getattr(part, "weight", None)
     if not isinstance(weight, Tensor):
         weight = getattr(part, "running_mean", None)
@@ -247,9 +249,22 @@ def _certain_values(part: nn.Module, masks: Masks) -> dict[str, Value] | None:
         values = {"num_parameters": shape[0]}
     elif type(part).__name__ == "Conv1D" and {"nf", "nx"} <= vars(part).keys():
         values = {"nx": shape[0], "nf": shape[1]}  # transformers' linear layer, transposed
-    if values is None:
-        return None
+    return None if values is None else _changed(part, values)
+
+
+def _changed(part: nn.Module, values: Mapping[str, Value]) -> dict[str, Value]:
     return {name: new for name, new in values.items() if new != getattr(part, name)}
+
+
+def _recurrent_values(part: nn.Module, masks: Masks) -> dict[str, Value]:
+    """Return the sizes of a recurrent layer, all of whose directions and layers share one state."""
+    first = "_l0" if isinstance(part, nn.RNNBase) else ""
+    entry, state = (getattr(part, f"weight_{kind}{first}") for kind in ("ih", "hh"))
+    lengths = [
+        int(masks[id(w)][1].sum()) if 1 in masks.get(id(w), {}) else w.shape[1]
+        for w in (entry, state)
+    ]
+    return {"input_size": lengths[0], "hidden_size": lengths[1]}
 
 
 def _groups(groups: int, mask: Flags | None) -> int:

@@ -18,7 +18,7 @@ from compressor.graph.editing import Editor
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.operators import Target
 from compressor.graph.stored_weights import is_quantized
-from compressor.models.layer_uses import computed_recurrences, small_table
+from compressor.models.layer_uses import computed_weights, small_table
 from compressor.passes.quantize.cast.rewrite import in_single
 from compressor.passes.quantize.dynamic_operators import (
     DynamicWriter,
@@ -90,7 +90,7 @@ class QuantizeDynamic(GraphPass):
         choice = self._choice(carrier, context)
         quantized = is_quantized(carrier.graph())
         rows = plan_layers(self.name, choice.actions, choice.kept, quantized=quantized)
-        return Survey(rows, notes=computed_recurrences(carrier))
+        return Survey(rows, notes=computed_weights(carrier))
 
     def apply(
         self,

@@ -11,7 +11,8 @@ from torch import nn
 
 from compressor.errors import ModelError, SpecError
 from compressor.models.onnx.carrier import OnnxCarrier
-from compressor.models.torch.carrier import TorchCarrier, check_checkpoint, open_module
+from compressor.models.torch.carrier import TorchCarrier, open_module
+from compressor.models.torch.matching import check_checkpoint
 from compressor.types.carrier import Capability
 from tests.compressor.models.sample_modules import batch_of, lowered, spec
 
@@ -74,7 +75,7 @@ def test_half_precision_checkpoints_fit(tmp_path: Path):
     carrier = open_module(linear, {}, X, "key")
     halves = {n: t.half() for n, t in linear().state_dict().items()}
     save_file(halves, tmp_path / "w.safetensors")
-    check_checkpoint(carrier, tmp_path / "w.safetensors")
+    check_checkpoint(carrier.module, tmp_path / "w.safetensors")
     carrier.load(tmp_path / "w.safetensors")
     assert torch.equal(carrier.module.weight, halves["weight"].float())
 
@@ -83,11 +84,11 @@ def test_checking_a_checkpoint_changes_nothing(tmp_path: Path):
     carrier = open_module(linear, {}, X, "key")
     before = carrier.module.weight.clone()
     torch.save(linear().state_dict(), tmp_path / "w.pt")
-    check_checkpoint(carrier, tmp_path / "w.pt")
+    check_checkpoint(carrier.module, tmp_path / "w.pt")
     assert torch.equal(carrier.module.weight, before)
     save_file({}, tmp_path / "empty.safetensors")
     with pytest.raises(ModelError, match=r"empty\.safetensors': holds no tensors; save it again"):
-        check_checkpoint(carrier, tmp_path / "empty.safetensors")
+        check_checkpoint(carrier.module, tmp_path / "empty.safetensors")
 
 
 def test_new_weights_give_a_new_carrier():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -36,8 +36,7 @@ class MaskedModel:
     """
 
     def __init__(self, carrier: Carrier, channels: ChannelMap):
-        biases = {layer.bias for layer in carrier.layers() if layer.bias}
-        self._axes = _zeroed_axes(channels, biases)
+        self._axes = _zeroed_axes(channels)
         graph = carrier.graph().clone()
         self._parameters: dict[str, Array] = {}
         self.unfed = ""
@@ -81,13 +80,12 @@ def zeroed(parameter: Array, axes: Mapping[int, Array], removed: Flags) -> Array
     return result
 
 
-def _zeroed_axes(channels: ChannelMap, biases: Collection[str]) -> dict[str, dict[int, Array]]:
+def _zeroed_axes(channels: ChannelMap) -> dict[str, dict[int, Array]]:
     axes: dict[str, dict[int, Array]] = {}
     for group in channels.groups:
         for member in group.members:
             units = channels.parameters[member.parameter][member.axis]
-            spared = member.role in _NEVER_ZEROED and member.parameter not in biases
-            if not spared and units is not None:
+            if member.role not in _NEVER_ZEROED and units is not None:
                 axes.setdefault(member.parameter, {})[member.axis] = units
     return axes
 

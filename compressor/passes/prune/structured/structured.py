@@ -332,8 +332,8 @@ class _Pruning:
         elif rebuilt == [False, True]:
             self._notes.append(
                 "no sizes of the module make it compute what its graph does, such as where its "
-                "forward has sizes written into it: a module that executes the graph takes its "
-                "place"
+                "forward has sizes written into it or computes weights of its parameters: a module "
+                "that executes the graph takes its place"
             )
         self._notes += size_notes(before, after)
 

@@ -15,7 +15,7 @@ from pydantic import Field
 from compressor.graph.codes import attach_codes
 from compressor.graph.layers import moment_request
 from compressor.graph.stored_weights import is_quantized
-from compressor.models.layer_uses import computed_recurrences
+from compressor.models.layer_uses import computed_weights
 from compressor.passes.quantize.cast.rewrite import in_single
 from compressor.passes.quantize.maths.affine import absmax_parameters, mse_parameters, quantize
 from compressor.passes.quantize.maths.gptq import gptq
@@ -91,7 +91,7 @@ class QuantizeStatic(GraphPass):
         notes = (
             *kernel_notes(context.targets, settings),
             *decision.notes,
-            *computed_recurrences(carrier),
+            *computed_weights(carrier),
         )
         return Survey(rows, requests, notes)
 

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from compressor.errors import SpecError
 from compressor.models.checkpoint.rows import all_rows
-from compressor.models.layer_uses import computed_recurrences
+from compressor.models.layer_uses import computed_weights
 from compressor.passes.quantize.cast.rewrite import in_single
 from compressor.passes.quantize.maths.floating import (
     RangeSearch,
@@ -158,7 +158,7 @@ class QuantizeWeights(WeightPass):
                     f"rounds to integers, layer {name!r} is to be {scheme}",
                     "use another method, or format: int",
                 )
-        notes = computed_recurrences(carrier)
+        notes = computed_weights(carrier)
         if not self.by_block or not schemes:
             return Choice(treatments, notes)
         plan = plan_gptq if self.method == "gptq" else plan_awq

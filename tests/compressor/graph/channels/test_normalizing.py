@@ -25,7 +25,7 @@ def test_batch_norm():
     roles = {m.parameter: m.role for m in group.members}
     assert roles == {
         "w": "output",
-        "b": "other",
+        "b": "bias",
         "head": "input",
         "scale": "norm-scale",
         "move": "norm-shift",

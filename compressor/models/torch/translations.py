@@ -1,0 +1,122 @@
+"""How PyTorch operators become ONNX where the exporter has no way, or a poor one.
+
+The functions are handed to ``torch.onnx.export``; it calls them with graph values for tensors and
+symbolic lengths, and with Python numbers for the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import sqrt
+from typing import Any, TypeAlias
+
+import torch
+
+from compressor.graph.operators import operator
+
+Value: TypeAlias = Any
+"""A tensor or a length of the graph that is being written."""
+_USUAL_RANK = 4  # of attention: batch, heads, positions, features
+
+
+def translations() -> Mapping[Callable[..., Any], Callable[..., Value]]:
+    """Return the functions by operator."""
+    aten = torch.ops.aten
+    return {
+        aten.as_strided.default: _as_strided,
+        aten.scaled_dot_product_attention.default: _attention,
+    }
+
+
+def _as_strided(
+    self: Value,
+    size: Sequence[Value],
+    stride: Sequence[Value],
+    storage_offset: Value | None = None,
+) -> Value:
+    """Return a value itself where the view has the same elements in the same order.
+
+    PyTorch restrides the pixel that pooling leaves of an image with its channels last. The
+    exporter looks every element up by a computed index, which hides the channels.
+    """
+    from onnxscript import opset18
+    from onnxscript.function_libs.torch_lib.ops.core import aten_as_strided
+
+    lengths = [_length(n) for n in size]
+    shape = [d if isinstance(d, int) else d.value for d in self.shape]
+    whole = storage_offset in (None, 0) and lengths == shape and None not in shape
+    if whole and _in_order(lengths, stride):
+        return opset18.Identity(self)
+    return aten_as_strided(self, size, stride, storage_offset)
+
+
+def _length(size: Value) -> int | str | None:
+    """Return a length, or the name of a dynamic one; ``None`` if it is computed."""
+    if isinstance(size, int):
+        return size
+    maker = size.producer()
+    while operator(maker).moves == "shape":
+        maker = maker.inputs[0].producer()
+    start = None if maker is None else maker.attributes.get_int("start", None)
+    if operator(maker).family != "shape" or start is None:
+        return None
+    length = maker.inputs[0].shape[start]
+    return length if isinstance(length, int) else str(length.value)
+
+
+def _in_order(size: Sequence[int | str | None], stride: Sequence[Value]) -> bool:
+    """Whether a view has its elements in the order of the memory, with none left out."""
+    expected: int | None = 1
+    for length, step in zip(reversed(size), reversed(stride), strict=True):
+        if length == 1:
+            continue
+        if expected is None or not isinstance(step, int) or step != expected:
+            return False
+        expected = expected * length if isinstance(length, int) else None
+    return True
+
+
+def _attention(
+    query: Value,
+    key: Value,
+    value: Value,
+    attn_mask: Value | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Value:
+    """Write out attention of any rank; the exporter has it for four axes."""
+    import onnxscript
+    from onnxscript.function_libs.torch_lib.ops.nn import aten_scaled_dot_product_attention
+
+    op: Any = onnxscript.opset18
+    rank, width = len(key.shape), query.shape[-1]
+    if len(query.shape) == rank == len(value.shape) == _USUAL_RANK:
+        return aten_scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+        )
+    if enable_gqa or not isinstance(width, int):
+        raise NotImplementedError("groups of queries, or as many features as an input has")
+    factor = op.CastLike(1 / sqrt(width) if scale is None else scale, query)
+    order = [*range(rank - 2), rank - 1, rank - 2]
+    scores = op.MatMul(op.Mul(query, factor), op.Transpose(key, perm=order))
+    seen = _until_own(op, query, key) if is_causal else attn_mask
+    masked = is_causal or (seen is not None and seen.dtype == onnxscript.ir.DataType.BOOL)
+    if masked:
+        scores = op.Where(seen, scores, op.CastLike(float("-inf"), query))
+    elif seen is not None:
+        scores = op.Add(scores, seen)
+    shares = op.Softmax(scores, axis=-1)
+    if masked:  # a position that sees no other gets zeros
+        shares = op.Where(op.IsNaN(shares), op.CastLike(0.0, query), shares)
+    return op.MatMul(shares, value)
+
+
+def _until_own(op: Any, query: Value, key: Value) -> Value:
+    """Return which positions each position sees: those up to its own."""
+    zero, one = op.Constant(value_int=0), op.Constant(value_int=1)
+    start, end = op.Constant(value_ints=[-2]), op.Constant(value_ints=[-1])
+    counts = [op.Squeeze(op.Slice(op.Shape(v), start, end)) for v in (query, key)]
+    rows, columns = (op.Range(zero, count, one) for count in counts)
+    return op.GreaterOrEqual(op.Unsqueeze(rows, op.Constant(value_ints=[1])), columns)

@@ -1,0 +1,65 @@
+"""Mixtures of experts of ``transformers``, computed in a form that can be lowered.
+
+The library multiplies tokens, sorted by their expert, with as many matrices at once by kernels
+that have no counterpart in ONNX. How many tokens an expert gets depends on the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+_MARKS = ("num_experts", "has_gate", "has_bias", "is_transposed", "_apply_gate", "down_proj")
+"""What the library's decorator for experts in one tensor, and their classes, set."""
+
+
+@contextmanager
+def plain_experts(module: nn.Module) -> Iterator[None]:
+    """Let each expert of a module see all tokens, one expert after the other.
+
+    The results are those of the library, up to the order of sums.
+    """
+    experts = [part for part in module.modules() if all(hasattr(part, m) for m in _MARKS)]
+    for part in experts:
+        part.forward = partial(_every_expert, part)
+    try:
+        yield
+    finally:
+        for part in experts:
+            del part.forward
+
+
+def _every_expert(
+    experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+) -> Tensor:
+    """Return what the chosen experts make of each token; the others' share is 0.
+
+    Args:
+        experts: the module that holds all of them.
+        hidden_states: ``[tokens, features]``.
+        top_k_index: the experts that each token is sent to, ``[tokens, k]``.
+        top_k_weights: their shares, ``[tokens, k]``.
+    """
+    first = "gate_up_proj" if experts.has_gate else "up_proj"
+    total = torch.zeros_like(hidden_states)
+    for index in range(experts.num_experts):
+        inner = _product(experts, first, index, hidden_states)
+        inner = experts._apply_gate(inner) if experts.has_gate else experts.act_fn(inner)
+        result = _product(experts, "down_proj", index, inner)
+        if experts.has_post_expert_norm:
+            result = experts.post_expert_norm(result)
+        share = torch.where(top_k_index == index, top_k_weights, 0).sum(-1, keepdim=True)
+        total = total + result * share
+    return total.to(hidden_states.dtype)
+
+
+def _product(experts: Any, name: str, index: int, tokens: Tensor) -> Tensor:
+    weight = getattr(experts, name)[index]
+    bias = getattr(experts, f"{name}_bias")[index] if experts.has_bias else None
+    return functional.linear(tokens, weight.T if experts.is_transposed else weight, bias)

@@ -1,0 +1,167 @@
+"""Weights that a module computes of its parameters: its layers are found, coded and pruned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import parametrizations, spectral_norm
+
+from compressor.models.layer_uses import computed_weights
+from compressor.models.torch.carrier import TorchCarrier
+from compressor.passes.fuse.fuse import Fuse
+from compressor.passes.quantize.weights.weights import QuantizeWeights
+from compressor.types.carrier import Carrier
+from compressor.types.passes import PassContext
+from compressor.types.tensors import Batch, TensorSpec
+from tests.compressor.models.smaller_modules import worst
+from tests.compressor.passes.prune.structured_models import Given, declared, pruned
+from tests.zoo_pruning import reload_errors
+
+INPUTS = (TensorSpec("image", ("batch", 3, 8, 8), "float32"),)
+
+
+class Standardized(nn.Conv2d):
+    """A convolution whose filters have mean 0, variance 1 and a learned gain, as in NFNets."""
+
+    def __init__(self, read: int, written: int) -> None:
+        super().__init__(read, written, 3, padding=1)
+        self.gain = nn.Parameter(torch.rand(written) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = self.weight.reshape(1, self.out_channels, -1)
+        unit = functional.batch_norm(flat, None, None, self.gain * 0.3, training=True, eps=1e-6)
+        return functional.conv2d(x, unit.reshape_as(self.weight), self.bias, padding=1)
+
+
+def parametrized(read: int, written: int) -> nn.Module:
+    return parametrizations.weight_norm(nn.Conv2d(read, written, 3, padding=1))
+
+
+def spectral(read: int, written: int) -> nn.Module:
+    return spectral_norm(nn.Conv2d(read, written, 3, padding=1))
+
+
+class Net(nn.Module):
+    """Two convolutions of a kind, and a linear layer."""
+
+    def __init__(self, kind: Callable[[int, int], nn.Module]) -> None:
+        super().__init__()
+        self.a, self.b, self.head = kind(3, 8), kind(8, 12), nn.Linear(12, 5)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = torch.relu(self.b(torch.relu(self.a(image)))).mean((2, 3))
+        logits: Tensor = self.head(x)
+        return logits
+
+
+NAMES = {Standardized: "{}.computed", parametrized: "{}", spectral: "{}"}
+
+
+@cache
+def carrier(kind: Callable[[int, int], nn.Module]) -> TorchCarrier:
+    torch.manual_seed(0)
+    return TorchCarrier(Net(kind), INPUTS)
+
+
+def images() -> Batch:
+    rng = np.random.default_rng(0)
+    return {"image": rng.standard_normal((3, 3, 8, 8)).astype(np.float32)}
+
+
+def output(model: Carrier) -> np.ndarray:
+    (array,) = model.runner().run(images()).values()
+    return array
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_layers_are_found(kind: Callable[[int, int], nn.Module]) -> None:
+    model = carrier(kind)
+    wanted = [NAMES[kind].format(name) for name in "ab"]
+    layers = {layer.name: layer for layer in model.layers()}
+    assert [name for name in layers if name != "head"] == wanted
+    assert [layers[name].shape for name in wanted] == [(8, 3, 3, 3), (12, 8, 3, 3)]
+    assert len(model.graph().graph) < len(model.lowered.graph)
+    assert worst(output(model), model.module_outputs(images())[0]) < 1e-5
+
+
+def test_they_become_codes_without_fuse() -> None:
+    model, step = carrier(Standardized), QuantizeWeights(bits=8)
+    plan = {row.name: row for row in step.survey(model, PassContext()).layers}
+    assert plan["b.computed"].touched
+    coded = step.apply(model, PassContext(), {}).carrier
+    assert worst(output(coded), output(model)) < 0.05
+    assert (output(coded) != output(model)).any()
+
+
+@pytest.mark.parametrize("kind", [Standardized, parametrized])
+def test_they_are_pruned_and_reload(kind: Callable[[int, int], nn.Module], tmp_path: Path) -> None:
+    outcome = pruned(declared(target={"ratio": 0.5}), carrier(kind), Given((images(),)))
+    small = outcome.carrier
+    assert any("10 removed units were proved" in note for note in outcome.notes)
+    assert isinstance(small, TorchCarrier)
+    assert small.executes_graph  # its forward would compute other weights of fewer inputs
+    trained = {n for n, p in small.module.named_parameters() if p.requires_grad}
+    assert {NAMES[kind].format(name) + ".weight" for name in "ab"} < trained
+    assert max(reload_errors(small, images(), tmp_path).values()) < 1e-6
+
+
+def test_the_module_is_trained_and_the_weights_follow() -> None:
+    model = carrier(Standardized)
+    gain = torch.full((8,), 2.0)
+    trained = model.with_weights({"a.gain": gain})
+    assert isinstance(trained, TorchCarrier)
+    assert not trained.executes_graph
+    assert worst(output(trained), trained.module_outputs(images())[0]) < 1e-5
+    assert worst(output(trained), output(model)) > 0.01
+
+
+def test_a_checkpoint_that_is_loaded_later(tmp_path: Path) -> None:
+    """A plan may have computed weights of what the factory drew."""
+    model = TorchCarrier(Net(Standardized), INPUTS)
+    layer = next(layer for layer in model.layers() if layer.name == "a.computed")
+    before = model.weight(layer).clone()
+    save_file(carrier(Standardized).module.state_dict(), tmp_path / "w.safetensors")
+    model.load(tmp_path / "w.safetensors")
+    assert not torch.equal(model.weight(layer), before)
+    assert torch.equal(model.weight(layer), carrier(Standardized).weight(layer))
+    assert worst(output(model), output(carrier(Standardized))) < 1e-6
+
+
+class Moved(nn.Module):
+    """Parameters that hold several weights, or one in another order than layers read it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel = nn.Parameter(torch.randn(3, 3, 3, 8))
+        self.pair = nn.Parameter(torch.randn(10, 8))
+        self.inner, self.head = nn.Linear(5, 6), nn.Linear(6, 2)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = functional.conv2d(image, self.kernel.permute(3, 2, 0, 1)).mean((2, 3))
+        left, right = self.pair.chunk(2)
+        x = self.inner(functional.linear(x, left) * functional.linear(x, right))
+        logits: Tensor = self.head(torch.relu(x))
+        return logits
+
+
+def test_weights_that_are_moved_are_named_until_they_are_fused() -> None:
+    """They stay the module's parameters, so that pruning keeps its class."""
+    model = TorchCarrier(Moved(), INPUTS)
+    notes = QuantizeWeights(bits=8).survey(model, PassContext()).notes
+    note = "weights computed as the model runs stay floats: 1 Conv, 2 Gemm; put fuse before this"
+    assert any(note in text for text in notes)
+    fused = Fuse().apply(model, PassContext(), {}).carrier
+    assert len(fused.layers()) == len(model.layers()) + 3
+    assert computed_weights(fused) == ()
+    small = pruned(declared(target={"ratio": 0.5}), model, Given((images(),))).carrier
+    assert isinstance(small, TorchCarrier)
+    assert not small.executes_graph
+    assert small.module.kernel.shape == (3, 3, 3, 4)

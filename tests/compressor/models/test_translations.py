@@ -1,0 +1,140 @@
+"""PyTorch operators that the exporter has no ONNX for, or hides channels behind."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from compressor.graph.channels.analysis import map_channels
+from compressor.models.torch.carrier import TorchCarrier
+from compressor.types.tensors import Batch
+from tests.compressor.models.sample_modules import spec
+
+SEEN = torch.tensor([[1, 0, 0, 1], [0, 0, 0, 0], [0, 1, 1, 1]], dtype=torch.bool)
+
+
+def agree(module: nn.Module, *arrays: np.ndarray) -> TorchCarrier:
+    """Compare a module with its graph; its inputs are ``a``, ``b``, ..., with a dynamic batch."""
+    names = "abc"[: len(arrays)]
+    inputs = [
+        spec(n, "batch", *a.shape[1:], dtype=a.dtype.name)
+        for n, a in zip(names, arrays, strict=True)
+    ]
+    carrier = TorchCarrier(module, inputs)
+    batch: Batch = dict(zip(names, arrays, strict=True))
+    graph, wanted = carrier.runner().run(batch).values(), carrier.module_outputs(batch)
+    for have, want in zip(graph, wanted, strict=True):
+        np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-5)
+    return carrier
+
+
+def normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
+
+
+class Attentions(nn.Module):
+    """Attention of two, three and five axes, with every kind of mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(2, 3, 4))
+        self.register_buffer("seen", SEEN)
+
+    def forward(self, a: Tensor, b: Tensor) -> list[Tensor]:
+        attend = functional.scaled_dot_product_attention
+        five = [x[:, None, None].expand(-1, 2, 2, -1, -1) for x in (a, b)]
+        return [
+            attend(a[0], b[0], b[0], attn_mask=self.seen),
+            attend(a, b, b, scale=0.7),
+            attend(a, b, b[..., :5], is_causal=True),
+            attend(a, b, b, attn_mask=self.bias[:1]),
+            attend(five[0], five[1], five[1], attn_mask=self.bias),
+            attend(five[0], five[1], five[1], attn_mask=self.seen),
+        ]
+
+
+def test_attention_of_any_rank_and_mask():
+    """The second row of the mask sees nothing, for which PyTorch returns zeros."""
+    agree(Attentions(), normal(2, 3, 8), normal(2, 4, 8))
+
+
+class Biased(nn.Module):
+    """Attention with a learned bias, as BEiT's: its kernel depends on whether it is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+        self.bias = nn.Parameter(torch.randn(2, 5, 5))
+
+    def forward(self, a: Tensor) -> Tensor:
+        q, k, v = self.qkv(a).reshape(-1, 5, 3, 2, 4).permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=self.bias[None])
+        result: Tensor = self.out(mixed.transpose(1, 2).reshape(-1, 5, 8))
+        return result
+
+
+def test_a_learned_bias_of_attention():
+    module = Biased()
+    module.out.requires_grad_(False)
+    carrier = agree(module, normal(2, 5, 8))
+    trained = {name: p.requires_grad for name, p in carrier.module.named_parameters()}
+    frozen = {name for name, requires in trained.items() if not requires}
+    assert frozen == {"out.weight", "out.bias"}
+
+
+class Pooled(nn.Module):
+    """Channels last, then a mean over all positions, as at the end of Swin and ConvNeXt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.inner, self.head = nn.Conv2d(3, 8, 1), nn.Linear(8, 6), nn.Linear(6, 2)
+        self.pool, self.line = nn.AdaptiveAvgPool2d(1), nn.AdaptiveAvgPool1d(1)
+
+    def forward(self, a: Tensor) -> tuple[Tensor, Tensor]:
+        x = torch.relu(self.inner(self.stem(a).permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
+        y = x.permute(0, 2, 3, 1).flatten(1, 2).transpose(1, 2)
+        return self.head(self.pool(x).flatten(1)), self.head(self.line(y).flatten(1))
+
+
+def test_pooling_of_permuted_images_hides_no_channel():
+    carrier = agree(Pooled(), normal(2, 3, 5, 5))
+    channels = map_channels(carrier.graph())
+    assert {stop.op_type for stop in channels.frozen} == {""}  # the outputs
+    assert channels.removable.sum() == 8 + 6
+
+
+class Windows(nn.Module):
+    """Views that are not the elements in their order: overlapping rows, and every other one."""
+
+    def forward(self, a: Tensor) -> tuple[Tensor, ...]:
+        row = a[0].contiguous()
+        return (
+            row.as_strided((3, 4), (2, 1)),
+            row.as_strided((4,), (2,), 1),
+            row.as_strided((2, 1, 3, 1), (3, 7, 1, 5)),
+            a.as_strided((1, 8), (8, 1)),
+        )
+
+
+def test_other_strides_are_looked_up():
+    agree(Windows(), normal(1, 8))
+
+
+class Echo(nn.Module):
+    """Returns an input, a parameter, and one result twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, a: Tensor, b: Tensor) -> dict[str, Tensor]:
+        y = self.layer(a) + b
+        return {"y": y, "again": y, "state": b, "bias": self.layer.bias, "b": b}
+
+
+def test_inputs_parameters_and_one_result_twice_are_outputs():
+    carrier = agree(Echo(), normal(2, 3), normal(2, 3))
+    assert [value.name for value in carrier.graph().graph.inputs] == ["a", "b"]
+    assert [value.name for value in carrier.outputs] == [f"output_{i}" for i in range(5)]
