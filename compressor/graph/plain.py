@@ -15,6 +15,7 @@ from onnx.defs import SchemaError, get_schema
 from onnx.reference import ReferenceEvaluator
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
+from compressor.graph.editing import detach_dropped
 from compressor.graph.operators import operator, operator_named
 from compressor.graph.values import (
     INTEGER_CODES,
@@ -73,6 +74,7 @@ def clean(model: ir.Model) -> None:
         output_size_limit=_SMALL,
         should_fold=lambda node: None if _folds(node, parameters) else False,
     )
+    detach_dropped(model)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     # Constants of branches and loops are initializers there now, and belong to the main graph too.
     common.LiftSubgraphInitializersToMainGraphPass()(model)

@@ -23,6 +23,7 @@ from tests.compressor.models.wild_models import Arrays, Wild
 
 MODELS: Mapping[str, Callable[[], Wild]] = {
     "if": wild.branches,
+    "untaken": wild.untaken,
     "loop": wild.loop,
     "scan": wild.scan,
     "halves": wild.halves,

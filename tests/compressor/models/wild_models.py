@@ -115,6 +115,32 @@ def branches(opset: int = 17) -> Wild:
     )
 
 
+def untaken() -> Wild:
+    """A condition that is always true; what the other branch reads lies outside of it."""
+    then = _body("then", [node("Relu", ["h"], ["t"])], [], [value("t", FLOAT, ["n", 64])], {})
+    other = _body(
+        "other",
+        [node("Unsqueeze", ["size", "axis"], ["sizes"]), node("Expand", ["h", "sizes"], ["o"])],
+        [],
+        [value("o", FLOAT, ["n", 64])],
+        {"axis": np.array([0])},
+    )
+    nodes = [
+        node("Constant", [], ["size"], value=numpy_helper.from_array(np.array(64))),
+        node("MatMul", ["x", "entry.weight"], ["h"]),
+        node("If", ["always"], ["y"], then_branch=then, else_branch=other),
+        node("MatMul", ["y", "exit.weight"], ["z"]),
+    ]
+    arrays = {
+        "entry.weight": matrix(64, 64, 3),
+        "exit.weight": matrix(64, 16, 4),
+        "always": np.array(True),
+    }
+    inputs, outputs = [value("x", FLOAT, ["n", 64])], [value("z", FLOAT, ["n", 16])]
+    model = made(nodes, inputs, outputs, arrays)
+    return Wild(model, lambda seed: {"x": rows(seed)}, frozenset({"entry", "exit"}))
+
+
 def loop(opset: int = 17) -> Wild:
     """A recurrence written as a loop; the body reads a value from outside too."""
     body = _body(
