@@ -7,7 +7,6 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -352,6 +351,7 @@ def torch_pruning(work: Work) -> Outcome:
     return peers.pruned(work)
 
 
+LOWERED = (plan, export, fuse, static, dynamic, prune)
 COMMON = (plan, export, reload, fuse, static, dynamic, prune)
 CELLS: Mapping[str, tuple[Callable[[Work], Outcome], ...]] = {
     "network": (*COMMON, ort_static, ort_dynamic, torch_pruning),
@@ -369,13 +369,16 @@ def take(case: Case, folder: Path, skip: set[str]) -> Iterator[dict[str, Any]]:
         yield {"cell": "source", "failed": _shown(error)}
         return
     yield {"cell": "source"}
+    unlowered: Outcome = {}
     for function in CELLS[case.kind]:
         if function.__name__ in skip:
             continue
         yield {"begins": function.__name__}
         begun = time.process_time()
         try:
-            outcome = function(work)
+            outcome = unlowered if unlowered and function in LOWERED else function(work)
+            if "cannot be lowered" in outcome.get("message", ""):
+                unlowered = outcome
         except Exception as error:  # noqa: BLE001 - a traceback is a result
             outcome = {"failed": _shown(error)}
         seconds = round(time.process_time() - begun, 1)
@@ -384,16 +387,3 @@ def take(case: Case, folder: Path, skip: set[str]) -> Iterator[dict[str, Any]]:
 
 def _shown(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:600]
-
-
-@contextmanager
-def hurried() -> Iterator[None]:
-    """Let a run time its artifacts once: the zoo asks for no latency, but of ``latency``."""
-    from compressor.run import timing
-
-    before = timing._BUDGET, timing._LEAST_OPENINGS
-    timing._BUDGET, timing._LEAST_OPENINGS = 0.0, 1
-    try:
-        yield
-    finally:
-        timing._BUDGET, timing._LEAST_OPENINGS = before

@@ -15,6 +15,8 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from typing import Any
 # Before PyTorch is imported: a process with threads cannot be forked.
 os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE", HF_HUB_OFFLINE="1")
 
+from compressor.run import timing
 from tests.paths import ROOT
 from tests.zoo import one
 from tests.zoo.cases import Case, cases
@@ -104,7 +107,7 @@ def _inside(case: Case, folder: Path, log: Path, skip: set[str]) -> None:
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
     os.chdir(folder)  # some libraries leave files where they are
-    with log.open("a", encoding="utf-8") as file, one.hurried():
+    with log.open("a", encoding="utf-8") as file, _hurried():
         for line in one.take(case, folder, skip):
             file.write(json.dumps(line) + "\n")
             file.flush()
@@ -116,6 +119,17 @@ def _preload() -> None:
 
     table = ONNXRegistry.from_torchlib()
     ONNXRegistry.from_torchlib = staticmethod(lambda *_, **__: table)  # type: ignore[method-assign]
+
+
+@contextmanager
+def _hurried() -> Iterator[None]:
+    """Let a run time its artifacts once: the zoo asks for no latency, but of ``latency``."""
+    before = timing._BUDGET, timing._LEAST_OPENINGS
+    timing._BUDGET, timing._LEAST_OPENINGS = 0.0, 1
+    try:
+        yield
+    finally:
+        timing._BUDGET, timing._LEAST_OPENINGS = before
 
 
 def _memory(process: int) -> int:
