@@ -56,7 +56,7 @@ mutants: $(VENV)/.mutants  ## how many small bugs the tests catch; an hour at mo
 	$(BIN)/python tests/mutants.py
 
 zoo: $(ZOO)/.ready  ## many architectures through everything, into docs/zoo.md; goes on where it was
-	LD_LIBRARY_PATH=$(ZOO)/lib/stand-ins nice $(ZOO)/bin/python -m tests.zoo.run
+	LD_LIBRARY_PATH=$(ZOO)/lib/stand-ins nice $(ZOO)/bin/python -m tests.zoo.run --jobs 2
 	$(ZOO)/bin/python -m tests.zoo.page
 	$(ZOO)/bin/python -m pytest -m zoo tests/zoo
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ ONNX = ({"format": "onnx"},)
 FUSE, STATIC, DYNAMIC = {"pass": "fuse"}, {"pass": "quantize-static"}, {"pass": "quantize-dynamic"}
 Outcome = dict[str, Any]
 _EXACT_DB = 200.0
+_CPU_SECONDS = 60  # for a cell
 
 
 class Work:
@@ -369,20 +371,28 @@ def take(case: Case, folder: Path, skip: set[str]) -> Iterator[dict[str, Any]]:
         yield {"cell": "source", "failed": _shown(error)}
         return
     yield {"cell": "source"}
+    signal.signal(signal.SIGPROF, _out_of_time)
     unlowered: Outcome = {}
     for function in CELLS[case.kind]:
         if function.__name__ in skip:
             continue
         yield {"begins": function.__name__}
         begun = time.process_time()
+        signal.setitimer(signal.ITIMER_PROF, _CPU_SECONDS)
         try:
             outcome = unlowered if unlowered and function in LOWERED else function(work)
             if "cannot be lowered" in outcome.get("message", ""):
                 unlowered = outcome
         except Exception as error:  # noqa: BLE001 - a traceback is a result
             outcome = {"failed": _shown(error)}
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
         seconds = round(time.process_time() - begun, 1)
         yield {"cell": function.__name__, **outcome, "seconds": seconds}
+
+
+def _out_of_time(*_: Any) -> None:
+    raise TimeoutError(f"more than {_CPU_SECONDS} seconds")
 
 
 def _shown(error: Exception) -> str:
