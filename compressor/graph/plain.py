@@ -74,10 +74,10 @@ def clean(model: ir.Model) -> None:
         output_size_limit=_SMALL,
         should_fold=lambda node: None if _folds(node, parameters) else False,
     )
-    detach_dropped(model)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     # Constants of branches and loops are initializers there now, and belong to the main graph too.
     common.LiftSubgraphInitializersToMainGraphPass()(model)
+    detach_dropped(model)
     _drop_zero_biases(model, parameters)
     _drop_identities(model)
     common.RemoveUnusedNodesPass()(model)
