@@ -35,11 +35,13 @@ class Verdict:
     Attributes:
         db: signal over error, where outputs were compared.
         reason: why it is not ok.
+        note: on what it took.
     """
 
     state: State
     db: float | None = None
     reason: str = ""
+    note: str = ""
 
 
 def judge(name: str, cells: Mapping[str, Mapping[str, Any]]) -> Verdict:
@@ -72,7 +74,7 @@ def judge(name: str, cells: Mapping[str, Mapping[str, Any]]) -> Verdict:
         return Verdict("wrong", shown, f"{outcome['db']} dB; at least {needed:.0f} dB is due")
     if measured and name == "prune" and min(measured) < FLOAT_DB:
         return Verdict("wrong", shown, f"the two artifacts agree to {min(measured)} dB")
-    return Verdict("ok", shown)
+    return Verdict("ok", shown, note="fixed axes" if outcome.get("fixed") else "")
 
 
 def _needed(name: str, cells: Mapping[str, Mapping[str, Any]]) -> float | None:

@@ -138,7 +138,7 @@ def mark(name: str, verdict: Verdict) -> str:
         return "x" if verdict.db is None else f"x {verdict.db:g}"
     letter = {"ok": "", "refused": "r", "wrong": "W"}[verdict.state]
     number = "" if verdict.db is None else f"{verdict.db:g}"
-    return f"{letter} {number}".strip() or "ok"
+    return f"{letter} {number} {verdict.note}".strip() or "ok"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from tests.zoo.compare import error_db, leaves, opened
+
 if TYPE_CHECKING:
     from tests.zoo.one import Work
 
@@ -19,8 +21,6 @@ _HALF = 0.55
 
 def quantized(work: Work, way: str) -> dict[str, Any]:
     """Quantize the float ONNX file with ONNX Runtime, prepared as its documentation asks."""
-    from tests.zoo.one import error_db
-
     source = work.folder / ("source.onnx" if work.case.kind == "file" else "float.onnx")
     if not source.exists():
         return {"skipped": "there is no float file"}
@@ -39,7 +39,6 @@ def _made(work: Work, prepared: Path, target: Path, way: str) -> list[Any]:
     from onnxruntime.quantization import quantize_dynamic
 
     from tests.benchmarks import peers
-    from tests.zoo.one import opened
 
     for channels in (True, False):
         try:
@@ -85,8 +84,6 @@ def _calibration(work: Work) -> list[Any]:
 def pruned(work: Work) -> dict[str, Any]:
     """Prune channels with Torch-Pruning until half of the multiply-accumulates remain."""
     import torch_pruning as tp
-
-    from tests.zoo.one import leaves
 
     module = work.module.requires_grad_(True)
     example = tuple(torch.from_numpy(a) for a in work.batch.values())
