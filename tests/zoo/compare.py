@@ -64,7 +64,10 @@ def error_db(wanted: Sequence[Array], got: Sequence[Array]) -> float:
 def rounded_tensors(path: Path) -> int:
     """Return how many tensors of an ONNX file are rounded to 8 bits."""
     kinds = _kinds(onnx.load(path, load_external_data=False).graph)
-    return sum("Quantize" in kind or kind.endswith("Integer") for kind in kinds)
+    return sum(
+        kind == "DequantizeLinear" or "DynamicQuantize" in kind or kind.endswith("Integer")
+        for kind in kinds
+    )
 
 
 def _kinds(graph: onnx.GraphProto) -> Iterator[str]:
