@@ -14,6 +14,7 @@ import torch
 from compressor.types.tensors import Array, Batch
 
 _EXACT_DB = 200.0
+_BYTES = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
 
 
 def opened(path: Path) -> ort.InferenceSession:
@@ -63,17 +64,18 @@ def error_db(wanted: Sequence[Array], got: Sequence[Array]) -> float:
 
 def rounded_tensors(path: Path) -> int:
     """Return how many tensors of an ONNX file are rounded to 8 bits."""
-    kinds = _kinds(onnx.load(path, load_external_data=False).graph)
-    return sum(
-        kind == "DequantizeLinear" or "DynamicQuantize" in kind or kind.endswith("Integer")
-        for kind in kinds
-    )
+    count = 0
+    for graph in _graphs(onnx.load(path, load_external_data=False).graph):
+        weights = [t for t in graph.initializer if t.data_type in _BYTES and len(t.dims) > 1]
+        kinds = [node.op_type for node in graph.node]
+        count += len(weights) + sum(k.startswith(("Quantize", "DynamicQuantize")) for k in kinds)
+    return count
 
 
-def _kinds(graph: onnx.GraphProto) -> Iterator[str]:
-    """Yield the operators of a graph and of its branches."""
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """Yield a graph and its branches."""
+    yield graph
     for node in graph.node:
-        yield node.op_type
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH:
-                yield from _kinds(attribute.g)
+                yield from _graphs(attribute.g)

@@ -150,6 +150,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 def _plain(reason: str) -> str:
     """Return a reason without what Markdown would read as its own."""
     short = " ".join(re.sub(rf"{ROOT}/\S*/", "", reason).split())[:300]
+    short = re.sub(r"^compress (\w+): ", r"\1: ", short)  # code that begins so is a command
     return "`" + short.replace("`", "'") + "`"
 
 
