@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+ZOO := .venv-zoo
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all check setup bench mutants lint types docs site clean
+.PHONY: demo test test-all check setup bench mutants zoo lint types docs site clean
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -23,6 +24,10 @@ $(VENV)/.mutants: $(VENV)/.test
 	$(PIP) -e '.[mutants]'
 	touch $@
 
+$(ZOO)/.ready: $(VENV)/.test tests/zoo/environment.sh tests/zoo/requirements.txt
+	tests/zoo/environment.sh $(BIN)/python $(ZOO)
+	touch $@
+
 setup: $(VENV)/.dev  ## the environment, with all that development needs
 
 demo: $(VENV)/.base  ## compress the handwritten-digits sample and print the result table
@@ -32,7 +37,7 @@ test: $(VENV)/.test  ## the tests that take seconds each
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-all: $(VENV)/.test  ## the slow tests too
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not benchmark'
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not benchmark and not zoo'
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -50,6 +55,11 @@ mutants: $(VENV)/.mutants  ## how many small bugs the tests catch; an hour at mo
 	-OMP_NUM_THREADS=1 timeout 3600 $(BIN)/mutmut run --max-children 2
 	$(BIN)/python tests/mutants.py
 
+zoo: $(ZOO)/.ready  ## many architectures through everything, into docs/zoo.md; goes on where it was
+	LD_LIBRARY_PATH=$(ZOO)/lib/stand-ins nice $(ZOO)/bin/python -m tests.zoo.run --jobs 2
+	$(ZOO)/bin/python -m tests.zoo.page
+	$(ZOO)/bin/python -m pytest -m zoo tests/zoo
+
 docs: $(VENV)/.dev  ## the generated reference pages
 	$(BIN)/python docs/generate.py
 
@@ -57,4 +67,4 @@ site: $(VENV)/.dev  ## the user guide as web pages
 	$(BIN)/python -m sphinx -W -q -b html docs out/site
 
 clean:
-	rm -rf $(VENV) mutants out build dist *.egg-info
+	rm -rf $(VENV) $(ZOO) mutants out build dist *.egg-info

@@ -23,7 +23,7 @@ from compressor.types.carrier import Carrier
 from compressor.types.channels import ChannelMap, Flags
 from compressor.types.exporter import ExportContext, Exporter
 from compressor.types.tensors import Batch
-from tests import zoo
+from tests import small_zoo as zoo
 from tests.compressor.passes.prune.structured_models import CONTEXT, Given, declared, pruned
 
 WANTED = 0.5

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from compressor.graph.values import all_nodes
+from compressor.graph.values import all_nodes, value_by_name
 from compressor.types.tensors import Array
 
 Attributes: TypeAlias = Mapping[str, int | float | str | Sequence[int] | ir.DataType]
@@ -145,3 +145,15 @@ def inner_nodes(node: ir.Node) -> Sequence[ir.Node]:
             for graph in attribute.as_graphs():
                 nodes.extend(all_nodes(graph))
     return nodes
+
+
+def detach_dropped(model: ir.Model) -> None:
+    """Take back, in place, what nodes read that went with a branch which is never taken.
+
+    Folding drops such a branch as it is. What its nodes read would be kept for them.
+    """
+    present = set(all_nodes(model.graph))
+    for value in value_by_name(model).values():
+        for node, index in tuple(value.uses()):
+            if node not in present:
+                node.replace_input_with(index, None)

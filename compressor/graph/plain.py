@@ -16,6 +16,7 @@ from onnx.defs import SchemaError, get_schema
 from onnx.reference import ReferenceEvaluator
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
+from compressor.graph.editing import detach_dropped
 from compressor.graph.operators import operator, operator_named
 from compressor.graph.values import (
     INTEGER_CODES,
@@ -77,6 +78,7 @@ def clean(model: ir.Model) -> None:
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     # Constants of branches and loops are initializers there now, and belong to the main graph too.
     common.LiftSubgraphInitializersToMainGraphPass()(model)
+    detach_dropped(model)
     _drop_zero_biases(model, parameters)
     _drop_identities(model)
     common.RemoveUnusedNodesPass()(model)

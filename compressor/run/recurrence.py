@@ -121,11 +121,12 @@ class Recurrence:
 
         One that they do not name is as long as their first axis, which is usually the batch.
         """
-        lengths = {
+        lengths: dict[int | str | None, int] = {
             axis: length
             for other in self.inputs
             if other.name in feed
             for axis, length in zip(other.shape, feed[other.name].shape, strict=False)
+            if isinstance(axis, str)
         }
         batch = next((len(array) for array in feed.values() if array.ndim), 1)
         shape = [d if isinstance(d, int) else lengths.get(d, batch) for d in spec.shape]

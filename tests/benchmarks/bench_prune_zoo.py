@@ -21,7 +21,7 @@ from compressor.graph.costs import macs
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.types.channels import ChannelMap
 from compressor.types.tensors import TensorSpec
-from tests import zoo
+from tests import small_zoo as zoo
 from tests.benchmarks.bench_resnet20 import show
 from tests.zoo_networks import deep_residual
 from tests.zoo_pruning import chain, half

@@ -34,7 +34,14 @@ def prepare(model: Path, prepared: Path) -> None:
     quant_pre_process(str(model), str(prepared))
 
 
-def quantize(model: Path, target: Path, batches: list[Batch], method: str, symmetric: bool) -> None:
+def quantize(
+    model: Path,
+    target: Path,
+    batches: list[Batch],
+    method: str,
+    symmetric: bool,
+    channels: bool = True,
+) -> None:
     """Quantize with ONNX Runtime: Q/DQ, int8 weights per channel, uint8 or int8 activations."""
     logging.disable(logging.WARNING)
     try:
@@ -43,7 +50,7 @@ def quantize(model: Path, target: Path, batches: list[Batch], method: str, symme
             str(target),
             _Reader([{k: np.ascontiguousarray(v) for k, v in b.items()} for b in batches]),
             quant_format=QuantFormat.QDQ,
-            per_channel=True,
+            per_channel=channels,
             activation_type=QuantType.QInt8 if symmetric else QuantType.QUInt8,
             weight_type=QuantType.QInt8,
             calibrate_method=CalibrationMethod[method],

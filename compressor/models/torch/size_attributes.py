@@ -32,6 +32,9 @@ _SIZES = re.compile(r"dim|size|width|features|channels|d_kv")
 _OTHERS = re.compile(
     r"idx|index|bucket|layer|depth|kernel|strid|pad|dilat|window|patch|shift|image|max_|position|vocab"
 )
+# Parametrizations, whose numbers are axes. Their kernels check no shapes: another axis made
+# torch._weight_norm write outside of its memory.
+_COMPUTES_WEIGHTS = "torch.nn.utils."
 
 Kind: TypeAlias = tuple[str, str, int]
 """How a value is read, and the tensor (relative to the module) and axis that it belongs to."""
@@ -60,6 +63,8 @@ def readings(module: nn.Module, masks: Masks) -> Iterator[Attributes]:
     certain: dict[str, dict[str, Value]] = {}
     choices: list[_Choice] = []
     for path, part in module.named_modules():
+        if type(part).__module__.startswith(_COMPUTES_WEIGHTS):
+            continue
         plain = _certain_values(part, masks)
         if plain is not None:
             certain[path] = plain

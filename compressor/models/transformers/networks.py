@@ -20,6 +20,11 @@ from compressor.progress import quiet_libraries
 
 CONFIG = checkpoint.CONFIG
 _ATTENTION = "eager"  # separate products and softmax, which lower to the plainest graph
+_READS = {
+    "Seq2SeqLM": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "SpeechSeq2Seq": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
+    "ImageTextToText": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+}
 _WRONG_CLASS = "Unrecognized configuration class"  # begins the ValueError of an auto class
 
 
@@ -210,9 +215,19 @@ def auto_class_for(saved: str) -> str:
     task = saved.partition("For")[2]
     if saved.endswith("LMHeadModel"):
         task = "CausalLM"
-    elif task == "ConditionalGeneration":
-        task = "Seq2SeqLM"
+    elif task == "ConditionalGeneration" or not task:
+        task = _generation(saved) or (task and "Seq2SeqLM")
     return f"AutoModelFor{task}" if task else "AutoModel"
+
+
+def _generation(saved: str) -> str:
+    """Return the task of a class that writes text, by what the library says it reads."""
+    try:
+        library()
+    except SpecError:
+        return ""
+    mappings = importlib.import_module("transformers.models.auto.modeling_auto")
+    return next((t for t, name in _READS.items() if saved in getattr(mappings, name).values()), "")
 
 
 def _fitting_class(architectures: Any) -> str:

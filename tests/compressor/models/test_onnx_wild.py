@@ -1,6 +1,7 @@
 """ONNX networks as other people write them, through the passes and out again."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from tests.compressor.models.wild_models import Arrays, Wild
 
 MODELS: Mapping[str, Callable[[], Wild]] = {
     "if": wild.branches,
+    "untaken": partial(wild.untaken, inside=False),
+    "untaken-inside": partial(wild.untaken, inside=True),
     "loop": wild.loop,
     "scan": wild.scan,
     "halves": wild.halves,

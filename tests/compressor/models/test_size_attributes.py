@@ -128,6 +128,15 @@ def test_known_layers(
     assert list(readings(layer, masks)) == [{"": wanted}]
 
 
+def test_the_axis_of_a_parametrization_is_no_size() -> None:
+    module = nn.Sequential(nn.Conv1d(6, 6, 4))
+    nn.utils.parametrizations.weight_norm(module[0], dim=2)
+    weight = module[0].parametrizations.weight.original1
+    gone = np.tile([True, False, False], 2)
+    found = list(readings(module, {id(weight): {0: gone}}))
+    assert not [path for reading in found for path in reading if "parametrizations" in path]
+
+
 def test_nothing_is_read_where_nothing_goes() -> None:
     assert list(readings(Layer("num_heads", 4), {})) == [{}]
     assert list(readings(torch.nn.Identity(), {})) == [{}]

@@ -115,6 +115,46 @@ def branches(opset: int = 17) -> Wild:
     )
 
 
+def untaken(inside: bool) -> Wild:
+    """A condition that is always true; what the other branch reads lies outside of it.
+
+    Args:
+        inside: all of it is in a branch that is taken or not.
+    """
+    then = _body("then", [node("Relu", ["h"], ["t"])], [], [value("t", FLOAT, ["n", 64])], {})
+    other = _body(
+        "other",
+        [node("Unsqueeze", ["size", "axis"], ["sizes"]), node("Expand", ["h", "sizes"], ["o"])],
+        [],
+        [value("o", FLOAT, ["n", 64])],
+        {"axis": np.array([0])},
+    )
+    steps = [
+        node("Constant", [], ["size"], value=numpy_helper.from_array(np.array(64))),
+        node("If", ["always"], ["y"], then_branch=then, else_branch=other),
+    ]
+    read = {"always": np.array(True)}
+    arrays = {"entry.weight": matrix(64, 64, 3), "exit.weight": matrix(64, 16, 4)}
+    inputs = [value("x", FLOAT, ["n", 64])]
+    if inside:
+        outer = _body("outer", steps, [], [value("y", FLOAT, ["n", 64])], read)
+        same = _body("same", [node("Abs", ["h"], ["s"])], [], [value("s", FLOAT, ["n", 64])], {})
+        steps = [node("If", ["flag"], ["w"], then_branch=outer, else_branch=same)]
+        inputs.append(value("flag", BOOL, []))
+    nodes = [
+        node("MatMul", ["x", "entry.weight"], ["h"]),
+        *steps,
+        node("MatMul", ["w" if inside else "y", "exit.weight"], ["z"]),
+    ]
+    outputs = [value("z", FLOAT, ["n", 16])]
+    model = made(nodes, inputs, outputs, arrays if inside else {**arrays, **read})
+    return Wild(
+        model,
+        lambda seed: {"x": rows(seed), **({"flag": np.array(seed % 2 == 0)} if inside else {})},
+        frozenset({"entry", "exit"}),
+    )
+
+
 def loop(opset: int = 17) -> Wild:
     """A recurrence written as a loop; the body reads a value from outside too."""
     body = _body(

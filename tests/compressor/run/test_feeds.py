@@ -16,7 +16,9 @@ from onnx import TensorProto, helper
 
 from compressor.errors import CompressorError
 from compressor.run.evaluate import RunSamples
+from compressor.run.recurrence import Recurrence
 from compressor.spec.user_code import importable
+from compressor.types.tensors import TensorSpec
 from tests.compressor.voice import MODEL, WIDTH, Voice, clip
 
 Arrays: TypeAlias = dict[str, np.ndarray[Any, Any]]
@@ -232,6 +234,16 @@ def test_data_that_do_not_fit_are_refused_by_the_plan(
     with pytest.raises(CompressorError) as refused:
         voice.plan()
     assert message in str(refused.value)
+
+
+def test_axes_without_a_name_have_nothing_in_common():
+    inputs = (
+        TensorSpec("input", (None, None), "float32"),
+        TensorSpec("h", (2, None, 4), "float32"),
+    )
+    recurrence = Recurrence(inputs, {"h": 1}, 2, "data")
+    first = recurrence.first({"input": np.zeros((3, 1, 512), np.float32)})
+    assert first["h"].shape == (2, 1, 4)
 
 
 def test_a_state_that_changes_its_shape_is_refused(voice: Voice):

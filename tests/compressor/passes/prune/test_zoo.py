@@ -22,7 +22,7 @@ from compressor.models.onnx.carrier import open_onnx
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.types.channels import ChannelMap, Flags, Units, kept
 from compressor.types.tensors import Array
-from tests import zoo
+from tests import small_zoo as zoo
 from tests.zoo_pruning import WANTED, chain, half, run, worst
 
 # Those that lower fast; the others, most transformers among them, are marked slow.

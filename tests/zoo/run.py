@@ -1,0 +1,195 @@
+"""Runs the zoo: python -m tests.zoo.run [--for MINUTES] [--jobs N] [CASE ...]
+
+Each case has a process of its own with limits of time and memory. Its result is one line of
+``out/zoo/results.jsonl``; cases that have one are not run again, so that the same command goes on
+where it was stopped. A case that is named is run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+# Before PyTorch is imported: a process with threads cannot be forked.
+os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE", HF_HUB_OFFLINE="1")
+
+os.environ.setdefault("YOLO_CONFIG_DIR", tempfile.gettempdir())  # ultralytics writes settings
+
+from compressor.run import timing
+from tests.paths import ROOT
+from tests.zoo import one
+from tests.zoo.cases import Case, cases
+
+FOLDER = ROOT / "out" / "zoo"
+RESULTS = FOLDER / "results.jsonl"
+_CPU_SECONDS, _WALL_SECONDS = 240, 1200
+_BYTES = 5 << 30
+_POLL = 0.25
+
+
+def results() -> dict[str, dict[str, Any]]:
+    """Return the last line of each case."""
+    if not RESULTS.exists():
+        return {}
+    lines = [json.loads(line) for line in RESULTS.read_text(encoding="utf-8").splitlines()]
+    return {line["case"]: line for line in lines}
+
+
+def run(case: Case) -> dict[str, Any]:
+    """Take a case through its cells, and through those after one that had to be killed."""
+    folder = FOLDER / "cases" / case.name.replace("/", "-").replace(".", "-")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    log = folder / "cells.jsonl"
+    cells: dict[str, Any] = {}
+    begun = time.time()
+    while True:
+        killed = _child(case, folder, log, set(cells))
+        lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+        for line in lines:
+            if "cell" in line:
+                cells[line.pop("cell")] = line
+        last = lines[-1].get("begins") if lines else "source"
+        if not killed or last is None:
+            break
+        cells[last] = {"killed": killed}
+        log.write_text("")
+        if last == "source":
+            break
+    shutil.rmtree(folder)
+    return {
+        "case": case.name,
+        "kind": case.kind,
+        "date": date.today().isoformat(),
+        "seconds": round(time.time() - begun),
+        "cells": cells,
+    }
+
+
+def _child(case: Case, folder: Path, log: Path, skip: set[str]) -> str:
+    """Run a case in a process of its own; return why it ended early, if it did."""
+    sys.stdout.flush()
+    child = os.fork()
+    if not child:
+        try:
+            _inside(case, folder, log, skip)
+        finally:
+            os._exit(0)
+    ends = time.monotonic() + _WALL_SECONDS
+    while True:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            break
+        reason = "memory" if _memory(child) > _BYTES else "time" if time.monotonic() > ends else ""
+        if reason:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return reason
+        time.sleep(_POLL)
+    if not os.WIFSIGNALED(status):
+        return ""
+    number = os.WTERMSIG(status)
+    return "time" if number == signal.SIGXCPU else signal.Signals(number).name
+
+
+def _inside(case: Case, folder: Path, log: Path, skip: set[str]) -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS + 5))
+    quiet = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(quiet, 1)
+    os.dup2(quiet, 2)
+    os.chdir(folder)  # some libraries leave files where they are
+    with log.open("a", encoding="utf-8") as file, _hurried():
+        for line in one.take(case, folder, skip):
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+
+
+def _preload() -> None:
+    """Build PyTorch's table of exported operators once, not in every process."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    table = ONNXRegistry.from_torchlib()
+    ONNXRegistry.from_torchlib = staticmethod(lambda *_, **__: table)  # type: ignore[method-assign]
+
+
+@contextmanager
+def _hurried() -> Iterator[None]:
+    """Let a run time its artifacts once: the zoo asks for no latency, but of ``latency``."""
+    before = timing._BUDGET, timing._LEAST_OPENINGS
+    timing._BUDGET, timing._LEAST_OPENINGS = 0.0, 1
+    try:
+        yield
+    finally:
+        timing._BUDGET, timing._LEAST_OPENINGS = before
+
+
+def _memory(process: int) -> int:
+    """Return the bytes that a process holds."""
+    try:
+        pages = int(Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, IndexError):  # it has just ended
+        return 0
+    return pages * resource.getpagesize()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="run the zoo")
+    parser.add_argument("--for", dest="minutes", type=float, default=60.0)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("cases", nargs="*")
+    options = parser.parse_args()
+    ends = time.monotonic() + 60 * options.minutes
+    done, named = results(), options.cases
+    table = {case.name: case for case in cases()}
+    wanted = [table[name] for name in named or table if named or name not in done]
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    _preload()
+    others = []
+    for job in range(1, options.jobs):
+        others.append(os.fork())
+        if not others[-1]:
+            _run_all(wanted[job :: options.jobs], ends)
+            os._exit(0)
+    _run_all(wanted[:: options.jobs], ends)
+    for process in others:
+        os.waitpid(process, 0)
+
+
+def _run_all(wanted: Sequence[Case], ends: float) -> None:
+    for number, case in enumerate(wanted, 1):
+        if time.monotonic() > ends:
+            left = len(wanted) - number + 1
+            print(f"{left} cases are left; the same command goes on", flush=True)
+            break
+        line = run(case)
+        file = os.open(RESULTS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.write(file, (json.dumps(line) + "\n").encode())  # whole, beside another process
+        os.close(file)
+        print(f"[{number}/{len(wanted)}] {shown(line)}", flush=True)
+
+
+def shown(line: dict[str, Any]) -> str:
+    """Return a case's result as a line for the terminal."""
+    cells = []
+    for name, cell in line["cells"].items():
+        value = cell.get("db", cell.get("reload_db", cell.get("share", "")))
+        problem = cell.get("failed") or cell.get("killed") or cell.get("message") or ""
+        if name != "source" or problem:
+            cells.append(f"{name} {problem[:90] if problem else value or 'ok'}")
+    return f"{line['case']} ({line['seconds']} s): " + "; ".join(cells)
+
+
+if __name__ == "__main__":
+    main()
