@@ -26,6 +26,7 @@ from compressor.graph.values import (
     is_op,
     is_stored,
 )
+from compressor.progress import quiet_libraries
 from compressor.types.tensors import Array
 
 if TYPE_CHECKING:
@@ -68,13 +69,14 @@ def clean(model: ir.Model) -> None:
     )
     for step in lifted:
         step(model)
-    fold_constants(
-        model,
-        onnx_shape_inference=False,
-        input_size_limit=_SMALL,
-        output_size_limit=_SMALL,
-        should_fold=lambda node: None if _folds(node, parameters) else False,
-    )
+    with quiet_libraries():  # onnx cannot compute all that it defines, and the library logs that
+        fold_constants(
+            model,
+            onnx_shape_inference=False,
+            input_size_limit=_SMALL,
+            output_size_limit=_SMALL,
+            should_fold=lambda node: None if _folds(node, parameters) else False,
+        )
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     # Constants of branches and loops are initializers there now, and belong to the main graph too.
     common.LiftSubgraphInitializersToMainGraphPass()(model)

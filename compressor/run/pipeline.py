@@ -15,7 +15,7 @@ from compressor.calibration.collect import collect_statistics
 from compressor.errors import CompressorError
 from compressor.graph.codebooks import codebook_of
 from compressor.graph.costs import layer_bytes, model_bytes
-from compressor.models.onnx.ort_runner import return_freed_memory
+from compressor.models.resident_memory import return_freed_memory
 from compressor.run.blockwise import block_run
 from compressor.run.evaluate import RunSamples, layer_signals
 from compressor.run.histograms import layer_histograms

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from compressor.graph.costs import cannot_run
-from compressor.models.onnx.ort_runner import return_freed_memory
+from compressor.models.resident_memory import return_freed_memory
 from compressor.progress import Progress, Steps
 from compressor.run.data import Data
 from compressor.run.decisions import Decisions
@@ -59,13 +60,18 @@ class Workspace:
 
         What the step before has freed goes back to the system, and so do sessions.
         """
+        self.release()
+        if isinstance(self.progress, Steps):
+            self.progress.begin()
+
+    def release(self) -> None:
+        """Close sessions, and give back to the system what has been freed."""
         if "baseline_runner" in self.__dict__:
             self.baseline_runner.close()
         for runner in self._runners.values():
             runner.close()
+        gc.collect()  # a graph refers to itself, and so would keep its weights
         return_freed_memory()
-        if isinstance(self.progress, Steps):
-            self.progress.begin()
 
     @cached_property
     def source_key(self) -> str:
@@ -195,6 +201,8 @@ class Workspace:
                 if runner is not reference:
                     runner = self._over_sequences(runner)
                 done = evaluate(runner, reference, data, metric, advance)
+                del runner, reference
+            self.release()
             with self.store.write(evaluation_key) as (folder, result):
                 np.save(folder / _PER_SAMPLE, done.per_sample)
                 if done.decisions is not None:

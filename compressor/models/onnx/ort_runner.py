@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, partial
@@ -20,6 +19,7 @@ from compressor.graph.skeleton import detached_weights
 from compressor.graph.values import DEFAULT_DOMAINS, all_nodes, value_by_name
 from compressor.models.element_types import run_without_numpy
 from compressor.models.executor import GraphModule
+from compressor.models.resident_memory import forget_pages, return_freed_memory
 from compressor.models.threads import usual_threads
 from compressor.models.torch.matching import TorchRunner
 from compressor.types.carrier import Runner
@@ -215,8 +215,10 @@ def _graph_opener(
 def _opened(
     content: bytes, subject: str, weights: Mapping[str, Array], *, arena: bool
 ) -> OrtRunner:
+    return_freed_memory()  # of the session before
     runner = OrtRunner(content, subject, weights=weights, arena=arena)
     return_freed_memory()  # a session holds half of what it takes to start it
+    forget_pages(weights.values())  # it has its own form of those that it multiplies with
     return runner
 
 
@@ -226,14 +228,9 @@ def _opened_as_file(
     with scratch() as folder:
         path = folder / "model.onnx"
         ir.save(model, path, external_data="model.onnx.data")
-        return OrtRunner(path, subject, weights=weights, arena=arena)
-
-
-def return_freed_memory() -> None:
-    """Return to the system what the C library keeps of freed memory, where it can do that."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+        runner = OrtRunner(path, subject, weights=weights, arena=arena)
+    forget_pages(weights.values())
+    return runner
 
 
 def _tapped(model: ir.Model, taps: Sequence[str]) -> ir.Model:

@@ -98,3 +98,17 @@ def test_a_cut_file_does_not_open(keep: float, written: Path) -> None:
 def test_a_missing_file_does_not_open(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError):
         OnnxExporter().open(tmp_path / "model.onnx")
+
+
+def test_the_checker_gets_no_weights(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # It would copy all of them several times: 1.8 GB for a BERT-base.
+    sizes = []
+    check = onnx.checker.check_model
+
+    def recorded(model: onnx.ModelProto, **options: bool) -> None:
+        sizes.append(model.ByteSize())
+        check(model, **options)
+
+    monkeypatch.setattr(onnx.checker, "check_model", recorded)
+    check_file(written, 21, described(onnx.load(written)))
+    assert 0 < sizes[0] < written.stat().st_size / 4

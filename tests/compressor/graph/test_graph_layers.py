@@ -216,3 +216,23 @@ def test_questions_about_values():
     assert constant_array(values["x"]) is None
     assert constant_array(None) is None
     np.testing.assert_array_equal(constant_array(values["w"]), floats(2, 3))
+
+
+def test_what_the_library_cannot_compute_ahead_is_not_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # As in a BERT of a fixed length, which takes token types from a table of all positions; onnx's
+    # evaluator takes no more than 32.
+    table, places = np.arange(64).reshape(1, 64), np.zeros((1, 40), np.int64)
+    model = model_of(
+        [
+            node("GatherElements", ["table", "places"], ["types"], axis=1),
+            node("Cast", ["types"], ["kinds"], to=TensorProto.FLOAT),
+            node("ReduceSum", ["kinds"], ["sum"], keepdims=0),
+            node("Add", ["x", "sum"], ["y"]),
+        ],
+        {"table": table, "places": places},
+    )
+    clean(model)
+    assert caplog.records == []
+    assert is_op(next(iter(model.graph)), "GatherElements")

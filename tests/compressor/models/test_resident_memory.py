@@ -1,0 +1,77 @@
+"""Weights in files take room in a process only while they are read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from compressor.models.onnx.carrier import OnnxCarrier, restore_graph
+from compressor.models.resident_memory import forget_pages
+
+SIDE = 1024
+
+
+def resident(folder: Path) -> int:
+    """Return the bytes of this process's pages of the files in a folder."""
+    total, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            inside = str(folder) in line
+        elif inside and line.startswith("Rss:"):
+            total += 1024 * int(line.split()[1])
+    return total
+
+
+@pytest.fixture
+def carrier(tmp_path: Path) -> OnnxCarrier:
+    """Return a model of two products, restored from a folder."""
+    rng = np.random.default_rng(0)
+    weights = {n: rng.standard_normal((SIDE, SIDE), np.float32) for n in ("first", "second")}
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "first"], ["inner"]),
+            helper.make_node("MatMul", ["inner", "second"], ["y"]),
+        ],
+        "products",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", SIDE])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", SIDE])],
+        [numpy_helper.from_array(a, n) for n, a in weights.items()],
+    )
+    opsets = [helper.make_opsetid("", 21)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    OnnxCarrier(ir.from_proto(model)).save(tmp_path)
+    return restore_graph(tmp_path)
+
+
+def test_a_session_leaves_no_pages_of_mapped_weights(carrier: OnnxCarrier, tmp_path: Path) -> None:
+    weights = {n: v.const_value for n, v in carrier.graph().graph.initializers.items()}
+    first, second = (np.array(t.numpy()) for t in weights.values() if t is not None)
+    assert resident(tmp_path) >= 2 * SIDE * SIDE * 4
+    runner = carrier.runner()
+    assert resident(tmp_path) < SIDE * SIDE
+    x = np.random.default_rng(1).standard_normal((3, SIDE), np.float32)
+    (y,) = runner.run({"x": x}).values()
+    np.testing.assert_allclose(y, x @ first @ second, rtol=1e-3, atol=1e-2)
+    # Who reads them, gets them again.
+    again = [np.array(t.numpy()) for t in weights.values() if t is not None]
+    assert np.array_equal(again, [first, second])
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_pages_that_were_changed_stay(tmp_path: Path, changed: bool) -> None:
+    values = np.arange(SIDE * SIDE, dtype=np.float32)
+    np.save(tmp_path / "values.npy", values)
+    mapped = np.load(tmp_path / "values.npy", mmap_mode="c")  # as a checkpoint is
+    assert mapped.sum(dtype=np.float64) == values.sum(dtype=np.float64)
+    middle = SIDE * SIDE // 2
+    mapped[middle : middle + changed] = -1
+    before = resident(tmp_path)
+    forget_pages([mapped, values])
+    assert resident(tmp_path) == before if changed else resident(tmp_path) < before / 100
+    assert mapped[middle] == (-1 if changed else middle)
+    assert np.array_equal(values, np.arange(SIDE * SIDE))  # which lie in no file
