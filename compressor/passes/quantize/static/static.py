@@ -16,6 +16,7 @@ from compressor.graph.layers import moment_request
 from compressor.models.layer_uses import computed_recurrences
 from compressor.passes.quantize.maths.affine import absmax_parameters, mse_parameters, quantize
 from compressor.passes.quantize.maths.gptq import gptq
+from compressor.passes.quantize.maths.gptq_vectors import gptq_from_vectors
 from compressor.passes.quantize.static.options import ActivationOptions, StaticRule, WeightOptions
 from compressor.passes.quantize.static.placement import profile_for
 from compressor.passes.quantize.static.settings import Decision, StaticSettings, kernel_notes
@@ -40,7 +41,7 @@ class QuantizeStatic(GraphPass):
     """
 
     name: ClassVar[str] = "quantize-static"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.GRAPH, Capability.RUN})
     source: ClassVar[str] = (
         "Jacob et al. 2017 (arXiv:1712.05877) sections 2 and 3; "
@@ -155,6 +156,8 @@ class QuantizeStatic(GraphPass):
             scale = torch.maximum(scale, needed.amax(0, keepdim=True) if shared else needed)
         if moments is None:
             return quantize(matrix, scale, zero, scheme)
+        if moments.vectors is not None:
+            return gptq_from_vectors(matrix, moments.vectors, scale, zero, scheme)
         # The rows of each channel group are rounded by the moment of that group's inputs.
         rows = matrix.shape[0] // len(moments.second)
         codes = []
