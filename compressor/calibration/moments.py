@@ -1,12 +1,16 @@
-"""Statistics of inputs: the patches that convolutions see, and whether values lie on a grid."""
+"""Statistics of inputs: the patches that convolutions see, their moments, and grids of values."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from compressor.types.statistics import Moments
 
 _POSITIONS = 64  # of a feature map that are looked at in each sample
 
@@ -53,6 +57,93 @@ def patch_vectors(
     batch, _, positions = patches.shape
     grouped = patches.reshape(batch, groups, -1, positions)
     return grouped.permute(1, 2, 0, 3).reshape(groups, grouped.shape[2], -1)
+
+
+_BLOCK = 256  # columns: half of a large symmetric matrix need not be computed
+_MANY = 1024  # columns from which vectors are summed many at a time
+_WAITING = 1 / 8  # vectors for each column that wait to be summed
+
+
+@dataclass(frozen=True, eq=False)
+class MomentSums:
+    """Moments of a stream of vectors.
+
+    A product of few vectors costs as much as to read and write the matrix it is added to. So those
+    of many columns wait for others: until they are as many as the columns, and would take more
+    memory than the matrix; and then for an eighth as many.
+
+    Attributes:
+        second: ``Σ x xᵀ`` on and above the diagonal, ``[groups, columns, columns]``, without the
+            vectors that wait; ``None`` if all do.
+        first: ``Σ x``, ``[groups, columns]``.
+        rows: how many vectors there were.
+        waiting: vectors, each ``[1, columns, vectors]``.
+    """
+
+    second: Tensor | None
+    first: Tensor
+    rows: int
+    waiting: tuple[Tensor, ...] = ()
+
+    def with_vectors(self, vectors: Tensor) -> MomentSums:
+        """Return the moments with further vectors ``[groups, columns, vectors]``.
+
+        The matrix is changed in place.
+        """
+        groups, columns, rows = vectors.shape
+        first, rows = self.first + vectors.sum(2), self.rows + rows
+        if groups > 1 or columns < _MANY:
+            return MomentSums(_with_products(self.second, vectors), first, rows)
+        # Copied, as they may be a view of all values.
+        return MomentSums(self.second, first, rows, (*self.waiting, vectors.clone()))._summed()
+
+    def merged(self, other: MomentSums) -> MomentSums:
+        """Return the moments of both streams."""
+        matrices = [m for m in (self.second, other.second) if m is not None]
+        return MomentSums(
+            torch.stack(matrices).sum(0) if matrices else None,
+            self.first + other.first,
+            self.rows + other.rows,
+            (*self.waiting, *other.waiting),
+        )._summed()
+
+    def moments(self) -> Moments:
+        """Return the moments; the matrix is changed in place."""
+        if self.second is None:
+            vectors = torch.cat(self.waiting, 2)
+            return Moments(partial(_moment, None, vectors), self.first, self.rows, vectors[0])
+        return Moments(_moment(self.second, *self.waiting), self.first, self.rows)
+
+    def _summed(self) -> MomentSums:
+        """Sum what waits, if it is enough."""
+        columns, most = self.first.shape[1], 1.0 if self.second is None else _WAITING
+        if sum(part.shape[2] for part in self.waiting) < most * columns:
+            return self
+        return replace(self, second=_with_products(self.second, *self.waiting), waiting=())
+
+
+def _with_products(second: Tensor | None, *parts: Tensor) -> Tensor:
+    """Add the products of vectors to a matrix, in place, on and above the diagonal."""
+    if not parts:
+        assert second is not None
+        return second
+    vectors = torch.cat(parts, 2) if len(parts) > 1 else parts[0]
+    groups, columns, _ = vectors.shape
+    if second is None:
+        second = torch.zeros(groups, columns, columns)
+    for start in range(0, columns, _BLOCK):
+        above = second[:, start : start + _BLOCK, start:]
+        above += vectors[:, start : start + _BLOCK] @ vectors[:, start:].transpose(1, 2)
+    return second
+
+
+def _moment(second: Tensor | None, *parts: Tensor) -> Tensor:
+    """Add the products of vectors, and fill in what is below the diagonal."""
+    second = _with_products(second, *parts)
+    for start in range(0, second.shape[1], _BLOCK):
+        end = start + _BLOCK
+        second[:, end:, start:end] = second[:, start:end, end:].transpose(1, 2)
+    return second
 
 
 MOST_LEVELS = 256

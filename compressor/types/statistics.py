@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -24,19 +24,34 @@ class Range:
     high: float
 
 
-@dataclass(frozen=True, eq=False)
 class Moments:
     """First and second moment of the vectors that a layer multiplies its weights with.
 
-    Attributes:
-        second: ``Σ x xᵀ``, float32 ``[groups, columns, columns]``.
+    Args:
+        second: ``Σ x xᵀ``, float32 ``[groups, columns, columns]``, or what computes it.
         first: ``Σ x``, float32 ``[groups, columns]``.
         rows: how many vectors were summed.
+        vectors: float32 ``[columns, rows]``, if they take less memory than their second moment.
     """
 
-    second: torch.Tensor
-    first: torch.Tensor
-    rows: int
+    def __init__(
+        self,
+        second: torch.Tensor | Callable[[], torch.Tensor],
+        first: torch.Tensor,
+        rows: int,
+        vectors: torch.Tensor | None = None,
+    ):
+        self._second = second
+        self.first = first
+        self.rows = rows
+        self.vectors = vectors
+
+    @property
+    def second(self) -> torch.Tensor:
+        """``Σ x xᵀ``, float32 ``[groups, columns, columns]``; computed when it is first read."""
+        if not isinstance(self._second, torch.Tensor):
+            self._second = self._second()
+        return self._second
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, TypeVar
 
+import numpy as np
 import torch
 from pydantic import Field
 
 from compressor.calibration.histogram import extrema
-from compressor.calibration.moments import MOST_LEVELS, fit_grid, patch_vectors
+from compressor.calibration.moments import MOST_LEVELS, MomentSums, fit_grid, patch_vectors
 from compressor.types.statistics import ChannelGrid, Moments, Observer
 
 StateT = TypeVar("StateT")
@@ -50,7 +51,7 @@ def observed(state: StateT | None) -> StateT:
     return state
 
 
-class InputObserver(Sum[StateT, StateT]):
+class InputObserver(Sum[StateT, ResultT]):
     """An observer of a layer's inputs: of vectors, or with a kernel of patches."""
 
     kernel: tuple[int, int] | None = Field(default=None, description="kernel of a 2-D convolution")
@@ -66,20 +67,14 @@ class InputObserver(Sum[StateT, StateT]):
         window = (self.kernel, self.strides, self.pads, self.dilations, self.groups)
         return patch_vectors(values, *window)
 
-    def result(self, state: StateT | None) -> StateT | None:
-        """Return the state; raises ``ValueError`` if nothing was observed."""
-        return observed(state)
 
-
-_BLOCK = 256  # columns: half of a large symmetric matrix need not be computed
-
-
-class SecondMoment(InputObserver[Moments]):
+class SecondMoment(InputObserver[MomentSums, Moments]):
     """``Σ x xᵀ`` over a layer's inputs ``x``: vectors, or with a kernel the patches it sees.
 
     Observation stops after a number of vectors for each column; more would sharpen the moment
     slightly and cost more than the rest of calibration. The result includes the sum of the
-    vectors. Planning gets ``None``.
+    vectors, and the vectors themselves while they are fewer than a wide layer's columns. Planning
+    gets ``None``.
     """
 
     name: ClassVar[str] = "second-moment"
@@ -87,50 +82,37 @@ class SecondMoment(InputObserver[Moments]):
         default=8, ge=1, description="vectors for each of their elements after which to stop"
     )
 
-    def update(self, state: Moments | None, values: torch.Tensor) -> Moments | None:
+    def update(self, state: MomentSums | None, values: torch.Tensor) -> MomentSums | None:
         """Return the state after also seeing ``values``."""
-        if state is None or self.share(state) >= 1:
+        if state is None or state.second is None or self.share(state) >= 1:
             return self.absorb(state, values)
-        return self.absorb(Moments(state.second.clone(), state.first, state.rows), values)
+        return self.absorb(replace(state, second=state.second.clone()), values)
 
-    def absorb(self, state: Moments | None, values: torch.Tensor) -> Moments | None:
-        """Return the state after also seeing ``values``; the matrix of the one given is reused.
-
-        Until :meth:`result`, only blocks on and above the diagonal are computed.
-        """
+    def absorb(self, state: MomentSums | None, values: torch.Tensor) -> MomentSums | None:
+        """Return the state after also seeing ``values``; the matrix of the one given is reused."""
         if self.share(state) >= 1:
             return state
         vectors = self.vectors(values).to(torch.float32)
-        groups, columns, rows = vectors.shape
         if state is None:
-            state = Moments(torch.zeros(groups, columns, columns), torch.zeros(groups, columns), 0)
-        for start in range(0, columns, _BLOCK):
-            above = state.second[:, start : start + _BLOCK, start:]
-            above += vectors[:, start : start + _BLOCK] @ vectors[:, start:].transpose(1, 2)
-        return Moments(state.second, state.first + vectors.sum(2), state.rows + rows)
+            state = MomentSums(None, torch.zeros(vectors.shape[:2]), 0)
+        return state.with_vectors(vectors)
 
-    def result(self, state: Moments | None) -> Moments | None:
-        """Return the whole matrices; raises ``ValueError`` if nothing was observed."""
-        second = observed(state).second
-        for start in range(0, second.shape[1], _BLOCK):
-            end = start + _BLOCK
-            second[:, end:, start:end] = second[:, start:end, end:].transpose(1, 2)
-        return state
+    def result(self, state: MomentSums | None) -> Moments | None:
+        """Return the moments; raises ``ValueError`` if nothing was observed."""
+        return observed(state).moments()
 
-    def share(self, state: Moments | None) -> float:
+    def share(self, state: MomentSums | None) -> float:
         """Return vectors over wanted vectors."""
         if state is None:
             return 0.0
-        return state.rows / (self.rows_per_column * state.second.shape[-1])
+        return state.rows / (self.rows_per_column * state.first.shape[-1])
 
-    def added(self, first: Moments, second: Moments) -> Moments:
+    def added(self, first: MomentSums, second: MomentSums) -> MomentSums:
         """Return the moment of both streams."""
-        return Moments(
-            first.second + second.second, first.first + second.first, first.rows + second.rows
-        )
+        return first.merged(second)
 
 
-class ColumnNorm(InputObserver[torch.Tensor]):
+class ColumnNorm(InputObserver[torch.Tensor, torch.Tensor]):
     """l2 norm of each element of a layer's inputs: of vectors, or with a kernel of patches.
 
     This is the root of the diagonal of ``second-moment``, in memory that grows with the columns and
@@ -174,7 +156,7 @@ class ChannelGridObserver(Sum[Levels, ChannelGrid]):
             # The first values are cheap to look at, and decide most cases.
             if torch.unique(channel[: 4 * MOST_LEVELS]).numel() > MOST_LEVELS:
                 return ()
-            levels.append(torch.unique(channel))
+            levels.append(torch.from_numpy(np.unique(channel.numpy())))  # sorts faster than torch
         return self.merge(state, tuple(levels))
 
     def added(self, first: Levels, second: Levels) -> Levels:

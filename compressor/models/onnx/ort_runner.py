@@ -50,6 +50,7 @@ class OrtRunner:
         provider: the execution provider, by our name.
         weights: values of the model's external initializers, which are shared, not copied.
         arena: keep the memory of a run for the next.
+        patterns: take the memory of a run at once, as one of the same shapes before it did.
         profile: an empty folder for the optimized graph, :data:`EXECUTED`, and the times of its
             operators, which :meth:`end_profile` writes.
 
@@ -68,12 +69,14 @@ class OrtRunner:
         profile: Path | None = None,
         weights: Mapping[str, Array] | None = None,
         arena: bool = True,
+        patterns: bool = True,
     ):
         import onnxruntime as ort
 
         options = ort.SessionOptions()
         options.log_severity_level = 4
         options.enable_cpu_mem_arena = arena
+        options.enable_mem_pattern = patterns
         self._weights = dict(weights or {})  # the session reads them as long as it lives
         if self._weights:
             values = map(ort.OrtValue.ortvalue_from_numpy, self._weights.values())
@@ -186,8 +189,8 @@ def graph_runner(
     Large weights are not copied: the session reads them where they are.
 
     Args:
-        arena: keep the memory of a run for the next; never done for inner values, whose memory
-            changes with every portion of samples.
+        arena: keep the memory of a run for the next. The inner values ``taps`` outlive their run,
+            so that the next one finds no block for all of its memory, and takes it piece by piece.
     """
     return _graph_opener(model, taps, subject, arena=arena)()
 
@@ -203,32 +206,34 @@ def _graph_opener(
         for v in model.graph.initializers.values()
         if v.const_value is not None and v.name not in shared
     )
-    arena = arena and not taps
+    patterns = not taps
     if size >= _INLINE_LIMIT:
-        return partial(_opened_as_file, model, subject, shared, arena=arena)
+        return partial(_opened_as_file, model, subject, shared, arena=arena, patterns=patterns)
     _read_external(model, shared)
     proto = ir.to_proto(model)
     sink_initializers(proto.graph)
-    return partial(_opened, proto.SerializeToString(), subject, shared, arena=arena)
+    return partial(
+        _opened, proto.SerializeToString(), subject, shared, arena=arena, patterns=patterns
+    )
 
 
 def _opened(
-    content: bytes, subject: str, weights: Mapping[str, Array], *, arena: bool
+    content: bytes, subject: str, weights: Mapping[str, Array], *, arena: bool, patterns: bool
 ) -> OrtRunner:
     return_freed_memory()  # of the session before
-    runner = OrtRunner(content, subject, weights=weights, arena=arena)
+    runner = OrtRunner(content, subject, weights=weights, arena=arena, patterns=patterns)
     return_freed_memory()  # a session holds half of what it takes to start it
     forget_pages(weights.values())  # it has its own form of those that it multiplies with
     return runner
 
 
 def _opened_as_file(
-    model: ir.Model, subject: str, weights: Mapping[str, Array], *, arena: bool
+    model: ir.Model, subject: str, weights: Mapping[str, Array], *, arena: bool, patterns: bool
 ) -> OrtRunner:
     with scratch() as folder:
         path = folder / "model.onnx"
         ir.save(model, path, external_data="model.onnx.data")
-        runner = OrtRunner(path, subject, weights=weights, arena=arena)
+        runner = OrtRunner(path, subject, weights=weights, arena=arena, patterns=patterns)
     forget_pages(weights.values())
     return runner
 

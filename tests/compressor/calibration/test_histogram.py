@@ -11,7 +11,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compressor.calibration.histogram import SIDE, Histogram, chunks, empty, merge, observe
+from compressor.calibration.histogram import (
+    CHUNK,
+    SIDE,
+    Histogram,
+    chunks,
+    empty,
+    extrema,
+    merge,
+    observe,
+)
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 LISTS = st.lists(FLOATS, max_size=40)
@@ -122,11 +131,26 @@ def test_refuses_what_is_not_finite(bad):
 
 
 def test_strided_tensors_and_sizes_around_a_step():
-    base = torch.randn(3, 65_537, generator=torch.Generator().manual_seed(2))
-    for values in (base.T, base[:, ::2], base[0, :32_768], base[0, :32_769]):
+    base = torch.randn(3, CHUNK + 1, generator=torch.Generator().manual_seed(2))
+    shapes = (base.T, base[:, ::2], base[0, :CHUNK], base[0], base[1, : CHUNK - 1], base[2, :7])
+    for values in (*shapes, *(shape.relu() for shape in shapes)):
         state = observe(empty(), values)
         assert state.total == values.numel()
         assert same(state, observe(empty(), values.flatten().clone()))
+        bins = values.flatten().double().div(2.0**state.exponent).trunc().long() + SIDE
+        assert torch.equal(state.counts, bins.bincount(minlength=2 * SIDE))
+
+
+def test_other_work_keeps_its_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        extrema(torch.ones(10))
+        with pytest.raises(ValueError, match="not finite"):
+            of([math.nan])
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_memory_does_not_grow_with_the_stream():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch.nn import functional
@@ -123,3 +125,52 @@ def test_every_second_patch_is_left_out_where_there_are_144(rows, columns, step)
     patches = functional.unfold(padded, (2, 3), dilation=(2, 1), stride=stride)
     assert found.dtype == torch.float32
     assert torch.equal(found[0], patches.transpose(0, 1).reshape(18, -1))
+
+
+def test_vectors_of_many_columns_are_kept_until_they_are_as_many():
+    torch.manual_seed(0)
+    values = torch.randn(1500, 1024)
+    observer = SecondMoment()
+    state = observer.update(observer.start(), values[:600])
+    few = observer.result(state)
+    assert torch.equal(few.vectors, values[:600].T)
+    torch.testing.assert_close(few.second[0], values[:600].T @ values[:600])
+    assert few.second is few.second
+    # As many as columns: their products are summed, and those of the next wait again.
+    sums = {}
+    for count in (1023, 1024, 1100, 1300):
+        sums[count] = observer.update(state, values[600:count])
+    assert [s.second is None for s in sums.values()] == [True, False, False, False]
+    later = observer.update(sums[1100], values[1100:1200])
+    assert [sum(w.shape[2] for w in s.waiting) for s in (sums[1100], later)] == [0, 100]
+    before = later.second.clone()
+    last = observer.update(later, values[1200:])
+    assert (last.rows, last.waiting) == (1500, ())
+    assert torch.equal(later.second, before)
+    moments = observer.result(last)
+    assert moments.vectors is None
+    torch.testing.assert_close(moments.second[0], values.T @ values, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(moments.first[0], values.sum(0), rtol=1e-4, atol=1e-3)
+
+
+def test_kept_vectors_are_merged_with_sums():
+    torch.manual_seed(0)
+    values = torch.randn(2200, 1024)
+    observer = SecondMoment()
+    ends = (0, 300, 1000, 2200)
+    parts = [observer.update(observer.start(), values[a:b]) for a, b in pairwise(ends)]
+    copies = [None if p.second is None else p.second.clone() for p in parts]
+    merged = observer.merge(observer.merge(parts[0], parts[1]), parts[2])
+    assert merged.rows == 2200
+    moments = observer.result(merged)
+    torch.testing.assert_close(moments.second[0], values.T @ values, rtol=1e-4, atol=1e-3)
+    assert parts[0].second is None
+    assert torch.equal(parts[2].second, copies[2])
+
+
+def test_kept_vectors_do_not_keep_the_values_they_come_from():
+    values = torch.randn(8, 1024)
+    observer = SecondMoment()
+    state = observer.update(observer.start(), values)
+    values.zero_()
+    assert observer.result(state).vectors.any()

@@ -133,17 +133,19 @@ def _from_nearest(
     scale = nearest.scale
     if nearest.tensor_scale is not None:
         scale = scale * nearest.tensor_scale
-    steps = _by_column(scale, codes)[order]
-    zeros = _by_column(nearest.zero_point, codes)[order]
-    levels = _compensated(matrix[:, order].T, factor, steps, zeros, nearest.scheme)
-    codes[:, order] = _stored(levels.T, nearest.scheme)
+    steps = by_column(scale, codes)[order]
+    zeros = by_column(nearest.zero_point, codes)[order]
+    weights = matrix[:, order].T
+    pruned = zeros_by_row(weights)
+    levels = compensate(weights, factor, steps, zeros, nearest.scheme, pruned)
+    codes[:, order] = stored(levels.T, nearest.scheme)
     compensated = replace(nearest, codes=codes)
     worse = row_errors(matrix, compensated, moment) > row_errors(matrix, nearest, moment)
     codes[worse] = nearest.codes[worse]
     return compensated
 
 
-def _stored(levels: Tensor, scheme: Scheme) -> Tensor:
+def stored(levels: Tensor, scheme: Scheme) -> Tensor:
     """Codes for what they mean before scaling: for integers, the same numbers."""
     if scheme.element == "e2m1":
         return floating.e2m1_codes(levels)
@@ -167,7 +169,7 @@ def _costs(order: Tensor, factor: Tensor) -> Tensor:
     return costs
 
 
-def _by_column(parameter: Tensor, codes: Tensor) -> Tensor:
+def by_column(parameter: Tensor, codes: Tensor) -> Tensor:
     """Spread a scale or zero point ``[rows, groups]`` over columns: float32 ``[columns, rows]``."""
     rows, columns = codes.shape
     groups = parameter.shape[1]
@@ -215,17 +217,23 @@ def _inverted(lower: Tensor) -> Tensor:
     return inverse
 
 
-def _compensated(
-    weights: Tensor, factor: Tensor, steps: Tensor, zeros: Tensor, scheme: Scheme
+def compensate(
+    weights: Tensor,
+    factor: Tensor,
+    steps: Tensor,
+    zeros: Tensor,
+    scheme: Scheme,
+    pruned: list[Tensor] | None,
 ) -> Tensor:
     """Round column by column; all tensors but ``factor`` are ``[columns, rows]``.
+
+    ``pruned`` says, column by column, which weights stay zero; ``None`` where none need to.
 
     A column's error is passed on at once to the columns of its own small block, and by one product
     to a larger block and to all others when a block is done (section 4, lazy batch updates).
     """
     width = min(max(_SERIAL // max(weights.shape[1], 1), 8), _BLOCK)
     left = weights.to(torch.float32, copy=True).contiguous()
-    pruned = zeros_by_row(left)
     codes = torch.empty_like(left)
     integer = scheme.element == "int"
     errors = torch.empty_like(left[:_BLOCK])

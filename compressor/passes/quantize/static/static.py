@@ -19,6 +19,7 @@ from compressor.models.layer_uses import computed_weights
 from compressor.passes.quantize.cast.rewrite import in_single
 from compressor.passes.quantize.maths.affine import absmax_parameters, mse_parameters, quantize
 from compressor.passes.quantize.maths.gptq import gptq
+from compressor.passes.quantize.maths.gptq_vectors import gptq_from_vectors
 from compressor.passes.quantize.maths.grids import kept_grids
 from compressor.passes.quantize.static.options import ActivationOptions, StaticRule, WeightOptions
 from compressor.passes.quantize.static.placement import profile_for
@@ -178,6 +179,8 @@ class QuantizeStatic(GraphPass):
             scale = torch.maximum(scale, needed.amax(0, keepdim=True) if shared else needed)
         if moments is None:
             return quantize(matrix, scale, zero, scheme)
+        if moments.vectors is not None:
+            return gptq_from_vectors(matrix, moments.vectors, scale, zero, scheme)
         # The rows of each channel group are rounded by the moment of that group's inputs.
         rows = matrix.shape[0] // len(moments.second)
         codes = []

@@ -124,6 +124,22 @@ def test_gptq_rounding_beats_nearest_rounding():
     assert found["gptq"] > found["nearest"] + 1
 
 
+def test_a_wide_layer_is_rounded_by_few_inputs():
+    spec = TensorSpec("image", ("batch", 1030), "float32")
+    model = carrier(nn.Linear(1030, 8), spec)
+    batch = data(spec, batches=1)[0]
+    levels = {}
+    for rounding in ("nearest", "gptq"):
+        declared = static(weights={"rounding": rounding, "bits": 4}, activations={"bits": 8})
+        collected = statistics(declared, model, ORT, [batch])
+        assert any(getattr(s, "vectors", None) is not None for s in collected.values()) == (
+            rounding == "gptq"
+        )
+        after = declared.apply(model, ORT, collected).carrier
+        levels[rounding] = sqnr(outputs(model, batch), outputs(after, batch))
+    assert levels["gptq"] > levels["nearest"] + 10
+
+
 def test_per_channel_is_better_than_per_tensor():
     module = Residual()
     model = carrier(module)
