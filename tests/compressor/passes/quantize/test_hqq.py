@@ -217,10 +217,9 @@ def test_halves_are_searched_in_float32(scheme: Scheme) -> None:
 def test_sums_of_long_rows_are_exact() -> None:
     """Squares of 8 bits, 4096 times, need more than the 24 bits of a float32."""
     generator = torch.Generator().manual_seed(1)
-    levels = torch.randint(-128, 128, (32, 1, 4096), generator=generator)
-    left = torch.randint(-31, 32, (32, 1, 4096), generator=generator)  # in 64ths of a step
-    scale, _ = _solved(
-        levels.float(), left.float() / 64, torch.ones(32, 1), torch.zeros(32, 1), Scheme(8)
-    )
+    levels = torch.randint(-128, 128, (128, 1, 4096), generator=generator)
+    left = 32 * levels + torch.randint(-31, 32, levels.shape, generator=generator)  # 64ths of steps
+    one, none = torch.ones(128, 1), torch.zeros(128, 1, dtype=torch.int8)
+    scale, _ = _solved(levels.float(), left.float() / 64, one, none, Scheme(8))
     gain = (levels * left).sum(-1).double() / 64 / levels.square().sum(-1)
     assert torch.equal(scale, (1 + gain).to(torch.float32))
