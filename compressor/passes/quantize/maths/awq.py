@@ -256,7 +256,7 @@ class _Problem:
         """Factors of mean logarithm 0, the same for tied columns, within bounds."""
         count = int(self.owner.max()) + 1
         total = torch.zeros(count).index_add_(0, self.owner, logarithm)
-        shared = (total / torch.bincount(self.owner, minlength=count))[self.owner]
+        shared = (total / torch.bincount(self.owner))[self.owner]
         return (shared - shared.mean()).clamp(-_FURTHEST, _FURTHEST).exp()
 
     def _visited(self, parts: list[Rounded], factors: Tensor) -> Tensor:
