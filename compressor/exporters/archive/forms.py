@@ -178,7 +178,7 @@ class Reader:
         joined = np.empty((streams[0].size, self._width), np.uint8)
         for index, stream in enumerate(streams):
             joined[:, index] = stream
-        return joined.reshape(-1).view(_TURNED[self._width])
+        return joined.ravel().view(_TURNED[self._width])
 
 
 def candidates(data: Array, width: int, *, floating: bool) -> list[Form]:
