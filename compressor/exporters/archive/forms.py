@@ -178,7 +178,7 @@ class Reader:
         joined = np.empty((streams[0].size, self._width), np.uint8)
         for index, stream in enumerate(streams):
             joined[:, index] = stream
-        return joined.reshape(-1).view(_TURNED[self._width])
+        return joined.ravel().view(_TURNED[self._width])
 
 
 def candidates(data: Array, width: int, *, floating: bool) -> list[Form]:
@@ -226,7 +226,7 @@ def most_common(symbols: Array) -> int:
     """Return the most common symbol of a chunk; of wide ones zero, without counting."""
     if symbols.dtype != np.uint8 or not symbols.size:
         return 0
-    return int(np.bincount(symbols, minlength=1).argmax())
+    return int(np.bincount(symbols).argmax())
 
 
 def entropy(data: Array, bits: int = 8) -> float:
@@ -237,7 +237,7 @@ def entropy(data: Array, bits: int = 8) -> float:
         bits: of a symbol, 1 to 8.
     """
     symbols = data if bits == _BYTE else _unpacked(data, bits, data.size * _BYTE // bits)
-    counts = np.bincount(symbols, minlength=1)
+    counts = np.bincount(symbols)
     shares = counts[counts > 0] / max(1, counts.sum())
     return float(-(shares * np.log2(shares)).sum() * counts.sum() / _BYTE)
 

@@ -88,8 +88,8 @@ def group_values(groups: Array, most: int) -> tuple[Array, Array]:
         part = groups[start : start + _CHUNK]
         chosen = table[_pattern(part)]
         places[start : start + _CHUNK] = chosen
-        values[start : start + _CHUNK] = np.take_along_axis(part, chosen.astype(np.intp), axis=1)
-    return values.reshape(-1), places.reshape(-1)
+        values[start : start + _CHUNK] = np.take_along_axis(part, chosen, axis=1)
+    return values.ravel(), places.ravel()
 
 
 def from_group_values(values: Array, places: Array, most: int) -> Array:
@@ -121,7 +121,7 @@ def _pattern(groups: Array) -> Array:
 
 def _places(most: int) -> Array:
     """Return the places of the values for each pattern, ``[16, most]``."""
-    table = np.zeros((1 << GROUP, most), np.uint8)
+    table = np.zeros((1 << GROUP, most), np.intp)
     for pattern in range(1 << GROUP):
         nonzero = [place for place in range(GROUP) if pattern >> place & 1]
         fitting = (c for c in combinations(range(GROUP), most) if set(nonzero) <= set(c))

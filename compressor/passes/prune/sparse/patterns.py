@@ -51,11 +51,8 @@ def group_mask(scores: Tensor, n: int, m: int) -> Tensor:
     groups = scores.reshape(-1, m)
     if m > _SORTED:
         return _highest(groups, n).reshape(rows, columns)
-    mask = torch.empty(groups.shape, dtype=torch.bool)
-    for start in range(0, len(groups), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        mask[part] = _first_ranks(groups[part], n)
-    return mask.reshape(rows, columns)
+    masks = [_first_ranks(part, n) for part in torch.split(groups, _CHUNK)]
+    return torch.cat(masks).reshape(rows, columns)
 
 
 def row_mask(scores: Tensor, sparsity: float) -> Tensor:

@@ -79,7 +79,7 @@ def _searched(scores: Tensor, n: int, m: int) -> Tensor:
         _look_at(sampled, groups, changed, n, (rest, least, kept))
         columns = groups[changed].reshape(-1)
         # The sum of max(b - a, 0) is half that of |b - a| + b - a.
-        distance = torch.cdist(least[columns], sampled, p=1).to(torch.float64)
+        distance = torch.cdist(least[columns], sampled, p=1)
         above[columns] = (distance + sums - least[columns].sum(1, dtype=torch.float64)[:, None]) / 2
         work += len(columns) * channels * rows
         changed = _exchange(groups, rest, above, kept)

@@ -76,7 +76,7 @@ def extremes(blocks: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
         torch.amin(values, -1, out=low[part])
         torch.amax(values, -1, out=high[part])
     if scheme.granularity == "tensor" and rows:
-        low, high = low.amin(0, keepdim=True), high.amax(0, keepdim=True)
+        low, high = low.amin().reshape(1, 1), high.amax().reshape(1, 1)
     return low.to(torch.float64).clamp(max=0), high.to(torch.float64).clamp(min=0)
 
 
@@ -84,8 +84,8 @@ SMALLEST_SCALE = 2.0**-60
 """Least scale: the product of two, which scales an integer product, is a normal float32 still."""
 
 _NARROWEST = 0.2  # least share of the full range that the search for the best range tries
-_HALVES = {"float16": (torch.float16, 2.0**-24), "bfloat16": (torch.bfloat16, SMALLEST_SCALE)}
-"""Types of 16 bits for scales, each with the least scale."""
+_HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+"""Types of 16 bits for scales."""
 
 
 def absmax_parameters(matrix: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
@@ -161,10 +161,9 @@ def activation_parameters(
     """
     if not (isfinite(range.low) and isfinite(range.high)):
         raise ValueError(f"range {range.low} .. {range.high} is not finite")
-    scheme = Scheme(bits, symmetric, signed, "tensor")
-    ends = torch.tensor([[[min(range.low, 0.0), max(range.high, 0.0)]]], dtype=torch.float64)
-    low, high = extremes(ends, scheme)
-    scale, zero = parameters(low, high, scheme)
+    scheme = Scheme(bits, symmetric, signed)
+    ends = torch.tensor([[[range.low, range.high]]], dtype=torch.float64)
+    scale, zero = parameters(*extremes(ends, scheme), scheme)
     return float(scale), int(zero)
 
 
@@ -193,7 +192,7 @@ def parameters(low: Tensor, high: Tensor, scheme: Scheme) -> tuple[Tensor, Tenso
 
 def zero_point_of(low: Tensor, scale: Tensor, scheme: Scheme) -> Tensor:
     """The zero point that puts the first code nearest to ``low``, int8 or uint8."""
-    zero = torch.round(scheme.low - low / scale.to(torch.float64))
+    zero = torch.round(scheme.low - low / scale)
     return zero.clamp(scheme.low, scheme.high).to(code_dtype(scheme))
 
 
@@ -215,8 +214,8 @@ def stored_scale(scale: Tensor, scheme: Scheme) -> Tensor:
         return scale.to(torch.float32)
     if scheme.scale_type not in _HALVES:
         raise ValueError(f"integers have no scales of type {scheme.scale_type}")
-    dtype, least = _HALVES[scheme.scale_type]
-    scale = scale.clamp(min=least, max=torch.finfo(dtype).max)
+    dtype = _HALVES[scheme.scale_type]
+    scale = scale.clamp(max=torch.finfo(dtype).max)
     steps, slack = scheme.high - scheme.low, 0.0
     if scheme.symmetric:
         steps, slack = max(-scheme.low, scheme.high), 0.5
@@ -224,7 +223,7 @@ def stored_scale(scale: Tensor, scheme: Scheme) -> Tensor:
     # end of the range that the next line would not see.
     nearest = scale.to(torch.float32).to(dtype)
     short = nearest.to(torch.float64) * (steps + slack) < scale * steps
-    # The bits of positive numbers count upwards with their values.
+    # The bits of positive numbers count upwards with their values, from zero to the least.
     return (nearest.view(torch.int16) + short).view(dtype).to(torch.float32)
 
 
@@ -233,7 +232,7 @@ def code_dtype(scheme: Scheme) -> torch.dtype:
     return torch.int8 if scheme.signed else torch.uint8
 
 
-def _of_rows(parameter: Tensor, part: slice) -> Tensor:
+def of_rows(parameter: Tensor, part: slice) -> Tensor:
     """A scale or zero point for some rows, ``[rows or 1, groups, 1]``."""
     return (parameter if parameter.shape[0] == 1 else parameter[part])[:, :, None]
 
@@ -242,9 +241,9 @@ def _levels(
     levels: Tensor, scale: Tensor, zero_point: Tensor, part: slice, scheme: Scheme
 ) -> Tensor:
     """Turn values of some rows, float32 ``[rows, groups, columns of a group]``, into codes."""
-    levels.div_(_of_rows(scale, part)).round_()
+    levels.div_(of_rows(scale, part)).round_()
     if not scheme.symmetric:
-        levels.add_(_of_rows(zero_point, part))
+        levels.add_(of_rows(zero_point, part))
     return levels.clamp_(scheme.low, scheme.high)
 
 
@@ -272,8 +271,8 @@ def _squared_error(
     for part, values in converted_chunks(blocks, torch.float32):
         levels = _levels(values, scale, zero_point, part, scheme)
         if not scheme.symmetric:
-            levels.sub_(_of_rows(zero_point, part))
-        levels.mul_(_of_rows(scale, part)).sub_(blocks[part]).square_()
+            levels.sub_(of_rows(zero_point, part))
+        levels.mul_(of_rows(scale, part)).sub_(blocks[part]).square_()
         if importance is not None:
             levels.mul_(importance)
         errors.append(levels.sum(-1, dtype=torch.float64))

@@ -8,7 +8,7 @@ rounded to nearest throughout."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 import torch
@@ -38,16 +38,16 @@ class Rounded:
 
     def result(self) -> QuantizedTensor:
         """The scaled weight with the ranges and factors as they are now."""
-        return self._rounded(
-            self._matrix * self._factors, self._scale, self._zero, self._start.scheme
-        )
+        matrix, scheme = self._matrix * self._factors, self._start.scheme
+        if scheme.element == "int":
+            return quantize(matrix, self._scale, self._zero, scheme)
+        return floating.quantize_floats(matrix, self._scale, scheme, self._start.tensor_scale)
 
     def visit_ranges(self) -> None:
         """Give each row of each group in turn the range of least error among shrunk ones."""
         scheme = self._start.scheme
         if scheme.granularity == "tensor":
             return
-        alone = replace(scheme, granularity="channel", group=None)
         width = in_groups(self._matrix, scheme).shape[2]
         for group in range(self._scale.shape[1]):
             columns = slice(group * width, (group + 1) * width)
@@ -55,7 +55,7 @@ class Rounded:
             moment = self._moment[columns, columns]
             scale, zero = self._scale[:, group].clone(), self._zero[:, group].clone()
             least, moved = torch.zeros(len(part)), torch.zeros_like(part)
-            for tried in self._tries(part, alone):
+            for tried in self._tries(part):
                 delta = tried.dequantize() / self._factors[columns]
                 delta.sub_(self._matrix[:, columns]).sub_(self._error[:, columns])
                 change = ((delta @ moment).add_(self._gradient[:, columns], alpha=2) * delta).sum(1)
@@ -107,24 +107,18 @@ class Rounded:
             step = step * self._start.tensor_scale
         return step, self._zero[:, group].to(torch.float32)
 
-    def _rounded(
-        self, matrix: Tensor, scale: Tensor, zero: Tensor, scheme: Scheme
-    ) -> QuantizedTensor:
-        if scheme.element == "int":
-            return quantize(matrix, scale, zero, scheme)
-        return floating.quantize_floats(matrix, scale, scheme, self._start.tensor_scale)
-
-    def _tries(self, part: Tensor, scheme: Scheme) -> Iterator[QuantizedTensor]:
+    def _tries(self, part: Tensor) -> Iterator[QuantizedTensor]:
+        """Round the columns of a group with each of the ranges that are tried."""
+        scheme, whole = self._start.scheme, self._start.tensor_scale
         if scheme.element == "int":
             low, high = extremes(in_groups(part, scheme), scheme)
             for share in _SHARES:
                 scale, zero = parameters(low * share, high * share, scheme)
                 yield quantize(part, scale, zero, scheme)
             return
-        first = floating.float_parameters(part, scheme, self._start.tensor_scale)
-        zero = torch.zeros(first.shape, dtype=torch.int8)
+        first = floating.float_parameters(part, scheme, whole)
         for scale in [first, *floating.candidate_scales(first, scheme)]:
-            yield self._rounded(part, scale, zero, scheme)
+            yield floating.quantize_floats(part, scale, scheme, whole)
 
 
 _INPUT_EXPONENTS = tuple(step / 10 for step in range(8))
@@ -181,12 +175,13 @@ def awq(
     weights = [matrix.to(torch.float32) for matrix in matrices]
     owner = torch.arange(columns) if tied is None else torch.unique(tied, return_inverse=True)[1]
     ones = torch.ones(columns)
-    nearest = [floating.round_to_nearest(w, s) for w, s in zip(weights, schemes, strict=True)]
+    layers = list(zip(weights, schemes, strict=True))
+    nearest = [floating.round_to_nearest(weight, scheme) for weight, scheme in layers]
     fallback = Scaled(ones, tuple(nearest))
-    if not columns or not bool((moment.diagonal() > 0).any()):
+    if not bool((moment.diagonal() > 0).any()):
         return fallback
-    problem = _Problem(weights, moment, schemes, owner)
-    factors = ones if int(owner.max()) == 0 and columns > 1 else problem.from_grid(search)
+    problem = _Problem(layers, moment, owner)
+    factors = ones if problem.single else problem.from_grid(search)
     scaled = problem.refined(factors, sweeps) if search == "mse" else problem.plain(factors)
     return scaled if problem.error(scaled) < problem.error(fallback) else fallback
 
@@ -195,10 +190,14 @@ def awq(
 class _Problem:
     """Float32 weights, the moment of their input, and the number of each column's factor."""
 
-    weights: list[Tensor]
+    layers: list[tuple[Tensor, Scheme]]
     moment: Tensor
-    schemes: Sequence[Scheme]
     owner: Tensor
+
+    @property
+    def single(self) -> bool:
+        """Whether several columns share one factor, so that the factor changes nothing."""
+        return int(self.owner.max()) == 0 and len(self.owner) > 1
 
     def from_grid(self, search: floating.RangeSearch) -> Tensor:
         """The best factors among powers of the inputs' and the weights' magnitudes.
@@ -209,7 +208,7 @@ class _Problem:
         power = self.moment.diagonal()
         least = power[power > 0].min()
         inputs = power.clamp(min=least).log() / 2
-        squares = torch.stack([w.square().mean(0) for w in self.weights if len(w)])
+        squares = torch.stack([w.square().mean(0) for w, _ in self.layers if len(w)])
         share = (squares / squares.mean(1, keepdim=True).clamp(min=1e-30)).sum(0)
         weights = share.clamp(min=1e-12).log() / 2
         logarithms = [
@@ -227,7 +226,7 @@ class _Problem:
         importance = self.moment.diagonal() / factors.square()
         codes = [
             floating.round_to_nearest(weight * factors, scheme, search, importance=importance)
-            for weight, scheme in zip(self.weights, self.schemes, strict=True)
+            for weight, scheme in self.layers
         ]
         return Scaled(factors, tuple(codes))
 
@@ -235,13 +234,12 @@ class _Problem:
         start = self.plain(factors, "mse")
         parts = [
             Rounded(weight, self.moment, codes, factors)
-            for weight, codes in zip(self.weights, start.weights, strict=True)
+            for (weight, _), codes in zip(self.layers, start.weights, strict=True)
         ]
-        single = int(self.owner.max()) == 0 and len(factors) > 1
         for _ in range(sweeps):
             for part in parts:
                 part.visit_ranges()
-            if not single:
+            if not self.single:
                 factors = self._visited(parts, factors)
         for part in parts:
             part.visit_ranges()
@@ -251,14 +249,14 @@ class _Problem:
         moment = self.moment / scaled.factors[:, None] / scaled.factors
         return sum(
             float(row_errors(weight * scaled.factors, codes, moment).sum())
-            for weight, codes in zip(self.weights, scaled.weights, strict=True)
+            for (weight, _), codes in zip(self.layers, scaled.weights, strict=True)
         )
 
     def _usable(self, logarithm: Tensor) -> Tensor:
         """Factors of mean logarithm 0, the same for tied columns, within bounds."""
         count = int(self.owner.max()) + 1
         total = torch.zeros(count).index_add_(0, self.owner, logarithm)
-        shared = (total / torch.bincount(self.owner, minlength=count))[self.owner]
+        shared = (total / torch.bincount(self.owner))[self.owner]
         return (shared - shared.mean()).clamp(-_FURTHEST, _FURTHEST).exp()
 
     def _visited(self, parts: list[Rounded], factors: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ def nvfp4_tensor_scale(largest: Tensor | float) -> Tensor:
     """
     exact = torch.as_tensor(largest, dtype=torch.float64).reshape(()) / (_E4M3_LARGEST * 6)
     mantissa, exponent = torch.frexp(exact.clamp(min=torch.finfo(torch.float32).tiny))
-    power = torch.ldexp(torch.ones((), dtype=torch.float64), exponent - (mantissa == 0.5).int())
+    power = torch.ldexp(torch.ones(()), exponent - (mantissa == 0.5).int())
     return torch.where(exact > 0, power, 1.0).to(torch.float32)
 
 
@@ -118,7 +118,7 @@ def quantize_floats(
     codes = torch.empty(blocks.shape, dtype=dtype)
     steps = scale if tensor_scale is None else scale * tensor_scale
     for part in row_chunks(blocks):
-        scaled = _of_rows(blocks[part], steps, part)
+        scaled = _in_steps(blocks, steps, part)
         codes[part] = _e4m3(scaled) if dtype.is_floating_point else e2m1_codes(scaled)
     zero_point = torch.zeros(scale.shape, dtype=torch.int8)
     codes = codes.reshape(matrix.shape)
@@ -180,7 +180,7 @@ def _scale(largest: Tensor, scheme: Scheme, tensor_scale: Tensor | None) -> Tens
         return torch.where(largest > 0, _power_of_two(exponent), 1.0)
     exact = largest / scheme.largest
     if tensor_scale is not None:
-        exact = exact / tensor_scale.to(torch.float64)
+        exact = exact / tensor_scale
     return float_scale(exact, scheme)
 
 
@@ -191,8 +191,7 @@ def float_scale(exact: Tensor, scheme: Scheme) -> Tensor:
     values of the type, 1 for empty ranges. A power of two is the nearest in ratio.
     """
     if scheme.scale_type == "e8m0":
-        exponent = torch.where(exact > 0, exact, 1.0).log2().round().to(torch.int32)
-        return torch.where(exact > 0, _power_of_two(exponent), 1.0)
+        return _power_of_two(torch.where(exact > 0, exact, 1.0).log2().round().to(torch.int32))
     if scheme.scale_type != "e4m3":
         return affine.stored_scale(exact, scheme)
     least = 2.0**-9  # the least positive e4m3: a group of small values has a scale, too
@@ -219,9 +218,8 @@ def candidate_scales(scale: Tensor, scheme: Scheme) -> list[Tensor]:
     ]
 
 
-def _of_rows(blocks: Tensor, steps: Tensor, part: slice) -> Tensor:
-    shared = steps.shape[0] == 1
-    return blocks.to(torch.float32) / (steps if shared else steps[part])[:, :, None]
+def _in_steps(blocks: Tensor, steps: Tensor, part: slice) -> Tensor:
+    return blocks[part].to(torch.float32) / affine.of_rows(steps, part)
 
 
 def _searched(
@@ -251,8 +249,8 @@ def _squared_error(
     steps = scale if tensor_scale is None else scale * tensor_scale
     errors = []
     for part in row_chunks(blocks):
-        values = nearest_values(_of_rows(blocks[part], steps, part), scheme)
-        values.mul_((steps if steps.shape[0] == 1 else steps[part])[:, :, None])
+        values = nearest_values(_in_steps(blocks, steps, part), scheme)
+        values.mul_(affine.of_rows(steps, part))
         values.sub_(blocks[part]).square_()
         if importance is not None:
             values.mul_(importance)

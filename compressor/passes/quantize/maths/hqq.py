@@ -45,7 +45,8 @@ def hqq(matrix: Tensor, scheme: Scheme, norm: float = 0.7) -> QuantizedTensor:
     searched = [_searched(blocks[part], scheme, norm) for part in row_chunks(blocks, _CHUNK)]
     if not searched:
         searched = [affine.parameters(*affine.extremes(blocks, scheme), scheme)]
-    scale, zero = (torch.cat(parts) for parts in zip(*searched, strict=True))
+    scale = torch.cat([scale for scale, _ in searched])
+    zero = torch.cat([zero for _, zero in searched])
     return affine.quantize(matrix, scale, zero, scheme)
 
 
@@ -83,7 +84,7 @@ def _steps_off(
         ``[rows, groups, columns]``: codes less zero points, errors in steps, ``|error|^(p-1)``.
     """
     scaled = values / scale[:, :, None]
-    offset = zero.to(torch.float32)[:, :, None]
+    offset = zero[:, :, None]
     levels = (scaled.round() + offset).clamp_(scheme.low, scheme.high).sub_(offset)
     off = scaled.sub_(levels)
     size = off.abs().clamp_(min=_LEAST_ERROR)
@@ -112,6 +113,6 @@ def _solved(
         zero = (zero + moved).to(affine.code_dtype(scheme))
     power = levels.square().sum(-1, dtype=torch.float64)
     shared = (levels * left).sum(-1, dtype=torch.float64)
-    factor = 1 + torch.where(power > 0, shared / power, 0.0)
-    factor = torch.where(factor > 0, factor, 1.0)
-    return affine.stored_scale(scale.to(torch.float64) * factor, scheme), zero
+    factor = 1 + shared / power
+    factor = torch.where(factor > 0, factor, 1.0)  # where all levels are zero, it is no number
+    return affine.stored_scale(scale * factor, scheme), zero

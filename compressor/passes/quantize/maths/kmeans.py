@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from compressor.types.layers import QuantizedTensor, Scheme
 
@@ -72,7 +73,7 @@ def codebook(
         size -= 1
     centroids = _free(_sorted(flat, weights), size, pinned=zero)
     if zero:
-        centroids = torch.cat([centroids, torch.zeros(1, dtype=centroids.dtype)])
+        centroids = torch.cat([centroids, centroids.new_zeros(1)])
     return _different(centroids.to(torch.float32))
 
 
@@ -87,7 +88,7 @@ def clustered(matrix: Tensor, scheme: Scheme, importance: Tensor | None = None) 
     """
     rows, size = matrix.shape[0], 1 << scheme.bits
     zeros = matrix == 0
-    sparse = int(zeros.sum()) >= _NOTABLE * matrix.numel() > 0
+    sparse = int(zeros.sum()) >= _NOTABLE * matrix.numel()
     step = scheme.group or max(rows, 1)
     codes = torch.empty(matrix.shape, dtype=torch.uint8)
     books = torch.zeros(scheme.codebooks(rows), size)
@@ -96,7 +97,7 @@ def clustered(matrix: Tensor, scheme: Scheme, importance: Tensor | None = None) 
         weights = None if importance is None else importance[part]
         zero = sparse and bool(zeros[part].any())
         book = codebook(matrix[part], size, weights, zero=zero)
-        book = _different(book.to(_TYPES[scheme.scale_type]).to(torch.float32))
+        book = _different(book.to(_TYPES[scheme.scale_type]))
         codes[part] = nearest(matrix[part], book)
         books[group, : book.numel()] = book
     return QuantizedTensor(
@@ -114,7 +115,7 @@ def nearest(values: Tensor, numbers: Tensor) -> Tensor:
     middles = (wide[1:] + wide[:-1]) / 2
     # Rounded down: a middle is then below every float32 that lies above it.
     lower = middles.to(torch.float32)
-    above = lower.to(torch.float64) > middles
+    above = lower > middles
     lower = torch.where(above, torch.nextafter(lower, torch.tensor(-torch.inf)), lower)
     return torch.bucketize(values.to(torch.float32).contiguous(), lower).to(torch.uint8)
 
@@ -124,32 +125,29 @@ def _sorted(flat: Tensor, weights: Tensor | None) -> _Sorted:
         # numpy sorts several times faster than torch does.
         ordered = torch.from_numpy(flat.contiguous().numpy().copy())
         ordered.numpy().sort()
-        ordered_weights = torch.ones(ordered.numel(), dtype=torch.float64)
+        ordered_weights = torch.ones_like(ordered, dtype=torch.float64)
     else:
         ordered, order = torch.sort(flat, stable=True)
         ordered_weights = weights[order]
         if not bool((ordered_weights > 0).any()):
             ordered_weights = torch.ones_like(ordered_weights)
-    wide = ordered.to(torch.float64)
-    zero = torch.zeros(1, dtype=torch.float64)
-    parts = (ordered_weights, ordered_weights * wide, ordered_weights * wide * wide)
-    counts, sums, squares = (torch.cat([zero, part.cumsum(0)]) for part in parts)
+    moment = ordered_weights * ordered
+    parts = (ordered_weights, moment, moment * ordered)
+    counts, sums, squares = (pad(part.cumsum(0), (1, 0)) for part in parts)
     return _Sorted(ordered, counts, sums, squares)
 
 
 def _free(data: _Sorted, size: int, *, pinned: bool) -> Tensor:
-    """Find centroids, float64 in rising order; ``pinned`` adds one at zero that does not move."""
-    if not data.values.numel() or size < 1:
-        return torch.zeros(0, dtype=torch.float64)
+    """Find centroids in rising order; ``pinned`` adds one at zero that does not move."""
     different = _different(data.values)
-    if different.numel() <= size:
-        return different.to(torch.float64)
+    if different.numel() <= size or not size:
+        return different[:size]
     return _lloyd(data, _divided(data, size), pinned=pinned)
 
 
 def _lloyd(data: _Sorted, start: Tensor, *, pinned: bool) -> Tensor:
     """Move centroids to the means of the values nearest to them until they stay."""
-    centroids, zero = start, torch.zeros(1, dtype=start.dtype)
+    centroids, zero = start, start.new_zeros(1)
     least = _DONE * float(data.values[-1] - data.values[0])
     for _ in range(_ROUNDS):
         if pinned:
@@ -187,8 +185,7 @@ def _divided(data: _Sorted, size: int) -> Tensor:
     for origin in reversed(origins):
         cuts.append(int(origin[cuts[-1]]))
     edges = bounds[torch.tensor([0, *reversed(cuts)])]
-    wide = data.values.to(torch.float64)
-    lower = wide[edges[:-1].clamp(max=wide.numel() - 1)]
+    lower = data.values[edges[:-1].clamp(max=data.values.numel() - 1)]
     return data.means(edges, lower).sort().values
 
 
@@ -198,9 +195,8 @@ def _cells(data: _Sorted) -> Tensor:
     The former see what few far values cost, the latter where most values are.
     """
     edges = torch.linspace(float(data.values[0]), float(data.values[-1]), _CELLS + 1)
-    wide = torch.searchsorted(data.values, edges[1:-1])
-    shares = torch.arange(1, _CELLS, dtype=torch.float64) / _CELLS
-    heavy = torch.searchsorted(data.counts, shares * data.counts[-1])
+    wide = torch.searchsorted(data.values, edges[:-1])
+    heavy = torch.searchsorted(data.counts, torch.arange(_CELLS) * data.counts[-1] / _CELLS)
     ends = torch.tensor([0, data.values.numel()])
     return _different(torch.cat([ends, wide, heavy]))
 

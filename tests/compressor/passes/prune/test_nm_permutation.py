@@ -136,3 +136,44 @@ def test_an_even_sample_of_the_rows(monkeypatch: pytest.MonkeyPatch):
     assert permutation._sampled(scores[:101]).shape == (100, 8)
     monkeypatch.setattr(permutation, "_WORK", 0.0)
     assert permutation._sampled(scores).shape == (64, 8)
+
+
+@pytest.mark.parametrize(
+    ("order", "taken"),
+    [
+        ([0, 1, 3, 2], False),  # the same pairs: it keeps no more
+        ([1, 0, 2, 3], False),
+        ([0, 2, 1, 3], True),  # 9 and 8 both stay
+    ],
+)
+def test_only_an_order_that_keeps_more_is_taken(
+    order: list[int], taken: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(permutation, "_searched", lambda *_: torch.tensor(order))
+    scores = torch.tensor([[9.0, 8.0, 2.0, 1.0]])
+    assert search_order(scores, 1, 2).tolist() == (order if taken else [0, 1, 2, 3])
+    apart = torch.tensor([[9.0, 2.0, 8.0, 1.0]])  # nothing keeps more than this
+    assert search_order(apart, 1, 2).tolist() == [0, 1, 2, 3]
+
+
+def test_scores_may_be_halves():
+    scores = (torch.rand(20, 24, generator=torch.Generator().manual_seed(9)) ** 3).bfloat16()
+    assert kept_share(scores, 2, 4) == pytest.approx(kept_share(scores.double(), 2, 4), abs=1e-12)
+    assert torch.equal(search_order(scores, 2, 4), search_order(scores.float(), 2, 4))
+
+
+def test_the_search_ends_where_no_exchange_gains(monkeypatch: pytest.MonkeyPatch):
+    changed = []
+    exchange = permutation._exchange
+
+    def counted(*arguments: torch.Tensor) -> torch.Tensor:
+        groups = exchange(*arguments)
+        changed.append(len(groups))
+        return groups
+
+    monkeypatch.setattr(permutation, "_exchange", counted)
+    scores = torch.rand(20, 24, generator=torch.Generator().manual_seed(9)) ** 3
+    search_order(scores, 2, 4)
+    assert all(changed[:-1])
+    assert changed[-1] == 0
+    assert len(changed) < 20

@@ -241,7 +241,29 @@ def test_the_least_problem() -> None:
 
 def test_tied_columns_share_a_mean_within_bounds() -> None:
     owner = torch.tensor([0, 0, 1, 2])
-    least = _Problem([torch.ones(1, 4)], torch.eye(4), [Scheme(4)], owner)
+    least = _Problem([(torch.ones(1, 4), Scheme(4))], torch.eye(4), owner)
     # Means are 2, 10 and -10, and that of all columns is 1.
     factors = least._usable(torch.tensor([1.0, 3.0, 10.0, -10.0]))
     assert factors.log().tolist() == pytest.approx([1, 1, 4, -4])
+
+
+def test_the_unit_of_the_inputs_does_not_matter() -> None:
+    weights, moment = problem(4, 32)
+    found, quiet = (awq(weights, m, [INT4] * 2) for m in (moment, moment * 2.0**-30))
+    assert torch.allclose(found.factors, quiet.factors, rtol=1e-4)
+    assert not torch.equal(quiet.factors, torch.ones(32))
+
+
+def test_silent_columns_do_not_end_the_search() -> None:
+    weights, moment = problem(4, 32)
+    silent = torch.tensor([3, 30])
+    moment[silent], moment[:, silent] = 0, 0
+    found = awq(weights, moment, [INT4] * 2, "min-max")
+    plain = plain_error(weights, moment, INT4, "min-max")
+    assert total_error(weights, moment, found) < 0.9 * plain
+
+
+def test_each_weight_needs_a_scheme() -> None:
+    weights, moment = problem(4, 32)
+    with pytest.raises(ValueError, match="shorter"):
+        awq(weights, moment, [INT4])

@@ -350,3 +350,17 @@ def test_rounding_counts_by_importance(scheme: Scheme) -> None:
     plain = round_to_nearest(matrix, scheme, "mse", whole)
     assert torch.equal(plain.scale, float_mse_parameters(matrix, scheme, whole))
     assert not torch.equal(found.scale, plain.scale)
+
+
+def test_the_tensor_s_scale_is_found_in_double_precision() -> None:
+    assert float(nvfp4_tensor_scale(np.nextafter(2688.0, np.inf))) == 2
+    assert float_parameters(torch.zeros(0, 64), NVFP4).shape == (0, 4)
+
+
+def test_fine_factors_are_rounded_once() -> None:
+    scale = torch.rand(500, 1, generator=torch.Generator().manual_seed(0)) + 0.5
+    factors = [2.0 ** (step / 16) for step in range(-4, 17) if step]
+    for found, factor in zip(candidate_scales(scale, FP8), factors, strict=True):
+        off = (found.double() - scale.double() * factor).abs()
+        above = torch.nextafter(found, torch.full_like(found, torch.inf)).double()
+        assert bool((off <= (above - found.double()) / 2).all())

@@ -203,3 +203,23 @@ def test_a_zero_point_is_a_code() -> None:
         moved = levels - (expected - 6)
         gain = (moved * (left + expected - 6)).sum() / moved.square().sum()
         assert float(scale) == pytest.approx(float(1 + gain) if gain > -1 else 1.0)
+
+
+@pytest.mark.parametrize("scheme", [SCHEMES[1], SCHEMES[3]], ids=str)
+def test_halves_are_searched_in_float32(scheme: Scheme) -> None:
+    half = heavy_tailed().to(torch.bfloat16)
+    found, whole = hqq(half, scheme), hqq(half.to(torch.float32), scheme)
+    assert torch.equal(found.codes, whole.codes)
+    assert torch.equal(found.scale, whole.scale)
+    assert torch.equal(found.zero_point, whole.zero_point)
+
+
+def test_sums_of_long_rows_are_exact() -> None:
+    """Squares of 8 bits, 4096 times, need more than the 24 bits of a float32."""
+    generator = torch.Generator().manual_seed(1)
+    levels = torch.randint(-128, 128, (128, 1, 4096), generator=generator)
+    left = 32 * levels + torch.randint(-31, 32, levels.shape, generator=generator)  # 64ths of steps
+    one, none = torch.ones(128, 1), torch.zeros(128, 1, dtype=torch.int8)
+    scale, _ = _solved(levels.float(), left.float() / 64, one, none, Scheme(8))
+    gain = (levels * left).sum(-1).double() / 64 / levels.square().sum(-1)
+    assert torch.equal(scale, (1 + gain).to(torch.float32))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from compressor.passes.quantize.maths.kmeans import clustered, codebook, nearest
+from compressor.passes.quantize.maths.kmeans import _Sorted, clustered, codebook, nearest
 from compressor.types.layers import Scheme
 
 FLOATS = st.floats(-8, 8, width=32, allow_subnormal=False)
@@ -214,3 +215,55 @@ def test_far_from_zero_and_of_little_weight() -> None:
     scattered = torch.randn(4000, generator=torch.Generator().manual_seed(2))
     light = codebook(scattered, 8, weights / 1024)
     assert torch.equal(light, codebook(scattered, 8, weights))
+
+
+def test_values_and_importance_may_be_halves() -> None:
+    values = torch.randn(4000, generator=torch.Generator().manual_seed(5)).to(torch.bfloat16)
+    weights = torch.rand(4000, generator=torch.Generator().manual_seed(6)).to(torch.bfloat16)
+    assert torch.equal(codebook(values, 8), codebook(values.float(), 8))
+    assert torch.equal(codebook(values, 8, weights), codebook(values, 8, weights.double()))
+
+
+@pytest.mark.parametrize("values", [torch.arange(10.0), 2.0 ** -torch.arange(100.0)])
+@pytest.mark.parametrize("places", [(0, 1), (0, 9), (4, 5), (-2, -1)])
+def test_values_that_count_nothing_take_no_number_from_others(
+    values: torch.Tensor, places: tuple[int, int]
+) -> None:
+    importance = torch.zeros(len(values))
+    importance[list(places)] = torch.tensor([1.0, 2.0])
+    found = codebook(values, 4, importance)
+    assert set(values[list(places)].tolist()) <= set(found.tolist())
+    assert bool(torch.isfinite(found).all())
+    assert float(found.min()) >= float(values.min())
+    assert float(found.max()) <= float(values.max())
+
+
+def test_neither_unit_nor_origin_matters() -> None:
+    values = torch.randn(4000, generator=torch.Generator().manual_seed(5)) ** 3
+    values = (values * 1024).round() / 1024  # so that 64 more are exact
+    found = codebook(values, 8)
+    for exponent in (-30, 30):
+        assert torch.equal(codebook(values * 2.0**exponent, 8), found * 2.0**exponent)
+    assert torch.allclose(codebook(values + 64, 8) - 64, found, rtol=0, atol=1e-5)
+
+
+def test_centroids_that_stay_end_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds, means = [], _Sorted.means
+
+    def counted(*arguments: Any) -> torch.Tensor:
+        rounds.append(means(*arguments))
+        return rounds[-1]
+
+    monkeypatch.setattr(_Sorted, "means", counted)
+    values = torch.randn(4000, generator=torch.Generator().manual_seed(5))
+    codebook(values, 8, zero=True)
+    assert 10 < len(rounds) < 100  # measured: 44, of at most 300
+    for far in (-1e7, 1e7):  # beside which nothing moves that counts
+        rounds.clear()
+        codebook(torch.cat([values, torch.tensor([far])]), 8, zero=True)
+        assert len(rounds) == 2, "that of the start, and one"
+
+
+def test_of_no_values_there_are_no_numbers() -> None:
+    assert codebook(torch.zeros(0), 4).tolist() == []
+    assert codebook(torch.zeros(3), 4, zero=True).tolist() == [0]
