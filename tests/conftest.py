@@ -29,12 +29,14 @@ def pytest_sessionstart() -> None:
     import torch.onnx._internal.exporter._registration  # noqa: F401
 
 
-def pytest_collection_finish() -> None:
+@pytest.fixture(scope="module", autouse=True)
+def settled_heap() -> None:
     """Keep the collector away from what lives until the end.
 
-    Half a second of each full collection, one a pass of every run, went into the suite itself and
-    the libraries it has imported.
+    Each run collects garbage after each step. Half a second of each time went into the suite
+    itself, the libraries, and what the tests before have left.
     """
+    gc.collect()
     gc.freeze()
 
 

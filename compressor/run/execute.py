@@ -91,6 +91,9 @@ def _settled() -> Iterator[None]:
     To look at all objects of the libraries takes a third of a second, and a run collects garbage
     after each pass: a graph refers to itself, and would hold its weights until then.
     """
+    if gc.get_freeze_count():  # whoever has done so keeps them
+        yield
+        return
     gc.collect()
     gc.freeze()
     try:

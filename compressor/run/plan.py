@@ -14,7 +14,7 @@ from compressor.graph.costs import (
     model_parameters,
 )
 from compressor.graph.layers import index_limits
-from compressor.models.onnx.ort_runner import foreign_operators
+from compressor.models.onnx.checks import foreign_operators
 from compressor.run.data import Data, check_data, open_data
 from compressor.run.layer_rows import LayerRow, layer_rows
 from compressor.run.memory import peak_memory

@@ -16,7 +16,7 @@ import torch
 from compressor import catalog
 from compressor.cli.application import application
 from compressor.errors import ExitCode
-from compressor.run import timing
+from compressor.run import cold_rounds, timing
 from compressor.types.exporter import ExportContext
 from tests.compressor.tiny_project import CHECKPOINT, forget_modules, onnx_project, torch_project
 from tests.compressor.voice import Voice
@@ -189,6 +189,9 @@ def test_a_shown_command_runs(
     if how.data and not Path(os.environ.get("COMPRESSOR_DATA", ""), how.data).is_file():
         pytest.skip(f"COMPRESSOR_DATA has no {how.data}")
     monkeypatch.chdir(place(how))
+    monkeypatch.setattr(timing, "_BUDGET", 0.0)  # how long models take is asked elsewhere
+    monkeypatch.setattr(timing, "_LEAST_OPENINGS", 2)
+    monkeypatch.setattr(cold_rounds, "ROUNDS", 1)
     if how.before:
         assert typed(how.before) == ExitCode.DONE
     assert typed(line) == how.code

@@ -22,13 +22,11 @@ from compressor.graph.skeleton import converted
 from compressor.graph.values import tensor_spec
 from compressor.models.element_types import TORCH_DTYPES, from_numpy
 from compressor.models.executor import GraphModule
+from compressor.models.onnx.checks import check_loads, check_operators, foreign_operators
 from compressor.models.onnx.file import read_onnx
 from compressor.models.onnx.ort_runner import (
     OLDEST_RUN,
-    check_loads,
-    check_operators,
     computes_in_bfloat16,
-    foreign_operators,
     runner_of,
 )
 from compressor.models.torch.matching import check_finite

@@ -21,11 +21,11 @@ from compressor.models.executor import (
     unknown_operators,
 )
 from compressor.models.onnx.carrier import check_numbers, upgraded
+from compressor.models.onnx.checks import foreign_operators
 from compressor.models.onnx.file import read_onnx
 from compressor.models.onnx.ort_runner import (
     OrtRunner,
     computes_in_bfloat16,
-    foreign_operators,
     graph_runner,
 )
 from compressor.models.torch.lowering import OPSET

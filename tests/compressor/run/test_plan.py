@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from compressor.errors import ModelError
 from compressor.models.torch import carrier as torch_carrier
+from compressor.models.torch import matching
 from compressor.report.pages.plan import plan_page
 from compressor.report.terminal import plain_text
 from compressor.run.plan import make_plan
@@ -76,13 +77,14 @@ def test_memory_depends_on_the_batch_and_not_on_the_number_of_samples(on_onnx: P
 
 def test_weights_are_not_read(on_torch: Project, monkeypatch: pytest.MonkeyPatch):
     asked: list[bool] = []
-    read = torch_carrier.read_weights
+    read = matching.read_weights
 
     def watch(path: Path, *, headers_only: bool = False) -> dict[str, torch.Tensor]:
         asked.append(headers_only)
         return read(path, headers_only=headers_only)
 
-    monkeypatch.setattr(torch_carrier, "read_weights", watch)
+    for module in (matching, torch_carrier):
+        monkeypatch.setattr(module, "read_weights", watch)
     on_torch.spec["passes"] = [{"pass": "fuse"}, STATIC]
     plan = on_torch.plan()
     assert asked == [True]

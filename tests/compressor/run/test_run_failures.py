@@ -48,15 +48,16 @@ class Disk:
         monkeypatch.setattr(Path, "replace", replace)
 
 
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 5])
 def test_a_disk_that_fills_up_at_any_time(
-    tmp_path: Path, spine: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, spine: None, step: int, monkeypatch: pytest.MonkeyPatch
 ):
     for name in ("_LEAST_OPENINGS", "_OPENINGS_TO_STOP"):
         monkeypatch.setattr(timing, name, 1)  # what models take does not matter here
     disk = Disk(monkeypatch)
     whole = three_steps(onnx_project(tmp_path / "whole"))
     whole.run()
-    for full_from in range(disk.moves):
+    for full_from in range(disk.moves - 1, -1, -step):
         project = three_steps(onnx_project(tmp_path / str(full_from)))
         disk.moves, disk.full_from = 0, full_from
         with pytest.raises(InputError) as caught:
@@ -67,7 +68,7 @@ def test_a_disk_that_fills_up_at_any_time(
         assert not list(project.output.rglob(".staging-*"))
         settle(project.output)
         assert project.artifacts() in ({}, whole.artifacts())  # nothing, or all of it
-        if full_from % 6 == 0:
+        if full_from % 6 < step:
             assert project.run().exit_code is ExitCode.DONE
             assert project.artifacts() == whole.artifacts()
 

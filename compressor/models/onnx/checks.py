@@ -1,0 +1,94 @@
+"""Check graphs against what ONNX Runtime knows, before anything is run."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+
+from compressor.errors import ModelError
+from compressor.graph.values import DEFAULT_DOMAINS, all_nodes
+from compressor.models.onnx.ort_runner import OrtRunner, graph_runner
+
+_CONSTANTS = 1 << 14  # bytes: shapes, axes, zero points: a runtime reads them as it starts
+
+
+def check_operators(model: ir.Model, subject: str) -> None:
+    """Check that the standard operators of a graph exist in its opset.
+
+    Raises:
+        ModelError: names the first that neither onnx nor ONNX Runtime knows.
+    """
+    from onnx import defs
+
+    opset = model.opset_imports.get("", 1)
+    for node in all_nodes(model.graph):
+        if node.domain not in DEFAULT_DOMAINS or defs.has(node.op_type, opset, ""):
+            continue
+        later = defs.has(node.op_type, defs.onnx_opset_version(), "")
+        if not later and ("", node.op_type) in _runtime_operators():  # one its optimizer writes
+            continue
+        name = node.name or next((v.name for v in node.outputs if v.name), "")
+        raise ModelError(
+            subject,
+            f"node {name!r} has the operator {node.op_type!r}, which opset {opset} does not have",
+            "give the file the opset it was made with"
+            if later
+            else "it is misspelt, of another domain, or newer than the installed onnx",
+        )
+
+
+def foreign_operators(model: ir.Model) -> tuple[str, ...]:
+    """Return the operators of other domains that ONNX Runtime does not know, sorted.
+
+    Args:
+        model: a graph whose functions have been inlined.
+    """
+    named = {
+        (node.domain, node.op_type)
+        for node in all_nodes(model.graph)
+        if node.domain not in DEFAULT_DOMAINS
+    }
+    if not named:
+        return ()
+    return tuple(sorted(f"{domain}.{name}" for domain, name in named - _runtime_operators()))
+
+
+def check_loads(model: ir.Model, subject: str) -> None:
+    """Check that ONNX Runtime loads a graph: types, shapes, and a kernel for every operator.
+
+    Weights become inputs without a value. Only if that is refused is the model loaded as it is,
+    since a few kernels need constants.
+
+    Raises:
+        ModelError: the runtime refuses the model.
+    """
+    try:
+        OrtRunner(_without_weights(model), subject, optimize=False)
+    except ModelError:
+        graph_runner(model, subject=subject)
+
+
+def _without_weights(model: ir.Model) -> bytes:
+    plain = model.clone()
+    common.RemoveInitializersFromInputsPass()(plain)
+    common.LiftSubgraphInitializersToMainGraphPass()(plain)
+    graph = plain.graph
+    for name, value in list(graph.initializers.items()):
+        tensor = value.const_value
+        if tensor is None or tensor.nbytes <= _CONSTANTS:
+            continue
+        del graph.initializers[name]
+        value.const_value = None
+        value.shape, value.type = ir.Shape(tensor.shape.numpy()), ir.TensorType(tensor.dtype)
+        if not value.is_graph_input():
+            graph.inputs.append(value)
+    return ir.to_proto(plain).SerializeToString()
+
+
+@cache
+def _runtime_operators() -> frozenset[tuple[str, str]]:
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    return frozenset((schema.domain, schema.name) for schema in state.get_all_operator_schema())
