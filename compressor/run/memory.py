@@ -15,9 +15,10 @@ from compressor.types.carrier import Capability, Carrier
 from compressor.types.statistics import Request
 
 # All are measured, on a ResNet-20, a ResNet-50, a BERT-base and a small Llama.
-_RUNTIME_BYTES = 550_000_000  # PyTorch, ONNX Runtime and Python themselves
+_RUNTIME_BYTES = 410_000_000  # PyTorch, ONNX Runtime and Python themselves
+_TRANSFORMERS_BYTES = 300_000_000  # that library, and what lowering its models leaves
 _COPIES = 2  # inside runtimes; those in files take memory only while they are read
-_RUNNING = 12  # values of the largest size: some sessions are open at once, each with an arena
+_RUNNING = 7  # values of the largest size: some sessions are open at once, each with an arena
 _LOOKED_AT = 3  # a portion that is run, one that is looked at, and the runtime's own
 _BLOCK_VALUES = 4  # values of the largest size that a block observes at once
 _STREAMED_BYTES = 250_000_000  # tensors on their way through, where none stays
@@ -50,7 +51,9 @@ def peak_memory(
         else:
             moments = sum(_moment(carrier.graph(), r) for r in requests)
             needs.append(moments + _LOOKED_AT * _portion(sum(taps), batch))
-    return _RUNTIME_BYTES + _COPIES * model_bytes(carrier) + max(needs)
+    library = type(getattr(carrier, "module", None)).__module__.partition(".")[0]
+    libraries = _RUNTIME_BYTES + (_TRANSFORMERS_BYTES if library == "transformers" else 0)
+    return libraries + _COPIES * model_bytes(carrier) + max(needs)
 
 
 def _portion(sample: int, batch: int) -> int:

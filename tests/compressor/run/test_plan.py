@@ -10,8 +10,10 @@ from safetensors.torch import load_file, save_file
 from compressor.errors import ModelError
 from compressor.models.torch import carrier as torch_carrier
 from compressor.models.torch import matching
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.report.pages.plan import plan_page
 from compressor.report.terminal import plain_text
+from compressor.run.memory import peak_memory
 from compressor.run.plan import make_plan
 from compressor.spec.load import load_spec
 from tests.compressor.run.plan_refusals import line_of, refusal
@@ -61,6 +63,14 @@ def test_each_pass_sees_the_model_as_the_one_before_leaves_it(on_onnx: Project):
     assert all(row.bytes_after < row.bytes_before for row in plan.rows if row.name != "conv1")
     assert len(static.requests) >= 3
     assert len(plan.rows[0].actions) == 2
+
+
+def test_memory_counts_the_library_of_the_model(on_torch: Project):
+    carrier = on_torch.plan().model.carrier
+    assert isinstance(carrier, TorchCarrier)
+    own = peak_memory(carrier, {}, [])
+    carrier.module.__class__.__module__ = "transformers.models.tiny"
+    assert peak_memory(carrier, {}, []) - own == pytest.approx(300e6)
 
 
 def test_memory_depends_on_the_batch_and_not_on_the_number_of_samples(on_onnx: Project):
