@@ -163,7 +163,17 @@ class Store:
             raise
 
     def forget(self) -> None:
-        """Remove every result; call it while the store is locked."""
+        """Remove every result; call it while the store is locked.
+
+        Raises:
+            SpecError: the store is a link: what it leads to may be somebody else's.
+        """
+        if self._root.is_symlink():
+            raise SpecError(
+                f"folder {str(self._root)!r}",
+                "is a link, and --fresh would delete what it leads to",
+                "remove the link, or run without --fresh",
+            )
         self._intact.clear()
         for entry in self._root.iterdir():
             if entry.is_dir():  # the lock itself stays: another process may be looking at it

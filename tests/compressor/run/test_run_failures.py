@@ -146,6 +146,17 @@ def test_a_full_disk_leaves_the_earlier_result_whole(
     assert (project.output / "model.onnx").read_bytes() != files["model.onnx"]
 
 
+def test_fresh_deletes_nothing_behind_a_link(on_onnx: Project, tmp_path: Path):
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "precious").mkdir(parents=True)
+    on_onnx.output.mkdir(parents=True)
+    (on_onnx.output / STORE).symlink_to(elsewhere)
+    with pytest.raises(SpecError, match="is a link, and --fresh would delete what it leads to"):
+        on_onnx.run(fresh=True)
+    assert (elsewhere / "precious").is_dir()
+    on_onnx.run()  # results may lie on another disk
+
+
 def test_a_full_disk_is_exit_code_3(on_onnx: Project, monkeypatch: pytest.MonkeyPatch):
     Disk(monkeypatch).full_from = 0
     result = CliRunner().invoke(application, ["run", str(on_onnx.path)])
