@@ -226,6 +226,8 @@ def _max_pool(
     strides, dilations = pool.moves(len(kernel))
     lowest = float("-inf") if x.is_floating_point() else torch.iinfo(x.dtype).min
     padded = (pads + extra if any(extra) else pads).apply(x, lowest)
+    if x.dtype.itemsize == 1:  # with channels last, PyTorch counts the places in the same type
+        padded = padded.contiguous()
     result, places = _MAX_POOLS[len(kernel)](padded, kernel, strides, 0, dilations)
     if not indices:
         return result

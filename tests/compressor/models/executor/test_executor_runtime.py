@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
+from compressor.models.executor import GraphModule
 from tests.compressor.models.executor.parity import (
     assert_node_same,
     assert_same,
@@ -319,3 +322,20 @@ def test_loop_that_may_not_run(turns: int) -> None:
     node = helper.make_node("Loop", ["n", "", "x"], ["last", "rows"], body=body)
     inputs = {"x": floats(3)}
     assert_same(make_model([node], inputs, {"n": np.array(turns, np.int64)}), inputs)
+
+
+def test_codes_with_channels_last_are_pooled() -> None:
+    """PyTorch refuses them where a sample has more values than the type counts."""
+    node = helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[2, 2], strides=[2, 2])
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.UINT8, [1, 4, *plane])
+        for name, plane in (("x", [30, 12]), ("y", [15, 6]))
+    )
+    model = helper.make_model(
+        helper.make_graph([node], "codes", [x], [y]), opset_imports=[helper.make_opsetid("", 21)]
+    )
+    codes = torch.randint(0, 255, (1, 4, 30, 12), dtype=torch.uint8)
+    module = GraphModule(ir.from_proto(model))
+    pooled = module(codes.contiguous(memory_format=torch.channels_last))["y"]
+    expected = torch.nn.functional.max_pool2d(codes.float(), 2).to(torch.uint8)
+    assert torch.equal(pooled, expected)
