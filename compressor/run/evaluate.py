@@ -27,6 +27,7 @@ from compressor.types.tensors import (
     Feed,
     TensorSpec,
     cut,
+    filled,
     fixed_batch,
     made_batch,
     picked,
@@ -86,22 +87,21 @@ def evaluate(
     """
     values: list[Array] = []
     taken: list[Decisions | None] = []
-    signal = error = worst = 0.0
-    same = decisions = 0
-    seen = 0
+    sums, worst = np.zeros(2), 0.0
+    same = decisions = seen = 0
     for batch in data.batches():
         size = samples_in(batch)
         outputs = candidate.run(batch)
         expected = outputs if candidate is reference else reference.run(batch)
         check_finite(outputs, seen, size)
         expected = dict(zip(outputs, expected.values(), strict=True))
-        for ours, theirs in zip(outputs.values(), expected.values(), strict=True):
-            if ours.shape != theirs.shape:  # boxes, say, of which one model finds more
-                continue
-            difference = ours.astype(np.float64) - theirs
-            signal += float(np.square(theirs, dtype=np.float64).sum())
-            error += float(np.square(difference).sum())
-            worst = max(worst, float(np.abs(difference).max(initial=0.0)))
+        pairs = {name: filled(array, expected[name]) for name, array in outputs.items()}
+        if metric.against_float and metric.code is None:
+            outputs, expected = ({n: pair[i] for n, pair in pairs.items()} for i in (0, 1))
+        ours, theirs = zip(*pairs.values(), strict=True)
+        sums += signal_and_error(theirs, ours)
+        gaps = (np.abs(a.astype(np.float64) - b).max(initial=0.0) for a, b in pairs.values())
+        worst = max(worst, *map(float, gaps))
         judged, expected = (judged_outputs(batch, o, metric) for o in (outputs, expected))
         target = _target(batch, data.target, expected, metric)
         values.append(metric.per_sample(judged, target, size))
@@ -118,7 +118,7 @@ def evaluate(
     return Evaluation(
         metric=metric.summary(per_sample),
         per_sample=per_sample,
-        sqnr_db=ratio_db(signal, error),
+        sqnr_db=ratio_db(*sums.tolist()),
         agreement=100.0 * same / decisions if metric.unit == "%" else None,
         max_abs_diff=worst,
         decisions=joined(taken),

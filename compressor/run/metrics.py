@@ -158,7 +158,8 @@ def _agreement(outputs: Batch, target: Any) -> Array:
     """Return the share of each sample's decisions that are the float model's."""
     theirs = next(iter(target.values()))
     same = _only(outputs).argmax(axis=-1) == theirs.argmax(axis=-1)
-    return np.asarray(same.reshape(len(same), -1).mean(axis=1))
+    same = same.reshape(len(same), -1)
+    return np.asarray(same.mean(axis=1)) if same.size else np.ones(len(same))
 
 
 def _log_loss(outputs: Batch, target: Array) -> Array:
@@ -204,17 +205,18 @@ def _pairs(outputs: Batch, target: Any) -> Sequence[tuple[Array, Array]]:
 
 
 def _mse(outputs: Batch, target: Any) -> Array:
-    return np.asarray(
-        np.mean([np.square(a - b).mean(axis=1) for a, b in _pairs(outputs, target)], axis=0)
-    )
+    pairs = _pairs(outputs, target)
+    means = [np.square(a - b).sum(axis=1) / max(a.shape[1], 1) for a, b in pairs]
+    return np.asarray(np.mean(means, axis=0))
 
 
 def _cosine(outputs: Batch, target: Any) -> Array:
     shares = []
     for a, b in _pairs(outputs, target):
-        norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-        dot = (a * b).sum(axis=1)
-        shares.append(np.divide(dot, norms, out=np.ones_like(dot), where=norms > 0))
+        lengths = np.linalg.norm([a, b], axis=2)
+        norms, dot = lengths.prod(axis=0), (a * b).sum(axis=1)
+        same = (lengths == 0.0).all(axis=0).astype(np.float64)  # zeros have no direction
+        shares.append(np.divide(dot, norms, out=same, where=norms > 0))
     return np.asarray(np.mean(shares, axis=0))
 
 

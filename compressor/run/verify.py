@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from compressor.errors import ArtifactError
@@ -20,25 +19,16 @@ from compressor.run.artifact_file import ONNX, Machinery
 from compressor.run.artifact_file import Artifact as ArtifactFile
 from compressor.run.artifacts import Artifact, artifact_evaluation, artifact_runner, float_file
 from compressor.run.cold_rounds import cold_starts
-from compressor.run.evaluate import (
-    RememberedRunner,
-    check_finite,
-    outputs_of,
-    ratio_db,
-    signal_and_error,
-)
+from compressor.run.fidelity import Trio
 from compressor.run.pipeline import Step
 from compressor.run.statistics import paired_difference
 from compressor.run.store import result_key
 from compressor.run.timing import Clock, Opener, measure_sizes
 from compressor.run.workspace import Workspace, machine
-from compressor.types.carrier import Carrier, Runner
+from compressor.types.carrier import Carrier
 from compressor.types.exporter import Check
-from compressor.types.tensors import Array, Batch, fixed_batch, samples_in
+from compressor.types.tensors import Batch, fixed_batch, samples_in
 
-_FAITHFUL_DB = 40.0
-_MARGIN_DB = 6.0
-_ROUNDING_DB = 0.5  # by which one way of rounding may be further from the float model
 _CHECK_SAMPLES = 64
 _TIMED_SAMPLES = 64
 _THREADS = 1  # more would measure how many cores are free
@@ -183,79 +173,21 @@ def _measured(
         return earlier
     with workspace.progress.stage(f"time {artifact.path.name}"):
         runner = artifact_runner(workspace, artifact)
+        source = workspace.runner(artifact.source, final.runner)
+        size = min((data.batch for data in workspace.plan.data.values()), default=_CHECK_SAMPLES)
+        trio = Trio(artifact.path.name, runner, source, workspace.baseline_runner, final.outputs)
+        compared = trio.compare(workspace.probes(_CHECK_SAMPLES), size)
+        opened = {"name": "opens in its runtime", "ok": True, "detail": runner.runtime}
         result = {
             "runtime": runner.runtime,
-            **_fidelity(workspace, artifact, runner, final),
+            "max_abs_diff": compared["max_abs_diff"],
+            "equal": compared["equal"],
+            "checks": [opened, compared["check"]],
             "latency": _latency(workspace, artifact, final, fused),
         }
     with workspace.store.write(stored_key) as (_, stored):
         stored.update(result)
     return result
-
-
-def _fidelity(
-    workspace: Workspace, artifact: Artifact, runner: RememberedRunner, final: Carrier
-) -> dict[str, Any]:
-    """Compare the artifact with the model it was exported from, on one batch or some feeds.
-
-    Raises:
-        ArtifactError: its outputs have other shapes, so that nothing can be measured.
-        DataError: they are NaN or infinite.
-    """
-    batches = workspace.probes(_CHECK_SAMPLES)
-    size = min((data.batch for data in workspace.plan.data.values()), default=_CHECK_SAMPLES)
-
-    def given(runner: Runner) -> list[Array]:
-        return [a for batch in batches for a in outputs_of(runner, batch, size).values()]
-
-    outputs: list[Array] = []
-    for seen, batch in enumerate(batches):
-        named = outputs_of(runner, batch, size)
-        check_finite(named, seen, samples_in(batch))
-        outputs += named.values()
-    runners = (workspace.runner(artifact.source, final.runner), workspace.baseline_runner)
-    source, baseline = map(given, runners)
-    for opened in (runner, *runners):
-        opened.close()  # timing opens others
-    have, want = [list(o.shape) for o in outputs], [list(s.shape) for s in source]
-    if have != want:
-        raise ArtifactError(
-            f"artifact {artifact.path.name!r}",
-            f"gives outputs of shape {have}, the model it was exported from {want}",
-            "report it, with the spec; leave out this export until then",
-        )
-    written = ratio_db(*signal_and_error(source, outputs))
-    compressed = ratio_db(*signal_and_error(baseline, source))
-    needed = _FAITHFUL_DB if compressed is None else min(_FAITHFUL_DB, compressed + _MARGIN_DB)
-    shown = "equal" if written is None else f"{written:.1f} dB"
-    faithful = written is None or written >= needed
-    detail = f"{shown}; at least {needed:.1f} dB"
-    beside_float = ratio_db(*signal_and_error(baseline, outputs))
-    if not faithful and compressed is not None and beside_float is not None:
-        # Runtimes round ties differently. Over many layers that becomes noise as strong as that of
-        # rounding, but does not add to it, as an error would.
-        faithful = min(written or 0.0, beside_float) >= compressed - _ROUNDING_DB
-        detail += f", or {compressed - _ROUNDING_DB:.1f} dB beside the float model too: "
-        detail += f"{beside_float:.1f} dB"
-    difference = max(
-        float(np.abs(a.astype(np.float64) - b).max(initial=0.0))
-        for a, b in zip(outputs, baseline, strict=True)
-    )
-    # Not of labels alone, which hide by how much they were missed.
-    floats = any(o.dtype.kind == "f" for o in outputs)
-    equal = all(map(np.array_equal, outputs, source))
-    return {
-        "max_abs_diff": difference,
-        "equal": floats and equal,
-        "checks": [
-            {"name": "opens in its runtime", "ok": True, "detail": runner.runtime},
-            {
-                "name": "agrees with the model it was exported from",
-                "ok": faithful,
-                "detail": detail,
-            },
-        ],
-    }
 
 
 def _latency(

@@ -65,6 +65,19 @@ class TensorSpec:
         return f"shape is {list(shape)}, the model expects {self}"
 
 
+def filled(*arrays: Array) -> tuple[Array, ...]:
+    """Return arrays of one rank in the shape that holds them all, filled with zeros.
+
+    So arrays compare whose rows the data decide, such as the boxes that two models see: a row that
+    one of them lacks counts as a whole.
+    """
+    shape = tuple(map(max, zip(*(a.shape for a in arrays), strict=True)))
+    if all(a.shape == shape for a in arrays):
+        return arrays
+    gaps = ([(0, n - have) for n, have in zip(shape, a.shape, strict=True)] for a in arrays)
+    return tuple(np.pad(a, gap) for a, gap in zip(arrays, gaps, strict=True))
+
+
 def fixed_batch(inputs: Sequence[TensorSpec]) -> int | None:
     """Return the number of samples that a model takes at a time; ``None`` if that is any."""
     lengths = [spec.shape[0] for spec in inputs if spec.shape]

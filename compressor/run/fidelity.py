@@ -1,0 +1,158 @@
+"""Whether an artifact computes what the model does that it was exported from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from compressor.errors import ArtifactError
+from compressor.run.evaluate import (
+    RememberedRunner,
+    check_finite,
+    outputs_of,
+    ratio_db,
+    signal_and_error,
+)
+from compressor.run.statistics import exact_p
+from compressor.types.tensors import Array, Batch, TensorSpec, filled, samples_in
+
+AGREES = "agrees with the model it was exported from"
+
+_FAITHFUL_DB = 40.0
+_MARGIN_DB = 6.0
+_ROUNDING_DB = 0.5  # by which one way of rounding may be further from the float model
+_BROKEN_DB = 10.0  # no way of rounding has ten times the error of another
+_CERTAIN = 0.001  # the chance at which samples that got worse are no longer taken for chance
+
+
+def agreement(written: float | None, compressed: float | None, errors: Array) -> dict[str, Any]:
+    """Return the entry of ``report.json`` on whether an artifact agrees with its source.
+
+    It does if it is much nearer to its source than that is to the float model. Runtimes round ties
+    differently, though, and over many layers that becomes noise as strong as that of quantization:
+    then what counts is the distance from the float model, to which an error adds and another way
+    of rounding does not. Whether that has grown is a sign test over the samples (Conover, Practical
+    Nonparametric Statistics, section 3.4).
+
+    Args:
+        written: signal over the artifact's difference from its source, in dB; ``None`` if equal.
+        compressed: signal over the source's difference from the float model, in dB; ``None`` if
+            equal.
+        errors: ``[N, 2]``, for each sample the sum of squared differences from the float model of
+            the artifact and of its source.
+    """
+    needed = _FAITHFUL_DB if compressed is None else min(_FAITHFUL_DB, compressed + _MARGIN_DB)
+    detail = f"{'equal' if written is None else f'{written:.1f} dB'}; at least {needed:.1f} dB"
+    entry: dict[str, Any] = {"name": AGREES, "ok": True, "detail": detail}
+    if written is None or written >= needed:
+        return entry
+    errors = np.unique(errors, axis=0)  # a fixed batch is filled with samples that it has already
+    theirs, ours = errors.sum(axis=0)
+    if compressed is None or ours <= 0.0:
+        return {**entry, "ok": False}
+    farther = 10.0 * float(np.log10(theirs / ours)) if theirs > 0.0 else -np.inf
+    least = compressed - _ROUNDING_DB
+    detail += f", or {least:.1f} dB beside the float model: {compressed - farther:.1f} dB"
+    entry["detail"] = detail
+    if min(written, compressed - farther) >= least:
+        return entry
+    worse = int((errors[:, 0] > errors[:, 1] * 10.0 ** (_ROUNDING_DB / 10.0)).sum())
+    chance = exact_p(worse, len(errors) - worse)
+    if farther > _BROKEN_DB or chance < _CERTAIN:
+        return {**entry, "ok": False}
+    samples = f"{len(errors)} sample{'s' if len(errors) > 1 else ''}"
+    detail += f"; in {samples} that may be another way of rounding: evaluate more"
+    return {**entry, "detail": detail, "verdict": "unknown"}
+
+
+@dataclass(frozen=True)
+class Trio:
+    """An artifact, the model it was exported from (its source), and the float model.
+
+    Attributes:
+        name: the artifact's file name.
+        declared: what the source says of its outputs.
+    """
+
+    name: str
+    artifact: RememberedRunner
+    source: RememberedRunner
+    float_model: RememberedRunner
+    declared: Sequence[TensorSpec]
+
+    def compare(self, batches: Sequence[Batch], size: int) -> dict[str, Any]:
+        """Compare their outputs, and close them.
+
+        Where data decide how many rows an output has (boxes, say), rows that only one of two
+        models has are compared with zeros.
+
+        Args:
+            size: how many samples run at a time.
+
+        Returns:
+            The largest difference from the float model (``max_abs_diff``), whether all outputs
+            are ``equal`` to the source's, and the entry that :func:`agreement` returns (``check``).
+
+        Raises:
+            ArtifactError: the artifact's outputs have other shapes than the source declares.
+            DataError: they are NaN or infinite.
+        """
+        written, compressed = np.zeros(2), np.zeros(2)
+        worst, equal, numbers = 0.0, True, False
+        errors: list[Array] = []
+        for seen, batch in enumerate(batches):
+            named = outputs_of(self.artifact, batch, size)
+            check_finite(named, seen, samples_in(batch))
+            sources = list(outputs_of(self.source, batch, size).values())
+            self._check_shapes(list(named.values()), sources)
+            floats = outputs_of(self.float_model, batch, size).values()
+            equal = equal and all(map(np.array_equal, named.values(), sources))
+            numbers = numbers or any(a.dtype.kind == "f" for a in sources)
+            alike = [filled(*three) for three in zip(named.values(), sources, floats, strict=True)]
+            outputs, source, base = zip(*alike, strict=True)
+            written += signal_and_error(source, outputs)
+            compressed += signal_and_error(base, source)
+            rows = [_errors(part, base, samples_in(batch)) for part in (outputs, source)]
+            errors.append(np.stack(rows, axis=1))
+            worst = max(
+                worst,
+                *(
+                    float(np.abs(ours.astype(np.float64) - wanted).max(initial=0.0))
+                    for ours, wanted in zip(outputs, base, strict=True)
+                ),
+            )
+        for runner in (self.artifact, self.source, self.float_model):
+            runner.close()  # timing opens others
+        return {
+            "max_abs_diff": worst,
+            "equal": equal and numbers,  # labels alone hide by how much they were missed
+            "check": agreement(
+                ratio_db(*written.tolist()), ratio_db(*compressed.tolist()), np.concatenate(errors)
+            ),
+        }
+
+    def _check_shapes(self, outputs: Sequence[Array], source: Sequence[Array]) -> None:
+        have, want = [list(o.shape) for o in outputs], [list(s.shape) for s in source]
+        if len(have) == len(want) and all(
+            a.ndim == b.ndim and (spec.mismatch(a.shape, spec.dtype) is None or a.shape == b.shape)
+            for a, b, spec in zip(outputs, source, self.declared, strict=True)
+        ):
+            return
+        raise ArtifactError(
+            f"artifact {self.name!r}",
+            f"gives outputs of shape {have}, the model it was exported from {want}",
+            "report it, with the spec; leave out this export until then",
+        )
+
+
+def _errors(outputs: Sequence[Array], reference: Sequence[Array], samples: int) -> Array:
+    """Return each sample's sum of squared differences; one sum where an output has no such axis."""
+    rows = samples if all(a.ndim and len(a) == samples for a in outputs) else 1
+    sums = np.zeros(rows)
+    for have, wanted in zip(outputs, reference, strict=True):
+        difference = have.astype(np.float64) - wanted
+        sums += np.square(difference).reshape(rows, -1).sum(axis=1)
+    return sums
