@@ -22,13 +22,10 @@ from compressor.models.torch.lowering import OPSET
 from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.quantize.cast.cast import Cast
 from compressor.passes.quantize.dynamic import QuantizeDynamic
-from compressor.passes.quantize.maths.affine import absmax_parameters, quantize
-from compressor.passes.quantize.maths.grids import kept_grids
 from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.types.carrier import Carrier
 from compressor.types.exporter import ExportContext
-from compressor.types.layers import Scheme
 from compressor.types.passes import PassContext
 from compressor.types.tensors import Array
 from tests.compressor.models import test_onnx_wild as wild
@@ -363,31 +360,6 @@ def test_quantizing_again_names_the_way(tmp_path: Path, declared: Any, how: str)
     message = r"touches no layer: .*put \{pass: cast, dtype: fp32\} .* before it"
     with pytest.raises(SpecError, match=message):
         declared.survey(opened(guest, tmp_path), CONTEXT)
-
-
-@pytest.mark.parametrize("granularity", ["channel", "tensor"])
-def test_codes_that_fit_are_kept(granularity: Any) -> None:
-    """Rows whose greatest code is less than 127 would miss their grid by the full range."""
-    generator = torch.Generator().manual_seed(3)
-    codes = torch.randint(-90, 91, (24, 40), generator=generator).float()
-    steps = torch.rand(24 if granularity == "channel" else 1, 1, generator=generator) + 0.01
-    matrix = codes * steps
-    scheme = Scheme(8, granularity=granularity)
-    scale, zero = absmax_parameters(matrix, scheme)
-    again = quantize(matrix, kept_grids(matrix, scale, scheme), zero, scheme)
-    assert torch.equal(again.codes.float(), codes)
-    assert not torch.equal(quantize(matrix, scale, zero, scheme).codes.float(), codes)
-
-
-def test_other_rows_keep_their_scale() -> None:
-    generator = torch.Generator().manual_seed(4)
-    matrix = torch.randn(2000, 9, generator=generator)
-    matrix[:10, 2:] = 0  # two values lie on many grids
-    matrix[10:20] = torch.arange(9) * 200.0 + 1  # codes that need more bits
-    matrix[20:30] = 0
-    scheme = Scheme(8)
-    scale, _ = absmax_parameters(matrix, scheme)
-    assert torch.equal(kept_grids(matrix, scale, scheme), scale)
 
 
 def applied(carrier: Carrier, declared: Any, context: PassContext, x: Array) -> Carrier:
