@@ -31,6 +31,7 @@ LABELS = np.array([0, 1, 1, 0])  # right; lost; won; lost, and the float model w
 def test_lost_decisions_come_first_and_the_most_certain_of_them():
     entry = flipped_entry(decisions_of(OURS, FLOAT, LABELS, ACCURACY), "model.onnx")
     assert entry is not None
+    assert entry["artifact"] == "model.onnx"
     assert (entry["samples"], entry["flipped"], entry["lost"], entry["won"]) == (4, 3, 2, 1)
     assert [row["index"] for row in entry["worst"]] == [1, 3, 2]
     assert entry["worst"][2] == {
@@ -84,6 +85,9 @@ def test_each_sample_keeps_its_hardest_decision_whatever_the_class():
         assert decisions.margins.tolist() == margins
         assert (decisions.classes.dtype, decisions.margins.dtype) == (np.int32, np.float32)
         assert decisions.labelled == (max(targets) >= 0)
+        entry = flipped_entry(decisions, "model.onnx")
+        assert entry is not None
+        assert {row["index"]: row["place"] for row in entry["worst"]} == dict(enumerate(places))
 
 
 def test_batches_are_joined_in_their_order():

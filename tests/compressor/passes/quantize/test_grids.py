@@ -48,6 +48,7 @@ def test_of_several_steps_the_least_is_taken() -> None:
     assert kept(*values, bits=7) == pytest.approx(0.2)
     assert kept(*values, bits=6) == pytest.approx(0.6)
     assert kept(*values, bits=5) == 123.0
+    assert kept(3.0, -3.0, 0.0, 3.0, 3.0, -3.0, bits=2) == 3.0
 
 
 def test_small_values_count_as_well() -> None:
