@@ -98,6 +98,7 @@ def test_batches_are_joined_in_their_order():
     assert whole.single
     assert whole.flipped.tolist() == [False, True, True, True] + [False] * 4
     assert whole.margins.tolist() == [0.0, 1.0, 2.0, 1.0] + [0.0] * 4
+    assert joined(parts[:1]) is not None
     assert joined([None]) is None
     assert joined([]) is None
 

@@ -116,6 +116,7 @@ def test_sizes_share_the_openings(clock: Clock):
     log: list[int] = []
     small, large = measure_sizes({"a": sized(clock, log, 0.001)}, SIZES)
     assert (small.batch, large.batch) == (1, 16)
+    assert small.clock == large.clock == "cpu"
     assert log.count(0) == 8
     assert [times.summary("a")["openings"] for times in (small, large)] == [8, 8]
     assert [times.summary("a")["p50"] for times in (small, large)] == pytest.approx([1, 16])
@@ -286,6 +287,18 @@ def test_measuring_goes_on_until_it_is_precise_or_the_time_is_up(clock: Clock):
     start = clock.now
     openings(None, 1e-9)
     assert 2.0 < clock.now - start < 5.1
+
+
+def test_to_open_models_counts_as_time_that_is_spent(clock: Clock):
+    rng = np.random.default_rng(0)
+    noisy = Timed(clock, lambda _: 0.001 * float(np.exp(0.3 * rng.standard_normal())))
+
+    def opened() -> Timed:
+        clock.now += 1.0
+        return noisy
+
+    assert measure({"a": opened}, [BATCH], 5.0, 1e-9).summary("a")["openings"] == 7
+    assert measure({"a": opened}, [BATCH], 12.0, 1e-9).summary("a")["openings"] in (11, 12)
 
 
 @pytest.mark.parametrize(("used", "windows"), [("cpu", 2), ("wall", 4)])
