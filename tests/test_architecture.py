@@ -45,17 +45,15 @@ MATHS = (
     "compressor/passes/prune/sparse/patterns.py",
     "compressor/passes/prune/sparse/permutation.py",
     "compressor/passes/prune/sparse/sparsegpt.py",
-    "compressor/passes/quantize/maths/affine.py",
-    "compressor/passes/quantize/maths/awq.py",
-    "compressor/passes/quantize/maths/descent.py",
-    "compressor/passes/quantize/maths/floating.py",
-    "compressor/passes/quantize/maths/gptq.py",
-    "compressor/passes/quantize/maths/hqq.py",
-    "compressor/passes/quantize/maths/kmeans.py",
+    *(str(p.relative_to(ROOT)) for p in ROOT.glob("compressor/passes/*/maths/[!_]*.py")),
     "compressor/run/timing.py",
 )
-# What passes, fails or stays unknown.
-DECISIONS = ("compressor/lab/compare/gate.py", "compressor/run/verdicts.py")
+# What passes, fails or stays unknown, and which answers of a model have changed.
+DECISIONS = (
+    "compressor/lab/compare/gate.py",
+    "compressor/run/decisions.py",
+    "compressor/run/verdicts.py",
+)
 # What every room may import, and what imports them only when it is asked for something.
 TOP = {"__init__", "__main__", "catalog", "errors", "extension", "files", "progress"}
 MOST_AT_THE_TOP = 7

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -34,9 +35,9 @@ def verdict_of(
         ``passed`` if the interval lies inside, ``failed`` if it lies outside; ``unknown`` if it
         straddles the limit, is too wide so near to it, or there is none.
     """
-    low, high = interval or (float("nan"), float("nan"))
+    low, high = interval or (math.nan, math.nan)
     if widest is not None and high > widest * low:
-        half = (high / low) ** 0.5 if low > 0 else float("inf")
+        half = (high / low) ** 0.5 if low > 0 else math.inf
         low, high = low / half, high * half
     if low <= high <= limit:
         return "passed"
@@ -67,13 +68,14 @@ def judge(
         shrinks: whether the passes make the model smaller.
     """
     entries: list[dict[str, Any]] = []
-    served = [_is_served(artifact) for artifact in artifacts]
-    for artifact, has_latency in zip(artifacts, served, strict=True):
+    any_served = any(_is_served(artifact) for artifact in artifacts)
+    for artifact in artifacts:
+        has_latency = _is_served(artifact)
         for name in _LIMITS:
             limit, default = getattr(limits, name), limits.is_default(name)
             if limit is None or (name == "size_ratio" and default and not shrinks):
                 continue
-            if name == "latency_ratio" and not has_latency and (default or any(served)):
+            if name == "latency_ratio" and not has_latency and (default or any_served):
                 continue
             if name == "metric_drop" and default:
                 limit = _default_drop(limit, artifact, float_metric)
@@ -144,7 +146,7 @@ def overall(limits: Sequence[Mapping[str, Any]], artifacts: Sequence[Mapping[str
     """
     checks = [check for artifact in artifacts for check in artifact["checks"]]
     verdicts = [entry["verdict"] for entry in limits]
-    verdicts += [check.get("verdict", "passed") for check in checks]
+    verdicts += [check.get("verdict") for check in checks]
     if "failed" in verdicts or not all(check["ok"] for check in checks):
         return "failed"
     return "unknown" if "unknown" in verdicts else "passed"

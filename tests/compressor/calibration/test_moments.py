@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -60,6 +61,7 @@ def test_merging_is_adding():
     assert merged is not None
     assert whole is not None
     assert torch.allclose(merged.second, whole.second, atol=1e-5)
+    assert torch.allclose(merged.first, whole.first, atol=1e-5)
     assert merged.rows == whole.rows == 9
 
 
@@ -90,10 +92,33 @@ def test_an_update_leaves_the_state_and_absorbing_uses_its_memory():
 
 def test_patches_of_even_and_uneven_pads_are_those_of_a_padded_map():
     values = torch.randn(1, 2, 40, 40)
-    for kernel, pads in (((1, 1), (0, 0, 0, 0)), ((3, 3), (1, 1, 1, 1)), ((1, 1), (2, 0, 1, 3))):
+    for kernel, pads in (
+        ((1, 1), (0, 0, 0, 0)),
+        ((3, 3), (1, 1, 1, 1)),
+        ((1, 1), (2, 0, 1, 3)),
+        ((1, 1), (2, 0, 2, 0)),
+        ((1, 1), (0, 2, 0, 2)),
+    ):
         padded = functional.pad(values, (pads[1], pads[3], pads[0], pads[2]))
         wanted = patch_vectors(padded, kernel)
         assert torch.equal(patch_vectors(values, kernel, pads=pads), wanted)
+
+
+@pytest.mark.parametrize("kernel", [(1, 1), (1, 2), (2, 1)])
+def test_the_smallest_kernels_step_along_each_axis(kernel):
+    values = torch.randn(2, 3, 12, 15)
+    found = patch_vectors(values, kernel, strides=(2, 3))
+    patches = functional.unfold(values, kernel, stride=(2, 3))
+    assert torch.equal(found[0], patches.transpose(0, 1).reshape(patches.shape[1], -1))
+
+
+# Of 22 by 22 places, padded by one, patches of 2 by 2 are 12 by 12: every second is left out.
+@pytest.mark.parametrize(("length", "step"), [(22, 2), (21, 1)])
+def test_padding_counts_among_the_places_of_patches(length, step):
+    values = torch.randn(1, 2, length, length)
+    found = patch_vectors(values, (2, 2), (2, 2), pads=(1, 1, 1, 1))
+    patches = functional.unfold(values, (2, 2), padding=1, stride=2 * step)
+    assert torch.equal(found[0], patches[0])
 
 
 def test_it_stops_when_there_is_enough():
@@ -144,6 +169,10 @@ def test_vectors_of_many_columns_are_kept_until_they_are_as_many():
     later = observer.update(sums[1100], values[1100:1200])
     assert [sum(w.shape[2] for w in s.waiting) for s in (sums[1100], later)] == [0, 100]
     before = later.second.clone()
+    partly = observer.result(replace(later, second=before.clone()))
+    torch.testing.assert_close(
+        partly.second[0], values[:1200].T @ values[:1200], rtol=1e-4, atol=1e-3
+    )
     last = observer.update(later, values[1200:])
     assert (last.rows, last.waiting) == (1500, ())
     assert torch.equal(later.second, before)
@@ -151,6 +180,30 @@ def test_vectors_of_many_columns_are_kept_until_they_are_as_many():
     assert moments.vectors is None
     torch.testing.assert_close(moments.second[0], values.T @ values, rtol=1e-4, atol=1e-3)
     torch.testing.assert_close(moments.first[0], values.sum(0), rtol=1e-4, atol=1e-3)
+
+
+def test_kept_vectors_of_several_batches_are_one_moment():
+    torch.manual_seed(0)
+    values = torch.randn(60, 1024)
+    observer = SecondMoment()
+    state = observer.start()
+    for part in values.split(20):
+        state = observer.update(state, part)
+    moments = observer.result(state)
+    assert torch.equal(moments.vectors, values.T)
+    torch.testing.assert_close(moments.second[0], values.T @ values)
+    torch.testing.assert_close(moments.first[0], values.sum(0))
+    assert moments.rows == 60
+
+
+def test_groups_of_many_columns_are_summed_at_once():
+    torch.manual_seed(0)
+    values = torch.randn(1, 2 * 1024, 2, 3)
+    observer = SecondMoment(kernel=(1, 1), groups=2)
+    moments = observer.result(observer.update(observer.start(), values))
+    rows = values.reshape(2, 1024, 6)
+    assert moments.vectors is None
+    torch.testing.assert_close(moments.second, rows @ rows.transpose(1, 2))
 
 
 def test_kept_vectors_are_merged_with_sums():

@@ -10,13 +10,11 @@ import pytest
 from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
 
-from compressor import catalog
 from compressor.cli.application import application
 from compressor.errors import ExitCode, ModelError, SpecError
 from compressor.models.onnx.carrier import open_onnx
 from compressor.models.onnx.file import read_onnx
 from compressor.models.torch.lowering import OPSET
-from compressor.types.passes import PassContext
 from tests.compressor.tiny_project import ONNX, Project, sample_images, tiny_onnx
 
 Breakage = Callable[[onnx.ModelProto], None]
@@ -304,54 +302,6 @@ def test_paths_that_are_no_files(tmp_path: Path) -> None:
         open_onnx(tmp_path / "gone.onnx", OPSET)
 
 
-def external(folder: Path, **changes: str) -> Path:
-    """Write a file whose weights lie in another, and change what it says of the last of them."""
-    path = folder / "m.onnx"
-    onnx.save(tiny_onnx(), path, save_as_external_data=True, location="w.data", size_threshold=0)
-    model = onnx.load(path, load_external_data=False)
-    entries = {entry.key: entry for entry in weight(model, "fc.bias").external_data}
-    for key, value in changes.items():
-        entries[key].value = value
-    onnx.save(model, path)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"offset": "-4"}, r"'fc.bias' has the offset '-4' in its external data"),
-        ({"offset": "near the end"}, r"has the offset 'near the end'"),
-        ({"offset": "²"}, r"has the offset '²'"),
-        ({"length": "-16"}, r"has the length '-16'"),
-        ({"length": "20"}, r"'fc.bias' has 20 bytes, but its shape \[4\] needs 16"),
-        ({"offset": "99999999999999999999"}, r"'w.data' is missing or too short"),
-        ({"location": "w\0.data"}, r"names no valid file for its data"),
-        ({"location": ""}, r"names no valid file for its data"),
-        ({"location": "."}, r"external data file '.' is missing or too short"),
-        ({"location": "a/../../w.data"}, r"keeps 'fc.bias' outside its folder"),
-    ],
-)
-def test_places_of_external_data(tmp_path: Path, changes: dict[str, str], message: str) -> None:
-    path = external(tmp_path, **changes)
-    with pytest.raises(ModelError, match=message):
-        open_onnx(path, OPSET)
-
-
-def test_external_data_in_a_folder_below(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    path = tmp_path / "m.onnx"
-    path_of_data = Path("data") / "w.data"
-    external(tmp_path, location=str(path_of_data))
-    content = (tmp_path / "w.data").read_bytes()
-    (tmp_path / path_of_data).write_bytes(content)
-    model = open_onnx(path, OPSET)
-    expected = numpy_helper.to_array(weight(tiny_onnx(), "fc.bias"))
-    bias = model.graph().graph.initializers["fc.bias"].const_value
-    assert bias is not None
-    np.testing.assert_array_equal(bias.numpy(), expected)
-    model.runner().run({"image": sample_images(0)})
-
-
 def test_nodes_in_another_order(tmp_path: Path) -> None:
     model = tiny_onnx()
     nodes = list(model.graph.node)[::-1]
@@ -365,44 +315,6 @@ def test_nodes_in_another_order(tmp_path: Path) -> None:
         open_onnx(tmp_path / "m.onnx", OPSET).runner().run(images)["logits"],
         open_onnx(straight, OPSET).runner().run(images)["logits"],
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("opset", [9, 18])
-def test_a_model_of_over_two_gigabytes(tmp_path: Path, opset: int) -> None:
-    """Nothing of it is read to open, plan and predict it; the file is a hole on the disk."""
-    side, layers = 16384, 3
-    size = side * side * 4
-    with (tmp_path / "w.data").open("wb") as file:
-        file.truncate(layers * size)
-    nodes, tensors = [], []
-    for index in range(layers):
-        name, source = f"l{index}.weight", f"h{index}" if index else "x"
-        tensor = TensorProto(name=name, data_type=FLOAT, dims=[side, side])
-        tensor.data_location = TensorProto.EXTERNAL
-        for key, text in (("location", "w.data"), ("offset", str(index * size))):
-            tensor.external_data.add(key=key, value=text)
-        tensors.append(tensor)
-        nodes.append(helper.make_node("MatMul", [source, name], [f"h{index + 1}"]))
-    ends = [helper.make_tensor_value_info(n, FLOAT, ["n", side]) for n in ("x", f"h{layers}")]
-    graph = helper.make_graph(nodes, "big", ends[:1], ends[1:], tensors)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=4)
-    (tmp_path / "big.onnx").write_bytes(model.SerializeToString())
-    before = anonymous_bytes()
-    carrier = open_onnx(tmp_path / "big.onnx", OPSET)
-    step = catalog.load("pass", "quantize-dynamic")()
-    after = step.preview(carrier, PassContext(targets=frozenset({"ort-cpu"})), {})
-    exporter = catalog.load("exporter", "onnx")()
-    exporter.check(after)
-    assert exporter.predict(after) == pytest.approx(layers * side * side, rel=0.01)
-    assert exporter.predict(carrier) == pytest.approx(layers * size, rel=0.01)
-    assert anonymous_bytes() - before < 200e6
-
-
-def anonymous_bytes() -> int:
-    """Return the anonymous memory of this process."""
-    lines = Path("/proc/self/smaps_rollup").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Anonymous:"))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,13 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from compressor.run.decisions import MOST_SAMPLES, class_entries, decisions_of, flipped_entry
+from compressor.run.decisions import (
+    MOST_SAMPLES,
+    class_entries,
+    decisions_of,
+    flipped_entry,
+    joined,
+)
 from compressor.run.metrics import ACCURACY, COSINE, PERPLEXITY
 from tests.compressor.tiny_project import Project
 
@@ -25,6 +31,7 @@ LABELS = np.array([0, 1, 1, 0])  # right; lost; won; lost, and the float model w
 def test_lost_decisions_come_first_and_the_most_certain_of_them():
     entry = flipped_entry(decisions_of(OURS, FLOAT, LABELS, ACCURACY), "model.onnx")
     assert entry is not None
+    assert entry["artifact"] == "model.onnx"
     assert (entry["samples"], entry["flipped"], entry["lost"], entry["won"]) == (4, 3, 2, 1)
     assert [row["index"] for row in entry["worst"]] == [1, 3, 2]
     assert entry["worst"][2] == {
@@ -57,6 +64,45 @@ def test_of_many_decisions_the_hardest_overturned_one_that_counts_is_kept():
     assert class_entries(decisions) is None
 
 
+def test_each_sample_keeps_its_hardest_decision_whatever_the_class():
+    """Class 0 is no padding, and padding is none where all of it is."""
+    theirs = np.array([[[5, 0], [9, 0], [3, 0]], [[0, 4], [2, 0], [0, 1]]], np.float16)
+    ours = {"logits": theirs[:, :, ::-1]}
+    expected = {"logits": theirs}
+    for labels, places, targets, margins in (
+        (np.array([[1, 0, 1], [0, 1, 1]]), [1, 0], [0, 0], [9, 4]),
+        (np.array([[0, -100, 0], [0, 0, -1]]), [0, 0], [0, 0], [5, 4]),
+        (np.array([[1, -100, -1, -100, 1, -1]]), [0, 1], [1, 1], [5, 2]),
+        (np.full((2, 3), -100), [1, 0], [-1, -1], [9, 4]),
+        (None, [1, 0], [-1, -1], [9, 4]),
+    ):
+        decisions = decisions_of(ours, expected, labels, PERPLEXITY)
+        assert decisions is not None
+        assert decisions.classes[:, 0].tolist() == places
+        assert decisions.classes[:, 1].tolist() == targets
+        flips = [[0, 1], [1, 0]] if places[1] == 0 else [[0, 1], [0, 1]]
+        assert decisions.classes[:, 2:].tolist() == flips
+        assert decisions.margins.tolist() == margins
+        assert (decisions.classes.dtype, decisions.margins.dtype) == (np.int32, np.float32)
+        assert decisions.labelled == (max(targets) >= 0)
+        entry = flipped_entry(decisions, "model.onnx")
+        assert entry is not None
+        assert {row["index"]: row["place"] for row in entry["worst"]} == dict(enumerate(places))
+
+
+def test_batches_are_joined_in_their_order():
+    parts = [decisions_of(OURS, FLOAT, LABELS, ACCURACY), None]
+    parts += [decisions_of(FLOAT, FLOAT, LABELS, ACCURACY)]
+    whole = joined(parts)
+    assert whole is not None
+    assert whole.single
+    assert whole.flipped.tolist() == [False, True, True, True] + [False] * 4
+    assert whole.margins.tolist() == [0.0, 1.0, 2.0, 1.0] + [0.0] * 4
+    assert joined(parts[:1]) is not None
+    assert joined([None]) is None
+    assert joined([]) is None
+
+
 def test_without_labels_nothing_is_lost_or_won():
     entry = flipped_entry(decisions_of(OURS, FLOAT, FLOAT, ACCURACY), "model.onnx")
     assert entry is not None
@@ -78,6 +124,41 @@ def test_the_report_shows_so_many_at_most():
     )
     assert entry is not None
     assert (entry["flipped"], len(entry["worst"])) == (50, MOST_SAMPLES)
+
+
+@pytest.mark.parametrize(("classes", "shown"), [(1000, 1000), (1001, None)])
+def test_very_many_classes_are_not_listed(classes: int, shown: int | None):
+    answers = {"y": np.eye(classes, dtype=np.float32)}
+    entries = class_entries(decisions_of(answers, answers, np.arange(classes), ACCURACY))
+    assert (None if entries is None else len(entries)) == shown
+
+
+def test_of_classes_that_changed_as_much_the_worse_comes_first():
+    theirs = np.array([0, 0, 0, 0, 1, 2, 2, 3])  # of class 3, none was right and one is
+    ours = np.array([0, 0, 0, 1, 1, 2, 1, 2])
+    labels = np.array([0, 0, 1, 0, 1, 2, 2, 2])
+    one_hot = np.eye(4, dtype=np.float32)
+    decisions = decisions_of({"y": one_hot[ours]}, {"y": one_hot[theirs]}, labels, ACCURACY)
+    entries = class_entries(decisions)
+    assert entries is not None
+    assert [(e["class"], e["samples"], round(e["change"])) for e in entries] == [
+        (0, 3, -33),
+        (1, 2, 0),
+        (2, 3, 0),
+    ]
+    assert [round(e["artifact"]) for e in entries] == [67, 50, 67]
+
+
+def test_samples_without_a_label_are_in_no_class():
+    labels = np.array([0, -1, 1, 0])
+    decisions = decisions_of(OURS, FLOAT, labels, ACCURACY)
+    entries = class_entries(decisions)
+    assert entries is not None
+    assert [(e["class"], e["samples"]) for e in entries] == [(0, 2), (1, 1)]
+    entry = flipped_entry(decisions, "model.onnx")
+    assert entry is not None
+    assert (entry["flipped"], entry["lost"], entry["won"]) == (3, 1, 1)
+    assert [(row["index"], row["target"]) for row in entry["worst"]] == [(3, 0), (2, 1), (1, None)]
 
 
 def test_a_report_says_what_its_artifact_decides(on_onnx: Project):

@@ -251,6 +251,15 @@ def test_a_run_is_as_bad_as_its_worst_limit():
     assert overall([], [good]) == "passed"
 
 
+def test_a_check_may_have_a_verdict_of_its_own():
+    opens = {"name": "opens in its runtime", "ok": True}
+    unproved = entry(checks=[opens, {"name": "proof", "ok": True, "verdict": "unknown"}])
+    refused = entry(checks=[{"name": "proof", "ok": False, "verdict": "unknown"}, opens])
+    assert overall([{"verdict": "passed"}], [entry(), unproved]) == "unknown"
+    assert overall([{"verdict": "failed"}], [unproved]) == "failed"
+    assert overall([], [refused, entry()]) == "failed"
+
+
 def test_the_figure_that_the_owner_states_lies_in_the_interval():
     for expected in (86.7, 90.0, 92.6):
         check_expected(ACCURACY, expected, "spec.yaml:9")

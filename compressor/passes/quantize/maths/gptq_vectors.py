@@ -1,5 +1,10 @@
 """GPTQ from a layer's inputs, where they are fewer than the layer has columns.
 
+E. Frantar et al., GPTQ: Accurate Post-Training Quantization for Generative Pre-trained
+Transformers, 2022 (arXiv:2210.17323). The codes are those of
+:mod:`compressor.passes.quantize.maths.gptq`; the paper's inverse of columns by columns is here one
+of vectors by vectors, by Woodbury's identity.
+
 The second moment of few inputs is mostly damping and large, and to factorize it costs many times
 what the same codes take from the inputs ``X``, ``[columns, vectors]``. The columns rounded so far
 change the outputs by ``V``, ``[rows, vectors]``, and all columns that are left compensate for that

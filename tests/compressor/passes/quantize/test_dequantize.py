@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +11,14 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import numpy_helper
 
 from compressor import catalog
-from compressor.calibration.collect import collect_statistics
-from compressor.errors import ModelError, SpecError
 from compressor.graph.stored_weights import is_quantized
 from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
 from compressor.models.torch.lowering import OPSET
-from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.quantize.cast.cast import Cast
-from compressor.passes.quantize.dynamic import QuantizeDynamic
-from compressor.passes.quantize.maths.affine import absmax_parameters, quantize
-from compressor.passes.quantize.maths.grids import kept_grids
-from compressor.passes.quantize.static.static import QuantizeStatic
-from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.types.carrier import Carrier
 from compressor.types.exporter import ExportContext
-from compressor.types.layers import Scheme
 from compressor.types.passes import PassContext
 from compressor.types.tensors import Array
 from tests.compressor.models import test_onnx_wild as wild
@@ -176,102 +166,6 @@ def test_weights_are_what_their_codes_stand_for(
     assert sqnr(x @ floats, run(tmp_path / "guest.onnx", x)) > 40
 
 
-def on_codes(op: str, inputs: Sequence[str], **settings: Any) -> list[onnx.NodeProto]:
-    """Return an operator on the codes of the input, scale ``s`` and zero point ``z``."""
-    return [
-        node("QuantizeLinear", ["x", "s", "z"], ["c"]),
-        node(op, inputs, ["d"], domain="com.microsoft", **settings),
-        node("DequantizeLinear", ["d", "t", "u"], ["y"]),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("op", "inputs", "settings"),
-    [
-        ("QLinearAdd", "c s z c s z t u", {}),
-        ("QLinearMul", "c s z c s z t u", {}),
-        ("QLinearSigmoid", "c s z t u", {}),
-        ("QLinearLeakyRelu", "c s z t u", {"alpha": 0.2}),
-        ("QLinearSoftmax", "c s z t u", {"axis": -1, "opset": 13}),
-        ("QLinearAveragePool", "c s z t u", {"kernel_shape": [2, 2]}),
-        ("QLinearGlobalAveragePool", "c s z t u", {}),
-        ("QLinearConcat", "t u c s z c s z", {"axis": 1}),
-        ("QLinearWhere", "truth c s z c s z t u", {}),
-    ],
-)
-def test_operators_on_codes(tmp_path: Path, op: str, inputs: str, settings: dict[str, Any]) -> None:
-    sides = {
-        "s": np.float32(0.05),
-        "z": np.uint8(128),
-        "t": np.float32(0.4),
-        "u": np.uint8(100),
-        "truth": np.ones((1, 1, 1, 1), np.bool_),
-    }
-    arrays = {name: sides[name] for name in sides if name in {*inputs.split(), "s", "t"}}
-    guest = network(on_codes(op, inputs.split(), **settings), arrays)
-    after = Cast(dtype="fp32").preview(opened(guest, tmp_path), CONTEXT, {})
-    assert not is_quantized(after.graph())
-    x = IMAGES.clip(-6, 6)  # half a step of 0.4, and of 0.05 times 6 twice
-    assert np.abs(outputs(after, x) - run(guest, x)).max() < 0.2 + 0.3 + 0.01
-
-
-def test_a_product_of_codes(tmp_path: Path) -> None:
-    """Of two activations; the second one is what it reads of itself turned."""
-    nodes = [
-        node("QuantizeLinear", ["x", "s", "z"], ["c"]),
-        node("Transpose", ["c"], ["d"], perm=[0, 2, 1]),
-        node("QLinearMatMul", ["c", "s", "z", "d", "s", "z", "t", "u"], ["e"]),
-        node("DequantizeLinear", ["e", "t", "u"], ["y"]),
-    ]
-    sides = {"s": np.float32(0.03), "z": np.uint8(128), "t": np.float32(0.4), "u": np.uint8(64)}
-    guest = network(nodes, sides, (guests.FLOAT, [8, 5, 16]))
-    after = Cast(dtype="fp32").preview(opened(guest, tmp_path), CONTEXT, {})
-    assert operators(after) == ["Transpose", "MatMul"]
-    assert sqnr(run(guest, ROWS), outputs(after, ROWS)) > 25
-
-
-def test_what_only_moves_codes_moves_floats(tmp_path: Path) -> None:
-    """Padding with the code of a number pads with the number."""
-    nodes = [
-        node("QuantizeLinear", ["x", "s", "z"], ["c"]),
-        node("Pad", ["c", "pads", "fill"], ["d"]),
-        node("MaxPool", ["d"], ["e"], kernel_shape=[2, 2]),
-        node("Concat", ["e", "e"], ["f"], axis=1),
-        node("DequantizeLinear", ["f", "s", "z"], ["y"]),
-    ]
-    sides = {"s": np.float32(0.1), "z": np.int8(-3), "fill": np.int8(2)}
-    guest = network(nodes, {**sides, "pads": np.array([0, 0, 1, 1, 0, 0, 1, 1])})
-    after = Cast(dtype="fp32").preview(opened(guest, tmp_path), CONTEXT, {})
-    assert operators(after) == ["Pad", "MaxPool", "Concat"]
-    assert np.abs(run(guest, IMAGES) - outputs(after, IMAGES)).max() <= 0.051
-
-
-@pytest.mark.parametrize(
-    ("maker", "sides", "kept"),
-    [
-        ("Neg", (0.05, np.uint8(0)), "Relu"),
-        ("Neg", (6 / 255, np.uint8(0)), "Clip"),
-        ("Neg", (6 / 255, np.int8(-128)), "Clip"),
-        ("Neg", (0.1, np.int8(0)), ""),
-        ("Sigmoid", (1 / 255, np.uint8(0)), ""),
-        ("Relu", (0.05, np.uint8(0)), ""),
-    ],
-)
-def test_saturation_that_stands_for_an_activation(
-    tmp_path: Path, maker: str, sides: tuple[float, Array], kept: str
-) -> None:
-    nodes = [
-        node(maker, ["x"], ["a"]),
-        node("QuantizeLinear", ["a", "s", "z"], ["c"]),
-        node("DequantizeLinear", ["c", "s", "z"], ["y"]),
-    ]
-    guest = network(nodes, {"s": np.float32(sides[0]), "z": sides[1]})
-    after = Cast(dtype="fp32").preview(opened(guest, tmp_path), CONTEXT, {})
-    assert operators(after) == [maker, *filter(None, [kept])]
-    ours, theirs = outputs(after, IMAGES), run(guest, IMAGES)
-    assert np.abs(ours - theirs).max() <= sides[0] * 0.51
-
-
 def test_inputs_and_outputs_that_are_codes_stay_so(tmp_path: Path) -> None:
     """As converters of TensorFlow's integer models write them."""
     nodes = [
@@ -339,85 +233,6 @@ def test_codes_that_share_bytes(tmp_path: Path, bits: int, zero: str | None) -> 
     assert operators(after) == ["MatMul"]
     x = GENERATOR.standard_normal((4, columns)).astype(np.float32)
     np.testing.assert_allclose(outputs(after, x), run(guest, x), rtol=1e-4, atol=1e-4)
-
-
-def test_what_has_no_form_on_floats(tmp_path: Path) -> None:
-    nodes = [
-        node("QuantizeLinear", ["x", "s"], ["c"]),
-        node("QLinearSigmoid", ["c", "s", "", "x0", ""], ["d"], "half", domain="com.microsoft"),
-        node("DequantizeLinear", ["d", "s"], ["y"]),
-    ]
-    scale = node("ReduceMax", ["x"], ["x0"], keepdims=0)
-    guest = network([scale, *nodes], {"s": np.float32(1)})
-    guest.graph.node[2].input[1] = "x0"  # its scale depends on the data
-    with pytest.raises(ModelError, match="QLinearSigmoid in node 'half' works on codes in a way"):
-        Cast(dtype="fp32").survey(opened(guest, tmp_path), CONTEXT)
-
-
-@pytest.mark.parametrize("how", ["QDQ-QUInt8", "QOperator-QUInt8"])
-@pytest.mark.parametrize(
-    "declared", [QuantizeStatic(), QuantizeDynamic(convolutions=True), QuantizeWeights(bits=8)]
-)
-def test_quantizing_again_names_the_way(tmp_path: Path, declared: Any, how: str) -> None:
-    guest = guests.by_runtime(guests.convolutional(), how, IMAGES, tmp_path)
-    message = r"touches no layer: .*put \{pass: cast, dtype: fp32\} .* before it"
-    with pytest.raises(SpecError, match=message):
-        declared.survey(opened(guest, tmp_path), CONTEXT)
-
-
-@pytest.mark.parametrize("granularity", ["channel", "tensor"])
-def test_codes_that_fit_are_kept(granularity: Any) -> None:
-    """Rows whose greatest code is less than 127 would miss their grid by the full range."""
-    generator = torch.Generator().manual_seed(3)
-    codes = torch.randint(-90, 91, (24, 40), generator=generator).float()
-    steps = torch.rand(24 if granularity == "channel" else 1, 1, generator=generator) + 0.01
-    matrix = codes * steps
-    scheme = Scheme(8, granularity=granularity)
-    scale, zero = absmax_parameters(matrix, scheme)
-    again = quantize(matrix, kept_grids(matrix, scale, scheme), zero, scheme)
-    assert torch.equal(again.codes.float(), codes)
-    assert not torch.equal(quantize(matrix, scale, zero, scheme).codes.float(), codes)
-
-
-def test_other_rows_keep_their_scale() -> None:
-    generator = torch.Generator().manual_seed(4)
-    matrix = torch.randn(2000, 9, generator=generator)
-    matrix[:10, 2:] = 0  # two values lie on many grids
-    matrix[10:20] = torch.arange(9) * 200.0 + 1  # codes that need more bits
-    matrix[20:30] = 0
-    scheme = Scheme(8)
-    scale, _ = absmax_parameters(matrix, scheme)
-    assert torch.equal(kept_grids(matrix, scale, scheme), scale)
-
-
-def applied(carrier: Carrier, declared: Any, context: PassContext, x: Array) -> Carrier:
-    requests = declared.survey(carrier, context).requests
-    statistics = collect_statistics(carrier, [{"x": x}], requests)
-    after: Carrier = declared.apply(carrier, context, statistics).carrier
-    return after
-
-
-@pytest.mark.parametrize("target", ["tensorrt", "openvino", "ort-cpu"])
-@pytest.mark.parametrize("how", ["QDQ-QUInt8", "QOperator-QUInt8"])
-def test_quantized_again_for_another_target(tmp_path: Path, how: str, target: str) -> None:
-    """With the codes that the weights had."""
-    model = guests.convolutional()
-    guest = guests.by_runtime(model, how, IMAGES, tmp_path)
-    carrier, context = opened(guest, tmp_path), PassContext(targets=frozenset({target}))
-    for declared in (Cast(dtype="fp32"), Fuse(), QuantizeStatic()):
-        carrier = applied(carrier, declared, context, IMAGES)
-    exporter = catalog.load("exporter", "onnx")(target=target)
-    exporter.check(carrier)
-    (tmp_path / "out").mkdir()
-    path = exporter.write(carrier, tmp_path / "out", ExportContext("guest", "0" * 64))[0]
-    before = {t.name: numpy_helper.to_array(t) for t in onnx.load(guest).graph.initializer}
-    after = {t.name: numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}
-    for name in ("one", "two", "fc"):
-        codes = before[f"{name}.weight_quantized"]
-        again = after[f"{name}.weight"]
-        assert np.mean(again == (codes if codes.shape == again.shape else codes.T)) > 0.99
-    reference = run(model, IMAGES)
-    assert sqnr(reference, run(path, IMAGES)) > min(sqnr(reference, run(guest, IMAGES)) - 3, 35)
 
 
 STORED = {
@@ -500,11 +315,3 @@ def test_inside_branches_and_bodies(tmp_path: Path, name: str, how: str) -> None
     batch = sample.inputs(0)
     (ours, *_), reference = after.runner().run(batch).values(), wild.session(sample.model)
     assert sqnr(reference.run(None, batch)[0], ours) > 32
-
-
-@pytest.mark.parametrize("how", ["QDQ-QUInt8", "QOperator-QUInt8"])
-def test_an_export_that_does_not_take_it_names_the_way(tmp_path: Path, how: str) -> None:
-    carrier = opened(guests.by_runtime(guests.convolutional(), how, IMAGES, tmp_path), tmp_path)
-    exporter = catalog.load("exporter", "onnx")(target="tensorrt")
-    with pytest.raises(SpecError, match=r"\{pass: cast, dtype: fp32\}"):
-        exporter.check(carrier)

@@ -9,14 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compressor.passes.quantize.maths.affine import absmax_parameters, quantize
-from compressor.passes.quantize.maths.descent import row_errors
-from compressor.passes.quantize.maths.floating import round_to_nearest
-from compressor.passes.quantize.maths.gptq import (
-    gptq,
-    gptq_weights,
-    inverse_factor,
-    output_error,
-)
+from compressor.passes.quantize.maths.gptq import gptq, inverse_factor, output_error
 from compressor.types.layers import QuantizedTensor, Scheme
 
 SCHEMES = [
@@ -26,18 +19,6 @@ SCHEMES = [
     Scheme(4, signed=False, symmetric=False, granularity="tensor"),
     Scheme(4, granularity="group", group=16),
     Scheme(2, symmetric=False, granularity="group", group=8),
-]
-
-WEIGHT_ONLY = [
-    Scheme(8, narrow=False, scale_type="bfloat16"),
-    Scheme(4, granularity="group", group=32, narrow=False, scale_type="float16"),
-    Scheme(4, False, False, "group", 16),
-    Scheme(3, granularity="group", group=32, narrow=False),
-    Scheme(2, False, False, "group", 32),
-    Scheme(4, granularity="tensor"),
-    Scheme(8, element="e4m3"),
-    Scheme(4, granularity="group", group=32, element="e2m1", scale_type="e8m0"),
-    Scheme(4, granularity="group", group=16, element="e2m1", scale_type="e4m3"),
 ]
 
 
@@ -102,6 +83,15 @@ def test_codes_are_those_of_the_paper_s_formula_at_every_size_of_block(
     compensated, _ = both(stacked, moment, scheme)
     same = compensated.codes == plain(matrix, moment, scheme).repeat(rows // 2, 1)
     assert same.float().mean() > 0.98  # float32 tips a few halves the other way
+
+
+def test_columns_of_equal_power_are_rounded_in_their_order() -> None:
+    matrix, moment = correlated(8, 96)
+    deviations = moment.diagonal().sqrt()
+    moment = (moment / deviations / deviations[:, None]).fill_diagonal_(1.0)
+    compensated, _ = both(matrix, moment, Scheme(4))
+    same = compensated.codes == plain(matrix, moment, Scheme(4))
+    assert same.float().mean() > 0.99  # float32 tips a few halves the other way
 
 
 def test_output_error_is_that_of_the_outputs() -> None:
@@ -235,6 +225,7 @@ def test_what_float32_cannot_factor_is_factored_in_float64() -> None:
     moment = torch.ones(48, 48)  # one direction; beside it, the damping is lost in float32
     factor = inverse_factor(moment, damping=1e-9)
     assert factor is not None
+    assert factor.dtype == torch.float32
     weak = torch.randn(48, generator=torch.Generator().manual_seed(0)).double()
     weak -= weak.mean()  # where there is no input, only damping is inverted
     product = factor.double() @ weak
@@ -258,127 +249,6 @@ def test_arguments_are_left_as_they_were() -> None:
     assert torch.equal(moment, before[1])
 
 
-@pytest.mark.parametrize("scheme", WEIGHT_ONLY, ids=str)
-def test_scales_found_on_the_way_beat_those_given(scheme: Scheme) -> None:
-    matrix, moment = correlated(24, 160)
-    nearest = round_to_nearest(matrix, scheme)
-    errors = [
-        output_error(matrix, found, moment)
-        for found in (
-            nearest,
-            gptq_weights(matrix, moment, scheme, "min-max", sweeps=0),
-            gptq_weights(matrix, moment, scheme, "mse", sweeps=0),
-            gptq_weights(matrix, moment, scheme, "mse", sweeps=2),
-        )
-    ]
-    assert errors[1] < 0.6 * errors[0]
-    assert errors[2] < 1.1 * errors[1]
-    assert errors[3] < 0.99 * errors[2]
-    if scheme.element == "int" and scheme.scale_type == "float32":
-        given = gptq(matrix, moment, *absmax_parameters(matrix, scheme), scheme)
-        assert errors[1] == pytest.approx(output_error(matrix, given, moment))
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    seed=st.integers(0, 10_000),
-    groups=st.integers(1, 4),
-    samples=st.integers(0, 100),
-    scheme=st.sampled_from(WEIGHT_ONLY),
-    dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
-    exponent=st.integers(-12, 8),
-)
-def test_weights_are_never_worse_than_nearest_rounding(
-    seed: int, groups: int, samples: int, scheme: Scheme, dtype: torch.dtype, exponent: int
-) -> None:
-    matrix, moment = correlated(4, 32 * groups, max(samples, 1), seed)
-    moment = moment if samples else torch.zeros_like(moment)
-    matrix = (matrix * 2.0**exponent).to(dtype)
-    matrix[1] = matrix[1, 0]
-    matrix[2] = 0
-    found, nearest = gptq_weights(matrix, moment, scheme), round_to_nearest(matrix, scheme)
-    assert output_error(matrix, found, moment) <= output_error(matrix, nearest, moment)
-    assert not found.dequantize()[2].any()
-    assert found.codes.dtype == nearest.codes.dtype
-    assert found.scale.shape == nearest.scale.shape
-    if scheme.scale_type == "float16":
-        assert torch.equal(found.scale.to(torch.float16).to(torch.float32), found.scale)
-
-
-def test_no_row_is_worse_than_nearest_rounding_even_when_damping_hides_the_inputs() -> None:
-    matrix, moment = correlated(64, 96)
-    for scheme in (WEIGHT_ONLY[1], WEIGHT_ONLY[2], WEIGHT_ONLY[6]):
-        found = gptq_weights(matrix, moment, scheme, damping=1e4)
-        nearest = round_to_nearest(matrix, scheme)
-        errors = [row_errors(matrix, codes, moment) for codes in (found, nearest)]
-        assert torch.all(errors[0] <= errors[1])
-        assert float(errors[0].sum()) < float(errors[1].sum())
-
-
-def test_what_is_not_said_is_least_squared_error_and_one_sweep() -> None:
-    matrix, moment = correlated(8, 64)
-    scheme = WEIGHT_ONLY[1]
-    found, said = gptq_weights(matrix, moment, scheme), gptq_weights(matrix, moment, scheme, "mse")
-    assert torch.equal(found.codes, said.codes)
-    once = gptq_weights(matrix, moment, scheme, "mse", 0.01, 1)
-    assert torch.equal(found.codes, once.codes)
-    assert torch.equal(found.scale, once.scale)
-    twice = gptq_weights(matrix, moment, scheme, "mse", 0.01, 2)
-    assert not torch.equal(found.codes, twice.codes)
-
-
-def test_halves_are_rounded_as_the_floats_they_are_and_moments_may_be_double() -> None:
-    matrix, moment = correlated(8, 64)
-    half = matrix.to(torch.bfloat16)
-    for scheme in (WEIGHT_ONLY[1], WEIGHT_ONLY[3]):
-        found = gptq_weights(half, moment.double(), scheme)
-        whole = gptq_weights(half.float(), moment, scheme)
-        assert torch.equal(found.codes, whole.codes)
-        assert torch.equal(found.scale, whole.scale)
-
-
-@pytest.mark.parametrize("damping", [0.01, 1e6])
-def test_one_range_for_all_is_the_best_that_was_found(damping: float) -> None:
-    scheme = Scheme(3, granularity="tensor", narrow=False)
-    for seed in range(8):
-        matrix, moment = correlated(6, 48, seed=seed)
-        least = output_error(matrix, gptq_weights(matrix, moment, scheme, "mse", damping), moment)
-        start = gptq_weights(matrix, moment, scheme, "mse", damping, 0)
-        assert least <= output_error(matrix, start, moment) * 1.0001
-        assert least <= output_error(matrix, round_to_nearest(matrix, scheme), moment)
-
-
-def test_any_multiple_of_the_moment_gives_the_same_weights() -> None:
-    matrix, moment = correlated(8, 64)
-    for scheme in (WEIGHT_ONLY[1], WEIGHT_ONLY[2]):
-        first = gptq_weights(matrix, moment, scheme)
-        second = gptq_weights(matrix, moment * 2.0**-20, scheme)
-        assert torch.equal(first.codes, second.codes)
-        assert torch.equal(first.scale, second.scale)
-
-
-def test_stacked_weights_are_as_good_as_single_ones() -> None:
-    matrix, moment = correlated(24, 96)
-    scheme = WEIGHT_ONLY[3]
-    whole = gptq_weights(matrix, moment, scheme)
-    parts = torch.cat([gptq_weights(p, moment, scheme).codes for p in matrix.split([10, 6, 8])])
-    assert (whole.codes == parts).double().mean() > 0.99
-
-
-def test_weights_without_rows() -> None:
-    moment = torch.eye(32)
-    assert gptq_weights(torch.zeros(0, 32), moment, WEIGHT_ONLY[1]).codes.shape == (0, 32)
-
-
-def test_unusable_moments_are_refused_for_weights_too() -> None:
-    with pytest.raises(ValueError, match="does not fit 32 columns"):
-        gptq_weights(torch.ones(2, 32), torch.eye(31), WEIGHT_ONLY[0])
-    with pytest.raises(ValueError, match="not finite"):
-        gptq_weights(torch.ones(2, 32), torch.eye(32) * torch.inf, WEIGHT_ONLY[0])
-    with pytest.raises(ValueError, match="40 columns do not divide into groups of 32"):
-        gptq_weights(torch.ones(2, 40), torch.eye(40), WEIGHT_ONLY[1])
-
-
 @pytest.mark.benchmark
 def test_time() -> None:
     for rows, columns in ((64, 576), (1024, 1024)):
@@ -390,17 +260,3 @@ def test_time() -> None:
             gptq(matrix, moment, scale, zero, Scheme(4))
             times.append(time.perf_counter() - begun)
         print(f"gptq {rows}x{columns}: {1e3 * min(times):.1f} ms")
-
-
-def test_silent_inputs_change_nothing_for_the_others() -> None:
-    """Their power is not in the mean, by which damping is measured."""
-    matrix, moment = correlated(16, 64)
-    scheme = WEIGHT_ONLY[3]
-    wide, whole = torch.zeros(16, 256), torch.zeros(256, 256)
-    wide[:, :64], whole[:64, :64] = matrix, moment
-    wide[:, 64:] = torch.randn(16, 192, generator=torch.Generator().manual_seed(1))
-    found = gptq_weights(matrix, moment, scheme, damping=0.5)
-    among = gptq_weights(wide, whole, scheme, damping=0.5)
-    same = among.codes[:, :64] == found.codes
-    assert same.float().mean() > 0.99  # float32 tips a few halves the other way
-    assert torch.allclose(among.scale[:, :2], found.scale)

@@ -1,8 +1,11 @@
 """Error-compensating rounding from inputs: the codes that their second moment gives."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from compressor.passes.quantize.maths.affine import absmax_parameters, quantize
 from compressor.passes.quantize.maths.gptq import gptq, output_error
@@ -28,14 +31,16 @@ def problem(rows: int, columns: int, count: int, seed: int = 0) -> tuple[Tensor,
     return torch.randn(rows, columns, generator=generator), inputs
 
 
-def both(matrix: Tensor, inputs: Tensor, scheme: Scheme) -> tuple[QuantizedTensor, QuantizedTensor]:
+def both(
+    matrix: Tensor, inputs: Tensor, scheme: Scheme, damping: float = 0.01
+) -> tuple[QuantizedTensor, QuantizedTensor]:
     scale, zero = absmax_parameters(matrix, scheme)
-    usual = gptq(matrix, inputs @ inputs.T, scale, zero, scheme)
-    return gptq_from_vectors(matrix, inputs, scale, zero, scheme), usual
+    usual = gptq(matrix, inputs @ inputs.T, scale, zero, scheme, damping)
+    return gptq_from_vectors(matrix, inputs, scale, zero, scheme, damping), usual
 
 
-def check_same(matrix: Tensor, inputs: Tensor, scheme: Scheme) -> None:
-    made, usual = both(matrix, inputs, scheme)
+def check_same(matrix: Tensor, inputs: Tensor, scheme: Scheme, damping: float = 0.01) -> None:
+    made, usual = both(matrix, inputs, scheme, damping)
     assert made.codes.dtype == usual.codes.dtype
     assert torch.equal(made.scale, usual.scale)
     assert torch.equal(made.zero_point, usual.zero_point)
@@ -55,6 +60,55 @@ def test_codes_are_those_of_the_moment(scheme: Scheme) -> None:
 @pytest.mark.parametrize("count", [1, 20, 299])
 def test_codes_are_those_of_the_moment_at_every_size_of_block(columns: int, count: int) -> None:
     check_same(*problem(40, columns, count), Scheme(4))
+
+
+class Largest(TorchFunctionMode):
+    """Notes how many elements the largest tensor has that is computed."""
+
+    elements = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.elements = max(self.elements, result.numel())
+        return result
+
+
+def test_the_moment_of_few_vectors_is_not_computed() -> None:
+    matrix, inputs = problem(4, 130, 20)
+    scale, zero = absmax_parameters(matrix, Scheme(4))
+    with Largest() as largest:
+        gptq_from_vectors(matrix, inputs, scale, zero, Scheme(4))
+    assert largest.elements == 128 * 128, "that of a block, in place of 130 * 130"
+    check_same(matrix, inputs, Scheme(4))
+
+
+def test_columns_of_equal_power_are_rounded_in_their_order() -> None:
+    matrix, inputs = problem(24, 160, 90)
+    check_same(matrix, torch.where(inputs > 0, 1.0, -1.0), Scheme(4))
+
+
+def test_weights_may_be_halves() -> None:
+    matrix, inputs = problem(16, 200, 60)
+    half = matrix.to(torch.bfloat16)
+    scale, zero = absmax_parameters(half, Scheme(4))
+    made, whole = (
+        gptq_from_vectors(weight, inputs, scale, zero, Scheme(4)) for weight in (half, half.float())
+    )
+    assert torch.equal(made.codes, whole.codes)
+
+
+def test_what_cannot_be_factored_by_blocks_is_rounded_by_the_moment() -> None:
+    """One direction, beside which float32 loses the damping, and another that it hides."""
+    matrix, inputs = problem(16, 200, 60)
+    scheme = Scheme(3, symmetric=False)
+    inputs = torch.stack([torch.ones(200), 1e-3 * inputs[:, 0].sign()], dim=1)
+    made, usual = both(matrix, inputs, scheme, damping=1e-9)
+    assert torch.equal(made.codes, usual.codes)
+    damped, _ = both(matrix, inputs, scheme)
+    assert not torch.equal(made.codes, damped.codes)
 
 
 def test_pruned_weights_stay_zero() -> None:
@@ -77,10 +131,17 @@ def test_columns_without_input_are_rounded_to_nearest() -> None:
     assert torch.equal(silent.codes, nearest.codes)
 
 
+def test_columns_without_input_are_not_in_the_mean_that_damping_is_a_share_of() -> None:
+    matrix, inputs = problem(16, 200, 60)
+    inputs[5:195] = 0
+    check_same(matrix, inputs, Scheme(4), damping=0.5)
+
+
 def test_no_row_is_worse_than_nearest() -> None:
     generator = torch.Generator().manual_seed(1)
     # Coarse codes and a clipped range: compensation alone makes some rows worse.
-    matrix, inputs = torch.randn(200, 30, generator=generator), torch.rand(30, 8).add(0.5)
+    matrix = torch.randn(200, 30, generator=generator)
+    inputs = torch.rand(30, 8, generator=generator).add(0.5)
     scheme = Scheme(2, symmetric=False)
     scale, zero = absmax_parameters(matrix, scheme)
     nearest = quantize(matrix, scale, zero, scheme)

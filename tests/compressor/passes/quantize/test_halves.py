@@ -20,7 +20,8 @@ from compressor.types.exporter import ExportContext
 from compressor.types.passes import PassContext
 from tests.compressor.passes.quantize import guests
 from tests.compressor.passes.quantize.guests import IMAGES, ROWS, run, sqnr
-from tests.compressor.passes.quantize.test_dequantize import applied, opened
+from tests.compressor.passes.quantize.test_dequantize import opened
+from tests.compressor.passes.quantize.test_quantized_again import applied
 from tests.compressor.tiny_project import Project, onnx_project
 
 CONTEXT = PassContext(targets=frozenset({"ort-cpu"}))
