@@ -94,7 +94,7 @@ def codebook_of(codes: ir.Value) -> Codebook | None:
 
 
 def attach_codebook(
-    model: ir.Model, layer: Layer, scheme: Scheme, compute: Callable[[], QuantizedTensor]
+    editor: Editor, layer: Layer, scheme: Scheme, compute: Callable[[], QuantizedTensor]
 ) -> None:
     """Store a weight as codes and a codebook; its readers read the values looked up instead.
 
@@ -104,9 +104,9 @@ def attach_codebook(
     Raises:
         ValueError: the weight cannot be stored so, see :func:`compressor.graph.codes.obstacle`.
     """
-    checked_opset(model, layer, scheme)
-    editor, quantized, form = Editor(model), Once(compute), CodeForm(layer, scheme)
-    weight = model.graph.initializers[layer.weight]
+    checked_opset(editor.model, layer, scheme)
+    quantized, form = Once(compute), CodeForm(layer, scheme)
+    weight = editor.model.graph.initializers[layer.weight]
     editor.release(weight)
     before = editor.first_reader(weight)
     shape = ir.Shape(layer.shape)

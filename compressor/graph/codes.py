@@ -95,12 +95,13 @@ def _no_form(scheme: Scheme) -> str | None:
 
 
 def attach_codes(
-    model: ir.Model, layer: Layer, scheme: Scheme, compute: Callable[[], QuantizedTensor]
+    editor: Editor, layer: Layer, scheme: Scheme, compute: Callable[[], QuantizedTensor]
 ) -> Codes:
     """Store a weight as codes; everything that read it reads ``DequantizeLinear`` of them.
 
     Args:
-        model: changed in place.
+        editor: of the model, which is changed in place. Making one looks at every node, so one
+            serves many layers.
         layer: its weight is a float initializer of the main graph.
         scheme: what ``compute`` will return.
         compute: quantizes the weight; called once at most, when a value is first asked for.
@@ -108,8 +109,7 @@ def attach_codes(
     Raises:
         ValueError: the weight cannot be stored under the scheme, see :func:`obstacle`.
     """
-    editor = Editor(model)
-    weight = model.graph.initializers[layer.weight]
+    weight = editor.model.graph.initializers[layer.weight]
     codes = store_codes(editor, layer, scheme, compute)
     read_through(editor, weight, codes)
     return codes

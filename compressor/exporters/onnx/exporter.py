@@ -150,7 +150,6 @@ class OnnxExporter(Exporter):
         layout = self._placed(carrier, context)
         expected = described(layout.proto)
         files = write_layout(layout, directory)
-        del layout  # it may hold a copy of all weights
         check_file(files[0], self.opset, expected)
         return files
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -16,7 +16,8 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto
 
 from compressor.errors import ArtifactError
-from compressor.graph.blocks import all_initializers
+from compressor.exporters.onnx.wire import parts_of, read_outline
+from compressor.graph.blocks import all_initializers, inner_graphs
 from compressor.graph.operators import operator_named
 from compressor.graph.skeleton import Skeleton
 
@@ -43,7 +44,8 @@ class Layout:
     """Where every tensor goes.
 
     Attributes:
-        proto: the model; inline tensors lack their data, external ones say where it is.
+        proto: the model; inline tensors lack their data, unless they are text, and external ones
+            say where it is.
         offsets: the place of each external tensor in the data file.
     """
 
@@ -54,24 +56,16 @@ class Layout:
     @property
     def model_bytes(self) -> int:
         """Size of ``model.onnx``."""
-        graph = self.proto.graph
-        return self.proto.ByteSize() + _wrapped(graph.ByteSize(), self._grown(graph))
+        return parts_of(self.proto, self.inline)[1]
 
-    def _grown(self, graph: onnx.GraphProto) -> int:
-        """Return the bytes that a graph grows by with the data of its inline tensors."""
-        grown = 0
-        for tensor in graph.initializer:
-            if tensor.name not in self.offsets:
-                size = self.tensors[tensor.name].nbytes
-                grown += _wrapped(tensor.ByteSize(), 1 + _varint(size) + size)
-        for node in graph.node:
-            inside = 0
-            for attribute in node.attribute:
-                if attribute.type == onnx.AttributeProto.GRAPH:
-                    inner = _wrapped(attribute.g.ByteSize(), self._grown(attribute.g))
-                    inside += _wrapped(attribute.ByteSize(), inner)
-            grown += _wrapped(node.ByteSize(), inside)
-        return grown
+    @property
+    def inline(self) -> dict[str, int]:
+        """Bytes of the tensors whose data are to stand in ``model.onnx``, by name."""
+        return {
+            tensor.name: self.tensors[tensor.name].nbytes
+            for tensor in all_initializers(self.proto.graph)
+            if tensor.name not in self.offsets and tensor.data_type != TensorProto.STRING
+        }
 
     @property
     def data_bytes(self) -> int:
@@ -85,8 +79,12 @@ def lay_out(parts: Skeleton, external: bool) -> Layout:
     offsets: dict[str, int] = {}
     end = 0
     for tensor in parts.proto.graph.initializer:
-        size = parts.tensors[tensor.name].nbytes
-        if not external or size < _EXTERNAL_FROM or tensor.data_type == TensorProto.STRING:
+        content = parts.tensors[tensor.name]
+        if tensor.data_type == TensorProto.STRING:
+            tensor.string_data.extend(ir.serde.serialize_tensor(content).string_data)
+            continue
+        size = content.nbytes
+        if not external or size < _EXTERNAL_FROM:
             continue
         step = _PAGE if size >= _PAGE_FROM else _CACHE_LINE
         offsets[tensor.name] = end = -(-end // step) * step
@@ -111,15 +109,9 @@ def write_layout(layout: Layout, directory: Path) -> tuple[Path, ...]:
             for name, offset in layout.offsets.items():
                 stream.write(bytes(offset - stream.tell()))
                 stream.write(_bytes(name, layout.tensors[name]))
-    for tensor in all_initializers(layout.proto.graph):
-        if tensor.name in layout.offsets:
-            continue
-        value = layout.tensors[tensor.name]
-        if value.dtype == ir.DataType.STRING:
-            tensor.string_data.extend(ir.serde.serialize_tensor(value).string_data)
-        else:
-            tensor.raw_data = _bytes(tensor.name, value)
-    main.write_bytes(layout.proto.SerializeToString(deterministic=True))
+    with main.open("wb") as stream:
+        for part in parts_of(layout.proto, layout.inline)[0]:
+            stream.write(_bytes(part, layout.tensors[part]) if isinstance(part, str) else part)
     return written
 
 
@@ -135,15 +127,6 @@ def _bytes(name: str, tensor: ir.TensorProtocol) -> bytes:
     return data
 
 
-def _wrapped(size: int, grown: int) -> int:
-    """Return what a message of ``size`` bytes and its length grow by if its content grows."""
-    return grown + _varint(size + grown) - _varint(size)
-
-
-def _varint(value: int) -> int:
-    return max(1, -(-value.bit_length() // 7))
-
-
 def described(proto: onnx.ModelProto) -> dict[str, Described]:
     """Return the type and shape of every initializer, those in branches too."""
     return {t.name: (t.data_type, tuple(t.dims)) for t in all_initializers(proto.graph)}
@@ -156,19 +139,23 @@ def check_message(proto: onnx.ModelProto) -> str | None:
     """
     probe = onnx.ModelProto()
     probe.CopyFrom(proto)
-    _make_inputs(probe.graph, 0)
+    _make_inputs(probe, described(probe))
     return _checked(probe)
 
 
-def _make_inputs(graph: onnx.GraphProto, least: int) -> None:
-    """Make inputs of initializers that have at least so many bytes of data, in place."""
-    for index in reversed(range(len(graph.initializer))):
-        tensor = graph.initializer[index]
-        if len(tensor.raw_data) >= least:
-            dims = list(tensor.dims)
-            entry = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, dims)
-            graph.input.append(entry)
-            del graph.initializer[index]
+def _make_inputs(model: onnx.ModelProto, names: Collection[str]) -> None:
+    """Make inputs of the model of some initializers, those in branches too, in place."""
+    waiting = [model.graph]
+    while waiting:
+        graph = waiting.pop()
+        for index in reversed(range(len(graph.initializer))):
+            tensor = graph.initializer[index]
+            if tensor.name in names:
+                dims = list(tensor.dims)
+                entry = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, dims)
+                model.graph.input.append(entry)
+                del graph.initializer[index]
+        waiting.extend(inner_graphs(graph))
 
 
 def check_file(path: Path, opset: int, expected: Mapping[str, Described]) -> None:
@@ -180,7 +167,7 @@ def check_file(path: Path, opset: int, expected: Mapping[str, Described]) -> Non
     """
     subject = f"artifact {path.name!r}"
     try:
-        model = onnx.load(path, load_external_data=False)
+        model, passed = read_outline(path, _EXTERNAL_FROM)
     except DecodeError as error:
         _fail(subject, f"is refused by the onnx checker ({error})")
     opsets = {entry.domain: entry.version for entry in model.opset_import}
@@ -196,9 +183,9 @@ def check_file(path: Path, opset: int, expected: Mapping[str, Described]) -> Non
     if extra:
         _fail(subject, f"holds an initializer {extra[0]!r} that the model does not have")
     _check_use(model, subject)
-    _check_lengths(model, path, subject)
+    _check_lengths(model, passed, path, subject)
     outside = any(t.data_location == TensorProto.EXTERNAL for t in all_initializers(model.graph))
-    _make_inputs(model.graph, _EXTERNAL_FROM)  # the checker would copy all weights, more than once
+    _make_inputs(model, passed)
     wrong = _checked(path if outside else model)
     if wrong is not None:
         _fail(subject, f"is refused by the onnx checker ({wrong})")
@@ -261,14 +248,16 @@ def _names_read(graph: onnx.GraphProto) -> Iterator[str]:
                 yield from _names_read(inner)
 
 
-def _check_lengths(model: onnx.ModelProto, path: Path, subject: str) -> None:
+def _check_lengths(
+    model: onnx.ModelProto, passed: Mapping[str, int], path: Path, subject: str
+) -> None:
     for tensor in all_initializers(model.graph):
         if tensor.data_type == TensorProto.STRING:
             continue
         want = -(-prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth // 8)
         places = {entry.key: entry.value for entry in tensor.external_data}
         if tensor.data_location != TensorProto.EXTERNAL:
-            have = len(tensor.raw_data)
+            have = passed.get(tensor.name, len(tensor.raw_data))
         else:
             file = path.parent / places["location"]
             end = int(places["offset"]) + int(places["length"])

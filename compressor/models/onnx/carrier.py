@@ -15,6 +15,7 @@ from onnx_ir import tensor_adapters
 from compressor.errors import ModelError, SpecError
 from compressor.graph.codebooks import attach_codebook
 from compressor.graph.codes import attach_codes
+from compressor.graph.editing import Editor
 from compressor.graph.layers import graph_layers
 from compressor.graph.module_names import name_by_modules
 from compressor.graph.plain import make_plain
@@ -192,9 +193,10 @@ def graph_with_codes(
     """
     changed = graph.clone()
     layers = {layer.weight: layer for layer in graph_layers(changed)}
+    editor = Editor(changed)  # one for all: it looks at every node
     for name, codes in changes.items():
         attach = attach_codebook if codes.scheme.element == "codebook" else attach_codes
-        attach(changed, layers[name], codes.scheme, partial(codes.read, weight))
+        attach(editor, layers[name], codes.scheme, partial(codes.read, weight))
     return changed
 
 

@@ -18,6 +18,7 @@ from compressor.graph.skeleton import detached_weights
 from compressor.graph.values import all_nodes, value_by_name
 from compressor.models.element_types import run_without_numpy
 from compressor.models.executor import GraphModule
+from compressor.models.onnx.turned_weights import turn_weights
 from compressor.models.resident_memory import forget_pages, return_freed_memory
 from compressor.models.threads import usual_threads
 from compressor.models.torch.matching import TorchRunner
@@ -200,6 +201,7 @@ def _graph_opener(
     """Return what starts sessions as :func:`graph_runner` does, any number of them."""
     model = _tapped(model, taps)
     shared = detached_weights(model, _KEPT)
+    turn_weights(model, shared)
     size = sum(
         v.const_value.nbytes
         for v in model.graph.initializers.values()

@@ -14,6 +14,7 @@ import torch
 
 from compressor.exporters.onnx.forms import in_form_for
 from compressor.graph.codes import attach_codes
+from compressor.graph.editing import Editor
 from compressor.graph.layers import layers_with_nodes
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.models.onnx.ort_runner import graph_runner
@@ -114,7 +115,7 @@ def test_a_layer_of_floats_behind_codes_has_its_weight_ready(tmp_path):
     assert tensor is not None
     matrix, scheme = layer.canonical(torch.from_numpy(np.array(tensor.numpy()))), Scheme(8)
     codes = quantize(matrix, *absmax_parameters(matrix, scheme), scheme)
-    attach_codes(half, layer, scheme, lambda: codes)
+    attach_codes(Editor(half), layer, scheme, lambda: codes)
     assert executed(half, tmp_path)["DequantizeLinear"] == 2
     written = in_form_for("ort-cpu", half, "float32")
     counted = executed(written, tmp_path)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from compressor.graph.codes import attach_codes, obstacle
+from compressor.graph.editing import Editor
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.passes.quantize.maths.affine import absmax_parameters, quantize
 from compressor.types.layers import Layer, QuantizedTensor, Scheme
@@ -75,7 +76,7 @@ def attached(carrier: OnnxCarrier, scheme: Scheme) -> tuple[OnnxCarrier, Array]:
     (layer,) = carrier.layers()
     result = rounded(carrier, layer, scheme)
     model = carrier.graph().clone()
-    attach_codes(model, layer, scheme, lambda: result)
+    attach_codes(Editor(model), layer, scheme, lambda: result)
     return OnnxCarrier(model), layer.stored(result.dequantize()).numpy()
 
 
@@ -147,7 +148,7 @@ def test_nothing_is_quantized_before_it_is_read_and_then_once() -> None:
         return rounded(carrier, layer, Scheme(4))
 
     model = carrier.graph().clone()
-    codes = attach_codes(model, layer, Scheme(4), compute)
+    codes = attach_codes(Editor(model), layer, Scheme(4), compute)
     total = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value)
     assert total == 24 * 32 // 2 + 24 * 4 + 24 * 4
     copy = model.clone()
@@ -212,7 +213,7 @@ def test_every_layer_of_real_networks_can_be_attached() -> None:
         for layer in carrier.layers():
             matrix = layer.canonical(carrier.weight(layer))
             result = quantize(matrix, *absmax_parameters(matrix, Scheme(8)), Scheme(8))
-            attach_codes(model, layer, Scheme(8), lambda result=result: result)  # type: ignore[misc]
+            attach_codes(Editor(model), layer, Scheme(8), lambda result=result: result)  # type: ignore[misc]
         quantized = OnnxCarrier(model)
         assert {layer.dtype for layer in quantized.layers()} == {"int8"}
         wanted, got = carrier.runner().run(batch), quantized.runner().run(batch)
@@ -256,10 +257,9 @@ def test_attaching_what_cannot_be_stored_is_refused() -> None:
     carrier, _ = opened("gemm")
     (layer,) = carrier.layers()
     scheme = Scheme(4, granularity="group", group=7)
+    editor = Editor(carrier.graph().clone())
     with pytest.raises(ValueError, match="layer 'fc': 32 columns do not divide into groups of 7"):
-        attach_codes(
-            carrier.graph().clone(), layer, scheme, lambda: rounded(carrier, layer, scheme)
-        )
+        attach_codes(editor, layer, scheme, lambda: rounded(carrier, layer, scheme))
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 import torch
 
+from compressor.graph import editing
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.types.carrier import Capability, Carrier
@@ -56,6 +58,26 @@ def coded(carrier: Carrier, name: str, calls: list[str]) -> Carrier:
 
 def onnx_net() -> OnnxCarrier:
     return OnnxCarrier(torch_net().graph())
+
+
+def test_a_graph_is_looked_through_once_for_all_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    carrier = onnx_net()
+    walks: list[str] = []
+    walk = editing.all_nodes
+
+    def counted(graph: ir.Graph) -> Iterator[ir.Node]:
+        walks.append("")
+        return walk(graph)
+
+    monkeypatch.setattr(editing, "all_nodes", counted)
+    changes = {
+        layer.weight: WeightCodes(layer, SCHEME, partial(rounded, [], layer))
+        for layer in carrier.layers()
+    }
+    both = carrier.with_codes(changes)
+    assert len(changes) == 2
+    assert len(walks) == 1
+    assert {layer.weight for layer in both.layers()} == changes.keys()
 
 
 @pytest.fixture(params=[torch_net, onnx_net], ids=["torch", "onnx"])

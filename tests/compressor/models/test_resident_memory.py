@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import re
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from compressor.models.onnx import ort_runner
 from compressor.models.onnx.carrier import OnnxCarrier, restore_graph
+from compressor.models.onnx.ort_runner import OrtRunner
 from compressor.models.resident_memory import forget_pages
 
 SIDE = 1024
@@ -25,6 +30,58 @@ def resident(folder: Path) -> int:
         elif inside and line.startswith("Rss:"):
             total += 1024 * int(line.split()[1])
     return total
+
+
+@pytest.fixture
+def transposing(tmp_path: Path) -> OnnxCarrier:
+    """Return a model that transposes its weights, one of them twice, restored from a folder."""
+    rng = np.random.default_rng(0)
+    names = {"a": "first", "b": "second", "c": "second"}
+    made = [helper.make_node("Transpose", [w], [f"{n}.T"], perm=[1, 0]) for n, w in names.items()]
+    made += [
+        helper.make_node("MatMul", [x, f"{n}.T"], [y])
+        for x, n, y in (("x", "a", "p"), ("p", "b", "q"), ("q", "c", "r"))
+    ]
+    made.append(helper.make_node("MatMul", ["r", "first"], ["y"]))
+    shapes = {"first": (2 * SIDE, SIDE), "second": (2 * SIDE, 2 * SIDE)}
+    weights = {n: rng.standard_normal(s, np.float32) / SIDE for n, s in shapes.items()}
+    graph = helper.make_graph(
+        made,
+        "products",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", SIDE])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", SIDE])],
+        [numpy_helper.from_array(a, n) for n, a in weights.items()],
+    )
+    opsets = [helper.make_opsetid("", 21)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    OnnxCarrier(ir.from_proto(model)).save(tmp_path)
+    return restore_graph(tmp_path)
+
+
+def test_weights_are_transposed_before_a_session_starts(
+    transposing: OnnxCarrier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = {"x": np.random.default_rng(1).standard_normal((3, SIDE), np.float32)}
+    (y,) = transposing.runner().run(x).values()
+    assert resident(tmp_path) < SIDE * SIDE
+    given: list[dict[str, tuple[int, ...]]] = []
+
+    class Recorded(OrtRunner):
+        def __init__(self, model: bytes, subject: str, **options: Any) -> None:
+            given.append({n: a.shape for n, a in options["weights"].items()})
+            super().__init__(model, subject, **options)
+
+    monkeypatch.setattr(ort_runner, "OrtRunner", Recorded)
+    assert np.array_equal(next(iter(transposing.runner(["q"]).run(x).values())), y)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    assert np.array_equal(next(iter(transposing.runner().run(x).values())), y)
+    tall, square, wide = (2 * SIDE, SIDE), (2 * SIDE, 2 * SIDE), (SIDE, 2 * SIDE)
+    assert given[0] == {"first": tall, "a.T": wide, "b.T": square, "c.T": square}
+    assert given[1] == {"first": tall, "second": square}
 
 
 @pytest.fixture

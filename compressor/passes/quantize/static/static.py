@@ -13,6 +13,7 @@ import torch
 from pydantic import Field
 
 from compressor.graph.codes import attach_codes
+from compressor.graph.editing import Editor
 from compressor.graph.layers import moment_request
 from compressor.graph.stored_weights import is_quantized
 from compressor.models.layer_uses import computed_weights
@@ -152,13 +153,16 @@ class QuantizeStatic(GraphPass):
 
         stored = decision.stored
         makers = write_static_codes(decision, decision.codes(pixels, statistics), make_codes)
+        editor = Editor(model)
         for layer in decision.layers:
             if layer.name in stored:
                 tensor = model.graph.initializers[layer.weight].const_value
                 assert tensor is not None
                 matrix = floats[layer.name] = partial(_matrix, layer, tensor)
                 codes = partial(_nearest, matrix, stored[layer.name])
-                makers[layer.name] = attach_codes(model, layer, stored[layer.name], codes).quantized
+                makers[layer.name] = attach_codes(
+                    editor, layer, stored[layer.name], codes
+                ).quantized
         return decision, {name: (matrix, makers[name]) for name, matrix in floats.items()}
 
     def _moment_request(self, layer: Layer, node: ir.Node) -> Request | None:

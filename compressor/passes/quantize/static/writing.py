@@ -11,6 +11,7 @@ import onnx_ir as ir
 import torch
 
 from compressor.graph.codes import attach_codes, write_out_zero_point
+from compressor.graph.editing import Editor
 from compressor.graph.operators import operator
 from compressor.graph.values import constant_array, value_by_name
 from compressor.passes.quantize.static.placement import Placement, quantized_source
@@ -44,7 +45,7 @@ def write_static_codes(
         bias = own_bias(node) if profile.integer_bias else None
         least = None if bias is None else partial(_least_weight_scale, _tensor(bias), scales[value])
         make = makers[layer.name] = make_codes(layer, least)
-        stored = attach_codes(model, layer, decision.schemes[layer.name], make)
+        stored = attach_codes(Editor(model), layer, decision.schemes[layer.name], make)
         if layer.kind in profile.explicit_zero and stored.zero_point is None:
             write_out_zero_point(model.graph, stored)
         if bias is not None:
