@@ -124,7 +124,7 @@ class SafetensorsExporter(Exporter):
 
     format: ClassVar[str] = "safetensors"
     resumes: ClassVar[bool] = True
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     not_judged: ClassVar[str] = "a storage format"  # a device loads it and runs something else
 
     layout: Literal["auto", "graph", "compressed-tensors"] = Field(
