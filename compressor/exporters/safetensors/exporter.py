@@ -256,7 +256,10 @@ class SafetensorsExporter(Exporter):
             return ()
         written = finish(plan, directory)
         for file in written:
-            context.hashed(file.path.relative_to(directory).as_posix(), file.sha256)
+            name = file.path.relative_to(directory).as_posix()
+            context.hashed(name, file.sha256)
+            if file.tensors:
+                context.summed(name, file.tensors)
         return tuple(file.path for file in written)
 
 
