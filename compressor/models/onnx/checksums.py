@@ -31,17 +31,23 @@ def onnx_checksums(path: Path) -> dict[str, dict[str, str]]:
     sums: dict[str, dict[str, str]] = {}
     seen = Counter[str]()
     for tensor in tensors_in(proto):
-        seen[tensor.name] += 1
-        again = seen[tensor.name]
-        name = tensor.name if again == 1 else f"{tensor.name}#{again}"
+        name = _text(tensor.name)
+        seen[name] += 1
+        if seen[name] > 1:
+            name = f"{name}#{seen[name]}"
         if tensor.data_location != TensorProto.EXTERNAL:
             raw = tensor.HasField("raw_data")
             data = tensor.raw_data if raw else tensor.SerializeToString(deterministic=True)
             sums.setdefault(path.name, {})[name] = checksum([data])
             continue
-        places = {entry.key: entry.value for entry in tensor.external_data}
+        places = {_text(entry.key): _text(entry.value) for entry in tensor.external_data}
         sums.setdefault(places.get("location", ""), {})[name] = _outside(path.parent, places)
     return sums
+
+
+def _text(value: str | bytes) -> str:
+    """Return text; protobuf gives bytes where it is no UTF-8."""
+    return value if isinstance(value, str) else value.decode("utf-8", "replace")
 
 
 def _outside(folder: Path, places: Mapping[str, str]) -> str:

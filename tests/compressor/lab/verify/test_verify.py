@@ -136,6 +136,15 @@ def test_the_tensor_of_an_onnx_file_is_named(tmp_path: Path) -> None:
         assert "is not an ONNX file" in complaint(path)
 
 
+def test_names_in_an_onnx_file_that_are_no_text(run: Path) -> None:
+    path = run / "model.onnx"
+    place = path.read_bytes().index(b"location") + len("location") + 4
+    with flipped(Flip(path, place, 7)):
+        assert "model.onnx changed" in complaint(run)
+    with flipped(Flip(path, path.read_bytes().rindex(b"conv2.weight"), 7)):
+        assert "model.onnx changed" in complaint(run)
+
+
 def test_the_tensor_of_external_data_is_named(run: Path) -> None:
     folder = run
     data = folder / "model.onnx.data"
