@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, str] = {
     "bench": "compressor.cli.bench:bench",
     "compare": "compressor.cli.compare:compare",
     "gate": "compressor.cli.compare:gate",
+    "verify": "compressor.cli.verify:verify",
     "unpack": "compressor.cli.unpack:unpack",
     "passes": "compressor.cli.catalog:passes",
     "exporters": "compressor.cli.catalog:exporters",

@@ -1,13 +1,18 @@
-"""Tensors whose elements are computed when an operator needs them."""
+"""Tensors whose elements are computed, or checked, when an operator needs them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
+from threading import Lock, Thread
 from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
+
+from compressor.errors import CompressorError
 
 _ASKS = frozenset(
     {
@@ -31,6 +36,93 @@ _STEPS_IN_PLACE = frozenset({"__setitem__", "__set__"}) | {
 }
 
 
+class OnceChecked:
+    """A check that is made once, by whoever needs its result first; others wait for it.
+
+    Args:
+        compare: raises what every later use raises too.
+    """
+
+    def __init__(self, compare: Callable[[], None]):
+        self._compare: Callable[[], None] | None = compare
+        self._lock = Lock()
+
+    @property
+    def passed(self) -> bool:
+        """Whether it has been made, and nothing was wrong."""
+        return self._compare is None
+
+    def ensure(self) -> None:
+        """Make the check, unless it has passed already."""
+        if self._compare is not None:
+            with self._lock:
+                if self._compare is not None:
+                    self._compare()
+                    self._compare = None
+
+
+class CheckedTensor(torch.Tensor):
+    """An ordinary tensor whose bytes are checked before the first function of torch sees them."""
+
+    _plain: Tensor
+    _check: OnceChecked
+
+    @staticmethod
+    def __new__(cls, tensor: Tensor, check: OnceChecked) -> CheckedTensor:
+        """Make one that shares the memory of a tensor; nothing is checked."""
+        made: CheckedTensor = torch.Tensor._make_subclass(cls, tensor)
+        made._plain, made._check = tensor, check
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Any,
+        types: Iterable[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Check all tensors that a function of torch takes, and call it on their memory."""
+        del types
+        keywords = dict(kwargs or {})
+        if func is Tensor.detach:
+            return cls(args[0]._plain.detach(), args[0]._check)
+        if func not in _ASKS:
+            tree_map_only(cls, computed, (args, keywords))
+            args, keywords = tree_map_only(LazyTensor, computed, (args, keywords))
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **keywords)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        """Return an ordinary tensor."""
+        memo[id(self)] = copied = deepcopy(computed(self), memo)
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Store an ordinary tensor."""
+        return computed(self).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]  # torch's
+
+
+def check_ahead(tensors: Iterable[Tensor]) -> bool:
+    """Check tensors one after the other in another thread, while whoever called works.
+
+    What is wrong with one is raised where that one is used.
+
+    Returns:
+        Whether any was left to check.
+    """
+    checks = [c for t in tensors if (c := getattr(t, "_check", None)) and not c.passed]
+    if checks:
+        Thread(target=_check_all, args=(checks,), daemon=True).start()
+    return bool(checks)
+
+
+def _check_all(checks: Iterable[OnceChecked]) -> None:
+    for check in checks:
+        with suppress(CompressorError):
+            check.ensure()
+
+
 class LazyTensor(torch.Tensor):
     """A tensor on the CPU that knows its shape and dtype, and computes its elements at each use.
 
@@ -42,17 +134,24 @@ class LazyTensor(torch.Tensor):
         compute: returns a new tensor of that shape and dtype; called by any thread.
         shape: its shape.
         dtype: its dtype.
+        check: what ``compute`` ensures first, if anything.
     """
 
     _compute: Callable[[], Tensor]
+    _check: OnceChecked | None
 
     @staticmethod
     def __new__(
-        cls, compute: Callable[[], Tensor], shape: Sequence[int], dtype: torch.dtype
+        cls,
+        compute: Callable[[], Tensor],
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        check: OnceChecked | None = None,
     ) -> LazyTensor:
         """Make one; nothing is computed."""
         made: LazyTensor = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype)
         made._compute = compute
+        made._check = check
         return made
 
     @classmethod
@@ -129,8 +228,13 @@ class LazyTensor(torch.Tensor):
 
 
 def computed(tensor: Tensor) -> Tensor:
-    """Return an ordinary tensor: of a lazy one its elements, any other as it is."""
-    return tensor._compute() if type(tensor) is LazyTensor else tensor
+    """Return a tensor that can be read: of a lazy one its elements, any other as it is, checked."""
+    if type(tensor) is LazyTensor:
+        return tensor._compute()
+    if type(tensor) is CheckedTensor:
+        tensor._check.ensure()
+        return tensor._plain
+    return tensor
 
 
 def _stays(func: Any, tensor: LazyTensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -25,6 +25,7 @@ from compressor.run.plan import make_plan
 from compressor.run.store import STORE, Store
 from compressor.run.workspace import Workspace
 from compressor.spec.load import Spec
+from compressor.types.proofs import sealed_text
 
 _REPORTS = ("report.json", "report.md", "report.html")
 _MANIFEST = "manifest.json"
@@ -123,9 +124,9 @@ def _publish(
         for path, text in zip(others, texts, strict=True):
             path.write_text(text, encoding="utf-8")
         others += write_samples(workspace, artifacts, report["artifacts"], staged)
-        entry = manifest(workspace, report["artifacts"], others)
+        entry = manifest(workspace, artifacts, others)
         gone += _stale(output, [str(o["name"]) for o in entry["outputs"]])
-        (staged / _MANIFEST).write_text(json_text(entry), encoding="utf-8")
+        (staged / _MANIFEST).write_text(sealed_text(entry), encoding="utf-8")
 
 
 def _stale(output: Path, kept: Sequence[str]) -> list[str]:

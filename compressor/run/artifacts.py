@@ -40,6 +40,7 @@ class Artifact:
         exporter: the exporter that wrote it and can open it.
         path: the main file, in the store.
         files: name, bytes and sha256 of every file, the main one first.
+        tensors: checksums of the tensors in each file, unless a file of the artifact has them.
         predicted: the bytes that were predicted: by the plan, or where that was an estimate, once
             the passes had been done.
     """
@@ -48,6 +49,7 @@ class Artifact:
     exporter: Exporter
     path: Path
     files: Sequence[Mapping[str, Any]]
+    tensors: Mapping[str, Mapping[str, str]]
     predicted: int
 
     @property
@@ -94,21 +96,23 @@ def write_artifacts(workspace: Workspace, key: str, carrier: Carrier) -> list[Ar
         )
         workspace.begin_step()
         with located(spec.where("exports", index)):
-            folder, files = _written(workspace, artifact_key, exporter, carrier, context)
+            folder, stored = _written(workspace, artifact_key, exporter, carrier, context)
             again = planned.estimate and not exporter.estimated  # now that the sizes are known
             predicted = exporter.predict(carrier) if again else planned.bytes
-        made.append(Artifact(key, exporter, folder / str(files[0]["name"]), files, predicted))
+        files, tensors = stored["files"], stored.get("tensors", {})
+        path = folder / str(files[0]["name"])
+        made.append(Artifact(key, exporter, path, files, tensors, predicted))
     return made
 
 
 def _written(
     workspace: Workspace, key: str, exporter: Exporter, carrier: Carrier, context: ExportContext
-) -> tuple[Path, Sequence[Mapping[str, Any]]]:
-    """Return the folder in the store that holds the artifact's files, and the files."""
+) -> tuple[Path, Mapping[str, Any]]:
+    """Return the folder in the store that holds the artifact's files, and what is noted of them."""
     folder = workspace.store.folder(key) / _FILES
     stored_result = workspace.store.read(key)
     if all(workspace.ranks.gathered(stored_result is not None)) and stored_result is not None:
-        return folder, stored_result["files"]
+        return folder, stored_result
     workspace.load()
     if workspace.first:
         label = f"export {exporter.format}"
@@ -118,7 +122,14 @@ def _written(
         with workspace.progress.stage(label, total) as advance, write as (staged, result):
             (staged / _FILES).mkdir(exist_ok=True)
             streamed: dict[str, str] = {}
-            reporting = replace(context, advance=advance, hashed=streamed.__setitem__)
+            tensors: dict[str, Mapping[str, str]] = {}
+            result["tensors"] = tensors
+            reporting = replace(
+                context,
+                advance=advance,
+                hashed=streamed.__setitem__,
+                summed=tensors.__setitem__,
+            )
             paths = exporter.write(carrier, staged / _FILES, reporting)
             result["files"] = files = [_described(p, staged / _FILES, streamed) for p in paths]
             hashes |= {f"{_FILES}/{file['name']}": file["sha256"] for file in files}
@@ -129,7 +140,7 @@ def _written(
     workspace.ranks.wait()
     stored = workspace.store.read(key)
     assert stored is not None
-    return folder, stored["files"]
+    return folder, stored
 
 
 def _described(path: Path, folder: Path, hashes: Mapping[str, str]) -> dict[str, Any]:
@@ -201,12 +212,11 @@ def _intact(folder: Path, file: Mapping[str, Any]) -> bool:
 
 
 def manifest(
-    workspace: Workspace, artifacts: Sequence[Mapping[str, Any]], reports: Sequence[Path]
+    workspace: Workspace, artifacts: Sequence[Artifact], reports: Sequence[Path]
 ) -> dict[str, Any]:
     """Return a description of a run by which it can be repeated and its files recognised.
 
     Args:
-        artifacts: their entries in the report.
         reports: the other files that the run leaves, wherever they are now.
     """
     plan = workspace.plan
@@ -217,7 +227,11 @@ def manifest(
     if path.is_file():  # a command may have made it up
         inputs.insert(0, _file(path, spec.folder))
     data = [{"role": role, "sha256": entry.digest} for role, entry in plan.data.items()]
-    outputs = [dict(f) for artifact in artifacts for f in artifact["files"]]
+    outputs = [
+        {**f, "tensors": a.tensors[f["name"]]} if f["name"] in a.tensors else dict(f)
+        for a in artifacts
+        for f in a.files
+    ]
     outputs += [{**_file(p, p.parent), "bytes": p.stat().st_size} for p in reports]
     return {
         "schema": 1,

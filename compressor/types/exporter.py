@@ -27,6 +27,8 @@ class ExportContext:
         advance: takes the bytes that have been worked on so far, for whoever watches.
         hashed: takes name and sha256 of a file that has been written, where the exporter found
             it on the way; large files then need not be read once more.
+        summed: takes name and checksums of the tensors of such a file, see
+            :mod:`compressor.types.proofs`.
         folder: the spec's, in which files lie that an option names; it goes into no artifact.
     """
 
@@ -35,6 +37,7 @@ class ExportContext:
     ranks: Ranks = ALONE
     advance: Callable[[int], None] = lambda _: None
     hashed: Callable[[str, str], None] = lambda _, __: None
+    summed: Callable[[str, Mapping[str, str]], None] = lambda _, __: None
     folder: Path = Path()
 
 

@@ -155,6 +155,27 @@ def called(how: str, folder: str) -> dict[str, float]:
     return {"first": seconds[0], "later": later, "memory": anonymous() - before}
 
 
+def first_read(verify: str, what: str, folder: str) -> dict[str, float]:
+    """Read all of a model for the first time, in this process.
+
+    Args:
+        verify: compare tensors with their checksums, where it is not empty.
+        what: ``call`` the model, or ``copy`` each tensor.
+    """
+    torch.set_num_threads(1)
+    x, start = torch.randn(1, SIDE), (time.perf_counter(), time.process_time())
+    module = load(folder, verify=bool(verify))
+    loaded = time.process_time()
+    with torch.inference_mode():
+        if what == "call":
+            module(x)
+        else:
+            for tensor in module.state_dict().values():
+                tensor.clone()
+    seconds = time.perf_counter() - start[0]
+    return {"load": loaded - start[1], "wall": seconds, "cpu": time.process_time() - start[1]}
+
+
 def in_a_process(function: str, *arguments: str) -> dict[str, float]:
     """Run one of the functions above in a fresh process."""
     code = (
@@ -226,6 +247,34 @@ def test_calling(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         lines.append(
             f"{how:24}{1e3 * own['first']:10.0f}{1e3 * own['later']:10.0f}"
             f"{own['memory'] / 1e6:14.0f}"
+        )
+    show(capsys, lines)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_checking(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / kind
+    cases = [(what, verify) for what in ("call", "copy") for verify in ("", "verify")]
+    results: dict[tuple[str, str], list[dict[str, float]]] = {case: [] for case in cases}
+    try:
+        layers = make_model(folder, kind, MEGABYTES)
+        size = (folder / "model.safetensors").stat().st_size
+        for _ in range(ROUNDS):
+            for what, verify in cases:
+                one = in_a_process("first_read", verify, what, str(folder))
+                results[what, verify].append(one)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    lines = [
+        f"{kind}, {layers} layers, {size / 1e9:.2f} GB, read for the first time; {ROUNDS} rounds",
+        f"{'':24}{'load CPU ms':>12}{'CPU ms':>10}{'x':>7}{'wall ms':>10}{'x':>7}",
+    ]
+    for (what, verify), found in results.items():
+        own, base = _medians(found), _medians(results[what, ""])
+        lines.append(
+            f"{what} {verify:19}{1e3 * own['load']:12.1f}"
+            f"{1e3 * own['cpu']:10.0f}{own['cpu'] / base['cpu']:7.2f}"
+            f"{1e3 * own['wall']:10.0f}{own['wall'] / base['wall']:7.2f}"
         )
     show(capsys, lines)
 

@@ -22,6 +22,7 @@ from compressor.run.execute import RunOptions
 from compressor.run.plan import Plan, make_plan
 from compressor.spec.load import load_spec
 from compressor.spec.user_code import importable
+from compressor.types.proofs import sealed_text
 
 CLASSES, WIDTH, SIDE, SAMPLES = 4, 8, 8, 48
 ONNX, MODULE, CHECKPOINT = "tiny.onnx", "tiny_net", "tiny.pt"
@@ -119,7 +120,8 @@ class Project:
         content = json.loads(manifest.read_text(encoding="utf-8"))
         (entry,) = (entry for entry in content["outputs"] if entry["name"] == path.name)
         entry["sha256"] = file_sha256(path)
-        manifest.write_text(json.dumps(content), encoding="utf-8")
+        del content["seal"]
+        manifest.write_text(sealed_text(content), encoding="utf-8")
 
     def artifacts(self) -> dict[str, bytes]:
         """Return name → bytes of the exported files."""

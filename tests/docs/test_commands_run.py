@@ -103,9 +103,21 @@ def accepted(folder: Path) -> None:
     shutil.copytree(folder / "out" / "my-model", folder / "baseline")
 
 
+def signing(folder: Path) -> None:
+    pytest.importorskip("cryptography", reason="signatures need the extra compressor[sign]")
+    from tests.compressor.lab.verify.keys import write_keys
+
+    accepted(folder)
+    private, public = write_keys(folder, 1)
+    private.rename(folder / "key.pem")
+    public.rename(folder / "public.pem")
+
+
 DIGITS = "compress run samples/digits/spec.yaml"
 ENGINE = "compress run samples/digits/tensorrt.yaml"
 GATE = "compress gate baseline out/my-model"
+VERIFY = "compress verify out/my-model"
+UNPACK = "compress unpack model.archive -o model --force"
 RUNNING = (
     Running(r"compress (--help|doctor|schema|passes|exporters)\b", nothing),
     Running(r".*observer=entrpy", samples, ExitCode.BAD_SPEC),
@@ -125,7 +137,11 @@ RUNNING = (
     Running(r"compress (plan|run) voice.yaml", voice_spec),
     Running(rf"compress (inspect|init) {FACES}", faces, data=FACES),
     Running(r"compress quantize (Llama-dir|DIR)", llama),
-    Running(r"compress (unpack|inspect) model.archive", archived),
+    Running(r"compress (unpack|inspect|verify) model.archive", archived),
+    Running(r"compress verify model$", archived, before=UNPACK),
+    Running(r"compress verify .*--sign", signing),
+    Running(r"compress verify .*--key", signing, before=f"{VERIFY} --sign key.pem"),
+    Running(VERIFY, accepted),
     Running(rf"{GATE} .*--history history.jsonl", accepted),
     Running(r"compress compare .*--history", accepted, before=f"{GATE} --history history.jsonl"),
     Running(r"compress (compare|gate) (baseline|out/my-model) out/my-model", accepted),

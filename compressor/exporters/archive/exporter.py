@@ -205,7 +205,7 @@ class ArchiveExporter(Exporter):
     """
 
     format: ClassVar[str] = "archive"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     bound: ClassVar[bool] = True  # how well weights can be coded shows at the end
     not_judged: ClassVar[str] = "a storage format"  # it is unpacked before it is run
 

@@ -28,6 +28,7 @@ from compressor.exporters.onnx.matmul_nbits import Compute
 from compressor.exporters.onnx.targets import TARGETS, first_breach
 from compressor.graph.blocks import sink_initializers
 from compressor.graph.skeleton import Skeleton, skeleton
+from compressor.models.onnx.checksums import onnx_checksums
 from compressor.models.onnx.file import PRODUCER, TARGET
 from compressor.models.onnx.runtimes import runtime_for, versions_of, why_elsewhere
 from compressor.types.carrier import Capability, Carrier, Runner
@@ -151,6 +152,8 @@ class OnnxExporter(Exporter):
         expected = described(layout.proto)
         files = write_layout(layout, directory)
         check_file(files[0], self.opset, expected)
+        for name, sums in onnx_checksums(files[0]).items():
+            context.summed(name, sums)
         return files
 
     def open(self, path: Path) -> Runner:

@@ -124,7 +124,7 @@ class SafetensorsExporter(Exporter):
 
     format: ClassVar[str] = "safetensors"
     resumes: ClassVar[bool] = True
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     not_judged: ClassVar[str] = "a storage format"  # a device loads it and runs something else
 
     layout: Literal["auto", "graph", "compressed-tensors"] = Field(
@@ -256,7 +256,10 @@ class SafetensorsExporter(Exporter):
             return ()
         written = finish(plan, directory)
         for file in written:
-            context.hashed(file.path.relative_to(directory).as_posix(), file.sha256)
+            name = file.path.relative_to(directory).as_posix()
+            context.hashed(name, file.sha256)
+            if file.tensors:
+                context.summed(name, file.tensors)
         return tuple(file.path for file in written)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -192,11 +192,12 @@ def _planned(name: str, sources: Sequence[StoredTensor]) -> PlannedShard:
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A finished file, its size and the SHA-256 of its bytes in hexadecimal."""
+    """A finished file: its size, the SHA-256 of its bytes, and the checksums of its tensors."""
 
     path: Path
     nbytes: int
     sha256: str
+    tensors: Mapping[str, str] = field(default_factory=dict)
 
 
 def journal_of(path: Path) -> Path:
@@ -225,9 +226,11 @@ def noted(shard: PlannedShard, directory: Path, plan: str) -> WrittenFile | None
         return None
     expected = {"plan": plan, "bytes": size}
     same = isinstance(note, dict) and all(note.get(k) == v for k, v in expected.items())
-    if not same or size != shard.nbytes or not isinstance(note.get("sha256"), str):
+    kinds = {"sha256": str, "tensors": dict}
+    whole = same and all(isinstance(note.get(key), kind) for key, kind in kinds.items())
+    if not whole or size != shard.nbytes:
         return None
-    return WrittenFile(path, size, note["sha256"])
+    return WrittenFile(path, size, note["sha256"], note["tensors"])
 
 
 def finish(plan: StreamPlan, directory: Path) -> tuple[WrittenFile, ...]:

@@ -48,6 +48,7 @@ from compressor.models.checkpoint.reading import (
 )
 from compressor.types.data import ALONE, Ranks
 from compressor.types.layers import StoredTensor
+from compressor.types.proofs import checksum
 
 ResultT = TypeVar("ResultT")
 
@@ -191,12 +192,27 @@ class ShardFile:
     def finish(self, plan: str) -> None:
         """Flush it, give it its name, and note its hash and the plan's digest beside it."""
         digest = hashlib.sha256()
-        with mmap.mmap(self._handle, 0, access=mmap.ACCESS_READ) as mapped:
-            digest.update(mapped)
+        tensors = {}
+        header, offsets = self._shard.layout.header, self._shard.layout.offsets
+        with (
+            mmap.mmap(self._handle, 0, access=mmap.ACCESS_READ) as mapped,
+            memoryview(mapped) as whole,
+        ):
+            digest.update(whole[: len(header)])
+            for name in sorted(offsets, key=lambda n: (offsets[n], self._shard.entries[n].nbytes)):
+                start, nbytes = offsets[name], self._shard.entries[name].nbytes
+                with whole[start : start + nbytes] as data:
+                    digest.update(data)
+                    tensors[name] = checksum([data])
         os.fsync(self._handle)
         self._close()
         self._part.replace(self._path)
-        note = {"plan": plan, "bytes": self._shard.nbytes, "sha256": digest.hexdigest()}
+        note = {
+            "plan": plan,
+            "bytes": self._shard.nbytes,
+            "sha256": digest.hexdigest(),
+            "tensors": tensors,
+        }
         journal = journal_of(self._path)
         draft = journal.with_name(journal.name + ".part")
         draft.write_text(json.dumps(note) + "\n", encoding="utf-8")

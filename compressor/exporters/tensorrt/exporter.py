@@ -48,11 +48,12 @@ from compressor.exporters.tensorrt.profiles import (
     resolve_profiles,
 )
 from compressor.exporters.tensorrt.runner import EngineRunner
-from compressor.files import file_sha256, json_text, scratch, staging
+from compressor.files import file_sha256, scratch, staging
 from compressor.graph.skeleton import skeleton
 from compressor.graph.values import all_nodes
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.exporter import USUAL, ExportContext, Exporter
+from compressor.types.proofs import sealed_text
 
 SCHEMA = 1
 KIND = "tensorrt-engine"
@@ -83,6 +84,7 @@ class TensorrtExporter(Exporter):
     """
 
     format: ClassVar[str] = "tensorrt"
+    version: ClassVar[int] = 2
     estimated: ClassVar[bool] = True  # an engine holds kernels that the builder chooses
     on_gpu: ClassVar[bool] = True
 
@@ -302,7 +304,7 @@ class TensorrtExporter(Exporter):
                 for entry in placed
             ],
         }
-        return json_text(document)
+        return sealed_text(document)
 
     def _tried(self, form: Form, settings: Settings) -> Engine | None:
         """Build a small model with made-up weights; ``None`` for others."""

@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from compressor import catalog
-from compressor.errors import InputError, ModelError, SpecError
+from compressor.errors import ModelError, SpecError
 from compressor.files import settle
-from compressor.lab.inspect.path import inspect_run, read_mapping
+from compressor.lab.inspect.path import read_mapping
+from compressor.lab.verify.manifests import MANIFEST, REPORT, unchanged_run
 from compressor.progress import Silent
 from compressor.run.artifact_file import ONNX, Artifact
 
-_REPORT, _MANIFEST = "report.json", "manifest.json"
 _FOLDERS = ("model.json", "config.json")  # what lies in a folder that is one artifact
 _FORMATS: Mapping[str, str] = {
     ".onnx": ONNX,
@@ -52,19 +52,19 @@ def _at(path: Path) -> list[Artifact]:
     if not path.exists():
         raise SpecError(subject, "does not exist", "check its spelling")
     settle(path if path.is_dir() else path.parent)
-    if path.is_dir() and (path / _REPORT).is_file():
+    if path.is_dir() and (path / REPORT).is_file():
         return _of_run(path)
     if path.is_dir():
         if not any((path / name).is_file() for name in _FOLDERS):
             raise SpecError(
                 subject,
-                f"is a folder without {_REPORT} and without {' or '.join(_FOLDERS)}",
+                f"is a folder without {REPORT} and without {' or '.join(_FOLDERS)}",
                 "name the artifacts in it",
             )
         return [Artifact(str(path), path, "safetensors", _folder_files(path))]
     formats = catalog.names("exporter")
     kind = _FORMATS.get(path.suffix) or path.suffix.removeprefix(".")
-    if kind not in formats or path.name in (_REPORT, _MANIFEST):
+    if kind not in formats or path.name in (REPORT, MANIFEST):
         raise SpecError(
             subject,
             f"is not recognized as an artifact by its name; formats are {', '.join(formats)}",
@@ -78,18 +78,11 @@ def _at(path: Path) -> list[Artifact]:
 
 
 def _of_run(folder: Path) -> list[Artifact]:
-    report, manifest = read_mapping(folder / _REPORT), read_mapping(folder / _MANIFEST)
     subject = f"run {str(folder)!r}"
-    changed = [f.name for f in inspect_run(folder, Silent()).files if f.state == "changed"]
-    if changed:
-        raise InputError(
-            subject,
-            f"{', '.join(changed)} does not match {_MANIFEST}: it was edited or replaced after "
-            "the run",
-            "run its spec again, or name the artifacts one by one",
-        )
+    manifest, _ = unchanged_run(folder, subject, Silent())
+    report = read_mapping(folder / REPORT)
     try:
-        options = {entry["format"]: entry for entry in manifest["spec"]["exports"]}
+        options = {entry["format"]: entry for entry in manifest.content["spec"]["exports"]}
         entries = [
             (str(a["path"]), str(a["format"]), [folder / f["name"] for f in a["files"]])
             for a in report["artifacts"]

@@ -14,7 +14,8 @@ import numpy as np
 
 from compressor.errors import DataError, InputError, SpecError, suggestion
 from compressor.files import settle
-from compressor.lab.inspect.path import MANIFEST, REPORT, inspect_run
+from compressor.lab.inspect.path import read_mapping
+from compressor.lab.verify.manifests import MANIFEST, REPORT, unchanged_run
 from compressor.progress import Progress
 from compressor.run.artifacts import FLOAT, SAMPLES
 from compressor.spec.validate import SpecErrors
@@ -94,18 +95,11 @@ def open_run(path: Path, progress: Progress) -> OpenedRun:
             f"has no {MANIFEST}, so nothing shows whether {REPORT} is what the run wrote",
             f"copy both, and {SAMPLES}, from the run's output",
         )
-    contents = inspect_run(folder, progress)
-    changed = [file.name for file in contents.files if file.state == "changed"]
-    if changed or contents.report is None:
-        raise InputError(
-            subject,
-            f"{', '.join(changed) or REPORT} does not match {MANIFEST}: "
-            "it was edited or replaced after the run",
-            "run the spec again; finished passes are reused",
-        )
-    _check(subject, contents.report)
-    missing = frozenset(file.name for file in contents.files if file.state == "missing")
-    return OpenedRun(str(path), folder, contents.report, missing)
+    _, files = unchanged_run(folder, subject, progress)
+    report = read_mapping(folder / REPORT)
+    _check(subject, report)
+    missing = frozenset(file.name for file in files if file.state == "missing")
+    return OpenedRun(str(path), folder, report, missing)
 
 
 def _check(subject: str, report: Mapping[str, Any]) -> None:

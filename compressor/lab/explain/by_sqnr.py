@@ -20,7 +20,9 @@ from compressor.lab.explain.explanation import (
     gained_db,
     together,
 )
-from compressor.lab.inspect.path import MANIFEST, REPORT, read_mapping
+from compressor.lab.inspect.path import read_mapping
+from compressor.lab.verify.manifests import MANIFEST, REPORT, unchanged_run
+from compressor.progress import Silent
 from compressor.spec.load import Spec, load_spec
 from compressor.types.layer_rules import rule_class
 from compressor.types.passes import Pass
@@ -54,6 +56,7 @@ def finished_run(path: Path, settings: Sequence[str] = ()) -> FinishedRun:
 
     Raises:
         SpecError: there is nothing, or no run made it.
+        InputError: the report was changed after the run.
         ModelError: a file is damaged, or of another version.
     """
     spec = None
@@ -76,7 +79,8 @@ def finished_run(path: Path, settings: Sequence[str] = ()) -> FinishedRun:
         if not (folder / name).is_file():
             remedy = f"compress run {path} first" if spec else "name the output folder of a run"
             raise SpecError(subject, f"has no {name}", remedy)
-    report, manifest = read_mapping(folder / REPORT), read_mapping(folder / MANIFEST)
+    opened, _ = unchanged_run(folder, subject, Silent(), only=(REPORT,))
+    report, manifest = read_mapping(folder / REPORT), opened.content
     _check(subject, report, manifest)
     if spec is not None and manifest["spec"] != json.loads(json.dumps(spec.resolved)):
         raise SpecError(

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import torch
 
+from compressor.lab.verify.files import FileState
 from compressor.types.tensors import Array, TensorSpec
-
-State = Literal["unchanged", "changed", "missing"]
 
 
 @dataclass(frozen=True)
@@ -102,15 +101,6 @@ class ModelContents:
     def intact(self) -> bool:
         """Whether it is as it was written; a model alone has nothing to be compared with."""
         return True
-
-
-@dataclass(frozen=True)
-class FileState:
-    """A file that a run wrote, compared with the run's manifest."""
-
-    name: str
-    state: State
-    bytes: int | None
 
 
 @dataclass(frozen=True)

@@ -8,23 +8,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from compressor.errors import InputError, ModelError, SpecError
+from compressor.errors import ModelError, SpecError
 from compressor.files import file_sha256, settle
 from compressor.lab.inspect.contents import (
     Contents,
     EngineContents,
-    FileState,
     ModelContents,
     RunContents,
-    State,
+)
+from compressor.lab.verify.files import compare
+from compressor.lab.verify.manifests import (
+    ENGINE_MANIFESTS,
+    ENGINES,
+    MANIFEST,
+    REPORT,
+    engine_files,
+    read_engine_manifest,
+    read_manifest,
 )
 from compressor.models.codec.load import packed_format
 from compressor.progress import Progress, Silent
 from compressor.types.exporter import PackedFormat
 
 _SPECS = (".yaml", ".yml")
-MANIFEST = "manifest.json"
-REPORT = "report.json"
 _EDITED = "it was edited or damaged; run the spec again"
 
 
@@ -84,38 +90,19 @@ def inspect_run(folder: Path, progress: Progress) -> RunContents:
     """Compare a run's files with its manifest, and read its report.
 
     Raises:
-        ModelError: the manifest is not one.
+        ModelError: the manifest is not one, or was changed.
     """
-    manifest = read_mapping(folder / MANIFEST)
-    subject = f"manifest {str(folder / MANIFEST)!r}"
-    try:
-        name, seed = str(manifest["name"]), int(manifest["seed"])
-        versions = {str(k): str(v) for k, v in manifest["versions"].items()}
-        expected = {str(entry["name"]): str(entry["sha256"]) for entry in manifest["outputs"]}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ModelError(subject, "is not that of a run", _EDITED) from error
-    files = []
-    with progress.stage("compare files", len(expected)) as advance:
-        for file, digest in expected.items():
-            files.append(_state(folder, file, digest))
-            advance(len(files))
+    manifest = read_manifest(folder)
+    files = compare(folder, manifest.files, progress)
     whole = any(file.name == REPORT and file.state == "unchanged" for file in files)
     return RunContents(
         path=str(folder),
-        name=name,
-        seed=seed,
-        versions=versions,
-        files=tuple(files),
+        name=manifest.name,
+        seed=manifest.seed,
+        versions=manifest.versions,
+        files=files,
         report=read_mapping(folder / REPORT) if whole else None,
     )
-
-
-def _state(folder: Path, name: str, digest: str) -> FileState:
-    path = folder / name
-    if not path.is_file():
-        return FileState(name, "missing", None)
-    state: State = "unchanged" if file_sha256(path) == digest else "changed"
-    return FileState(name, state, path.stat().st_size)
 
 
 def read_mapping(path: Path, problem: str = "is not a mapping") -> Mapping[str, Any]:
@@ -134,15 +121,9 @@ def read_mapping(path: Path, problem: str = "is not a mapping") -> Mapping[str, 
     return value
 
 
-ENGINES = (".engine", ".plan", ".trt")
-MANIFESTS = tuple(f"{suffix}.json" for suffix in ENGINES)
-_KIND = "tensorrt-engine"
-_KEYS = {"engine": dict, "layers": list, "quantized": list, "profiles": dict, "versions": dict}
-
-
 def is_engine(path: Path) -> bool:
     """Return whether a path is named like an engine or the manifest of one."""
-    return path.name.endswith((*ENGINES, *MANIFESTS))
+    return path.name.endswith((*ENGINES, *ENGINE_MANIFESTS))
 
 
 def inspect_engine(path: Path) -> EngineContents:
@@ -150,26 +131,10 @@ def inspect_engine(path: Path) -> EngineContents:
 
     Raises:
         InputError: there is no manifest.
-        ModelError: the manifest is not one, or there is no engine.
+        ModelError: the manifest is not one or was changed, or there is no engine.
     """
-    if path.name.endswith(MANIFESTS):
-        path = path.with_suffix("")
-    manifest = path.with_name(f"{path.name}.json")
-    if not manifest.is_file():
-        raise InputError(
-            f"path {str(path)!r}",
-            "is a TensorRT engine without its manifest, and only a GPU can open it",
-            f"put {manifest.name} beside it, or inspect the ONNX file that it was built from",
-        )
-    if not path.is_file():
-        raise ModelError(
-            f"manifest {str(manifest)!r}", f"is of {path.name!r}, which is missing", "run again"
-        )
-    problem = "is not that of a TensorRT engine"
-    content = read_mapping(manifest, problem)
-    whole = all(isinstance(content.get(key), kind) for key, kind in _KEYS.items())
-    if content.get("kind") != _KIND or not whole:
-        raise ModelError(f"manifest {str(manifest)!r}", problem, _EDITED)
+    path, manifest = engine_files(path)
+    content = read_engine_manifest(manifest)
     return EngineContents(
         path=str(path),
         files={file.name: file.stat().st_size for file in (path, manifest)},

@@ -17,7 +17,6 @@ from compressor.files import scratch
 from compressor.graph.plain import with_shapes
 from compressor.graph.values import all_nodes, tensor_spec
 from compressor.lab.doctor import usable_cores
-from compressor.lab.inspect.path import MANIFEST
 from compressor.lab.roofline.measuring import (
     Peaks,
     measure_peaks,
@@ -33,6 +32,7 @@ from compressor.lab.roofline.work import (
     total_traffic,
     work_of_nodes,
 )
+from compressor.lab.verify.manifests import MANIFEST
 from compressor.models.onnx.file import read_onnx
 from compressor.progress import Progress, Silent
 from compressor.report import formats

@@ -32,6 +32,16 @@ DIGEST = "description"
 WRITER = "version"
 """The note in a file that holds the version that wrote it."""
 
+CHECKSUM = "crc32"
+"""The key in a tensor's entry of ``model.json`` that holds the checksum of its bytes."""
+
+FILES = "files"
+"""The key in ``model.json`` for the hashes of the files beside it.
+
+A file of weights is hashed without the hash of ``model.json``, which could not hold its own: first
+the data, then the header with zeros in that place.
+"""
+
 STORED = {
     dtype: "U8" if dtype.bitwidth < 8 else STORED_AS[held]
     for dtype, held in TORCH_DTYPES.items()
@@ -102,11 +112,16 @@ Form = Bits | Bitmask | NOfM
 
 @dataclass(frozen=True)
 class Entry:
-    """How a tensor is stored; the form ``None`` has all elements, packed if below a byte."""
+    """How a tensor is stored; the form ``None`` has all elements, packed if below a byte.
+
+    Attributes:
+        checksum: the CRC-32 of its parts in the file; empty where an earlier version wrote it.
+    """
 
     dtype: ir.DataType
     shape: Shape
     form: Form | None = None
+    checksum: str = ""
 
     @property
     def packed(self) -> int:
@@ -157,7 +172,7 @@ class Entry:
                 fields |= {"form": "n-of-m", "n": n, "m": GROUP, "axis": axis, "indices": indices}
             case None if self.packed > 1:
                 fields["packed"] = self.packed
-        return fields
+        return {**fields, CHECKSUM: self.checksum} if self.checksum else fields
 
     def decode(self, name: str, stored: Mapping[str, Tensor]) -> Tensor:
         """Return a tensor from what is stored of it.

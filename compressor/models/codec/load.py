@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,6 +43,7 @@ def load(
     device: str = "cpu",
     mmap: bool = True,
     dequantize: Literal["on-use", "once"] = "on-use",
+    verify: bool = True,
 ) -> torch.nn.Module:
     """Load a compressed model, or any ONNX file, as a module in evaluation mode.
 
@@ -69,6 +71,9 @@ def load(
         dequantize: ``on-use`` decodes and dequantizes a weight each time it is used and keeps
             nothing of it, which takes least memory; ``once`` keeps what the first call computed
             from weights alone, which takes the memory of the float model and least time.
+        verify: compare each tensor with its checksum in ``model.json`` when it is first read;
+            what is not as it was written raises ``ModelError`` there. Files of ONNX, and of
+            versions that wrote no checksums, are not compared.
 
     Returns:
         A module that takes the model's inputs by position or name, and returns its outputs by
@@ -86,28 +91,29 @@ def load(
     packed = packed_format(Path(path))
     if packed is not None:
         with packed.unpacked(Path(path)) as folder:
-            return load(folder, device=device, mmap=False, dequantize=dequantize)
+            # What is unpacked has been compared with its hash.
+            return load(folder, device=device, mmap=False, dequantize=dequantize, verify=False)
     once = dequantize == "once"
     if Path(path).suffix.lower() == _ONNX:
         module = onnx_module(Path(path), device=device, mmap=mmap, once=once, stacklevel=_CALLER)
         return _moved(module, device)
     description, headers = _opened(path)
+    read = partial(read_tensors, description, headers, verify=verify)
     unknown = unknown_operators(_operators(description.graph))
     if unknown:
-        return _in_runtime(description, headers, unknown, device)
+        return _in_runtime(description, partial(read, mapped=True), unknown, device)
     if written_with(description, headers):
         # The exporter has compiled this very graph; here it is compiled when it is first used.
         module = GraphModule.deferred(
             description.model,
-            read_tensors(description, headers, mmap),
+            read(mapped=mmap),
             description.inputs,
             description.outputs,
             keeps_constants=once,
         )
     else:
         model = description.model()
-        tensors = read_tensors(description, headers, mmap)
-        module = GraphModule(model, tensors, keeps_constants=once)
+        module = GraphModule(model, read(mapped=mmap), keeps_constants=once)
     return _moved(module.eval(), device)
 
 
@@ -173,13 +179,13 @@ def _operators(document: Any) -> Iterator[tuple[str, str]]:
 
 def _in_runtime(
     description: Description,
-    headers: tuple[ShardHeader, ...],
+    read: Callable[[], Mapping[str, Tensor]],
     unknown: tuple[str, ...],
     device: str,
 ) -> RuntimeModule:
     """Return a module that ONNX Runtime executes."""
     model = description.model()
-    for name, tensor in read_tensors(description, headers, mapped=True).items():
+    for name, tensor in read().items():
         value = model.graph.initializers[name]
         value.const_value = _as_onnx(tensor, description.tensors[name].dtype, name)
     reason = f"PyTorch does not run {', '.join(unknown)} here"

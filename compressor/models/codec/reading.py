@@ -6,7 +6,7 @@ import hashlib
 import json
 import mmap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,7 +20,9 @@ from compressor.files import check_json_size
 from compressor.graph.skeleton import graph_from_json
 from compressor.graph.values import INTEGER_CODES
 from compressor.models.codec.forms import (
+    CHECKSUM,
     DIGEST,
+    FILES,
     FORMAT,
     SCHEMA,
     STORED,
@@ -42,13 +44,15 @@ from compressor.models.codec.headers import (
 )
 from compressor.models.codec.sparse import GROUP
 from compressor.models.element_types import TORCH_DTYPES
-from compressor.models.lazy_tensor import LazyTensor
+from compressor.models.lazy_tensor import CheckedTensor, LazyTensor, OnceChecked
+from compressor.types.proofs import checksum
 
 _BY_NAME = {dtype.numpy().name: dtype for dtype in STORED}
 _SPARSE = frozenset(STORED) - {d for d in STORED if d.bitwidth < 8} - {ir.DataType.BOOL}
 _EDITED = "it was edited or damaged; export the model again"
 _OTHER = "it belongs to another model.json; export the model again"
 _DAMAGED = "the file is truncated or damaged; copy it again"
+_CHANGED = "copy the file again; compress verify lists all that was changed"
 
 Stored = tuple[ShardHeader, TensorHeader]
 Buffer = bytearray | mmap.mmap
@@ -65,6 +69,7 @@ class Description:
         graph: the graph, as :func:`compressor.graph.skeleton.graph_from_json` takes it.
         tensors: how each tensor is stored.
         weights: the file beside it with the tensors, or the index of several.
+        files: hashes of the files beside it; empty where an earlier version wrote them.
     """
 
     subject: str
@@ -74,6 +79,7 @@ class Description:
     graph: Mapping[str, Any]
     tensors: Mapping[str, Entry]
     weights: str
+    files: Mapping[str, str]
 
     def model(self) -> ir.Model:
         """Return the graph; its initializers have no data.
@@ -128,7 +134,10 @@ def read_description(path: Path) -> Description:
     _check_names(entries, subject)
     digest = hashlib.sha256(text).hexdigest()
     inputs, outputs = (_names(document.get(key)) for key in ("inputs", "outputs"))
-    return Description(subject, digest, inputs, outputs, graph, entries, weights)
+    files = document.get(FILES, {})
+    if not isinstance(files, dict):
+        _fail(subject, "does not give the hashes of its files")
+    return Description(subject, digest, inputs, outputs, graph, entries, weights, files)
 
 
 def _names(value: Any) -> tuple[str, ...]:
@@ -145,8 +154,11 @@ def _entry(name: str, value: Any, subject: str) -> Entry:
         _fail(subject, f"does not say the dtype and shape of {name!r}")
     if not all(type(length) is int and length >= 0 for length in shape):
         _fail(subject, f"gives {name!r} the shape {shape!r}")
+    summed = fields.get(CHECKSUM, "")
+    if not isinstance(summed, str):
+        _fail(subject, f"gives {name!r} a checksum that is none")
     if "form" not in fields:
-        entry = Entry(dtype, tuple(shape))
+        entry = Entry(dtype, tuple(shape), checksum=summed)
         if fields.get("packed", 1) != entry.packed:
             _fail(subject, f"packs {fields.get('packed')!r} elements of {name!r} in a byte")
         return entry
@@ -158,7 +170,7 @@ def _entry(name: str, value: Any, subject: str) -> Entry:
             f"know ({fields['form']!r}) or that does not fit",
             "install the version that wrote it, or export the model again",
         )
-    return Entry(dtype, tuple(shape), form)
+    return Entry(dtype, tuple(shape), form, summed)
 
 
 def _form(fields: Mapping[str, Any], dtype: ir.DataType, shape: tuple[int, ...]) -> Form | None:
@@ -190,16 +202,21 @@ def _fail(subject: str, problem: str) -> NoReturn:
 
 
 def read_tensors(
-    description: Description, headers: Sequence[ShardHeader], mapped: bool
+    description: Description,
+    headers: Sequence[ShardHeader],
+    mapped: bool,
+    *,
+    verify: bool = True,
 ) -> dict[str, Tensor]:
     """Return the tensors of a model by name; if they are mapped, none of their bytes is read yet.
 
     Tensors that have to be decoded are lazy: they raise a ``ModelError`` when they are used and
-    their parts contradict each other.
+    their parts contradict each other. So does any tensor whose bytes have another checksum.
 
     Args:
         headers: those of its files, see :func:`stored_headers`.
         mapped: map the files; otherwise read them now.
+        verify: compare each tensor with its checksum when it is first used.
 
     Raises:
         ModelError: a file holds other tensors than are described, or cannot be read.
@@ -208,7 +225,8 @@ def read_tensors(
     _check(description, headers, stored)
     buffers = {header.path: _buffer(header, mapped) for header in headers}
     return {
-        name: _tensor(name, entry, buffers, stored) for name, entry in description.tensors.items()
+        name: _tensor(name, entry if verify else replace(entry, checksum=""), buffers, stored)
+        for name, entry in description.tensors.items()
     }
 
 
@@ -346,7 +364,17 @@ def _tensor(
         header, tensor = stored[part]
         return _view(buffers[header.path], tensor)
 
+    def compare() -> None:
+        places = [stored[part] for part in entry.parts(name)]
+        if checksum_of(places, buffers) != entry.checksum:
+            subject = f"tensor {name!r} of {_subject(places[0][0])}"
+            raise ModelError(subject, "is not what was written: its checksum differs", _CHANGED)
+
+    check = OnceChecked(compare) if entry.checksum else None
+
     def decode() -> Tensor:
+        if check is not None:
+            check.ensure()
         parts = {part: view(part) for part in entry.parts(name)}
         try:
             return entry.decode(name, parts)
@@ -355,6 +383,14 @@ def _tensor(
             problem = f"hold a damaged tensor {name!r} ({error})"
             raise ModelError(subject, problem, _DAMAGED) from error
 
-    if not entry.decoded:
-        return view(name)
-    return LazyTensor(decode, entry.shape, TORCH_DTYPES[entry.dtype])
+    if entry.decoded:
+        return LazyTensor(decode, entry.shape, TORCH_DTYPES[entry.dtype], check)
+    return view(name) if check is None else CheckedTensor(view(name), check)
+
+
+def checksum_of(places: Sequence[Stored], buffers: Mapping[Path, Buffer]) -> str:
+    """Return the checksum of a tensor that is stored in these places."""
+    return checksum(
+        memoryview(buffers[header.path])[part.offset : part.offset + part.nbytes]
+        for header, part in places
+    )

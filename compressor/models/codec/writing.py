@@ -27,6 +27,7 @@ from compressor.models.codec.bit_stream import pack_bits
 from compressor.models.codec.forms import (
     DESCRIPTION,
     DIGEST,
+    FILES,
     FORMAT,
     PLACE_BITS,
     SCHEMA,
@@ -49,9 +50,9 @@ from compressor.models.codec.headers import (
     shard_names,
 )
 from compressor.models.codec.sparse import GROUP, bitmask, fits_groups, group_values
+from compressor.types.proofs import NO_CHECKSUM, NO_HASH, checksum
 from compressor.types.tensors import Array
 
-_NO_DIGEST = "0" * 64
 _SIDE_BITS = 1  # masks and indices come last, so that wider elements stay aligned
 _LEAST_ELEMENTS = 1024  # of a tensor that may become sparse: smaller ones are not worth a mask
 _LEAST_AXES = 2
@@ -118,8 +119,11 @@ class GraphPlan:
             size += len(
                 index_text({f: {t.name: t.nbytes for t in tensors} for f, tensors in shards})
             )
-        entries = {t.name: t.entry for _, tensors in shards for t in tensors}
-        return size + len(self._description(entries))
+        entries = {
+            t.name: replace(t.entry, checksum=NO_CHECKSUM) for _, tensors in shards for t in tensors
+        }
+        names = (*self._shards, INDEX) if len(shards) > 1 else self._shards
+        return size + len(self._description(entries, dict.fromkeys(names, NO_HASH)))
 
     def write(self, directory: Path) -> tuple[Path, ...]:
         """Write the files, evaluating one tensor after another, each once.
@@ -132,22 +136,36 @@ class GraphPlan:
         """
         entries: dict[str, Entry] = {}
         stored: dict[str, list[Described]] = {}
+        hashes: dict[str, str] = {}
         for file, tensors in self._shards.items():
             with (directory / file).open("wb") as stream:
-                stored[file] = self._write_data(stream, tensors, entries)
-        description = self._description(entries)
-        metadata = self._metadata(hashlib.sha256(description).hexdigest())
-        for file, described in stored.items():
-            room = self._room(self._shards[file])
-            with (directory / file).open("r+b") as stream:
-                stream.write(layout(described, metadata, room).header)
-        (directory / DESCRIPTION).write_bytes(description)
+                hashing = _Hashing(stream)
+                stored[file] = self._write_data(hashing, tensors, entries)
+            (header,) = self._headers({file: stored[file]}, NO_HASH).values()
+            hashing.digest.update(header)
+            hashes[file] = hashing.digest.hexdigest()
         paths = [directory / file for file in self._shards]
         if len(paths) > 1:
             sizes = {file: {d.name: d.nbytes for d in tensors} for file, tensors in stored.items()}
-            (directory / INDEX).write_bytes(index_text(sizes))
+            index = index_text(sizes)
+            hashes[INDEX] = hashlib.sha256(index).hexdigest()
+            (directory / INDEX).write_bytes(index)
             paths.insert(0, directory / INDEX)
+        description = self._description(entries, hashes)
+        digest = hashlib.sha256(description).hexdigest()
+        for file, header in self._headers(stored, digest).items():
+            with (directory / file).open("r+b") as stream:
+                stream.write(header)
+        (directory / DESCRIPTION).write_bytes(description)
         return (*paths, directory / DESCRIPTION)
+
+    def _headers(self, stored: Mapping[str, Sequence[Described]], digest: str) -> dict[str, bytes]:
+        """Return the headers of files that hold these tensors; the digest is of ``model.json``."""
+        metadata = self._metadata(digest)
+        return {
+            file: layout(described, metadata, self._room(self._shards[file])).header
+            for file, described in stored.items()
+        }
 
     def _room(self, tensors: Iterable[Planned]) -> int:
         """Return the bytes before the data: enough for the header whatever is sparse."""
@@ -157,16 +175,17 @@ class GraphPlan:
             if tensor.sparse is not None:
                 longest = max(tensor.sparse, key=lambda name: len(name.encode()))
                 described.append(Described(longest, "U8", (tensor.nbytes,), 1, 0))
-        return len(layout(described, self._metadata(_NO_DIGEST)).header)
+        return len(layout(described, self._metadata(NO_HASH)).header)
 
-    def _description(self, entries: Mapping[str, Entry]) -> bytes:
-        """Return ``model.json`` for tensors that are stored so."""
+    def _description(self, entries: Mapping[str, Entry], hashes: Mapping[str, str]) -> bytes:
+        """Return ``model.json`` for tensors that are stored so, in files with these hashes."""
         document = {
             "format": FORMAT,
             "schema": SCHEMA,
             "inputs": [_spec(value) for value in self._model.graph.inputs],
             "outputs": [_spec(value) for value in self._model.graph.outputs],
             "weights": INDEX if len(self._shards) > 1 else WEIGHTS,
+            FILES: dict(hashes),
             "tensors": {name: entries[name].as_json() for name in self.parts.tensors},
             "graph": graph_as_json(self.parts.proto),
         }
@@ -178,28 +197,41 @@ class GraphPlan:
         return {"format": FORMAT, "name": self._name, DIGEST: digest, WRITER: __version__}
 
     def _write_data(
-        self, stream: IO[bytes], tensors: Sequence[Planned], entries: dict[str, Entry]
+        self, hashing: _Hashing, tensors: Sequence[Planned], entries: dict[str, Entry]
     ) -> list[Described]:
         """Write all but the header in the order of its layout, and note how tensors are stored."""
         described: list[Described] = []
         beside: dict[str, tuple[int, int]] = {}
-        stream.seek(self._room(tensors))
-        with TemporaryFile(dir=Path(stream.name).parent) as later:
+        hashing.stream.seek(self._room(tensors))
+        with TemporaryFile(dir=Path(hashing.stream.name).parent) as later:
             for tensor in sorted(tensors, key=lambda t: (-t.entry.width, t.name)):
                 entry, parts = _encoded(tensor, self.parts.tensors[tensor.name])
-                entries[tensor.name] = entry
+                summed = checksum(part.data for part in parts.values())
+                entries[tensor.name] = replace(entry, checksum=summed)
                 described += _described(tensor.name, entry, parts)
                 for name, data in parts.items():
                     if name == tensor.name:
-                        stream.write(data.data)
+                        hashing.write(data.data)
                     else:
                         beside[name] = later.tell(), data.nbytes
                         later.write(data.data)
             for name in sorted(beside):
                 start, length = beside[name]
                 later.seek(start)
-                stream.write(later.read(length))
+                hashing.write(later.read(length))
         return described
+
+
+class _Hashing:
+    """A file that is written, and the hash of what is."""
+
+    def __init__(self, stream: IO[bytes]):
+        self.stream = stream
+        self.digest = hashlib.sha256()
+
+    def write(self, data: bytes | memoryview) -> None:
+        self.digest.update(data)
+        self.stream.write(data)
 
 
 def _described(name: str, entry: Entry, values: Mapping[str, Array]) -> Iterator[Described]:

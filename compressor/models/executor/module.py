@@ -18,6 +18,7 @@ from compressor.models.element_types import from_numpy
 from compressor.models.executor.compiler import Compiler, flattened
 from compressor.models.executor.node import Operators
 from compressor.models.executor.program import Program
+from compressor.models.lazy_tensor import check_ahead
 
 _SHAPE_SIZED = 1024
 """Tensors of ``int64`` up to this many elements are taken for shapes, axes and indices."""
@@ -85,6 +86,7 @@ class GraphModule(nn.Module):
     _read: Callable[[], ir.Model]
     _compiled: _Compiled | None = None
     _constants: list[Tensor] | None = None
+    _checked = False
 
     def __init__(
         self,
@@ -155,6 +157,8 @@ class GraphModule(nn.Module):
         by_name = bound_inputs(self.input_names, arguments, inputs, weights)
         held = cast("dict[str, Tensor]", {**self._buffers, **self._parameters, **by_name})
         values = [held[name] for name in (*self.input_names, *compiled.captured)]
+        if not self._checked:
+            self._checked = not check_ahead(values)
         trains = self.training and bool(self._parameters)
         if compiled.constant is not None:
             captured = values[len(self.input_names) :]

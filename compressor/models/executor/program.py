@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from compressor.errors import ModelError
-from compressor.models.lazy_tensor import LazyTensor, computed
+from compressor.models.lazy_tensor import computed
 
 Result: TypeAlias = "Tensor | tuple[Tensor | None, ...]"
 Op: TypeAlias = Callable[..., Result]
@@ -148,7 +148,7 @@ class Body:
 def _execute(step: Step, run: Op, arguments: list[Tensor | None]) -> tuple[Tensor | None, ...]:
     if step.host is not None:  # otherwise it has subgraphs, of which not all need run
         arguments = _aligned(
-            [computed(x) if type(x) is LazyTensor else x for x in arguments], step.host
+            [x if x is None or type(x) is Tensor else computed(x) for x in arguments], step.host
         )
     try:
         result = run(*arguments)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from compressor.lab.compare.gate import drop_words, loss_words, probability
 from compressor.lab.compare.trend import LevelChange, Point, Trend
-from compressor.lab.inspect.path import REPORT
+from compressor.lab.verify.manifests import REPORT
 from compressor.report import formats
 from compressor.report.markdown import MARKS, code, listed, table, text
 from compressor.report.page import (

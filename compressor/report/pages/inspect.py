@@ -1,4 +1,4 @@
-"""The page of ``compress inspect``."""
+"""The pages of ``compress inspect`` and ``compress verify``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from compressor.lab.inspect.contents import (
     ModelContents,
     RunContents,
 )
+from compressor.lab.verify.verify import Proof
 from compressor.report import formats
 from compressor.report.page import (
     GAP,
@@ -160,3 +161,33 @@ def _engine_total(manifest: Mapping[str, Any]) -> str:
         kept = sum(row["meant"] == row["computed"] for row in meant)
         total += f", {kept} of {len(meant)} quantized layers computed with codes"
     return total
+
+
+def proof_page(proof: Proof) -> Page:
+    """Return what was compared, and what is not as it was written."""
+    rows: list[list[Entry]] = [
+        [
+            file.name,
+            formats.NOTHING if file.bytes is None else formats.size(file.bytes),
+            Cell(file.state, style="" if file.state == "unchanged" else "bad"),
+            file.detail,
+        ]
+        for file in proof.files
+    ]
+    wrong = sum(file.state != "unchanged" for file in proof.files)
+    files = formats.plural(len(proof.files), "file")
+    verdict = (
+        line(f"{wrong} of {files} not as written", "bad")
+        if wrong
+        else line(f"{files}, every byte as it was written", "good")
+    )
+    signer = () if proof.key is None else (line(f"signed by the key {proof.key}"),)
+    return [
+        line(f"{proof.kind} {proof.path}", "strong"),
+        line(f"compared with {proof.by}"),
+        *signer,
+        GAP,
+        Table([*left("file"), *right("size"), *left("state", "damaged")], rows),
+        GAP,
+        verdict,
+    ]

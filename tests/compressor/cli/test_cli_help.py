@@ -21,6 +21,7 @@ COMMANDS = [
     "bench",
     "compare",
     "gate",
+    "verify",
     "unpack",
     "passes",
     "exporters",

@@ -140,7 +140,7 @@ def test_one_of_four_takes_less_than_a_mask(tmp_path: Path) -> None:
     ],
 )
 def test_what_stays_as_it_is(array: Array, options: dict[str, Any], tmp_path: Path) -> None:
-    assert stored(array, tmp_path, **options).keys() == {"dtype", "shape"}
+    assert stored(array, tmp_path, **options).keys() == {"dtype", "shape", "crc32"}
     assert bytes_of(returned(tmp_path)) == raw(array)
 
 
@@ -182,7 +182,7 @@ def test_codes_of_3_bits_lie_eight_in_three_bytes(tmp_path: Path) -> None:
     files = exporter.write(carrier, tmp_path, CONTEXT)
     document = json.loads((tmp_path / "model.json").read_bytes())
     weight = {"dtype": "int4", "shape": [64, 512], "form": "bits", "bits": 3}
-    assert document["tensors"]["first.weight"] == weight
+    assert document["tensors"]["first.weight"].items() >= weight.items()
     value = carrier.graph().graph.initializers["first.weight"].const_value
     assert value is not None
     codes = value.numpy().astype(np.int64).ravel()
@@ -338,7 +338,9 @@ def test_parts_that_contradict_each_other(
 ) -> None:
     stored(array, tmp_path)
     _change(tmp_path, part, value)
-    module = load(tmp_path)
+    with pytest.raises(ModelError, match=r"'w' of weights .* its checksum differs"):
+        load(tmp_path)(torch.zeros(1, 2))
+    module = load(tmp_path, verify=False)
     with pytest.raises(ModelError, match=message):
         module(torch.zeros(1, 2))
 

@@ -239,18 +239,15 @@ def test_bad_input(quantized: Project, tmp_path: Path):
     refused(2, "add --method leave-one-out", folder, "--layers", "2")
     refused(2, "--set: changes a spec, and a run is named", folder, "--set", "seed=1")
     refused(2, "has changed since it was run; compress run", quantized.path, "--set", "seed=1")
-    whole = report.read_text()
-    document = json.loads(whole)
-    for text, problem in (
-        ("{", "cannot be read"),
-        ("[]", "is not a mapping"),
-        (json.dumps({**document, "schema": 2}), "has a report of schema 2, and this version reads"),
-        (
-            json.dumps({**document, "passes": [{"pass": "x"}]}),
-            "by a version that did not attribute",
-        ),
+    document = quantized.report()
+    report.write_text("{")
+    refused(3, "report.json does not match manifest.json: it was edited", folder)
+    for other, problem in (
+        ([], "is not a mapping"),
+        ({**document, "schema": 2}, "has a report of schema 2, and this version reads"),
+        ({**document, "passes": [{"pass": "x"}]}, "by a version that did not attribute"),
     ):
-        report.write_text(text)
+        quantized.write_report(other)
         refused(3, problem, folder)
     report.unlink()
     refused(2, "has no report.json; compress run", quantized.path)

@@ -1,0 +1,1 @@
+"""Prove artifacts byte for byte."""

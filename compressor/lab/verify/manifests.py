@@ -1,0 +1,159 @@
+"""What runs and exporters noted of the files that they wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compressor.errors import InputError, ModelError
+from compressor.files import strict_json
+from compressor.lab.verify.files import FileState, checked_name, compare
+from compressor.progress import Progress
+from compressor.types.proofs import SEAL, ExpectedFile, is_sealed
+
+MANIFEST = "manifest.json"
+REPORT = "report.json"
+_EDITED = "it was edited or damaged; run the spec again"
+_RUN = {"schema", "name", "seed", "versions", "platform", "model", "inputs", "data", "outputs"}
+_RUN |= {"spec", "spec_file"}
+
+ENGINES = (".engine", ".plan", ".trt")
+ENGINE_MANIFESTS = tuple(f"{suffix}.json" for suffix in ENGINES)
+_ENGINE = {"schema", "kind", "name", "spec", "engine", "onnx", "builder", "versions", "flags"}
+_ENGINE |= {"compute_capabilities", "hardware_compatibility", "profiles", "inputs", "outputs"}
+_ENGINE |= {"layers", "quantized"}
+_ENGINE_KIND = "tensorrt-engine"
+_TYPES = {"engine": dict, "layers": list, "quantized": list, "profiles": dict, "versions": dict}
+
+
+@dataclass(frozen=True)
+class RunManifest:
+    """A run's ``manifest.json``.
+
+    Attributes:
+        content: all of it.
+        files: what must be true of the other files.
+    """
+
+    name: str
+    seed: int
+    versions: Mapping[str, str]
+    content: Mapping[str, Any]
+    files: tuple[ExpectedFile, ...]
+
+
+def read_manifest(folder: Path) -> RunManifest:
+    """Read the manifest of a run.
+
+    Raises:
+        ModelError: it is not one, was changed, or names files outside its folder.
+    """
+    path = folder / MANIFEST
+    subject, problem = f"manifest {str(path)!r}", "is not that of a run"
+    content = _sealed(path, subject, problem, _RUN)
+    try:
+        name, seed = str(content["name"]), int(content["seed"])
+        versions = {str(k): str(v) for k, v in content["versions"].items()}
+        files = tuple(_expected(entry, subject) for entry in content["outputs"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ModelError(subject, problem, _EDITED) from error
+    return RunManifest(name, seed, versions, content, files)
+
+
+def _expected(entry: Mapping[str, Any], subject: str) -> ExpectedFile:
+    tensors = {str(k): str(v) for k, v in entry.get("tensors", {}).items()}
+    return ExpectedFile(checked_name(entry["name"], subject), str(entry["sha256"]), tensors)
+
+
+def _sealed(path: Path, subject: str, problem: str, keys: Collection[str]) -> dict[str, Any]:
+    """Read a document and check its seal; earlier versions wrote none, and these keys alone.
+
+    Raises:
+        ModelError: it cannot be read, is no mapping, or was changed.
+    """
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        problem = f"cannot be read ({error.strerror})"
+        raise ModelError(subject, problem, "check its permissions") from error
+    try:
+        content = strict_json(text, subject, "cannot be read")
+    except ModelError as error:
+        raise ModelError(subject, error.problem, _EDITED) from error
+    if not isinstance(content, dict):
+        raise ModelError(subject, problem, _EDITED)
+    sealed = is_sealed(text) if SEAL in content else None
+    if sealed is False or (sealed is None and not content.keys() <= set(keys)):
+        raise ModelError(subject, "is not as it was written: its seal does not fit", _EDITED)
+    return content
+
+
+def engine_files(path: Path) -> tuple[Path, Path]:
+    """Return an engine and its manifest, from the path of either.
+
+    Raises:
+        InputError: there is no manifest.
+        ModelError: there is no engine.
+    """
+    if path.name.endswith(ENGINE_MANIFESTS):
+        path = path.with_suffix("")
+    manifest = path.with_name(f"{path.name}.json")
+    if not manifest.is_file():
+        raise InputError(
+            f"path {str(path)!r}",
+            "is a TensorRT engine without its manifest, and only a GPU can open it",
+            f"put {manifest.name} beside it, or inspect the ONNX file that it was built from",
+        )
+    if not path.is_file():
+        raise ModelError(
+            f"manifest {str(manifest)!r}", f"is of {path.name!r}, which is missing", "run again"
+        )
+    return path, manifest
+
+
+def read_engine_manifest(path: Path) -> dict[str, Any]:
+    """Read what an exporter wrote beside an engine.
+
+    Raises:
+        ModelError: it is not that of an engine, or was changed.
+    """
+    subject, problem = f"manifest {str(path)!r}", "is not that of a TensorRT engine"
+    content = _sealed(path, subject, problem, _ENGINE)
+    whole = all(isinstance(content.get(key), kind) for key, kind in _TYPES.items())
+    if content.get("kind") != _ENGINE_KIND or not whole:
+        raise ModelError(subject, problem, _EDITED)
+    return content
+
+
+def unchanged_run(
+    folder: Path, subject: str, progress: Progress, only: Collection[str] | None = None
+) -> tuple[RunManifest, tuple[FileState, ...]]:
+    """Open a run that is about to be judged, and refuse it if a file of it was changed.
+
+    Args:
+        subject: the run, for the message.
+        only: names of the files that matter; all of them if not given.
+
+    Returns:
+        The manifest, and the state of these files; some may be missing.
+
+    Raises:
+        InputError: a file was changed, or the report is missing.
+        ModelError: the manifest is none, or was changed.
+    """
+    manifest = read_manifest(folder)
+    files = [file for file in manifest.files if only is None or file.name in only]
+    states = compare(folder, files, progress)
+    changed = [file.name for file in states if file.state == "changed"]
+    if not any(file.name == REPORT and file.state == "unchanged" for file in states):
+        changed = changed or [REPORT]
+    if changed:
+        raise InputError(
+            subject,
+            f"{', '.join(changed)} does not match {MANIFEST}: it was edited or replaced after "
+            "the run",
+            "compress verify shows what is damaged; run the spec again, finished passes are reused",
+        )
+    return manifest, states
