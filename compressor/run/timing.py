@@ -355,15 +355,15 @@ def _block(runner: Runner, batch: Batch, runs: int) -> Array:
 
 
 def _warm_up(runner: Runner, batch: Batch, clock: int, *, settle: bool) -> float:
-    """Run a few times, or until times settle or some time is up; return the last times' least."""
+    """Run until times settle or some time is up, or twice; return the last times' least."""
     start = time.perf_counter()
 
     def best(runs: int) -> float:
         return float(_block(runner, batch, runs)[:, clock].min())
 
     now = best(1)  # of slow models, a single run
-    if time.perf_counter() - start <= _WARM_UP:
-        now = min(now, best(_WINDOW - 1))
+    if time.perf_counter() - start <= _WARM_UP:  # memory for a batch is whole after two runs
+        now = min(now, best(_WINDOW - 1 if settle else 1))
     while settle and time.perf_counter() - start <= _WARM_UP:
         before, now = now, best(_WINDOW)
         if abs(now - before) <= _STEADY * before:
