@@ -82,6 +82,7 @@ _MOST_OPENINGS = 40
 _LEAST_CYCLES = 2
 _BLOCK = 0.005  # seconds: several slices of the scheduler
 _MOST_RUNS = 200
+_UNEQUAL = 4  # times the fastest model's run, from which on blocks have fewer runs
 _RESOLUTION = 1e-6  # seconds that a clock tells apart
 _PATIENCE = 4  # shares of wall time that an opening may be timed for
 _MOST_SECONDS = 6.0  # that the least timing of a larger batch may take
@@ -374,15 +375,13 @@ def _warm_up(runner: Runner, batch: Batch, clock: int, *, settle: bool) -> float
 def _affordable(
     seconds: Mapping[str, float], inputs: Sequence[Batch], budget: float
 ) -> tuple[Sequence[Batch], dict[str, int]]:
-    """Return the inputs that a budget allows and the runs of a block, if a run takes so long.
-
-    Models of about the same speed have as many runs, those of half the speed half as many.
-    """
+    """Return the inputs that a budget allows and the runs of a block: of very slow models fewer."""
     least = _least_seconds(sum(seconds.values()))
     inputs = inputs[: max(1, int(budget / 2 / least))]  # others may have half of the processor
     each = {name: max(once * len(inputs), _RESOLUTION) for name, once in seconds.items()}
-    most = min(int(_BLOCK / (least := min(each.values()))) + 1, _MOST_RUNS)
-    return inputs, {n: math.ceil(most / 2 ** int(math.log2(t / least))) for n, t in each.items()}
+    least = min(each.values())
+    most = min(int(_BLOCK / least) + 1, _MOST_RUNS)
+    return inputs, {n: math.ceil(most / max(1, t / least / _UNEQUAL)) for n, t in each.items()}
 
 
 def _least_seconds(once: float) -> float:
