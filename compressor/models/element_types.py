@@ -217,11 +217,11 @@ def saturated(x: Tensor, dtype: ir.DataType) -> Tensor:
     """Limit whole numbers to the range of an integer type and convert them to it.
 
     Args:
-        x: rounded floats, the zero point added.
+        x: rounded floats, the zero point added; they are changed in place.
         dtype: an integer type of `INTEGER_RANGES`.
     """
     least, greatest = INTEGER_RANGES[dtype]
-    return torch.clamp(x, least, greatest).to(TORCH_DTYPES[dtype])
+    return x.clamp_(least, greatest).to(TORCH_DTYPES[dtype])
 
 
 def _wrapped(x: Tensor, dtype: ir.DataType) -> Tensor:

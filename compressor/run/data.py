@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any, cast
@@ -18,7 +18,7 @@ from compressor.spec.keys import FEEDS
 from compressor.spec.load import FACTORY, DataEntry, Spec
 from compressor.spec.user_code import code_digest, importable, load_symbol
 from compressor.types.carrier import Carrier
-from compressor.types.data import Source
+from compressor.types.data import Source, SourceInfo
 from compressor.types.tensors import Array, Batch, TensorSpec, fixed_batch, unstackable
 
 _BATCH = 32
@@ -85,6 +85,11 @@ class Data:
             return [self.first(samples)]
         return list(islice(self.unrolled(carrier, self.batches()), samples))
 
+    def held(self) -> Data:
+        """Return the same data, which are read and transformed once if they are small."""
+        single = self.feeds or self.recurrence is not None
+        return self if single else replace(self, source=HeldSource(self.source))
+
     @cached_property
     def samples(self) -> int | None:
         """The number of samples, if known before reading them."""
@@ -102,6 +107,43 @@ class Data:
         if self.recurrence is not None:
             content.append(dict(self.recurrence.state))
         return json_sha256(content)
+
+
+@dataclass(frozen=True)
+class HeldSource:
+    """A source whose batches are held once they have been read, unless they take much memory."""
+
+    source: Source
+    most: int = 32 << 20  # bytes
+    _batches: dict[int, list[Batch]] = field(default_factory=dict)  # by their size
+
+    def info(self) -> SourceInfo:
+        """Describe the source."""
+        return self.source.info()
+
+    def digest(self) -> str:
+        """Return the source's digest."""
+        return self.source.digest()
+
+    def batches(self, size: int, limit: int | None = None) -> Iterator[Batch]:
+        """Yield batches, which may be changed: what is held are copies."""
+        if limit is not None:
+            yield from self.source.batches(size, limit)
+        elif size in self._batches:
+            yield from map(_copied, self._batches[size])
+        else:
+            held: list[Batch] | None = []
+            left = self.most
+            for batch in self.source.batches(size):
+                left -= sum(array.nbytes for array in batch.values())
+                held = None if held is None or left < 0 else [*held, _copied(batch)]
+                yield batch
+            if held is not None:
+                self._batches[size] = held
+
+
+def _copied(batch: Batch) -> Batch:
+    return {name: array.copy() for name, array in batch.items()}
 
 
 def open_data(

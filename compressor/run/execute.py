@@ -89,12 +89,13 @@ def _settled() -> Iterator[None]:
     """Let the garbage collector pass by what is there already.
 
     To look at all objects of the libraries takes a third of a second, and a run collects garbage
-    after each pass: a graph refers to itself, and would hold its weights until then.
+    after each pass: a graph refers to itself, and would hold its weights until then. What planning
+    leaves behind is young, and the oldest objects are the libraries'.
     """
     if gc.get_freeze_count():  # whoever has done so keeps them
         yield
         return
-    gc.collect()
+    gc.collect(1)
     gc.freeze()
     try:
         yield

@@ -15,7 +15,8 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
+from itertools import repeat
 from typing import Any, Literal
 
 import numpy as np
@@ -67,6 +68,7 @@ def _turned(count: int) -> Array:
 
 
 Opener = Callable[[], Runner]
+Runners = Mapping[str, Runner]
 Clock = Literal["cpu", "wall"]
 
 _BUDGET = 5.0  # seconds
@@ -80,6 +82,7 @@ _MOST_OPENINGS = 40
 _LEAST_CYCLES = 2
 _BLOCK = 0.005  # seconds: several slices of the scheduler
 _MOST_RUNS = 200
+_UNEQUAL = 4  # times the fastest model's run, from which on blocks have fewer runs
 _RESOLUTION = 1e-6  # seconds that a clock tells apart
 _PATIENCE = 4  # shares of wall time that an opening may be timed for
 _MOST_SECONDS = 6.0  # that the least timing of a larger batch may take
@@ -190,13 +193,9 @@ def _per_input(times: Array) -> Array:
     return times.transpose(0, 2, 1).reshape(-1, times.shape[1])
 
 
-def already_open(runners: Mapping[str, Runner]) -> dict[str, Opener]:
+def already_open(runners: Runners) -> dict[str, Opener]:
     """Return openers of open models, which are not opened again."""
-    return {name: partial(_itself, runner) for name, runner in runners.items()}
-
-
-def _itself(runner: Runner) -> Runner:
-    return runner
+    return {name: repeat(runner).__next__ for name, runner in runners.items()}
 
 
 def measure(
@@ -251,7 +250,7 @@ def measure_sizes(
         for before, size in zip([None, *left], tuple(left), strict=False):
             if count > 1 or before is None or size.fits(runners, before):
                 size.spent += opening
-                size.time(runners, orders, budget)
+                size.time(runners, orders, budget, settle=before is None)
             else:
                 measured.remove(size)
         # All are closed before one is opened again, or each would get its own memory back.
@@ -268,10 +267,10 @@ class _Size:
     def __init__(self, names: Iterable[str], inputs: Sequence[Batch], clock: Clock):
         self.latencies = Latencies(samples_in(inputs[0]), {name: [] for name in names}, clock)
         self.spent = self.once = 0.0
-        self._inputs, self._clock, self._runs = inputs, clock, 0
+        self._inputs, self._clock, self._runs = inputs, clock, dict[str, int]()
         self._here = self._everywhere = 0.0
 
-    def fits(self, runners: Mapping[str, Runner], before: _Size) -> bool:
+    def fits(self, runners: Runners, before: _Size) -> bool:
         """Halve batches that take too long; return whether more samples are left than before."""
         least, count = before.latencies.batch, self.latencies.batch
         # Samples take less time in batches, but hardly a quarter; memory is not asked for in vain.
@@ -281,31 +280,33 @@ class _Size:
             if count <= least:
                 break
             self._inputs = [cut(batch, 0, count) for batch in self._inputs]
-            once = sum(_warm_up(r, self._inputs[0], self._clock) for r in runners.values())
-            seconds = _least_seconds(once)
+            seconds = _least_seconds(sum(self._warm_up(runners, settle=False).values()))
             if seconds <= _MOST_SECONDS:
                 self.latencies = replace(self.latencies, batch=count)
                 return True
         return False
 
     def time(
-        self, runners: Mapping[str, Runner], orders: Iterator[list[str]], budget: float
+        self, runners: Runners, orders: Iterator[list[str]], budget: float, *, settle: bool
     ) -> None:
-        """Warm up and time models that have been opened."""
-        start = time.perf_counter()
-        seconds = [_warm_up(runner, self._inputs[0], self._clock) for runner in runners.values()]
+        """Warm up and time open models; those that ran on smaller batches need not settle."""
+        start, seconds = time.perf_counter(), self._warm_up(runners, settle=settle)
         if not self._runs:
             self._inputs, self._runs = _affordable(seconds, self._inputs, budget)
-            self.once = max(sum(seconds), _RESOLUTION)
-        thread, process = time.thread_time(), time.process_time()
+            self.once = max(sum(seconds.values()), _RESOLUTION)
+        here, everywhere = time.thread_time(), time.process_time()
         opened = _timed(runners, self._inputs, orders, self._runs, budget / _MOST_OPENINGS)
-        self._here += time.thread_time() - thread
-        self._everywhere += time.process_time() - process
+        self._here += time.thread_time() - here
+        self._everywhere += time.process_time() - everywhere
         for name, times in opened.items():
             self.latencies.seconds[name].append(times)
         if self._here < _ALONE * self._everywhere or not self._here:
             self.latencies = replace(self.latencies, clock="wall")
         self.spent += time.perf_counter() - start
+
+    def _warm_up(self, runners: Runners, *, settle: bool) -> dict[str, float]:
+        batch, clock = self._inputs[0], _CPU if self._clock == "cpu" else _WALL
+        return {name: _warm_up(r, batch, clock, settle=settle) for name, r in runners.items()}
 
     def done(self, openings: int, budget: float, precision: float) -> bool:
         """Whether ratios are as precise as asked after so many openings, or time is up."""
@@ -314,13 +315,13 @@ class _Size:
 
 
 def _timed(
-    runners: Mapping[str, Runner],
+    runners: Runners,
     inputs: Sequence[Batch],
     orders: Iterator[list[str]],
-    runs: int,
+    runs: Mapping[str, int],
     share: float,
 ) -> dict[str, Array]:
-    """Time open, warm models for ``share`` seconds.
+    """Time open, warm models for ``share`` seconds, so many runs of each in a block.
 
     Returns:
         ``[2, cycles, inputs, runs]`` for each.
@@ -340,7 +341,7 @@ def _timed(
             blocks.append([])
         for batch in inputs:
             for name in next(orders):
-                cycles[name][-1].append(_block(runners[name], batch, runs))
+                cycles[name][-1].append(_block(runners[name], batch, runs[name]))
         done += 1
     return {name: np.asarray(blocks).transpose(3, 0, 1, 2) for name, blocks in cycles.items()}
 
@@ -354,17 +355,17 @@ def _block(runner: Runner, batch: Batch, runs: int) -> Array:
     return np.diff(marks, axis=0)
 
 
-def _warm_up(runner: Runner, batch: Batch, clock: Clock) -> float:
-    """Run until times settle or some time is up; return the last times' least, in seconds."""
+def _warm_up(runner: Runner, batch: Batch, clock: int, *, settle: bool) -> float:
+    """Run until times settle or some time is up, or twice; return the last times' least."""
     start = time.perf_counter()
 
     def best(runs: int) -> float:
-        return float(_block(runner, batch, runs)[:, _CPU if clock == "cpu" else _WALL].min())
+        return float(_block(runner, batch, runs)[:, clock].min())
 
     now = best(1)  # of slow models, a single run
-    if time.perf_counter() - start <= _WARM_UP:
-        now = min(now, best(_WINDOW - 1))
-    while time.perf_counter() - start <= _WARM_UP:
+    if time.perf_counter() - start <= _WARM_UP:  # memory for a batch is whole after two runs
+        now = min(now, best(_WINDOW - 1 if settle else 1))
+    while settle and time.perf_counter() - start <= _WARM_UP:
         before, now = now, best(_WINDOW)
         if abs(now - before) <= _STEADY * before:
             break
@@ -372,13 +373,15 @@ def _warm_up(runner: Runner, batch: Batch, clock: Clock) -> float:
 
 
 def _affordable(
-    seconds: Sequence[float], inputs: Sequence[Batch], budget: float
-) -> tuple[Sequence[Batch], int]:
-    """Return the inputs that a budget allows and the runs of a block, if a run takes so long."""
-    least = _least_seconds(sum(seconds))
+    seconds: Mapping[str, float], inputs: Sequence[Batch], budget: float
+) -> tuple[Sequence[Batch], dict[str, int]]:
+    """Return the inputs that a budget allows and the runs of a block: of very slow models fewer."""
+    least = _least_seconds(sum(seconds.values()))
     inputs = inputs[: max(1, int(budget / 2 / least))]  # others may have half of the processor
-    runs = int(_BLOCK / max(min(seconds) * len(inputs), _RESOLUTION)) + 1
-    return inputs, min(runs, _MOST_RUNS)
+    each = {name: max(once * len(inputs), _RESOLUTION) for name, once in seconds.items()}
+    least = min(each.values())
+    most = min(int(_BLOCK / least) + 1, _MOST_RUNS)
+    return inputs, {n: math.ceil(most / max(1, t / least / _UNEQUAL)) for n, t in each.items()}
 
 
 def _least_seconds(once: float) -> float:

@@ -144,6 +144,11 @@ class Workspace:
         """The evaluation data, if there is any."""
         return self.plan.data.get("evaluation")
 
+    @cached_property
+    def _held_evaluation(self) -> Data | None:
+        """The same, for each model of the run in turn."""
+        return None if self.evaluation is None else self.evaluation.held()
+
     def sample(self, count: int) -> Batch:
         """Return a batch of ``count`` samples of real data, or one feed; see :meth:`probes`."""
         return self.probes(count, distinct=False)[0]
@@ -182,7 +187,7 @@ class Workspace:
 
     def evaluated(self, key: str, make_runner: Any, label: str) -> Evaluation | None:
         """Return the evaluation of the model with this key, from the store if possible."""
-        data, metric = self.evaluation, self.plan.metric
+        data, metric = self._held_evaluation, self.plan.metric
         if data is None or metric is None:
             return None
         evaluation_key = result_key(

@@ -1,5 +1,7 @@
 """Interleaved timing; clocks are played, so that nothing depends on the machine."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -211,6 +213,27 @@ def test_how_much_an_opening_times(
     # Orders come with their reverse.
     pairs = [names[i : i + 2] for i in range(0, len(names), 2)]
     assert all(a == b[::-1] for a, b in zip(pairs[::2], pairs[1::2], strict=False))
+
+
+def test_a_slower_model_has_shorter_blocks(clock: Clock):
+    """5 ms hold 4.5 runs of the fastest; what takes up to four times as long has as many."""
+    models = steady(clock, a=0.0011, b=0.0044, c=0.0088, d=0.03)
+    times = measure(models, [BATCH])
+    assert {n: o[0].shape[-1] for n, o in times.seconds.items()} == {"a": 5, "b": 5, "c": 3, "d": 1}
+    assert times.ratio("c", "a")["value"] == pytest.approx(8)
+
+
+def test_larger_batches_are_warmed_up_by_two_runs_once_the_smallest_has_settled(clock: Clock):
+    log: list[int] = []
+    models = {"a": sized(clock, log, 0.001)}
+    first, second = measure_sizes(models, SIZES, precision=1.0)
+    runs = first.seconds["a"][0].shape[-1], second.seconds["a"][0].shape[-1]
+    assert (first.batch, second.batch, *runs) == (1, 16, 6, 1)
+    starts = [i for i, batch in enumerate(log) if not batch]
+    for start, end in pairwise(starts[1:]):  # the first finds out what fits
+        opened = log[start + 1 : end]
+        warm = opened.count(16) - 2  # and two cycles
+        assert (opened[:6], warm) == ([1] * 6, 2)
 
 
 def test_an_opening_ends_where_others_have_the_processor(clock: Clock):
