@@ -14,12 +14,9 @@ from compressor.errors import DataError, ModelError
 from compressor.graph.editing import Editor
 from compressor.graph.operators import operator
 from compressor.types.carrier import Carrier, Runner
-from compressor.types.channels import ChannelGroup, ChannelMap, Flags
+from compressor.types.channels import SPARED, ChannelGroup, ChannelMap, Flags
 from compressor.types.tensors import Array, Batch, samples_in
 
-# A divisor of zero gives NaN, and what any other constant adds to a channel is not read where the
-# readers' weights are zero.
-_NEVER_ZEROED = ("norm-variance", "other")
 _FED = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16)
 _TOLERANCES = {2: 2e-2}
 """By the bytes of an output's element, of the largest output; else 1e-4."""
@@ -36,7 +33,7 @@ class MaskedModel:
     """
 
     def __init__(self, carrier: Carrier, channels: ChannelMap):
-        self._axes = _zeroed_axes(channels)
+        self._axes = zeroed_axes(channels)
         graph = carrier.graph().clone()
         self._parameters: dict[str, Array] = {}
         self.unfed = ""
@@ -80,12 +77,13 @@ def zeroed(parameter: Array, axes: Mapping[int, Array], removed: Flags) -> Array
     return result
 
 
-def _zeroed_axes(channels: ChannelMap) -> dict[str, dict[int, Array]]:
+def zeroed_axes(channels: ChannelMap) -> dict[str, dict[int, Array]]:
+    """Return the axes of parameters along which units are zeroed, with the units."""
     axes: dict[str, dict[int, Array]] = {}
     for group in channels.groups:
         for member in group.members:
             units = channels.parameters[member.parameter][member.axis]
-            if member.role not in _NEVER_ZEROED and units is not None:
+            if member.role not in SPARED and units is not None:
                 axes.setdefault(member.parameter, {})[member.axis] = units
     return axes
 
