@@ -12,6 +12,9 @@ from compressor.types.tensors import Batch, cut, samples_in
 MOST = 128 << 20
 """Bytes of inner values that a portion has at most, unless a single sample has more."""
 
+_TOGETHER = 8
+"""How many times as many where one scale for a whole batch depends on which samples are in it."""
+
 # ONNX Runtime multiplies a single row by other code, which rounds otherwise. So portions have a
 # single sample only if two take too much memory.
 _PAIR = 2
@@ -41,7 +44,8 @@ class Portion(NamedTuple):
 class Portions:
     """Runs batches in portions, whose size follows from what one sample takes.
 
-    A batch stays whole if it fits, if its size is fixed, or if its samples depend on each other.
+    A batch stays whole if it fits, or if its size is fixed. One with a scale for all of its samples
+    is divided only where it takes far more memory: a scale of some samples is another one.
 
     Args:
         run: runs a portion; returns the values of one model, or of several.
@@ -56,7 +60,8 @@ class Portions:
     ):
         self._run = run
         self._models = models
-        self._most = most
+        scaled = any(_scales(model) for model in models)
+        self._most = most * _TOGETHER if scaled else most
         self._size: int | None = None if all(_divides(model) for model in models) else 0
         self._constant: frozenset[str] = frozenset()
 
@@ -109,9 +114,14 @@ class Portions:
 
 
 def _divides(model: Carrier) -> bool:
-    """Whether a model gives each sample the same values in whatever batch it is run."""
+    """Whether a model runs on batches of any size."""
     axes = {spec.shape[0] if spec.shape else None for spec in model.inputs}
-    if len(axes) != 1 or not isinstance(axes.pop(), str) or Capability.GRAPH not in model.offers:
-        return False
-    # One scale for a whole batch depends on which samples are in it.
-    return not any(computes_scale(n) for n in all_nodes(model.graph().graph))
+    one = len(axes) == 1 and isinstance(axes.pop(), str)
+    return one and Capability.GRAPH in model.offers
+
+
+def _scales(model: Carrier) -> bool:
+    """Whether a model computes scales for whole batches."""
+    return Capability.GRAPH in model.offers and any(
+        computes_scale(node) for node in all_nodes(model.graph().graph)
+    )

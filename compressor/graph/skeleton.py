@@ -18,7 +18,7 @@ from onnx import TensorProto, defs, helper
 from compressor.errors import ModelError
 from compressor.graph.codebooks import code_widths, narrow
 from compressor.graph.messages import cyclic_function, expansion, tensors_in
-from compressor.graph.values import DEFAULT_DOMAINS, all_nodes, value_by_name
+from compressor.graph.values import DEFAULT_DOMAINS, all_nodes, constant_of, value_by_name
 from compressor.types.tensors import Array
 
 if TYPE_CHECKING:
@@ -219,10 +219,13 @@ def converted(model: ir.Model, opset: int) -> ir.Model:
         onnx_ir.serde.SerdeError: the converter wrote a graph that cannot be read.
         ModelError: an initializer has no value.
     """
+    have = model.opset_imports.get("", opset)
+    if have < _ONE_AXIS <= opset:
+        _check_flattened(model)
     parts = skeleton(model)
     proto = parts.proto
     proto.ir_version = max(proto.ir_version, 4)  # initializers need not be inputs from there on
-    _drop_defaults(proto.graph, model.opset_imports.get("", opset), opset)
+    _drop_defaults(proto.graph, have, opset)
     inputs = len(proto.graph.input)
     # Turn empty initializers into inputs, except those whose values a conversion reads.
     filled = []
@@ -246,8 +249,46 @@ def converted(model: ir.Model, opset: int) -> ir.Model:
     for value in weights:
         value.const_value = parts.tensors[value.name or ""]
         graph.register_initializer(value)
+    if have < _PLACES_STATED <= opset:
+        _state_places(result)
     _restore_types(model, result)
     return result
+
+
+_PLACES_STATED = 11  # the first opset that says where the pixels of a resized image lie
+_ONE_AXIS = 13  # the first whose softmax and its kind are along one axis, not over all from one on
+
+
+def _state_places(model: ir.Model) -> None:
+    """Let images be resized as before opset 11; the converter leaves them the default of later."""
+    for node in all_nodes(model.graph):
+        if node.op_type != "Resize" or node.domain not in DEFAULT_DOMAINS:
+            continue
+        node.attributes["coordinate_transformation_mode"] = ir.AttrString(
+            "coordinate_transformation_mode", "asymmetric"
+        )
+        scales = constant_of(node.inputs[2])
+        smaller = scales is not None and bool((scales.numpy() <= 1).all())
+        nearest = "ceil" if smaller else "floor"  # as ONNX Runtime rounds in these opsets
+        node.attributes["nearest_mode"] = ir.AttrString("nearest_mode", nearest)
+        region, graph = node.inputs[1], model.graph
+        node.replace_input_with(1, None)  # only another mode reads it
+        if region is not None and region.is_initializer() and not region.uses():
+            graph.initializers.pop(region.name or "", None)
+
+
+def _check_flattened(model: ir.Model) -> None:
+    """Check that no ``Hardmax`` is over several axes, which the converter forgets.
+
+    Raises:
+        RuntimeError: one is.
+    """
+    for node in all_nodes(model.graph):
+        if node.op_type == "Hardmax" and node.domain in DEFAULT_DOMAINS:
+            value = node.inputs[0]
+            rank = 0 if value is None or value.shape is None else len(value.shape)
+            if node.attributes.get_int("axis", 1) not in (-1, rank - 1):
+                raise RuntimeError("Hardmax over several axes")
 
 
 def _drop_defaults(graph: onnx.GraphProto, have: int, opset: int) -> None:

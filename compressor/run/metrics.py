@@ -82,10 +82,22 @@ class Metric:
         if chosen:
             return chosen
         name, array = next(iter(outputs.items()))
-        raise DataError(
+        raise self._without_samples(f"{samples} samples", name, array.shape)
+
+    def check_outputs(self, shapes: Mapping[str, Sequence[object] | None]) -> None:
+        """Check that an output of these shapes may have an axis of samples, if it has to.
+
+        Raises:
+            DataError: none can.
+        """
+        if self.code is None and all(shape is not None and not shape for shape in shapes.values()):
+            for name in shapes:
+                raise self._without_samples("samples", name, ())
+
+    def _without_samples(self, samples: str, name: str, shape: Sequence[object]) -> DataError:
+        return DataError(
             f"metric {self.name!r}",
-            f"needs an output with an axis of {samples} samples, and {name!r} has shape "
-            f"{list(array.shape)}",
+            f"needs an output with an axis of {samples}, and {name!r} has shape {list(shape)}",
             "set samples: feeds, so that all outputs of a run are one sample, or give a metric of "
             "your own",
         )

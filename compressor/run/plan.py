@@ -136,6 +136,13 @@ def make_plan(spec: Spec) -> Plan:
     for entry in data.values():
         check_data(entry, carrier.inputs, limits)
     metric = _metric(spec, data)
+    if metric is not None and not data["evaluation"].feeds and Capability.GRAPH in carrier.offers:
+        metric.check_outputs(
+            {
+                v.name or "": None if v.shape is None else tuple(v.shape)
+                for v in carrier.graph().graph.outputs
+            }
+        )
     training_metric = metric or _training_metric(spec, data)
     targets = frozenset[str]().union(*(e.targets for e in spec.exports))
     context = PassContext(

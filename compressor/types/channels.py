@@ -18,7 +18,10 @@ Role = Literal[
     "output", "input", "norm-scale", "norm-shift", "norm-mean", "norm-variance", "bias", "other"
 ]
 """What the channels of a parameter's axis are: what its layer computes or reads, what a
-normalization holds for each, what a layer adds to each, or anything else."""
+normalization holds for each, what is added to each, or anything else."""
+SPARED: tuple[Role, ...] = ("norm-variance", "other")
+"""Roles of parameters that are not zeroed where a removal is proved by zeroing: a divisor of zero
+gives NaN, and of other constants it is not known what zero means."""
 
 
 @dataclass(frozen=True)

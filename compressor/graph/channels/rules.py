@@ -12,11 +12,13 @@ from compressor.graph.channels.flow import UNKNOWN, Flow
 from compressor.graph.channels.labels import Family as Labels
 from compressor.graph.channels.labels import along, depends_on, reshaped
 from compressor.graph.operators import Family, operator
-from compressor.graph.values import is_op
+from compressor.graph.values import is_op, origin
 from compressor.types.channels import Role, Units
 from compressor.types.layers import RECURRENT
 
 _STATISTICS: tuple[Role, ...] = ("norm-scale", "norm-shift", "norm-mean", "norm-variance")
+
+_ADDING = ("+", "-")
 
 
 def unary(flow: Flow, node: ir.Node) -> None:
@@ -44,6 +46,11 @@ def binary(flow: Flow, node: ir.Node) -> None:
     if is_op(node, "PRelu"):  # the slope is not broadcast from behind, but made to fit the input
         shape = flow.shape(node.inputs[0]) or shape
     flow.put(output, flow.broadcast(node, inputs, shape))
+    if operator(node).arithmetic in _ADDING:
+        for value in inputs:
+            stored = origin(value, lambda n: bool(operator(n).moves))
+            for axis in range(len(flow.shape(stored) or ())):
+                flow.role(stored, axis, "bias")
     _observe(flow, node)
 
 

@@ -1,8 +1,8 @@
 """Which values are zero where a unit's parameters are, and where a removal is not the same as that.
 
-A unit whose parameters are all zero computes zero until an operator such as ``Sigmoid`` makes
-something else of it. That does not matter where weights of zero read it; it does where values are
-added up, or divided by.
+A unit whose parameters are zero, all but those of the spared roles, computes zero until an operator
+such as ``Sigmoid`` makes something else of it. That does not matter where weights of zero read it;
+it does where values are added up, or divided by.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from compressor.graph.channels.flow import Flow
 from compressor.graph.channels.products import terms
 from compressor.graph.operators import operator, operator_named
 from compressor.graph.values import is_op
-from compressor.types.channels import Units
+from compressor.types.channels import SPARED, Units
 
 Axes = Mapping[str, tuple[Units | None, ...]]
 Place = tuple[str, int]
@@ -30,7 +30,8 @@ class Zeros:
         axes: units along the axes of each value.
 
     Attributes:
-        places: axes of values that are zero wherever the parameters of their units are zero.
+        places: axes of values that are zero wherever the parameters of their units are zero, all
+            but those of the spared roles.
         sums: units that a node sums over or divides by, so that removing them is not the same as
             setting their parameters to zero.
     """
@@ -42,7 +43,11 @@ class Zeros:
         self.sums: list[tuple[ir.Node, Units]] = []
         for name, value in flow.model.graph.initializers.items():
             if value.dtype is not None and value.dtype.is_floating_point():
-                self.places.update((name, axis) for axis in range(len(axes.get(name, ()))))
+                self.places.update(
+                    (name, axis)
+                    for axis in range(len(axes.get(name, ())))
+                    if flow.roles.get((name, axis), "other") not in SPARED
+                )
         for node in flow.model.graph:
             self._compare(node)
             for output in node.outputs:

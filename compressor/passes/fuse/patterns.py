@@ -291,7 +291,7 @@ def _vector(node: ir.Node, other: ir.Value, length: int) -> ir.Value | None:
 
 
 def matmul_to_gemm(node: ir.Node, draft: Draft) -> bool:  # noqa: ARG001
-    """Replace ``MatMul(x, W) + b`` with ``x`` of rank 2 and a constant vector ``b`` by Gemm."""
+    """Replace ``MatMul(x, W) + b`` with ``x`` of rank 2 and a constant row ``b`` by Gemm."""
     if operator(node).arithmetic != "+":
         return False
     for value, bias in (node.inputs, reversed(node.inputs)):
@@ -304,7 +304,9 @@ def matmul_to_gemm(node: ir.Node, draft: Draft) -> bool:  # noqa: ARG001
         if weight is None or not weight.is_initializer() or rank(source) != 2:
             continue
         shape = static_shape(weight)
-        if shape is None or len(shape) != 2 or static_shape(bias) != (shape[1],):
+        if shape is None or len(shape) != 2:
+            continue
+        if static_shape(bias) not in ((shape[1],), (1, shape[1])):
             continue
         replace(node, "Gemm", [source, weight, bias])
         node_graph(product).remove(product, safe=True)

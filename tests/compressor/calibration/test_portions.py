@@ -108,7 +108,15 @@ def test_one_sample_shows_how_many_fit():
 
 def test_samples_that_depend_on_each_other_stay_together():
     assert cut(8, 1000, carrier(8)) == [8]
+    assert cut(8, 10_000, carrier(8)) == [8]
     assert cut(8, 1000, carrier(operator="DynamicQuantizeLinear")) == [8]
+
+
+def test_one_scale_for_a_batch_does_not_hold_any_amount_of_memory():
+    """Eight samples of a speech network took 7 GB in quantize-dynamic."""
+    dynamic = carrier(operator="DynamicQuantizeLinear")
+    assert cut(10, 1000, dynamic) == [8, 2]
+    assert cut(3, 10_000, dynamic) == [1, 1, 1]
 
 
 def test_values_that_do_not_depend_on_the_batch_come_once():

@@ -372,10 +372,10 @@ def test_stacked_data_are_judged_by_outputs_that_have_samples(voice: Voice):
             assert report["artifacts"][0]["metric"]["samples"] == 40
             continue
         with pytest.raises(CompressorError) as refused:
-            voice.run()
+            voice.plan()
         assert (
-            "metric 'cosine': needs an output with an axis of 16 samples, and 'mean' has shape []"
-            in str(refused.value)
+            "metric 'cosine': needs an output with an axis of samples, and 'mean' has shape []"
+            in (str(refused.value))
         )
 
 

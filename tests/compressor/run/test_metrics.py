@@ -212,3 +212,12 @@ def test_a_metric_of_several_outputs_gets_all_of_them(tmp_path: Path):
     own = resolve_metric("two_output_metric:both", True, tmp_path, "s:1")
     outputs = {"a": np.ones(2), "b": np.ones(2)}
     assert own.per_sample(outputs, None, 2).tolist() == [2, 2]
+
+
+def test_outputs_without_an_axis_of_samples_are_refused():
+    with pytest.raises(DataError, match=r"an axis of 4 samples, and 'mean' has shape \[\]"):
+        COSINE.sampled({"mean": np.array(1.0)}, 4)
+    with pytest.raises(DataError, match=r"an axis of samples, and 'mean' has shape \[\]"):
+        COSINE.check_outputs({"mean": ()})
+    COSINE.check_outputs({"mean": (), "y": ("n", 8)})
+    COSINE.check_outputs({"mean": (), "y": None})

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -13,13 +15,12 @@ import torch
 from compressor.errors import DataError, ModelError
 from compressor.graph.editing import Editor
 from compressor.graph.operators import operator
+from compressor.graph.values import all_nodes
+from compressor.models.executor import GraphModule
 from compressor.types.carrier import Carrier, Runner
-from compressor.types.channels import ChannelGroup, ChannelMap, Flags
+from compressor.types.channels import SPARED, ChannelGroup, ChannelMap, Flags
 from compressor.types.tensors import Array, Batch, samples_in
 
-# A divisor of zero gives NaN, and what any other constant adds to a channel is not read where the
-# readers' weights are zero.
-_NEVER_ZEROED = ("norm-variance", "other")
 _FED = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16)
 _TOLERANCES = {2: 2e-2}
 """By the bytes of an output's element, of the largest output; else 1e-4."""
@@ -36,7 +37,7 @@ class MaskedModel:
     """
 
     def __init__(self, carrier: Carrier, channels: ChannelMap):
-        self._axes = _zeroed_axes(channels)
+        self._axes = zeroed_axes(channels)
         graph = carrier.graph().clone()
         self._parameters: dict[str, Array] = {}
         self.unfed = ""
@@ -62,8 +63,32 @@ class MaskedModel:
         Raises:
             ModelError: the runtime does not load or run the model.
         """
-        masked = {n: zeroed(a, self._axes[n], removed) for n, a in self._parameters.items()}
-        return self._runner.run({**batch, **masked})
+        return self._runner.run({**batch, **self._masked(removed)})
+
+    def run_in_doubles(self, batch: Batch, removed: Flags) -> Batch:
+        """Do the same in double precision: see :func:`in_doubles`."""
+        return in_doubles(self._model.graph(), {**batch, **self._masked(removed)})
+
+    def _masked(self, removed: Flags) -> dict[str, Array]:
+        return {n: zeroed(a, self._axes[n], removed) for n, a in self._parameters.items()}
+
+
+def in_doubles(model: ir.Model, batch: Batch) -> Batch:
+    """Run one batch in double precision, whatever floats a model computes in.
+
+    Raises:
+        ModelError: PyTorch cannot run the model.
+    """
+    wide = model.clone()
+    for node in all_nodes(wide.graph):
+        kind = ir.DataType(node.attributes.get_int("to", 0))
+        if operator(node).moves == "type" and kind.is_floating_point():
+            node.attributes["to"] = ir.AttrInt64("to", ir.DataType.DOUBLE)
+    module = GraphModule(wide).double()
+    floats = {n: a.astype(np.float64) if a.dtype.kind == "f" else a for n, a in batch.items()}
+    with torch.inference_mode():
+        outputs = module(**{n: torch.from_numpy(a.copy()) for n, a in floats.items()})
+    return {name: output.numpy() for name, output in outputs.items()}
 
 
 def zeroed(parameter: Array, axes: Mapping[int, Array], removed: Flags) -> Array:
@@ -80,12 +105,13 @@ def zeroed(parameter: Array, axes: Mapping[int, Array], removed: Flags) -> Array
     return result
 
 
-def _zeroed_axes(channels: ChannelMap) -> dict[str, dict[int, Array]]:
+def zeroed_axes(channels: ChannelMap) -> dict[str, dict[int, Array]]:
+    """Return the axes of parameters along which units are zeroed, with the units."""
     axes: dict[str, dict[int, Array]] = {}
     for group in channels.groups:
         for member in group.members:
             units = channels.parameters[member.parameter][member.axis]
-            if member.role not in _NEVER_ZEROED and units is not None:
+            if member.role not in SPARED and units is not None:
                 axes.setdefault(member.parameter, {})[member.axis] = units
     return axes
 
@@ -98,17 +124,21 @@ class Proof:
     # for groups that lost units and cannot be compared: the operator that mixes them
     mixed: Mapping[str, str]
     difference: float  # the largest found, relative to the largest output
+    rounding: float = 0.0  # the same in the model's own precision, if it took doubles to prove it
 
     def note(self, made_up: bool) -> str:
         """Return it in one sentence."""
         data = "random inputs" if made_up else "calibration data"
+        precision = "in double precision " if self.rounding else ""
         shown = (
-            f"{self.proved} removed units were proved on {data}: the smaller model differs by at "
-            f"most {self.difference:.1e} of the largest output from the one with zeros in their "
-            "place"
+            f"{self.proved} removed units were proved on {data}: {precision}the smaller model "
+            f"differs by at most {self.difference:.1e} of the largest output from the one with "
+            "zeros in their place"
             if self.proved
             else "no removal could be proved by zeroing"
         )
+        if self.rounding:
+            shown += f"; rounding in the model's own makes that {self.rounding:.1e}"
         if not self.mixed:
             return shown
         operators = ", ".join(dict.fromkeys(self.mixed.values()))
@@ -116,16 +146,19 @@ class Proof:
         return f"{shown}; {uncompared} were not compared"
 
 
-def prove(
-    masked: Callable[[Flags], Batch],
-    sliced: Callable[[Flags], Batch],
-    channels: ChannelMap,
-    removed: Flags,
-) -> Proof:
+Compared: TypeAlias = Callable[[Flags], tuple[Batch, Batch]]
+"""Returns outputs of one batch with units zeroed, and of the smaller model without them."""
+
+
+def prove(compared: Compared, exactly: Compared, channels: ChannelMap, removed: Flags) -> Proof:
     """Show that removing units is the same as zeroing all of their parameters.
 
-    ``masked`` and ``sliced`` return outputs of one batch, with units zeroed and without them. Units
-    of groups that an operator mixes are left out.
+    Units of groups that an operator mixes are left out. A network may magnify the rounding of its
+    sums, whose order changes, to more than the limit; so where outputs differ, doubles decide.
+
+    Args:
+        compared: in the model's own precision.
+        exactly: in doubles; raises a ``ModelError`` if the model cannot be run so.
 
     Raises:
         ModelError: the outputs differ; names the first group that makes them differ.
@@ -137,17 +170,18 @@ def prove(
     if not pure:
         return Proof(0, mixed, 0.0)
 
-    def difference(groups: Sequence[ChannelGroup]) -> tuple[float, float]:
-        flags = _only(groups, removed)
-        return worst_difference(masked(flags), sliced(flags))
-
-    error, limit = difference(pure)
+    error, limit = worst_difference(*compared(flags))
     if error <= limit:
         return Proof(int(flags.sum()), mixed, error)
+    with suppress(ModelError):
+        exact, limit = worst_difference(*exactly(flags))
+        if exact <= limit:
+            return Proof(int(flags.sum()), mixed, exact, rounding=error)
+        error, compared = exact, exactly
     low, high = 0, len(pure)  # the first `low` groups agree, the first `high` do not
     while high - low > 1:
         middle = (low + high) // 2
-        now, bound = difference(pure[:middle])
+        now, bound = worst_difference(*compared(_only(pure[:middle], removed)))
         low, high = (middle, high) if now <= bound else (low, middle)
     raise ModelError(
         f"the channels of {pure[low].name!r}",

@@ -20,7 +20,7 @@ from compressor.passes.prune.criteria import Queue, Ranking, Scores, normalized
 from compressor.passes.prune.structured import groups, masking, scores
 from compressor.passes.prune.structured.selection import Selector, search_latency
 from compressor.run.timing import already_open, measure
-from compressor.types.carrier import Capability, Carrier, Runner
+from compressor.types.carrier import Capability, Carrier
 from compressor.types.channels import ChannelMap, Flags
 from compressor.types.data import Samples
 from compressor.types.layer_rules import plan_layers
@@ -284,7 +284,8 @@ class _Pruning:
         whole = self._carrier.runner()
 
         def measured(flags: Flags) -> float:
-            runners = {"whole": whole, "smaller": self._sliced(flags)}
+            smaller = self._carrier.with_graph(self._smaller(flags)).runner()
+            runners = {"whole": whole, "smaller": smaller}
             times = measure(already_open(runners), [batch], _TIMING_BUDGET, _TIMING_PRECISION)
             return float(times.ratio("smaller", "whole")["value"])
 
@@ -297,9 +298,8 @@ class _Pruning:
         )
         return ranking.removed(length)
 
-    def _sliced(self, flags: Flags) -> Runner:
-        smaller, _ = remove_channels(self._graph, self._analysis, flags)
-        return self._carrier.with_graph(smaller).runner()
+    def _smaller(self, flags: Flags) -> ir.Model:
+        return remove_channels(self._graph, self._analysis, flags)[0]
 
     def _prove(self, removed: Flags, smaller: ir.Model) -> None:
         if self._samples is None:
@@ -311,14 +311,18 @@ class _Pruning:
             return
         batch = self._samples.probe(_PROOF_SAMPLES)
 
-        def sliced(flags: Flags) -> Batch:
-            if (flags == removed).all():
-                return self._carrier.with_graph(smaller).runner().run(batch)
-            return self._sliced(flags).run(batch)
+        def sliced(flags: Flags) -> ir.Model:
+            return smaller if (flags == removed).all() else self._smaller(flags)
 
-        proof = masking.prove(
-            lambda flags: self._masked.run(batch, flags), sliced, self._channels, removed
-        )
+        def compared(flags: Flags) -> tuple[Batch, Batch]:
+            runner = self._carrier.with_graph(sliced(flags)).runner()
+            return self._masked.run(batch, flags), runner.run(batch)
+
+        def exactly(flags: Flags) -> tuple[Batch, Batch]:
+            masked = self._masked.run_in_doubles(batch, flags)
+            return masked, masking.in_doubles(sliced(flags), batch)
+
+        proof = masking.prove(compared, exactly, self._channels, removed)
         self._notes.append(proof.note(self._samples.made_up))
 
     def _describe(self, after: Carrier) -> None:

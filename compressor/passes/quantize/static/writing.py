@@ -13,7 +13,7 @@ import torch
 from compressor.graph.codes import attach_codes, write_out_zero_point
 from compressor.graph.editing import Editor
 from compressor.graph.operators import operator
-from compressor.graph.values import constant_array, value_by_name
+from compressor.graph.values import constant_array, constant_of, static_shape, value_by_name
 from compressor.passes.quantize.static.placement import Placement, quantized_source
 from compressor.passes.quantize.static.settings import ActivationCode, Decision
 from compressor.types.layers import Layer, QuantizedTensor
@@ -42,6 +42,8 @@ def write_static_codes(
         if layer.name in makers:
             continue
         node = decision.nodes[layer.name]
+        if profile.integer_bias:
+            _give_own_bias(model, node, layer)
         bias = own_bias(node) if profile.integer_bias else None
         least = None if bias is None else partial(_least_weight_scale, _tensor(bias), scales[value])
         make = makers[layer.name] = make_codes(layer, least)
@@ -112,6 +114,29 @@ def _lazy(
     value = ir.Value(name=name, shape=shape, type=ir.TensorType(dtype), const_value=tensor)
     graph.register_initializer(value)
     return value
+
+
+def _give_own_bias(model: ir.Model, node: ir.Node, layer: Layer) -> None:
+    """Make a bias that several layers share, or one of the shape ``[1, rows]``, the layer's vector.
+
+    Its codes have the layer's scale, and integer kernels take vectors only. With a bias of floats,
+    ONNX Runtime dequantizes the weight in every run, which takes up to ninety times as long.
+    """
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    tensor = constant_of(bias)
+    if bias is None or tensor is None or own_bias(node) is not None:
+        return
+    row = (1, layer.rows) if layer.is_linear else ()
+    if bias.dtype != ir.DataType.FLOAT or static_shape(bias) not in ((layer.rows,), row):
+        return
+    vector = ir.LazyTensor(
+        lambda: ir.tensor(np.array(tensor.numpy()).reshape(layer.rows)),
+        dtype=ir.DataType.FLOAT,
+        shape=ir.Shape((layer.rows,)),
+    )
+    node.replace_input_with(2, Editor(model).initializer(f"{layer.name}.own_bias", vector))
+    if bias.is_initializer() and not bias.uses() and not bias.is_graph_output():
+        del model.graph.initializers[bias.name or ""]
 
 
 def own_bias(node: ir.Node) -> ir.Value | None:

@@ -15,6 +15,7 @@ from compressor.graph.channels.slicing import ordering, remove_channels
 from compressor.graph.costs import macs
 from compressor.graph.plain import infer_shapes
 from compressor.models.onnx.ort_runner import graph_runner
+from compressor.passes.prune.structured.masking import zeroed, zeroed_axes
 from compressor.types.channels import ChannelGroup, ChannelMap, Flags, kept
 from compressor.types.tensors import Array, Batch
 
@@ -138,16 +139,12 @@ def outputs(model: ir.Model) -> list[Array]:
 
 
 def masked(model: ir.Model, channels: ChannelMap, removed: Flags) -> ir.Model:
-    """Return a copy whose parameters of removed units are zero."""
+    """Return a copy whose parameters of removed units are zero, as far as pruning zeroes them."""
     copy = model.clone()
-    for name, axes in channels.parameters.items():
+    for name, axes in zeroed_axes(channels).items():
         value = copy.graph.initializers[name]
         assert value.const_value is not None
-        array = np.array(value.const_value.numpy())
-        for axis, units in enumerate(axes):
-            if units is not None:
-                gone = np.flatnonzero(~kept(units, removed))
-                array[(*[slice(None)] * axis, gone)] = 0
+        array = zeroed(value.const_value.numpy(), axes, removed)
         value.const_value = ir.Tensor(array, dtype=value.const_value.dtype, name=name)
     return copy
 

@@ -56,6 +56,32 @@ def test_slopes_bounds_and_conditions():
     checked(image_net("z = Clip(h, low, high)", {"low": -NUMBER, "high": NUMBER}), 8)
 
 
+def test_what_is_added_is_a_bias_and_is_zeroed():
+    """A layer norm that is written out reads what is added, behind whatever moves it."""
+    text = """
+        s = Squeeze(h, second)
+        t = Reshape(own, column)
+        u = Add(s, t)
+        v = Sub(u, less)
+        c = Max(v, most)
+        n = ReduceMean(c, first)
+        d = Sub(v, n)
+        y = MatMul(head, d)
+    """
+    weights: dict[str, Weight] = {"own": (8,), "less": (8, 1), "most": (8, 1), "second": [-1]}
+    weights |= {"column": [8, 1], "first": [-2], "head": (3, 8), "w": (8, 4, 1, 1), "b": (8,)}
+    net = f"(float[N,4,6,1] x) => (float[N,3,6] y) {{ h = Conv(x, w, b) {text} }}"
+    channels = checked(graph(net, weights), 0, mixed={"ReduceMean"})
+    (group,) = [g for g in channels.groups if not g.frozen]
+    roles = {m.parameter: m.role for m in group.members}
+    assert roles == {
+        "own": "bias", "less": "bias", "most": "other", "head": "input", "w": "output", "b": "bias"
+    }  # fmt: skip
+    checked(
+        graph(net.replace("ReduceMean", "ReduceSum").replace("Max(v, most)", "Abs(v)"), weights), 8
+    )
+
+
 def test_a_value_that_repeats_itself_for_all_heads():
     """A scale for each feature of a head stays; so do the features, and heads go."""
     text = "a = Reshape(h, heads) m = Mul(a, own) z = Reshape(m, rows)"
@@ -65,8 +91,10 @@ def test_a_value_that_repeats_itself_for_all_heads():
     checked(row_net(text, weights), 4)
 
 
-def test_dividing_by_a_parameter_is_not_the_same_with_zero():
-    checked(image_net("z = Div(h, own)", {"own": positive(8, 1, 1)}), 0, mixed={"Div"})
+def test_a_divisor_is_not_zeroed():
+    checked(image_net("z = Div(h, own)", {"own": positive(8, 1, 1)}), 8)
+    text = "g = Conv(h, w2) z = Div(h, g)"
+    checked(image_net(text, {"w2": (8, 8, 1, 1)}), 0, mixed={"Div"})
     text = "e = Exp(h) a = Add(e, one) z = Div(h, a)"
     checked(image_net(text, {"one": NUMBER}), 8)
 

@@ -11,7 +11,6 @@ from tests.compressor.graph.channels.channel_graphs import (
     Weight,
     graph,
     image_net,
-    positive,
     reordered,
     row_net,
 )
@@ -29,8 +28,8 @@ ALIKE: dict[str, tuple[str, dict[str, Weight]]] = {
         "s = Sigmoid(h) r = ReduceSum<keepdims=1>(s, last) z = Mul(h, r)",
         {"last": [-1]},
     ),
-    "Div": ("z = Div(h, own)", {"own": positive(12)}),
-    "Reciprocal": ("r = Reciprocal(own) z = Mul(h, r)", {"own": positive(12)}),
+    "Div": ("s = Sigmoid(h) z = Div(s, h)", {}),
+    "Reciprocal": ("s = Sigmoid(h) r = Reciprocal(h) z = Mul(s, r)", {}),
     "LayerNormalization": ("z = LayerNormalization(h, own)", {"own": (12,)}),
     "Softmax": ("z = Softmax(h)", {}),
 }

@@ -115,12 +115,14 @@ def test_a_trainable_gate_is_folded_whatever_its_value(parse, fuse, ops, rng):
         assert ops(fuse(model, kind="torch").carrier.model) == {"Mul": 1}
 
 
-def test_gemm_needs_a_vector(parse, fuse, agree, ops, rng):
-    for shape, expected in (((6,), {"Gemm": 1}), ((1, 5, 6), {"MatMul": 1, "Add": 1})):
+def test_gemm_needs_a_vector_or_a_row(parse, fuse, agree, ops, rng):
+    apart = {"MatMul": 1, "Add": 1}
+    shapes = {(6,): {"Gemm": 1}, (1, 6): {"Gemm": 1}, (5, 6): apart, (1, 5, 6): apart}
+    for shape, expected in shapes.items():
         parameters = {"fc.weight": normal(rng, 4, 6), "c": normal(rng, *shape)}
-        outer = "N, 6" if len(shape) == 1 else "1, 5, 6"
+        outer = "1, 5, 6" if len(shape) == 3 else "5, 6" if shape[0] == 5 else "N, 6"
         model = parse(
-            f"g (float[{'N' if len(shape) == 1 else 5}, 4] x) => (float[{outer}] y) "
+            f"g (float[{'N' if 'N' in outer else 5}, 4] x) => (float[{outer}] y) "
             "{ h = MatMul(x, fc.weight) y = Add(c, h) }",
             parameters,
         )

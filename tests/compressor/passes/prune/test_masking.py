@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+import onnx
+import onnx.parser
 import onnx_ir as ir
 import pytest
 
 from compressor.errors import ModelError
 from compressor.models.onnx.carrier import OnnxCarrier
-from compressor.passes.prune.structured.masking import MaskedModel, prove, worst_difference, zeroed
+from compressor.passes.prune.structured.masking import (
+    Compared,
+    MaskedModel,
+    in_doubles,
+    prove,
+    worst_difference,
+    zeroed,
+)
 from compressor.types.channels import ChannelGroup, ChannelMap, Flags, Member
 from compressor.types.tensors import Array, Batch
 from tests.compressor.passes.prune.channel_maps import chain
@@ -104,9 +115,17 @@ def outputs(removed: Flags, extra: float = 0.0) -> Batch:
     return {"y": np.array([[8.0 - removed.sum() + extra, 1.0]])}
 
 
+def both(
+    sliced: Callable[[Flags], Batch], exact: Callable[[Flags], Batch] | None = None
+) -> tuple[Compared, Compared]:
+    """Return the comparisons with a model without units; in doubles it may be another."""
+    wide = exact or sliced
+    return (lambda gone: (outputs(gone), sliced(gone))), (lambda gone: (outputs(gone), wide(gone)))
+
+
 def test_equal_outputs_prove_all_units():
     channels = four()
-    proof = prove(outputs, outputs, channels, flags(8, 0, 2, 3))
+    proof = prove(*both(outputs), channels, flags(8, 0, 2, 3))
     assert (proof.proved, proof.mixed, proof.difference) == (3, {}, 0)
     assert "3 removed units were proved on calibration data" in proof.note(made_up=False)
     assert "random inputs" in proof.note(made_up=True)
@@ -121,7 +140,7 @@ def test_a_wrong_removal_is_an_error_that_names_the_group(wrong):
         return outputs(removed, 0.01 * bool(removed[bad].any()))
 
     with pytest.raises(ModelError, match=f"the channels of '{wrong}': cannot be removed") as raised:
-        prove(outputs, sliced, channels, flags(8, 0, 1, 2, 4, 7))
+        prove(*both(sliced), channels, flags(8, 0, 1, 2, 4, 7))
     assert f"match: {wrong}, skip: true" in raised.value.remedy
 
 
@@ -131,9 +150,60 @@ def test_the_limit_is_relative_to_the_largest_output():
     def off(by: float):
         return lambda removed: outputs(removed, by * 7)  # the largest output is 7
 
-    assert prove(outputs, off(0.9e-4), channels, flags(8, 0)).difference < 1e-4
+    assert prove(*both(off(0.9e-4)), channels, flags(8, 0)).difference < 1e-4
     with pytest.raises(ModelError, match="the limit is 1e-04"):
-        prove(outputs, off(1.1e-4), channels, flags(8, 0))
+        prove(*both(off(1.1e-4)), channels, flags(8, 0))
+
+
+def test_doubles_decide_where_rounding_is_magnified():
+    def rounded(removed: Flags) -> Batch:
+        return outputs(removed, 0.02 * bool(removed.any()))
+
+    proof = prove(*both(rounded, exact=outputs), four(), flags(8, 0, 2))
+    assert (proof.proved, proof.difference) == (2, 0)
+    assert proof.rounding == pytest.approx(0.02 / 6)
+    assert "in double precision the smaller model differs by at most 0.0e+00" in proof.note(False)
+    assert "rounding in the model's own makes that 3.3e-03" in proof.note(False)
+
+
+def test_the_wrong_group_is_named_by_what_doubles_find():
+    """In floats all groups are off, in doubles only ``c``."""
+
+    def rounded(removed: Flags) -> Batch:
+        return outputs(removed, 0.02 * bool(removed.any()))
+
+    def exact(removed: Flags) -> Batch:
+        return outputs(removed, 0.01 * bool(removed[[4, 5]].any()))
+
+    with pytest.raises(ModelError, match="the channels of 'c'"):
+        prove(*both(rounded, exact), four(), flags(8, 0, 2, 4, 6))
+
+
+def test_floats_decide_where_doubles_cannot():
+    def off(removed: Flags) -> Batch:
+        return outputs(removed, 0.02 * bool(removed.any()))
+
+    def unsupported(removed: Flags) -> Batch:
+        raise ModelError("node 'n'", "is not supported", "none")
+
+    with pytest.raises(ModelError, match="the channels of 'a'"):
+        prove(*both(off, unsupported), four(), flags(8, 0, 2))
+
+
+@pytest.mark.parametrize("dtype", ["FLOAT", "FLOAT16"])
+def test_a_model_in_doubles_rounds_nowhere(dtype: str):
+    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
+        g (float[N,3] x) => (float[N,3] y) <float[3] b = {{1.0, 2.0, 4.0}}> {{
+            c = Constant<value = float {{0.0009765625}}>()
+            s = Mul(x, c)
+            a = Add(s, b)
+            h = Cast<to = {int(ir.DataType[dtype])}>(a)
+            y = Cast<to = 1>(h)
+        }}""")
+    x = np.array([[1e-9, 2e-9, -3e-9]], np.float32)
+    found = in_doubles(ir.from_proto(model), {"x": x})["y"]
+    assert found.dtype == np.float64
+    assert (found - [1, 2, 4])[0] == pytest.approx(x[0] / 1024, rel=1e-3)
 
 
 def test_mixed_groups_are_left_out_and_named():
@@ -144,13 +214,13 @@ def test_mixed_groups_are_left_out_and_named():
         seen.append(np.flatnonzero(removed).tolist())
         return outputs(removed)
 
-    proof = prove(outputs, sliced, channels, flags(8, 0, 2, 3))
+    proof = prove(*both(sliced), channels, flags(8, 0, 2, 3))
     assert seen == [[0]]
     assert proof.mixed == {"b": "LayerNormalization"}
     assert "the units of 1 groups that LayerNormalization mixes were not compared" in proof.note(
         False
     )
-    only = prove(outputs, sliced, channels, flags(8, 2))
+    only = prove(*both(sliced), channels, flags(8, 2))
     assert only.proved == 0
     assert len(seen) == 1, "nothing to compare"
     assert only.note(False).startswith("no removal could be proved")

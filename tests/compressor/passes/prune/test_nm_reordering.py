@@ -104,7 +104,7 @@ class Divided(nn.Module):
 
 
 class Divisors(nn.Module):
-    """Channels that are divided by numbers of their own, and then by what they add up to."""
+    """Channels divided by themselves, by numbers of their own, and by what they add up to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +117,8 @@ class Divisors(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embed_tokens(tokens)
-        y = torch.sigmoid(self.mid(torch.relu(self.up(x)) / self.norm))
+        u = self.up(x)
+        y = torch.sigmoid(self.mid(torch.tanh(u) / u / self.norm))
         return self.lm_head(x + self.down(y / y.sum(-1, keepdim=True)))
 
 

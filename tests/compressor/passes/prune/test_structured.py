@@ -257,6 +257,21 @@ def test_what_a_layer_norm_mixes_is_pruned_and_said_to_be_unproved():
     assert any("1 groups that LayerNormalization mixes" in n for n in outcome.notes)
 
 
+class Chaotic(Plain):
+    """Magnifies the rounding of its sums a million times."""
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        x = self.second(torch.relu(self.first(image)))
+        return torch.sin(1e6 * self.head(x.mean((2, 3))))
+
+
+def test_what_magnifies_rounding_is_proved_in_doubles():
+    outcome = pruned(declared(target={"ratio": 0.5}), carrier(Chaotic()))
+    (note,) = [n for n in outcome.notes if "units were proved on random inputs" in n]
+    assert "in double precision the smaller model differs by at most" in note
+    assert "rounding in the model's own makes that" in note
+
+
 def test_without_a_runtime_nothing_is_proved():
     outcome = HALF.apply(carrier(Plain()), CONTEXT, {})
     assert "no removal was proved: the model was not run" in outcome.notes

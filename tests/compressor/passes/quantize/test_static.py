@@ -11,9 +11,11 @@ import torch
 from torch import nn
 
 from compressor.errors import SpecError
+from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.types.tensors import TensorSpec
+from tests.compressor.graph.channels.channel_graphs import graph
 from tests.compressor.passes.quantize.static_models import (
     IMAGE,
     ORT,
@@ -260,6 +262,20 @@ def test_a_bias_that_dwarfs_its_channel_does_not_overflow():
     batch = data(seed=7)[0]
     after = quantized(INT8, model).carrier
     assert sqnr(outputs(model, batch), outputs(after, batch)) > 25
+
+
+@pytest.mark.parametrize("form", [(8,), (1, 8)])
+def test_a_bias_becomes_the_layers_own_vector(form, tmp_path):
+    """Exporters share equal biases; scikit-learn's have two axes."""
+    text = """(float[N,12] x) => (float[N,8] y) {
+        h = Gemm(x, w, b) r = Relu(h) y = Gemm(r, v, b)
+    }"""
+    model = OnnxCarrier(graph(text, {"w": (12, 8), "v": (8, 8), "b": form}))
+    spec = TensorSpec("x", ("batch", 12), "float32")
+    after = quantized(INT8, model, spec=spec).carrier
+    batch = data(spec)[0]
+    assert sqnr(outputs(model, batch), outputs(after, batch)) > 30
+    assert runtime_operators(after, tmp_path) == {"QuantizeLinear": 1, "QGemm": 2}
 
 
 def test_a_layer_with_all_zero_weights_is_quantized():
