@@ -144,6 +144,7 @@ def graph_from_json(document: Mapping[str, Any], subject: str) -> ir.Model:
         TypeError,
         KeyError,
         AttributeError,
+        SystemError,  # of protobuf, for names that are no text
     ) as error:
         reason = str(error).strip().partition("\n")[0][:200]
         raise ModelError(

@@ -50,6 +50,10 @@ class Document:
         return SpecError(dotted(path), problem, remedy, where=self.where(path))
 
 
+_MOST_VALUES = 100_000
+_DEEPEST = 50
+
+
 def read_document(path: Path) -> Document:
     """Read a YAML file.
 
@@ -80,6 +84,8 @@ def read_document(path: Path) -> Document:
     except YAMLError as error:
         reason = str(error).splitlines()[0]
         raise SpecError("YAML", reason, "check the file", where=str(path)) from error
+    except RecursionError as error:
+        raise SpecError(subject, "is nested too deeply", "check its brackets") from error
     lines: dict[KeyPath, int] = {}
     value = _plain(tree, (), lines)
     if not isinstance(value, dict):
@@ -105,7 +111,7 @@ def override(document: Document, settings: Sequence[str]) -> Document:
             raise SpecError(f"--set {setting}", "is not key=value", "write passes.1.epochs=5")
         try:
             parsed = _plain(YAML(typ="rt").load(StringIO(text)), (), {})
-        except YAMLError as error:
+        except (YAMLError, RecursionError) as error:
             raise SpecError(f"--set {setting}", "has a malformed value", "quote it") from error
         parts = [int(p) if re.fullmatch(r"\d+", p) else p for p in key.split(".")]
         _assign(value, parts, parsed, setting)
@@ -138,6 +144,8 @@ def _copy(value: Any) -> Any:
 
 
 def _plain(node: Any, path: KeyPath, lines: dict[KeyPath, int]) -> Any:
+    if len(lines) > _MOST_VALUES or len(path) > _DEEPEST:  # by anchors, perhaps
+        raise SpecError("YAML", "becomes too large or too deep", "write it without anchors")
     if isinstance(node, CommentedMap):
         made: dict[str, Any] = {}
         for key, child in node.items():

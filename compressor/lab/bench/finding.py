@@ -10,7 +10,8 @@ from pathlib import Path
 from compressor import catalog
 from compressor.errors import InputError, ModelError, SpecError
 from compressor.files import settle
-from compressor.lab.inspect.path import inspect_run, read_mapping
+from compressor.lab.inspect.forms import read_mapping
+from compressor.lab.inspect.path import inspect_run
 from compressor.progress import Silent
 from compressor.run.artifact_file import ONNX, Artifact
 

@@ -20,7 +20,8 @@ from compressor.lab.explain.explanation import (
     gained_db,
     together,
 )
-from compressor.lab.inspect.path import MANIFEST, REPORT, read_mapping
+from compressor.lab.inspect.forms import Manifest, check_form, check_report, read_mapping
+from compressor.lab.inspect.path import MANIFEST, REPORT
 from compressor.spec.load import Spec, load_spec
 from compressor.types.layer_rules import rule_class
 from compressor.types.passes import Pass
@@ -95,6 +96,8 @@ def _check(subject: str, report: Mapping[str, Any], manifest: Mapping[str, Any])
     whole = isinstance(passes, list) and isinstance(manifest.get("spec"), dict)
     if not whole or any(not isinstance(p, dict) or "attribution" not in p for p in passes or ()):
         raise ModelError(subject, "was made by a version that did not attribute noise", _AGAIN)
+    check_report(report, subject)
+    check_form(Manifest, manifest, subject, "has a manifest that this version cannot read")
 
 
 _OUTPUTS = (

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from compressor.errors import InputError, ModelError, SpecError
 from compressor.files import file_sha256, settle
@@ -18,6 +15,13 @@ from compressor.lab.inspect.contents import (
     RunContents,
     State,
 )
+from compressor.lab.inspect.forms import (
+    EngineManifest,
+    Manifest,
+    check_form,
+    check_report,
+    read_mapping,
+)
 from compressor.models.codec.load import packed_format
 from compressor.progress import Progress, Silent
 from compressor.types.exporter import PackedFormat
@@ -25,7 +29,6 @@ from compressor.types.exporter import PackedFormat
 _SPECS = (".yaml", ".yml")
 MANIFEST = "manifest.json"
 REPORT = "report.json"
-_EDITED = "it was edited or damaged; run the spec again"
 
 
 def inspect_path(path: Path, progress: Progress | None = None) -> Contents:
@@ -45,10 +48,12 @@ def inspect_path(path: Path, progress: Progress | None = None) -> Contents:
         raise SpecError(subject, "does not exist", "check its spelling")
     folder = path if path.is_dir() else path.parent
     settle(folder)
-    if (path.is_dir() or path.name == REPORT) and (folder / MANIFEST).is_file():
-        return inspect_run(folder, progress)
-    if path.name == MANIFEST:
-        return inspect_run(folder, progress)
+    of_run = (path.is_dir() or path.name == REPORT) and (folder / MANIFEST).is_file()
+    if of_run or path.name == MANIFEST:
+        run = inspect_run(folder, progress)
+        if run.report is not None:
+            check_report(run.report, f"run {str(folder)!r}")
+        return run
     if path.suffix == ".onnx":
         return inspect_onnx(path, progress)
     if is_engine(path):
@@ -81,19 +86,15 @@ def _inspect_packed(path: Path, packed: PackedFormat, progress: Progress) -> Mod
 
 
 def inspect_run(folder: Path, progress: Progress) -> RunContents:
-    """Compare a run's files with its manifest, and read its report.
+    """Compare a run's files with its manifest, and read its report, which is not checked.
 
     Raises:
         ModelError: the manifest is not one.
     """
     manifest = read_mapping(folder / MANIFEST)
     subject = f"manifest {str(folder / MANIFEST)!r}"
-    try:
-        name, seed = str(manifest["name"]), int(manifest["seed"])
-        versions = {str(k): str(v) for k, v in manifest["versions"].items()}
-        expected = {str(entry["name"]): str(entry["sha256"]) for entry in manifest["outputs"]}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ModelError(subject, "is not that of a run", _EDITED) from error
+    check_form(Manifest, manifest, subject, "is not that of a run")
+    expected = {entry["name"]: entry["sha256"] for entry in manifest["outputs"]}
     files = []
     with progress.stage("compare files", len(expected)) as advance:
         for file, digest in expected.items():
@@ -102,9 +103,9 @@ def inspect_run(folder: Path, progress: Progress) -> RunContents:
     whole = any(file.name == REPORT and file.state == "unchanged" for file in files)
     return RunContents(
         path=str(folder),
-        name=name,
-        seed=seed,
-        versions=versions,
+        name=manifest["name"],
+        seed=manifest["seed"],
+        versions=manifest["versions"],
         files=tuple(files),
         report=read_mapping(folder / REPORT) if whole else None,
     )
@@ -118,26 +119,8 @@ def _state(folder: Path, name: str, digest: str) -> FileState:
     return FileState(name, state, path.stat().st_size)
 
 
-def read_mapping(path: Path, problem: str = "is not a mapping") -> Mapping[str, Any]:
-    """Read a JSON file that a run left.
-
-    Raises:
-        ModelError: it cannot be read, or is no mapping, which is the ``problem`` then.
-    """
-    subject = f"file {str(path)!r}"
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(subject, f"cannot be read ({error})", _EDITED) from error
-    if not isinstance(value, dict):
-        raise ModelError(subject, problem, _EDITED)
-    return value
-
-
 ENGINES = (".engine", ".plan", ".trt")
 MANIFESTS = tuple(f"{suffix}.json" for suffix in ENGINES)
-_KIND = "tensorrt-engine"
-_KEYS = {"engine": dict, "layers": list, "quantized": list, "profiles": dict, "versions": dict}
 
 
 def is_engine(path: Path) -> bool:
@@ -165,14 +148,13 @@ def inspect_engine(path: Path) -> EngineContents:
         raise ModelError(
             f"manifest {str(manifest)!r}", f"is of {path.name!r}, which is missing", "run again"
         )
-    problem = "is not that of a TensorRT engine"
-    content = read_mapping(manifest, problem)
-    whole = all(isinstance(content.get(key), kind) for key, kind in _KEYS.items())
-    if content.get("kind") != _KIND or not whole:
-        raise ModelError(f"manifest {str(manifest)!r}", problem, _EDITED)
+    content = read_mapping(manifest)
+    check_form(
+        EngineManifest, content, f"manifest {str(manifest)!r}", "is not that of a TensorRT engine"
+    )
     return EngineContents(
         path=str(path),
         files={file.name: file.stat().st_size for file in (path, manifest)},
         manifest=content,
-        intact=file_sha256(path) == content["engine"].get("sha256"),
+        intact=file_sha256(path) == content["engine"]["sha256"],
     )

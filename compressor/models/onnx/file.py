@@ -75,7 +75,7 @@ def external_files(path: Path) -> tuple[Path, ...]:
     """Return the external data files of an ONNX file, sorted; its structure is not checked."""
     proto = _parsed(path, f"model {str(path)!r}")
     places = {
-        entry.value
+        str(entry.value)
         for tensor in tensors_in(proto)
         if tensor.data_location == TensorProto.EXTERNAL
         for entry in tensor.external_data
@@ -215,7 +215,8 @@ def _check_length(tensor: TensorProto, subject: str) -> None:
 
 def _check_external(tensor: TensorProto, folder: Path, subject: str) -> None:
     """Check that external data lies beside the model and is complete."""
-    places = {entry.key: entry.value for entry in tensor.external_data}
+    # What is not UTF-8 comes as bytes.
+    places = {str(entry.key): str(entry.value) for entry in tensor.external_data}
     location = places.get("location", "")
     root = folder.resolve()
     if "\0" in location or not location:
