@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 
 import onnx
@@ -34,6 +35,41 @@ def tensors_in(message: Message) -> Iterator[onnx.TensorProto]:
                 if field.message_type is not None:
                     inner.extend([value] if isinstance(value, Message) else value)
             waiting.extend(reversed(inner))
+
+
+def wrong_attribute(proto: onnx.ModelProto) -> str:
+    """Return what is wrong with a node's text or attributes, by the operator's schema, if anything.
+
+    What reads a graph relies on it: an attribute is of the type that its operator declares, and
+    names are text. Protobuf gives bytes for what is not UTF-8.
+    """
+    bodies = [(proto.graph.node, proto.opset_import)]
+    bodies += [(function.node, function.opset_import) for function in proto.functions]
+    for nodes, imports in bodies:
+        opsets = {_domain(entry.domain): entry.version for entry in imports}
+        for node in _nodes(nodes):
+            texts = (node.op_type, node.domain, node.name, *node.input, *node.output)
+            if any(isinstance(text, bytes) for text in texts):
+                return f"node {node.name!r}, a {node.op_type!r}, has text that is not UTF-8"
+            declared = _declared(node.op_type, opsets.get(_domain(node.domain), 0), node.domain)
+            for attribute in node.attribute:
+                if attribute.type not in (0, declared.get(attribute.name, attribute.type)):
+                    kind = onnx.AttributeProto.AttributeType.Name(attribute.type)
+                    named = f"attribute {attribute.name!r} of type {kind}"
+                    return f"node {node.name!r}, a {node.op_type!r}, has the {named}"
+    return ""
+
+
+@cache
+def _declared(operator: str, opset: int, domain: str) -> dict[str, int]:
+    """Return the types of an operator's attributes; empty where it is not known."""
+    from onnx import defs
+
+    if not defs.has(operator, opset, _domain(domain)):
+        return {}
+    schema = defs.get_schema(operator, opset, _domain(domain))
+    types = {name: attribute.type for name, attribute in schema.attributes.items()}
+    return {name: kind.value for name, kind in types.items()}  # type: ignore[attr-defined]  # an enum
 
 
 def cyclic_function(proto: onnx.ModelProto) -> str:

@@ -17,7 +17,7 @@ from onnx import TensorProto, defs, helper
 
 from compressor.errors import ModelError
 from compressor.graph.codebooks import code_widths, narrow
-from compressor.graph.messages import cyclic_function, expansion, tensors_in
+from compressor.graph.messages import cyclic_function, expansion, tensors_in, wrong_attribute
 from compressor.graph.values import DEFAULT_DOMAINS, all_nodes, value_by_name
 from compressor.types.tensors import Array
 
@@ -162,6 +162,7 @@ def _check_bounded(proto: onnx.ModelProto) -> None:
             raise ValueError(f"tensor {tensor.name!r} refers to a file")
     cyclic = cyclic_function(proto)
     problem = f"function {cyclic!r} calls itself" if cyclic else expansion(proto)
+    problem = problem or wrong_attribute(proto)
     if problem:
         raise ValueError(problem)
 

@@ -72,7 +72,9 @@ def flipped(rng: Random, data: bytes) -> bytes:
 
 
 def _flip_number(rng: Random, number: float) -> Any:
-    return rng.choice((-number, number + 1, number - 1, number * 1000, number / 2, str(number)))
+    return rng.choice(
+        (-number, number + 1, number - 1, number * 1000, number // 2, str(number)[:20])
+    )
 
 
 def odd_value(rng: Random, value: Any) -> Any:
@@ -321,7 +323,8 @@ def yaml_text(rng: Random, data: bytes) -> bytes:
     if rng.random() < 0.5:
         return json_text(rng, data)
     tree = changed_tree(rng, json.loads(data)) if rng.random() < 0.3 else json.loads(data)
-    lines = [f"{key}: {json.dumps(value)}" for key, value in dict(tree).items()]
+    tree = tree if isinstance(tree, dict) else {"passes": tree}
+    lines = [f"{key}: {json.dumps(value)}" for key, value in tree.items()]
     for _ in range(rng.choice((1, 2))):
         at = rng.randrange(len(lines) + 1)
         match rng.randrange(4):

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto
 
 from compressor.errors import ModelError, SpecError
-from compressor.graph.messages import cyclic_function, expansion, tensors_in
+from compressor.graph.messages import cyclic_function, expansion, tensors_in, wrong_attribute
 
 PRODUCER = "compressor"
 """The producer of a file that was exported here."""
@@ -51,6 +51,9 @@ def read_onnx(path: Path) -> ir.Model:
     proto = _parsed(path, subject)
     _check_header(proto, subject)
     _check_names(proto, subject)
+    wrong = wrong_attribute(proto)
+    if wrong:
+        raise ModelError(subject, f"breaks ONNX's rules: {wrong}", _REMEDY)
     _free_lengths(proto.graph)
     for tensor in tensors_in(proto):
         if tensor.data_location == TensorProto.EXTERNAL:
