@@ -343,7 +343,7 @@ def png(rng: Random, data: bytes) -> bytes:
     """Change the width, height or depth that a PNG image states, or its bytes."""
     if rng.random() < 0.5 or not data.startswith(b"\x89PNG"):
         return flipped(rng, data)
-    sizes = (0, 1, 7, 65535, 2**31 - 1, 20_000)
+    sizes = (0, 1, 7, 7000, 12_000, 20_000, 65535, 2**31 - 1)
     head = struct.pack(">II", rng.choice(sizes), rng.choice(sizes)) + data[24:26] + data[26:29]
     head = b"IHDR" + head
     return data[:12] + head + struct.pack(">I", zlib.crc32(head)) + data[33:]
