@@ -129,7 +129,15 @@ def read_history(path: Path) -> list[Entry]:
         raise InputError(
             f"history {str(path)!r}", f"cannot be read ({error})", "name a file of --history"
         ) from error
-    return [_entry(line, f"{path}:{n}") for n, line in enumerate(lines, 1) if line.strip()]
+    entries: list[Entry] = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            entries.append(_entry(line, f"{path}:{number}"))
+            counts = [entry.metric["samples"] for entry in (entries[0], entries[-1])]
+            if counts[0] != counts[1]:
+                problem = f"has {counts[1]} samples, the first run {counts[0]}"
+                raise InputError(f"history {path}:{number}", problem, _REMEDY)
+    return entries
 
 
 def check_fits(entries: Sequence[Entry], new: Entry, path: Path, *, other_model: bool) -> None:

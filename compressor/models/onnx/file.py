@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto
 
 from compressor.errors import ModelError, SpecError
-from compressor.graph.messages import cyclic_function, expansion, tensors_in, wrong_attribute
+from compressor.graph.messages import broken_node, cyclic_function, expansion, tensors_in
 
 PRODUCER = "compressor"
 """The producer of a file that was exported here."""
@@ -30,6 +30,7 @@ K = TypeVar("K", bound=Hashable)
 _CUT = "the file is truncated or of another format"
 _AGAIN = "export the model again"
 _REMEDY = "the file was edited or its exporter is broken; export the model again"
+_LONGEST_NAME = 255  # bytes, in the file systems of Linux
 _SHOWN = 4  # nodes of a cycle
 _PAIRS = (TensorProto.COMPLEX64, TensorProto.COMPLEX128)  # two entries an element
 
@@ -51,7 +52,7 @@ def read_onnx(path: Path) -> ir.Model:
     proto = _parsed(path, subject)
     _check_header(proto, subject)
     _check_names(proto, subject)
-    wrong = wrong_attribute(proto)
+    wrong = broken_node(proto)
     if wrong:
         raise ModelError(subject, f"breaks ONNX's rules: {wrong}", _REMEDY)
     _free_lengths(proto.graph)
@@ -227,6 +228,8 @@ def _check_external(tensor: TensorProto, folder: Path, subject: str) -> None:
     if tensor.data_type == TensorProto.STRING:
         _refuse(tensor, subject, "holds text in another file")
     file = folder / location
+    if len(Path(location).name.encode()) > _LONGEST_NAME:
+        _refuse(tensor, subject, f"names no valid file for its data, {location[:_LONGEST_NAME]!r}")
     if not file.resolve().is_relative_to(root):
         raise ModelError(
             subject,
