@@ -57,6 +57,9 @@ def broken_node(proto: onnx.ModelProto) -> str:
             if model.get(domain, version) != version:
                 return f"a function has opset {version} of {domain!r}, the graph {model[domain]}"
         for node in _nodes(nodes):
+            texts = (node.op_type, node.domain, node.name, *node.input, *node.output)
+            if any(isinstance(text, bytes) for text in texts):
+                return f"node {node.name!r}, a {node.op_type!r}, has text that is not UTF-8"
             domain = _domain(node.domain)
             function = functions.get((domain, node.op_type))
             if function is not None:
@@ -74,9 +77,6 @@ def _miscalled(node: onnx.NodeProto, function: onnx.FunctionProto) -> str:
 
 
 def _misformed(node: onnx.NodeProto, rule: _Rule) -> str:
-    texts = (node.op_type, node.domain, node.name, *node.input, *node.output)
-    if any(isinstance(text, bytes) for text in texts):
-        return "has text that is not UTF-8"
     for place, name in enumerate(rule.inputs):
         if place >= len(node.input) or not node.input[place]:
             return f"lacks its input {name!r}"

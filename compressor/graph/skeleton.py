@@ -170,7 +170,10 @@ def _check_bounded(proto: onnx.ModelProto) -> None:
 
 
 def _check_given(model: ir.Model) -> None:
-    """Raise ``ValueError`` if a node reads a value that nothing gives."""
+    """Raise ``ValueError`` if a node reads what nothing gives, or an input has no type."""
+    for end in (*model.graph.inputs, *model.graph.outputs):
+        if end.dtype is ir.DataType.UNDEFINED:
+            raise ValueError(f"{end.name!r} has no element type")
     for node in all_nodes(model.graph):
         for value in node.inputs:
             if value is None or value.producer() is not None or value.is_graph_input():

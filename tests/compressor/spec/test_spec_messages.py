@@ -294,3 +294,9 @@ def test_unknown_keys_in_a_mapping_that_holds_a_wrong_value_too(load: Load):
 )
 def test_wrong_setting(load: Load, setting: str, message: str):
     assert refusal(load, SPEC, setting) == message
+
+
+def test_anchors_that_become_too_much(load: Load):
+    levels = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}' if n else 'x'] * 9)}]" for n in range(9)]
+    text = "\n".join([*levels, SPEC])
+    assert refusal(load, text).startswith("YAML: becomes too large or too deep")
