@@ -100,7 +100,7 @@ def odd_value(rng: Random, value: Any) -> Any:
         case 7 if isinstance(value, dict) and value:
             return {k: v for k, v in value.items() if rng.random() < 0.7}
         case 8 if rng.random() < 0.2:
-            return json.loads("[" * 400 + "]" * 400)
+            return json.loads("[" * 150 + "]" * 150)
     return rng.choice((None, 0, "", [], {}, -1, 0.5, "text"))
 
 

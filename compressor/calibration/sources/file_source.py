@@ -194,7 +194,7 @@ def read_header(stream: IO[bytes]) -> Header:
         raise ValueError(f"npy version {version[0]}.{version[1]} is not supported")
     try:
         shape, fortran, dtype = readers[version](stream)
-    except TokenError as error:  # numpy reads what Python 2 wrote by its tokens
+    except (TokenError, SyntaxError) as error:  # numpy reads what Python 2 wrote by its tokens
         raise ValueError("the header is malformed") from error
     if any(axis < 0 for axis in shape):
         raise ValueError(f"shape {list(shape)} is negative")

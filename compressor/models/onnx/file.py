@@ -343,8 +343,9 @@ def _check_nodes(
                     subject, f"{_described(node)} reads {name!r}, which nothing writes", _REMEDY
                 )
         before[index] = {writer[name] for name in _names_read(node) if name in writer}
+    given = {*fed, *writer}  # a subgraph may read outer names, and gives its own
     for name in outputs:
-        if name not in names:
+        if name not in given:
             raise ModelError(subject, f"gives {name!r}, which nothing writes", _REMEDY)
     cycle = _cycle(before)
     if cycle:
