@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ZOO := .venv-zoo
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all check setup bench mutants zoo lint types docs site clean
+.PHONY: demo test test-all check setup bench mutants fuzz zoo lint types docs site clean
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -54,6 +54,9 @@ bench: $(VENV)/.dev  ## the benchmark tables; real checkpoints are found through
 mutants: $(VENV)/.mutants  ## how many small bugs the tests catch; an hour at most, and then goes on where it was
 	-OMP_NUM_THREADS=1 timeout 3600 $(BIN)/mutmut run --max-children 2
 	$(BIN)/python tests/mutants.py
+
+fuzz: $(VENV)/.test  ## ten minutes of damaged and crafted files for everything that reads files; goes on where it was
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.run --seconds 600
 
 zoo: $(ZOO)/.ready  ## many architectures through everything, into docs/zoo.md; goes on where it was
 	LD_LIBRARY_PATH=$(ZOO)/lib/stand-ins nice $(ZOO)/bin/python -m tests.zoo.run --jobs 2

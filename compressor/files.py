@@ -251,7 +251,12 @@ def settle(folder: Path) -> None:
 
 def _inside(folder: Path, name: Any) -> bool:
     """Check that a name leads to a file in a folder, whatever links there are."""
-    if not isinstance(name, str) or "\0" in name or (folder / _SWITCH / _NEW / name).is_symlink():
+    if not isinstance(name, str) or "\0" in name:
+        return False
+    try:
+        if (folder / _SWITCH / _NEW / name).is_symlink():
+            return False
+    except OSError:  # it is too long
         return False
     place = (folder / name).parent.resolve()
     return place.is_relative_to(folder.resolve()) and Path(name).name not in ("", "..")

@@ -5,17 +5,16 @@ from __future__ import annotations
 import errno
 import gc
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Mapping
 from contextlib import nullcontext
 from importlib import import_module
-from types import FrameType
 from typing import Any, NoReturn
 
 import click
 
+from compressor.cli.signals import Termination
 from compressor.errors import CompressorError, ExitCode, InputError, printable
 from compressor.progress import quiet_libraries
 
@@ -38,6 +37,7 @@ COMMANDS: Mapping[str, str] = {
     "doctor": "compressor.cli.catalog:doctor",
 }
 
+_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE)
 _PIPE_CLOSED = 128 + 13  # as a shell reports a process that SIGPIPE ended
 
 
@@ -74,9 +74,10 @@ def pipe_closed() -> int:
 def system(error: OSError, *, debug: bool) -> int:
     """Print what the system does not let us do with a file."""
     name = error.filename
-    if error.strerror is None or (name is None and error.errno != errno.ENOSPC):
+    if error.strerror is None or (name is None and error.errno not in _OF_DISKS):
         return internal(error, debug=debug)
-    subject = "output" if name is None else f"file {os.fsdecode(name)!r}"
+    subject = "a file" if error.errno == errno.EIO else "output"
+    subject = subject if name is None else f"file {os.fsdecode(name)!r}"
     problem = f"cannot be used ({error.strerror})"
     return report(InputError(subject, problem, "check the path and its disk"), debug=debug)
 
@@ -192,8 +193,8 @@ def application(ctx: click.Context, debug: bool) -> None:
 
 def main() -> NoReturn:
     """Run the command line of this process; a termination signal counts as Ctrl-C."""
-    signal.signal(signal.SIGTERM, _interrupt)
     _open_closed_streams()
+    Termination(interrupted).watch()
     # Where other processes want the same cores, PyTorch's threads lose hundreds of times more by
     # spinning at barriers than by sleeping. Read once, when PyTorch is first imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -202,6 +203,8 @@ def main() -> NoReturn:
     gc.set_threshold(_OBJECTS)
     try:
         application.main()
+    except KeyboardInterrupt:  # before a command has begun
+        sys.exit(interrupted())
     finally:
         gc.freeze()
 
@@ -217,8 +220,3 @@ def _open_closed_streams() -> None:
             if handle != number:
                 os.dup2(handle, number)
             setattr(sys, name, os.fdopen(number, "w", encoding="utf-8"))
-
-
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    del number, frame
-    raise KeyboardInterrupt

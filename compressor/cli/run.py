@@ -90,7 +90,7 @@ def plan(spec: Path, settings: tuple[str, ...], as_json: bool, layers: bool) -> 
 
     with importable([Path.cwd()]), shown_progress() as progress, progress.stage("plan"):
         made = make_plan(load_spec(spec, settings))
-        made.model.keep_graph()
+        made.model.keep_graph(progress.note)
     width = max(NARROW, get_terminal_size().columns) if stdout.isatty() else NARROW
     print_result(
         lambda: plan_json(made),

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from itertools import takewhile
+from types import MappingProxyType
+from typing import NamedTuple
 
 import onnx
 from google.protobuf.message import Message
@@ -34,6 +38,78 @@ def tensors_in(message: Message) -> Iterator[onnx.TensorProto]:
                 if field.message_type is not None:
                     inner.extend([value] if isinstance(value, Message) else value)
             waiting.extend(reversed(inner))
+
+
+def broken_node(proto: onnx.ModelProto) -> str:
+    """Return what is wrong with a node by its operator's schema; empty if all are as they should.
+
+    What reads a graph relies on it: attributes are of the types that the operator declares, no
+    input is missing that it has to have, and names are text. Protobuf gives bytes for what is not
+    UTF-8.
+    """
+    functions = {(_domain(f.domain), f.name): f for f in proto.functions}
+    bodies = [(proto.graph.node, proto.opset_import)]
+    bodies += [(function.node, function.opset_import) for function in proto.functions]
+    model = {_domain(entry.domain): entry.version for entry in proto.opset_import}
+    for nodes, imports in bodies:
+        opsets = {_domain(entry.domain): entry.version for entry in imports}
+        for domain, version in opsets.items():
+            if model.get(domain, version) != version:
+                return f"a function has opset {version} of {domain!r}, the graph {model[domain]}"
+        for node in _nodes(nodes):
+            texts = (node.op_type, node.domain, node.name, *node.input, *node.output)
+            if any(isinstance(text, bytes) for text in texts):
+                return f"node {node.name!r}, a {node.op_type!r}, has text that is not UTF-8"
+            domain = _domain(node.domain)
+            function = functions.get((domain, node.op_type))
+            if function is not None:
+                problem = _miscalled(node, function)
+            else:
+                problem = _misformed(node, _rule(node.op_type, opsets.get(domain, 0), domain))
+            if problem:
+                return f"node {node.name!r}, a {node.op_type!r}, {problem}"
+    return ""
+
+
+def _miscalled(node: onnx.NodeProto, function: onnx.FunctionProto) -> str:
+    fits = len(node.input) <= len(function.input) and len(node.output) <= len(function.output)
+    return "" if fits else "has more inputs or outputs than the function that it calls"
+
+
+def _misformed(node: onnx.NodeProto, rule: _Rule) -> str:
+    for place, name in enumerate(rule.inputs):
+        if place >= len(node.input) or not node.input[place]:
+            return f"lacks its input {name!r}"
+    if len(node.output) < rule.outputs:
+        return f"has {len(node.output)} outputs, not {rule.outputs}"
+    for attribute in node.attribute:
+        if rule.attributes.get(attribute.name, attribute.type) != attribute.type:
+            kind = onnx.AttributeProto.AttributeType.Name(attribute.type)
+            return f"has the attribute {attribute.name!r} of type {kind}"
+    return ""
+
+
+class _Rule(NamedTuple):
+    """What an operator asks for: the inputs before optional ones, outputs, types of attributes."""
+
+    inputs: tuple[str, ...] = ()
+    outputs: int = 0
+    attributes: Mapping[str, int] = MappingProxyType({})
+
+
+@cache
+def _rule(operator: str, opset: int, domain: str) -> _Rule:
+    """Return what an operator asks for; nothing where it is not known."""
+    from onnx import defs
+
+    if not defs.has(operator, opset, domain):
+        return _Rule()
+    schema = defs.get_schema(operator, opset, domain)
+    single = defs.OpSchema.FormalParameterOption.Single
+    inputs = takewhile(lambda entry: entry.option == single, schema.inputs)
+    types = {name: attribute.type for name, attribute in schema.attributes.items()}
+    kinds = {name: kind.value for name, kind in types.items()}  # type: ignore[attr-defined]  # an enum
+    return _Rule(tuple(entry.name for entry in inputs), schema.min_output, kinds)
 
 
 def cyclic_function(proto: onnx.ModelProto) -> str:

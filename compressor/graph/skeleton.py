@@ -17,7 +17,7 @@ from onnx import TensorProto, defs, helper
 
 from compressor.errors import ModelError
 from compressor.graph.codebooks import code_widths, narrow
-from compressor.graph.messages import cyclic_function, expansion, tensors_in
+from compressor.graph.messages import broken_node, cyclic_function, expansion, tensors_in
 from compressor.graph.values import DEFAULT_DOMAINS, all_nodes, constant_of, value_by_name
 from compressor.types.tensors import Array
 
@@ -136,6 +136,7 @@ def graph_from_json(document: Mapping[str, Any], subject: str) -> ir.Model:
         proto = json_format.ParseDict(dict(document), onnx.ModelProto())
         _check_bounded(proto)
         model = ir.from_proto(proto)
+        _check_given(model)
     except (
         json_format.ParseError,
         DecodeError,
@@ -144,6 +145,8 @@ def graph_from_json(document: Mapping[str, Any], subject: str) -> ir.Model:
         TypeError,
         KeyError,
         AttributeError,
+        OverflowError,
+        SystemError,  # of protobuf, for names that are no text
     ) as error:
         reason = str(error).strip().partition("\n")[0][:200]
         raise ModelError(
@@ -161,8 +164,22 @@ def _check_bounded(proto: onnx.ModelProto) -> None:
             raise ValueError(f"tensor {tensor.name!r} refers to a file")
     cyclic = cyclic_function(proto)
     problem = f"function {cyclic!r} calls itself" if cyclic else expansion(proto)
+    problem = problem or broken_node(proto)
     if problem:
         raise ValueError(problem)
+
+
+def _check_given(model: ir.Model) -> None:
+    """Raise ``ValueError`` if a node reads what nothing gives, or an input has no type."""
+    for end in (*model.graph.inputs, *model.graph.outputs):
+        if end.dtype is ir.DataType.UNDEFINED:
+            raise ValueError(f"{end.name!r} has no element type")
+    for node in all_nodes(model.graph):
+        for value in node.inputs:
+            if value is None or value.producer() is not None or value.is_graph_input():
+                continue
+            if not value.is_initializer():
+                raise ValueError(f"node {node.name!r} reads {value.name!r}, which nothing gives")
 
 
 def _detach(graph: ir.Graph) -> dict[str, ir.TensorProtocol]:

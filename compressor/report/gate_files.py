@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from xml.etree import ElementTree as Tree
 
 from compressor.errors import printable
-from compressor.files import disk_errors, write_text
+from compressor.files import disk_errors, publish, staging
 from compressor.lab.compare.compare import CompareOptions, compare_runs
 from compressor.lab.compare.gate import Check, GateLimits, GateResult, check_limits, judge
 from compressor.lab.compare.trend import Trend, record
@@ -112,10 +114,21 @@ def run_gate(
     if files.history is not None:
         trend = record(files.history, comparison.candidate, files.label, options.allowed)
     text = gate_markdown(result, trend)
-    if files.junit is not None:
-        write_text(files.junit, junit_text(result))
-    if files.markdown is not None:
-        write_text(files.markdown, text)
-    if os.environ.get(SUMMARY):
-        append_summary(Path(os.environ[SUMMARY]), text)
+    # JUnit last: a gate that fails on a full disk has not left a verdict before.
+    with _written(files.junit, junit_text(result)), _written(files.markdown, text):
+        if os.environ.get(SUMMARY):
+            append_summary(Path(os.environ[SUMMARY]), text)
     return result, trend
+
+
+@contextmanager
+def _written(target: Path | None, text: str) -> Iterator[None]:
+    """Write a file beside its place, which it takes if the block succeeds; ``None`` for none."""
+    if target is None:
+        yield
+        return
+    with staging(target.parent) as folder:
+        staged = folder / target.name
+        staged.write_text(text, encoding="utf-8")
+        yield
+        publish(staged, target)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from compressor.errors import ModelError
+from compressor.lab.verify.forms import read_mapping
 from compressor.report.formats import plural
 from compressor.report.verdict import Report, artifact_verdict
 from compressor.run.verdicts import Verdict
 
 _REPORT = "report.json"
 _MOST_RUNS = 200
-_BROKEN = (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError)
+_BROKEN = (ModelError, ValueError, KeyError, TypeError, IndexError, AttributeError)
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,7 @@ def related_runs(output: Path, report: Report) -> Related:
     others = 0
     for folder in _folders(output):
         try:
-            other = json.loads((folder / _REPORT).read_text(encoding="utf-8"))
-            if not isinstance(other, dict):
-                raise TypeError(f"{_REPORT} is no object")
+            other = read_mapping(folder / _REPORT)
             same = _identity(other) == identity
             if same:
                 list(_points(folder.name, other, own=False))  # raises where something is missing
@@ -126,8 +125,8 @@ def _identity(report: Report) -> tuple[Any, ...]:
 
 
 def _problem(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return f"its {_REPORT} cannot be read ({error.strerror})"
+    if isinstance(error.__cause__, ModelError) and isinstance(error.__cause__.__cause__, OSError):
+        return f"its {_REPORT} {error.__cause__.problem}"
     return f"its {_REPORT} is damaged, or of another version"
 
 

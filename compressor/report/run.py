@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compressor.errors import ExitCode, SpecError
-from compressor.files import file_sha256, json_text, remove_stale_staging, settle, switch
+from compressor.errors import ExitCode, ModelError, SpecError
+from compressor.files import file_sha256, json_text, read_json, remove_stale_staging, settle, switch
 from compressor.lab.compare.history import read_history
 from compressor.lab.compare.trend import Trend, record_run
 from compressor.lab.explain.advice import Advice, advise
@@ -131,9 +130,9 @@ def _publish(
 
 def _stale(output: Path, kept: Sequence[str]) -> list[str]:
     try:
-        old = json.loads((output / _MANIFEST).read_text(encoding="utf-8"))
+        old = read_json(output / _MANIFEST, "", "")
         written = {str(entry["name"]): str(entry["sha256"]) for entry in old["outputs"]}
-    except (OSError, ValueError, KeyError, TypeError):  # none, or not ours: nothing to remove
+    except (ModelError, KeyError, TypeError):  # none, or not ours: nothing to remove
         return []
     gone = {name: digest for name, digest in written.items() if name not in kept}
     return [

@@ -6,7 +6,7 @@ graph depends on: the code, the configuration, the structure of the module, and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,11 +54,15 @@ class KeptGraph:
             carrier.module, carrier.inputs, graph, folder=carrier.folder
         ).with_own_weights()
 
-    def keep(self, carrier: TorchCarrier) -> None:
-        """Write the graph unless it is there; a folder that takes no files is no error."""
+    def keep(self, carrier: TorchCarrier, note: Callable[[str], None]) -> None:
+        """Write the graph unless it is there; a folder that takes no files is no error.
+
+        Args:
+            note: called with one line if the graph that is there is damaged.
+        """
         if self.output.exists() and not (self.output / STORE).is_dir():
             return  # somebody else's, for all that is known
-        store = Store(self.output / STORE)
+        store = Store(self.output / STORE, note)
         if store.read(self.key) is not None:
             return
         graph = without_weights(carrier.lowered, carrier.module)

@@ -65,10 +65,14 @@ class OpenedModel:
     quick_digest: Callable[[], str] | None = None
     graph: KeptGraph | None = None
 
-    def keep_graph(self) -> None:
-        """Keep the graph of a PyTorch module for the commands that follow."""
+    def keep_graph(self, note: Callable[[str], None] = lambda _: None) -> None:
+        """Keep the graph of a PyTorch module for the commands that follow.
+
+        Args:
+            note: called with one line if the graph that was kept is damaged.
+        """
         if self.graph is not None and isinstance(self.carrier, TorchCarrier):
-            self.graph.keep(self.carrier)
+            self.graph.keep(self.carrier, note)
 
     def own_bytes(self, artifact_format: str) -> int | None:
         """Return the size of the user's files, if an artifact can be compared with them.

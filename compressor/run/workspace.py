@@ -113,7 +113,7 @@ class Workspace:
                 with self.store.write(key) as (_, result):
                     result["ok"] = True
             if self.first:
-                self.plan.model.keep_graph()
+                self.plan.model.keep_graph(self.progress.note)
 
     @property
     def baseline(self) -> Carrier:

@@ -50,6 +50,12 @@ class Document:
         return SpecError(dotted(path), problem, remedy, where=self.where(path))
 
 
+# What ruamel.yaml also raises, for brackets a thousand deep or numbers of thousands of digits.
+_LIBRARY = (AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+_MOST_VALUES = 100_000
+_DEEPEST = 50
+
+
 def read_document(path: Path) -> Document:
     """Read a YAML file.
 
@@ -63,7 +69,7 @@ def read_document(path: Path) -> Document:
         raise SpecError(
             subject, "does not exist", "give the path of a YAML file; compress init writes one"
         ) from error
-    except (UnicodeDecodeError, PermissionError) as error:
+    except (UnicodeDecodeError, OSError) as error:
         raise SpecError(subject, f"cannot be read ({error})", "give a YAML text file") from error
     try:
         tree = YAML(typ="rt").load(StringIO(text))
@@ -80,6 +86,9 @@ def read_document(path: Path) -> Document:
     except YAMLError as error:
         reason = str(error).splitlines()[0]
         raise SpecError("YAML", reason, "check the file", where=str(path)) from error
+    except _LIBRARY as error:
+        reason = f"{type(error).__name__}: {str(error)[:80]}"
+        raise SpecError(subject, f"cannot be read ({reason})", "check its brackets") from error
     lines: dict[KeyPath, int] = {}
     value = _plain(tree, (), lines)
     if not isinstance(value, dict):
@@ -105,7 +114,7 @@ def override(document: Document, settings: Sequence[str]) -> Document:
             raise SpecError(f"--set {setting}", "is not key=value", "write passes.1.epochs=5")
         try:
             parsed = _plain(YAML(typ="rt").load(StringIO(text)), (), {})
-        except YAMLError as error:
+        except (YAMLError, *_LIBRARY) as error:
             raise SpecError(f"--set {setting}", "has a malformed value", "quote it") from error
         parts = [int(p) if re.fullmatch(r"\d+", p) else p for p in key.split(".")]
         _assign(value, parts, parsed, setting)
@@ -138,6 +147,8 @@ def _copy(value: Any) -> Any:
 
 
 def _plain(node: Any, path: KeyPath, lines: dict[KeyPath, int]) -> Any:
+    if len(lines) > _MOST_VALUES or len(path) > _DEEPEST:  # by anchors, perhaps
+        raise SpecError("YAML", "becomes too large or too deep", "write it without anchors")
     if isinstance(node, CommentedMap):
         made: dict[str, Any] = {}
         for key, child in node.items():
@@ -160,4 +171,6 @@ def _plain(node: Any, path: KeyPath, lines: dict[KeyPath, int]) -> Any:
         return int(node)
     if isinstance(node, ScalarFloat):
         return float(node)
+    if isinstance(node, str) and "\0" in node:
+        raise SpecError(dotted(path), "holds a null character", "remove it")
     return str(node) if isinstance(node, str) else node

@@ -86,7 +86,10 @@ def _real_path(loc: tuple[int | str, ...], value: Any, *, absent: bool) -> KeyPa
 def _translate(
     detail: ErrorDetails, path: KeyPath, cls: type[Options], document: Document, base: KeyPath
 ) -> SpecError:
-    full, kind = (*base, *path), detail["type"]
+    kind = detail["type"]
+    if kind == "extra_forbidden" and not path:  # a key such as "", which names no place
+        path = (str(detail["loc"][-1]),)
+    full = (*base, *path)
     if kind == "extra_forbidden":
         remedy = suggestion(str(path[-1]), _keys_at(cls, path[:-1]))
         return document.error(full, "is not a known key", remedy)

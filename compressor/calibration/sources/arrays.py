@@ -99,6 +99,7 @@ def _checked_header(stream: IO[bytes], name: str, size: int) -> Header:
 
 
 _SUFFIX = ".npy"
+_AT_ONCE = 200_000_000  # bytes, beyond ten times a file, that it may take in memory
 
 
 class NpzSource(FileSource):
@@ -118,8 +119,18 @@ class NpzSource(FileSource):
                 if member.filename.endswith(_SUFFIX):
                     name = member.filename.removesuffix(_SUFFIX)
                     with archive.open(member) as stream:
-                        headers[name] = _checked_header(stream, member.filename, member.file_size)
+                        header = _checked_header(stream, member.filename, member.file_size)
+                    # One sample, or the whole array where its samples are scattered.
+                    self._check_memory(
+                        header.nbytes // (1 if header.fortran else max((1, *header.shape[:1])))
+                    )
+                    headers[name] = header
         return headers
+
+    def _check_memory(self, takes: int) -> None:
+        """Raise ``ValueError`` where so many bytes at once are too many for so small a file."""
+        if takes > _AT_ONCE + 10 * self.path.stat().st_size:
+            raise ValueError(f"it would take {takes >> 20:,} MiB of memory at once")
 
     def chosen(self) -> dict[str, Header]:
         """Return the headers of the chosen arrays, of any rank, by their names in the model.
@@ -138,6 +149,7 @@ class NpzSource(FileSource):
         """Return the chosen arrays, whole; raises as :meth:`chosen` does."""
         chosen = self.chosen()
         with self._guard(), np.load(self.path, allow_pickle=False) as archive:
+            self._check_memory(sum(header.nbytes for header in chosen.values()))
             whole = {name: archive[self.fields.get(name, name)] for name in chosen}
         return Feed((name, array.astype(native(array.dtype))) for name, array in whole.items())
 

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from tokenize import TokenError
 from typing import IO, Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
@@ -191,7 +192,10 @@ def read_header(stream: IO[bytes]) -> Header:
     }
     if version not in readers:
         raise ValueError(f"npy version {version[0]}.{version[1]} is not supported")
-    shape, fortran, dtype = readers[version](stream)
+    try:
+        shape, fortran, dtype = readers[version](stream)
+    except (TokenError, SyntaxError) as error:  # numpy reads what Python 2 wrote by its tokens
+        raise ValueError("the header is malformed") from error
     if any(axis < 0 for axis in shape):
         raise ValueError(f"shape {list(shape)} is negative")
     return Header(shape, dtype, fortran and len(shape) > 1)

@@ -22,6 +22,9 @@ from compressor.types.tensors import Array
 _SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
 
+_PIXEL = 8  # bytes, as it is decoded and as RGB
+_AT_ONCE = 200_000_000  # bytes, beyond ten times a file, that it may take in memory
+
 _Item: TypeAlias = tuple[Path, int]  # an image and its label
 
 
@@ -100,6 +103,9 @@ def _decode(path: Path, size: tuple[int, int]) -> Array:
     height, width = size
     try:
         with Image.open(path) as image:
+            takes = image.width * image.height * _PIXEL
+            if takes > _AT_ONCE + 10 * path.stat().st_size:
+                raise ValueError(f"{takes >> 20:,} MiB of pixels in so small a file")
             rgb = image.convert("RGB")
         return np.asarray(ImageOps.fit(rgb, (width, height), Image.Resampling.BILINEAR))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:

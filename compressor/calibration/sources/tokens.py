@@ -95,7 +95,16 @@ def token_stream(tokenizer: Tokenizer, pieces: Iterable[str]) -> Iterator[Tokens
 
 
 def _encoded(tokenizer: Tokenizer, pieces: list[str]) -> Iterator[Tokens]:
-    for encoding in tokenizer.encode_batch_fast(pieces, add_special_tokens=False):
+    try:
+        encodings = tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
+    # The library raises nothing narrower.
+    except Exception as error:
+        raise DataError(
+            "tokenizer",
+            f"cannot encode the text ({str(error).partition(chr(10))[0][:200]})",
+            "save it again; its vocabulary is not complete",
+        ) from error
+    for encoding in encodings:
         yield np.array(encoding.ids, np.int64)
 
 
@@ -326,7 +335,9 @@ class JsonlSource(TokenSource):
 
     def _text(self, subject: str, line: bytes) -> str:
         try:
-            value: Any = json.loads(line)
+            value: Any = json.loads(line.decode("utf-8-sig"))
+            if b"\\u" in line:  # half of a surrogate pair is no text
+                json.dumps(value, ensure_ascii=False).encode()
         except UnicodeDecodeError as error:
             raise DataError(subject, f"is not UTF-8 ({error.reason})", "convert it") from error
         except (ValueError, RecursionError) as error:

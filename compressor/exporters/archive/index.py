@@ -49,6 +49,7 @@ _END = MAGIC[::-1]
 _NUMBER = 8
 _FOOTER = 2 * _NUMBER + hashlib.sha256().digest_size + len(_END)
 _LONGEST = 32 << 20  # bytes of an index as JSON, more than the archive has
+_NAME = re.compile(r"(?!\.\.$)[^\0/]+")
 _DAMAGED = "it is damaged; copy it again, or export the model again"
 
 
@@ -301,6 +302,8 @@ def _parsed(data: bytes, length: int, end: int, subject: str) -> tuple[PackedFil
         text = decompressed(data, length)
         check_json_size(text, size)
         document = json.loads(text)
+        if b"\\u" in text:  # half of a surrogate pair would fail later, where it is written
+            json.dumps(document, ensure_ascii=False).encode()
         schema = document["schema"]
         if schema == SCHEMA:
             return _files(document["files"], end)
@@ -318,7 +321,7 @@ def _files(entries: Any, end: int) -> tuple[PackedFile, ...]:
     files, place = [], len(MAGIC)
     for entry in entries:
         name, size, digest, head = (entry[k] for k in ("name", "bytes", "sha256", "header"))
-        if not isinstance(name, str) or Path(name).name != name:
+        if not isinstance(name, str) or Path(name).name != name or not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} is not a file name")
         if type(size) is not int or size < 0 or not isinstance(head, str):
             raise ValueError(f"{name!r} is not described")

@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from shutil import disk_usage
 from typing import NamedTuple
 
 import numpy as np
 
-from compressor.errors import ModelError, SpecError, suggestion
+from compressor.errors import InputError, ModelError, SpecError, suggestion
 from compressor.exporters.archive.coder import checksum, decode, threads
 from compressor.exporters.archive.index import (
     LENGTH,
@@ -34,6 +35,7 @@ from compressor.progress import Progress, Silent
 from compressor.types.exporter import PackedFormat, UnpackedFile
 from compressor.types.tensors import Array
 
+_MOST_GROWTH, _ALWAYS = 1000, 200_000_000  # times its size, and bytes, that an archive may become
 _DAMAGED = "the archive is damaged; copy it again, or export the model again"
 
 
@@ -71,6 +73,7 @@ class ArchiveFormat(PackedFormat):
                 "holds files already",
                 "name a new one, or give --force to replace files of the same names",
             )
+        _check_room(path, folder, sum(file.nbytes for file in files))
         new = not folder.exists()
         made = []
         try:
@@ -101,6 +104,23 @@ class ArchiveFormat(PackedFormat):
                 for tensor in part.section.tensors:  # of what is coded together, its share
                     sizes[tensor.name] = round(part.stored * tensor.nbytes / whole)
         return sizes
+
+
+def _check_room(path: Path, folder: Path, takes: int) -> None:
+    """Refuse an archive whose files would fill the disk, before any is written.
+
+    Raises:
+        ModelError: they are far larger than any that were packed into so few bytes.
+        InputError: there is no room for them.
+    """
+    subject, size = f"archive {str(path)!r}", path.stat().st_size
+    if takes > _MOST_GROWTH * size + _ALWAYS:
+        raise ModelError(subject, f"would become {takes:,} bytes, from {size:,}", _DAMAGED)
+    place = next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
+    free = disk_usage(place).free
+    if takes > free:
+        problem = f"becomes {takes:,} bytes, and the disk has {free:,} free"
+        raise InputError(subject, problem, "free some space, or name a folder on another disk")
 
 
 def _write(path: Path, file: PackedFile, target: Path) -> UnpackedFile:

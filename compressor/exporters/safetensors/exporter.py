@@ -13,7 +13,7 @@ import onnx_ir as ir
 import torch
 from pydantic import Field
 
-from compressor.errors import ArtifactError, InputError, ModelError, SpecError
+from compressor.errors import ArtifactError, ModelError, SpecError
 from compressor.exporters.safetensors.proof import prove
 from compressor.exporters.safetensors.quantization_config import float_shares
 from compressor.exporters.safetensors.stream_plan import (
@@ -265,8 +265,8 @@ class SafetensorsExporter(Exporter):
 
 @contextmanager
 def artifact_errors() -> Iterator[None]:
-    """Turn errors of an input into errors of the artifact, for files that we wrote."""
+    """Turn errors of a model into errors of the artifact, for files that we wrote."""
     try:
         yield
-    except InputError as error:
+    except ModelError as error:
         raise ArtifactError(error.subject, error.problem, error.remedy) from error

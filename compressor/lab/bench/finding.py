@@ -10,7 +10,7 @@ from pathlib import Path
 from compressor import catalog
 from compressor.errors import ModelError, SpecError
 from compressor.files import settle
-from compressor.lab.inspect.path import read_mapping
+from compressor.lab.verify.forms import read_mapping
 from compressor.lab.verify.manifests import MANIFEST, REPORT, unchanged_run
 from compressor.progress import Silent
 from compressor.run.artifact_file import ONNX, Artifact

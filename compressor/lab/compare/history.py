@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import math
 import os
 import zlib
 from collections.abc import Mapping, Sequence
@@ -15,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from compressor.errors import DataError, InputError, SpecError
-from compressor.files import disk_errors
+from compressor.errors import DataError, InputError, ModelError, SpecError
+from compressor.files import disk_errors, strict_json
 from compressor.lab.compare.runs import Side
+from compressor.lab.verify.forms import HistoryEntry, check_form
 from compressor.run.statistics import Scale
 from compressor.spec.validate import SpecErrors
 from compressor.types.tensors import Array
@@ -61,11 +61,13 @@ class Entry:
         Raises:
             ValueError: the text is not what was written.
         """
+        count = int(self.metric["samples"])
+        most = 4 * count  # bytes
         try:
-            raw = zlib.decompress(base64.b64decode(self.samples[1:], validate=True))
+            packed = base64.b64decode(self.samples[1:], validate=True)
+            raw = zlib.decompressobj().decompress(packed, most + 1)
         except (binascii.Error, zlib.error) as error:
             raise ValueError(str(error)) from error
-        count = int(self.metric["samples"])
         if self.samples[:1] == "b":
             values = np.unpackbits(np.frombuffer(raw, np.uint8))[:count].astype(np.float64)
         else:
@@ -127,7 +129,15 @@ def read_history(path: Path) -> list[Entry]:
         raise InputError(
             f"history {str(path)!r}", f"cannot be read ({error})", "name a file of --history"
         ) from error
-    return [_entry(line, f"{path}:{n}") for n, line in enumerate(lines, 1) if line.strip()]
+    entries: list[Entry] = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            entries.append(_entry(line, f"{path}:{number}"))
+            counts = [entry.metric["samples"] for entry in (entries[0], entries[-1])]
+            if counts[0] != counts[1]:
+                problem = f"has {counts[1]} samples, the first run {counts[0]}"
+                raise InputError(f"history {path}:{number}", problem, _REMEDY)
+    return entries
 
 
 def check_fits(entries: Sequence[Entry], new: Entry, path: Path, *, other_model: bool) -> None:
@@ -211,21 +221,14 @@ def _packed(raw: bytes) -> str:
 
 
 def _entry(line: str, where: str) -> Entry:
+    subject, problem = f"history {where}", "is not a line that a run wrote"
     try:
-        value = json.loads(line)
-        if not isinstance(value, dict) or value.get("schema") != SCHEMA:
-            raise ValueError("it is of another schema")
+        value = strict_json(line.encode(), subject, problem)
+        check_form(HistoryEntry, value, subject, problem)
         entry = Entry(**value)
-        # The metric is as in a report, or raises one of the errors below.
-        low, high = entry.metric["ci95"]
-        if not all(math.isfinite(float(number)) for number in (low, high, entry.metric["value"])):
-            raise ValueError("a number is not finite")
-        if not isinstance(entry.metric["name"], str) or not isinstance(entry.metric["unit"], str):
-            raise TypeError("the metric has no name")
-        entry.metric_scale()
         entry.per_sample()
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InputError(
-            f"history {where}", f"is not a line that a run wrote ({error})", _REMEDY
-        ) from error
+    except ModelError as error:
+        raise InputError(subject, error.problem, _REMEDY) from error
+    except ValueError as error:
+        raise InputError(subject, f"{problem} ({error})", _REMEDY) from error
     return entry

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
-from zipfile import BadZipFile
 
 import numpy as np
 
-from compressor.errors import DataError, InputError, SpecError, suggestion
+from compressor.calibration.sources.arrays import NpzSource
+from compressor.errors import InputError, SpecError, suggestion
 from compressor.files import settle
-from compressor.lab.inspect.path import read_mapping
+from compressor.lab.verify.forms import check_report, read_mapping
 from compressor.lab.verify.manifests import MANIFEST, REPORT, unchanged_run
 from compressor.progress import Progress
 from compressor.run.artifacts import FLOAT, SAMPLES
@@ -59,13 +59,8 @@ class OpenedRun:
                 f"has no {path.name}, which holds the results for single samples",
                 f"copy it together with {REPORT} and {MANIFEST}, or run the spec again",
             )
-        try:
-            with np.load(path, allow_pickle=False) as stored:
-                return {name: stored[name].astype(np.float64) for name in stored.files}
-        except (OSError, ValueError, EOFError, BadZipFile) as error:
-            raise DataError(
-                f"file {str(path)!r}", f"cannot be read ({error})", "run the spec again"
-            ) from error
+        arrays = NpzSource(path=path).feed()
+        return {name: array.astype(np.float64) for name, array in arrays.items()}
 
 
 def open_run(path: Path, progress: Progress) -> OpenedRun:
@@ -112,6 +107,7 @@ def _check(subject: str, report: Mapping[str, Any]) -> None:
         raise InputError(
             subject, "was made by a version that did not keep results for single samples", _AGAIN
         )
+    check_report(report, subject)
 
 
 _ROLES = ("BASE", "CANDIDATE")

@@ -20,7 +20,7 @@ from compressor.lab.explain.explanation import (
     gained_db,
     together,
 )
-from compressor.lab.inspect.path import read_mapping
+from compressor.lab.verify.forms import check_report, read_mapping
 from compressor.lab.verify.manifests import MANIFEST, REPORT, unchanged_run
 from compressor.progress import Silent
 from compressor.spec.load import Spec, load_spec
@@ -99,6 +99,7 @@ def _check(subject: str, report: Mapping[str, Any], manifest: Mapping[str, Any])
     whole = isinstance(passes, list) and isinstance(manifest.get("spec"), dict)
     if not whole or any(not isinstance(p, dict) or "attribution" not in p for p in passes or ()):
         raise ModelError(subject, "was made by a version that did not attribute noise", _AGAIN)
+    check_report(report, subject)
 
 
 _OUTPUTS = (

@@ -3,7 +3,6 @@ quantization."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +14,8 @@ from typing import Any
 
 import torch
 
+from compressor.errors import ModelError
+from compressor.files import read_json
 from compressor.lab.inspect.contents import (
     Counts,
     ModelContents,
@@ -106,8 +107,8 @@ def role_of(name: str) -> str:
 def read_quantization(folder: Path) -> Quantization:
     """Read ``quantization_config`` of a folder; one that cannot be read says nothing."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        config = read_json(folder / "config.json", "", "", constants=True)
+    except ModelError:
         return Quantization()
     quantization = config.get("quantization_config") if isinstance(config, dict) else None
     if not isinstance(quantization, dict):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -16,6 +15,8 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 import torch
 
+from compressor.errors import ModelError
+from compressor.files import read_json
 from compressor.graph.codebooks import codebook_of
 from compressor.graph.costs import macs, node_macs, parameters
 from compressor.graph.layers import graph_layers, layers_with_nodes
@@ -247,8 +248,8 @@ def inspect_compressed(folder: Path, progress: Progress) -> ModelContents:
 
 def _mapping(path: Path) -> dict[str, object]:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        document = read_json(path, "", "")
+    except ModelError:
         return {}
     return document if isinstance(document, dict) else {}
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from compressor.errors import ModelError, SpecError
+from compressor.errors import SpecError
 from compressor.files import file_sha256, settle
 from compressor.lab.inspect.contents import (
     Contents,
@@ -17,6 +14,7 @@ from compressor.lab.inspect.contents import (
     RunContents,
 )
 from compressor.lab.verify.files import compare
+from compressor.lab.verify.forms import check_report, read_mapping
 from compressor.lab.verify.manifests import (
     ENGINE_MANIFESTS,
     ENGINES,
@@ -31,7 +29,6 @@ from compressor.progress import Progress, Silent
 from compressor.types.exporter import PackedFormat
 
 _SPECS = (".yaml", ".yml")
-_EDITED = "it was edited or damaged; run the spec again"
 
 
 def inspect_path(path: Path, progress: Progress | None = None) -> Contents:
@@ -51,10 +48,12 @@ def inspect_path(path: Path, progress: Progress | None = None) -> Contents:
         raise SpecError(subject, "does not exist", "check its spelling")
     folder = path if path.is_dir() else path.parent
     settle(folder)
-    if (path.is_dir() or path.name == REPORT) and (folder / MANIFEST).is_file():
-        return inspect_run(folder, progress)
-    if path.name == MANIFEST:
-        return inspect_run(folder, progress)
+    of_run = (path.is_dir() or path.name == REPORT) and (folder / MANIFEST).is_file()
+    if of_run or path.name == MANIFEST:
+        run = inspect_run(folder, progress)
+        if run.report is not None:
+            check_report(run.report, f"run {str(folder)!r}")
+        return run
     if path.suffix == ".onnx":
         return inspect_onnx(path, progress)
     if is_engine(path):
@@ -87,7 +86,7 @@ def _inspect_packed(path: Path, packed: PackedFormat, progress: Progress) -> Mod
 
 
 def inspect_run(folder: Path, progress: Progress) -> RunContents:
-    """Compare a run's files with its manifest, and read its report.
+    """Compare a run's files with its manifest, and read its report, which is not checked.
 
     Raises:
         ModelError: the manifest is not one, or was changed.
@@ -103,22 +102,6 @@ def inspect_run(folder: Path, progress: Progress) -> RunContents:
         files=files,
         report=read_mapping(folder / REPORT) if whole else None,
     )
-
-
-def read_mapping(path: Path, problem: str = "is not a mapping") -> Mapping[str, Any]:
-    """Read a JSON file that a run left.
-
-    Raises:
-        ModelError: it cannot be read, or is no mapping, which is the ``problem`` then.
-    """
-    subject = f"file {str(path)!r}"
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(subject, f"cannot be read ({error})", _EDITED) from error
-    if not isinstance(value, dict):
-        raise ModelError(subject, problem, _EDITED)
-    return value
 
 
 def is_engine(path: Path) -> bool:
@@ -139,5 +122,5 @@ def inspect_engine(path: Path) -> EngineContents:
         path=str(path),
         files={file.name: file.stat().st_size for file in (path, manifest)},
         manifest=content,
-        intact=file_sha256(path) == content["engine"].get("sha256"),
+        intact=file_sha256(path) == content["engine"]["sha256"],
     )

@@ -10,12 +10,12 @@ from typing import Any
 from compressor.errors import InputError, ModelError
 from compressor.files import strict_json
 from compressor.lab.verify.files import FileState, checked_name, compare
+from compressor.lab.verify.forms import EDITED, EngineManifest, Manifest, check_form
 from compressor.progress import Progress
 from compressor.types.proofs import SEAL, ExpectedFile, is_sealed
 
 MANIFEST = "manifest.json"
 REPORT = "report.json"
-_EDITED = "it was edited or damaged; run the spec again"
 _RUN = {"schema", "name", "seed", "versions", "platform", "model", "inputs", "data", "outputs"}
 _RUN |= {"spec", "spec_file"}
 
@@ -24,8 +24,6 @@ ENGINE_MANIFESTS = tuple(f"{suffix}.json" for suffix in ENGINES)
 _ENGINE = {"schema", "kind", "name", "spec", "engine", "onnx", "builder", "versions", "flags"}
 _ENGINE |= {"compute_capabilities", "hardware_compatibility", "profiles", "inputs", "outputs"}
 _ENGINE |= {"layers", "quantized"}
-_ENGINE_KIND = "tensorrt-engine"
-_TYPES = {"engine": dict, "layers": list, "quantized": list, "profiles": dict, "versions": dict}
 
 
 @dataclass(frozen=True)
@@ -53,18 +51,12 @@ def read_manifest(folder: Path) -> RunManifest:
     path = folder / MANIFEST
     subject, problem = f"manifest {str(path)!r}", "is not that of a run"
     content = _sealed(path, subject, problem, _RUN)
-    try:
-        name, seed = str(content["name"]), int(content["seed"])
-        versions = {str(k): str(v) for k, v in content["versions"].items()}
-        files = tuple(_expected(entry, subject) for entry in content["outputs"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ModelError(subject, problem, _EDITED) from error
-    return RunManifest(name, seed, versions, content, files)
-
-
-def _expected(entry: Mapping[str, Any], subject: str) -> ExpectedFile:
-    tensors = {str(k): str(v) for k, v in entry.get("tensors", {}).items()}
-    return ExpectedFile(checked_name(entry["name"], subject), str(entry["sha256"]), tensors)
+    check_form(Manifest, content, subject, problem)
+    files = []
+    for entry in content["outputs"]:
+        name = checked_name(entry["name"], subject)
+        files.append(ExpectedFile(name, entry["sha256"], entry.get("tensors", {})))
+    return RunManifest(content["name"], content["seed"], content["versions"], content, tuple(files))
 
 
 def _sealed(path: Path, subject: str, problem: str, keys: Collection[str]) -> dict[str, Any]:
@@ -81,12 +73,12 @@ def _sealed(path: Path, subject: str, problem: str, keys: Collection[str]) -> di
     try:
         content = strict_json(text, subject, "cannot be read")
     except ModelError as error:
-        raise ModelError(subject, error.problem, _EDITED) from error
+        raise ModelError(subject, error.problem, EDITED) from error
     if not isinstance(content, dict):
-        raise ModelError(subject, problem, _EDITED)
+        raise ModelError(subject, problem, EDITED)
     sealed = is_sealed(text) if SEAL in content else None
     if sealed is False or (sealed is None and not content.keys() <= set(keys)):
-        raise ModelError(subject, "is not as it was written: its seal does not fit", _EDITED)
+        raise ModelError(subject, "is not as it was written: its seal does not fit", EDITED)
     return content
 
 
@@ -121,9 +113,7 @@ def read_engine_manifest(path: Path) -> dict[str, Any]:
     """
     subject, problem = f"manifest {str(path)!r}", "is not that of a TensorRT engine"
     content = _sealed(path, subject, problem, _ENGINE)
-    whole = all(isinstance(content.get(key), kind) for key, kind in _TYPES.items())
-    if content.get("kind") != _ENGINE_KIND or not whole:
-        raise ModelError(subject, problem, _EDITED)
+    check_form(EngineManifest, content, subject, problem)
     return content
 
 

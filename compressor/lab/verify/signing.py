@@ -124,7 +124,8 @@ def _private_key(path: Path) -> Ed25519PrivateKey:
         raise SpecError(f"key {str(path)!r}", "is no private key in PEM", _MAKE) from error
     if not isinstance(key, ed25519.Ed25519PrivateKey):
         raise SpecError(f"key {str(path)!r}", "is not an Ed25519 key", _MAKE)
-    return key
+    private: Ed25519PrivateKey = key
+    return private
 
 
 def _public_key(path: Path) -> Ed25519PublicKey:
@@ -135,7 +136,8 @@ def _public_key(path: Path) -> Ed25519PublicKey:
         raise SpecError(f"key {str(path)!r}", "is no public key in PEM", _PUBLIC) from error
     if not isinstance(key, ed25519.Ed25519PublicKey):
         raise SpecError(f"key {str(path)!r}", "is not an Ed25519 key", _PUBLIC)
-    return key
+    public: Ed25519PublicKey = key
+    return public
 
 
 def _read(path: Path) -> bytes:

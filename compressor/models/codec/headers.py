@@ -216,7 +216,7 @@ def read_index(index: Path) -> dict[str, str]:
     subject = f"index {str(index)!r}"
     content = read_json(index, subject, "is not a safetensors index")
     mapping = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(mapping, dict):
+    if not isinstance(mapping, dict) or not mapping:
         raise ModelError(subject, "is not a safetensors index", "write it again")
     shards = {name: str(shard) for name, shard in mapping.items()}
     for shard in sorted(set(shards.values())):

@@ -237,7 +237,11 @@ class GraphModule(nn.Module):
         if self._compiled is None:
             with _FIRST_CALL:
                 if self._compiled is None:
-                    self._compiled = self._compile(self._read(), {}, lambda v: v.name or "")
+                    model = self._read()
+                    if tuple(v.name or "" for v in model.graph.outputs) != self.output_names:
+                        problem = "gives other outputs than were listed"
+                        raise ModelError("graph", problem, "it was edited; export it again")
+                    self._compiled = self._compile(model, {}, lambda v: v.name or "")
         return self._compiled
 
     def _compile(

@@ -121,7 +121,10 @@ class Node:
             raise self.refuse(f"attribute '{name}' refers to a function's attribute")
         if attribute is not None and attribute.type != stored:
             raise self.refuse(f"attribute '{name}' is {attribute.type.name}, not {stored.name}")
-        value = None if attribute is None else convert(attribute.value)
+        try:
+            value = None if attribute is None else convert(attribute.value)
+        except ValueError as error:  # no element type has that number
+            raise self.refuse(f"attribute '{name}' is malformed ({error})") from error
         if value is None or value is ir.DataType.UNDEFINED:
             if default is MISSING:
                 raise self.refuse(f"attribute '{name}' is missing")

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto
 
 from compressor.errors import ModelError, SpecError
-from compressor.graph.messages import cyclic_function, expansion, tensors_in
+from compressor.graph.messages import broken_node, cyclic_function, expansion, tensors_in
 
 PRODUCER = "compressor"
 """The producer of a file that was exported here."""
@@ -30,6 +30,7 @@ K = TypeVar("K", bound=Hashable)
 _CUT = "the file is truncated or of another format"
 _AGAIN = "export the model again"
 _REMEDY = "the file was edited or its exporter is broken; export the model again"
+_LONGEST_NAME = 255  # bytes, in the file systems of Linux
 _SHOWN = 4  # nodes of a cycle
 _PAIRS = (TensorProto.COMPLEX64, TensorProto.COMPLEX128)  # two entries an element
 
@@ -51,6 +52,9 @@ def read_onnx(path: Path) -> ir.Model:
     proto = _parsed(path, subject)
     _check_header(proto, subject)
     _check_names(proto, subject)
+    wrong = broken_node(proto)
+    if wrong:
+        raise ModelError(subject, f"breaks ONNX's rules: {wrong}", _REMEDY)
     _free_lengths(proto.graph)
     for tensor in tensors_in(proto):
         if tensor.data_location == TensorProto.EXTERNAL:
@@ -75,7 +79,7 @@ def external_files(path: Path) -> tuple[Path, ...]:
     """Return the external data files of an ONNX file, sorted; its structure is not checked."""
     proto = _parsed(path, f"model {str(path)!r}")
     places = {
-        entry.value
+        str(entry.value)
         for tensor in tensors_in(proto)
         if tensor.data_location == TensorProto.EXTERNAL
         for entry in tensor.external_data
@@ -215,7 +219,8 @@ def _check_length(tensor: TensorProto, subject: str) -> None:
 
 def _check_external(tensor: TensorProto, folder: Path, subject: str) -> None:
     """Check that external data lies beside the model and is complete."""
-    places = {entry.key: entry.value for entry in tensor.external_data}
+    # What is not UTF-8 comes as bytes.
+    places = {str(entry.key): str(entry.value) for entry in tensor.external_data}
     location = places.get("location", "")
     root = folder.resolve()
     if "\0" in location or not location:
@@ -223,6 +228,8 @@ def _check_external(tensor: TensorProto, folder: Path, subject: str) -> None:
     if tensor.data_type == TensorProto.STRING:
         _refuse(tensor, subject, "holds text in another file")
     file = folder / location
+    if len(Path(location).name.encode()) > _LONGEST_NAME:
+        _refuse(tensor, subject, f"names no valid file for its data, {location[:_LONGEST_NAME]!r}")
     if not file.resolve().is_relative_to(root):
         raise ModelError(
             subject,
@@ -336,8 +343,9 @@ def _check_nodes(
                     subject, f"{_described(node)} reads {name!r}, which nothing writes", _REMEDY
                 )
         before[index] = {writer[name] for name in _names_read(node) if name in writer}
+    given = {*fed, *writer}  # a subgraph may read outer names, and gives its own
     for name in outputs:
-        if name not in names:
+        if name not in given:
             raise ModelError(subject, f"gives {name!r}, which nothing writes", _REMEDY)
     cycle = _cycle(before)
     if cycle:

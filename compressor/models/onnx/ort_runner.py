@@ -211,7 +211,11 @@ def _graph_opener(
     if size >= _INLINE_LIMIT:
         return partial(_opened_as_file, model, subject, shared, arena=arena, patterns=patterns)
     _read_external(model, shared)
-    proto = ir.to_proto(model)
+    try:
+        proto = ir.to_proto(model)
+    except ir.serde.SerdeError as error:
+        reason = str(error.__cause__ or error).strip().partition("\n")[0][:200]
+        raise ModelError(subject, f"is not a graph ({reason})", "export it again") from error
     sink_initializers(proto.graph)
     return partial(
         _opened, proto.SerializeToString(), subject, shared, arena=arena, patterns=patterns

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from copy import deepcopy
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 
 from compressor.errors import ModelError, SpecError, close_names, listed, suggestion
+from compressor.files import read_json
 from compressor.models.checkpoint import folder as checkpoint
 from compressor.progress import quiet_libraries
 
@@ -122,9 +122,9 @@ def saved_class(directory: Path) -> Any:
     """
     subject = f"checkpoint {str(directory)!r}"
     try:
-        config = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+        config = read_json(directory / CONFIG, subject, "cannot be read", constants=True)
         name = str(config["architectures"][0])
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (ModelError, LookupError, TypeError) as error:
         raise SpecError(
             subject,
             f"its {CONFIG} names no architecture",

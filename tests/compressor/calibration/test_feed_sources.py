@@ -115,3 +115,9 @@ def test_a_feed_is_one_sample_and_is_not_cut():
     batch = {"x": np.zeros((5, 2)), "y": np.zeros(5)}
     assert samples_in(batch) == 5
     assert samples_in(cut(batch, 1, 3)) == 2
+
+
+def test_an_array_that_is_far_larger_than_its_file_is_refused(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "feed.npz", x=np.zeros((1, 210_000_000), bool))
+    with pytest.raises(DataError, match="would take 200 MiB of memory at once"):
+        FeedFolder(tmp_path / "feed.npz").info()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -100,6 +102,20 @@ def test_a_truncated_image_is_named(tmp_path):
     (tmp_path / "a.jpg").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError, match=r"a\.jpg"):
         list(ImageFolderSource(path=tmp_path, size=(8, 8)).batches(1))
+
+
+def test_a_picture_of_far_more_pixels_than_bytes_is_refused(tmp_path):
+    whole = bytearray(png(tmp_path / "a.png"))
+    whole[16:24] = struct.pack(">II", 7000, 7000)
+    whole[29:33] = struct.pack(">I", zlib.crc32(whole[12:29]))
+    (tmp_path / "a.png").write_bytes(whole)
+    with pytest.raises(DataError, match="373 MiB of pixels in so small a file"):
+        list(ImageFolderSource(path=tmp_path, size=(8, 8)).batches(1))
+
+
+def png(path: Path) -> bytes:
+    paint(path, (1, 2, 3))
+    return path.read_bytes()
 
 
 def test_unusable_folders(tmp_path):

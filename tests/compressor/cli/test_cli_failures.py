@@ -1,5 +1,7 @@
 """Exit codes and messages, word for word."""
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -264,6 +266,39 @@ def test_signals_end_the_process_in_order(number: signal.Signals) -> None:
         process.send_signal(number)
         _, error = process.communicate(timeout=30)
     assert (process.returncode, error) == (130, b"interrupted; the same command resumes\n")
+
+
+# C code that takes minutes and does not hold Python's lock.
+LONG = "import hashlib; print('ready', flush=True); hashlib.pbkdf2_hmac('sha1', b'', b'', 10**9)"
+
+
+def test_termination_ends_long_work_outside_of_python() -> None:
+    with start(LONG) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGTERM)
+        _, error = process.communicate(timeout=30)
+    assert (process.returncode, error) == (130, b"interrupted; the same command resumes\n")
+
+
+def test_an_interrupt_while_modules_are_imported_shows_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("import os\nos.kill(os.getpid(), 2)\nimport time\n")
+    code = "from compressor.cli import main; main()"
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '.')}"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=False, env=environment
+    )
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
+
+
+def test_a_broken_disk_is_no_defect_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    command(monkeypatch, fail)
+    result = invoke("try")
+    assert result.exit_code == 3
+    assert result.stderr.startswith("error: a file: cannot be used (Input/output error);")
 
 
 @pytest.mark.parametrize("work", ["print('x' * 1000000)", "print('x')"])

@@ -140,6 +140,15 @@ def misspelt(model: onnx.ModelProto) -> None:
     model.graph.node[1].op_type = "Reluu"
 
 
+def attribute_of_another_type(model: onnx.ModelProto) -> None:
+    (attribute,) = model.graph.node[-1].attribute
+    attribute.type = onnx.AttributeProto.FLOAT
+
+
+def missing_input(model: onnx.ModelProto) -> None:
+    model.graph.node[-1].input[1] = ""
+
+
 def newer_operator(model: onnx.ModelProto) -> None:
     model.opset_import[0].version = 19
     model.graph.node[1].op_type = "Gelu"
@@ -234,6 +243,8 @@ BROKEN: list[tuple[Breakage, str]] = [
     (shapes_that_differ, r"ONNX Runtime .* does not load it \(.*ShapeInferenceError"),
     (weights_of_a_declared_type, r"ONNX Runtime .* does not load it \(.*logits"),
     (misspelt, r"node 'b' has the operator 'Reluu', which opset 21 does not have"),
+    (attribute_of_another_type, r"a 'Gemm', has the attribute 'transB' of type FLOAT; the file"),
+    (missing_input, r"a 'Gemm', lacks its input 'B'; the file was edited"),
     (newer_operator, r"'Gelu', which opset 19 does not have; give the file the opset"),
     (newest_opset, r"has opset 999, the installed onnx knows 1 to"),
     (no_opset_of_this_domain, r"does not say which opset its Conv belongs to"),

@@ -76,8 +76,12 @@ def test_a_damaged_graph_counts_as_missing(on_torch: Project, lowerings: list[ob
     on_torch.plan().model.keep_graph()
     (path,) = kept(on_torch)
     path.write_bytes(path.read_bytes()[:-1] + b"?")
-    on_torch.plan()
+    made = on_torch.plan().model
     assert len(lowerings) == 2
+    notes: list[str] = []
+    made.keep_graph(notes.append)
+    (note,) = notes
+    assert "is damaged ('lowered.onnx' is not as it was written): it is done again" in note
 
 
 def test_another_module_has_another_graph(on_torch: Project, lowerings: list[object]):

@@ -278,6 +278,7 @@ def test_unknown_keys_in_a_mapping_that_holds_a_wrong_value_too(load: Load):
             "passes.first=4",
             "--set passes.first=4: passes.first does not exist; lists count from 0",
         ),
+        ('output="a\\0b"', "spec: holds a null character; remove it"),
         ("passes.-1=4", "--set passes.-1=4: passes.-1 does not exist; lists count from 0"),
         ("name.x=4", "--set name.x=4: name.x does not exist; lists count from 0"),
         ("sed=4", "spec.yaml: sed: is not a known key; did you mean 'seed'?"),
@@ -293,3 +294,9 @@ def test_unknown_keys_in_a_mapping_that_holds_a_wrong_value_too(load: Load):
 )
 def test_wrong_setting(load: Load, setting: str, message: str):
     assert refusal(load, SPEC, setting) == message
+
+
+def test_anchors_that_become_too_much(load: Load):
+    levels = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}' if n else 'x'] * 9)}]" for n in range(9)]
+    text = "\n".join([*levels, SPEC])
+    assert refusal(load, text).startswith("YAML: becomes too large or too deep")

