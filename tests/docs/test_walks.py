@@ -42,16 +42,19 @@ def clips(folder: Path) -> None:
 
 
 def pages(folder: Path) -> None:
-    """Make small pictures with three lines of text."""
-    import cv2
+    """Make small pictures with some lines of text."""
+    from PIL import Image, ImageDraw, ImageFont
 
+    words = ["invoice", "total", "street", "coffee", "number", "please", "return", "Monday"]
     (folder / "pages").mkdir()
     for i in range(4):
-        page = np.full((320, 320, 3), 225 - 10 * i, np.uint8)
-        for line in range(5):
-            text, at = f"Invoice {i}{line} of {2020 + i}", (10 + 3 * i, 60 + 50 * line)
-            cv2.putText(page, text, at, cv2.FONT_HERSHEY_SIMPLEX, 0.9, (30, 30, 60), 2, cv2.LINE_AA)
-        cv2.imwrite(str(folder / "pages" / f"{i}.png"), page)
+        rng = np.random.default_rng(i)
+        page = Image.new("RGB", (320, 320), (235 - 10 * i,) * 3)
+        for line in range(8):
+            text = " ".join(rng.choice(words, 3))
+            font = ImageFont.load_default(size=18 + (i + line) % 5)
+            ImageDraw.Draw(page).text((8 + 4 * i, 12 + 38 * line), text, (20, 30, 60), font)
+        page.save(folder / "pages" / f"{i}.png")
 
 
 def nothing(folder: Path) -> None:
@@ -72,7 +75,7 @@ WALKS = (
     Walk("A voice detector with a state", ("silero_vad",), clips, ("out/silero_vad",)),
     Walk(
         "A chain that reads text",
-        ("rapidocr_onnxruntime", "cv2"),
+        ("rapidocr_onnxruntime", "PIL"),
         pages,
         (
             "detector/out/ch_PP-OCRv4_det_infer",
