@@ -94,6 +94,10 @@ _BYTES = Step(
 USUAL = Recipe("", (_FUSE, _STATIC), calibrated=True, size_ratio=0.5)
 """For a model of which nothing is known."""
 
+ENCODER = Recipe(
+    "an encoder of the transformer family", (_FUSE, _DYNAMIC), calibrated=False, size_ratio=0.5
+)
+
 
 def check_worth(nodes: Sequence[tuple[str, str]], weights: int, subject: str) -> None:
     """Check that there is something to compress, whatever else a file is.
@@ -155,7 +159,7 @@ def _choice(carrier: Carrier) -> tuple[str, tuple[Step, ...]]:
         return title, (_FUSE, _STATIC)
     if _gives_words(carrier.graph(), layers):
         return "a decoder of text", (_FUSE, _words(layers))
-    return "an encoder of the transformer family", (_FUSE, _DYNAMIC)
+    return ENCODER.title, ENCODER.steps
 
 
 def _attends(model: ir.Model) -> bool:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compressor.errors import SpecError, printable
+from compressor.errors import ModelError, SpecError, printable
 from compressor.files import write_text
-from compressor.lab.recipes import USUAL, Recipe, check_worth, recipe_for
+from compressor.lab.recipes import ENCODER, USUAL, Recipe, check_worth, recipe_for
 from compressor.lab.starter_parts import (
     CALIBRATION,
     DATA,
@@ -20,12 +20,14 @@ from compressor.lab.starter_parts import (
     HEAD,
     IMAGES,
     ONNX,
+    PART,
     PASSES,
     PRETRAINED,
     REST,
     SEQUENCE,
     TEXT,
     TORCH,
+    UNKNOWN_INPUTS,
 )
 from compressor.spec.load import Spec, check_spec
 from compressor.spec.source_text import Document
@@ -100,11 +102,8 @@ def _of_onnx(model: Path, relative: str, name: str) -> str:
     recipe, inputs = recipe_for(carrier), carrier.inputs
     first = ONNX.format(model=scalar(relative), inputs=_listed(inputs))
     calibrated = recipe.calibrated
-    data = (
-        _arrays(inputs, calibrated)
-        if unstackable(inputs) is None
-        else _feeds(inputs, carrier.outputs, calibrated)
-    )
+    why = _why_feeds(inputs)
+    data = _feeds(inputs, carrier.outputs, calibrated, why) if why else _arrays(inputs, calibrated)
     return first + data + _passes(recipe) + _rest(name, recipe.size_ratio)
 
 
@@ -145,7 +144,26 @@ def _images(inputs: Sequence[TensorSpec]) -> str:
     return ""
 
 
-def _feeds(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], calibrated: bool) -> str:
+def _why_feeds(inputs: Sequence[TensorSpec]) -> str:
+    """Return why samples are whole feeds; empty if arrays can hold them."""
+    given = unstackable(inputs)
+    if given is not None:
+        return f"An input has no axis for samples: {printable(str(given))}"
+    if inputs and _is_image_of_any_size(inputs[0].shape):
+        return f"Images may differ in size: {printable(str(inputs[0]))}"
+    return ""
+
+
+def _is_image_of_any_size(shape: Sequence[object]) -> bool:
+    if len(shape) != _IMAGE_AXES:
+        return False
+    ends = ((shape[1], shape[2:]), (shape[3], shape[1:3]))
+    return any(n in (1, 3) and any(isinstance(s, str) for s in size) for n, size in ends)
+
+
+def _feeds(
+    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], calibrated: bool, why: str
+) -> str:
     """Return the part ``data`` for a model that is run on whole feeds."""
     states = _states(inputs, outputs)
     given = [i for i in inputs if i.name not in states]
@@ -153,7 +171,7 @@ def _feeds(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], calibrat
     state = ", ".join(f"{scalar(name)}: {scalar(output)}" for name, output in states.items())
     values = {"mapping": mapping, "state": f"\n    state: {{{state}}}" if states else ""}
     return FEEDS.format(
-        given=printable(str(unstackable(inputs))),
+        why=why,
         calibration=FEEDS_FOR_RANGES.format(**values) if calibrated else "",
         **values,
         sequence=SEQUENCE if states else "",
@@ -222,9 +240,33 @@ def _pretrained(model: Path, relative: str) -> str:
         longest = config.get("max_position_embeddings") or config.get("n_positions")
         length = min(longest, 512) if isinstance(longest, int) and longest > 0 else 512
         return first + TEXT.format(model=place, length=length)
-    image = "image_size" in config
-    inputs = (TensorSpec("pixel_values" if image else "input_ids", ("batch",), "float32"),)
-    return first + _arrays(inputs) + _passes(USUAL)
+    encoder, inputs = _usual(model, auto_class, config)
+    if encoder:
+        first += PART.format(part=encoder)
+    if not inputs:
+        first += UNKNOWN_INPUTS
+        image = "image_size" in config
+        inputs = (TensorSpec("pixel_values" if image else "input_ids", ("batch",), "float32"),)
+    recipe = USUAL if inputs[0].name == "pixel_values" else ENCODER
+    return first + _arrays(inputs, recipe.calibrated) + _passes(recipe)
+
+
+def _usual(
+    model: Path, auto_class: str, config: dict[str, Any]
+) -> tuple[str, tuple[TensorSpec, ...]]:
+    """Return the path of the encoder, if there is a decoder too, and the usual inputs.
+
+    The network is built on the ``meta`` device; both are empty where that cannot be done.
+    """
+    from compressor.models.transformers.carrier import encoder_path, usual_inputs
+    from compressor.models.transformers.networks import library, network_of
+
+    try:
+        network = network_of(getattr(library(), auto_class), config, model)
+        encoder = encoder_path(network)
+        return encoder, usual_inputs(network.get_submodule(encoder))
+    except (SpecError, ModelError):
+        return "", ()
 
 
 def _listed(inputs: Sequence[TensorSpec]) -> str:

@@ -43,6 +43,15 @@ model:
   checkpoint: {model}
 """
 
+PART = """\
+  part: {part} # without the decoder, which runs again for each token
+"""
+
+UNKNOWN_INPUTS = """\
+  # inputs: # FILL IN, and below too, if `compress plan` asks for it
+  #   input_ids: {shape: [batch, sequence], dtype: int64}
+"""
+
 TEXT = """
 # Text in UTF-8, cut into samples of so many tokens. `jsonl: FILE` takes objects with a `field`.
 data:
@@ -118,7 +127,7 @@ data:
 """
 
 FEEDS = """
-# An input has no axis for samples: {given}.
+# {why}.
 # So each sample is a whole feed: an npz file in a folder, with everything that the model takes at
 # once, in arrays of any rank. A factory (your function) may yield dictionaries instead.{sequence}
 data:

@@ -197,7 +197,8 @@ def next_step(report: Report, folder: str) -> str:
         slow = {row.key for row in limit_rows(report) if row.verdict == "failed"} == {_LATENCY}
         return f"compress inspect --roofline {folder}" if slow else f"compress explain {folder}"
     if report["baseline"]["metric"] is None and _METRIC_DROP in verdicts:
-        return f"to measure quality, name data.evaluation in a spec (compress init {folder})"
+        spec = "a spec of the float model (compress init)"
+        return f"to measure quality, name data.evaluation in {spec}"
     if any(row.verdict == "unknown" and not row.interval for row in limit_rows(report)):
         return "run it on a machine that can run every artifact"
     if _METRIC_DROP in verdicts:

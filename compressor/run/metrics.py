@@ -151,8 +151,22 @@ def _only(outputs: Batch) -> Array:
     return next(iter(outputs.values()))
 
 
+def _plain(outputs: Any) -> Any:
+    """Return the array of a single output; several outputs, and labels, are as they are."""
+    single = isinstance(outputs, dict) and len(outputs) == 1
+    return _only(outputs) if single else outputs
+
+
+def _scores(outputs: Batch) -> Array:
+    """Return scores ``[..., classes]``, of which the largest decides."""
+    scores = _only(outputs)
+    if scores.shape[-1] == 1:
+        raise ValueError("one score is always the largest: give a metric of your own")
+    return scores
+
+
 def _in_top(outputs: Batch, target: Array, k: int) -> Array:
-    logits = _only(outputs)
+    logits = _scores(outputs)
     classes = logits.shape[-1]
     truth = np.asarray(target).reshape(logits.shape[:-1])
     if truth.min() < 0 or truth.max() >= classes:
@@ -169,7 +183,7 @@ def _in_top(outputs: Batch, target: Array, k: int) -> Array:
 def _agreement(outputs: Batch, target: Any) -> Array:
     """Return the share of each sample's decisions that are the float model's."""
     theirs = next(iter(target.values()))
-    same = _only(outputs).argmax(axis=-1) == theirs.argmax(axis=-1)
+    same = _scores(outputs).argmax(axis=-1) == theirs.argmax(axis=-1)
     same = same.reshape(len(same), -1)
     return np.asarray(same.mean(axis=1)) if same.size else np.ones(len(same))
 
@@ -263,8 +277,7 @@ def resolve_metric(
             function = load_symbol(reference, "metric")
 
         def call(outputs: Batch, target: Any) -> Array:
-            only = _only(outputs) if len(outputs) == 1 else outputs
-            return np.asarray(function(only, target))
+            return np.asarray(function(_plain(outputs), _plain(target)))
 
         return Metric(reference, call, higher, code=function)
     with located(where):

@@ -55,6 +55,7 @@ class OpenedModel:
         quick_digest: the same as ``digest`` from sizes, times and headers of the files, where that
             is possible.
         graph: where the graph of a PyTorch module is kept.
+        part: the path of the module that it is in the network of the files, if not all of it.
     """
 
     carrier: Carrier
@@ -64,6 +65,7 @@ class OpenedModel:
     where: str = ""
     quick_digest: Callable[[], str] | None = None
     graph: KeptGraph | None = None
+    part: str | None = None
 
     def keep_graph(self, note: Callable[[str], None] = lambda _: None) -> None:
         """Keep the graph of a PyTorch module for the commands that follow.
@@ -79,6 +81,8 @@ class OpenedModel:
 
         That is where they are of its format, or where the model is not run but streamed.
         """
+        if self.part is not None:
+            return None
         formats = {_FORMATS.get(file.suffix) for file in self.files}
         if artifact_format in formats or Capability.RUN not in self.carrier.offers:
             return sum(file.stat().st_size for file in self.files)
@@ -202,6 +206,13 @@ def _open_torch(spec: Spec, factory: str) -> OpenedModel:
         except CompressorError as error:
             key = error.subject if error.subject.startswith("model.") else "model.checkpoint"
             raise error.at(spec.where(*key.split("."))) from error.__cause__
+    if spec.model.part is not None:
+        raise SpecError(
+            "model.part",
+            f"belongs to an auto class of transformers, and factory is {factory!r}",
+            "leave it out, and let the factory return that part",
+            where=spec.where("model", "part"),
+        )
     with located(where), importable([spec.folder]):
         function = load_symbol(factory, "model.factory")
         torch.manual_seed(spec.seed)
@@ -240,7 +251,8 @@ def _open_pretrained(spec: Spec, auto_class: str) -> OpenedModel:
             f"'transformers.{auto_class}' builds a network from a folder, and none is given",
             "name the folder with config.json and the weights in model.checkpoint",
         )
-    carrier = open_pretrained(auto_class, directory, spec.model.config, spec.inputs)
+    part = spec.model.part
+    carrier = open_pretrained(auto_class, directory, spec.model.config, spec.inputs, part)
     if any(p.dtype == torch.bfloat16 for p in carrier.module.parameters()):
         raise SpecError(
             "model.checkpoint",
@@ -259,13 +271,14 @@ def _open_pretrained(spec: Spec, auto_class: str) -> OpenedModel:
             "",
             factory=auto_class,
             config=dict(spec.model.config),
+            part=part,
             code=library_version(),
             files=[file_sha256(file) for file in files],
             inputs=[str(i) for i in carrier.inputs],
         )
 
     where = spec.where("model", "checkpoint")
-    return OpenedModel(carrier, files, digest, directory, where, graph=graph)
+    return OpenedModel(carrier, files, digest, directory, where, graph=graph, part=part)
 
 
 _MODEL = "model"

@@ -207,12 +207,13 @@ def apply_pass(
             whose statistics depend on what they did to earlier blocks.
     """
     direct, context = _direct(declared), _watched(workspace)
+    data = workspace.plan.data.get("calibration")
     if declared.by_block and survey.requests:
+        samples = RunSamples(carrier.inputs, data, context.seed, carrier=carrier)
         with block_run(workspace, declared.name, carrier, survey.requests) as blocks:
-            return direct.apply(carrier, replace(context, blocks=blocks), {})
+            return direct.apply(carrier, replace(context, blocks=blocks, samples=samples), {})
     if statistics is None:
         statistics = calibrate(workspace, declared.name, carrier, survey.requests)
-    data = workspace.plan.data.get("calibration")
     total = data.runs if data is not None and declared.replays else None
     with workspace.progress.stage(declared.name, total) as advance:
         samples = RunSamples(carrier.inputs, data, context.seed, advance, carrier)

@@ -50,6 +50,11 @@ class ModelKeys(Options):
         description="keyword arguments for the factory; for an auto class of transformers, changes "
         "to config.json and dtype",
     )
+    part: str | None = Field(
+        default=None,
+        description="for an auto class of transformers, the module in its network that is the "
+        "model, such as encoder",
+    )
     inputs: dict[str, InputKeys] = Field(
         default_factory=dict, description="the model's inputs by name, in the order of forward"
     )
@@ -60,6 +65,8 @@ class ModelKeys(Options):
             raise ValueError("give either onnx, or factory and checkpoint, not both")
         if not (self.onnx or self.factory or self.checkpoint):
             raise ValueError("give onnx, or factory and checkpoint, or checkpoint")
+        if self.part and not self.factory:
+            raise ValueError("part belongs to a factory")
         return self
 
 

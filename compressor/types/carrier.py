@@ -165,7 +165,12 @@ class Carrier(Protocol):
         ...
 
     def with_trainable_graph(
-        self, graph: ir.Model, parameters: Collection[str], *, planned: bool = False
+        self,
+        graph: ir.Model,
+        parameters: Collection[str],
+        *,
+        planned: bool = False,
+        probe: Batch | None = None,
     ) -> Carrier:
         """Return a carrier of the changed graph that can be trained, where this one can.
 
@@ -176,6 +181,7 @@ class Carrier(Protocol):
             graph: the changed model; what it does not change has the names that it has here.
             parameters: names of new float initializers that are trained, besides those that were.
             planned: sizes are all that counts, as in :meth:`with_channels`.
+            probe: what the module is compared with the graph on; made-up values by default.
 
         Raises:
             SpecError: the carrier has no graph.

@@ -79,6 +79,11 @@ class Samples(Protocol):
         ...
 
 
+def calibration_batch(samples: Samples | None, count: int) -> Batch | None:
+    """Return a batch of about ``count`` calibration samples; ``None`` if there are none."""
+    return None if samples is None or samples.made_up else samples.probe(count)
+
+
 ValueT = TypeVar("ValueT")
 
 

@@ -180,20 +180,24 @@ class OnnxExporter(Exporter):
 
     def _layout(self, carrier: Carrier, context: ExportContext) -> Layout:
         parts = skeleton(opsets.convert(self._in_form(carrier), self.opset))
-        self._label(parts, context)
+        self._label(parts, context, carrier.graph().metadata_props)
         size = sum(tensor.nbytes for tensor in parts.tensors.values())
         external = self.external_data == "always" or (
             self.external_data == "auto" and size > self.external_from
         )
         return lay_out(parts, external)
 
-    def _label(self, parts: Skeleton, context: ExportContext) -> None:
-        """Note where the file is from; nothing that differs from run to run."""
+    def _label(self, parts: Skeleton, context: ExportContext, given: Mapping[str, str]) -> None:
+        """Note where the file is from; nothing that differs from run to run.
+
+        What is noted in the user's own file stays: applications read class names and the like.
+        """
         proto = parts.proto
         proto.ir_version = opsets.ir_version(self.opset)
         proto.producer_name = PRODUCER
         proto.producer_version = version("compressor")
         notes = {
+            **given,
             "compressor": version("compressor"),
             "name": context.name,
             "spec": context.spec_digest,

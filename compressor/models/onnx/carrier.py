@@ -305,6 +305,7 @@ def upgraded(model: ir.Model, opset: int, subject: str) -> ir.Model:
     if result.opset_imports.get("") != opset:
         raise _refused(subject, have, opset, "the converter left it as it was")
     result.producer_name, result.producer_version = model.producer_name, model.producer_version
+    result.metadata_props.update(model.metadata_props)
     return result
 
 

@@ -269,15 +269,17 @@ class TorchCarrier:
         return self._changed(module, graph, self._altered.adding(tensors, sizes))
 
     def with_trainable_graph(
-        self, graph: ir.Model, parameters: Collection[str], *, planned: bool = False
+        self,
+        graph: ir.Model,
+        parameters: Collection[str],
+        *,
+        planned: bool = False,
+        probe: Batch | None = None,
     ) -> TorchCarrier | OnnxCarrier:
-        """Return a carrier of a module that executes the changed graph.
-
-        Where that cannot be made, or weights are stored as codes, the graph alone remains.
-        """
+        """Return a carrier of a module that executes the graph, or else of the graph alone."""
         if self._codes:
             return self.with_graph(graph)
-        return self._executing(graph.clone(), parameters, planned=planned)
+        return self._executing(graph.clone(), parameters, planned=planned, probe=probe)
 
     def _executing(
         self,

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from compressor.errors import ModelError, SpecError
 from compressor.models.torch.matching import attach_weights
+from compressor.models.torch.recurrences import recurrences, whole_recurrences
 from compressor.models.torch.translations import translations
 from compressor.models.transformers.experts import plain_experts
 from compressor.progress import quiet_libraries
@@ -67,7 +68,7 @@ def lower(module: torch.nn.Module, inputs: Sequence[TensorSpec]) -> ir.Model:
             redirect_stderr(StringIO()),
             _without_collector(),
             _without_gradients(module),
-            _fresh_recurrences(),
+            whole_recurrences(),
             plain_experts(module),
         ):
             program = torch.onnx.export(
@@ -79,7 +80,7 @@ def lower(module: torch.nn.Module, inputs: Sequence[TensorSpec]) -> ir.Model:
                 opset_version=OPSET,
                 dynamic_shapes=shapes,
                 input_names=[s.name for s in inputs],
-                custom_translation_table=dict(translations()),
+                custom_translation_table={**translations(), **recurrences()},
                 verbose=False,
             )
     except (torch.onnx.errors.OnnxExporterError, RuntimeError, TypeError, ValueError) as error:
@@ -126,18 +127,6 @@ def _without_gradients(module: torch.nn.Module) -> Iterator[None]:
     finally:
         for parameter in trained:
             parameter.requires_grad_(True)
-
-
-@contextmanager
-def _fresh_recurrences() -> Iterator[None]:
-    """Forget how recurrent layers were traced before.
-
-    The exporter gives them other rules for as long as it traces, so that sequences may have any
-    length; what PyTorch remembers of its usual rules would unroll the second layer that is lowered.
-    """
-    for layer in (torch.ops.aten.lstm.input, torch.ops.aten.gru.input):
-        layer._dispatch_cache.clear()
-    yield
 
 
 def _bind(

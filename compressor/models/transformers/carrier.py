@@ -54,7 +54,11 @@ def library_version() -> str:
 
 
 def open_pretrained(
-    name: str, directory: Path, config: Mapping[str, Any], inputs: Sequence[TensorSpec]
+    name: str,
+    directory: Path,
+    config: Mapping[str, Any],
+    inputs: Sequence[TensorSpec],
+    part: str | None = None,
 ) -> MappedCarrier:
     """Build the network that a directory's ``config.json`` describes.
 
@@ -67,9 +71,10 @@ def open_pretrained(
         directory: holds ``config.json`` and the weights.
         config: replaces values of ``config.json``.
         inputs: the module's inputs; if empty, the main input that its class names.
+        part: path of the module in the network that is the model; ``None`` for all of it.
 
     Raises:
-        SpecError: there is no such auto class or value, the class is for other models, the
+        SpecError: there is no such auto class, value or part, the class is for other models, the
             directory has no configuration, or ``transformers`` is not installed.
         ModelError: the configuration is malformed, of an unknown kind, or disagrees with the
             weights.
@@ -81,7 +86,22 @@ def open_pretrained(
     whole = single.is_file() and not (directory / "model.safetensors.index.json").is_file()
     weights = read_weights(single if whole else directory)
     module = _filled(network, weights, directory, config.get("dtype"))
-    return MappedCarrier(module, inputs or _usual_inputs(module), folder=directory)
+    if part is not None:
+        chosen = _part_of(module, part)
+        return MappedCarrier(chosen, inputs or usual_inputs(chosen))
+    return MappedCarrier(module, inputs or usual_inputs(module), folder=directory)
+
+
+def _part_of(network: torch.nn.Module, path: str) -> torch.nn.Module:
+    try:
+        return network.get_submodule(path)
+    except AttributeError as error:
+        paths = dict.fromkeys(path for path, _ in network.named_modules() if path)
+        raise SpecError(
+            "model.part",
+            f"{path!r} is no module of {type(network).__name__}",
+            suggestion(path, paths),
+        ) from error
 
 
 def _auto_class(name: str) -> Any:
@@ -157,16 +177,44 @@ def _refuse_codes(names: list[str], weights: Mapping[str, torch.Tensor], subject
         )
 
 
-def _usual_inputs(module: Any) -> tuple[TensorSpec, ...]:
-    config, main = module.config, module.main_input_name
-    if main == "input_ids" and not config.is_encoder_decoder:
-        return (TensorSpec(main, ("batch", "sequence"), "int64"),)
-    size = getattr(config, "image_size", None)
-    if main == "pixel_values" and isinstance(size, int):
-        shape = ("batch", getattr(config, "num_channels", 3), size, size)
-        return (TensorSpec(main, shape, str(module.dtype).removeprefix("torch.")),)
+def usual_inputs(module: Any) -> tuple[TensorSpec, ...]:
+    """Return the main input of a module's class, if nothing else is needed.
+
+    Raises:
+        SpecError: its shape is not known, or there are others.
+    """
+    config, main = getattr(module, "config", None), getattr(module, "main_input_name", None)
+    dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
+    encoder = encoder_path(module)
+    spec = None if encoder else _main_input(str(main), config, dtype)
+    if spec is not None:
+        return (spec,)
+    remedy = "write e.g. inputs: {input_ids: {shape: [batch, sequence], dtype: int64}}"
     raise SpecError(
         "model.inputs",
         f"is empty, and {type(module).__name__} has no single usual input",
-        "write e.g. inputs: {input_ids: {shape: [batch, sequence], dtype: int64}}",
+        f"{remedy}, or take the encoder alone: part: {encoder}" if encoder else remedy,
     )
+
+
+def encoder_path(module: Any) -> str:
+    """Return where the encoder of an encoder and decoder is; empty for other networks."""
+    if not getattr(getattr(module, "config", None), "is_encoder_decoder", False):
+        return ""
+    encoder = module.get_encoder() if hasattr(module, "get_encoder") else module
+    return next((path for path, part in module.named_modules() if part is encoder), "")
+
+
+def _main_input(name: str, config: Any, dtype: str) -> TensorSpec | None:
+    size = getattr(config, "image_size", None)
+    if name == "input_ids":
+        return TensorSpec(name, ("batch", "sequence"), "int64")
+    if name == "pixel_values" and isinstance(size, int):
+        shape = ("batch", getattr(config, "num_channels", 3), size, size)
+        return TensorSpec(name, shape, dtype)
+    if name == "input_features" and config.model_type == "whisper":
+        frames = 2 * config.max_source_positions
+        return TensorSpec(name, ("batch", config.num_mel_bins, frames), dtype)
+    if name == "input_values" and hasattr(config, "conv_stride"):  # of layers that read a wave
+        return TensorSpec(name, ("batch", "samples"), dtype)
+    return None

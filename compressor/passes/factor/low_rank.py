@@ -29,12 +29,15 @@ from compressor.passes.factor.factored_graph import (
 )
 from compressor.progress import Progress
 from compressor.types.carrier import Capability, Carrier
+from compressor.types.data import calibration_batch
 from compressor.types.layer_rules import plan_layers
 from compressor.types.layers import check_finite, sqnr_db
 from compressor.types.passes import GraphPass, LayerOutcome, Outcome, PassContext, Survey
 from compressor.types.statistics import Blocks, Moments, Request
+from compressor.types.tensors import Batch
 
 _GOALS = ("rank", "energy", "target")
+_PROOF_SAMPLES = 4
 _ROWS_PER_COLUMN = 16  # input vectors per column of the weight from which moments are computed
 
 
@@ -146,7 +149,7 @@ class LowRank(GraphPass):
             work.by_inputs(context.blocks)
         if self.target is not None:
             work.choose_ranks(Budget(carrier, choice, self.target))
-        return work.outcome()
+        return work.outcome(calibration_batch(context.samples, _PROOF_SAMPLES))
 
     def preview(
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
@@ -239,8 +242,11 @@ class Factoring:
             }
         )
 
-    def outcome(self) -> Outcome:
+    def outcome(self, probe: Batch | None) -> Outcome:
         """Put the factors in place of the layers.
+
+        Args:
+            probe: what a module is compared with the graph on; made-up values if ``None``.
 
         Raises:
             SpecError: all layers stay whole.
@@ -258,7 +264,7 @@ class Factoring:
                 "lower energy, or remove the pass",
             )
         graph, names = factored(self._carrier.graph(), factors)
-        after = self._carrier.with_trainable_graph(graph, names)
+        after = self._carrier.with_trainable_graph(graph, names, probe=probe)
         taken = self._carrier.graph().graph.initializers
         rows = tuple(row for one in factors for row in self._described(one, taken))
         whole = [name for name, rank in self._ranks.items() if rank is None]

@@ -14,6 +14,7 @@ import onnx_ir as ir
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from onnx import TensorProto, helper
 from pydantic import ValidationError
 
 from compressor.errors import ArtifactError, SpecError
@@ -136,6 +137,22 @@ def test_the_file_says_where_it_is_from_and_nothing_more(tmp_path: Path) -> None
     assert names == sorted(names)
     for leaked in (b"somebody", b"secret", str(tmp_path).encode()):
         assert leaked not in path.read_bytes()
+
+
+@pytest.mark.parametrize("opset", [11, 21])
+def test_what_a_file_notes_of_itself_stays(tmp_path: Path, opset: int) -> None:
+    """Text recognizers hold their characters there, detectors the names of classes."""
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", 4]) for n in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    opsets = [helper.make_opsetid("", opset)]
+    proto = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    helper.set_model_props(proto, {"character": "a\nb", "name": "theirs"})
+    onnx.save(proto, tmp_path / "in.onnx")
+    carrier = open_onnx(tmp_path / "in.onnx", 21)
+    path = OnnxExporter().write(carrier, tmp_path, CONTEXT)[0]
+    notes = [(entry.key, entry.value) for entry in onnx.load(path).metadata_props]
+    assert dict(notes) | {"character": "a\nb", "name": "a-test"} == dict(notes)
+    assert len(notes) == len(dict(notes)) == 5
 
 
 def test_exporting_does_not_change_the_model(tmp_path: Path) -> None:

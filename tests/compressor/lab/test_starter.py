@@ -122,6 +122,35 @@ def test_of_a_model_with_a_scalar_and_no_state(tmp_path: Path) -> None:
     assert keys.inputs == {"x": "x", "gain": "gain"}
 
 
+@pytest.mark.parametrize(
+    ("shape", "feeds"),
+    [
+        (["n", 3, "h", "w"], True),
+        (["n", "h", "w", 1], True),
+        (["n", 3, 48, "w"], True),
+        (["n", 3, 32, 32], False),
+        (["n", 8, "h", "w"], False),
+        (["n", "s", 4], False),
+    ],
+)
+def test_images_of_any_size_are_feeds(
+    tmp_path: Path, shape: list[int | str], *, feeds: bool
+) -> None:
+    value = helper.make_tensor_value_info
+    inputs, outputs = ([value(name, TensorProto.FLOAT, shape)] for name in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", inputs, outputs)
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "m.onnx")
+    write_starter(tmp_path / "m.onnx", tmp_path / "spec.yaml")
+    (tmp_path / "evaluation").mkdir()
+    (tmp_path / "evaluation.npz").touch()
+    keys = load_spec(tmp_path / "spec.yaml").data["evaluation"].keys
+    assert (keys.samples == "feeds") == feeds
+    assert (
+        "Images may differ in size: x float32[" in (tmp_path / "spec.yaml").read_text()
+    ) == feeds
+
+
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     output = tmp_path / "spec.yaml"
     output.write_text("mine")

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from ruamel.yaml import YAML
@@ -13,6 +14,9 @@ from safetensors.torch import save_file
 
 from compressor.errors import ModelError
 from compressor.lab.starter import write_starter
+from compressor.run.model import open_model
+from compressor.spec.load import load_spec
+from tests.compressor.models.transformers_folders import save
 
 
 def directory(folder: Path, **config: Any) -> Path:
@@ -72,3 +76,28 @@ def test_of_a_quantized_model(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="quantized already"):
         write_starter(model, tmp_path / "spec.yaml")
     assert not (tmp_path / "spec.yaml").exists()
+
+
+def test_of_an_encoder_and_decoder(tmp_path: Path) -> None:
+    """The encoder, with the inputs that it has, and what suits it."""
+    save(tmp_path / "speech", "whisper")
+    output = tmp_path / "spec.yaml"
+    write_starter(tmp_path / "speech", output)
+    np.savez(tmp_path / "evaluation.npz", input_features=np.zeros((2, 8, 40), np.float32))
+    spec = load_spec(output)
+    assert spec.model.factory == "transformers.AutoModelForSpeechSeq2Seq"
+    assert spec.model.part == "model.encoder"
+    opened = open_model(spec)
+    assert spec.data["evaluation"].keys.inputs == {i.name: i.name for i in opened.carrier.inputs}
+    assert [step.name for step in spec.passes] == ["fuse", "quantize-dynamic"]
+    # What the encoder becomes is not compared with a file that holds the decoder too.
+    assert opened.own_bytes("safetensors") is None
+
+
+def test_inputs_that_nobody_knows_are_left_to_fill_in(tmp_path: Path) -> None:
+    model = directory(tmp_path, model_type="unheard-of", architectures=["UnheardOfModel"])
+    assert written(model, tmp_path)["model"] == {
+        "factory": "transformers.AutoModel",
+        "checkpoint": "my model",
+    }
+    assert "  # inputs: # FILL IN" in (tmp_path / "spec.yaml").read_text()

@@ -79,6 +79,24 @@ def test_the_usual_inputs_and_those_of_a_spec(llama: Path, tmp_path: Path) -> No
     assert vit.inputs == (TensorSpec("pixel_values", ("batch", 3, 16, 16), "float32"),)
 
 
+def test_the_encoder_of_an_encoder_and_decoder(tmp_path: Path) -> None:
+    original = save(tmp_path, "whisper")
+    auto = "AutoModelForSpeechSeq2Seq"
+    with pytest.raises(SpecError, match=r"no single usual input.*part: model\.encoder"):
+        opened(tmp_path, auto)
+    carrier = open_pretrained(auto, tmp_path, {}, (), "model.encoder")
+    assert carrier.inputs == (TensorSpec("input_features", ("batch", 8, 40), "float32"),)
+    feed = batch_for(carrier.inputs, 2, 1)["input_features"]
+    encoder = original.get_submodule("model.encoder")
+    with torch.inference_mode():
+        wanted = encoder(torch.from_numpy(feed)).last_hidden_state.numpy()
+    (output,) = carrier.runner().run({"input_features": feed}).values()
+    np.testing.assert_allclose(output, wanted, rtol=1e-3, atol=1e-4 * np.abs(wanted).max())
+    assert carrier.folder is None  # config.json describes the whole
+    with pytest.raises(SpecError, match=r"model.part: 'encoder' is no module of Whisper"):
+        open_pretrained(auto, tmp_path, {}, (), "encoder")
+
+
 def test_parameters_are_views_of_the_files(llama: Path) -> None:
     module = opened(llama).module
     maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]

@@ -53,11 +53,29 @@ KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {**SIZES, "image_size": 16, "patch_size": 8},
     ),
 }
+TWO_SIDED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "whisper": (
+        "AutoModelForSpeechSeq2Seq",
+        "WhisperConfig",
+        {
+            "vocab_size": 37,
+            "d_model": 32,
+            "num_mel_bins": 8,
+            "max_source_positions": 20,
+            **{f"{side}_layers": 1 for side in ("encoder", "decoder")},
+            **{f"{side}_attention_heads": 4 for side in ("encoder", "decoder")},
+            **{f"{side}_ffn_dim": 48 for side in ("encoder", "decoder")},
+            **{f"{token}_token_id": i for i, token in enumerate(("pad", "bos", "eos"))},
+            "decoder_start_token_id": 1,
+        },
+    ),
+}
+"""Encoders with a decoder; each side has an input of its own."""
 
 
 def save(folder: Path, kind: str) -> torch.nn.Module:
     """Save a random network of a kind; weights large enough that attention is not uniform."""
-    auto, config, values = KINDS[kind]
+    auto, config, values = {**KINDS, **TWO_SIDED}[kind]
     torch.manual_seed(0)
     with quiet_libraries():
         module = getattr(transformers, auto).from_config(getattr(transformers, config)(**values))

@@ -86,7 +86,7 @@ def test_quality_that_was_not_measured_is_unknown(blind_report: Report):
     assert {what for _, what in verdict.unknowns(blind_report)} == {
         "metric drop not measured, limit 0.50: the spec has no data.evaluation"
     }
-    assert verdict.next_step(blind_report, "out/a").endswith("(compress init out/a)")
+    assert verdict.next_step(blind_report, "out/a").endswith("of the float model (compress init)")
 
 
 def test_an_artifact_that_cannot_run_here_needs_another_machine(passed_report: Report):

@@ -221,3 +221,27 @@ def test_outputs_without_an_axis_of_samples_are_refused():
         COSINE.check_outputs({"mean": ()})
     COSINE.check_outputs({"mean": (), "y": ("n", 8)})
     COSINE.check_outputs({"mean": (), "y": None})
+
+
+def test_the_users_own_metric_without_labels_gets_what_the_float_model_gives(tmp_path: Path):
+    """In the form of the outputs: the array of a single output, a dictionary of several."""
+    (tmp_path / "decision_metric.py").write_text(
+        "def same(outputs, target):\n"
+        "    if isinstance(outputs, dict):\n"
+        "        outputs, target = outputs['a'], target['a']\n"
+        "    return (outputs > 0.5) == (target > 0.5)\n"
+    )
+    own = resolve_metric("decision_metric:same", False, tmp_path, "s:1")
+    first, second = np.array([0.4, 0.9]), np.array([0.1, 0.2])
+    assert own.per_sample({"y": first}, {"y": second}, 2).tolist() == [1, 0]
+    several, others = ({"a": a[:1], "b": a} for a in (first, second))
+    assert own.per_sample(several, others, 1).tolist() == [1]
+
+
+@pytest.mark.parametrize("name", ["agreement", "accuracy", "top5"])
+def test_one_score_is_no_decision(name: str):
+    """It was the largest of all one scores: 100 % agreement, whatever the model."""
+    outputs = np.array([[0.1], [0.9]])
+    target = {"y": outputs[::-1]} if name == "agreement" else np.zeros(2, np.int64)
+    with pytest.raises(DataError, match="one score is always the largest: give a metric of"):
+        per_sample(name, outputs, target)

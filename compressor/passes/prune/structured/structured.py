@@ -22,7 +22,7 @@ from compressor.passes.prune.structured.selection import Selector, search_latenc
 from compressor.run.timing import already_open, measure
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.channels import ChannelMap, Flags
-from compressor.types.data import Samples
+from compressor.types.data import Samples, calibration_batch
 from compressor.types.layer_rules import plan_layers
 from compressor.types.passes import GraphPass, LayerOutcome, Outcome, PassContext, Survey
 from compressor.types.tensors import Batch, samples_in
@@ -219,8 +219,7 @@ class _Pruning:
         sensitivities = self._sensitivities(queues)
         removed = self._removed(queues, sensitivities)
         smaller, kept = remove_channels(self._graph, self._analysis, removed)
-        given = None if self._samples is None or self._samples.made_up else self._samples
-        probe = None if given is None else given.probe(_PROOF_SAMPLES)
+        probe = calibration_batch(self._samples, _PROOF_SAMPLES)
         after = self._carrier.with_channels(smaller, kept, probe=probe)
         self._describe(after)
         self._prove(removed, smaller)

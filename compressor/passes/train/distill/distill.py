@@ -205,7 +205,7 @@ class Distill(Recipe, Distillation):
     def _taught(
         self, carrier: Carrier, teacher: Carrier, context: PassContext, course: Course
     ) -> Outcome:
-        module = make_student(carrier, self.pairs)
+        module = make_student(carrier, self.pairs, course.training.samples)
         self.freeze(carrier, module)
         loss = distilled_loss(self, teacher, carrier, module, course, context)
         trained = train_model(course, carrier, module, loss)

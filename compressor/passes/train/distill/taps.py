@@ -19,10 +19,12 @@ from compressor.graph.values import value_by_name
 from compressor.models.executor import GraphModule
 from compressor.models.torch.lowering import NamedModule
 from compressor.types.carrier import Capability, Carrier
+from compressor.types.data import Samples, calibration_batch
 from compressor.types.layers import Layer
 from compressor.types.options import Options
 
 FEATURE, ATTENTION = "feature", "attention"
+_PROOF_SAMPLES = 4
 
 
 class LayerPair(Options):
@@ -189,8 +191,11 @@ class Student(NamedModule):
         return result
 
 
-def make_student(carrier: Carrier, pairs: Pairs) -> NamedModule:
+def make_student(carrier: Carrier, pairs: Pairs, samples: Samples | None = None) -> NamedModule:
     """Return a copy of a model to train that also returns the outputs of ``pairs``' layers.
+
+    Args:
+        samples: calibration data; a module that executes a graph is compared with it on some.
 
     Raises:
         SpecError: a name is no module, or the graph does not have it.
@@ -216,7 +221,9 @@ def make_student(carrier: Carrier, pairs: Pairs) -> NamedModule:
     graph = carrier.graph().clone()
     present, by_name = {output.name for output in graph.graph.outputs}, value_by_name(graph)
     graph.graph.outputs.extend(by_name[v] for v in dict.fromkeys(values) if v not in present)
-    wider = carrier.with_trainable_graph(graph, ())
+    wider = carrier.with_trainable_graph(
+        graph, (), probe=calibration_batch(samples, _PROOF_SAMPLES)
+    )
     if Capability.TRAIN not in wider.offers:
         raise ModelError(
             f"layers {', '.join(taps.values())}",

@@ -226,7 +226,8 @@ class EarlyExit(Recipe):
         outputs = tuple(v.name or "" for v in headed.model.graph.outputs)
         executing = carrier
         if self.train == "all":
-            executing = carrier.with_trainable_graph(headed.model, names)
+            probe = course.training.samples.probe(_PROBED)
+            executing = carrier.with_trainable_graph(headed.model, names, probe=probe)
             if Capability.TRAIN not in executing.offers:
                 raise SpecError("train", "is all, and the graph cannot be trained", "set heads")
             module = executing.trainable()

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 import torch
 
 from compressor.graph.costs import model_bytes, model_macs, model_parameters
 from compressor.models.onnx.carrier import OnnxCarrier
+from compressor.models.torch import carrier
 from compressor.models.torch.carrier import TorchCarrier
+from compressor.models.torch.smaller_module import Agreement
 from compressor.types.carrier import Capability
-from compressor.types.tensors import TensorSpec
+from compressor.types.tensors import Batch, TensorSpec
 from tests.compressor.passes.factor.low_rank_models import (
     CONTEXT,
     applied,
@@ -23,6 +28,7 @@ from tests.compressor.passes.factor.low_rank_models import (
     pixels,
     ranks,
 )
+from tests.compressor.passes.prune.structured_models import Given
 from tests.two_linears import drawn, on_onnx, on_torch
 
 KEPT = {
@@ -245,3 +251,24 @@ def test_an_onnx_graph_stays_one() -> None:
     module = declared(rank=3).apply(pictures(), CONTEXT, {}).carrier
     images = pixels(seed=4)
     np.testing.assert_allclose(logits(outcome.carrier, images), logits(module, images), atol=1e-5)
+
+
+def test_the_module_is_compared_with_its_graph_on_calibration_samples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Made-up values may mask everything: then any module agrees."""
+    probes: list[Batch | None] = []
+
+    class Watched(Agreement):
+        def __init__(self, graph: ir.Model, inputs: Sequence[TensorSpec], probe: Batch | None):
+            probes.append(probe)
+            super().__init__(graph, inputs, probe)
+
+    monkeypatch.setattr(carrier, "Agreement", Watched)
+    given, model = Given(({"image": pixels()},)), pictures()
+    for samples in (given, replace(given, made_up=True)):
+        declared(rank=2).apply(model, replace(CONTEXT, samples=samples), {})
+    on_samples, made_up = probes
+    assert on_samples is not None
+    np.testing.assert_array_equal(on_samples["image"], pixels()[:4])
+    assert made_up is None
