@@ -17,7 +17,7 @@ from compressor.errors import SpecError
 from compressor.files import settle
 from compressor.graph.values import all_nodes
 from compressor.models.codec.forms import DESCRIPTION
-from compressor.models.codec.headers import ShardHeader
+from compressor.models.codec.headers import WEIGHTS, ShardHeader
 from compressor.models.codec.reading import (
     Description,
     read_description,
@@ -63,8 +63,9 @@ def load(
         >>> logits = model(torch.zeros(1, 3, 32, 32))["logits"]
 
     Args:
-        path: the directory that holds ``model.json``, that file, an ``.onnx`` file of whatever
-            origin, or an archive, all of which is read at once.
+        path: the directory that holds ``model.json``, that file or the ``.safetensors`` file
+            beside it, an ``.onnx`` file of whatever origin, or an archive, all of which is read at
+            once.
         device: where the weights go; anything but ``cpu`` reads and decodes them at once.
         mmap: map the files. Without, they are read at once, from the first byte to the last, and
             may go away; that suits a slow network disk.
@@ -204,6 +205,8 @@ def _opened(path: str | Path) -> tuple[Description, tuple[ShardHeader, ...]]:
     file = Path(path)
     if file.is_dir():
         file /= DESCRIPTION
+    elif file.suffix == Path(WEIGHTS).suffix:
+        file = file.with_name(DESCRIPTION)
     settle(file.parent)
     description = read_description(file)
     return description, stored_headers(description, file.parent)

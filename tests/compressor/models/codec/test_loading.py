@@ -36,8 +36,9 @@ from tests.paths import ROOT
 
 
 @pytest.mark.parametrize("mmap", [True, False])
-def test_a_directory_and_its_description_load_alike(saved: Path, mmap: bool) -> None:
-    first, second = load(saved, mmap=mmap), load(str(saved / "model.json"), mmap=mmap)
+@pytest.mark.parametrize("name", ["model.json", "model.safetensors"])
+def test_a_directory_and_its_files_load_alike(saved: Path, name: str, mmap: bool) -> None:
+    first, second = load(saved, mmap=mmap), load(str(saved / name), mmap=mmap)
     x = torch.from_numpy(rows()["x"])
     assert not first.training
     assert torch.equal(first(x)["output"], second(x=x)["output"])
