@@ -65,7 +65,7 @@ def without(key: str) -> dict[str, Any]:
     ("content", "message"),
     [
         ("{", "cannot be read"),
-        ("[]", "is not a mapping"),
+        ("[]", "is not that of a TensorRT engine"),
         (without("kind"), "is not that of a TensorRT engine"),
         (without("layers"), "is not that of a TensorRT engine"),
         ({**document(b"engine"), "engine": "x"}, "is not that of a TensorRT engine"),

@@ -68,6 +68,7 @@ def engine(folder: Path) -> Path:
     path, plan = folder / "model.engine", bytes(range(256)) * 4
     path.write_bytes(plan)
     row = {"name": "fc", "type": "gemm", "precision": "int8", "nodes": ["fc"]}
+    row |= {key: [] for key in ("inputs", "constants", "outputs")}
     document = {
         "schema": 1,
         "kind": "tensorrt-engine",
