@@ -6,8 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
+
 from compressor.errors import DataError
+from compressor.run.statistics import exact_p
 from compressor.spec.keys import LimitKeys
+from compressor.types.tensors import Array
 
 Verdict = Literal["passed", "failed", "unknown"]
 
@@ -150,6 +154,55 @@ def overall(limits: Sequence[Mapping[str, Any]], artifacts: Sequence[Mapping[str
     if "failed" in verdicts or not all(check["ok"] for check in checks):
         return "failed"
     return "unknown" if "unknown" in verdicts else "passed"
+
+
+AGREES = "agrees with the model it was exported from"
+
+_FAITHFUL_DB = 40.0
+_MARGIN_DB = 6.0
+_ROUNDING_DB = 0.5  # by which one way of rounding may be further from the float model
+_BROKEN_DB = 10.0  # no way of rounding has ten times the error of another
+_CERTAIN = 0.001  # the chance at which samples that got worse are no longer taken for chance
+
+
+def agreement(written: float | None, compressed: float | None, errors: Array) -> dict[str, Any]:
+    """Return the entry of ``report.json`` on whether an artifact agrees with its source.
+
+    It does if it is much nearer to its source than that is to the float model. Runtimes round ties
+    differently, though, and over many layers that becomes noise as strong as that of quantization:
+    then what counts is the distance from the float model, to which an error adds and another way
+    of rounding does not. Whether that has grown is a sign test over the samples (Conover, Practical
+    Nonparametric Statistics, section 3.4).
+
+    Args:
+        written: signal over the artifact's difference from its source, in dB; ``None`` if equal.
+        compressed: signal over the source's difference from the float model, in dB; ``None`` if
+            equal.
+        errors: ``[N, 2]``, for each sample the sum of squared differences from the float model of
+            the artifact and of its source.
+    """
+    needed = _FAITHFUL_DB if compressed is None else min(_FAITHFUL_DB, compressed + _MARGIN_DB)
+    detail = f"{'equal' if written is None else f'{written:.1f} dB'}; at least {needed:.1f} dB"
+    entry: dict[str, Any] = {"name": AGREES, "ok": True, "detail": detail}
+    if written is None or written >= needed:
+        return entry
+    errors = np.unique(errors, axis=0)  # a fixed batch is filled with samples that it has already
+    theirs, ours = errors.sum(axis=0)
+    if compressed is None or ours <= 0.0:
+        return {**entry, "ok": False}
+    farther = 10.0 * float(np.log10(theirs / ours)) if theirs > 0.0 else -np.inf
+    least = compressed - _ROUNDING_DB
+    detail += f", or {least:.1f} dB beside the float model: {compressed - farther:.1f} dB"
+    entry["detail"] = detail
+    if min(written, compressed - farther) >= least:
+        return entry
+    worse = int((errors[:, 0] > errors[:, 1] * 10.0 ** (_ROUNDING_DB / 10.0)).sum())
+    chance = exact_p(worse, len(errors) - worse)
+    if farther > _BROKEN_DB or chance < _CERTAIN:
+        return {**entry, "ok": False}
+    samples = f"{len(errors)} sample{'s' if len(errors) > 1 else ''}"
+    detail += f"; in {samples} that may be another way of rounding: evaluate more"
+    return {**entry, "detail": detail, "verdict": "unknown"}
 
 
 def check_expected(float_metric: Mapping[str, Any], expected: float, where: str) -> None:

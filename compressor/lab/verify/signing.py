@@ -114,13 +114,13 @@ def _listed(text: bytes, subject: str) -> tuple[ExpectedFile, ...]:
 
 
 def _private_key(path: Path) -> Ed25519PrivateKey:
-    serialization, ed25519 = _libraries("--sign")
+    serialization, ed25519, unsupported = _libraries("--sign")
     try:
         key = serialization.load_pem_private_key(_read(path), password=None)
     except TypeError as error:
         remedy = "give one without: openssl pkey -in key.pem -out plain.pem"
         raise SpecError(f"key {str(path)!r}", "has a password", remedy) from error
-    except ValueError as error:
+    except (ValueError, unsupported) as error:
         raise SpecError(f"key {str(path)!r}", "is no private key in PEM", _MAKE) from error
     if not isinstance(key, ed25519.Ed25519PrivateKey):
         raise SpecError(f"key {str(path)!r}", "is not an Ed25519 key", _MAKE)
@@ -129,10 +129,10 @@ def _private_key(path: Path) -> Ed25519PrivateKey:
 
 
 def _public_key(path: Path) -> Ed25519PublicKey:
-    serialization, ed25519 = _libraries("--key")
+    serialization, ed25519, unsupported = _libraries("--key")
     try:
         key = serialization.load_pem_public_key(_read(path))
-    except ValueError as error:
+    except (ValueError, unsupported) as error:
         raise SpecError(f"key {str(path)!r}", "is no public key in PEM", _PUBLIC) from error
     if not isinstance(key, ed25519.Ed25519PublicKey):
         raise SpecError(f"key {str(path)!r}", "is not an Ed25519 key", _PUBLIC)
@@ -148,15 +148,17 @@ def _read(path: Path) -> bytes:
         raise SpecError(f"key {str(path)!r}", problem, "check its path") from error
 
 
-def _libraries(option: str) -> tuple[Any, Any]:
+def _libraries(option: str) -> tuple[Any, Any, type[Exception]]:
+    """Return what reads keys, what they are, and what is raised for kinds that nobody supports."""
     try:
+        from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError as error:
         raise SpecError(
             option, "needs the package cryptography", "pip install 'compressor[sign]'"
         ) from error
-    return serialization, ed25519
+    return serialization, ed25519, UnsupportedAlgorithm
 
 
 def _fingerprint(key: Ed25519PublicKey) -> str:
