@@ -119,8 +119,10 @@ def _check_room(path: Path, folder: Path, takes: int) -> None:
     place = next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
     free = disk_usage(place).free
     if takes > free:
-        problem = f"becomes {takes:,} bytes, and the disk has {free:,} free"
-        raise InputError(subject, problem, "free some space, or name a folder on another disk")
+        problem = f"becomes {takes:,} bytes, and {str(place)!r} has room for {free:,}"
+        raise InputError(
+            subject, problem, "free some space there, or set TMPDIR to a folder elsewhere"
+        )
 
 
 def _write(path: Path, file: PackedFile, target: Path) -> UnpackedFile:

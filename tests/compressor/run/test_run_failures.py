@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import onnx_ir as ir
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 
 from compressor.cli.application import application
 from compressor.errors import ExitCode, InputError, SpecError
+from compressor.exporters.archive import unpacking
 from compressor.files import settle
 from compressor.lab.inspect.contents import RunContents
 from compressor.lab.inspect.path import inspect_path
@@ -165,6 +167,18 @@ def test_a_full_disk_is_exit_code_3(on_onnx: Project, monkeypatch: pytest.Monkey
     *steps, last = result.stderr.splitlines()
     assert last == f"error: folder {folder!r}: {FULL}; finished passes are kept"
     assert all(step.startswith(("plan  ", "step ")) for step in steps)
+
+
+def test_a_full_temporary_folder_is_no_fault_of_the_artifact(
+    on_onnx: Project, monkeypatch: pytest.MonkeyPatch
+):
+    """An archive is unpacked there to be measured; that ended in exit code 4."""
+    on_onnx.spec["exports"] = [{"format": "archive"}]
+    monkeypatch.setattr(unpacking, "disk_usage", lambda _: SimpleNamespace(free=999))
+    result = CliRunner().invoke(application, ["run", str(on_onnx.path)])
+    assert result.exit_code == ExitCode.BAD_INPUT
+    assert "has room for 999; free some space there" in result.stderr
+    assert on_onnx.artifacts() == {}
 
 
 LIMITED = """

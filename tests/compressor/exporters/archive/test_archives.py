@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import brotli
 import numpy as np
@@ -15,6 +16,7 @@ from safetensors import safe_open
 
 import compressor.exporters.archive.exporter as packing
 from compressor.errors import CompressorError, InputError, ModelError, SpecError
+from compressor.exporters.archive import unpacking
 from compressor.exporters.archive.coder import CHUNK
 from compressor.exporters.archive.index import PackedFile, index_bytes, read_index
 from compressor.exporters.archive.unpacking import ArchiveFormat
@@ -354,6 +356,13 @@ def test_a_full_disk_leaves_nothing(archive: Path, tmp_path: Path, monkeypatch) 
     with pytest.raises(InputError, match="is full"):
         unpack(archive, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_without_room_is_left_alone(archive: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(unpacking, "disk_usage", lambda _: SimpleNamespace(free=999))
+    with pytest.raises(InputError, match=r"bytes, and '.*' has room for 999; free some space"):
+        unpack(archive, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_index_is_small(tmp_path: Path) -> None:
