@@ -111,6 +111,8 @@ def _batch(reader: Reader, seed: int, start: int, corpus: Path, log: Path) -> in
 
 def _inputs(reader: Reader, seed: int, start: int, corpus: Path, send: int) -> None:
     limit_this_process()
+    # PyTorch makes its threads anew after a fork, and the second of two readers at once finds none.
+    torch.set_num_threads(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what libraries of C++ print
     outside = Outside()
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
