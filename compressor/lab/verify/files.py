@@ -54,9 +54,9 @@ def _state(path: Path, expected: ExpectedFile) -> FileState:
     return FileState(expected.name, "unchanged" if same else "changed", path.stat().st_size)
 
 
-def new_files(folder: Path, known: Iterable[str]) -> tuple[FileState, ...]:
+def new_files(folder: Path, listed: Iterable[str]) -> tuple[FileState, ...]:
     """Return the files of a folder that nothing is said about; a run's store is left out."""
-    names = set(known)
+    names = set(listed)
     return tuple(
         FileState(name, "new", (folder / name).lstat().st_size)
         for name in sorted(files_in(folder))
