@@ -204,6 +204,26 @@ def test_a_file_that_the_system_does_not_let_grow(on_torch: Project, tmp_path: P
     assert on_torch.leftovers() == []
 
 
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        pytest.param("x" * 300, "File name too long", id="too long"),
+        pytest.param(
+            "/proc/self/out",
+            "No such file or directory",
+            id="no disk",
+            marks=pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs /proc"),
+        ),
+    ],
+)
+def test_an_output_that_cannot_be_made(on_onnx: Project, output: str, reason: str):
+    on_onnx.spec["output"] = output
+    result = CliRunner().invoke(application, ["run", str(on_onnx.path)])
+    assert result.exit_code == ExitCode.BAD_INPUT
+    assert result.stderr.splitlines()[-1].startswith("error: ")
+    assert f"cannot be used ({reason})" in result.stderr
+
+
 def test_a_folder_of_somebody_else_s(on_onnx: Project):
     on_onnx.output.mkdir(parents=True)
     (on_onnx.output / "thesis.tex").write_text("my only copy")
