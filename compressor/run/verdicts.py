@@ -188,13 +188,13 @@ def agreement(written: float | None, compressed: float | None, errors: Array) ->
         return entry
     errors = np.unique(errors, axis=0)  # a fixed batch is filled with samples that it has already
     theirs, ours = errors.sum(axis=0)
-    if compressed is None or ours <= 0.0:
+    if compressed is None:
         return {**entry, "ok": False}
-    farther = 10.0 * float(np.log10(theirs / ours)) if theirs > 0.0 else -np.inf
-    least = compressed - _ROUNDING_DB
-    detail += f", or {least:.1f} dB beside the float model: {compressed - farther:.1f} dB"
+    farther = 10.0 * math.log10(theirs / ours) if theirs else -math.inf
+    least, beside = compressed - _ROUNDING_DB, compressed - farther
+    detail += f", or {least:.1f} dB beside the float model: {beside:.1f} dB"
     entry["detail"] = detail
-    if min(written, compressed - farther) >= least:
+    if min(written, beside) >= least:
         return entry
     worse = int((errors[:, 0] > errors[:, 1] * 10.0 ** (_ROUNDING_DB / 10.0)).sum())
     chance = exact_p(worse, len(errors) - worse)
