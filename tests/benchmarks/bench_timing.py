@@ -40,8 +40,12 @@ RUNS = 20  # of the session, in a run of the base: some 2 ms
 EXTRA = (0, 1, 4, 20)  # 0, 5, 20 and 100 %
 LAYERS = 4
 IMAGE = (1, 16, 32, 32)
-# Half of them only compute, half go through 8 MB of memory as well.
-BUSY = ("while True: pass", "a = bytearray(1 << 23)\nwhile True: a[::64] = a[::64]")
+# Half of them only compute, half go through 8 MB of memory as well; they end with their parent.
+_UNTIL = "import os\nparent = os.getppid()\na = bytearray(1 << 23)\nwhile os.getppid() == parent:\n"
+BUSY = (
+    _UNTIL + " for _ in range(100_000): pass",
+    _UNTIL + " for _ in range(100): a[::64] = a[::64]",
+)
 
 
 class Repeated:
