@@ -9,6 +9,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from markupsafe import Markup
 from PIL import Image
 
 from compressor.calibration.sources.tokens import TokenSource, open_tokenizer
@@ -33,7 +34,8 @@ class Sample:
     """One sample, as the page shows it.
 
     Attributes:
-        picture: an address that holds the whole image; empty where it is none.
+        picture: an address that holds the whole image, which is text of our own however long it
+            is; empty where it is none.
         text: what stands in front of the decision; empty where it is no text.
         wrong: the artifact's answer is not the target's.
     """
@@ -41,7 +43,7 @@ class Sample:
     index: int
     target: str
     answers: tuple[str, str]
-    picture: str
+    picture: Markup
     text: str
     wrong: bool
 
@@ -83,12 +85,12 @@ def _sample(
     tokenizer: Tokenizer | None,
 ) -> Sample:
     arrays = {n: a for n, a in rows.get(entry["index"], {}).items() if n != target}
-    text, picture = "", ""
+    text, picture = "", Markup()
     ids = next((a for a in arrays.values() if a.ndim == 1 and a.dtype.kind in "iu"), None)
     if tokenizer is not None and ids is not None and entry["place"] is not None:
         text = tokenizer.decode(ids[: entry["place"] + 1].tolist())[-_MOST_WORDS:]
     else:
-        picture = next((p for p in map(_picture, arrays.values()) if p), "")
+        picture = next((p for p in map(_picture, arrays.values()) if p), picture)
     answers = [entry[key] for key in ("target", "float", "artifact")]
     words = [_answer(answer, tokenizer if text else None) for answer in answers]
     wrong = answers[0] is not None and answers[0] != answers[2]
@@ -101,7 +103,7 @@ def _answer(value: int | None, tokenizer: Tokenizer | None) -> str:
     return str(value) if tokenizer is None else f"“{tokenizer.decode([value])}”"
 
 
-def _picture(array: Array) -> str:
+def _picture(array: Array) -> Markup:
     """Return an image as an address that holds it; empty for what is no image.
 
     Args:
@@ -112,9 +114,9 @@ def _picture(array: Array) -> str:
         array = array.transpose(1, 2, 0)
     flat = array.ndim == 2
     if not flat and (array.ndim != 3 or array.shape[-1] not in _CHANNELS):
-        return ""
+        return Markup()
     if min(array.shape[:2]) < _LEAST_SIDE or array.dtype.kind not in "uif":
-        return ""
+        return Markup()
     pixels = array if flat or array.shape[-1] > 1 else array[..., 0]
     if pixels.dtype != np.uint8:
         values = np.nan_to_num(pixels.astype(np.float64))
@@ -127,4 +129,5 @@ def _picture(array: Array) -> str:
         image.thumbnail((_MOST_SIDE, _MOST_SIDE))
     stream = BytesIO()
     image.save(stream, form, optimize=True)
-    return f"data:image/{form};base64,{base64.b64encode(stream.getvalue()).decode('ascii')}"
+    code = base64.b64encode(stream.getvalue()).decode("ascii")
+    return Markup(f"data:image/{form};base64,{code}")

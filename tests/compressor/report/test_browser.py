@@ -7,16 +7,20 @@ import csv
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+from markupsafe import Markup
 
 from compressor.lab.compare.trend import LevelChange, Point, Trend
 from compressor.report.html import Shown, html_report
 from compressor.report.past_runs import Related
-from compressor.report.samples import Sample
+from compressor.report.samples import Sample, shown_samples
 from tests.compressor.report.reports import advice, passed
+from tests.compressor.report.test_samples import Stream, data
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -25,15 +29,24 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 A4_WIDTH = 703  # pixels between margins of 12 mm
 KEYS = ("layer", "shape", "scheme", "zeros", "before", "after", "weight", "sqnr", "share")
 
-PICTURE = (
-    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+k"
-    "cQAAAABJRU5ErkJggg=="
-)
-SAMPLES = (
-    Sample(17, "3", ("3", "5"), PICTURE, "", True),
-    Sample(1204, "“ the”", ("“ the”", "“ a”"), "", "once upon a time in " * 8, True),
-    Sample(3, "0", ("8", "0"), PICTURE, "", False),
-)
+SIDE = 64  # of a picture that takes more characters than any name may have
+
+
+def samples() -> list[Sample]:
+    """Two pictures of noise as a run shows them, and a text between them."""
+    pixels = np.random.default_rng(0).integers(0, 256, (2, SIDE, SIDE, 3), np.uint8)
+    entries = [
+        {"index": 0, "place": None, "target": 3, "float": 3, "artifact": 5},
+        {"index": 1, "place": None, "target": 0, "float": 8, "artifact": 0},
+    ]
+    first, last = shown_samples({"flipped": {"worst": entries}}, data(Stream(image=pixels)))
+    text = "once upon a time in " * 8
+    return [
+        replace(first, index=17),
+        Sample(1204, "“ the”", ("“ the”", "“ a”"), Markup(), text, True),
+        replace(last, index=3),
+    ]
+
 
 Report = dict[str, Any]
 
@@ -70,7 +83,7 @@ def address(report: Report, tmp_path_factory: pytest.TempPathFactory) -> str:
     )
     step = LevelChange(3, "commit-3", 2.2, (1.5, 2.9), 0.001)
     history = Trend("accuracy", "%", True, runs, (step,))
-    page = html_report(report, Related({"earlier": other}), history, Shown(samples=SAMPLES))
+    page = html_report(report, Related({"earlier": other}), history, Shown(samples=samples()))
     path.write_text(page, encoding="utf-8")
     return path.as_uri()
 
@@ -317,7 +330,7 @@ def test_flipped_samples_are_pictures_or_text(opened: Callable[..., Page]) -> No
     assert page.locator(".samples li").count() == 3
     pictures = page.locator(".samples img")
     assert pictures.count() == 2
-    assert pictures.first.evaluate("(image) => image.complete && image.naturalWidth") == 1
+    assert pictures.first.evaluate("(image) => image.complete && image.naturalWidth") == SIDE
     assert page.locator(".samples blockquote").inner_text().startswith("once upon")
     words = page.locator(".samples li").first.inner_text().split()
     assert words == ["sample", "17", "target", "3", "float", "3", "artifact", "5"]

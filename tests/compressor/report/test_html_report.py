@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import Markup
 
 from compressor.lab.explain.by_sqnr import FinishedRun, explain_by_sqnr
 from compressor.lab.explain.explanation import Explanation
@@ -17,11 +18,11 @@ from compressor.report.samples import Sample
 
 Report = dict[str, Any]
 _VOID = {"meta", "link", "input", "br", "img", "rect", "line", "circle", "path"}
-_PICTURE = "data:image/png;base64,iVBORw0KGgo="
+_PICTURE = Markup("data:image/png;base64," + "iVBORw0KGgo=" * 200)  # longer than any name
 _SAMPLES = (
     Sample(17, "3", ("3", "5"), _PICTURE, "", True),
-    Sample(1204, "“ the”", ("“ the”", "“ <b>”"), "", "once upon <i>a</i> time in", True),
-    Sample(3, "0", ("8", "0"), "", "", False),
+    Sample(1204, "“ the”", ("“ the”", "“ <b>”"), Markup(), "once upon <i>a</i> time in", True),
+    Sample(3, "0", ("8", "0"), Markup(), "", False),
 )
 _LIBRARY = files("compressor.report") / "plot" / "observable-plot.js"
 
