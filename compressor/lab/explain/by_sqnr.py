@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from compressor import catalog
 from compressor.errors import CompressorError, ModelError, SpecError
 from compressor.files import settle
@@ -238,7 +240,7 @@ def suspects(run: FinishedRun) -> list[LayerCost]:
     costs = []
     for index, entry, row in rows:
         declared = _declared(run, index)
-        if rule_class(declared) is None:
+        if rule_class(type(declared)) is None:
             continue
         runs = entry["attribution"]["basis"] != "weights"
         change = change_for(index, declared, str(row["name"]), str(row["scheme"]))
@@ -277,8 +279,9 @@ def _noise(row: Mapping[str, Any]) -> float:
     return 0.0 if sqnr is None else 10.0 ** (-float(sqnr) / 10.0)
 
 
-def _declared(run: FinishedRun, index: int) -> type[Pass]:
+def _declared(run: FinishedRun, index: int) -> Pass:
     name = str(run.report["passes"][index]["pass"])
+    options = {k: v for k, v in run.manifest["spec"]["passes"][index].items() if k != "pass"}
     try:
         declared: type[Pass] = catalog.load("pass", name)
     except CompressorError as error:
@@ -287,7 +290,12 @@ def _declared(run: FinishedRun, index: int) -> type[Pass]:
             f"uses the pass {name!r}, which is not installed",
             "install the package that it came with",
         ) from error
-    return declared
+    try:
+        return declared.model_validate_json(json.dumps(options))
+    except ValidationError as error:
+        raise ModelError(
+            f"run {str(run.folder)!r}", f"has options that {name!r} does not take", _AGAIN
+        ) from error
 
 
 def _feels(layers: Sequence[LayerCost]) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from compressor.types.layer_rules import match_of, rule_class
+from compressor.types.layer_rules import match_of, rule_class, rule_of
 from compressor.types.passes import LayerRule, Pass
 
 _WIDE = 8
@@ -55,22 +55,32 @@ class Change:
         return declared.model_copy(update={"layers": (rule, *others)})
 
 
-def change_for(index: int, declared: type[Pass], layer: str, scheme: str) -> Change:
+def change_for(index: int, declared: Pass, layer: str, scheme: str) -> Change:
     """Choose what to do about a layer: 8 bits where it has fewer and may, else leave it out.
 
-    Each bit more halves the step of rounding, and so leaves a quarter of the noise's power.
+    That goes for its weight and for what it reads. Each bit more halves the step of rounding, and
+    so leaves a quarter of the noise's power.
 
     Args:
         index: place of the pass in the spec.
         scheme: how the pass stores it, such as ``int4/group 32``.
     """
-    narrow = _INTEGER.match(scheme)
-    rules = rule_class(declared)
-    if narrow and rules is not None and int(narrow[1]) < _WIDE and _takes(rules, _WIDE):
-        bits = int(narrow[1])
-        cost = (_WIDE - bits) / (_FULL - bits)
-        return Change(index, layer, {"bits": _WIDE}, 4.0 ** (bits - _WIDE), cost)
-    return Change(index, layer, {"skip": True})
+    narrow, rules = _INTEGER.match(scheme), rule_class(type(declared))
+    widths = {}
+    if narrow and rules is not None and _takes(rules, "bits", _WIDE):
+        widths["bits"] = int(narrow[1])
+    if rules is not None and _takes(rules, "activation_bits", _WIDE):
+        given = rule_of(declared.layers, layer)  # type: ignore[attr-defined]  # has rules
+        every = getattr(getattr(declared, "activations", None), "bits", _WIDE)
+        widths["activation-bits"] = (given and given.activation_bits) or every
+    widths = {key: bits for key, bits in widths.items() if bits < _WIDE}
+    if not widths:
+        return Change(index, layer, {"skip": True})
+    bits = widths.get("bits", _WIDE)
+    cost = (_WIDE - bits) / (_FULL - bits)
+    return Change(
+        index, layer, dict.fromkeys(widths, _WIDE), 4.0 ** (min(widths.values()) - _WIDE), cost
+    )
 
 
 def yaml_lines(changes: Sequence[Change], indent: str = "") -> list[str]:
@@ -78,8 +88,8 @@ def yaml_lines(changes: Sequence[Change], indent: str = "") -> list[str]:
     return [f"{indent}layers:", *(f"{indent}  {change.line}" for change in changes)]
 
 
-def _takes(rules: type[LayerRule], bits: int) -> bool:
-    field = rules.model_fields.get("bits")
+def _takes(rules: type[LayerRule], key: str, bits: int) -> bool:
+    field = rules.model_fields.get(key)
     choices = [] if field is None else [c for a in get_args(field.annotation) for c in get_args(a)]
     return bits in choices
 

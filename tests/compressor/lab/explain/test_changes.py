@@ -49,11 +49,37 @@ def test_names_that_mean_something_in_yaml(name: str):
 def test_more_bits_where_there_are_fewer_than_eight(
     name: str, scheme: str, keys: dict[str, object]
 ):
-    change = change_for(1, catalog.load("pass", name), "fc", scheme)
+    options = {"sparsity": 0.5} if name == "prune-magnitude" else {}
+    change = change_for(1, catalog.load("pass", name)(**options), "fc", scheme)
     assert change.keys == keys
     narrow = "bits" in keys
     assert change.kept == (4.0**-4 if narrow else 0.0)
     assert change.cost == (4 / 28 if narrow else 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "inputs", "rule", "keys"),
+    [
+        ("quantize-static", 4, 4, None, {"bits": 8, "activation-bits": 8}),
+        ("quantize-static", 8, 4, None, {"activation-bits": 8}),
+        ("quantize-static", 4, 4, 8, {"bits": 8}),
+        ("quantize-static", 8, 8, 4, {"activation-bits": 8}),
+        ("quantize-static", 8, 8, None, {"skip": True}),
+        ("qat", 2, 4, None, {"bits": 8, "activation-bits": 8}),
+    ],
+)
+def test_what_a_layer_reads_gets_eight_bits_with_its_weight(
+    name: str, weights: int, inputs: int, rule: int | None, keys: dict[str, object]
+):
+    rules = () if rule is None else ({"match": "f*", "activation-bits": rule},)
+    declared = catalog.load("pass", name).model_validate(
+        {"activations": {"bits": inputs}, "layers": rules}
+    )
+    change = change_for(0, declared, "fc", f"int{weights}/channel")
+    assert change.keys == keys
+    assert change.kept == (0.0 if "skip" in keys else 4.0 ** (min(weights, rule or inputs) - 8))
+    first = change.applied(declared).layers[0]
+    assert (first.bits, first.activation_bits) == (keys.get("bits"), keys.get("activation-bits"))
 
 
 def test_a_rule_stands_in_front_of_the_others():
