@@ -52,8 +52,11 @@ def test_samples(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif("COMPRESSOR_DATA" not in os.environ, reason="COMPRESSOR_DATA is not set")
-def test_resnet20(tmp_path: Path) -> None:
-    compared("ResNet-20, int8", ROOT / "samples/cifar/spec.yaml", (f"output={tmp_path / 'out'}",))
+@pytest.mark.parametrize("bits", [8, 4])
+def test_resnet20(bits: int, tmp_path: Path) -> None:
+    widths = (f"passes.1.weights.bits={bits}", f"passes.1.activations.bits={bits}")
+    spec = ROOT / "samples/cifar/spec.yaml"
+    compared(f"ResNet-20, W{bits}A{bits}", spec, (*widths, f"output={tmp_path / 'out'}"))
 
 
 @pytest.mark.skipif("COMPRESSOR_DATA" not in os.environ, reason="COMPRESSOR_DATA is not set")
