@@ -57,9 +57,16 @@ Unknown keys are errors."""
 
 _COMMANDS = """\
 `compress NAME --help` prints the same text on a terminal; `python -m compressor` is `compress`.
-With `--debug`, a failure shows its traceback. Exit codes: 0 done; 1 done, but a limit or gate
-failed; 2 the spec, an option or a path is wrong; 3 the model, data or a file is unusable; 4 an
-artifact failed its check; 130 interrupted."""
+With `--debug` (`-v`), a failure shows its traceback. Exit codes: 0 done; 1 done, but a limit or
+gate failed; 2 the spec, an option or a path is wrong; 3 the model, data or a file is unusable; 4
+an artifact failed its check; 130 interrupted.
+
+Commands, options, names of passes and formats, and paths are completed in a shell once its startup
+file (`.bashrc`, `.zshrc`) has this line, with `zsh_source` or `fish_source` for other shells:
+
+```sh
+eval "$(_COMPRESS_COMPLETE=bash_source compress)"
+```"""
 
 _SECTIONS = (
     ("Top level", SpecKeys),

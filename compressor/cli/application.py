@@ -103,7 +103,7 @@ def _line(text: str) -> None:
 
 
 _NAME = "compress"
-_DEBUG = "--debug"
+_DEBUG, _VERBOSE = "--debug", "-v"
 _OBJECTS = 50_000  # made since garbage was last collected
 
 
@@ -123,8 +123,9 @@ class Application(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Accept ``--debug`` anywhere: users append it to a command that failed."""
-        if _DEBUG in args:
-            args = [_DEBUG, *(a for a in args if a != _DEBUG)]
+        both = (_DEBUG, _VERBOSE)
+        if not {*both}.isdisjoint(args):
+            args = [_DEBUG, *(a for a in args if a not in both)]
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> NoReturn:
@@ -173,9 +174,13 @@ class Application(click.Group):
         sys.exit(code or 0)
 
 
-@click.group(cls=Application, invoke_without_command=True)
+@click.group(
+    cls=Application,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(package_name="compressor", message="compressor %(version)s")
-@click.option(_DEBUG, is_flag=True, help="Show tracebacks and the libraries' warnings.")
+@click.option(_VERBOSE, _DEBUG, is_flag=True, help="Show tracebacks and the libraries' warnings.")
 @click.pass_context
 def application(ctx: click.Context, debug: bool) -> None:
     """Compress a trained network ahead of time, and prove that it still works.

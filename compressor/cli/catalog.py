@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -10,8 +11,19 @@ import click
 from compressor.cli.options import PATH, json_option, print_result
 
 
+def _named(kind: Literal["pass", "exporter"]) -> Callable[..., list[str]]:
+    """Return what completes a name in a shell."""
+
+    def complete(_context: click.Context, _argument: click.Parameter, incomplete: str) -> list[str]:
+        from compressor import catalog
+
+        return [name for name in catalog.names(kind) if name.startswith(incomplete)]
+
+    return complete
+
+
 @click.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=_named("pass"))
 @json_option
 def passes(name: str | None, as_json: bool) -> None:
     """List the passes, or describe one.
@@ -22,7 +34,7 @@ def passes(name: str | None, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=_named("exporter"))
 @json_option
 def exporters(name: str | None, as_json: bool) -> None:
     """List the artifact formats, or describe one.

@@ -35,7 +35,7 @@ set_option = click.option(
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document on stdout."
 )
-quiet_option = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 force_option = click.option(
     "--force",
     is_flag=True,

@@ -1,6 +1,7 @@
 """The command line itself: help, versions, start-up, and lists."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -41,15 +42,16 @@ def test_commands_come_in_the_order_of_use() -> None:
     assert application.list_commands(click.Context(application)) == COMMANDS
 
 
+@pytest.mark.parametrize("option", ["--help", "-h"])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_of_each_command(command: str) -> None:
-    result = CliRunner().invoke(application, [command, "--help"])
+def test_help_of_each_command(command: str, option: str) -> None:
+    result = CliRunner().invoke(application, [command, option])
     assert result.exit_code == 0
     assert result.stdout.startswith(f"Usage: compress {command} ")
     assert result.stderr == ""
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"]])
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
 def test_help_of_the_group_shows_whole_summaries(arguments: list[str]) -> None:
     result = CliRunner().invoke(application, arguments)
     assert result.exit_code == 0
@@ -132,3 +134,65 @@ def test_schema_is_one_json_document() -> None:
     result = CliRunner().invoke(application, ["schema"])
     assert result.exit_code == 0
     assert json.loads(result.stdout)["$schema"].endswith("2020-12/schema")
+
+
+@pytest.mark.parametrize("arguments", [["-v", "plan", "no.yaml"], ["plan", "no.yaml", "-v"]])
+def test_v_is_short_for_debug(arguments: list[str]) -> None:
+    result = CliRunner().invoke(application, arguments)
+    assert result.exit_code == 2
+    assert "Traceback" in result.stderr
+    assert "Traceback" not in CliRunner().invoke(application, ["plan", "no.yaml"]).stderr
+
+
+def test_q_is_short_for_quiet() -> None:
+    quiet = [
+        command.name
+        for name in COMMANDS
+        if (command := application.get_command(click.Context(application), name)) is not None
+        and any("--quiet" in option.opts for option in command.params)
+    ]
+    assert {"run", "quantize", "gate"} <= {*quiet}
+    for name in quiet:
+        assert " -q, --quiet " in CliRunner().invoke(application, [str(name), "-h"]).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("compress r", ["plain,run"]),
+        ("compress run --fr", ["plain,--fresh"]),
+        ("compress passes quantize-s", ["plain,quantize-static"]),
+        ("compress exporters sa", ["plain,safetensors"]),
+        ("compress run s", ["file,s"]),
+    ],
+)
+def test_a_shell_completes(words: str, completed: list[str]) -> None:
+    given = {
+        "_COMPRESS_COMPLETE": "bash_complete",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
+    result = subprocess.run(
+        [sys.executable, "-m", "compressor"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **given},
+        timeout=60,
+        check=False,
+    )
+    assert result.stdout.split() == completed
+    assert result.stderr == ""
+
+
+def test_the_documented_line_sets_completion_up() -> None:
+    given = {**os.environ, "_COMPRESS_COMPLETE": "bash_source"}
+    command = [sys.executable, "-m", "compressor"]
+    script = subprocess.run(command, capture_output=True, env=given, timeout=60, check=False).stdout
+    shell = subprocess.run(
+        ["bash", "-c", script.decode() + "\ncomplete -p compress"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "_compress_completion compress" in shell.stdout
