@@ -37,6 +37,7 @@ MATHS = (
     "compressor/calibration/histogram.py",
     "compressor/calibration/moments.py",
     "compressor/exporters/archive/forms.py",
+    "compressor/run/corpus.py",
     "compressor/run/statistics.py",
     "compressor/models/codec/bit_stream.py",
     "compressor/models/codec/sparse.py",
