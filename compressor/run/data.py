@@ -14,6 +14,7 @@ from compressor.calibration.sources.tokens import TokenSource
 from compressor.calibration.sources.user_functions import FactorySource, TransformedSource
 from compressor.errors import DataError, SpecError, located, suggestion
 from compressor.files import json_sha256
+from compressor.run.causal import check_windows
 from compressor.run.recurrence import FeedSequence, Recurrence, make_recurrence
 from compressor.spec.keys import FEEDS
 from compressor.spec.load import FACTORY, DataEntry, Spec
@@ -160,6 +161,7 @@ def open_data(
         SpecError: a function does not import, or a state is none that can be carried.
         DataError: a file is unusable.
     """
+    check_windows(spec)
     opened = {}
     for role, entry in spec.data.items():
         with located(entry.where):
