@@ -74,7 +74,9 @@ def test_token_accuracy_counts_tokens_not_samples() -> None:
     values = judged("token-accuracy", {"y": scores}, labels)
     assert values.mean() == pytest.approx(3 / 4)
     metric = named("token-accuracy")
-    assert metric.summary(metric.per_sample({"y": scores}, labels, 2))["value"] == pytest.approx(75.0)
+    assert metric.summary(metric.per_sample({"y": scores}, labels, 2))["value"] == pytest.approx(
+        75.0
+    )
 
 
 def test_token_accuracy_without_labels_leaves_masked_tokens_out() -> None:
