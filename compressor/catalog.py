@@ -47,6 +47,12 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "mse": "compressor.run.metrics:MSE",
         "cosine": "compressor.run.metrics:COSINE",
         "perplexity": "compressor.run.metrics:PERPLEXITY",
+        "embedding": "compressor.run.text_metrics:EMBEDDING",
+        "f1": "compressor.run.text_metrics:F1",
+        "spearman": "compressor.run.text_metrics:SPEARMAN",
+        "token-accuracy": "compressor.run.text_metrics:TOKEN_ACCURACY",
+        "span-accuracy": "compressor.run.text_metrics:SPAN_ACCURACY",
+        "character-error-rate": "compressor.run.text_metrics:CHARACTER_ERROR_RATE",
     },
     "observer": {
         "min-max": "compressor.calibration.observers.ranges:MinMax",

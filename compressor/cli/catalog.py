@@ -110,7 +110,9 @@ def init(model: Path, output: Path) -> None:
     """Write a commented starter spec for MODEL.
 
     MODEL is an ONNX file, or a checkpoint: a .pt, .pth or .safetensors file, or a folder of
-    safetensors. For an ONNX file the passes are chosen by what is in it. No file is overwritten.
+    safetensors. The passes are chosen by what is in an ONNX file, or by what a folder of
+    transformers was saved for: an encoder of text needs nothing but lines of text. No file is
+    overwritten.
     """
     from compressor.lab.starter import write_starter
 

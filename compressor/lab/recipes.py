@@ -94,6 +94,8 @@ _BYTES = Step(
 USUAL = Recipe("", (_FUSE, _STATIC), calibrated=True, size_ratio=0.5)
 """For a model of which nothing is known."""
 
+ENCODER_OF_TEXT = Recipe("an encoder of text", (_FUSE, _STATIC), calibrated=True, size_ratio=0.5)
+
 ENCODER = Recipe(
     "an encoder of the transformer family", (_FUSE, _DYNAMIC), calibrated=False, size_ratio=0.5
 )

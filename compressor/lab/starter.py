@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from compressor.calibration.sources.tokenizer import has_tokenizer
 from compressor.errors import ModelError, SpecError, printable
 from compressor.files import write_text
-from compressor.lab.recipes import ENCODER, USUAL, Recipe, check_worth, recipe_for
+from compressor.lab.recipes import ENCODER, ENCODER_OF_TEXT, USUAL, Recipe, check_worth, recipe_for
 from compressor.lab.starter_parts import (
     CALIBRATION,
     DATA,
@@ -25,10 +26,12 @@ from compressor.lab.starter_parts import (
     PRETRAINED,
     REST,
     SEQUENCE,
+    STORAGE,
     TEXT,
     TORCH,
     UNKNOWN_INPUTS,
 )
+from compressor.lab.starter_text import text_data
 from compressor.spec.load import Spec, check_spec
 from compressor.spec.source_text import Document
 from compressor.types.tensors import TensorSpec, unstackable
@@ -73,7 +76,7 @@ def starter_text(model: Path, relative: str, spec: str) -> str:
     if model.suffix == ".onnx":
         return _head(model, spec, name) + _of_onnx(model, relative, name)
     if (model / "config.json").is_file():
-        return _head(model, spec, name) + _pretrained(model, relative) + _rest(name)
+        return _head(model, spec, name) + _pretrained(model, relative, name)
     inputs = (TensorSpec("image", ("batch", 3, 224, 224), "float32"),)
     from compressor.lab.inspect.checkpoint import headers
 
@@ -206,8 +209,8 @@ def _alike(first: Sequence[object], second: Sequence[object]) -> bool:
     return len(first) == len(second) and not differ
 
 
-def _rest(name: str, size_ratio: float = 0.5) -> str:
-    return REST.format(output=scalar(f"out/{name}"), size_ratio=size_ratio)
+def _rest(name: str, size_ratio: float = 0.5, storage: str = STORAGE) -> str:
+    return REST.format(output=scalar(f"out/{name}"), size_ratio=size_ratio, storage=storage)
 
 
 def scalar(text: str) -> str:
@@ -223,9 +226,10 @@ def _escaped(character: str) -> str:
     return character if character.isprintable() else f"\\U{ord(character):08x}"
 
 
-def _pretrained(model: Path, relative: str) -> str:
-    """Return the parts from ``model`` to ``passes`` for a Hugging Face directory."""
+def _pretrained(model: Path, relative: str, name: str) -> str:
+    """Return the starter spec for a Hugging Face directory, all but its head."""
     from compressor.lab.inspect.checkpoint import headers
+    from compressor.models.transformers.carrier import longest_text, text_inputs
     from compressor.models.transformers.networks import auto_class_for, read_config
 
     config = read_config(model)
@@ -239,24 +243,29 @@ def _pretrained(model: Path, relative: str) -> str:
     if auto_class == "AutoModelForCausalLM":
         longest = config.get("max_position_embeddings") or config.get("n_positions")
         length = min(longest, 512) if isinstance(longest, int) and longest > 0 else 512
-        return first + TEXT.format(model=place, length=length)
-    encoder, inputs = _usual(model, auto_class, config)
+        return first + TEXT.format(model=place, length=length) + _rest(name)
+    encoder, network, inputs = _usual(model, auto_class, config)
     if encoder:
         first += PART.format(part=encoder)
+    words = () if network is None else text_inputs(network)
+    if words and has_tokenizer(model):
+        longest = longest_text(network)
+        text = text_data(model, place, auto_class, words, longest)
+        return first + text + _passes(ENCODER_OF_TEXT) + _rest(name, storage="")
     if not inputs:
         first += UNKNOWN_INPUTS
         image = "image_size" in config
         inputs = (TensorSpec("pixel_values" if image else "input_ids", ("batch",), "float32"),)
     recipe = USUAL if inputs[0].name == "pixel_values" else ENCODER
-    return first + _arrays(inputs, recipe.calibrated) + _passes(recipe)
+    return first + _arrays(inputs, recipe.calibrated) + _passes(recipe) + _rest(name)
 
 
 def _usual(
     model: Path, auto_class: str, config: dict[str, Any]
-) -> tuple[str, tuple[TensorSpec, ...]]:
-    """Return the path of the encoder, if there is a decoder too, and the usual inputs.
+) -> tuple[str, Any, tuple[TensorSpec, ...]]:
+    """Return the path of the encoder, if there is a decoder too, what is run, and its usual inputs.
 
-    The network is built on the ``meta`` device; both are empty where that cannot be done.
+    The network is built on the ``meta`` device; where that cannot be done, all is empty.
     """
     from compressor.models.transformers.carrier import encoder_path, usual_inputs
     from compressor.models.transformers.networks import library, network_of
@@ -264,9 +273,10 @@ def _usual(
     try:
         network = network_of(getattr(library(), auto_class), config, model)
         encoder = encoder_path(network)
-        return encoder, usual_inputs(network.get_submodule(encoder))
+        part = network.get_submodule(encoder)
+        return encoder, part, usual_inputs(part)
     except (SpecError, ModelError):
-        return "", ()
+        return "", None, ()
 
 
 def _listed(inputs: Sequence[TensorSpec]) -> str:

@@ -84,6 +84,46 @@ passes:
     #   - {{match: "lm_head", skip: true}}
 """
 
+LINES = """
+# Each line is a sample, with the special tokens, padding and masks of the model's own tokenizer.
+{more}data:
+  # FILL IN: typical text, some hundred lines, that sets the int8 ranges. Take it from the training
+  # data: what tunes a model must not also judge it.
+  calibration:
+{calibration}
+    samples: 512
+    batch: 32
+  # FILL IN: text on which the float model and every artifact are compared.
+  evaluation:
+{evaluation}
+    batch: 32
+
+# {why}
+metric: {metric}
+"""
+
+LINES_OF = """\
+    {kind}: {file}
+    samples-per: line
+    tokenizer: {model}
+    length: {length} # tokens at most; longer lines are cut
+{fields}    inputs: {{{mapping}}}"""
+
+OF_TEXT = """\
+# `text` is a file in UTF-8; `jsonl: FILE` takes objects, of which `field` names the text.
+"""
+
+OF_PAIRS = """\
+# Each is an object such as {"question": "Who?", "context": "She did."}.
+"""
+
+TEXT_INPUTS = """\
+  inputs: # the mask tells padding from text
+{inputs}
+"""
+
+STORAGE = "  - format: safetensors # reload with compressor.load(folder)\n"
+
 CALIBRATION = """\
   # FILL IN: typical samples, some hundred of them, that set the int8 ranges. Take them from the
   # training data: what tunes a model must not also judge it.
@@ -164,8 +204,7 @@ REST = """
 # Each artifact is written, opened again, and measured in the runtime that will serve it.
 # `compress exporters` lists the formats.
 exports:
-  - format: safetensors # reload with compressor.load(folder)
-  - format: onnx
+{storage}  - format: onnx
     target: ort-cpu # or tensorrt
 
 # The run fails (exit code 1) when an artifact misses one of these.

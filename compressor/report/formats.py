@@ -82,9 +82,10 @@ def shape(dimensions: Sequence[int | str]) -> str:
 
 
 def metric(entry: Mapping[str, Any]) -> str:
-    """Format a metric's value, ``92.31 %`` or ``5.683``."""
-    value = float(entry["value"])
-    return percent(value) if is_share(entry) else number(value)
+    """Format a metric's value, ``92.31 %`` or ``5.683``, and the worst sample's if it is there."""
+    form = percent if is_share(entry) else number
+    worst = f" (worst {form(float(entry['worst']))})" if "worst" in entry else ""
+    return form(float(entry["value"])) + worst
 
 
 def metric_interval(entry: Mapping[str, Any]) -> str:

@@ -6,13 +6,14 @@ import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 from PIL import Image
 
-from compressor.calibration.sources.tokens import TokenSource, open_tokenizer
+from compressor.calibration.sources.tokenizer import open_tokenizer
+from compressor.calibration.sources.tokens import TokenSource
 from compressor.calibration.sources.user_functions import TransformedSource
 from compressor.report import formats
 from compressor.report.verdict import Report
@@ -20,13 +21,9 @@ from compressor.run.data import Data
 from compressor.types.data import IndexedSource, Source
 from compressor.types.tensors import Array, Batch, Feed, samples_in
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
 _CHANNELS = (1, 3, 4)
 _LEAST_SIDE, _MOST_SIDE = 4, 128
 _MOST_WORDS = 160  # characters of text in front of a decision
-_BATCH = 256
 
 
 @dataclass(frozen=True)
@@ -56,25 +53,51 @@ def shown_samples(report: Report, data: Data | None) -> list[Sample]:
     source: Source = data.source
     while isinstance(source, TransformedSource):
         source = source.source
-    rows = _rows(source, [int(entry["index"]) for entry in worst])
-    tokens = source if isinstance(source, TokenSource) else None
-    tokenizer = None if tokens is None else open_tokenizer(tokens.tokenizer)
-    return [_sample(entry, rows, data.target, tokenizer) for entry in worst]
+    rows = _rows(source, [int(entry["index"]) for entry in worst], data.batch)
+    reader = _Reader(source) if isinstance(source, TokenSource) else None
+    return [_sample(entry, rows, data.target, reader) for entry in worst]
 
 
-def _rows(source: Source, indices: Sequence[int]) -> dict[int, Batch]:
-    """Return single samples by their place in the stream of batches."""
+class _Reader:
+    """Makes text of tokens."""
+
+    def __init__(self, source: TokenSource):
+        self._tokenizer = open_tokenizer(source.tokenizer)
+        self._windows = source.in_windows
+
+    def text(self, arrays: Mapping[str, Array], place: int | None) -> str:
+        """Return the text in front of a decision; of a line with one decision, its beginning."""
+        rows = [a for a in arrays.values() if a.ndim == 1 and a.dtype.kind in "iu"]
+        if not rows or (self._windows and place is None):
+            return ""
+        # Of tokens, masks and types of tokens, tokens have the largest numbers.
+        ids = rows[0] if self._windows else max(rows, key=lambda row: int(row.max(initial=0)))
+        if place is None:
+            return self._tokenizer.decode(ids.tolist())[:_MOST_WORDS]
+        return self._tokenizer.decode(ids[: place + 1].tolist())[-_MOST_WORDS:]
+
+    def answer(self, value: int) -> str:
+        """Return what a decision means: in windows, the token that follows."""
+        return f"“{self._tokenizer.decode([value])}”" if self._windows else str(value)
+
+
+def _rows(source: Source, indices: Sequence[int], size: int) -> dict[int, Batch]:
+    """Return single samples by their place in the stream of batches.
+
+    Args:
+        size: samples in a batch, as they were evaluated: padding depends on it.
+    """
     if isinstance(source, IndexedSource):
         batch = source.take(np.asarray(indices, np.int64))
         return {i: {n: a[row] for n, a in batch.items()} for row, i in enumerate(indices)}
     found: dict[int, Batch] = {}
     start = 0
-    for batch in source.batches(_BATCH, max(indices) + 1):
-        size = samples_in(batch)
-        for i in set(indices) & set(range(start, start + size)):
+    for batch in source.batches(size, max(indices) + 1):
+        count = samples_in(batch)
+        for i in set(indices) & set(range(start, start + count)):
             whole = isinstance(batch, Feed)
             found[i] = batch if whole else {n: array[i - start] for n, array in batch.items()}
-        start += size
+        start += count
     return found
 
 
@@ -82,25 +105,22 @@ def _sample(
     entry: Mapping[str, Any],
     rows: Mapping[int, Batch],
     target: str | None,
-    tokenizer: Tokenizer | None,
+    reader: _Reader | None,
 ) -> Sample:
     arrays = {n: a for n, a in rows.get(entry["index"], {}).items() if n != target}
-    text, picture = "", Markup()
-    ids = next((a for a in arrays.values() if a.ndim == 1 and a.dtype.kind in "iu"), None)
-    if tokenizer is not None and ids is not None and entry["place"] is not None:
-        text = tokenizer.decode(ids[: entry["place"] + 1].tolist())[-_MOST_WORDS:]
-    else:
-        picture = next((p for p in map(_picture, arrays.values()) if p), picture)
+    text = "" if reader is None else reader.text(arrays, entry["place"])
+    pictures = () if text else map(_picture, arrays.values())
+    picture = next((p for p in pictures if p), Markup())
     answers = [entry[key] for key in ("target", "float", "artifact")]
-    words = [_answer(answer, tokenizer if text else None) for answer in answers]
+    words = [_answer(answer, reader if text else None) for answer in answers]
     wrong = answers[0] is not None and answers[0] != answers[2]
     return Sample(entry["index"], words[0], (words[1], words[2]), picture, text, wrong)
 
 
-def _answer(value: int | None, tokenizer: Tokenizer | None) -> str:
+def _answer(value: int | None, reader: _Reader | None) -> str:
     if value is None:
         return formats.NOTHING
-    return str(value) if tokenizer is None else f"“{tokenizer.decode([value])}”"
+    return str(value) if reader is None else reader.answer(value)
 
 
 def _picture(array: Array) -> Markup:

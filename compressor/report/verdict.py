@@ -19,6 +19,12 @@ _TITLES = {
     "mse": "Mean squared error",
     "cosine": "Cosine similarity",
     "perplexity": "Perplexity",
+    "embedding": "Cosine of embeddings",
+    "f1": "F1 score",
+    "spearman": "Spearman correlation",
+    "token-accuracy": "Token accuracy",
+    "span-accuracy": "Span accuracy",
+    "character-error-rate": "Character error rate",
     "metric": "Metric",
 }
 

@@ -10,9 +10,11 @@ from typing import Any, cast
 
 from compressor.calibration.sources.feeds import FeedFactory, FeedFolder
 from compressor.calibration.sources.file_source import PathSource
+from compressor.calibration.sources.tokens import TokenSource
 from compressor.calibration.sources.user_functions import FactorySource, TransformedSource
 from compressor.errors import DataError, SpecError, located, suggestion
 from compressor.files import json_sha256
+from compressor.run.causal import check_windows
 from compressor.run.recurrence import FeedSequence, Recurrence, make_recurrence
 from compressor.spec.keys import FEEDS
 from compressor.spec.load import FACTORY, DataEntry, Spec
@@ -159,10 +161,11 @@ def open_data(
         SpecError: a function does not import, or a state is none that can be carried.
         DataError: a file is unusable.
     """
+    check_windows(spec)
     opened = {}
     for role, entry in spec.data.items():
         with located(entry.where):
-            data = _open(spec, entry, fixed_batch(inputs))
+            data = _open(spec, entry, inputs)
             if entry.keys.state:
                 recurrence = make_recurrence(entry.keys.state, inputs, outputs, f"{data.role} data")
                 data = replace(data, recurrence=recurrence)
@@ -170,9 +173,10 @@ def open_data(
     return opened
 
 
-def _open(spec: Spec, entry: DataEntry, fixed: int | None) -> Data:
+def _open(spec: Spec, entry: DataEntry, inputs: Sequence[TensorSpec]) -> Data:
     code = ""
     samples, feeds = entry.keys.samples, entry.keys.samples == FEEDS
+    size = 1 if feeds else entry.keys.batch or fixed_batch(inputs) or _BATCH
     with importable([spec.folder]):
         if entry.kind == FACTORY:
             assert entry.reference is not None
@@ -192,11 +196,14 @@ def _open(spec: Spec, entry: DataEntry, fixed: int | None) -> Data:
         else:
             # The catalog's sources are options that can be read.
             source = cast("Source", entry.options)
+            if isinstance(entry.options, TokenSource):
+                source = entry.options.fitted(inputs, entry.role, entry.keys.target)
+                if entry.keys.transform is None:  # which may do anything about padding
+                    source.check_mask(inputs, entry.role, size)
         if entry.keys.transform is not None:
             transform = load_symbol(entry.keys.transform, f"data.{entry.role}.transform")
             source = TransformedSource(source, transform, entry.keys.transform, spec.seed)
             code += code_digest(transform)
-    size = 1 if feeds else entry.keys.batch or fixed or _BATCH
     return Data(entry.role, source, entry.keys.target, size, code, entry.where, feeds)
 
 

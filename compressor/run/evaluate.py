@@ -18,13 +18,13 @@ from compressor.models.torch.lowering import example_inputs
 from compressor.progress import nobody_watches
 from compressor.run.data import Data
 from compressor.run.decisions import Decisions, decisions_of, joined
+from compressor.run.judged import judged_outputs, target_of
 from compressor.run.metrics import Metric
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.layers import Layer
 from compressor.types.tensors import (
     Array,
     Batch,
-    Feed,
     TensorSpec,
     cut,
     filled,
@@ -103,49 +103,28 @@ def evaluate(
         gaps = (np.abs(a.astype(np.float64) - b).max(initial=0.0) for a, b in pairs.values())
         worst = max(worst, *map(float, gaps))
         judged, expected = (judged_outputs(batch, o, metric) for o in (outputs, expected))
-        target = _target(batch, data.target, expected, metric)
+        target = target_of(batch, data.target, expected, metric)
         values.append(metric.per_sample(judged, target, size))
         taken.append(decisions_of(judged, expected, target, metric))
         if metric.unit == "%":
             first, other = next(iter(judged.values())), next(iter(expected.values()))
             equal = first.argmax(axis=-1) == other.argmax(axis=-1)
+            if metric.of_tokens:
+                equal = equal[other.any(axis=-1)]
             same, decisions = same + int(equal.sum()), decisions + equal.size
         seen += size
         progress(seen)
     if not values:
         raise DataError("evaluation data", "has no samples", "check the source")
-    per_sample = np.concatenate(values)
+    per_sample = metric.settled(np.concatenate(values))
     return Evaluation(
         metric=metric.summary(per_sample),
         per_sample=per_sample,
         sqnr_db=ratio_db(*sums.tolist()),
-        agreement=100.0 * same / decisions if metric.unit == "%" else None,
+        agreement=100.0 * same / decisions if metric.unit == "%" and decisions else None,
         max_abs_diff=worst,
         decisions=joined(taken),
     )
-
-
-def judged_outputs(batch: Batch, outputs: Batch, metric: Metric) -> Batch:
-    """Return the outputs that a metric is about, with samples as first axis.
-
-    The user's own metric gets all outputs; of a feed, as the model gives them.
-
-    Raises:
-        DataError: no output has an axis of samples.
-    """
-    if metric.code is not None:
-        return outputs
-    if isinstance(batch, Feed):
-        outputs = {name: array[None] for name, array in outputs.items()}
-    return metric.sampled(outputs, samples_in(batch))
-
-
-def _target(batch: Batch, label: str | None, expected: Batch, metric: Metric) -> Any:
-    """Return what a metric compares with: labels, or the float model's outputs."""
-    if label is None or metric.against_float:
-        return expected
-    whole = isinstance(batch, Feed) and metric.code is None
-    return batch[label][None] if whole else batch[label]
 
 
 def outputs_of(runner: Runner, batch: Batch, size: int) -> Batch:

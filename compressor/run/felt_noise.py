@@ -3,10 +3,11 @@
 Noise that the metric does not look at, such as that of an output that it does not read, or of
 answers that are far from any other, costs nothing. So layers are ranked by what the metric feels:
 
-- Metrics about classes (accuracy, agreement, top5, perplexity) by the Kullback-Leibler divergence
-  of the answers' probabilities (as in ZeroQ, Cai et al. 2020). It is small where the float model is
-  sure of its answer, and for small noise it grows as the noise's power does, so that what several
-  layers add can be added up. The metric itself moves in steps, which few samples do not show.
+- Metrics about classes (accuracy, agreement, top5, perplexity, f1, token-accuracy) by the
+  Kullback-Leibler divergence of the answers' probabilities (as in ZeroQ, Cai et al. 2020). It
+  is small where the float model is sure of its answer, and for small noise it grows as the noise's
+  power does, so that what several layers add can be added up. The metric itself moves in steps,
+  which few samples do not show.
 - Other metrics by how much the value of each sample changes.
 """
 

@@ -19,7 +19,7 @@ from compressor.spec.user_code import importable, load_symbol
 from compressor.types.tensors import Array, Batch
 
 _Z95 = 1.959963984540054
-_NOT_COUNTED = -100
+NOT_COUNTED = -100
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,10 @@ class Metric:
         against_float: the target is the float model's output, not a label.
         exponential: per-sample values are logarithms; the mean is exponentiated.
         about_classes: the first output's last axis holds the scores of classes.
+        figure: for a figure of the whole corpus, makes one value a sample of what the function
+            returns, ``[N, parts]``; their mean is the figure.
+        of_tokens: tokens that the attention mask leaves out do not count.
+        shows_worst: the worst sample is reported beside the mean.
         code: the user's own function behind it.
     """
 
@@ -44,10 +48,13 @@ class Metric:
     against_float: bool = False
     exponential: bool = False
     about_classes: bool = False
+    figure: Callable[[Array], Array] | None = None
+    of_tokens: bool = False
+    shows_worst: bool = False
     code: Callable[..., Any] | None = None
 
     def per_sample(self, outputs: Batch, target: Any, samples: int) -> Array:
-        """Return one value a sample, float64 ``[samples]``.
+        """Return one value a sample, float64 ``[samples]``, or the parts of a figure.
 
         Raises:
             DataError: the function fails, or returns something else.
@@ -62,11 +69,12 @@ class Metric:
             ) from error
         if values.size == samples == 1:
             values = values.reshape(1)
-        if values.shape != (samples,) or not np.isfinite(values).all():
+        rows = values.shape[:1] if self.figure and values.ndim == 2 else values.shape
+        if rows != (samples,) or not np.isfinite(values).all():
             raise DataError(
                 f"metric {self.name!r}",
                 f"returned shape {list(values.shape)} for {samples} samples"
-                if values.shape != (samples,)
+                if rows != (samples,)
                 else "returned NaN or infinity",
                 "return one finite number a sample",
             )
@@ -102,19 +110,34 @@ class Metric:
             "your own",
         )
 
+    def settled(self, values: Array) -> Array:
+        """Return one value a sample of what :meth:`per_sample` returned for all samples.
+
+        Raises:
+            DataError: the figure is not defined for them.
+        """
+        if self.figure is None or values.ndim == 1:
+            return values
+        try:
+            return self.figure(values)
+        except ValueError as error:
+            raise DataError(
+                f"metric {self.name!r}", str(error), "give other samples, or another metric"
+            ) from error
+
     @property
     def scale(self) -> Scale:
         """What makes a metric of per-sample values."""
         return Scale(100.0 if self.unit == "%" else 1.0, self.exponential, self.higher_is_better)
 
     def summary(self, values: Array) -> dict[str, Any]:
-        """Summarise per-sample values as in ``report.json``.
+        """Summarise per-sample values, or parts, as in ``report.json``.
 
         The interval is Wilson's for right/wrong values (Wilson 1927), else the mean's normal
         interval. Only shares and the user's own metrics can be right or wrong: a squared error
         of 0 in every sample is not a count.
         """
-        scale = self.scale.factor
+        values, scale = self.settled(values), self.scale.factor
         mean = float(values.mean())
         counted = self.unit == "%" or self.code is not None
         low, high = _interval(values, counted=counted)
@@ -127,6 +150,7 @@ class Metric:
             "ci95": [low * scale, high * scale],
             "unit": self.unit,
             "higher_is_better": self.higher_is_better,
+            **({"worst": float(values.min()) * scale} if self.shows_worst else {}),
         }
 
     def drop(self, baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> float:
@@ -147,30 +171,32 @@ def _interval(values: Array, *, counted: bool) -> tuple[float, float]:
     return mean - half, mean + half
 
 
-def _only(outputs: Batch) -> Array:
+def first_of(outputs: Batch) -> Array:
+    """Return the first output."""
     return next(iter(outputs.values()))
 
 
 def _plain(outputs: Any) -> Any:
     """Return the array of a single output; several outputs, and labels, are as they are."""
     single = isinstance(outputs, dict) and len(outputs) == 1
-    return _only(outputs) if single else outputs
+    return first_of(outputs) if single else outputs
 
 
-def _scores(outputs: Batch) -> Array:
+def scores_of(outputs: Batch) -> Array:
     """Return scores ``[..., classes]``, of which the largest decides."""
-    scores = _only(outputs)
+    scores = first_of(outputs)
     if scores.shape[-1] == 1:
         raise ValueError("one score is always the largest: give a metric of your own")
     return scores
 
 
 def _in_top(outputs: Batch, target: Array, k: int) -> Array:
-    logits = _scores(outputs)
+    logits = scores_of(outputs)
     classes = logits.shape[-1]
     truth = np.asarray(target).reshape(logits.shape[:-1])
     if truth.min() < 0 or truth.max() >= classes:
-        raise ValueError(f"labels {truth.min()} to {truth.max()} for {classes} classes")
+        hint = ": token-accuracy leaves those of -100 out" if truth.min() == NOT_COUNTED else ""
+        raise ValueError(f"labels {truth.min()} to {truth.max()} for {classes} classes{hint}")
     true_logits = np.take_along_axis(logits, truth[..., None], axis=-1)
     better = (logits > true_logits).sum(axis=-1)
     # A tie counts for the class with the smaller index, as argmax does.
@@ -183,7 +209,7 @@ def _in_top(outputs: Batch, target: Array, k: int) -> Array:
 def _agreement(outputs: Batch, target: Any) -> Array:
     """Return the share of each sample's decisions that are the float model's."""
     theirs = next(iter(target.values()))
-    same = _scores(outputs).argmax(axis=-1) == theirs.argmax(axis=-1)
+    same = scores_of(outputs).argmax(axis=-1) == theirs.argmax(axis=-1)
     same = same.reshape(len(same), -1)
     return np.asarray(same.mean(axis=1)) if same.size else np.ones(len(same))
 
@@ -193,12 +219,12 @@ def _log_loss(outputs: Batch, target: Array) -> Array:
 
     Labels of -100 mark positions that do not count, as is usual for padding.
     """
-    logits = _only(outputs)
+    logits = first_of(outputs)
     truth = np.asarray(target).reshape(logits.shape[:-1])
     classes = logits.shape[-1]
-    counted = truth != _NOT_COUNTED
+    counted = truth != NOT_COUNTED
     if not counted.reshape(len(truth), -1).any(axis=1).all():
-        raise ValueError(f"a sample has no label but {_NOT_COUNTED}")
+        raise ValueError(f"a sample has no label but {NOT_COUNTED}")
     labels = truth[counted]
     if labels.min() < 0 or labels.max() >= classes:
         raise ValueError(f"labels {labels.min()} to {labels.max()} for {classes} classes")
@@ -211,7 +237,7 @@ def _log_loss(outputs: Batch, target: Array) -> Array:
 
 def _mean_loss(logits: Array, labels: Array) -> float:
     """Return the mean loss over the labels that count; logits ``[..., classes]``."""
-    counted = labels != _NOT_COUNTED
+    counted = labels != NOT_COUNTED
     rows = logits[counted].astype(np.float64)
     shifted = rows - rows.max(axis=-1, keepdims=True)
     log_z = np.log(np.exp(shifted).sum(axis=-1))
@@ -236,14 +262,20 @@ def _mse(outputs: Batch, target: Any) -> Array:
     return np.asarray(np.mean(means, axis=0))
 
 
+def cosines(first: Array, second: Array) -> Array:
+    """Return the cosine of each pair of rows, ``[N]``; zeros have no direction.
+
+    Args:
+        first: float64 ``[N, width]``, as ``second``.
+    """
+    lengths = np.linalg.norm([first, second], axis=2)
+    norms, dot = lengths.prod(axis=0), (first * second).sum(axis=1)
+    same = (lengths == 0.0).all(axis=0).astype(np.float64)
+    return np.asarray(np.divide(dot, norms, out=same, where=norms > 0))
+
+
 def _cosine(outputs: Batch, target: Any) -> Array:
-    shares = []
-    for a, b in _pairs(outputs, target):
-        lengths = np.linalg.norm([a, b], axis=2)
-        norms, dot = lengths.prod(axis=0), (a * b).sum(axis=1)
-        same = (lengths == 0.0).all(axis=0).astype(np.float64)  # zeros have no direction
-        shares.append(np.divide(dot, norms, out=same, where=norms > 0))
-    return np.asarray(np.mean(shares, axis=0))
+    return np.asarray(np.mean([cosines(a, b) for a, b in _pairs(outputs, target)], axis=0))
 
 
 ACCURACY = Metric("accuracy", partial(_in_top, k=1), unit="%", about_classes=True)

@@ -22,8 +22,9 @@ from compressor.graph.costs import macs
 from compressor.graph.isolated import Cut, Isolated, cut_at, isolated, readers, with_offsets
 from compressor.graph.values import main_values
 from compressor.models.onnx.ort_runner import runner_of
-from compressor.run.evaluate import SignalSums, judged_outputs
+from compressor.run.evaluate import SignalSums
 from compressor.run.felt_noise import Feeling
+from compressor.run.judged import judged_outputs
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.tensors import Array, Batch, Feed, cut, fixed_batch, samples_in
 

@@ -15,6 +15,7 @@ from compressor.graph.costs import (
 )
 from compressor.graph.layers import index_limits
 from compressor.models.onnx.checks import foreign_operators
+from compressor.run.causal import window_doubts
 from compressor.run.data import Data, check_data, open_data
 from compressor.run.layer_rows import LayerRow, layer_rows
 from compressor.run.memory import peak_memory
@@ -272,7 +273,7 @@ def _warnings(spec: Spec, exports: Sequence[ExportPlan], *, shrinks: bool) -> tu
     unjudged = [
         f"{e.format}: only its size is judged: {e.cannot_run}" for e in spec.exports if e.cannot_run
     ]
-    return (*above, *unjudged)
+    return (*above, *unjudged, *window_doubts(spec))
 
 
 def _metric(spec: Spec, data: Mapping[str, Data]) -> Metric | None:

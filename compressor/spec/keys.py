@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from compressor.catalog import BUILT_IN
 from compressor.types.options import Options
 
 DType = Literal[
@@ -13,6 +14,7 @@ DType = Literal[
 ]
 
 
+_METRICS = ", ".join(BUILT_IN["metric"])
 FEEDS = "feeds"
 """The value of ``samples`` where each sample is a whole feed."""
 
@@ -111,9 +113,7 @@ class DataKeys(Options):
 class MetricKeys(Options):
     """A metric by ``name``, or a ``function`` of the user's own."""
 
-    name: str | None = Field(
-        default=None, description="accuracy, agreement, top5, mse, cosine or perplexity"
-    )
+    name: str | None = Field(default=None, description=f"a built-in metric: {_METRICS}")
     function: str | None = Field(
         default=None,
         description="package.module:function, fn(outputs, target) -> one value a sample",
@@ -188,8 +188,7 @@ class SpecKeys(Options):
     data: DataSection = Field(default_factory=DataSection, description="data by role")
     metric: str | MetricKeys | None = Field(
         default=None,
-        description="accuracy, agreement, top5, mse, cosine, perplexity, package.module:function, "
-        "or a section",
+        description=f"{_METRICS}, package.module:function, or a section",
     )
     passes: tuple[dict[str, Any], ...] = Field(
         default=(), description="passes in order: {pass: NAME, ...its options}"

@@ -76,6 +76,13 @@ def llama(folder: Path) -> None:
     tiny_language_model("Llama", torch.float32).save_pretrained(folder / "Llama-dir")
 
 
+def encoder(folder: Path) -> None:
+    from tests.compressor.models.transformers_folders import save
+
+    save(folder / "MiniLM", "bert")
+    (folder / "MiniLM" / "tokenizer.json").touch()
+
+
 def faces(folder: Path) -> None:
     shutil.copy(Path(os.environ["COMPRESSOR_DATA"], FACES), folder)
 
@@ -134,6 +141,7 @@ RUNNING = (
     Running(r"compress run samples/tiny-llama/", samples, slow=True),
     Running(r"compress run samples/cifar/", samples, slow=True, data="resnet20_cifar10.th"),
     Running(r"compress init weights.pt", bare),
+    Running(r"compress init MiniLM", encoder),
     Running(r"compress init voice.onnx -o voice.yaml", voice),
     Running(r"compress (plan|run) voice.yaml", voice_spec),
     Running(rf"compress (inspect|init) {FACES}", faces, data=FACES),

@@ -85,6 +85,7 @@ WALKS = (
     ),
     Walk("A mixture of experts", ("transformers",), nothing, ("qwen3-moe-int4",)),
     Walk("The encoder of a speech model", ("transformers",), nothing, ("out/whisper",)),
+    Walk("An encoder of sentences", ("transformers",), nothing, ("out/sentences",)),
 )
 
 

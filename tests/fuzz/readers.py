@@ -133,6 +133,7 @@ _OUT = "out/tiny"
 _PICTURES = tuple(f"images/cat/one.{s}" for s in ("png", "jpg", "gif", "bmp", "tif", "webp", "ppm"))
 _ONNX = tuple(f"{name}.onnx" for name in ("branches", "loop", "scan", "functions", "several"))
 _TOKENS = {"tokenizer": "tokenizer.json", "length": 8}
+_LINES = {**_TOKENS, "samples_per": "line"}
 _PLAN = ("plan", "{}/spec.yaml")
 
 READERS = (
@@ -188,17 +189,21 @@ READERS = (
         "data",
         ("data.jsonl",),
         mutations.json_lines,
-        (_data("jsonl", "data.jsonl", **_TOKENS),),
+        (_data("jsonl", "data.jsonl", **_TOKENS), _data("jsonl", "data.jsonl", **_LINES)),
     ),
     Reader(
-        "text", "data", ("data.txt",), mutations.flipped, (_data("text", "data.txt", **_TOKENS),)
+        "text",
+        "data",
+        ("data.txt",),
+        mutations.flipped,
+        (_data("text", "data.txt", **_TOKENS), _data("text", "data.txt", **_LINES)),
     ),
     Reader(
         "tokenizer",
         "data",
         ("tokenizer.json",),
         mutations.json_text,
-        (_data("text", "data.txt", **_TOKENS),),
+        (_data("text", "data.txt", **_TOKENS), _data("text", "data.txt", **_LINES)),
     ),
     Reader("images", "data", _PICTURES, mutations.png, (_data("images", "images", size=(6, 6)),)),
     Reader("YAML spec", "spec", ("spec.yaml",), mutations.yaml_text, (_PLAN, _json(*_PLAN))),

@@ -1,126 +1,69 @@
-"""Text files and JSON Lines, tokenized and cut into windows."""
+"""Text files and JSON Lines, tokenized: cut into windows, or line by line."""
 
 from __future__ import annotations
 
-import codecs
-import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import IO, Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from compressor.calibration.sources.file_source import Header, PathSource, choose, describe
-from compressor.errors import DataError, SpecError, suggestion
+from compressor.calibration.sources.documents import (
+    field_of,
+    objects,
+    text_lines,
+    text_of,
+    text_or_words,
+    text_pieces,
+)
+from compressor.calibration.sources.file_source import Header, PathSource, choose
+from compressor.calibration.sources.lines import (
+    LINE_ARRAYS,
+    MASK,
+    LineOptions,
+    Record,
+    line_batches,
+    width_of,
+)
+from compressor.calibration.sources.tokenizer import (
+    BESIDE,
+    PIECE,
+    Padding,
+    open_tokenizer,
+    token_stream,
+    tokenizer_file,
+)
+from compressor.calibration.sources.windows import WINDOW_ARRAYS, Windows, window_batches
+from compressor.errors import DataError, SpecError
 from compressor.types.data import SourceInfo
-from compressor.types.tensors import Array, Batch
+from compressor.types.options import kebab
+from compressor.types.tensors import Array, Batch, TensorSpec, fixed_batch
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
-
-Tokens: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
-PIECE = 1 << 15
-"""Characters that are tokenized at a time."""
-_TOGETHER = 8 * PIECE  # characters for one call, in which the library works in parallel
-_MOST = 1024  # pieces for one call
-_NAME = "tokenizer.json"
-
-
-def tokenizer_file(path: Path) -> Path:
-    """Return the ``tokenizer.json`` that a path means.
-
-    Raises:
-        SpecError: the path does not exist, or is a folder without that file.
-    """
-    if path.is_file():
-        return path
-    subject = f"tokenizer '{path}'"
-    if not path.exists():
-        raise SpecError(subject, "does not exist", "correct the path")
-    if not (path / _NAME).is_file():
-        raise SpecError(
-            subject,
-            f"holds no {_NAME}",
-            "save it in that form: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)",
-        )
-    return path / _NAME
-
-
-def open_tokenizer(path: Path) -> Tokenizer:
-    """Read a tokenizer; truncation and padding that it may be set to are switched off.
-
-    Raises:
-        SpecError: it does not exist, or the package ``tokenizers`` is not installed.
-        DataError: it is malformed.
-    """
-    file = tokenizer_file(path)
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise SpecError(
-            f"tokenizer '{path}'",
-            "needs the package tokenizers, which is not installed",
-            'run pip install "compressor[transformers]"',
-        ) from error
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    # The library raises nothing narrower.
-    except Exception as error:
-        raise DataError(
-            f"tokenizer '{file}'",
-            f"cannot be read ({str(error).partition(chr(10))[0][:200]})",
-            "save it again with a version of tokenizers that is not newer than this one's",
-        ) from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
-
-
-def token_stream(tokenizer: Tokenizer, pieces: Iterable[str]) -> Iterator[Tokens]:
-    """Yield the tokens of each piece of text, int64 ``[n]``, without special ones."""
-    waiting: list[str] = []
-    size = 0
-    for piece in pieces:
-        waiting.append(piece)
-        size += len(piece)
-        if size >= _TOGETHER or len(waiting) >= _MOST:
-            yield from _encoded(tokenizer, waiting)
-            waiting, size = [], 0
-    yield from _encoded(tokenizer, waiting)
-
-
-def _encoded(tokenizer: Tokenizer, pieces: list[str]) -> Iterator[Tokens]:
-    try:
-        encodings = tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
-    # The library raises nothing narrower.
-    except Exception as error:
-        raise DataError(
-            "tokenizer",
-            f"cannot encode the text ({str(error).partition(chr(10))[0][:200]})",
-            "save it again; its vocabulary is not complete",
-        ) from error
-    for encoding in encodings:
-        yield np.array(encoding.ids, np.int64)
-
-
-_COUNTED = 64 << 20  # bytes of text that are tokenized to learn how many samples there are
-_IDS, _LABELS, _MASK = "input_ids", "labels", "attention_mask"
+_COUNTED = 64 << 20  # bytes of text that are read to learn how many samples there are
+_OF_WINDOWS = ("stride", "separator")
+_OF_LINES = ("padding", "text_pair")
 
 
 class TokenSource(PathSource, ABC):
-    """Samples of ``length`` tokens from text, as a language model is trained and judged on.
+    """Samples of tokens from text, in windows or line by line.
 
-    The arrays are int64 ``[samples, length]``: ``input_ids``; ``labels``, the same tokens moved
-    on by one, so that ``labels[i]`` is what follows ``input_ids[i]``; and ``attention_mask``, all
-    ones, for models that ask for it. All documents make one stream of tokens, which is cut into
-    windows; tokens at the end that fill no window are left out. Memory does not grow with the
-    files, which are tokenized in pieces that end at line ends. How many samples files of more than
-    64 MiB hold is not known before they are read.
+    In windows, as a language model is trained and judged on them, all documents make one stream of
+    tokens without special ones, which is cut into samples of ``length``; tokens at the end that
+    fill no window are left out. The arrays are int64 ``[samples, length]``: ``input_ids``;
+    ``labels``, the same tokens moved on by one, so that ``labels[i]`` is what follows
+    ``input_ids[i]``; and ``attention_mask``, all ones, for models that ask for it.
+
+    With ``samples-per: line``, as an encoder reads text, each line is a sample: with special
+    tokens, cut at ``length`` and padded by the tokenizer's own rules. The arrays are
+    ``input_ids``, ``attention_mask`` and ``token_type_ids``, int64 ``[samples, tokens]``.
+
+    Memory does not grow with the files. How many samples files of more than 64 MiB hold is not
+    known before they are read.
     """
 
     suffix: ClassVar[str]
@@ -130,16 +73,42 @@ class TokenSource(PathSource, ABC):
         strict=False,
         description="tokenizer.json, or the folder that holds it; read without network",
     )
+    samples_per: Literal["window", "line"] = Field(
+        default="window",
+        description="window: all text as one stream, for causal language models; line: each line "
+        "is a sample as an encoder reads it",
+    )
     length: int = Field(
         default=512,
         ge=1,
-        description="tokens in a sample; `target: labels` names the tokens that follow them, "
-        "which metric perplexity needs",
+        description="tokens in a sample, for lines at most; `target: labels` names the tokens that "
+        "follow those of a window, which metric perplexity needs",
     )
     stride: int | None = Field(
-        default=None, ge=1, description="tokens from one sample's start to the next; default length"
+        default=None, ge=1, description="tokens from one window's start to the next; default length"
     )
-    separator: str = Field(default="\n\n", description="text that is put between two documents")
+    separator: str = Field(
+        default="\n\n", description="text that is put between two documents, for windows"
+    )
+    padding: Padding = Field(
+        default="longest",
+        description="how far lines are padded: to the longest of their batch, or to `length`, "
+        "which training and models with a fixed number of tokens set themselves",
+    )
+
+    @model_validator(mode="after")
+    def _keys_go_together(self) -> Self:
+        lines = self.samples_per == "line"
+        wrong = self.model_fields_set.intersection(_OF_WINDOWS if lines else _OF_LINES)
+        if wrong:
+            other = "window" if lines else "line"
+            raise ValueError(f"{kebab(min(wrong))} belongs to samples-per: {other}")
+        return self
+
+    @property
+    def in_windows(self) -> bool:
+        """Samples are cut out of one stream, which only a causal model reads like that."""
+        return self.samples_per == "window"
 
     @abstractmethod
     def documents(self, path: Path, stream: IO[bytes]) -> Iterator[Iterator[str]]:
@@ -149,16 +118,68 @@ class TokenSource(PathSource, ABC):
             DataError: the content is not what it should be.
         """
 
+    @abstractmethod
+    def records(self, path: Path, stream: IO[bytes]) -> Iterator[Record]:
+        """Yield the lines of one file that are not empty; raises as :meth:`documents` does."""
+
+    def fitted(self, inputs: Sequence[TensorSpec], role: str, target: str | None) -> TokenSource:
+        """Return the source for a model: what its inputs fix about lines is set.
+
+        Args:
+            role: what the data are for; training takes all samples in one length.
+            target: the array with the answers.
+
+        Raises:
+            SpecError: the model takes another number of tokens.
+        """
+        if self.in_windows:
+            return self
+        every = LINE_ARRAYS if target is None else (*LINE_ARRAYS, target)
+        changes: dict[str, Any] = {"fields": self.fields or dict(zip(every, every, strict=True))}
+        width = width_of(inputs, self.fields)
+        if width is not None and "length" in self.model_fields_set and self.length != width:
+            raise SpecError(
+                f"data.{role}.length",
+                f"is {self.length}, and the model takes {width} tokens",
+                f"set length: {width}",
+            )
+        if width is not None or role == "training":
+            changes |= {"padding": "length", "length": width or self.length}
+        return self.model_copy(update=changes)
+
+    def check_mask(self, inputs: Sequence[TensorSpec], role: str, batch: int) -> None:
+        """Check that a model which is given padded lines can tell the padding.
+
+        Raises:
+            SpecError: it has no input for the mask.
+        """
+        names = [self.fields.get(spec.name, spec.name) for spec in inputs]
+        padded = not self.in_windows and (fixed_batch(inputs) or batch) > 1
+        if MASK in names or not padded or width_of(inputs, self.fields) is not None:
+            return
+        raise SpecError(
+            f"{role} data",
+            f"are padded lines, and the model has no input for their {MASK}, so that it would read "
+            "the padding as text",
+            f"add {MASK} to model.inputs and to the inputs of the data, or set batch: 1",
+        )
+
     def info(self) -> SourceInfo:
-        """Describe the samples; files of up to 64 MiB are tokenized once, to count them.
+        """Describe the samples; files of up to 64 MiB are read once, to count them.
 
         Raises:
             SpecError: a file does not exist, or the package ``tokenizers`` is not installed.
             DataError: a file is unusable, or the text is shorter than one sample.
         """
-        headers = self._headers()
-        arrays = choose(self.subject, self.fields, headers)
-        return SourceInfo(self.count, describe(self.subject, arrays, headers, None).fields)
+        names = self._names()
+        if self.in_windows:
+            fields = [TensorSpec(name, ("batch", self.length), "int64") for name in names]
+        else:
+            fields = [
+                TensorSpec(name, ("batch", *(None for _ in array.shape[1:])), array.dtype.name)
+                for name, array in next(self.batches(1, 1)).items()
+            ]
+        return SourceInfo(self.count, tuple(fields))
 
     def batches(self, size: int, limit: int | None = None) -> Iterator[Batch]:
         """Yield batches of up to ``size`` samples, at most ``limit``; raises as ``info`` does."""
@@ -166,23 +187,24 @@ class TokenSource(PathSource, ABC):
             raise ValueError(f"batches of {size} samples")
         limits = [most for most in (self.samples, limit) if most is not None]
         left = min(limits, default=None)
-        arrays = choose(self.subject, self.fields, self._headers())
+        names = self._names()
         if left is not None and left <= 0:
             return
-        rows: list[Array] = []
-        for window in self._windows(left):
-            rows.append(window)
-            if len(rows) == size:
-                yield _batch(rows, arrays)
-                rows = []
-        if rows:
-            yield _batch(rows, arrays)
+        if not self.in_windows:
+            options = LineOptions(self.tokenizer, self.length, self.padding, names)
+            yield from line_batches(islice(self._lines(), left), options, size)
+        else:
+            yield from window_batches(islice(self._windows(), left), names, size)
 
     def digest(self) -> str:
         """Return a SHA-256 of the options, the tokenizer and the text, whatever their location."""
         with self._guard():
-            files = (tokenizer_file(self.tokenizer), *self.files())
-            return self.hashed({"path", "tokenizer"}, ((b"", path) for path in files))
+            file = tokenizer_file(self.tokenizer)
+            # What belongs to lines alone does not change the digest of windows.
+            hidden = {"samples_per", *_OF_LINES} if self.in_windows else set[str]()
+            settings = [] if self.in_windows else [file.parent / name for name in BESIDE]
+            files = (file, *(path for path in settings if path.is_file()), *self.files())
+            return self.hashed({"path", "tokenizer", *hidden}, ((b"", path) for path in files))
 
     def files(self) -> list[Path]:
         """Return the file, or those of the folder with the usual suffix, sorted by name.
@@ -207,38 +229,41 @@ class TokenSource(PathSource, ABC):
         """The number of samples; ``None`` if counting would take long."""
         with self._guard():
             size = sum(path.stat().st_size for path in self.files())
+        every = self._windows if self.in_windows else self._lines
         if size > _COUNTED and self.samples is None:
-            next(self._windows(1))
+            next(iter(every()))
             return None
-        return sum(1 for _ in self._windows(self.samples))
+        return sum(1 for _ in islice(every(), self.samples))
 
-    def _headers(self) -> dict[str, Header]:
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """The arrays that there are, by their names in the source."""
+        return WINDOW_ARRAYS if self.in_windows else LINE_ARRAYS
+
+    def _names(self) -> dict[str, str]:
         header = Header((1, self.length), np.dtype(np.int64))
-        return dict.fromkeys((_IDS, _LABELS, _MASK), header)
+        return choose(self.subject, self.fields, dict.fromkeys(self.arrays, header))
 
-    def _windows(self, most: int | None) -> Iterator[Array]:
-        """Yield int64 ``[length + 1]``, at least one, at most ``most``."""
-        span, stride = self.length + 1, self.stride or self.length
-        kept = np.empty(0, np.int64)
-        skip = seen = made = 0
+    def _windows(self) -> Iterator[Array]:
+        cut = Windows(self.subject, self.length, self.stride or self.length).cut
         with self._guard():
-            for tokens in token_stream(open_tokenizer(self.tokenizer), self._pieces()):
-                seen += len(tokens)
-                kept = np.concatenate([kept, tokens])
-                kept, skip = kept[skip:], max(0, skip - len(kept))
-                while len(kept) >= span:
-                    yield kept[:span]
-                    made += 1
-                    if made == most:
-                        return
-                    skip = max(0, stride - len(kept))
-                    kept = kept[stride:]
-        if not made:
-            raise DataError(
-                self.subject,
-                f"has {seen} tokens, but a sample needs {span}: {self.length} and the next one",
-                f"set length: {seen - 1}" if seen > 1 else "give a longer text",
-            )
+            yield from cut(token_stream(open_tokenizer(self.tokenizer), self._pieces()))
+
+    def _lines(self) -> Iterator[Record]:
+        """Yield the lines of all files, at least one.
+
+        Raises:
+            DataError: there is none.
+        """
+        empty = True
+        with self._guard():
+            for path in self.files():
+                with path.open("rb") as stream:
+                    for record in self.records(path, stream):
+                        yield record
+                        empty = False
+        if empty:
+            raise DataError(self.subject, "has no lines of text", "write one sample a line")
 
     def _pieces(self) -> Iterator[str]:
         """Yield the text of all files in pieces, the separator before each document but one."""
@@ -263,20 +288,10 @@ class TokenSource(PathSource, ABC):
             ) from error
 
 
-def _batch(rows: list[Array], names: dict[str, str]) -> Batch:
-    windows = np.stack(rows)
-    arrays = {
-        _IDS: windows[:, :-1],
-        _LABELS: windows[:, 1:],
-        _MASK: np.ones((len(windows), windows.shape[1] - 1), np.int64),
-    }
-    return {name: np.array(arrays[stored], order="C") for name, stored in names.items()}
-
-
 class TextSource(TokenSource):
     """Tokenized samples of a text file in UTF-8, or of all ``.txt`` files in a folder.
 
-    Each file is one document.
+    In windows, each file is one document. With ``samples-per: line``, empty lines are passed over.
     """
 
     kind: ClassVar[str] = "text file"
@@ -284,74 +299,54 @@ class TextSource(TokenSource):
 
     def documents(self, path: Path, stream: IO[bytes]) -> Iterator[Iterator[str]]:
         """Yield the file as one document."""
-        yield _pieces(path, stream)
+        yield text_pieces(path, stream)
 
-
-def _pieces(path: Path, stream: IO[bytes]) -> Iterator[str]:
-    """Yield the text in pieces that end at a line's end, if lines are not very long.
-
-    Raises:
-        DataError: the bytes are not UTF-8.
-    """
-    decoder = codecs.getincrementaldecoder("utf-8-sig")()
-    done = False
-    position = 0
-    while not done:
-        part = stream.read(PIECE)
-        if not part.endswith(b"\n"):
-            part += stream.readline(PIECE)
-        done = not part
-        try:
-            text = decoder.decode(part, final=done)
-        except UnicodeDecodeError as error:
-            place = position + error.start
-            raise DataError(
-                f"data '{path}'",
-                f"is not UTF-8: byte 0x{error.object[error.start]:02x} at about byte {place:,}",
-                "convert it, e.g. with iconv -t utf-8",
-            ) from error
-        position += len(part)
-        if text:
-            yield text
+    def records(self, path: Path, stream: IO[bytes]) -> Iterator[Record]:
+        """Yield each line that is not empty."""
+        for subject, text in text_lines(path, stream):
+            yield Record(subject, text)
 
 
 class JsonlSource(TokenSource):
     """Tokenized samples of a file with one JSON object a line, or of all ``.jsonl`` in a folder.
 
-    Each object is one document: its text stands under ``field``. Empty lines are passed over.
+    The text of each object stands under ``field``. Empty lines are passed over. In windows, each
+    object is one document. With ``samples-per: line`` each is a sample, and any of its fields can
+    be the ``target``:
+
+    - a number, or the name of a class, which ``label2id`` in the ``config.json`` beside the
+      tokenizer numbers;
+    - if the text is a list of words, a list with one label for each: it counts at the word's first
+      token, and all other tokens have the label -100;
+    - for a pair, ``[start, end]`` in characters of the second text: the place of an answer's first
+      and last token.
     """
 
     kind: ClassVar[str] = "JSON Lines file"
     suffix: ClassVar[str] = ".jsonl"
 
     field: str = Field(default="text", description="key of the text in each object")
+    text_pair: str | None = Field(
+        default=None, description="key of the second text of each line, for models of pairs"
+    )
 
     def documents(self, path: Path, stream: IO[bytes]) -> Iterator[Iterator[str]]:
         """Yield the text of each line's object."""
-        for number, line in enumerate(stream, 1):
-            if line.strip():
-                text = self._text(f"data '{path}', line {number}", line)
-                yield (text[start : start + PIECE] for start in range(0, len(text), PIECE))
+        for subject, value in objects(path, stream):
+            text = text_of(subject, value, "field", self.field)
+            yield (text[start : start + PIECE] for start in range(0, len(text), PIECE))
 
-    def _text(self, subject: str, line: bytes) -> str:
-        try:
-            value: Any = json.loads(line.decode("utf-8-sig"))
-            if b"\\u" in line:  # half of a surrogate pair is no text
-                json.dumps(value, ensure_ascii=False).encode()
-        except UnicodeDecodeError as error:
-            raise DataError(subject, f"is not UTF-8 ({error.reason})", "convert it") from error
-        except (ValueError, RecursionError) as error:
-            raise DataError(
-                subject, f"is not JSON ({error})", "write one JSON object a line"
-            ) from error
-        text = value.get(self.field) if isinstance(value, dict) else None
-        if isinstance(text, str):
-            return text
-        if not isinstance(value, dict):
-            kind, remedy = type(value).__name__, f'write it like {{"{self.field}": "..."}}'
-            raise DataError(subject, f"holds a {kind}, not an object", remedy)
-        if self.field not in value:
-            remedy = f"set field: {suggestion(self.field, list(value))}"
-            raise DataError(subject, f"has no {self.field!r}", remedy)
-        kind = type(text).__name__
-        raise DataError(subject, f"has a {kind} as {self.field!r}", "give a string")
+    def records(self, path: Path, stream: IO[bytes]) -> Iterator[Record]:
+        """Yield each line's object."""
+        wanted = [name for name in self.fields.values() if name not in LINE_ARRAYS]
+        for subject, value in objects(path, stream):
+            text = text_or_words(subject, value, "field", self.field)
+            pair = self.text_pair and text_of(subject, value, "text-pair", self.text_pair)
+            answers = {name: field_of(subject, value, "target", name) for name in wanted}
+            yield Record(subject, text, pair, answers)
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """For lines, also the fields that ``inputs`` and ``target`` name."""
+        names = super().arrays
+        return names if self.in_windows else tuple(dict.fromkeys((*names, *self.fields.values())))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from compressor.models.transformers.networks import (
 from compressor.types.tensors import TensorSpec
 
 _REFERENCE = re.compile(r"transformers[.:](\w+)")
+_TOKENS = "input_ids"
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _FIXED = ("architectures", "auto_map", "model_type", "quantization_config", "transformers_version")
 
@@ -197,6 +199,31 @@ def usual_inputs(module: Any) -> tuple[TensorSpec, ...]:
     )
 
 
+def text_inputs(module: Any) -> tuple[TensorSpec, ...]:
+    """Return the inputs of a module that reads text in lines; empty for other modules.
+
+    Besides the tokens they are the mask, and the types of tokens if the network has several.
+    """
+    parameters = signature(module.forward).parameters
+    if getattr(module, "main_input_name", None) != _TOKENS:
+        return ()
+    types = getattr(module.config, "type_vocab_size", None)
+    several = isinstance(types, int) and types > 1
+    names = [_TOKENS, "attention_mask", *(["token_type_ids"] if several else [])]
+    shape = ("batch", "sequence")
+    return tuple(TensorSpec(name, shape, "int64") for name in names if name in parameters)
+
+
+def longest_text(module: Any) -> int | None:
+    """Return how many tokens a module has positions for; ``None`` if it has no table of them."""
+    for path, table in module.named_modules():
+        if path.endswith("position_embeddings") and isinstance(table, torch.nn.Embedding):
+            # Tables with a place for padding begin after it.
+            before = 0 if table.padding_idx is None else table.padding_idx + 1
+            return table.num_embeddings - before
+    return None
+
+
 def encoder_path(module: Any) -> str:
     """Return where the encoder of an encoder and decoder is; empty for other networks."""
     if not getattr(getattr(module, "config", None), "is_encoder_decoder", False):
@@ -207,7 +234,7 @@ def encoder_path(module: Any) -> str:
 
 def _main_input(name: str, config: Any, dtype: str) -> TensorSpec | None:
     size = getattr(config, "image_size", None)
-    if name == "input_ids":
+    if name == _TOKENS:
         return TensorSpec(name, ("batch", "sequence"), "int64")
     if name == "pixel_values" and isinstance(size, int):
         shape = ("batch", getattr(config, "num_channels", 3), size, size)

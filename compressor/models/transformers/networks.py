@@ -25,6 +25,8 @@ _READS = {
     "SpeechSeq2Seq": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
     "ImageTextToText": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
 }
+_MASKED = "MODEL_FOR_MASKED_LM_MAPPING_NAMES"
+_CAUSAL = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
 _WRONG_CLASS = "Unrecognized configuration class"  # begins the ValueError of an auto class
 
 
@@ -228,6 +230,28 @@ def _generation(saved: str) -> str:
         return ""
     mappings = importlib.import_module("transformers.models.auto.modeling_auto")
     return next((t for t, name in _READS.items() if saved in getattr(mappings, name).values()), "")
+
+
+def is_causal(config: Mapping[str, Any], part: str | None = None) -> bool | None:
+    """Return whether a network reads each token without those that follow it.
+
+    Args:
+        config: the content of its ``config.json``.
+        part: the module in it that is run, if not all of it.
+
+    Returns:
+        ``None`` where its kind does not decide it.
+    """
+    if config.get("is_encoder_decoder"):
+        return False if part is not None and part.split(".")[-1] == "encoder" else None
+    if config.get("is_decoder"):
+        return True
+    library()
+    mappings = importlib.import_module("transformers.models.auto.modeling_auto")
+    kind = config["model_type"]
+    if kind in getattr(mappings, _MASKED):
+        return False
+    return True if kind in getattr(mappings, _CAUSAL) else None
 
 
 def _fitting_class(architectures: Any) -> str:

@@ -226,14 +226,15 @@ class _Loop:
         self._model.eval()
         ranks, size = self._training.ranks, self._micro
         share = self._order.validation[ranks.rank :: ranks.size]
-        parts: list[Array] = [np.zeros(0)]
+        parts: list[Array] = []
         for start in range(0, len(share), size):
             rows = share[start : start + size]
             batch = self._training.data.batch(rows, (self._order.seed, 0, 0, start))
             micro = Micro(rows, as_tensors(batch, len(rows)))
             outputs, moved = self._forward(micro)
             parts.append(self._values(outputs, moved))
-        values = np.concatenate(ranks.gathered(np.concatenate(parts)))
+        gathered = [part for share in ranks.gathered(parts) for part in share]
+        values = np.concatenate(gathered) if gathered else np.zeros(0)
         return float(
             values.mean() if self._metric is None else self._metric.summary(values)["value"]
         )

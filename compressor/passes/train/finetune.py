@@ -22,6 +22,9 @@ _BY_METRIC = {
     "accuracy": CROSS_ENTROPY,
     "top5": CROSS_ENTROPY,
     "perplexity": CROSS_ENTROPY,
+    "f1": CROSS_ENTROPY,
+    "token-accuracy": CROSS_ENTROPY,
+    "spearman": MSE,
     "mse": MSE,
     "cosine": MSE,
 }

@@ -9,14 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from ruamel.yaml import YAML
 from safetensors.torch import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
 
+from compressor.calibration.sources.tokens import TokenSource
 from compressor.errors import ModelError
 from compressor.lab.starter import write_starter
+from compressor.progress import quiet_libraries
+from compressor.run.data import check_data, open_data
 from compressor.run.model import open_model
 from compressor.spec.load import load_spec
-from tests.compressor.models.transformers_folders import save
+from tests.compressor.models.transformers_folders import SIZES, save
+
+TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def directory(folder: Path, **config: Any) -> Path:
@@ -101,3 +108,74 @@ def test_inputs_that_nobody_knows_are_left_to_fill_in(tmp_path: Path) -> None:
         "checkpoint": "my model",
     }
     assert "  # inputs: # FILL IN" in (tmp_path / "spec.yaml").read_text()
+
+
+def encoder(folder: Path, auto: str, config: Any, *, tokenizer: bool = True) -> Path:
+    """Save a small encoder, with a tokenizer of two words."""
+    path = folder / "encoder"
+    with quiet_libraries():
+        getattr(transformers, auto).from_config(config).save_pretrained(path)
+    if tokenizer:
+        words = Tokenizer(models.WordLevel({"a": 0, "[PAD]": 1}, unk_token="a"))
+        words.pre_tokenizer = pre_tokenizers.Whitespace()
+        words.enable_padding(pad_id=1)
+        words.save(str(path / "tokenizer.json"))
+    return path
+
+
+def roberta(**more: Any) -> Any:
+    sizes = {**SIZES, "max_position_embeddings": 20, "type_vocab_size": 1, "pad_token_id": 1}
+    return transformers.RobertaConfig(**sizes, **more)
+
+
+@pytest.mark.parametrize(
+    ("auto", "metric"),
+    [
+        ("AutoModel", "embedding"),
+        ("AutoModelForSequenceClassification", "agreement"),
+        ("AutoModelForTokenClassification", "token-accuracy"),
+        ("AutoModelForMaskedLM", "agreement"),
+    ],
+)
+def test_of_an_encoder_of_text(tmp_path: Path, auto: str, metric: str) -> None:
+    path = encoder(tmp_path, auto, roberta())
+    write_starter(path, tmp_path / "spec.yaml")
+    (tmp_path / "calibration.txt").write_text("a a\na\n")
+    (tmp_path / "evaluation.txt").write_text("a a\n")
+    spec = load_spec(tmp_path / "spec.yaml")
+    assert spec.model.factory == f"transformers.{auto}"
+    assert spec.metric == metric
+    assert [step.name for step in spec.passes] == ["fuse", "quantize-static"]
+    assert [export.format for export in spec.exports] == ["onnx"]
+    carrier = open_model(spec).carrier
+    assert [i.name for i in carrier.inputs] == list(TEXT_INPUTS[:2])  # it has one type of tokens
+    data = open_data(spec, carrier.inputs, ())
+    for entry in data.values():
+        check_data(entry, carrier.inputs)
+    assert data["calibration"].first(2)["attention_mask"].tolist() == [[1, 1], [1, 0]]
+    # The first of its positions is padding's.
+    assert spec.data["calibration"].options.length == 18  # type: ignore[union-attr]
+
+
+def test_of_an_encoder_that_answers_questions(tmp_path: Path) -> None:
+    config = transformers.BertConfig(**SIZES, max_position_embeddings=16)
+    path = encoder(tmp_path, "AutoModelForQuestionAnswering", config)
+    (path / "sentence_bert_config.json").write_text('{"max_seq_length": 12}')
+    write_starter(path, tmp_path / "spec.yaml")
+    for role in ("calibration", "evaluation"):
+        (tmp_path / f"{role}.jsonl").write_text('{"question": "a", "context": "a a"}\n')
+    spec = load_spec(tmp_path / "spec.yaml")
+    assert spec.metric == "span-accuracy"
+    assert list(spec.model.inputs) == list(TEXT_INPUTS)
+    options = spec.data["evaluation"].options
+    assert isinstance(options, TokenSource)
+    assert options.length == 12
+    assert next(options.batches(1))["input_ids"].tolist() == [[0, 0, 0]]
+
+
+def test_of_an_encoder_without_a_tokenizer(tmp_path: Path) -> None:
+    path = encoder(tmp_path, "AutoModel", roberta(), tokenizer=False)
+    write_starter(path, tmp_path / "spec.yaml")
+    text = (tmp_path / "spec.yaml").read_text()
+    assert "npz: evaluation.npz" in text
+    assert "quantize-dynamic" in text

@@ -107,3 +107,9 @@ def test_a_size_is_within_half_a_percent(value: int):
 def test_compared_never_hides_a_relative_difference(value: float, other: float):
     texts = formats.compared(value, other, significant=True)
     assert texts[0] != texts[1] or abs(value - other) <= 1e-8 * max(value, other)
+
+
+def test_a_metric_with_its_worst_sample() -> None:
+    assert formats.metric({"value": 0.99821, "unit": "", "worst": 0.9934}) == (
+        "0.9982 (worst 0.9934)"
+    )

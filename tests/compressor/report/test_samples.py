@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from compressor import catalog
 from compressor.calibration.sources.tokens import TokenSource
 from compressor.report.samples import shown_samples
 from compressor.run.data import Data
@@ -103,14 +104,29 @@ def test_what_is_neither_picture_nor_text_has_its_number():
 def test_text_is_decoded_up_to_the_decision():
     pytest.importorskip("tokenizers")
     folder = ROOT / "samples" / "tiny-llama"
-    from compressor.calibration.sources import tokens
+    from compressor.calibration.sources import tokenizer, tokens
 
     kinds = [c for c in vars(tokens).values() if isinstance(c, type) and issubclass(c, TokenSource)]
     text = next(c for c in kinds if getattr(c, "suffix", None) == ".txt")
     source = text(path=folder / "evaluation.txt", tokenizer=folder / "checkpoint", length=32)
     batch = next(iter(source.batches(1)))
-    tokenizer = tokens.open_tokenizer(folder / "checkpoint")
+    opened = tokenizer.open_tokenizer(folder / "checkpoint")
     entry = report(0, place=9)
     (sample,) = shown_samples(entry, replace(data(source), target="labels"))
-    assert sample.text == tokenizer.decode(batch["input_ids"][0][:10].tolist())
-    assert sample.answers[0] == f"“{tokenizer.decode([1])}”"
+    assert sample.text == opened.decode(batch["input_ids"][0][:10].tolist())
+    assert sample.answers[0] == f"“{opened.decode([1])}”"
+
+
+def test_lines_of_text_are_shown_as_they_are(tmp_path: Path):
+    pytest.importorskip("tokenizers")
+    (tmp_path / "lines.txt").write_text("What light\nthrough yonder window\n")
+    source = catalog.load("source", "text")(
+        path=tmp_path / "lines.txt",
+        tokenizer=ROOT / "samples" / "tiny-llama" / "checkpoint",
+        samples_per="line",
+        length=64,
+        fields={"mask": "attention_mask", "ids": "input_ids"},
+    )
+    (sample,) = shown_samples(report(1), replace(data(source), batch=1))
+    assert sample.text == "through yonder window"
+    assert sample.answers == ("1", "2")  # classes, not tokens

@@ -1,0 +1,101 @@
+"""The parts of a starter spec for an encoder of text, whose samples are lines of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compressor.calibration.sources.tokenizer import beside
+from compressor.lab.starter_parts import LINES, LINES_OF, OF_PAIRS, OF_TEXT, TEXT_INPUTS
+from compressor.types.tensors import TensorSpec
+
+_MOST_TOKENS = 512
+_WITH_LABELS = "With answers in the data (`jsonl`, `target`): "
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What a kind of network is judged by without labels, and why."""
+
+    metric: str
+    why: str
+    pairs: bool = False
+
+
+_OTHERS = _Task(
+    "embedding",
+    "The cosine between the float model's and each artifact's embedding of a text: the mean over "
+    "its\n# tokens. The mean of all samples and the worst.",
+)
+_TASKS = {
+    "AutoModelForSequenceClassification": _Task(
+        "agreement",
+        f"The share of answers that are the float model's. {_WITH_LABELS}\n# accuracy or f1, for "
+        "scores spearman.",
+    ),
+    "AutoModelForTokenClassification": _Task(
+        "token-accuracy",
+        f"The share of tokens with the float model's answer. {_WITH_LABELS}\n# the right one's; or "
+        "f1.",
+    ),
+    "AutoModelForQuestionAnswering": _Task(
+        "span-accuracy",
+        "The share of answers whose first and last token are the float model's.",
+        pairs=True,
+    ),
+    "AutoModelForMaskedLM": _Task(
+        "agreement", "The share of tokens for which the float model expects the same word."
+    ),
+}
+
+
+def text_data(
+    model: Path, place: str, auto_class: str, inputs: Sequence[TensorSpec], longest: int | None
+) -> str:
+    """Return the rest of the part ``model``, and the parts ``data`` and ``metric``.
+
+    Args:
+        place: the model's path as YAML.
+        inputs: that the model takes.
+        longest: tokens that it can take; ``None`` if that is not known.
+    """
+    task = _TASKS.get(auto_class, _OTHERS)
+    names = ", ".join(f"{i.name}: {i.name}" for i in inputs)
+    fields = "    field: question\n    text-pair: context\n" if task.pairs else ""
+    kind = "jsonl" if task.pairs else "text"
+    calibration, evaluation = (
+        LINES_OF.format(
+            kind=kind,
+            file=f"{role}.{'jsonl' if task.pairs else 'txt'}",
+            model=place,
+            length=_length(model, longest),
+            fields=fields,
+            mapping=names,
+        )
+        for role in ("calibration", "evaluation")
+    )
+    return TEXT_INPUTS.format(inputs="\n".join(map(_input, inputs))) + LINES.format(
+        more=OF_PAIRS if task.pairs else OF_TEXT,
+        calibration=calibration,
+        evaluation=evaluation,
+        why=task.why,
+        metric=task.metric,
+    )
+
+
+def _input(spec: TensorSpec) -> str:
+    return f"    {spec.name}: {{shape: [{', '.join(map(str, spec.shape))}], dtype: {spec.dtype}}}"
+
+
+def _length(model: Path, longest: int | None) -> int:
+    """Return how many tokens the model was made for, at most 512."""
+    stated: list[Mapping[str, Any]] = [
+        beside(model, name) for name in ("sentence_bert_config.json", "tokenizer_config.json")
+    ]
+    limits = [
+        longest,
+        *(s.get(key) for s in stated for key in ("max_seq_length", "model_max_length")),
+    ]
+    return min([_MOST_TOKENS, *(n for n in limits if type(n) is int and n > 0)])

@@ -1,0 +1,64 @@
+"""Whether a model reads text as a spec gives it: windows of one stream are for causal models.
+
+An encoder has never seen such a stream: each of its samples begins and ends with special tokens,
+and it reads every token with all that follow it. Ranges from windows are not those that it will
+have, and nothing else would show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from compressor.calibration.sources.tokens import TokenSource
+from compressor.errors import SpecError
+from compressor.models.transformers.carrier import auto_class_name
+from compressor.models.transformers.networks import is_causal, read_config
+from compressor.spec.keys import MetricKeys
+from compressor.spec.load import DataEntry, Spec
+
+_REMEDY = "set samples-per: line, and give one sample a line"
+_LANGUAGE = "perplexity"  # judges what follows each token: the model is meant as a causal one
+
+
+def check_windows(spec: Spec) -> None:
+    """Check that text is cut into windows for a causal model only, as far as that is known.
+
+    Raises:
+        SpecError: the model reads each token with those that follow it.
+    """
+    for entry in _windows(spec):
+        if _causal(spec) is False:
+            raise SpecError(
+                f"data.{entry.role}",
+                "cuts text into windows of one stream without special tokens, and the model is no "
+                "causal language model",
+                _REMEDY,
+                where=entry.where,
+            )
+
+
+def window_doubts(spec: Spec) -> list[str]:
+    """Return a warning for text in windows where it is not known whether the model is causal."""
+    metric = spec.metric.name if isinstance(spec.metric, MetricKeys) else spec.metric
+    if metric == _LANGUAGE:
+        return []
+    roles = [entry.role for entry in _windows(spec) if _causal(spec) is None]
+    return [
+        f"data.{role}: text is cut into windows, as causal language models read it; whether this "
+        "model is one is not known. For an encoder, set samples-per: line"
+        for role in roles
+    ]
+
+
+def _windows(spec: Spec) -> Iterator[DataEntry]:
+    for entry in spec.data.values():
+        if isinstance(entry.options, TokenSource) and entry.options.in_windows:
+            yield entry
+
+
+def _causal(spec: Spec) -> bool | None:
+    """Return whether the model is causal; ``None`` where nothing says so, as in an ONNX file."""
+    named = spec.model.factory is not None and auto_class_name(spec.model.factory) is not None
+    if not named or spec.checkpoint is None:
+        return None
+    return is_causal(read_config(spec.checkpoint), spec.model.part)

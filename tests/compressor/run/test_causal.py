@@ -1,0 +1,84 @@
+"""Text in windows is for causal models: an error where it is given to another, a doubt where none
+knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models
+
+from compressor.errors import SpecError
+from compressor.models.transformers.networks import is_causal
+from compressor.run.causal import check_windows, window_doubts
+from compressor.spec.load import Spec, load_spec
+from tests.compressor.models.transformers_folders import change, save
+
+
+@pytest.mark.parametrize(
+    ("config", "part", "causal"),
+    [
+        ({"model_type": "llama"}, None, True),
+        ({"model_type": "gpt2"}, None, True),
+        ({"model_type": "bert"}, None, False),
+        ({"model_type": "bert", "is_decoder": True}, None, True),
+        ({"model_type": "roberta", "is_decoder": False}, None, False),
+        ({"model_type": "modernbert"}, None, False),
+        ({"model_type": "t5", "is_encoder_decoder": True}, None, None),
+        ({"model_type": "t5", "is_encoder_decoder": True}, "encoder", False),
+        ({"model_type": "bart", "is_encoder_decoder": True}, "model.decoder", None),
+        ({"model_type": "clip_text_model"}, None, None),
+    ],
+)
+def test_what_a_configuration_says(
+    config: dict[str, Any], part: str | None, causal: bool | None
+) -> None:
+    assert is_causal(config, part) is causal
+
+
+def spec(folder: Path, model: str, *more: str, data: str = "") -> Spec:
+    (folder / "lines.txt").write_text("abc\n")
+    tokenizer = folder / "tokenizer.json"
+    Tokenizer(models.BPE({"a": 0, "?": 1}, [], unk_token="?")).save(str(tokenizer))
+    path = folder / "spec.yaml"
+    lines = [
+        "version: 1",
+        "name: text",
+        f"model: {model}",
+        "data:",
+        f"  calibration: {{text: lines.txt, tokenizer: tokenizer.json, length: 1{data}}}",
+        *more,
+        "exports: [{format: onnx}]",
+    ]
+    path.write_text("\n".join(lines))
+    return load_spec(path)
+
+
+BERT = "{factory: transformers.AutoModelForSequenceClassification, checkpoint: bert}"
+
+
+def test_windows_for_an_encoder_are_an_error(tmp_path: Path) -> None:
+    save(tmp_path / "bert", "bert")
+    with pytest.raises(
+        SpecError,
+        match=r"spec\.yaml:5: data\.calibration: cuts text into windows .* no causal language "
+        "model; set samples-per: line",
+    ):
+        check_windows(spec(tmp_path, BERT))
+    lines = spec(tmp_path, BERT, data=", samples-per: line, padding: length")
+    check_windows(lines)
+    assert not window_doubts(lines)
+    change(tmp_path / "bert", is_decoder=True)
+    check_windows(spec(tmp_path, BERT))
+
+
+def test_windows_for_a_model_of_which_nothing_is_known(tmp_path: Path) -> None:
+    unknown = spec(tmp_path, "{onnx: model.onnx}")
+    check_windows(unknown)
+    (doubt,) = window_doubts(unknown)
+    assert doubt.startswith("data.calibration: text is cut into windows")
+    assert "set samples-per: line" in doubt
+    # What is judged by the next token is meant as a causal model.
+    assert not window_doubts(spec(tmp_path, "{onnx: model.onnx}", "metric: perplexity"))
+    assert not window_doubts(spec(tmp_path, "{onnx: m.onnx}", "metric: {name: perplexity}"))
