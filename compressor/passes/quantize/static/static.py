@@ -46,7 +46,7 @@ class QuantizeStatic(GraphPass):
     """
 
     name: ClassVar[str] = "quantize-static"
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.GRAPH, Capability.RUN})
     source: ClassVar[str] = (
         "Jacob et al. 2017 (arXiv:1712.05877) sections 2 and 3; "
@@ -124,6 +124,7 @@ class QuantizeStatic(GraphPass):
             self.activations,
             self.layers,
             faster=True,
+            samples=context.shapes,
         )
 
     def _quantized(
