@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from compressor.passes.quantize.static.placement import ORT_CPU, TENSORRT, place
 from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.types.passes import Outcome, PassContext
 from tests.compressor.graph.channels.channel_graphs import graph
-from tests.compressor.passes.quantize.static_models import sqnr, statistics
+from tests.compressor.passes.quantize.static_models import runtime_operators, sqnr, statistics
 from tests.compressor.tiny_project import Project
 
 ORT = PassContext(targets=frozenset({"ort-cpu"}))
@@ -256,8 +257,8 @@ def test_lengths_that_the_graph_computes_are_known():
     text = """(float[N, 16, 8, width] x) => (float[N, t, 24] y) {
         a = Conv<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(x, conv)
         s = Shape(a) first = Constant<value = int64[1] {0}>() n = Gather(s, first)
-        rest = Constant<value_ints = [-1, 16]>() form = Concat<axis = 0>(n, rest) t = Reshape(a, form)
-        y = MatMul(t, fc)
+        rest = Constant<value_ints = [-1, 16]>() form = Concat<axis = 0>(n, rest)
+        t = Reshape(a, form) y = MatMul(t, fc)
     }"""
     model = graph(text, {"conv": (16, 16, 3, 3), "fc": (16, 24)})
     for node in model.graph:
@@ -309,6 +310,21 @@ def test_convolutions_of_sequences_have_no_blocks_and_are_faster_as_integers():
         cost = CostModel(ORT_CPU_LATENCY, typical_shapes(model)).cost(model.graph[0])
         assert cost.floating == pytest.approx(floating, rel=0.2)
         assert cost.integer == pytest.approx(integer, rel=0.2)
+
+
+def test_a_product_with_a_bias_behind_it_is_one_of_integers(tmp_path: Path):
+    # ONNX Runtime merges the two, and turned the weight into floats in every run.
+    text = """(float[N, 64] x) => (float[N, 48] y) { a = MatMul(x, fc) y = Add(b, a) }"""
+    model = OnnxCarrier(graph(text, {"fc": (64, 48), "b": (48,)}))
+    adapted = ALL.adapted(model, ORT)
+    assert isinstance(adapted, OnnxCarrier)
+    batches = [{"x": np.random.default_rng(3).standard_normal((32, 64), np.float32)}]
+    after = ALL.apply(adapted, ORT, statistics(ALL, adapted, ORT, batches)).carrier
+    operators = runtime_operators(after, tmp_path)
+    assert operators["QGemm"] == 1
+    assert "DequantizeLinear" not in operators
+    (ours,), (theirs,) = (list(m.runner().run(batches[0]).values()) for m in (after, model))
+    assert sqnr(theirs, ours) > 30
 
 
 def test_other_targets_have_no_predictions():
