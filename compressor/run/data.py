@@ -209,8 +209,8 @@ def _open(spec: Spec, entry: DataEntry, inputs: Sequence[TensorSpec]) -> Data:
 
 def check_data(
     data: Data, inputs: Sequence[TensorSpec], limits: Mapping[str, int] | None = None
-) -> None:
-    """Read the headers and one sample, and compare them with the model's inputs.
+) -> Batch:
+    """Read the headers and one sample, which is returned, and compare them with a model's inputs.
 
     Args:
         limits: the number of rows of the table that an input indexes, by input.
@@ -254,6 +254,7 @@ def check_data(
                     f"has {info.samples} samples, and the model takes {fixed} at a time",
                     f"set samples: {whole}" if whole else f"give at least {fixed} samples",
                 )
+    return sample
 
 
 def _check_batch(data: Data, sample: Batch, inputs: Sequence[TensorSpec]) -> None:

@@ -134,8 +134,7 @@ def make_plan(spec: Spec) -> Plan:
     _check_data_is_of_use(spec, carrier)
     data = open_data(spec, carrier.inputs, carrier.outputs)
     limits = index_limits(carrier.graph()) if Capability.GRAPH in carrier.offers else {}
-    for entry in data.values():
-        check_data(entry, carrier.inputs, limits)
+    samples = {role: check_data(entry, carrier.inputs, limits) for role, entry in data.items()}
     metric = _metric(spec, data)
     if metric is not None and not data["evaluation"].feeds and Capability.GRAPH in carrier.offers:
         metric.check_outputs(
@@ -147,7 +146,10 @@ def make_plan(spec: Spec) -> Plan:
     training_metric = metric or _training_metric(spec, data)
     targets = frozenset[str]().union(*(e.targets for e in spec.exports))
     context = PassContext(
-        spec.seed, targets, None if training_metric is None else training_metric.name
+        spec.seed,
+        targets,
+        None if training_metric is None else training_metric.name,
+        {name: array.shape for name, array in samples.get("calibration", {}).items()},
     )
     passes: list[PassPlan] = []
     float_model, guessed = carrier, False

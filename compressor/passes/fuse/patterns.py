@@ -21,6 +21,7 @@ from compressor.passes.fuse.draft import (
     replace,
     scalar,
 )
+from compressor.types.carrier import Carrier
 
 _CUBE = 0.044715
 
@@ -312,6 +313,21 @@ def matmul_to_gemm(node: ir.Node, draft: Draft) -> bool:  # noqa: ARG001
         node_graph(product).remove(product, safe=True)
         return True
     return False
+
+
+def with_gemms(carrier: Carrier) -> Carrier:
+    """Return a model in which products of matrices and their biases are one operator.
+
+    ONNX Runtime merges the two anyway, and has no integer kernel for what that leaves of codes: it
+    turns the whole weight into floats in every run. A model without any is returned as it is.
+    """
+    draft = Draft(carrier.graph().clone())
+    merged = [matmul_to_gemm(node, draft) for node in list(draft.model.graph)]
+    if not any(merged):
+        return carrier
+    for node in draft.model.graph:
+        node.name = node.name or f"node_{node.outputs[0].name}"
+    return carrier.with_graph(draft.model)
 
 
 _IMAGE_RANKS = (4, 5)

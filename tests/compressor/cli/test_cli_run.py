@@ -38,7 +38,7 @@ data:
   evaluation: {npz: data.npz, inputs: {image: image}}
 passes:
   - {pass: fuse}
-  - {pass: quantize-static}
+  - {pass: quantize-static, layers: [{match: "*"}]}
 exports:
   - {format: safetensors}
   - {format: onnx}

@@ -34,7 +34,7 @@ POINTS = {"first": (64, 64, 1, 1), "second": (64, 64, 1, 1)}
 
 
 def quantized(model: ir.Model, **options: object) -> ir.Model:
-    declared = QuantizeStatic.model_validate(options, strict=False)
+    declared = QuantizeStatic.model_validate({"layers": [{"match": "*"}], **options}, strict=False)
     carrier = OnnxCarrier(model)
     shape = [d if isinstance(d, int) else 2 for d in carrier.inputs[0].shape]
     batches = [{"x": np.random.default_rng(3).standard_normal(shape, np.float32)}]
@@ -109,7 +109,9 @@ def test_a_layer_of_floats_behind_codes_has_its_weight_ready(tmp_path):
     text = """(float[1, 64, 32, 32] x) => (float[1, 64, 32, 32] y) {
         a = Conv<kernel_shape = [1, 1]>(x, first) y = Conv<kernel_shape = [1, 1]>(a, second)
     }"""
-    half = quantized(graph(text, POINTS), layers=[{"match": "second", "skip": True}])
+    half = quantized(
+        graph(text, POINTS), layers=[{"match": "second", "skip": True}, {"match": "*"}]
+    )
     (layer,) = (layer for layer, _ in layers_with_nodes(half) if layer.name == "second")
     tensor = half.graph.initializers["second"].const_value
     assert tensor is not None

@@ -124,7 +124,7 @@ def test_rules_by_node_or_initializer(tmp_path: Path, declared: Any, match: str)
 def test_settings_of_a_rule_by_node(tmp_path: Path) -> None:
     carrier = hand_made(tmp_path, "", ("w1.weight", "w2.weight"))
     declared = QuantizeStatic.model_validate(
-        {"layers": ({"match": "second", "bits": 4, "activation_bits": 4},)}
+        {"layers": ({"match": "second", "bits": 4, "activation_bits": 4}, {"match": "*"})}
     )
     rows = declared.survey(carrier, PassContext()).layers
     assert [row.action for row in rows] == ["int8/channel x uint8", "int4/channel x uint4"]

@@ -9,7 +9,7 @@ from tests.compressor.tiny_project import Project
 
 @pytest.fixture
 def quantized(on_onnx: Project) -> Project:
-    on_onnx.spec["passes"] = [{"pass": "quantize-static"}]
+    on_onnx.spec["passes"] = [{"pass": "quantize-static", "layers": [{"match": "*"}]}]
     on_onnx.spec["exports"] = [{"format": "onnx"}, {"format": "safetensors"}]
     on_onnx.run()
     return on_onnx

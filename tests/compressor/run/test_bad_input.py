@@ -168,7 +168,7 @@ def test_calibration_data_with_infinity(on_onnx: Project):
     images = sample_images(2)
     images[37, 0, 3, 3] = np.inf
     np.savez(on_onnx.folder / "calib.npz", image=images)
-    on_onnx.spec["passes"] = [{"pass": "quantize-static", "weights": {"rounding": "nearest"}}]
+    on_onnx.spec["passes"] = [{"pass": "quantize-static", "layers": [{"match": "*"}]}]
     message = refused(on_onnx, 3)
     assert "tensor 'image': 1 of 1024 values are not finite, the first in sample 37; " in message
     assert message.startswith("error: FOLDER/spec.yaml:")

@@ -43,6 +43,7 @@ STATIC: dict[str, Any] = {
     "pass": "quantize-static",
     "weights": {"rounding": "nearest"},
     "activations": {"observer": "min-max"},
+    "layers": [{"match": "*"}],
 }
 TRANSFORM = """\
 from tiny_blocks import SCALE

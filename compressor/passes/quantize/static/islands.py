@@ -16,16 +16,14 @@ from typing import Any
 import onnx_ir as ir
 
 from compressor.graph.operators import operator
-from compressor.passes.quantize.static.latency import CostModel, typical_shapes
+from compressor.passes.quantize.static.latency import CostModel, Shapes, typical_shapes
 from compressor.passes.quantize.static.placement import Profile, absorbing, computes_join, place
 from compressor.types.layers import Layer
 
 _CODES, _FLOATS = "codes", "floats"
 """The ends of the network: codes have their channels last, floats do not."""
 _MOVES = ("some", "padded")
-# How much longer a simpler choice may take, relatively and in nanoseconds: predictions are not more
-# exact, and a call of the runtime takes some microseconds by itself.
-_NEAR, _LITTLE = 1.05, 25_000
+_NEAR = 1.05  # how much longer a simpler choice may take: predictions are not more exact
 
 
 @dataclass(frozen=True)
@@ -73,8 +71,12 @@ def choose(
     readers: Mapping[ir.Node, Layer],
     names: Collection[str],
     forced: Collection[str],
+    samples: Shapes | None = None,
 ) -> Choice | None:
     """Choose the layers that become integer; ``None`` if all should, or times are not known.
+
+    Where integers are not predicted to gain more than predictions are off, floats stay: they take
+    as many bytes, and round no activation.
 
     Args:
         model: a graph.
@@ -82,10 +84,11 @@ def choose(
         readers: the layer that each node multiplies with.
         names: the layers that may become integer.
         forced: those of them that do in any case.
+        samples: shapes of inputs in the calibration data, by name.
     """
     if profile.latency is None:
         return None
-    shapes = typical_shapes(model)
+    shapes = typical_shapes(model, samples)
     kernels = kernels_of(model, profile, readers, names)
     if not kernels.layers or any(n.outputs[0].name not in shapes for n in kernels.layers):
         return None
@@ -96,8 +99,8 @@ def choose(
     usual = network.cut(layers | kernels.usual, kernels.joins - kernels.usual)
     every, none = network.cut(layers), network.cut(pinned, layers - pinned)
     least = network.cut(pinned)
-    bar = max(_NEAR * least.time, least.time + _LITTLE)
-    chosen = next(c for c in (usual, every, none, least) if c.time <= bar)
+    simpler = (usual, every) if pinned == layers else (none, usual, every)
+    chosen = next(c for c in (*simpler, least) if c.time <= _NEAR * least.time)
     if chosen is usual:
         return None
     floats: dict[str, float] = {}

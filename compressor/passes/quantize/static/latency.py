@@ -14,8 +14,8 @@ import onnx_ir as ir
 
 from compressor.graph.layers import layer_of
 from compressor.graph.operators import operator
-from compressor.graph.plain import infer_shapes
-from compressor.graph.values import dims
+from compressor.graph.plain import with_shapes
+from compressor.graph.values import static_shape
 from compressor.types.layers import Layer
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -23,30 +23,33 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 _TYPICAL = 128  # length of an axis that the model leaves open, such as the side of an image
+_UNNAMED = str(ir.SymbolicDim(None))
+_IMAGE_RANK = 4
 
 
-def typical_shapes(model: ir.Model) -> Shapes:
+def typical_shapes(model: ir.Model, samples: Shapes | None = None) -> Shapes:
     """Return the shapes of one sample, as far as they are known.
 
-    Open axes of inputs have a typical length.
+    Args:
+        model: a graph, which is not changed.
+        samples: shapes of inputs in the calibration data, by name; open axes of other inputs have a
+            typical length.
     """
-    inputs = [value.shape for value in model.graph.inputs]
-    if any(isinstance(d, ir.SymbolicDim) for s in inputs if s is not None for d in s[1:]):
-        model = model.clone()
-        for node in model.graph:
-            for value in node.outputs:
-                value.shape = None
-        for value in model.graph.inputs:
-            alone, typical = dims(value), dims(value, _TYPICAL)
-            if alone is not None and typical is not None:
-                value.shape = ir.Shape((*alone[:1], *typical[1:]))
-        infer_shapes(model)
-    shapes = {}
-    for value in (*model.graph.inputs, *(v for node in model.graph for v in node.outputs)):
-        shape = dims(value)
-        if shape is not None:
-            shapes[value.name or ""] = shape
-    return shapes
+    symbols = {str(v.shape[0]) for v in model.graph.inputs if v.shape} - {_UNNAMED}
+    lengths: dict[str, tuple[int, ...]] = {}
+    for value in model.graph.inputs:
+        name, axes = value.name or "", tuple(value.shape or ())
+        sample = (samples or {}).get(name)
+        if sample is None or len(sample) != len(axes):
+            ones = [i == 0 or str(axis) in symbols for i, axis in enumerate(axes)]
+            sample = tuple(1 if one else _TYPICAL for one in ones)
+        pairs = zip(axes, sample, strict=True)
+        lengths[name] = tuple(d if isinstance(d, int) else n for d, n in pairs)
+    values = [*model.graph.inputs, *(v for node in model.graph for v in node.outputs)]
+    if any(v.shape is None or not v.shape.is_static() for v in values):
+        model = with_shapes(model, lengths)
+        values = [*model.graph.inputs, *(v for node in model.graph for v in node.outputs)]
+    return {v.name or "": shape for v in values if (shape := static_shape(v)) is not None}
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class Rates:
         mac: for each multiply-accumulate.
         read: for each element of a window, whatever the number of output channels.
         tap: for each place of a window, whatever the number of channels.
+        row: for each row of a window, whatever its length and the number of channels.
         output: for each element that it writes.
         entry: for each element of what it reads.
         weight: for each weight.
@@ -67,6 +71,7 @@ class Rates:
     mac: float
     read: float = 0.0
     tap: float = 0.0
+    row: float = 0.0
     output: float = 0.0
     entry: float = 0.0
     weight: float = 0.0
@@ -80,8 +85,11 @@ class Latency:
         block: channels that a float convolution computes at a time.
         few: input channels up to which it takes them as they are.
         lanes: channels that an integer depthwise convolution computes at a time.
-        dense: rates of a float convolution.
-        depthwise: rates of a float depthwise convolution.
+        dense: rates of a float convolution of images.
+        depthwise: rates of a float depthwise convolution of images.
+        plain: rates of a float convolution of sequences and volumes, which has no blocks.
+        plain_group: nanoseconds for each group of such a convolution.
+        plain_depthwise: rates where each group has one channel.
         product: rates of a float matrix product.
         integer_dense: rates of an integer convolution of four channels, or a multiple, or of 1 x 1.
         integer_copied: rates where windows must be copied first: other numbers of channels.
@@ -108,6 +116,9 @@ class Latency:
     lanes: int
     dense: Rates
     depthwise: Rates
+    plain: Rates
+    plain_group: float
+    plain_depthwise: Rates
     product: Rates
     integer_dense: Rates
     integer_copied: Rates
@@ -136,11 +147,14 @@ ORT_CPU_LATENCY = Latency(
     block=16,
     few=15,
     lanes=16,
-    dense=Rates(call=1500, mac=0.0072, read=0.055, output=0.03),
+    dense=Rates(call=1500, mac=0.0072, read=0.055, output=0.03, weight=0.05),
     depthwise=Rates(call=1500, mac=0.0125, output=0.02, entry=0.02),
+    plain=Rates(call=1500, mac=0.0085, read=0.08, output=0.12, weight=0.17),
+    plain_group=60,
+    plain_depthwise=Rates(call=1500, mac=0.112),
     product=Rates(call=1500, mac=0.0078, weight=0.07, output=0.05),
-    integer_dense=Rates(call=2500, mac=0.0019, tap=0.8, output=0.05),
-    integer_copied=Rates(call=2500, mac=0.0019, tap=1.8, output=0.05),
+    integer_dense=Rates(call=2500, mac=0.0019, tap=0.8, output=0.05, weight=0.012),
+    integer_copied=Rates(call=2500, mac=0.0019, row=5.6, output=0.05, weight=0.012),
     integer_depthwise=Rates(call=2500, mac=0.0145, tap=0.8, output=0.02),
     integer_depthwise_rest=Rates(call=2500, mac=0.055, tap=0.8, output=0.08),
     integer_product=Rates(call=2500, mac=0.0019, weight=0.045, output=0.10),
@@ -200,7 +214,7 @@ class CostModel:
     def is_image(self, value: ir.Value) -> bool:
         """Whether the order of a value's axes matters to convolutions."""
         shape = self._shapes.get(value.name or "", ())
-        return len(shape) == 4 and prod(shape[2:]) > 1
+        return len(shape) in (_IMAGE_RANK - 1, _IMAGE_RANK) and prod(shape[2:]) > 1
 
     def cost(self, node: ir.Node) -> Cost:
         """Return the times of a node."""
@@ -214,25 +228,29 @@ class CostModel:
         output = self._shapes.get(node.outputs[0].name or "", ())
         pixels = output[0] * prod(output[2:]) if output else 0
         entry = self.elements(node.inputs[0])
-        taps, rows = prod(layer.shape[2:]), layer.rows
-        if groups > 1 and layer.shape[1] == 1 and rows == groups:
-            blocked = _ceil(rows, facts.block) / rows
+        taps, rows, columns = prod(layer.shape[2:]), layer.rows, layer.shape[1]
+        plain = len(layer.shape) != _IMAGE_RANK
+        if groups > 1 and columns == 1 and rows == groups:
+            blocked = 1.0 if plain else _ceil(rows, facts.block) / rows
             full = facts.integer_depthwise if rows % facts.lanes == 0 else None
-            integer = full or facts.integer_depthwise_rest
-            work = _Work(pixels * rows * taps, 0, pixels * taps, pixels * rows, entry)
-            return Cost(work.time(facts.depthwise, blocked), work.time(integer))
-        columns = layer.shape[1]
+            work = _Work(pixels * rows * taps, 0, pixels * taps, 0, pixels * rows, entry)
+            floating = work.time(facts.plain_depthwise if plain else facts.depthwise, blocked)
+            integer = work.time(full or facts.integer_depthwise_rest)
+            return Cost(floating + plain * facts.plain_group * groups, integer)
         wide = columns if columns <= facts.few else _ceil(columns, facts.block)
-        blocked = wide * _ceil(rows, facts.block) / (columns * rows)
+        blocked = 1.0 if plain else wide * _ceil(rows, facts.block) / (columns * rows)
         copied = taps > 1 and columns % 4
         work = _Work(
             macs=pixels * rows * columns * taps,
             reads=pixels * columns * taps * groups,
             taps=pixels * taps * groups if taps > 1 else 0,
+            rows=pixels * prod(layer.shape[2:-1]) * groups,
             outputs=pixels * rows,
+            weights=layer.parameters,
         )
-        integer = facts.integer_copied if copied else facts.integer_dense
-        return Cost(work.time(facts.dense, blocked), work.time(integer))
+        floating = work.time(facts.plain if plain else facts.dense, blocked)
+        integer = work.time(facts.integer_copied if copied else facts.integer_dense)
+        return Cost(floating + plain * facts.plain_group * groups, integer)
 
     def _product(self, layer: Layer) -> Cost:
         outputs = prod(self._shapes.get(layer.output, (0,)))
@@ -259,7 +277,9 @@ class CostModel:
         elif row.arithmetic == "*":
             integer = facts.multiplied
         shapes = {self._shapes.get(v.name or "") for v in node.inputs if v is not None}
-        spread = row.family == "binary" and len(shapes) > 1 and self.is_image(node.outputs[0])
+        output = node.outputs[0]
+        blocks = self.is_image(output) and len(self._shapes[output.name or ""]) == _IMAGE_RANK
+        spread = row.family == "binary" and len(shapes) > 1 and blocks
         unblocked = 2 * facts.call + facts.layout * most if spread else 0.0
         return Cost(facts.call + rate * most, facts.call + integer * most, unblocked)
 
@@ -279,15 +299,17 @@ class _Work:
     macs: int
     reads: int = 0
     taps: int = 0
+    rows: int = 0
     outputs: int = 0
     entries: int = 0
     weights: int = 0
 
     def time(self, rates: Rates, blocked: float = 1.0) -> float:
         """Return nanoseconds; blocks of channels that are not full make products more."""
-        moved = self.reads * rates.read + self.taps * rates.tap + self.outputs * rates.output
-        stored = self.entries * rates.entry + self.weights * rates.weight
-        return rates.call + self.macs * blocked * rates.mac + moved + stored
+        windows = self.reads * rates.read + self.taps * rates.tap + self.rows * rates.row
+        whole = self.outputs * rates.output + self.entries * rates.entry
+        macs = self.macs * blocked * rates.mac
+        return rates.call + macs + windows + whole + self.weights * rates.weight
 
 
 def _ceil(size: int, block: int) -> int:

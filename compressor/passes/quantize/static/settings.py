@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -62,6 +62,8 @@ class StaticSettings:
     activations: ActivationOptions
     rules: Sequence[QuantizeRule]
     faster: bool = False  # layers that the target computes faster as floats stay floats
+    # shapes of inputs in the calibration data, by name
+    samples: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def symmetric(self) -> bool:
@@ -178,7 +180,7 @@ class StaticSettings:
         if not self.faster or {self.weights.bits, self.activations.bits} != {_BYTE}:
             return None
         forced = [name for name in names if rules[name] is not None]
-        return choose(model, self.profile, readers, names, forced)
+        return choose(model, self.profile, readers, names, forced, self.samples)
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,6 +17,7 @@ from compressor.graph.editing import Editor
 from compressor.graph.layers import moment_request
 from compressor.graph.stored_weights import is_quantized
 from compressor.models.layer_uses import computed_weights
+from compressor.passes.fuse.patterns import with_gemms
 from compressor.passes.quantize.cast.rewrite import in_single
 from compressor.passes.quantize.maths.affine import absmax_parameters, mse_parameters, quantize
 from compressor.passes.quantize.maths.gptq import gptq
@@ -46,7 +47,7 @@ class QuantizeStatic(GraphPass):
     """
 
     name: ClassVar[str] = "quantize-static"
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.GRAPH, Capability.RUN})
     source: ClassVar[str] = (
         "Jacob et al. 2017 (arXiv:1712.05877) sections 2 and 3; "
@@ -64,8 +65,9 @@ class QuantizeStatic(GraphPass):
     )
 
     def adapted(self, carrier: Carrier, context: PassContext) -> Carrier:
-        """Return the model with what it computes in half precision in float32."""
-        return in_single(carrier)
+        """Return the model with float32 in place of half precision, and biases in products."""
+        single = in_single(carrier)
+        return with_gemms(single) if profile_for(context.targets).integer_bias else single
 
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Choose the layers, and ask for ranges and second moments."""
@@ -124,6 +126,7 @@ class QuantizeStatic(GraphPass):
             self.activations,
             self.layers,
             faster=True,
+            samples=context.shapes,
         )
 
     def _quantized(

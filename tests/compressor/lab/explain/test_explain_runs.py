@@ -17,7 +17,7 @@ from compressor.run import attribution
 from compressor.run.felt_noise import Feeling
 from tests.compressor.tiny_project import Project
 
-QUANTIZE = {"pass": "quantize-static"}
+QUANTIZE = {"pass": "quantize-static", "layers": [{"match": "*"}]}
 MEASURE = ("--method", "leave-one-out")
 
 

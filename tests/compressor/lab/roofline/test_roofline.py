@@ -16,6 +16,8 @@ from tests.compressor.tiny_project import Project, tiny_onnx
 
 LAYERS = ["conv1", "conv2", "fc"]
 
+STATIC = {"pass": "quantize-static", "layers": [{"match": "*"}]}
+
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +64,10 @@ def test_layers_have_work_and_time(model: str, batch: int):
 
 
 def test_a_quantized_run_and_its_float_model(on_torch: Project, monkeypatch: pytest.MonkeyPatch):
-    on_torch.spec["passes"] = [{"pass": "fuse"}, {"pass": "quantize-static"}]
+    on_torch.spec["passes"] = [
+        {"pass": "fuse"},
+        {"pass": "quantize-static", "layers": [{"match": "*"}]},
+    ]
     on_torch.run()
     monkeypatch.chdir(on_torch.folder)
     done = {row["name"]: row for row in document(str(on_torch.output))["operators"]}

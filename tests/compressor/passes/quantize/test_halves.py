@@ -25,6 +25,7 @@ from tests.compressor.passes.quantize.test_quantized_again import applied
 from tests.compressor.tiny_project import Project, onnx_project
 
 CONTEXT = PassContext(targets=frozenset({"ort-cpu"}))
+STATIC = {"pass": "quantize-static", "layers": [{"match": "*"}]}
 HALVES: dict[str, tuple[int, Any]] = {
     "float16": (TensorProto.FLOAT16, np.float16),
     "bfloat16": (TensorProto.BFLOAT16, ml_dtypes.bfloat16),
@@ -108,7 +109,10 @@ def project(tmp_path: Path, spine: None) -> Project:
 def test_a_run_from_file_to_report(project: Project, half: str) -> None:
     file = project.folder / "tiny.onnx"
     onnx.save(halved(onnx.load(file), half, ends=False), file)
-    project.spec["passes"] = [{"pass": "fuse"}, {"pass": "quantize-static"}]
+    project.spec["passes"] = [
+        {"pass": "fuse"},
+        {"pass": "quantize-static", "layers": [{"match": "*"}]},
+    ]
     plan = project.plan()
     assert [row.actions[-1] for row in plan.rows] == ["int8/channel x uint8"] * 3
     assert any("in float32 from here on" in note for note in plan.passes[1].notes)

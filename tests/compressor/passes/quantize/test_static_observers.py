@@ -12,7 +12,7 @@ from torch import nn
 
 from compressor.calibration.observers.ranges import RangeObserver
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.passes.quantize.static.options import ActivationOptions, range_observers
+from compressor.passes.quantize.static.options import ActivationOptions, StaticRule, range_observers
 from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.passes.train.qat.qat import Qat
 from compressor.spec.schema import options_schema
@@ -69,13 +69,16 @@ def rms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forget_catalog()
 
 
+EVERY = (StaticRule(match="*"),)
+
+
 def options(observer: object) -> ActivationOptions:
     return ActivationOptions.model_validate({"observer": observer})
 
 
 def scales(observer: object) -> dict[str, float]:
     """The scale of each activation that is quantized with an observer."""
-    step = QuantizeStatic(activations=options(observer))
+    step = QuantizeStatic(activations=options(observer), layers=EVERY)
     graph = quantized(step, shared(Residual)).carrier.graph().graph
     found = {}
     for node in graph:
@@ -89,7 +92,7 @@ def scales(observer: object) -> dict[str, float]:
 
 def test_an_observer_of_another_package_gives_the_ranges(rms: None):
     model = shared(Residual)
-    step = QuantizeStatic(activations=options("rms"))
+    step = QuantizeStatic(activations=options("rms"), layers=EVERY)
     assert {r.observer for r in step.survey(model, ORT).requests if "bits" in r.options} == {"rms"}
     batch = data(seed=7)[0]
     assert sqnr(outputs(model, batch), outputs(quantized(step, model).carrier, batch)) > 25
@@ -103,7 +106,7 @@ def test_its_own_options_stand_beside_its_name(rms: None):
 
 def test_built_in_observers_take_their_options_too():
     chosen = options({"name": "moving-average", "constant": 0.5})
-    step, model = QuantizeStatic(activations=chosen), shared(Residual)
+    step, model = QuantizeStatic(activations=chosen, layers=EVERY), shared(Residual)
     ranges = [r for r in step.survey(model, ORT).requests if "bits" in r.options]
     assert {r.options["constant"] for r in ranges} == {0.5}
     assert {r.key for r in ranges} <= statistics(step, model, ORT, data()).keys()

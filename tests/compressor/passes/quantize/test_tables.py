@@ -160,7 +160,7 @@ def test_a_layer_that_reads_rows_of_a_table_is_integer() -> None:
     }"""
     weights = {"embed.weight": noise(WORDS, WIDTH), "fc.weight": noise(WIDTH, 8, seed=3)}
     source = graph(text, weights)
-    quantized = applied(QuantizeStatic(), source).carrier
+    quantized = applied(QuantizeStatic(layers=(StaticRule(match="*"),)), source).carrier
     assert not float_weights(quantized)
     assert "QuantizeLinear" in ops(quantized)
     assert parity_db(source, quantized, words()) > 25  # of 36 words in calibration
