@@ -34,6 +34,9 @@ from compressor.types.statistics import Moments, Request
 
 _Pair: TypeAlias = tuple[Callable[[], torch.Tensor], Callable[[], QuantizedTensor]]
 _MOST_COLUMNS = 5000  # a second moment of more columns takes over 100 MB
+# How many times as many columns as vectors a layer has from which on a matrix of vectors, which
+# changes with each block of columns, costs less than to factorize one of columns.
+_WIDE = 1.5
 
 
 class QuantizeStatic(GraphPass):
@@ -46,7 +49,7 @@ class QuantizeStatic(GraphPass):
     """
 
     name: ClassVar[str] = "quantize-static"
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.GRAPH, Capability.RUN})
     source: ClassVar[str] = (
         "Jacob et al. 2017 (arXiv:1712.05877) sections 2 and 3; "
@@ -183,8 +186,9 @@ class QuantizeStatic(GraphPass):
             scale = torch.maximum(scale, needed.amax(0, keepdim=True) if shared else needed)
         if moments is None:
             return quantize(matrix, scale, zero, scheme)
-        if moments.vectors is not None:
-            return gptq_from_vectors(matrix, moments.vectors, scale, zero, scheme)
+        vectors = moments.vectors
+        if vectors is not None and len(vectors) > _WIDE * vectors.shape[1]:
+            return gptq_from_vectors(matrix, vectors, scale, zero, scheme)
         # The rows of each channel group are rounded by the moment of that group's inputs.
         rows = matrix.shape[0] // len(moments.second)
         codes = []
