@@ -9,6 +9,7 @@ has been pruned, and stays zero; the columns after it compensate in its place.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -91,15 +92,15 @@ def gptq_weights(
     _check(matrix, moment)
     nearest = floating.round_to_nearest(matrix, scheme)
     moment = moment.to(torch.float32)
-    inverse = _order_and_factor(moment, damping)
-    if inverse is None:
+    ordered = _order_and_factor(moment, damping)
+    if ordered is None:
         return nearest
     start = nearest
     if search == "mse":
         start = floating.round_to_nearest(
-            matrix, scheme, search, nearest.tensor_scale, _costs(*inverse)
+            matrix, scheme, search, nearest.tensor_scale, _costs(*ordered)
         )
-    start = _from_nearest(matrix, moment, start, inverse)
+    start = _from_nearest(matrix, moment, start, ordered)
     damped, power = moment.clone(), moment.diagonal()
     mean = power.sum() / (power > 0).sum().clamp(min=1)  # of inputs that are not always zero
     damped.diagonal().add_(damping * mean)
@@ -123,12 +124,12 @@ def _check(matrix: Tensor, moment: Tensor) -> None:
 
 
 def _from_nearest(
-    matrix: Tensor, moment: Tensor, nearest: QuantizedTensor, inverse: tuple[Tensor, Tensor] | None
+    matrix: Tensor, moment: Tensor, nearest: QuantizedTensor, ordered: tuple[Tensor, Tensor] | None
 ) -> QuantizedTensor:
     """Round with compensation, with the scales of ``nearest``; its rows where they are better."""
-    if inverse is None:
+    if ordered is None:
         return nearest
-    order, factor = inverse
+    order, factor = ordered
     codes = torch.empty_like(nearest.codes)
     scale = nearest.scale
     if nearest.tensor_scale is not None:
@@ -153,9 +154,9 @@ def stored(levels: Tensor, scheme: Scheme) -> Tensor:
 
 
 def _order_and_factor(moment: Tensor, damping: float) -> tuple[Tensor, Tensor] | None:
-    """Columns by falling input power, and the factor of the inverse in that order."""
+    """Columns by falling input power, and the factor of the moment in that order."""
     order = torch.argsort(moment.diagonal(), descending=True, stable=True)
-    factor = inverse_factor(moment[order][:, order], damping)
+    factor = upper_factor(moment[order][:, order], damping)
     return None if factor is None else (order, factor)
 
 
@@ -165,7 +166,7 @@ def _costs(order: Tensor, factor: Tensor) -> Tensor:
     Section 3.2 of E. Frantar and D. Alistarh, Optimal Brain Compression, 2022 (arXiv:2208.11580).
     """
     costs = torch.empty(len(order))
-    costs[order] = 1 / factor.square().sum(0)
+    costs[order] = 1 / _inverted(factor.flip(0, 1)).square().sum(0).flip(0)
     return costs
 
 
@@ -177,13 +178,25 @@ def by_column(parameter: Tensor, codes: Tensor) -> Tensor:
     return spread.expand(columns, rows).contiguous()
 
 
-def inverse_factor(moment: Tensor, damping: float) -> Tensor | None:
-    """Upper triangular ``U`` with ``Uᵀ U = (M + d I)⁻¹``, or ``None`` where there is none.
+def upper_factor(moment: Tensor, damping: float) -> Tensor | None:
+    """Upper triangular ``F`` with ``F Fᵀ = M + d I``, or ``None`` where there is none.
 
     ``d`` is ``damping`` times the mean input power, and more if the sum is not positive definite.
-    With the order of columns reversed, ``M = L Lᵀ``; the inverse of ``L``, reversed again, is
-    ``U``. That takes one factorization in place of two and an inverse.
+    With the order of rows and columns reversed, ``F`` is Cholesky's factor ``L``.
     """
+    return _factored(moment, damping, lambda lower: lower)
+
+
+def inverse_factor(moment: Tensor, damping: float) -> Tensor | None:
+    """Upper triangular ``U`` with ``Uᵀ U = (M + d I)⁻¹``, the inverse of :func:`upper_factor`.
+
+    That takes one factorization in place of two and an inverse.
+    """
+    return _factored(moment, damping, _inverted)
+
+
+def _factored(moment: Tensor, damping: float, made: Callable[[Tensor], Tensor]) -> Tensor | None:
+    """Return what is made of ``L``, in the usual order; ``None`` where there is no ``L``."""
     power = moment.diagonal()
     alive = power > 0
     if not bool(alive.any()):
@@ -199,7 +212,7 @@ def inverse_factor(moment: Tensor, damping: float) -> Tensor | None:
             del damped  # of thousands of columns, each matrix takes much memory
             if int(failed):
                 continue
-            factor = _inverted(lower).flip(0, 1).to(torch.float32)
+            factor = made(lower).flip(0, 1).to(torch.float32)
             del lower
             if bool(torch.isfinite(factor).all()):
                 return factor
@@ -227,43 +240,54 @@ def compensate(
 ) -> Tensor:
     """Round column by column; all tensors but ``factor`` are ``[columns, rows]``.
 
+    ``factor`` is that of :func:`upper_factor`. In its terms the output's squared error is
+    ``|Fᵀ e|²``, so that a column's best value follows from the errors ``e`` of those before it by
+    division by the diagonal: no inverse is needed (J. Chen et al., The Geometry of LLM
+    Quantization: GPTQ as Babai's Nearest Plane Algorithm, 2025, arXiv:2507.18553).
+
     ``pruned`` says, column by column, which weights stay zero; ``None`` where none need to.
 
     A column's error is passed on at once to the columns of its own small block, and by one product
     to a larger block and to all others when a block is done (section 4, lazy batch updates).
     """
     width = min(max(_SERIAL // max(weights.shape[1], 1), 8), _BLOCK)
-    left = weights.to(torch.float32, copy=True).contiguous()
+    weights = weights.to(torch.float32).contiguous()
+    left = weights.clone()
     codes = torch.empty_like(left)
     integer = scheme.element == "int"
     errors = torch.empty_like(left[:_BLOCK])
-    zeros = zeros if bool(zeros.any()) else torch.zeros(()).expand(len(left))
-    pivots = factor.diagonal().reciprocal().tolist()
+    offsets = zeros.unbind() if bool(zeros.any()) else [None] * len(left)
+    inverse = factor.diagonal().reciprocal()
     # Lists of rows: taking a row out of a tensor costs as much as the arithmetic on it.
-    columns = list(zip(left.unbind(), codes.unbind(), steps.unbind(), zeros.unbind(), strict=True))
+    rows = (weights.unbind(), left.unbind(), codes.unbind(), steps.unbind(), offsets)
+    columns = list(zip(*rows, strict=True))
     for start in range(0, len(left), _BLOCK):
         end = min(start + _BLOCK, len(left))
+        # What each column takes over of the errors of those before it.
+        shares = factor[start:end, start:] * inverse[start:]
         for small in range(start, end, width):
             stop = min(small + width, end)
-            shares = factor[small:stop, small:stop, None]
+            here = slice(small - start, stop - start)
+            near = shares[here, here, None]
             for column in range(small, stop):
-                weight, code, step, zero = columns[column]
-                error = errors[column - start]
-                torch.div(weight, step, out=code)
+                weight, target, code, step, zero = columns[column]
+                value = error = errors[column - start]
+                torch.div(target, step, out=code)
                 if pruned is not None:
                     code.masked_fill_(pruned[column], 0)
-                if integer:
-                    code.round_().add_(zero).clamp_(scheme.low, scheme.high)
-                    torch.sub(code, zero, out=error)
+                if not integer:
+                    value = code.copy_(floating.nearest_values(code, scheme))
+                elif zero is None:
+                    value = code.round_().clamp_(scheme.low, scheme.high)
                 else:
-                    code.copy_(floating.nearest_values(code, scheme))
-                    error.copy_(code)
-                torch.addcmul(weight, error, step, value=-1, out=error).mul_(pivots[column])
+                    code.round_().add_(zero).clamp_(scheme.low, scheme.high)
+                    torch.sub(code, zero, out=value)
+                torch.addcmul(weight, value, step, value=-1, out=error)
                 index = column - small
-                left[column + 1 : stop].addcmul_(shares[index, index + 1 :], error, value=-1)
+                left[column + 1 : stop].addcmul_(near[index, index + 1 :], error)
             if stop < end:
-                done = errors[small - start : stop - start]
-                left[stop:end].addmm_(factor[small:stop, stop:end].T, done, alpha=-1)
+                later = shares[here, stop - start : end - start]
+                left[stop:end].addmm_(later.T, errors[here])
         if end < len(left):
-            left[end:].addmm_(factor[start:end, end:].T, errors[: end - start], alpha=-1)
+            left[end:].addmm_(shares[:, end - start :].T, errors[: end - start])
     return codes

@@ -78,10 +78,10 @@ def gptq_from_vectors(
 
 
 def _blocks(inputs: Tensor, damping: float) -> list[tuple[slice, Tensor, Tensor]] | None:
-    """Return the blocks of columns, each with its share ``P Xᵀ / d`` and its inverse factor.
+    """Return the blocks of columns, each with its share ``P Xᵀ / d`` and its factor.
 
     The share is ``[columns of the block, vectors]``, the factor that of
-    :func:`compressor.passes.quantize.maths.gptq.inverse_factor` for the block's moment. ``P`` loses
+    :func:`compressor.passes.quantize.maths.gptq.upper_factor` for the block's moment. ``P`` loses
     what a block compensates for, from the last block to the first.
 
     Returns:
@@ -97,9 +97,9 @@ def _blocks(inputs: Tensor, damping: float) -> list[tuple[slice, Tensor, Tensor]
         lower, failed = torch.linalg.cholesky_ex(moment.flip(0, 1))
         if int(failed):
             return None
-        eye = torch.eye(len(seen))
-        factor = torch.linalg.solve_triangular(lower.flip(0, 1), eye, upper=True)
-        solved = factor @ seen
+        factor = lower.flip(0, 1)
+        inverse = torch.linalg.solve_triangular(factor, torch.eye(len(seen)), upper=True)
+        solved = inverse @ seen
         left.addmm_(solved.T, solved, alpha=-1)
-        blocks.append((block, factor.T @ solved, factor))
+        blocks.append((block, inverse.T @ solved, factor))
     return blocks[::-1]

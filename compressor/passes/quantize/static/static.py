@@ -35,6 +35,9 @@ from compressor.types.statistics import Moments, Request
 
 _Pair: TypeAlias = tuple[Callable[[], torch.Tensor], Callable[[], QuantizedTensor]]
 _MOST_COLUMNS = 5000  # a second moment of more columns takes over 100 MB
+# How many times as many columns as vectors a layer has from which on a matrix of vectors, which
+# changes with each block of columns, costs less than to factorize one of columns.
+_WIDE = 1.5
 
 
 class QuantizeStatic(GraphPass):
@@ -186,8 +189,9 @@ class QuantizeStatic(GraphPass):
             scale = torch.maximum(scale, needed.amax(0, keepdim=True) if shared else needed)
         if moments is None:
             return quantize(matrix, scale, zero, scheme)
-        if moments.vectors is not None:
-            return gptq_from_vectors(matrix, moments.vectors, scale, zero, scheme)
+        vectors = moments.vectors
+        if vectors is not None and len(vectors) > _WIDE * vectors.shape[1]:
+            return gptq_from_vectors(matrix, vectors, scale, zero, scheme)
         # The rows of each channel group are rounded by the moment of that group's inputs.
         rows = matrix.shape[0] // len(moments.second)
         codes = []

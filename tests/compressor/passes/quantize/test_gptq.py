@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compressor.passes.quantize.maths.affine import absmax_parameters, quantize
-from compressor.passes.quantize.maths.gptq import gptq, inverse_factor, output_error
+from compressor.passes.quantize.maths.gptq import gptq, inverse_factor, output_error, upper_factor
 from compressor.types.layers import QuantizedTensor, Scheme
 
 SCHEMES = [
@@ -200,6 +200,19 @@ def test_the_inverse_is_computed_in_blocks(columns: int) -> None:
     damped.diagonal().add_(0.01 * moment.diagonal().mean())
     product = factor.double() @ damped @ factor.double().T
     torch.testing.assert_close(product, torch.eye(columns).double(), rtol=0, atol=1e-4)
+
+
+def test_the_factor_is_that_of_the_damped_moment() -> None:
+    values = torch.randn(90, 40, generator=torch.Generator().manual_seed(0))
+    values[:, 3] = 0  # no input: any power serves
+    moment = values.T @ values
+    factor = upper_factor(moment, damping=0.05)
+    assert factor is not None
+    assert torch.equal(factor, factor.triu())
+    mean = float(moment.diagonal().sum() / 39)
+    damped = moment + 0.05 * mean * torch.eye(40)
+    damped[3, 3] += mean
+    torch.testing.assert_close(factor @ factor.T, damped, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(("least", "retry"), [(0.005, 1.0), (0.05, 10.0), (0.5, 100.0)])

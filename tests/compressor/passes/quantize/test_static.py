@@ -127,10 +127,13 @@ def test_gptq_rounding_beats_nearest_rounding():
     assert found["gptq"] > found["nearest"] + 1
 
 
-def test_a_wide_layer_is_rounded_by_few_inputs():
+@pytest.mark.parametrize("inputs", [16, 1000])  # by themselves, and by their second moment
+def test_a_wide_layer_is_rounded_by_few_inputs(inputs):
     spec = TensorSpec("image", ("batch", 1030), "float32")
     model = carrier(nn.Linear(1030, 8), spec)
-    batch = data(spec, batches=1)[0]
+    random = np.random.default_rng(0)  # inputs that depend on each other, or rounding gains little
+    few, mixed = (random.standard_normal(s, np.float32) for s in ((inputs, 16), (16, 1030)))
+    batch = {"image": few @ mixed}
     levels = {}
     for rounding in ("nearest", "gptq"):
         declared = static(weights={"rounding": rounding, "bits": 4}, activations={"bits": 8})
