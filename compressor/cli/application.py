@@ -199,7 +199,8 @@ def application(ctx: click.Context, debug: bool) -> None:
 def main() -> NoReturn:
     """Run the command line of this process; a termination signal counts as Ctrl-C."""
     _open_closed_streams()
-    Termination(interrupted).watch()
+    termination = Termination(interrupted)
+    termination.watch()
     # Where other processes want the same cores, PyTorch's threads lose hundreds of times more by
     # spinning at barriers than by sleeping. Read once, when PyTorch is first imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -211,6 +212,7 @@ def main() -> NoReturn:
     except KeyboardInterrupt:  # before a command has begun
         sys.exit(interrupted())
     finally:
+        termination.release()
         gc.freeze()
 
 

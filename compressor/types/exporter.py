@@ -234,6 +234,10 @@ class PackedFormat(ABC):
         """Yield a temporary folder with the files."""
 
     @abstractmethod
+    def damaged_tensors(self, path: Path) -> tuple[str, ...]:
+        """Return the tensors that are damaged in the file, as far as what describes them is not."""
+
+    @abstractmethod
     def stored_bytes(self, path: Path) -> dict[str, int]:
         """Return the bytes that each tensor takes in the file, by name.
 

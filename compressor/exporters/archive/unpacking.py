@@ -95,6 +95,21 @@ class ArchiveFormat(PackedFormat):
             self.unpack(path, folder)
             yield folder
 
+    def damaged_tensors(self, path: Path) -> tuple[str, ...]:
+        """Return the tensors that damaged chunks destroy; no chunk that is whole is decoded."""
+        damaged: dict[str, None] = {}
+        try:
+            files = read_index(path)
+        except ModelError:
+            return ()
+        with path.open("rb") as source:
+            for piece in (piece for file in files for piece in _pieces(file)):
+                data = _stored(source.fileno(), piece.chunk)
+                if checksum(data) != piece.chunk.checksum:
+                    lost = (section for section in _lost(piece, data) if section.dtype)
+                    damaged.update(dict.fromkeys(section.name for section in lost))
+        return tuple(damaged)
+
     def stored_bytes(self, path: Path) -> dict[str, int]:
         """Return the bytes that each tensor takes in the archive, by name."""
         sizes: dict[str, int] = {}
@@ -176,10 +191,12 @@ def _decoded(handle: int, path: Path, piece: _Piece) -> Array:
         ModelError: its checksum differs, or it is none.
     """
     section, chunk = piece.part.section, piece.chunk
-    data = os.pread(handle, chunk.stored, chunk.start)
-    if len(data) != chunk.stored or checksum(data) != chunk.checksum:
+    data = _stored(handle, chunk)
+    if checksum(data) != chunk.checksum:
+        lost = _lost(piece, data)
+        beside = f" and {len(lost) - 1} coded with it" if len(lost) > 1 else ""
         raise ModelError(
-            f"{_lost(piece, data)} of archive {str(path)!r}",
+            f"{lost[0].title}{beside} of archive {str(path)!r}",
             "has another checksum than the one stored for it",
             _DAMAGED,
         )
@@ -194,21 +211,23 @@ def _decoded(handle: int, path: Path, piece: _Piece) -> Array:
     return np.concatenate([whole[start : start + size] for start, size in starts])
 
 
-def _lost(piece: _Piece, data: bytes) -> str:
-    """Name what a damaged chunk destroys: of tensors coded together, the first and their number."""
+def _stored(handle: int, chunk: Chunk) -> bytes:
+    """Read a chunk as it is stored; it is shorter where the archive ends."""
+    return os.pread(handle, chunk.stored, chunk.start)
+
+
+def _lost(piece: _Piece, data: bytes) -> tuple[Section, ...]:
+    """Return what a damaged chunk destroys: of tensors coded together, those that are others."""
     section, sums = piece.part.section, piece.part.sums
     if not sums:
-        return section.title
+        return (section,)
     try:
         form = piece.part.form
         whole = decode(memoryview(data), piece.chunk.lengths, form, piece.nbytes, damaged=True)
     except ValueError:
-        lost = section.members  # where each lies is no longer known
-    else:
-        pairs = zip(section.members, sums, member_sums(section, whole), strict=True)
-        lost = tuple(member for member, was, now in pairs if was != now)
-    first, more = (lost or section.members)[0], len(lost) - 1
-    return first.title + (f" and {more} coded with it" if more > 0 else "")
+        return section.members  # where each lies is no longer known
+    pairs = zip(section.members, sums, member_sums(section, whole), strict=True)
+    return tuple(member for member, was, now in pairs if was != now) or section.members
 
 
 def _with_only(

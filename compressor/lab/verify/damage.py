@@ -6,16 +6,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from compressor.errors import CompressorError, listed
+from compressor.errors import CompressorError, ModelError, listed
 from compressor.lab.verify.files import FileState
 from compressor.models.codec.forms import DESCRIPTION
 from compressor.models.codec.load import packed_format
 from compressor.models.codec.proving import changed_tensors, stored_checksums
 from compressor.models.codec.reading import read_description
 from compressor.models.onnx.checksums import onnx_checksums
+from compressor.types.exporter import PackedFormat
 from compressor.types.proofs import ExpectedFile
 
 _SAFETENSORS, _ONNX, _DATA = ".safetensors", ".onnx", ".data"
+_SAME = "what is packed in it is as it was"
 _NO_TENSOR = "no tensor: what describes them was changed"
 
 
@@ -40,8 +42,8 @@ def damage(folder: Path, state: FileState, tensors: Mapping[str, str]) -> FileSt
     try:
         packed = packed_format(path)
         if packed is not None:
-            with packed.unpacked(path):
-                return replace(state, detail="what is packed in it is as it was")
+            inside = archive_damage(state, packed, path)
+            return inside if inside.detail else replace(state, detail=_SAME)
         if not tensors and path.suffix == _SAFETENSORS and (folder / DESCRIPTION).is_file():
             changed = changed_tensors(read_description(folder / DESCRIPTION), path)
         elif not tensors:
@@ -57,6 +59,21 @@ def damage(folder: Path, state: FileState, tensors: Mapping[str, str]) -> FileSt
         return replace(state, detail=_NO_TENSOR)
     kind = "tensor" if len(changed) == 1 else "tensors"
     return replace(state, detail=f"{kind} {listed(changed)}", tensors=changed)
+
+
+def archive_damage(state: FileState, packed: PackedFormat, path: Path) -> FileState:
+    """Decode all of an archive, which the hashes in it prove; name what is damaged.
+
+    Raises:
+        InputError: there is no room to decode it.
+    """
+    try:
+        with packed.unpacked(path):
+            return state
+    except ModelError as error:
+        detail = f"{error.subject}: {error.problem}"
+        tensors = packed.damaged_tensors(path)
+        return replace(state, state="changed", detail=detail, tensors=tensors)
 
 
 def _checksums(path: Path) -> Mapping[str, str]:

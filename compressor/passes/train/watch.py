@@ -35,18 +35,21 @@ class Interruption:
 def deferred_interrupts() -> Iterator[Interruption]:
     """Yield a flag that SIGINT and SIGTERM set, instead of ending the process at once.
 
-    Outside the main thread nothing changes: only the main thread receives signals.
+    What would end the process if nothing came of a signal hears of none meanwhile. Outside the main
+    thread nothing changes: only the main thread receives signals.
     """
     interruption = Interruption()
     if threading.current_thread() is not threading.main_thread():
         yield interruption
         return
+    watcher = signal.set_wakeup_fd(-1)
     before = {number: signal.signal(number, interruption.note) for number in _SIGNALS}
     try:
         yield interruption
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(watcher, warn_on_full_buffer=False)
 
 
 _FEWEST = 10  # losses before one can be called large

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -279,6 +280,48 @@ def test_termination_ends_long_work_outside_of_python() -> None:
         process.send_signal(signal.SIGTERM)
         _, error = process.communicate(timeout=30)
     assert (process.returncode, error) == (130, b"interrupted; the same command resumes\n")
+
+
+# C code that holds Python's lock, and looks for no signal.
+DEAF = "import itertools; print('ready', flush=True); sum(itertools.repeat(0{times}))"
+
+
+def test_termination_ends_work_that_holds_the_lock() -> None:
+    with start(DEAF.format(times="")) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        time.sleep(0.2)  # until it is deaf
+        process.send_signal(signal.SIGTERM)
+        _, error = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGKILL
+    assert error == b"interrupted; the same command resumes\n"
+
+
+SAVING = f"""
+    from compressor.passes.train.watch import deferred_interrupts
+    with deferred_interrupts() as interruption:
+        {DEAF.format(times=", 5 * 10 ** 7")}
+    print(interruption.wanted)"""
+
+
+def test_what_saves_its_state_is_left_alone() -> None:
+    with start(SAVING) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGTERM)
+        out, error = process.communicate(timeout=30)
+    assert (process.returncode, out, error) == (0, b"True\n", b"")
+
+
+def test_no_process_is_left_of_a_command() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "compressor", "--version"],
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as process:
+        assert process.wait(timeout=30) == 0
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
 
 
 def test_an_interrupt_while_modules_are_imported_shows_no_traceback(tmp_path: Path) -> None:

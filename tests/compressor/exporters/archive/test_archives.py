@@ -200,6 +200,23 @@ def test_damage_names_the_first_tensor_that_is_lost(
     assert int(named[1]) - 10 * share == pytest.approx(-0.5, abs=quarter if large else 0.6)
 
 
+def test_all_damaged_tensors_are_listed(tmp_path: Path) -> None:
+    values = rng().standard_normal((3, 10_000)).astype(np.float32)
+    tensors = {f"w{n}": ("F32", value) for n, value in enumerate(values)}
+    content = write_safetensors(tmp_path / "w.safetensors", tensors)
+    path = packed([content], tmp_path / "w.archive", level=1)
+    assert ArchiveFormat().damaged_tensors(path) == ()
+    chunks = {part.section.name: part.chunks[-1] for part in read_index(path)[0].parts}
+    assert sorted(chunks) == ["w0", "w1", "w2"]
+    data = bytearray(path.read_bytes())
+    for name in ("w0", "w2"):
+        data[chunks[name].start] ^= 1
+    path.write_bytes(data)
+    assert sorted(ArchiveFormat().damaged_tensors(path)) == ["w0", "w2"]
+    path.write_bytes(data[:-1])  # where they lie is not known any more
+    assert ArchiveFormat().damaged_tensors(path) == ()
+
+
 @pytest.mark.parametrize(("wide", "first"), [(False, "w[23]"), (True, "w5")])
 def test_damage_in_what_zstandard_coded(
     wide: bool, first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from click.testing import CliRunner
 
 from compressor.cli.application import application
 from compressor.errors import InputError, ModelError, SpecError
+from compressor.exporters.archive import unpacking
+from compressor.exporters.archive.index import read_index
 from compressor.files import file_sha256
 from compressor.lab.verify.files import checked_name
 from compressor.lab.verify.verify import verify
@@ -163,6 +166,53 @@ def test_an_artifact_of_a_run_is_compared_alone(run: Path, name: str) -> None:
     assert name in {file.name for file in proof.files}
     assert len(proof.files) == (1 if name == "model.archive" else 2)
     assert complaint(folder / "manifest.json") == "report.md changed ; new.txt new "
+
+
+def damaged(path: Path, file: Path, byte: int) -> list[str]:
+    """Return the tensors that ``compress verify --json`` lists for a file with a flipped bit."""
+    with flipped(Flip(file, byte, 0)):
+        result = CliRunner().invoke(application, ["verify", str(path), "--json"])
+    assert result.exit_code == 3
+    (state,) = (s for s in json.loads(result.stdout)["files"] if s["state"] == "changed")
+    assert state["name"] == file.name
+    assert all(repr(name) in state["detail"] for name in state["tensors"][:1])
+    return list(state["tensors"])
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_damaged_tensors_are_listed(alone: bool, run: Path) -> None:
+    archive, weights, graph = (run / f"model.{end}" for end in ("archive", "safetensors", "onnx"))
+    if alone:
+        for name in ("manifest.json", "report.json"):
+            (run / name).unlink()
+    else:
+        data = graph.with_name("model.onnx.data")
+        assert damaged(graph, data, 0) == damaged(run, data, 0)
+        assert damaged(run, data, 0)[0].startswith("conv")
+    part = read_index(archive)[0].parts[0]
+    lost = damaged(archive if alone else run, archive, part.chunks[0].start)
+    assert lost
+    assert set(lost) <= {tensor.name for tensor in part.section.tensors}
+    index = archive.stat().st_size - 100
+    assert damaged(archive, archive, index) == []  # nobody knows then which
+    tensor = next(iter(read_header(weights).tensors.values()))
+    if alone:
+        archive.unlink()
+    assert damaged(run, weights, tensor.offset) == [tensor.name]
+
+
+def test_an_engine_lists_no_tensors(tmp_path: Path) -> None:
+    path = BUILDERS["engine"](tmp_path / "engine")
+    assert damaged(path, path, 5) == []
+
+
+def test_an_archive_without_room_to_decode_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = BUILDERS["archive"](tmp_path / "archive")
+    monkeypatch.setattr(unpacking, "disk_usage", lambda _: SimpleNamespace(free=0))
+    with pytest.raises(InputError, match="has room for 0; free some space"):
+        verify(path)
 
 
 def test_truncated_missing_new_and_swapped_files(run: Path) -> None:
