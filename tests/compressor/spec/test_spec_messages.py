@@ -95,7 +95,7 @@ def test_the_spec_itself_is_fine(load: Load):
         (
             "skip: true",
             "bits: 5",
-            "spec.yaml:13: passes.1.layers.0.bits: is 5; use 4 or 8",
+            "spec.yaml:13: passes.1.layers.0.bits: is 5; use 8, 4, 3 or 2",
         ),
         (
             "match: conv*, ",
@@ -232,7 +232,7 @@ def test_independent_errors_come_together_and_in_full(load: Load):
         'spec.yaml:18: limits.size-ratio: is "small"; it must be a valid number',
         "spec.yaml:3: sed: is not a known key; did you mean 'seed'?",
         "spec.yaml:9: pass 'fuze': is not known; did you mean 'fuse'?",
-        'spec.yaml:11: passes.1.weights.bits: is "nine"; use 4 or 8',
+        'spec.yaml:11: passes.1.weights.bits: is "nine"; use 8, 4, 3 or 2',
         "spec.yaml:16: exports.0.opsett: is not a known key; did you mean 'opset'?",
         "spec.yaml:7: data.calibration.bach: is not a known key; did you mean 'batch'?",
     ]
@@ -258,7 +258,7 @@ def test_a_wrong_value_of_a_union_gives_one_message(load: Load):
 def test_unknown_keys_in_a_mapping_that_holds_a_wrong_value_too(load: Load):
     text = SPEC.replace("weights: {bits: 8}", "weights: {bits: x, granular: y}")
     assert refusal(load, text).splitlines() == [
-        'spec.yaml:11: passes.1.weights.bits: is "x"; use 4 or 8',
+        'spec.yaml:11: passes.1.weights.bits: is "x"; use 8, 4, 3 or 2',
         "spec.yaml:11: passes.1.weights.granular: is not a known key; did you mean 'granularity'?",
     ]
 
@@ -288,7 +288,7 @@ def test_unknown_keys_in_a_mapping_that_holds_a_wrong_value_too(load: Load):
         ),
         (
             "passes.1.weights.bits=5",
-            "spec.yaml:11: passes.1.weights.bits: is 5; use 4 or 8",
+            "spec.yaml:11: passes.1.weights.bits: is 5; use 8, 4, 3 or 2",
         ),
     ],
 )

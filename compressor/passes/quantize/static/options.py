@@ -13,8 +13,8 @@ from compressor.errors import SpecError, suggestion
 from compressor.types.options import Options
 from compressor.types.passes import LayerRule
 
-Bits = Literal[4, 8]
-WeightBits = Literal[2, 4, 8]
+ActivationBits = Literal[4, 6, 8]
+WeightBits = Literal[8, 4, 3, 2]  # in the order of `quantize-weights`: equal unions are shared
 
 
 class WeightSettings(Options):
@@ -25,19 +25,23 @@ class WeightSettings(Options):
         default="channel", description="one scale for each output channel, or one a tensor"
     )
     symmetric: bool = Field(default=True, description="zero point 0")
-    range: Literal["min-max", "mse"] = Field(
-        default="min-max", description="full range, or the one of least squared error"
-    )
 
 
 class WeightOptions(WeightSettings):
     """How weights are quantized."""
 
-    bits: Bits = Field(default=8, description="width of a weight")
-    rounding: Literal["gptq", "nearest"] = Field(
+    range: Literal["min-max", "mse", "output-error"] | None = Field(
+        default=None,
+        description="full range, the one of least squared error, or the one at which the layer's "
+        "output changes least; left out, min-max for 8 bits and output-error for fewer",
+    )
+    rounding: Literal["gptq", "nearest", "reconstruct"] = Field(
         default="gptq",
         description="gptq compensates each weight's rounding error in the weights that follow, so "
-        "that the layer's output changes least (arXiv:2210.17323)",
+        "that the layer's output changes least (arXiv:2210.17323); reconstruct goes on from there: "
+        "it trains rounding and activations' steps block by block, on the calibration data without "
+        "labels, until the block's output changes least; it takes minutes for large networks and "
+        "is worth it below 8 bits",
     )
 
 
@@ -99,7 +103,7 @@ class NamedObserver(Options):
 class ActivationOptions(Options):
     """How activations are quantized."""
 
-    bits: Bits = Field(default=8, description="width of an activation")
+    bits: ActivationBits = Field(default=8, description="width of an activation")
     observer: str | NamedObserver = Field(
         default="mse",
         description="how the range is chosen from the calibration data, by name, or with options "
@@ -148,7 +152,7 @@ class QuantizeRule(LayerRule):
     granularity: Literal["channel", "tensor"] | None = Field(
         default=None, description="granularity of these layers' weights"
     )
-    activation_bits: Bits | None = Field(
+    activation_bits: ActivationBits | None = Field(
         default=None,
         description="width of what these layers read; where others read it, too, the widest counts",
     )
@@ -156,5 +160,3 @@ class QuantizeRule(LayerRule):
 
 class StaticRule(QuantizeRule):
     """Per-layer settings of ``quantize-static``."""
-
-    bits: Bits | None = Field(default=None, description="width of these layers' weights")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from compressor.graph.blocks import values_read
 from compressor.graph.layers import activation_input
 from compressor.graph.operators import Kernel, Target, names, operator
 from compressor.graph.values import constant_array, constant_of, origin, sole_reader
@@ -15,6 +16,19 @@ from compressor.passes.quantize.static.latency import ORT_CPU_LATENCY, Latency
 from compressor.types.layers import Layer
 
 _LAYERS = ("layer", "layer-to-codes", "layer-with-zero")
+
+
+@dataclass(frozen=True)
+class ActivationCode:
+    """How one activation is quantized."""
+
+    scale: float  # step between codes
+    zero_point: int  # code of zero
+    dtype: ir.DataType  # type of the codes
+    # for codes narrower than their type: least and greatest value that is represented. Runtimes
+    # have kernels for 8-bit activations only, so 4-bit ones are clipped to 16 values and kept in
+    # bytes
+    limits: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -213,6 +227,30 @@ def place(
     stay in floating point.
     """
     return _Placer(model, profile, chosen).run(names, readers)
+
+
+def end_layers(model: ir.Model, readers: Mapping[ir.Node, Layer]) -> frozenset[str]:
+    """Return the layers that no other one comes before, and those that none comes after.
+
+    Args:
+        model: sorted topologically, as ONNX wants it.
+        readers: the layer that each node multiplies with; tables are no layers here.
+    """
+    nodes = list(model.graph)
+    names = {node: x.name for node, x in readers.items() if not x.is_table}
+    ends: set[str] = set()
+    for ordered, read, written in (
+        (nodes, lambda node: set(values_read(node)), lambda node: set(node.outputs)),
+        (nodes[::-1], lambda node: set(node.outputs), lambda node: set(values_read(node))),
+    ):
+        passed: set[ir.Value] = set()
+        for node in ordered:
+            follows = not passed.isdisjoint(read(node))
+            if node in names and not follows:
+                ends.add(names[node])
+            if node in names or follows:
+                passed |= written(node)
+    return frozenset(ends)
 
 
 def absorbing(node: ir.Node, profile: Profile) -> ir.Value:

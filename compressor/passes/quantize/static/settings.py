@@ -29,7 +29,14 @@ from compressor.passes.quantize.static.pixels import (
     pixel_inputs,
     read_pixels,
 )
-from compressor.passes.quantize.static.placement import Placement, Profile, float_input, place
+from compressor.passes.quantize.static.placement import (
+    ActivationCode,
+    Placement,
+    Profile,
+    end_layers,
+    float_input,
+    place,
+)
 from compressor.types.layer_rules import by_layer_name, resolve_rules, rule_of, skip_reason
 from compressor.types.layers import Layer, Scheme
 from compressor.types.statistics import ChannelGrid, Moments, Request
@@ -38,19 +45,6 @@ _COMPUTED = "its weight is computed or has other readers"
 _BYTE = 8
 _ROWS = Scheme(_BYTE)  # of tables, whose rows are looked up before they become floats
 _NARROW_FROM = 3  # bits: of two, the fourth code is worth more than products that cannot overflow
-
-
-@dataclass(frozen=True)
-class ActivationCode:
-    """How one activation is quantized."""
-
-    scale: float  # step between codes
-    zero_point: int  # code of zero
-    dtype: ir.DataType  # type of the codes
-    # for codes narrower than their type: least and greatest value that is represented. Runtimes
-    # have kernels for 8-bit activations only, so 4-bit ones are clipped to 16 values and kept in
-    # bytes
-    limits: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +58,8 @@ class StaticSettings:
     faster: bool = False  # layers that the target computes faster as floats stay floats
     # shapes of inputs in the calibration data, by name
     samples: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    wide_ends: bool = False  # the first and last layers have 8 bits, unless a rule gives others
+    ends: Collection[str] = ()  # those layers, once a graph has been looked at
 
     @property
     def symmetric(self) -> bool:
@@ -87,20 +83,23 @@ class StaticSettings:
     def input_bits(self, layer: str) -> int:
         """Return the width of what a layer reads, by its rule or that of all."""
         rule = rule_of(self.rules, layer)
-        return (rule and rule.activation_bits) or self.activations.bits
+        return (rule and rule.activation_bits) or self._width(layer, self.activations.bits)
 
     def weight_scheme(self, layer: Layer, rule: QuantizeRule | None) -> Scheme:
         """Return what a layer's weight becomes."""
         granularity = (rule and rule.granularity) or self.weights.granularity
         if layer.is_transposed_convolution and layer.groups > 1:
             granularity = "tensor"
-        bits = (rule and rule.bits) or self.weights.bits
+        bits = (rule and rule.bits) or self._width(layer.name, self.weights.bits)
         return Scheme(
             bits=bits,
             symmetric=self.weights.symmetric,
             granularity=granularity,
             narrow=bits >= _NARROW_FROM,
         )
+
+    def _width(self, layer: str, usual: int) -> int:
+        return _BYTE if layer in self.ends else usual
 
     def code(self, scale: float, zero: int, bits: int) -> ActivationCode:
         """Return how a value is quantized with a scale and a zero point."""
@@ -150,7 +149,8 @@ class StaticSettings:
             for node, layer in readers.items()
             if node.graph is model.graph and float_input(node) is not None
         }
-        settings = replace(self, rules=by_layer_name(self.rules, layers))
+        ends = end_layers(model, readers) if self.wide_ends else ()
+        settings = replace(self, rules=by_layer_name(self.rules, layers), ends=ends)
         rules = resolve_rules(settings.rules, layers)
         schemes: dict[str, Scheme] = {}
         reasons: dict[str, str] = {}
@@ -162,7 +162,7 @@ class StaticSettings:
             if reason:
                 reasons[layer.name] = reason
                 continue
-            schemes[layer.name] = self.weight_scheme(layer, rule)
+            schemes[layer.name] = settings.weight_scheme(layer, rule)
         choice = self._choice(model, readers, schemes, rules)
         for name, ratio in choice.floats.items() if choice else ():
             del schemes[name]
@@ -209,13 +209,21 @@ class Decision:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the choice of layers is predicted to bring."""
-        if self.choice is None or not self.choice.floats:
-            return ()
-        return (
-            f"predicted latency in ONNX Runtime: {self.choice.ratio:.2f} x the float model's; "
-            f"{self.choice.integer_ratio:.2f} x if all layers computed with integers",
-        )
+        """What the choice of layers is predicted to bring, and which have 8 bits unasked."""
+        notes: list[str] = []
+        if self.choice is not None and self.choice.floats:
+            notes.append(
+                f"predicted latency in ONNX Runtime: {self.choice.ratio:.2f} x the float model's; "
+                f"{self.choice.integer_ratio:.2f} x if all layers computed with integers"
+            )
+        settings = self.settings
+        wide = [x for x in self.schemes if x in settings.ends and settings.input_bits(x) == _BYTE]
+        if wide:
+            notes.append(
+                f"the first and last layers ({', '.join(wide)}) have 8 bits; "
+                "first-last: same gives them those of the others"
+            )
+        return tuple(notes)
 
     @cached_property
     def nodes(self) -> dict[str, ir.Node]:
@@ -258,6 +266,11 @@ class Decision:
         settings = self.settings
         widths = [settings.input_bits(layer) for layer in self.placement.readers.get(value, ())]
         return max(widths, default=settings.activations.bits)
+
+    def value_scheme(self, value: str) -> Scheme:
+        """Return what a value becomes; bytes saturate at their own ends."""
+        scheme = self.settings.activation_scheme(self.value_bits(value))
+        return replace(scheme, narrow=scheme.narrow and scheme.bits < _BYTE)
 
     def range_request(self, value: str) -> Request:
         """Ask for the range of a value."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -20,13 +20,25 @@ from compressor.models.layer_uses import computed_weights
 from compressor.passes.fuse.patterns import with_gemms
 from compressor.passes.quantize.cast.rewrite import in_single
 from compressor.passes.quantize.maths.affine import absmax_parameters, mse_parameters, quantize
-from compressor.passes.quantize.maths.gptq import gptq
+from compressor.passes.quantize.maths.descent import better_rows
+from compressor.passes.quantize.maths.gptq import gptq, gptq_weights
 from compressor.passes.quantize.maths.gptq_vectors import gptq_from_vectors
 from compressor.passes.quantize.maths.grids import kept_grids
+from compressor.passes.quantize.reconstruct import (
+    Reconstructed,
+    Start,
+    check_reconstruction,
+    reconstruct,
+)
+from compressor.passes.quantize.rounded_graph import RoundedValue
 from compressor.passes.quantize.static.options import ActivationOptions, StaticRule, WeightOptions
 from compressor.passes.quantize.static.placement import profile_for
 from compressor.passes.quantize.static.settings import Decision, StaticSettings, kernel_notes
-from compressor.passes.quantize.static.writing import LeastScale, write_static_codes
+from compressor.passes.quantize.static.writing import (
+    LeastScale,
+    widened,
+    write_static_codes,
+)
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers
 from compressor.types.layers import Layer, QuantizedTensor, Scheme, sqnr_db
@@ -34,6 +46,8 @@ from compressor.types.passes import GraphPass, LayerOutcome, Outcome, PassContex
 from compressor.types.statistics import Moments, Request
 
 _Pair: TypeAlias = tuple[Callable[[], torch.Tensor], Callable[[], QuantizedTensor]]
+_BYTE = 8
+_FEW = 4  # bits of a weight; with fewer, the first and last layers keep 8
 _MOST_COLUMNS = 5000  # a second moment of more columns takes over 100 MB
 # How many times as many columns as vectors a layer has from which on a matrix of vectors, which
 # changes with each block of columns, costs less than to factorize one of columns.
@@ -54,18 +68,31 @@ class QuantizeStatic(GraphPass):
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.GRAPH, Capability.RUN})
     source: ClassVar[str] = (
         "Jacob et al. 2017 (arXiv:1712.05877) sections 2 and 3; "
-        "Frantar et al. 2022 (arXiv:2210.17323) for rounding"
+        "Frantar et al. 2022 (arXiv:2210.17323) for rounding; Nagel et al. 2020 "
+        "(arXiv:2004.10568), Li et al. 2021 (arXiv:2102.05426) and Wei et al. 2022 "
+        "(arXiv:2203.05740) for reconstruct"
     )
 
     weights: WeightOptions = Field(default_factory=WeightOptions, description="weights")
     activations: ActivationOptions = Field(
         default_factory=ActivationOptions, description="activations"
     )
+    first_last: Literal[8, "same"] = Field(
+        default=8,
+        description="width of the first and last layers, weights and inputs, where others have "
+        "activations of less than 8 bits or weights of less than 4: little of a network lies in "
+        "them, and much of the error; same treats them as the others; a rule overrides it",
+    )
     layers: tuple[StaticRule, ...] = Field(
         default=(),
         description="rules for single layers; the first that matches wins. A layer with a rule is "
         "quantized even if it is predicted to be faster as floats",
     )
+
+    @property
+    def replays(self) -> str:
+        """What the pass itself runs the calibration data for: training."""
+        return "to train the rounding" if self.weights.rounding == "reconstruct" else ""
 
     def adapted(self, carrier: Carrier, context: PassContext) -> Carrier:
         """Return the model with float32 in place of half precision, and biases in products."""
@@ -77,6 +104,8 @@ class QuantizeStatic(GraphPass):
         settings = self._settings(context)
         settings.check()
         decision = settings.decide(carrier.graph())
+        if self.weights.rounding == "reconstruct":
+            check_reconstruction(decision.model, "weights.rounding")
         stored = decision.stored
         kept = {
             layer.name: "" if layer.name in stored else decision.reasons.get(layer.name, "")
@@ -106,21 +135,25 @@ class QuantizeStatic(GraphPass):
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
     ) -> Outcome:
         """Quantize the chosen layers."""
-        decision, weights = self._quantized(carrier, context, statistics)
+        train = self.weights.rounding == "reconstruct"
+        decision, weights, errors = self._quantized(carrier, context, statistics, train=train)
         outcomes = []
         for layer in decision.layers:
             if layer.name in weights:
                 before, quantized = weights[layer.name]
                 after = quantized()
                 loss = sqnr_db(before(), after.dequantize())
-                outcomes.append(LayerOutcome(layer.name, str(after.scheme), loss))
+                pair = errors.get(layer.name)
+                details = {} if pair is None else {"block_error": pair[1], "before": pair[0]}
+                outcomes.append(LayerOutcome(layer.name, str(after.scheme), loss, details))
         return Outcome(carrier.with_graph(decision.model), tuple(outcomes))
 
     def preview(
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
     ) -> Carrier:
         """Quantize lazily: no weight is read."""
-        return carrier.with_graph(self._quantized(carrier, context, statistics)[0].model)
+        decision, *_ = self._quantized(carrier, context, statistics, train=False)
+        return carrier.with_graph(decision.model)
 
     def _settings(self, context: PassContext) -> StaticSettings:
         return StaticSettings(
@@ -130,49 +163,72 @@ class QuantizeStatic(GraphPass):
             self.layers,
             faster=True,
             samples=context.shapes,
+            wide_ends=self.first_last != "same"
+            and (self.activations.bits < _BYTE or self.weights.bits < _FEW),
         )
 
     def _quantized(
-        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
-    ) -> tuple[Decision, dict[str, _Pair]]:
-        """Quantize a copy of the graph; return also each weight before and after.
+        self,
+        carrier: Carrier,
+        context: PassContext,
+        statistics: Mapping[str, Any],
+        *,
+        train: bool,
+    ) -> tuple[Decision, dict[str, _Pair], Mapping[str, tuple[float, float]]]:
+        """Quantize a copy of the graph; without training, weights are computed when asked for.
 
-        Both weights are computed when they are asked for.
+        Returns:
+            What was decided; each weight before and after; and errors of blocks, if trained.
         """
         decision = self._settings(context).decide(carrier.graph().clone())
-        model, schemes = decision.model, decision.schemes
         moments: dict[str, Moments] = {}
         for node, layer in decision.readers.items():
-            request = self._moment_request(layer, node) if layer.name in schemes else None
+            request = self._moment_request(layer, node) if layer.name in decision.schemes else None
             observed = None if request is None else statistics.get(request.key)
             if observed is not None:
                 moments.setdefault(layer.name, observed)
         decision, pixels = decision.with_pixels(statistics, moments)
-        floats: dict[str, Callable[[], torch.Tensor]] = {}
+        model, schemes, stored = decision.model, decision.schemes, decision.stored
+        layers = {layer.name: layer for layer, _ in decision.placement.layers}
+        layers.update({layer.name: layer for layer in decision.layers if layer.name in stored})
+        floats = {name: _matrix(layer, model) for name, layer in layers.items()}
+
+        def rounded(name: str, least: LeastScale = None) -> QuantizedTensor:
+            return self._rounded(floats[name](), schemes[name], moments.get(name), least)
+
+        activations, trained = decision.codes(pixels, statistics), Reconstructed({}, {}, {})
+        if train:
+            values = {
+                name: RoundedValue(
+                    activations[name].scale,
+                    activations[name].zero_point,
+                    decision.value_scheme(name),
+                    exact=name in pixels,
+                )
+                for name in decision.placement.values
+            }
+            layers_here = [layer for layer in layers.values() if layer.name not in stored]
+            starts = {layer.name: partial(rounded, layer.name) for layer in layers_here}
+            trained = reconstruct(Start(model, layers_here, starts, values), context, self.name)
+            for name, value in trained.activations.items():
+                bits, zero = value.scheme.bits, value.zero_point
+                activations[name] = decision.settings.code(value.scale, zero, bits)
 
         def make_codes(layer: Layer, least: LeastScale) -> Callable[[], QuantizedTensor]:
-            tensor = model.graph.initializers[layer.weight].const_value
-            assert tensor is not None
-            matrix = floats[layer.name] = partial(_matrix, layer, tensor)
-            inputs, scheme = moments.get(layer.name), schemes[layer.name]
-            return cache(lambda: self._rounded(matrix(), scheme, inputs, least))
+            codes = trained.weights.get(layer.name)
+            if codes is not None:
+                return cache(partial(widened, codes, least))
+            return cache(partial(rounded, layer.name, least))
 
-        stored = decision.stored
-        makers = write_static_codes(decision, decision.codes(pixels, statistics), make_codes)
+        makers = write_static_codes(decision, activations, make_codes)
         editor = Editor(model)
-        for layer in decision.layers:
-            if layer.name in stored:
-                tensor = model.graph.initializers[layer.weight].const_value
-                assert tensor is not None
-                matrix = floats[layer.name] = partial(_matrix, layer, tensor)
-                codes = partial(_nearest, matrix, stored[layer.name])
-                makers[layer.name] = attach_codes(
-                    editor, layer, stored[layer.name], codes
-                ).quantized
-        return decision, {name: (matrix, makers[name]) for name, matrix in floats.items()}
+        for name, scheme in stored.items():
+            codes = partial(_nearest, floats[name], scheme)
+            makers[name] = attach_codes(editor, layers[name], scheme, codes).quantized
+        return decision, {name: (floats[name], makers[name]) for name in layers}, trained.errors
 
     def _moment_request(self, layer: Layer, node: ir.Node) -> Request | None:
-        if self.weights.rounding != "gptq" or layer.columns > _MOST_COLUMNS:
+        if self.weights.rounding == "nearest" or layer.columns > _MOST_COLUMNS:
             return None
         return moment_request(layer, node)
 
@@ -180,10 +236,15 @@ class QuantizeStatic(GraphPass):
         self, matrix: torch.Tensor, scheme: Scheme, moments: Moments | None, least: LeastScale
     ) -> QuantizedTensor:
         """Quantize a weight ``[rows, columns]``, to nearest where there are no moments."""
-        find = mse_parameters if self.weights.range == "mse" else absmax_parameters
+        search = self.weights.range or ("min-max" if scheme.bits == _BYTE else "output-error")
+        find = absmax_parameters if search == "min-max" else mse_parameters
         scale, zero = find(matrix, scheme)
         scale = kept_grids(matrix, scale, scheme)
         shared = scale.shape[0] == 1
+        if search == "output-error" and moments is not None and not shared and _whole(moments):
+            fitted = gptq_weights(matrix, moments.second[0], scheme)
+            kept = quantize(matrix, scale, zero, scheme)
+            return widened(better_rows(matrix, moments.second[0], fitted, kept), least)
         if least is not None:
             needed = least()
             scale = torch.maximum(scale, needed.amax(0, keepdim=True) if shared else needed)
@@ -202,12 +263,19 @@ class QuantizeStatic(GraphPass):
         return QuantizedTensor(torch.cat(codes), scale, zero, scheme)
 
 
+def _whole(moments: Moments) -> bool:
+    """Whether all rows read the same inputs, whose second moment is known."""
+    return moments.vectors is None and len(moments.second) == 1
+
+
 def _nearest(matrix: Callable[[], torch.Tensor], scheme: Scheme) -> QuantizedTensor:
     values = matrix()
     scale, zero = absmax_parameters(values, scheme)
     return quantize(values, kept_grids(values, scale, scheme), zero, scheme)
 
 
-def _matrix(layer: Layer, tensor: ir.TensorProtocol) -> torch.Tensor:
-    """Return a weight in canonical form, float32 ``[rows, columns]``."""
-    return layer.canonical(torch.from_numpy(np.array(tensor.numpy()))).to(torch.float32)
+def _matrix(layer: Layer, model: ir.Model) -> Callable[[], torch.Tensor]:
+    """Return what reads a weight as it is now, in canonical form, float32 ``[rows, columns]``."""
+    tensor = model.graph.initializers[layer.weight].const_value
+    assert tensor is not None
+    return lambda: layer.canonical(torch.from_numpy(np.array(tensor.numpy()))).to(torch.float32)

@@ -14,8 +14,13 @@ from compressor.graph.codes import attach_codes, write_out_zero_point
 from compressor.graph.editing import Editor
 from compressor.graph.operators import operator
 from compressor.graph.values import constant_array, constant_of, static_shape, value_by_name
-from compressor.passes.quantize.static.placement import Placement, quantized_source
-from compressor.passes.quantize.static.settings import ActivationCode, Decision
+from compressor.passes.quantize.maths.affine import quantize
+from compressor.passes.quantize.static.placement import (
+    ActivationCode,
+    Placement,
+    quantized_source,
+)
+from compressor.passes.quantize.static.settings import Decision
 from compressor.types.layers import Layer, QuantizedTensor
 from compressor.types.tensors import Array
 
@@ -56,6 +61,18 @@ def write_static_codes(
     for name in placement.values:
         _quantize_value(model.graph, values[name], activations[name], placement.carried)
     return makers
+
+
+def widened(codes: QuantizedTensor, least: LeastScale) -> QuantizedTensor:
+    """Return codes whose scales are large enough for the layer's integer bias."""
+    if least is None:
+        return codes
+    needed = least()
+    needed = needed.amax(0, keepdim=True) if codes.scale.shape[0] == 1 else needed
+    if bool((codes.scale >= needed).all()):
+        return codes
+    wider = torch.maximum(codes.scale, needed)
+    return quantize(codes.dequantize(), wider, codes.zero_point, codes.scheme)
 
 
 def _least_weight_scale(bias: ir.TensorProtocol, input_scale: float) -> torch.Tensor:

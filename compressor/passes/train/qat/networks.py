@@ -29,7 +29,6 @@ from compressor.types.statistics import ChannelGrid, Request
 
 _FOLDED = "set batch-norm: folded"
 _LEAST_SHARE = 1e-4  # of a layer's largest scale: what a dead channel's scale is at least
-_BYTE = 8
 
 
 @dataclass(frozen=True)
@@ -286,9 +285,7 @@ def find_points(
     activations = {}
     for name in placement.values:
         if name in present:
-            code, scheme = codes[name], settings.activation_scheme(changed.value_bits(name))
-            if scheme.bits == _BYTE and scheme.signed:
-                scheme = replace(scheme, narrow=False)  # bytes saturate at -128, not before
+            code, scheme = codes[name], changed.value_scheme(name)
             activations[name] = ActivationPoint(
                 name, code.scale, code.zero_point, scheme, exact=name in pixels
             )

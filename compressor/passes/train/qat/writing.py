@@ -15,7 +15,7 @@ from compressor.models.executor import GraphModule
 from compressor.models.torch.lowering import NamedModule
 from compressor.passes.quantize.maths.affine import code_dtype, quantize
 from compressor.passes.quantize.static.settings import StaticSettings
-from compressor.passes.quantize.static.writing import LeastScale, write_static_codes
+from compressor.passes.quantize.static.writing import LeastScale, widened, write_static_codes
 from compressor.passes.train.job import PREFIX, Regulator
 from compressor.passes.train.qat.graph import FROZEN, FakeQuantized, ScaleNames, current_scale
 from compressor.passes.train.qat.networks import (
@@ -88,7 +88,7 @@ class Prepared:
                 )
 
         def make_codes(layer: Layer, least: LeastScale) -> Callable[[], QuantizedTensor]:
-            return lambda: _fitting(codes[layer.name], least)
+            return lambda: widened(codes[layer.name], least)
 
         write_static_codes(decision, value_codes, make_codes)
         return model, tuple(outcomes)
@@ -103,18 +103,6 @@ class Prepared:
             scale = (scale.double() * folding_factor(norm, tensors).abs()).float()
         form = point.scale.shape
         return scale.reshape(form), zero.to(code_dtype(scheme)).reshape(form)
-
-
-def _fitting(codes: QuantizedTensor, least: LeastScale) -> QuantizedTensor:
-    """Return codes whose scales are large enough for the layer's integer bias."""
-    if least is None:
-        return codes
-    needed = least()
-    needed = needed.amax(0, keepdim=True) if codes.scale.shape[0] == 1 else needed
-    if bool((codes.scale >= needed).all()):
-        return codes
-    wider = torch.maximum(codes.scale, needed)
-    return quantize(codes.dequantize(), wider, codes.zero_point, codes.scheme)
 
 
 class ScalesInRange(Regulator):

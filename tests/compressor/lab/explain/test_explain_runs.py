@@ -104,7 +104,8 @@ def test_rounding_by_fusion_is_not_measured(
 
 def test_rounding_that_stays_is_nobodys_gain(on_onnx: Project):
     """The kernel of conv1 writes codes: its output is rounded whether conv2 is skipped or not."""
-    coarse = {**QUANTIZE, "activations": {"bits": 4}, "weights": {"bits": 8}}
+    widths = {"activations": {"bits": 4}, "weights": {"bits": 8}, "first-last": "same"}
+    coarse = {**QUANTIZE, **widths}
     on_onnx.spec["passes"] = [coarse]
     on_onnx.run()
     before = on_onnx.report()["passes"][0]

@@ -36,6 +36,7 @@ from tests.compressor.passes.quantize.static_models import (
 
 VECTOR = TensorSpec("image", ("batch", 12), "float32")
 INT8 = QuantizeStatic(layers=(StaticRule(match="*"),))  # small layers are faster as floats
+EVERY = {"first-last": "same"}
 
 
 @cache
@@ -181,7 +182,8 @@ def test_rules_give_bits_to_what_a_layer_reads():
     """In four bits codes are clipped."""
 
     def clipped(*layers):
-        declared = static(layers=layers, weights={"rounding": "nearest"}, activations={"bits": 4})
+        options = {"weights": {"rounding": "nearest"}, "activations": {"bits": 4}}
+        declared = static(layers=layers, **options, **EVERY)
         model = shared(Residual)
         after = quantized(declared, model).carrier
         found = {v.name for n in after.graph().graph if n.op_type == "Clip" for v in n.inputs[:1]}
@@ -207,7 +209,7 @@ def test_what_two_layers_read_has_the_wider_of_two_widths():
             return self.wide(image) + self.narrow(image)
 
     for rules, clips in (((), True), (({"match": "wide", "activation-bits": 8},), False)):
-        declared = static(activations={"bits": 4}, layers=rules)
+        declared = static(activations={"bits": 4}, layers=rules, **EVERY)
         after = quantized(declared, shared(Two)).carrier.graph().graph
         clipped = {n.inputs[0].name for n in after if n.op_type == "Clip"}
         assert clipped - {"image"}
@@ -292,7 +294,7 @@ def test_a_layer_with_all_zero_weights_is_quantized():
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_four_bit_activations_have_sixteen_levels(symmetric):
     model = shared(Residual)
-    declared = static(activations={"bits": 4, "symmetric": symmetric})
+    declared = static(activations={"bits": 4, "symmetric": symmetric}, **EVERY)
     after = quantized(declared, model).carrier
     batch = data(seed=7)[0]
     codes = [

@@ -332,7 +332,7 @@ def _with_unknown() -> TorchCarrier:
         ({"context": TENSORRT, "weights": {"symmetric": False}}, "zero point 0 only"),
         ({"context": TENSORRT, "activations": {"symmetric": False}}, "zero point 0 only"),
         ({"activations": {"percentile": 99.0}}, "the observer is mse"),
-        ({"weights": {"bits": 3}}, "Input should be 2, 4 or 8"),
+        ({"weights": {"bits": 5}}, "Input should be 8, 4, 3 or 2"),
         ({"loss": "hinge"}, "set cross-entropy, mse or package.module:function"),
         ({"carrier": block(norm=False), "batch_norm": "live"}, "no layer is followed by a batch"),
     ],

@@ -1,0 +1,349 @@
+"""Train the rounding of weights and the steps of activations, block by block, without labels.
+
+Each block learns to give the float block's outputs: Y. Li et al., BRECQ, 2021 (arXiv:2102.05426),
+section 3. Some samples come from the float blocks before it, and others from the quantized ones,
+and some activations in it are not rounded, drawn at random: X. Wei et al., QDrop, 2022
+(arXiv:2203.05740). The steps of activations are trained as in S. Esser et al., Learned step size
+quantization, 2020 (arXiv:1902.08153). Memory holds what enters and leaves one block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
+
+from compressor.errors import ModelError, SpecError
+from compressor.files import scratch
+from compressor.graph.blocks import GraphBlock, extract_block, partition, values_read
+from compressor.graph.values import tensor_spec, value_by_name
+from compressor.models.element_types import from_numpy
+from compressor.models.executor import GraphModule
+from compressor.models.torch.smaller_module import check_executable
+from compressor.passes.quantize.maths.reconstruct import (
+    TrainedCodes,
+    rate_share,
+    relative_error,
+)
+from compressor.passes.quantize.rounded_graph import Drop, RoundedValue, with_rounding
+from compressor.run.blockwise import Activations
+from compressor.types.layers import Layer, QuantizedTensor
+from compressor.types.passes import PassContext
+from compressor.types.tensors import Array, Batch, cut, fixed_batch, samples_in
+
+_STEPS = 100  # of gradient descent in each block
+_BATCH = 32  # samples in a step
+_RATE = 0.05  # at which codes move at first
+_SIZE_RATE = 0.005  # at which scales do, as a share of what they were
+_HELD_BACK = 8  # one of so many groups of samples judges, and nothing is trained with it
+
+
+@dataclass(frozen=True)
+class Reconstructed:
+    """What has been trained.
+
+    Attributes:
+        weights: by the layer's name.
+        activations: by the value's name, with the steps that were trained.
+        errors: by the layer's name, the squared error of its block's outputs on the samples held
+            back, as a share of their squares: with the codes at first, and with those here.
+    """
+
+    weights: dict[str, QuantizedTensor]
+    activations: dict[str, RoundedValue]
+    errors: dict[str, tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Start:
+    """What training starts from.
+
+    Attributes:
+        model: a graph in which nothing is quantized yet.
+        layers: those whose weights are trained.
+        weights: return the quantized weights, by the layer's name.
+        activations: how values are rounded, by their names.
+    """
+
+    model: ir.Model
+    layers: Sequence[Layer]
+    weights: Mapping[str, Callable[[], QuantizedTensor]]
+    activations: Mapping[str, RoundedValue]
+
+
+def check_reconstruction(model: ir.Model, option: str) -> None:
+    """Check that a graph can be trained in PyTorch, which an option asks for.
+
+    Raises:
+        SpecError: naming the first operator that cannot.
+    """
+    try:
+        check_executable(model)
+    except ModelError as error:
+        raise SpecError(
+            option,
+            f"is reconstruct, which trains in PyTorch, and {error.subject}: {error.problem}",
+            "set it to gptq",
+        ) from error
+
+
+def reconstruct(start: Start, context: PassContext, name: str) -> Reconstructed:
+    """Train on the calibration data; a block that gains nothing keeps what it had.
+
+    ``name`` is the pass's. The same start, data and seed give the same result.
+    """
+    blocks, samples = partition(start.model), context.samples
+    assert samples is not None
+    title = f"{name}: reconstruct"
+    with scratch() as folder, context.progress.stage(title, len(blocks)) as advance:
+        walk = _Walk(start, folder, context.seed)
+        walk.read(samples.batches(), {name for block in blocks for name in block.inputs})
+        for index, block in enumerate(blocks):
+            walk.visit(block, {name for later in blocks[index + 1 :] for name in later.inputs})
+            advance(index + 1)
+        return walk.result
+
+
+@dataclass(frozen=True)
+class _Task:
+    """One block with its data, batch by batch.
+
+    Attributes:
+        module: the block with rounding; weights are those at first.
+        entry: name of what it reads from the block before; ``None`` in the first.
+        floats: what it reads, as the float blocks give it.
+        rounded: its entry, as the quantized blocks before give it; nothing in the first.
+        targets: what the float block makes of ``floats``.
+    """
+
+    module: GraphModule
+    entry: str | None
+    floats: Sequence[Batch]
+    rounded: Sequence[Batch]
+    targets: Sequence[Batch]
+
+    def inputs(self, index: int, drop: Drop) -> dict[str, Tensor]:
+        """Return a batch of what the block reads; in training, some samples come as floats."""
+        inputs = _tensors({**self.floats[index], **self.rounded[index]})
+        if self.entry is not None:
+            exact = torch.from_numpy(np.array(self.floats[index][self.entry]))
+            inputs[self.entry] = drop(exact, inputs[self.entry])
+        return inputs
+
+    def error(self, index: int, drop: Drop, replaced: Mapping[str, Tensor]) -> Tensor:
+        """Return the error of the block's outputs for a batch, with some initializers replaced."""
+        inputs = self.inputs(index, drop)
+        given = {name: inputs[name] for name in self.module.input_names}
+        outputs = self.module(**given, **replaced)
+        targets = _tensors(self.targets[index])
+        return relative_error(list(outputs.values()), [targets[name] for name in outputs])
+
+
+class _Block:
+    """What is trained in one block: the codes of weights, and the steps of activations.
+
+    Args:
+        weights: codes by the weight's name, with the layer whose weight it is.
+        steps: names of the initializers that hold what activations' steps are multiplied with.
+    """
+
+    def __init__(self, weights: Mapping[str, tuple[Layer, TrainedCodes]], steps: Iterable[str]):
+        self._weights = weights
+        self._steps = {name: torch.ones(()).requires_grad_() for name in steps}
+
+    def descend(self, task: _Task, drop: Drop, groups: Iterator[Sequence[int]]) -> None:
+        """Train, with a group of batches for each step."""
+        codes = [codes for _, codes in self._weights.values()]
+        sizes = [*(x.size for x in codes), *self._steps.values()]
+        if not sizes:
+            return
+        parts = [
+            {"params": [x.latent for x in codes], "lr": _RATE},
+            {"params": sizes, "lr": _SIZE_RATE},
+        ]
+        optimizer = torch.optim.Adam([part for part in parts if part["params"]])
+        rates = LambdaLR(optimizer, lambda step: rate_share(step, _STEPS))
+        with drop.active():
+            for group, _ in zip(groups, range(_STEPS), strict=False):
+                optimizer.zero_grad()
+                for index in group:
+                    replaced = {
+                        name: layer.stored(codes.weight())
+                        for name, (layer, codes) in self._weights.items()
+                    }
+                    error = task.error(index, drop, {**replaced, **self._steps})
+                    (error / len(group)).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                rates.step()
+
+    def weights(self) -> dict[str, QuantizedTensor]:
+        """Return the weights as they are now, by the layer's name."""
+        return {layer.name: codes.quantized() for layer, codes in self._weights.values()}
+
+    def steps(self) -> dict[str, Tensor]:
+        """Return what steps are multiplied with now, by the initializer's name."""
+        return {name: size.detach() for name, size in self._steps.items()}
+
+
+class _Walk:
+    """Visits the blocks in the order of execution."""
+
+    def __init__(self, start: Start, folder: Path, seed: int):
+        self.result = Reconstructed({}, dict(start.activations), {})
+        self._start, self._model = start, start.model
+        self._graph, self._steps = with_rounding(start.model, start.activations)
+        self._layers = {layer.weight: layer for layer in start.layers}
+        self._order, self._drop = np.random.default_rng(seed), Drop(seed)
+        self._floats, self._rounded = (Activations(folder / x) for x in ("floats", "rounded"))
+        for name in ("floats", "rounded"):
+            (folder / name).mkdir()
+        self._groups: list[list[int]] = []  # the batches of a step
+        # activations that are not trained any more
+        self._seen = {name for name, value in start.activations.items() if value.exact}
+
+    def read(self, batches: Iterable[Batch], names: Iterable[str]) -> None:
+        """Keep the inputs that blocks read, in batches of a step's size at most."""
+        wanted, count, size = sorted(names), 0, _BATCH
+        most = fixed_batch([tensor_spec(value) for value in self._model.graph.inputs]) or _BATCH
+        for whole in batches:
+            for start in range(0, samples_in(whole), most):
+                batch = cut(whole, start, start + most)
+                for name in wanted:
+                    self._floats.append(name, np.asarray(batch[name]))
+                if size >= _BATCH:
+                    self._groups.append([])
+                    size = 0
+                self._groups[-1].append(count)
+                size += samples_in(batch)
+                count += 1
+
+    def visit(self, block: GraphBlock, later: Collection[str]) -> None:
+        """Train a block, and run it for what the next one starts from.
+
+        Args:
+            later: inputs of the model that later blocks read.
+        """
+        outputs, kept = _outputs(self._model, block), [block.exit] if block.exit else []
+        entry = [block.entry] if block.entry else []
+        floats = list(self._floats.batches([*entry, *block.inputs]))
+        exact = GraphModule(extract_block(self._model, block, outputs, {}))
+        _run(exact, map(_tensors, floats), self._floats)
+        layers = [self._layers[name] for name in block.weights if name in self._layers]
+        fresh = [layer for layer in layers if layer.name not in self.result.weights]
+        for layer in fresh:
+            self.result.weights[layer.name] = self._start.weights[layer.name]()
+        rounded = list(self._rounded.batches(entry)) if entry else [{}] * len(floats)
+        targets = list(self._floats.batches(outputs))
+        task = _Task(self._module(block, layers), block.entry, floats, rounded, targets)
+        if self._train(task, fresh):
+            task = replace(task, module=self._module(block, layers))
+        if kept:
+            inputs = (task.inputs(index, self._drop) for index in range(len(floats)))
+            _run(task.module, inputs, self._rounded)
+        self._floats.keep([*later, *kept])
+        self._rounded.keep(kept)
+
+    def _module(self, block: GraphBlock, layers: Iterable[Layer]) -> GraphModule:
+        """Return a block with rounding, with weights and steps as they are now."""
+        changes = {
+            layer.weight: layer.stored(self.result.weights[layer.name].dequantize())
+            for layer in layers
+        }
+        part = extract_block(self._graph, block, _outputs(self._model, block), changes)
+        return GraphModule(part, operators=self._drop.operators)
+
+    def _train(self, task: _Task, layers: Sequence[Layer]) -> bool:
+        """Train some layers, and the activations in a block; return whether it is better so."""
+        held = self._groups[::_HELD_BACK]
+        groups = [group for group in self._groups if group not in held] or held
+        present = task.module.state_dict()
+        steps = {
+            value: name
+            for value, name in self._steps.items()
+            if name in present and value not in self._seen
+        }
+        self._seen.update(steps)
+        codes = {
+            layer.weight: (
+                layer,
+                TrainedCodes(self._matrix(layer), self.result.weights[layer.name]),
+            )
+            for layer in layers
+        }
+        block = _Block(codes, steps.values())
+        before = self._judged(task, held)
+        block.descend(task, self._drop, self._drawn(groups))
+        trained = block.weights()
+        after = self._judged(
+            task,
+            held,
+            {x.weight: x.stored(trained[x.name].dequantize()) for x in layers} | block.steps(),
+        )
+        better = after < before
+        self.result.errors.update({x.name: (before, min(after, before)) for x in layers})
+        if better:
+            self.result.weights.update(trained)
+            self._set_steps(steps, block.steps())
+        return better
+
+    def _set_steps(self, names: Mapping[str, str], sizes: Mapping[str, Tensor]) -> None:
+        for value, name in names.items():
+            size, old = sizes[name].numpy(), self._start.activations[value]
+            self._graph.graph.initializers[name].const_value = ir.tensor(size, name=name)
+            scale = float(size * np.float32(old.scale))
+            self.result.activations[value] = replace(old, scale=scale)
+
+    def _drawn(self, groups: Sequence[Sequence[int]]) -> Iterator[Sequence[int]]:
+        """Yield groups of batches in random order, again and again."""
+        while True:
+            for place in self._order.permutation(len(groups)):
+                yield groups[place]
+
+    def _matrix(self, layer: Layer) -> Tensor:
+        tensor = self._model.graph.initializers[layer.weight].const_value
+        assert tensor is not None
+        return layer.canonical(from_numpy(tensor)).to(torch.float32)
+
+    @torch.no_grad()
+    def _judged(
+        self,
+        task: _Task,
+        groups: Sequence[Sequence[int]],
+        replaced: Mapping[str, Tensor] = MappingProxyType({}),
+    ) -> float:
+        batches = [index for group in groups for index in group]
+        return sum(float(task.error(i, self._drop, replaced)) for i in batches) / len(batches)
+
+
+def _outputs(model: ir.Model, block: GraphBlock) -> list[str]:
+    """Return what a block is to reproduce: its exit, or what the last one gives of the model's."""
+    if block.exit is not None:
+        return [block.exit]
+    values = value_by_name(model)
+    reached = {values[block.entry]} if block.entry else set(model.graph.inputs)
+    for node in model.graph:
+        if not reached.isdisjoint(values_read(node)):
+            reached.update(node.outputs)
+    floats = [v for v in model.graph.outputs if v.dtype is None or v.dtype.is_floating_point()]
+    return [v.name or "" for v in floats if v in reached and v.name != block.entry]
+
+
+@torch.no_grad()
+def _run(module: GraphModule, batches: Iterable[Mapping[str, Tensor]], store: Activations) -> None:
+    """Run a module, and keep its outputs."""
+    for batch in batches:
+        given = {name: batch[name] for name in module.input_names}
+        for name, value in module(**given).items():
+            store.append(name, value.numpy())
+
+
+def _tensors(batch: Mapping[str, Array]) -> dict[str, Tensor]:
+    # Copies: arrays in files, and users' own, cannot be written to, of which PyTorch warns.
+    return {name: torch.from_numpy(np.array(array)) for name, array in batch.items()}
