@@ -375,9 +375,7 @@ def _plan_pass(
 def _check_training(step: TrainPass, data: Data | None) -> None:
     if data is None:
         raise SpecError(
-            f"pass {step.name!r}",
-            "trains, and there is no training data",
-            "add data.training",
+            f"pass {step.name!r}", "trains, and there is no training data", "add data.training"
         )
     if step.labelled and data.target is None:
         raise SpecError(

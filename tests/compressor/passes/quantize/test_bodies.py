@@ -184,7 +184,7 @@ def test_values_of_unknown_type_keep_what_reads_them() -> None:
     [
         Cast(dtype="fp16", layers=(LayerRule(match="second", skip=True),)),
         QuantizeDynamic(layers=(LayerRule(match="second", skip=True),)),
-        QuantizeStatic(layers=(StaticRule(match="second", skip=True),)),
+        QuantizeStatic(layers=(StaticRule(match="second", skip=True), StaticRule(match="*"))),
     ],
 )
 def test_rules_name_layers_inside(step: Any) -> None:
@@ -194,7 +194,8 @@ def test_rules_name_layers_inside(step: Any) -> None:
 
 
 def test_static_says_which_weights_are_only_stored() -> None:
-    rows = {row.name: row.action for row in QuantizeStatic().survey(network("if"), ORT).layers}
+    step = QuantizeStatic(layers=(StaticRule(match="*"),))
+    rows = {row.name: row.action for row in step.survey(network("if"), ORT).layers}
     assert rows == {
         "first": "int8/channel x uint8",
         "second": "int8/channel",
