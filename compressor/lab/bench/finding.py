@@ -11,7 +11,7 @@ from compressor import catalog
 from compressor.errors import ModelError, SpecError
 from compressor.files import settle
 from compressor.lab.verify.forms import read_mapping
-from compressor.lab.verify.manifests import MANIFEST, REPORT, unchanged_run
+from compressor.lab.verify.manifests import MANIFEST, REPORT, check_unchanged, unchanged_run
 from compressor.progress import Silent
 from compressor.run.artifact_file import ONNX, Artifact
 
@@ -61,7 +61,9 @@ def _at(path: Path) -> list[Artifact]:
                 f"is a folder without {REPORT} and without {' or '.join(_FOLDERS)}",
                 "name the artifacts in it",
             )
-        return [Artifact(str(path), path, "safetensors", _folder_files(path))]
+        files = _folder_files(path)
+        check_unchanged(path, files, subject)
+        return [Artifact(str(path), path, "safetensors", files)]
     formats = catalog.names("exporter")
     kind = _FORMATS.get(path.suffix) or path.suffix.removeprefix(".")
     if kind not in formats or path.name in (REPORT, MANIFEST):
@@ -72,9 +74,12 @@ def _at(path: Path) -> list[Artifact]:
         )
     from compressor.models.onnx.file import TARGET, target_of
 
+    check_unchanged(path.parent, [path], subject)
     target = target_of(path) if kind == ONNX else None
     options = {} if target is None else {TARGET: target}
-    return [Artifact(str(path), path, kind, _files(path, kind), options)]
+    files = _files(path, kind)
+    check_unchanged(path.parent, set(files) - {path}, subject)
+    return [Artifact(str(path), path, kind, files, options)]
 
 
 def _of_run(folder: Path) -> list[Artifact]:

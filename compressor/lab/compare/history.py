@@ -7,53 +7,24 @@ import binascii
 import json
 import os
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from compressor.errors import DataError, InputError, ModelError, SpecError
 from compressor.files import disk_errors, strict_json
 from compressor.lab.compare.runs import Side
-from compressor.lab.verify.forms import HistoryEntry, check_form
+from compressor.lab.verify.forms import HistoryLine, MetricForm, ScaleForm, check_form
 from compressor.run.statistics import Scale
 from compressor.spec.validate import SpecErrors
 from compressor.types.tensors import Array
 
-SCHEMA = 1
 _REMEDY = "correct or remove that line"
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One run.
-
-    Attributes:
-        label: what the user calls the run, such as its commit; may be empty.
-        sha256: of the artifact; ``None`` for the float model.
-        metric: as in ``report.json``.
-        scale: ``factor`` and ``exponential``, which make the metric of the samples' results.
-        latency_ms: median for the smallest batch, where it was timed.
-        samples: results of single samples: a bit each where they are right or wrong, else as
-            32-bit floats; compressed, in base 64.
-    """
-
-    schema: int
-    name: str
-    artifact: str
-    label: str
-    version: str
-    model: str
-    data: str
-    spec: str
-    sha256: str | None
-    metric: Mapping[str, Any]
-    scale: Mapping[str, Any]
-    bytes: int
-    latency_ms: float | None
-    samples: str
+class Entry(HistoryLine):
+    """One run."""
 
     def per_sample(self) -> Array:
         """Return the metric's value for each sample, float64 ``[N]``.
@@ -61,7 +32,7 @@ class Entry:
         Raises:
             ValueError: the text is not what was written.
         """
-        count = int(self.metric["samples"])
+        count = self.metric.samples
         most = 4 * count  # bytes
         try:
             packed = base64.b64decode(self.samples[1:], validate=True)
@@ -78,8 +49,7 @@ class Entry:
 
     def metric_scale(self) -> Scale:
         """Return what makes the metric of its values."""
-        higher = bool(self.metric["higher_is_better"])
-        return Scale(float(self.scale["factor"]), bool(self.scale["exponential"]), higher)
+        return Scale(self.scale.factor, self.scale.exponential, self.metric.higher_is_better)
 
 
 def entry_of(side: Side, label: str = "") -> Entry:
@@ -98,7 +68,7 @@ def entry_of(side: Side, label: str = "") -> Entry:
     times = side.entry["latency_ms"]
     kept = report["per_sample"]
     return Entry(
-        schema=SCHEMA,
+        schema=1,
         name=report["name"],
         artifact=side.name,
         label=label,
@@ -107,8 +77,8 @@ def entry_of(side: Side, label: str = "") -> Entry:
         data=report["identity"]["data"],
         spec=report["identity"]["spec"],
         sha256=side.entry.get("sha256"),
-        metric=dict(metric),
-        scale={"factor": kept["factor"], "exponential": kept["exponential"]},
+        metric=MetricForm(**metric),
+        scale=ScaleForm(factor=kept["factor"], exponential=kept["exponential"]),
         bytes=side.bytes,
         latency_ms=None if times is None else times["p50"],
         samples=_text(samples),
@@ -133,7 +103,7 @@ def read_history(path: Path) -> list[Entry]:
     for number, line in enumerate(lines, 1):
         if line.strip():
             entries.append(_entry(line, f"{path}:{number}"))
-            counts = [entry.metric["samples"] for entry in (entries[0], entries[-1])]
+            counts = [entry.metric.samples for entry in (entries[0], entries[-1])]
             if counts[0] != counts[1]:
                 problem = f"has {counts[1]} samples, the first run {counts[0]}"
                 raise InputError(f"history {path}:{number}", problem, _REMEDY)
@@ -155,7 +125,7 @@ def check_fits(entries: Sequence[Entry], new: Entry, path: Path, *, other_model:
     compared = [
         ("name", last.name, new.name, "keep one history for each spec"),
         ("artifact", last.artifact, new.artifact, "keep one history for each artifact"),
-        ("metric", last.metric["name"], new.metric["name"], "begin another file"),
+        ("metric", last.metric.name, new.metric.name, "begin another file"),
         ("evaluation data", last.data, new.data, "begin another file: samples no longer pair"),
     ]
     if not other_model:
@@ -184,7 +154,7 @@ def append(path: Path, entries: Sequence[Entry], new: Entry) -> list[Entry]:
     """
     if entries and entries[-1] == new:
         return list(entries)
-    line = json.dumps(asdict(new), ensure_ascii=False, allow_nan=False) + "\n"
+    line = json.dumps(new.model_dump(by_alias=True), ensure_ascii=False, allow_nan=False) + "\n"
     with disk_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         _append_whole(path, line.encode())
@@ -224,7 +194,7 @@ def _entry(line: str, where: str) -> Entry:
     subject, problem = f"history {where}", "is not a line that a run wrote"
     try:
         value = strict_json(line.encode(), subject, problem)
-        check_form(HistoryEntry, value, subject, problem)
+        check_form(Entry, value, subject, problem)
         entry = Entry(**value)
         entry.per_sample()
     except ModelError as error:

@@ -86,8 +86,8 @@ def trend_of(entries: Sequence[Entry], alpha: float = 0.05) -> Trend:
     points = tuple(
         Point(
             name,
-            float(entry.metric["value"]),
-            (float(entry.metric["ci95"][0]), float(entry.metric["ci95"][1])),
+            entry.metric.value,
+            (entry.metric.ci95[0], entry.metric.ci95[1]),
             entry.bytes,
             entry.latency_ms,
         )
@@ -95,9 +95,9 @@ def trend_of(entries: Sequence[Entry], alpha: float = 0.05) -> Trend:
     )
     changes = tuple(_change(entries, results, names, step) for step in find_steps(results, alpha))
     return Trend(
-        metric=str(last.metric["name"]),
-        unit=str(last.metric["unit"]),
-        higher_is_better=bool(last.metric["higher_is_better"]),
+        metric=last.metric.name,
+        unit=last.metric.unit,
+        higher_is_better=last.metric.higher_is_better,
         points=points,
         changes=changes,
     )

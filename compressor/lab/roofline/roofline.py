@@ -32,8 +32,8 @@ from compressor.lab.roofline.work import (
     total_traffic,
     work_of_nodes,
 )
-from compressor.lab.verify.manifests import MANIFEST
-from compressor.models.onnx.file import read_onnx
+from compressor.lab.verify.manifests import MANIFEST, check_unchanged, unchanged_run
+from compressor.models.onnx.file import external_files, read_onnx
 from compressor.progress import Progress, Silent
 from compressor.report import formats
 from compressor.run.evaluate import made_up_batch
@@ -67,6 +67,7 @@ def measured_model(path: Path) -> Iterator[MeasuredModel]:
 
     Raises:
         SpecError: there is nothing, or no graph.
+        InputError: a file of a run was changed since.
         ModelError: a file is unusable.
     """
     subject = f"path {str(path)!r}"
@@ -77,6 +78,7 @@ def measured_model(path: Path) -> Iterator[MeasuredModel]:
             yield _of_spec(path, folder)
         return
     if path.is_dir() and (path / MANIFEST).is_file():
+        unchanged_run(path, f"run {str(path)!r}", Silent())
         files = sorted(path.glob("*.onnx"))
         if not files:
             raise SpecError(
@@ -91,6 +93,8 @@ def measured_model(path: Path) -> Iterator[MeasuredModel]:
             "has no graph that says how its weights are used",
             "name an ONNX file, a run's output folder, or a spec with model.factory",
         )
+    check_unchanged(path.parent, [path], subject)
+    check_unchanged(path.parent, external_files(path), subject)
     graph = read_onnx(path)
     inputs = tuple(tensor_spec(v) for v in graph.graph.inputs if not v.is_initializer())
     subject = f"model {str(path)!r}"

@@ -104,13 +104,23 @@ class MetricForm(Form):
     higher_is_better: bool
 
 
-class _Scale(Form):
+class ScaleForm(Form):
+    """What makes a metric of the samples' results, as in a report and in a history."""
+
     factor: _Number
     exponential: bool
 
 
-class HistoryEntry(Form):
-    """A line of a history."""
+class HistoryLine(Form):
+    """A run as a line of a history.
+
+    Attributes:
+        label: what the user calls the run, such as its commit; may be empty.
+        sha256: of the artifact; ``None`` for the float model.
+        latency_ms: median for the smallest batch, where it was timed.
+        samples: results of single samples: a bit each where they are right or wrong, else as
+            32-bit floats; compressed, in base 64.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -124,7 +134,7 @@ class HistoryEntry(Form):
     spec: str
     sha256: str | None
     metric: MetricForm
-    scale: _Scale
+    scale: ScaleForm
     bytes: _Count
     latency_ms: _Positive | None
     samples: str
@@ -295,7 +305,7 @@ class _Flipped(Form):
     won: _Count | None
 
 
-class _PerSample(_Scale):
+class _PerSample(ScaleForm):
     file: Annotated[str, Field(pattern=r"^[^/]+$")]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from compressor.errors import InputError, ModelError
 from compressor.files import strict_json
 from compressor.lab.verify.files import FileState, checked_name, compare
 from compressor.lab.verify.forms import EDITED, EngineManifest, Manifest, check_form
-from compressor.progress import Progress
+from compressor.progress import Progress, Silent
 from compressor.types.proofs import SEAL, ExpectedFile, is_sealed
 
 MANIFEST = "manifest.json"
@@ -117,6 +117,39 @@ def read_engine_manifest(path: Path) -> dict[str, Any]:
     return content
 
 
+def check_unchanged(folder: Path, files: Iterable[Path], subject: str) -> None:
+    """Refuse files of a folder that the run whose manifest is there wrote otherwise.
+
+    Args:
+        files: those that no run wrote are left alone.
+        subject: what they are, for the message.
+
+    Raises:
+        InputError: one was changed.
+        ModelError: the manifest was changed.
+    """
+    manifest = folder / MANIFEST
+    if not manifest.is_file() or f'"{SEAL}"'.encode() not in manifest.read_bytes():
+        return  # another program's
+    names = {file.name for file in files}
+    expected = [file for file in read_manifest(folder).files if file.name in names]
+    _refuse(_changed(compare(folder, expected, Silent())), subject)
+
+
+def _changed(states: Iterable[FileState]) -> list[str]:
+    return [file.name for file in states if file.state == "changed"]
+
+
+def _refuse(changed: Sequence[str], subject: str) -> None:
+    if changed:
+        raise InputError(
+            subject,
+            f"{', '.join(changed)} does not match {MANIFEST}: it was edited or replaced after "
+            "the run",
+            "compress verify shows what is damaged; run the spec again, finished passes are reused",
+        )
+
+
 def unchanged_run(
     folder: Path, subject: str, progress: Progress, only: Collection[str] | None = None
 ) -> tuple[RunManifest, tuple[FileState, ...]]:
@@ -136,14 +169,8 @@ def unchanged_run(
     manifest = read_manifest(folder)
     files = [file for file in manifest.files if only is None or file.name in only]
     states = compare(folder, files, progress)
-    changed = [file.name for file in states if file.state == "changed"]
+    changed = _changed(states)
     if not any(file.name == REPORT and file.state == "unchanged" for file in states):
         changed = changed or [REPORT]
-    if changed:
-        raise InputError(
-            subject,
-            f"{', '.join(changed)} does not match {MANIFEST}: it was edited or replaced after "
-            "the run",
-            "compress verify shows what is damaged; run the spec again, finished passes are reused",
-        )
+    _refuse(changed, subject)
     return manifest, states

@@ -9,7 +9,7 @@ import hashlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from compressor.errors import InputError, ModelError, SpecError
 from compressor.files import file_sha256, switch
@@ -49,7 +49,7 @@ def write_signature(path: Path, names: Iterable[str], key: Path) -> str:
     Raises:
         SpecError: there is no such key, or it is of another kind; or a file is no ordinary one.
     """
-    private = _private_key(key)
+    private: Ed25519PrivateKey = _key(key, "--sign", "private", _MAKE)
     folder = path if path.is_dir() else path.parent
     sums, signature = signature_names(path)
     subject = f"path {str(path)!r}"
@@ -80,7 +80,7 @@ def check_signature(path: Path, key: Path) -> tuple[tuple[ExpectedFile, ...], st
         InputError: nothing is signed.
         ModelError: another key signed it, or the list was changed.
     """
-    public = _public_key(key)
+    public: Ed25519PublicKey = _key(key, "--key", "public", _PUBLIC)
     from cryptography.exceptions import InvalidSignature
 
     folder = path if path.is_dir() else path.parent
@@ -113,31 +113,31 @@ def _listed(text: bytes, subject: str) -> tuple[ExpectedFile, ...]:
     return files
 
 
-def _private_key(path: Path) -> Ed25519PrivateKey:
-    serialization, ed25519, unsupported = _libraries("--sign")
+def _key(path: Path, option: str, half: Literal["private", "public"], remedy: str) -> Any:
+    """Read one half of an Ed25519 key.
+
+    Raises:
+        SpecError: it cannot be read, or is another key.
+    """
+    serialization, ed25519, unsupported = _libraries(option)
+    kind, load = {
+        "private": (
+            ed25519.Ed25519PrivateKey,
+            lambda data: serialization.load_pem_private_key(data, password=None),
+        ),
+        "public": (ed25519.Ed25519PublicKey, serialization.load_pem_public_key),
+    }[half]
+    subject = f"key {str(path)!r}"
     try:
-        key = serialization.load_pem_private_key(_read(path), password=None)
+        key = load(_read(path))
     except TypeError as error:
         remedy = "give one without: openssl pkey -in key.pem -out plain.pem"
-        raise SpecError(f"key {str(path)!r}", "has a password", remedy) from error
+        raise SpecError(subject, "has a password", remedy) from error
     except (ValueError, unsupported) as error:
-        raise SpecError(f"key {str(path)!r}", "is no private key in PEM", _MAKE) from error
-    if not isinstance(key, ed25519.Ed25519PrivateKey):
-        raise SpecError(f"key {str(path)!r}", "is not an Ed25519 key", _MAKE)
-    private: Ed25519PrivateKey = key
-    return private
-
-
-def _public_key(path: Path) -> Ed25519PublicKey:
-    serialization, ed25519, unsupported = _libraries("--key")
-    try:
-        key = serialization.load_pem_public_key(_read(path))
-    except (ValueError, unsupported) as error:
-        raise SpecError(f"key {str(path)!r}", "is no public key in PEM", _PUBLIC) from error
-    if not isinstance(key, ed25519.Ed25519PublicKey):
-        raise SpecError(f"key {str(path)!r}", "is not an Ed25519 key", _PUBLIC)
-    public: Ed25519PublicKey = key
-    return public
+        raise SpecError(subject, f"is no {half} key in PEM", remedy) from error
+    if not isinstance(key, kind):
+        raise SpecError(subject, "is not an Ed25519 key", remedy)
+    return key
 
 
 def _read(path: Path) -> bytes:

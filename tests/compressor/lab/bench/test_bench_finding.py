@@ -33,6 +33,11 @@ def test_files_are_known_by_their_names(tmp_path: Path, save: SaveOnnx):
     assert find_artifacts([engine])[0].bytes == 4
 
 
+def test_the_manifest_of_another_program_says_nothing(tmp_path: Path, save: SaveOnnx):
+    (tmp_path / "manifest.json").write_text('{"icons": []}')
+    assert found(save())
+
+
 def test_the_same_file_twice_has_two_names(save: SaveOnnx):
     model = save()
     assert [name for name, _, _ in found(model, model)] == [str(model), f"{model} (2)"]
@@ -59,7 +64,15 @@ def test_a_run_is_all_that_it_exported(on_onnx: Project):
     on_onnx.write_report(report)
     whole = (output / "model.onnx").read_bytes()
     (output / "model.onnx").write_bytes(whole + b"\0")
-    assert "model.onnx does not match manifest.json: it was edited" in str(refusal(output))
+    for path in (output, output / "model.onnx"):
+        assert "model.onnx does not match manifest.json: it was edited" in str(refusal(path))
+    (output / "model.onnx").write_bytes(whole)
+    weights = (output / "model.safetensors").read_bytes()
+    (output / "model.safetensors").write_bytes(weights[:-1] + b"\1")
+    for path in (output / "model.json", output / "model.safetensors"):
+        assert "model.safetensors does not match manifest.json" in str(refusal(path))
+    assert found(output / "model.onnx")
+    (output / "model.safetensors").write_bytes(weights)
     (output / "model.onnx").unlink()
     assert "lacks 'model.onnx'; run its spec again" in str(refusal(output))
     (output / "report.json").unlink()

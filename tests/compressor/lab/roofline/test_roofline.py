@@ -117,6 +117,17 @@ def test_options_that_do_not_fit(tmp_path: Path, model: str):
     assert (result.exit_code, "add --roofline" in result.stderr) == (2, True)
 
 
+def test_a_run_that_was_changed_is_refused(on_onnx: Project):
+    on_onnx.spec["exports"] = [{"format": "onnx", "external-data": "always"}]
+    on_onnx.run()
+    data = on_onnx.output / "model.onnx.data"
+    data.write_bytes(b"\1" + data.read_bytes()[1:])
+    for path in (on_onnx.output, on_onnx.output / "model.onnx"):
+        result = inspected(str(path))
+        assert result.exit_code == 3
+        assert "model.onnx.data does not match manifest.json: it was edited" in result.stderr
+
+
 def test_a_run_without_an_onnx_file(on_onnx: Project):
     on_onnx.spec["exports"] = [{"format": "safetensors"}]
     on_onnx.run()
