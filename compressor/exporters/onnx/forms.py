@@ -210,13 +210,19 @@ def fuse_around_codes(editor: Editor) -> bool:
     """Write what ONNX Runtime does not recognize between codes as it wants it; return whether any.
 
     It reads ``x * sigmoid(x)`` as one operator, but not of codes, since each reader of codes gets
-    a ``DequantizeLinear`` of its own. And it merges a sum into the product before it where all axes
-    are known, which then is none of integers any more.
+    a ``DequantizeLinear`` of its own. It merges a sum into the product before it where all axes
+    are known, which then is none of integers any more. And it quantizes in front of a pool of
+    floats what is to be quantized behind it.
     """
     changed = False
     for node in tuple(editor.model.graph):
         first = node.inputs[0] if node.inputs else None
-        if first is None or not operator(first.producer()).dequantizes:
+        if first is None:
+            continue
+        if operator(node).quantizes and _is_pool_of_floats(first.producer()):
+            _keep_behind(editor, node, first)
+            changed = True
+        if not operator(first.producer()).dequantizes:
             continue
         reader = sole_reader(node.outputs[0])
         if reader is None or reader.graph is not node.graph:
@@ -230,6 +236,26 @@ def fuse_around_codes(editor: Editor) -> bool:
             continue
         changed = True
     return changed
+
+
+def _is_pool_of_floats(node: ir.Node | None) -> bool:
+    """Whether a node chooses the greatest floats of each window."""
+    row, source = operator(node), node.inputs[0] if node is not None and node.inputs else None
+    pools = row.moves == "some" and row.family == "spatial"
+    return pools and source is not None and not operator(source.producer()).dequantizes
+
+
+def _keep_behind(editor: Editor, quantize: ir.Node, pooled: ir.Value) -> None:
+    """Put a copy between a pool and what quantizes behind it, past which the runtime moves nothing.
+
+    Codes with their channels first, as a convolution of floats leaves them, are pooled 30 times as
+    slowly as floats.
+    """
+    chain = Chain(editor, pooled.name or "")
+    copy = chain.add("Max", [pooled], "_pooled", pooled.dtype)
+    copy.shape = pooled.shape
+    quantize.prepend(chain.nodes)
+    quantize.replace_input_with(0, copy)
 
 
 def _gate(editor: Editor, sigmoid: ir.Node, product: ir.Node, source: ir.Value) -> None:

@@ -101,8 +101,8 @@ def choose(
     least = network.cut(pinned)
     simpler = (usual, every) if pinned == layers else (none, usual, every)
     chosen = next(c for c in (*simpler, least) if c.time <= _NEAR * least.time)
-    if chosen is usual:
-        return None
+    if chosen is usual and not any(_is_pool(n) and n not in usual.integer for n in model.graph):
+        return None  # everything that moves elements between codes moves codes
     floats: dict[str, float] = {}
     for island in network.islands(chosen):
         alone = sum(costs.cost(node).alone for node in island)
@@ -239,12 +239,14 @@ class Network:
             if not _is_elementwise(node) and self._layout(node) is not codes:
                 self._edge(self._layout(node), codes, None)  # floats have their channels first
         if _is_pool(node) and codes is node:
-            # ONNX Runtime moves what quantizes in front of it, and codes whose channels come first
-            # take it long. Channels come last if a convolution before it writes codes.
-            slow = self._costs.facts.slow_pool * self._costs.elements(node.outputs[0])
+            # Codes whose channels come first take it long. Channels come last if a convolution
+            # before it writes codes. What quantizes behind a pool of floats has a copy before it,
+            # since ONNX Runtime would move it in front.
+            facts, size = self._costs.facts, self._costs.elements(node.outputs[0])
+            copied = facts.call + facts.simple * size
             for use in node.outputs[0].uses():
-                self._edge(self._codes(use.node), node, slow)
-            self._edge(node, self._codes(self._layer_before(node)), slow)
+                self._edge(self._codes(use.node), node, copied)
+            self._edge(node, self._codes(self._layer_before(node)), facts.slow_pool * size)
 
     def _convert(self, value: ir.Value, maker: ir.Node | None) -> None:
         """Add what it takes to convert a value between its maker and its readers."""
