@@ -92,7 +92,6 @@ LINES = """
   calibration:
 {calibration}
     samples: 512
-    batch: 32
   # FILL IN: text on which the float model and every artifact are compared.
   evaluation:
 {evaluation}

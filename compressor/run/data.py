@@ -176,7 +176,7 @@ def open_data(
 def _open(spec: Spec, entry: DataEntry, inputs: Sequence[TensorSpec]) -> Data:
     code = ""
     samples, feeds = entry.keys.samples, entry.keys.samples == FEEDS
-    size = 1 if feeds else entry.keys.batch or fixed_batch(inputs) or _BATCH
+    size = 1 if feeds else entry.keys.batch or fixed_batch(inputs) or _usual_batch(entry)
     with importable([spec.folder]):
         if entry.kind == FACTORY:
             assert entry.reference is not None
@@ -205,6 +205,17 @@ def _open(spec: Spec, entry: DataEntry, inputs: Sequence[TensorSpec]) -> Data:
             source = TransformedSource(source, transform, entry.keys.transform, spec.seed)
             code += code_digest(transform)
     return Data(entry.role, source, entry.keys.target, size, code, entry.where, feeds)
+
+
+def _usual_batch(entry: DataEntry) -> int:
+    """Return the size of batches where nothing sets it.
+
+    Calibration takes lines of text one by one: alone they need no padding, whose values would
+    count in ranges and second moments as those of text do.
+    """
+    options = entry.options
+    lines = isinstance(options, TokenSource) and not options.in_windows
+    return 1 if lines and entry.role == "calibration" else _BATCH
 
 
 def check_data(

@@ -92,7 +92,8 @@ class DataKeys(Options):
     )
     batch: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
-        description="samples in a batch; default 32, or what the model is fixed to; not with feeds",
+        description="samples in a batch; default 32, what the model is fixed to, or 1 where lines "
+        "of text calibrate, which then need no padding; not with feeds",
     )
     state: dict[str, str] = Field(
         default_factory=dict,

@@ -152,6 +152,7 @@ def test_of_an_encoder_of_text(tmp_path: Path, auto: str, metric: str) -> None:
     data = open_data(spec, carrier.inputs, ())
     for entry in data.values():
         check_data(entry, carrier.inputs)
+    assert [entry.batch for entry in data.values()] == [1, 32]  # ranges are not those of padding
     assert data["calibration"].first(2)["attention_mask"].tolist() == [[1, 1], [1, 0]]
     # The first of its positions is padding's.
     assert spec.data["calibration"].options.length == 18  # type: ignore[union-attr]
