@@ -24,10 +24,11 @@ from tests.benchmarks.language import LENGTH, Setting, compressed, language_sett
 
 HELD_OUT = 0.1
 GRIDS: dict[str, dict[str, Any]] = {
-    "4 bits, groups of 128": {"bits": 4, "group": 128},
-    "4 bits, groups of 32": {"bits": 4, "group": 32},
-    "3 bits, groups of 32": {"bits": 3, "group": 32},
-    "2 bits, groups of 32": {"bits": 2, "group": 32},
+    "4 bits, groups of 128": {"bits": 4, "group": 128, "symmetric": True},
+    "4 bits, groups of 32": {"bits": 4, "group": 32, "symmetric": True},
+    "3 bits, groups of 32": {"bits": 3, "group": 32, "symmetric": True},
+    "2 bits, groups of 32": {"bits": 2, "group": 32, "symmetric": True},
+    "4 bits, groups of 128, zero points": {"bits": 4, "group": 128, "symmetric": False},
     "2 bits, groups of 32, zero points": {"bits": 2, "group": 32, "symmetric": False},
 }
 METHODS = ("rtn", "hqq", "gptq", "awq")

@@ -102,7 +102,9 @@ class QuantizeWeights(WeightPass):
         default=None, ge=1, description="columns that share a scale; left out, a whole row does"
     )
     symmetric: bool | None = Field(
-        default=None, description="zero point 0 (so it is unless false is given)"
+        default=None,
+        description="zero point 0 (so it is unless false is given; hqq, which fits zero points, "
+        "has them unless true is given, or a target takes none)",
     )
     format: Format | None = Field(
         default=None, description="integers (so it is unless given), or a format of floats"
@@ -147,6 +149,8 @@ class QuantizeWeights(WeightPass):
         if self.method == "hqq" and self.range is not None:
             raise SpecError("range", "is given, and hqq finds ranges its own way", "leave it out")
         numbers = numbers_of(self.preset, self.bits, self.group, self.symmetric, self.format)
+        if self.method == "hqq" and self.symmetric is None and "tensorrt" not in context.targets:
+            numbers = replace(numbers, symmetric=False)  # zero points are what it fits
         preset = self.bits is None and self.format is None
         where = (numbers, self.layers, context.targets)
         treatments = choose_layers(carrier, *where, fits=preset, tables=self.embeddings)

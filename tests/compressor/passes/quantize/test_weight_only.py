@@ -57,6 +57,20 @@ def test_options_name_a_scheme(language, tmp_path, options, action):
         assert str(quantized_weight.scheme) == action
 
 
+@pytest.mark.parametrize(
+    ("options", "context", "action"),
+    [
+        ({"bits": 4, "group": 32}, ANY, "uint4/group 32 asym"),
+        ({"preset": "int4-g32"}, ANY, "uint4/group 32 asym"),
+        ({"bits": 4, "group": 32, "symmetric": True}, ANY, "int4/group 32"),
+        ({"bits": 4, "group": 32}, TENSORRT, "int4/group 32"),
+    ],
+)
+def test_hqq_fits_zero_points_where_it_may(language, options, context, action):
+    found = plan(weights(method="hqq", **options), language, context)
+    assert set(found.values()) == {action, "keep"}
+
+
 def test_tables_and_the_output_layer_are_kept(language):
     found = reasons(weights(preset="int8"), language)
     assert found["embed_tokens"] == "a table is looked up, not multiplied"
