@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -17,6 +17,9 @@ from compressor.graph.editing import Editor
 from compressor.graph.layers import moment_request
 from compressor.graph.stored_weights import is_quantized
 from compressor.models.layer_uses import computed_weights
+from compressor.passes.prepare.balance import span_requests
+from compressor.passes.prepare.groups import scale_map
+from compressor.passes.prepare.scales import ScaleMap
 from compressor.passes.quantize.cast.rewrite import in_single
 from compressor.passes.quantize.maths.affine import absmax_parameters, mse_parameters, quantize
 from compressor.passes.quantize.maths.gptq import gptq
@@ -24,10 +27,11 @@ from compressor.passes.quantize.maths.gptq_vectors import gptq_from_vectors
 from compressor.passes.quantize.maths.grids import kept_grids
 from compressor.passes.quantize.static.options import ActivationOptions, StaticRule, WeightOptions
 from compressor.passes.quantize.static.placement import profile_for
+from compressor.passes.quantize.static.preparing import Prepared, prepare, rounding_of
 from compressor.passes.quantize.static.settings import Decision, StaticSettings, kernel_notes
 from compressor.passes.quantize.static.writing import LeastScale, write_static_codes
 from compressor.types.carrier import Capability, Carrier
-from compressor.types.layer_rules import plan_layers
+from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
 from compressor.types.layers import Layer, QuantizedTensor, Scheme, sqnr_db
 from compressor.types.passes import GraphPass, LayerOutcome, Outcome, PassContext, Survey
 from compressor.types.statistics import Moments, Request
@@ -43,19 +47,27 @@ class QuantizeStatic(GraphPass):
     kernels; weights are stored as integer codes. Activation ranges come from observers, weights
     are rounded so that the layer's output changes least. Large tables of embeddings, and weights of
     recurrent layers and in branches and bodies, are stored as codes and computed with as floats.
+    Before ranges are found, channels that are much larger than others are made smaller, and what
+    reads them makes up for it, where that lowers the predicted error; see `equalize`.
     """
 
     name: ClassVar[str] = "quantize-static"
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.GRAPH, Capability.RUN})
     source: ClassVar[str] = (
         "Jacob et al. 2017 (arXiv:1712.05877) sections 2 and 3; "
-        "Frantar et al. 2022 (arXiv:2210.17323) for rounding"
+        "Frantar et al. 2022 (arXiv:2210.17323) for rounding; Nagel et al. 2019 "
+        "(arXiv:1906.04721) section 4.1 for prepare"
     )
 
     weights: WeightOptions = Field(default_factory=WeightOptions, description="weights")
     activations: ActivationOptions = Field(
         default_factory=ActivationOptions, description="activations"
+    )
+    prepare: Literal["auto", "none"] = Field(
+        default="auto",
+        description="auto scales channels between layers as `equalize` does, where that lowers the "
+        "predicted error; none changes no weight",
     )
     layers: tuple[StaticRule, ...] = Field(
         default=(),
@@ -89,6 +101,9 @@ class QuantizeStatic(GraphPass):
         nodes = decision.nodes
         moments = [self._moment_request(x, nodes[x.name]) for x, _ in decision.placement.layers]
         asked = [*(request for request in moments if request is not None), *decision.requests()]
+        scales = self._scales(carrier)
+        if scales is not None:
+            asked += span_requests(scales, rounding_of(decision))
         requests = tuple({request.key: request for request in asked}.values())
         notes = (
             *kernel_notes(context.targets, settings),
@@ -101,21 +116,50 @@ class QuantizeStatic(GraphPass):
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
     ) -> Outcome:
         """Quantize the chosen layers."""
-        decision, weights = self._quantized(carrier, context, statistics)
+        prepared = self._prepared(carrier, context, statistics)
+        decision, weights = self._quantized(prepared.carrier, context, prepared.statistics)
+        scaled = prepared.balance
         outcomes = []
         for layer in decision.layers:
+            rescaled = layer.name in scaled.rescaled
+            details = {"equalized_db": g} if (g := scaled.gains.get(layer.name)) else {}
             if layer.name in weights:
                 before, quantized = weights[layer.name]
                 after = quantized()
                 loss = sqnr_db(before(), after.dequantize())
-                outcomes.append(LayerOutcome(layer.name, str(after.scheme), loss))
-        return Outcome(carrier.with_graph(decision.model), tuple(outcomes))
+                scheme = str(after.scheme)
+                outcomes.append(LayerOutcome(layer.name, scheme, loss, details, rescaled))
+            elif rescaled or details:
+                outcomes.append(LayerOutcome(layer.name, layer.dtype, None, details, rescaled))
+        return Outcome(carrier.with_graph(decision.model), tuple(outcomes), scaled.notes)
 
     def preview(
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
     ) -> Carrier:
         """Quantize lazily: no weight is read."""
         return carrier.with_graph(self._quantized(carrier, context, statistics)[0].model)
+
+    def _scales(self, carrier: Carrier) -> ScaleMap | None:
+        """Return what may be scaled, if anything is to be; layers that are skipped may not."""
+        if self.prepare == "none":
+            return None
+        rules = resolve_rules(self.layers, carrier.layers())
+        kept = {layer.weight for layer in carrier.layers() if skip_reason(rules[layer.name])}
+        return scale_map(carrier.graph(), carrier.tensors().keys() - kept)
+
+    def _prepared(
+        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
+    ) -> Prepared:
+        given, scales = Prepared(carrier, statistics), self._scales(carrier)
+        if scales is None or context.collect is None:
+            return given
+        decision = self._settings(context).decide(carrier.graph())
+        requests = {
+            layer.name: request
+            for node, layer in decision.readers.items()
+            if (request := self._moment_request(layer, node)) is not None
+        }
+        return prepare(given, scales, decision, requests, context.collect)
 
     def _settings(self, context: PassContext) -> StaticSettings:
         return StaticSettings(
