@@ -15,6 +15,7 @@ Kind = Literal["pass", "exporter", "format", "metric", "observer", "source"]
 BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     "pass": {
         "fuse": "compressor.passes.fuse.fuse:Fuse",
+        "equalize": "compressor.passes.prepare.equalize:Equalize",
         "prune-magnitude": "compressor.passes.prune.magnitude.magnitude:PruneMagnitude",
         "prune-nm": "compressor.passes.prune.sparse.passes:PruneNm",
         "prune-wanda": "compressor.passes.prune.sparse.passes:PruneWanda",
@@ -65,6 +66,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "column-norm": "compressor.calibration.observers.channels:ColumnNorm",
         "channel-grid": "compressor.calibration.observers.channels:ChannelGridObserver",
         "channel-magnitude": "compressor.calibration.observers.channels:ChannelMagnitude",
+        "channel-spans": "compressor.calibration.observers.channels:ChannelSpan",
     },
     "source": {
         "npz": "compressor.calibration.sources.arrays:NpzSource",

@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -215,9 +216,11 @@ def apply_pass(
     if statistics is None:
         statistics = calibrate(workspace, declared.name, carrier, survey.requests)
     total = data.runs if data is not None and declared.replays else None
+    again = partial(calibrate, workspace, declared.name) if survey.requests else None
     with workspace.progress.stage(declared.name, total) as advance:
         samples = RunSamples(carrier.inputs, data, context.seed, advance, carrier)
-        return direct.apply(carrier, replace(context, samples=samples), statistics)
+        context = replace(context, samples=samples, collect=again)
+        return direct.apply(carrier, context, statistics)
 
 
 def _direct(declared: Pass) -> GraphPass | WeightPass:
@@ -249,7 +252,7 @@ def _watched(workspace: Workspace) -> PassContext:
 
 
 def calibrate(
-    workspace: Workspace, label: str, carrier: Carrier, requests: tuple[Request, ...]
+    workspace: Workspace, label: str, carrier: Carrier, requests: Sequence[Request]
 ) -> dict[str, Any]:
     """Gather the statistics that a pass asked for, in one pass over the calibration data."""
     if not requests:

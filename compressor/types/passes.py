@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from pydantic import Field
 
@@ -17,6 +17,8 @@ from compressor.types.statistics import Blocks, Request
 from compressor.types.training import Training
 
 _SILENT = Silent()
+Collect: TypeAlias = Callable[[Carrier, Sequence[Request]], Mapping[str, Any]]
+"""Returns statistics of a model over the calibration data, by ``Request.key``."""
 
 
 class LayerRule(Options):
@@ -42,6 +44,8 @@ class PassContext:
             statistics, is shown by whoever runs it.
         samples: the calibration data, for a pass that :attr:`Pass.replays` them; a plan has none.
         blocks: the model's blocks with their statistics, for a pass :attr:`Pass.by_block`.
+        collect: for a pass that changes a model and then needs statistics of what it became; a
+            plan has none.
     """
 
     seed: int = 0
@@ -51,6 +55,7 @@ class PassContext:
     progress: Progress = field(default=_SILENT, compare=False, repr=False)
     samples: Samples | None = field(default=None, compare=False, repr=False)
     blocks: Blocks | None = field(default=None, compare=False, repr=False)
+    collect: Collect | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,27 @@ class ChannelGrid:
     offset: tuple[float, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class ChannelSpans:
+    """How far each channel of a value reaches; rows are the low ends, sign turned, and the high.
+
+    Attributes:
+        seen: the greatest value that was seen, float32 ``[2, channels]``.
+        reach: how far later samples are expected to go; not less.
+        power: the mean of squares, ``[channels]``.
+    """
+
+    seen: torch.Tensor
+    reach: torch.Tensor
+    power: torch.Tensor
+
+    def divided(self, factors: torch.Tensor) -> ChannelSpans:
+        """Return what is known of the value with its channels divided by ``factors``."""
+        return ChannelSpans(
+            self.seen / factors, self.reach / factors, self.power / factors.square()
+        )
+
+
 class Observer(Options, ABC, Generic[StateT, ResultT]):
     """A statistic gathered in one pass, in memory that does not depend on the number of samples.
 

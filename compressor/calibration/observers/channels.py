@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypeVar
@@ -12,7 +13,7 @@ from pydantic import Field
 
 from compressor.calibration.histogram import extrema
 from compressor.calibration.moments import MOST_LEVELS, MomentSums, fit_grid, patch_vectors
-from compressor.types.statistics import ChannelGrid, Moments, Observer
+from compressor.types.statistics import ChannelGrid, ChannelSpans, Moments, Observer
 
 StateT = TypeVar("StateT")
 ResultT = TypeVar("ResultT")
@@ -222,3 +223,91 @@ class ChannelMagnitude(Sum[MagnitudeSums, torch.Tensor]):
         """Return the means, float64; raises ``ValueError`` where nothing was observed."""
         sums = observed(state)
         return sums.total / sums.count
+
+
+@dataclass(frozen=True, eq=False)
+class SpanSums:
+    """What was seen of channels; peaks are of the low ends, sign turned, and of the high."""
+
+    highest: torch.Tensor  # the greatest peak of all samples, float64 `[2, channels]`
+    total: torch.Tensor  # sum of the samples' peaks
+    samples: int
+    power: torch.Tensor  # sum of squares of all values, float64 `[channels]`
+    count: int  # how many values each channel had
+
+    def __add__(self, other: SpanSums) -> SpanSums:
+        """Return the sums over both."""
+        return SpanSums(
+            torch.maximum(self.highest, other.highest),
+            self.total + other.total,
+            self.samples + other.samples,
+            self.power + other.power,
+            self.count + other.count,
+        )
+
+    def reach(self, horizon: int) -> torch.Tensor:
+        """Return the peak that one sample in ``horizon`` is expected to exceed.
+
+        Peaks of more samples grow with the logarithm of their number (the Gumbel distribution;
+        Coles, An Introduction to Statistical Modeling of Extreme Values, 2001, section 3.1). The
+        rate is what led from their mean to the greatest one, so that a channel which few samples
+        excite is expected to go further than one which all do.
+        """
+        if self.samples < 2:
+            return self.highest
+        rate = (self.highest - self.total / self.samples) / math.log(self.samples)
+        grown = self.highest + rate * max(math.log(horizon / self.samples), 0.0)
+        return torch.where(self.highest > 0, grown, self.highest)
+
+
+class ChannelSpan(Sum[SpanSums, ChannelSpans]):
+    """How far values reach at each position of an axis, and the mean of their squares.
+
+    They say how much finer a value could be quantized if its channels were scaled (Nagel et al.
+    2019, arXiv:1906.04721, section 4.1), and how far later samples would leave its range. Planning
+    gets ``None``.
+    """
+
+    name: ClassVar[str] = "channel-spans"
+
+    axis: int = Field(default=1, ge=1, description="the axis that runs over channels")
+    horizon: int = Field(
+        default=5000, ge=1, description="samples whose values are foreseen, these included"
+    )
+
+    def update(self, state: SpanSums | None, values: torch.Tensor) -> SpanSums | None:
+        """Return the state after also seeing ``values``, whose rows are samples.
+
+        Raises:
+            ValueError: a value is not finite, or the axis is missing or of another length.
+        """
+        if self.axis >= values.ndim:
+            raise ValueError(f"axis {self.axis} of values of rank {values.ndim}")
+        if not values.numel():
+            return state
+        each = values.movedim(self.axis, 1)
+        each = each.reshape(*each.shape[:2], -1).to(torch.float32)
+        low, high = each.aminmax(dim=2)
+        peaks = torch.stack([-low, high]).to(torch.float64)
+        if not bool(torch.isfinite(peaks).all()):
+            raise ValueError("some of the values are not finite")
+        power = torch.linalg.vector_norm(each, dim=2).to(torch.float64).square().sum(0)
+        count = each.shape[0] * each.shape[2]
+        sums = SpanSums(peaks.amax(1), peaks.sum(1), peaks.shape[1], power, count)
+        return self.merge(state, sums)
+
+    def added(self, first: SpanSums, second: SpanSums) -> SpanSums:
+        """Return the state of both streams; raises ``ValueError`` where their channels differ."""
+        if first.power.shape != second.power.shape:
+            lengths = f"{first.power.numel()} and {second.power.numel()}"
+            raise ValueError(f"the axis of channels is {lengths} long")
+        return first + second
+
+    def result(self, state: SpanSums | None) -> ChannelSpans | None:
+        """Return what was seen; raises ``ValueError`` where nothing was."""
+        sums = observed(state)
+        return ChannelSpans(
+            sums.highest.to(torch.float32),
+            sums.reach(self.horizon).to(torch.float32),
+            (sums.power / sums.count).to(torch.float32),
+        )

@@ -18,6 +18,9 @@ from compressor.graph.layers import moment_request
 from compressor.graph.stored_weights import is_quantized
 from compressor.models.layer_uses import computed_weights
 from compressor.passes.fuse.patterns import with_gemms
+from compressor.passes.prepare.balance import span_requests
+from compressor.passes.prepare.groups import scale_map
+from compressor.passes.prepare.scales import ScaleMap
 from compressor.passes.quantize.cast.rewrite import in_single
 from compressor.passes.quantize.maths.affine import absmax_parameters, mse_parameters, quantize
 from compressor.passes.quantize.maths.descent import better_rows
@@ -33,6 +36,7 @@ from compressor.passes.quantize.reconstruct import (
 from compressor.passes.quantize.rounded_graph import RoundedValue
 from compressor.passes.quantize.static.options import ActivationOptions, StaticRule, WeightOptions
 from compressor.passes.quantize.static.placement import profile_for
+from compressor.passes.quantize.static.preparing import Prepared, prepare, rounding_of
 from compressor.passes.quantize.static.settings import Decision, StaticSettings, kernel_notes
 from compressor.passes.quantize.static.writing import (
     LeastScale,
@@ -40,7 +44,7 @@ from compressor.passes.quantize.static.writing import (
     write_static_codes,
 )
 from compressor.types.carrier import Capability, Carrier
-from compressor.types.layer_rules import plan_layers
+from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
 from compressor.types.layers import Layer, QuantizedTensor, Scheme, sqnr_db
 from compressor.types.passes import GraphPass, LayerOutcome, Outcome, PassContext, Survey
 from compressor.types.statistics import Moments, Request
@@ -61,6 +65,8 @@ class QuantizeStatic(GraphPass):
     kernels; weights are stored as integer codes. Activation ranges come from observers, weights
     are rounded so that the layer's output changes least. Large tables of embeddings, and weights of
     recurrent layers and in branches and bodies, are stored as codes and computed with as floats.
+    Before ranges are found, channels that are much larger than others are made smaller, and what
+    reads them makes up for it, where that lowers the predicted error; see `equalize`.
     """
 
     name: ClassVar[str] = "quantize-static"
@@ -70,7 +76,8 @@ class QuantizeStatic(GraphPass):
         "Jacob et al. 2017 (arXiv:1712.05877) sections 2 and 3; "
         "Frantar et al. 2022 (arXiv:2210.17323) for rounding; Nagel et al. 2020 "
         "(arXiv:2004.10568), Li et al. 2021 (arXiv:2102.05426) and Wei et al. 2022 "
-        "(arXiv:2203.05740) for reconstruct"
+        "(arXiv:2203.05740) for reconstruct; Nagel et al. 2019 (arXiv:1906.04721) section 4.1 "
+        "for prepare"
     )
 
     weights: WeightOptions = Field(default_factory=WeightOptions, description="weights")
@@ -82,6 +89,11 @@ class QuantizeStatic(GraphPass):
         description="width of the first and last layers, weights and inputs, where others have "
         "activations of less than 8 bits or weights of less than 4: little of a network lies in "
         "them, and much of the error; same treats them as the others; a rule overrides it",
+    )
+    prepare: Literal["auto", "none"] = Field(
+        default="auto",
+        description="auto scales channels between layers as `equalize` does, where that lowers the "
+        "predicted error; none changes no weight",
     )
     layers: tuple[StaticRule, ...] = Field(
         default=(),
@@ -123,6 +135,9 @@ class QuantizeStatic(GraphPass):
         nodes = decision.nodes
         moments = [self._moment_request(x, nodes[x.name]) for x, _ in decision.placement.layers]
         asked = [*(request for request in moments if request is not None), *decision.requests()]
+        scales = self._scales(carrier)
+        if scales is not None:
+            asked += span_requests(scales, rounding_of(decision))
         requests = tuple({request.key: request for request in asked}.values())
         notes = (
             *kernel_notes(context.targets, settings),
@@ -136,17 +151,26 @@ class QuantizeStatic(GraphPass):
     ) -> Outcome:
         """Quantize the chosen layers."""
         train = self.weights.rounding == "reconstruct"
-        decision, weights, errors = self._quantized(carrier, context, statistics, train=train)
+        prepared = self._prepared(carrier, context, statistics)
+        decision, weights, errors = self._quantized(
+            prepared.carrier, context, prepared.statistics, train=train
+        )
+        scaled = prepared.balance
         outcomes = []
         for layer in decision.layers:
+            rescaled = layer.name in scaled.rescaled
+            details = {"equalized_db": g} if (g := scaled.gains.get(layer.name)) else {}
             if layer.name in weights:
                 before, quantized = weights[layer.name]
                 after = quantized()
                 loss = sqnr_db(before(), after.dequantize())
-                pair = errors.get(layer.name)
-                details = {} if pair is None else {"block_error": pair[1], "before": pair[0]}
-                outcomes.append(LayerOutcome(layer.name, str(after.scheme), loss, details))
-        return Outcome(carrier.with_graph(decision.model), tuple(outcomes))
+                if pair := errors.get(layer.name):
+                    details |= {"block_error": pair[1], "before": pair[0]}
+                scheme = str(after.scheme)
+                outcomes.append(LayerOutcome(layer.name, scheme, loss, details, rescaled))
+            elif rescaled or details:
+                outcomes.append(LayerOutcome(layer.name, layer.dtype, None, details, rescaled))
+        return Outcome(carrier.with_graph(decision.model), tuple(outcomes), scaled.notes)
 
     def preview(
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
@@ -154,6 +178,28 @@ class QuantizeStatic(GraphPass):
         """Quantize lazily: no weight is read."""
         decision, *_ = self._quantized(carrier, context, statistics, train=False)
         return carrier.with_graph(decision.model)
+
+    def _scales(self, carrier: Carrier) -> ScaleMap | None:
+        """Return what may be scaled, if anything is to be; layers that are skipped may not."""
+        if self.prepare == "none":
+            return None
+        rules = resolve_rules(self.layers, carrier.layers())
+        kept = {layer.weight for layer in carrier.layers() if skip_reason(rules[layer.name])}
+        return scale_map(carrier.graph(), carrier.tensors().keys() - kept)
+
+    def _prepared(
+        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
+    ) -> Prepared:
+        given, scales = Prepared(carrier, statistics), self._scales(carrier)
+        if scales is None or context.collect is None:
+            return given
+        decision = self._settings(context).decide(carrier.graph())
+        requests = {
+            layer.name: request
+            for node, layer in decision.readers.items()
+            if (request := self._moment_request(layer, node)) is not None
+        }
+        return prepare(given, scales, decision, requests, context.collect)
 
     def _settings(self, context: PassContext) -> StaticSettings:
         return StaticSettings(

@@ -11,14 +11,14 @@ import torch
 
 from compressor.errors import SpecError
 from compressor.graph.blocks import partition
-from compressor.passes.quantize.maths.awq import awq
-from compressor.passes.quantize.maths.floating import RangeSearch
-from compressor.passes.quantize.weights.gptq import UNOBSERVED, join_rows, observed
-from compressor.passes.quantize.weights.scale_sources import (
+from compressor.passes.prepare.sources import (
     InputGroup,
     input_groups,
     touched,
 )
+from compressor.passes.quantize.maths.awq import awq
+from compressor.passes.quantize.maths.floating import RangeSearch
+from compressor.passes.quantize.weights.gptq import UNOBSERVED, join_rows, observed
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Layer, QuantizedTensor, Scheme, WeightCodes
 from compressor.types.statistics import Block, Moments, Request

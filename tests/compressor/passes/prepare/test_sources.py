@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from compressor.models.torch.carrier import TorchCarrier
+from compressor.passes.prepare.sources import InputGroup
 from compressor.passes.quantize.weights.awq import Folded, awq_groups
-from compressor.passes.quantize.weights.scale_sources import InputGroup
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Scheme
 from compressor.types.tensors import Array, TensorSpec

@@ -1,0 +1,356 @@
+"""Scale the channels of a model so that its quantization is predicted to lose less."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import log10
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from compressor.passes.prepare.maths.factors import (
+    Columns,
+    Part,
+    Rows,
+    Span,
+    find_factors,
+    total_error,
+)
+from compressor.passes.prepare.scales import ScaleGroup, ScaleMap
+from compressor.types.carrier import Carrier
+from compressor.types.channels import Units
+from compressor.types.layers import Layer, Scheme
+from compressor.types.statistics import ChannelSpans, Moments, Range, Request
+
+_LEAST_GAIN = 0.5  # dB: what is predicted is not more exact
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What is going to be quantized, and how finely.
+
+    Attributes:
+        values: of each value, the number of its steps, and whether its range is symmetric.
+        weights: by layer name.
+    """
+
+    values: Mapping[str, tuple[int, bool]]
+    weights: Mapping[str, Scheme]
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledGroup:
+    """A group of channels with the factors that it got."""
+
+    group: ScaleGroup
+    factors: Tensor  # what channels are divided by, `[count]`
+    gain_db: float  # by how much the predicted error falls
+
+
+@dataclass(frozen=True, eq=False)
+class Balance:
+    """What becomes of a model.
+
+    Attributes:
+        weights: the parameters that change, in stored shape and their own dtype.
+        groups: the groups that are scaled.
+        reach: how far values were seen to go, and how far they are expected to once scaled.
+    """
+
+    weights: Mapping[str, Tensor]
+    groups: tuple[ScaledGroup, ...]
+    reach: Mapping[str, tuple[Range, Range]]
+
+    @property
+    def values(self) -> frozenset[str]:
+        """The values that change."""
+        return frozenset(value for scaled in self.groups for value in scaled.group.values)
+
+    @property
+    def rescaled(self) -> frozenset[str]:
+        """Names of the layers whose output channels are divided by factors."""
+        return frozenset(w.layer.name for scaled in self.groups for w in scaled.group.writes)
+
+    @property
+    def gains(self) -> Mapping[str, float]:
+        """By how many dB the predicted error falls, by the layers that read the channels."""
+        return {r.layer.name: s.gain_db for s in self.groups for r in s.group.reads}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was done, in one sentence; none where nothing was."""
+        gains = [scaled.gain_db for scaled in self.groups]
+        if not gains:
+            return ()
+        low, high = (f"{gain:.1f}" for gain in (min(gains), max(gains)))
+        groups = "1 group" if len(gains) == 1 else f"{len(gains)} groups"
+        return (
+            f"channels of {groups} of layers were scaled, whose predicted error falls by "
+            f"{low if low == high else f'{low} to {high}'} dB",
+        )
+
+    @cached_property
+    def columns(self) -> Mapping[str, Tensor]:
+        """What the columns of each layer are multiplied with, ``[groups, columns]``."""
+        return {
+            read.layer.name: picked(scaled.factors, read.index)
+            for scaled in self.groups
+            for read in scaled.group.reads
+        }
+
+
+NOTHING = Balance({}, (), {})
+"""A model that stays as it is."""
+
+
+def span_requests(scales: ScaleMap, rounding: Rounding) -> tuple[Request, ...]:
+    """Ask for the extremes and the power of the channels that may be scaled."""
+    requests = {}
+    for group in scales.groups:
+        for value in _looked_at(group, rounding):
+            request = _request(value, group.values[value][0])
+            requests[request.key] = request
+    return tuple(requests.values())
+
+
+def _looked_at(group: ScaleGroup, rounding: Rounding) -> list[str]:
+    if not any(value in rounding.values for value in group.values):
+        return []
+    read = [r.value for r in group.reads]
+    return list(dict.fromkeys([*read, *(v for v in group.values if v in rounding.values)]))
+
+
+def _request(value: str, axis: int) -> Request:
+    return Request(value, "channel-spans", {"axis": axis})
+
+
+def balance(
+    carrier: Carrier, scales: ScaleMap, rounding: Rounding, statistics: Mapping[str, object]
+) -> Balance:
+    """Return what scaling each group makes of a model, where the predicted error falls.
+
+    Args:
+        carrier: the model; it is not modified.
+        scales: its groups.
+        rounding: what is going to be quantized.
+        statistics: the answers to :func:`span_requests`.
+    """
+    spans = {}
+    for group in scales.groups:
+        for value in _looked_at(group, rounding):
+            found = statistics.get(_request(value, group.values[value][0]).key)
+            if isinstance(found, ChannelSpans):
+                spans[value] = found
+    if not spans:
+        return NOTHING
+    work = _Work(carrier, scales, rounding, spans)
+    groups = tuple(work.scaled())
+    reach = {
+        value: (_ends(known.seen), _ends(work.spans[value].reach)) for value, known in spans.items()
+    }
+    return Balance(work.parameters.changed, groups, reach)
+
+
+def _ends(reach: Tensor) -> Range:
+    low, high = reach.amax(1).clamp(min=0).tolist()
+    return Range(-low, high)
+
+
+def scaled_weights(carrier: Carrier, groups: Iterable[ScaledGroup]) -> Mapping[str, Tensor]:
+    """Return the parameters that change where groups of a model's channels are scaled.
+
+    They come in their stored shape and their own dtype.
+    """
+    parameters = _Parameters(carrier)
+    for scaled in groups:
+        parameters.scale(scaled.group, scaled.factors)
+    return parameters.changed
+
+
+def picked(factors: Tensor, index: Units) -> Tensor:
+    """Return the factor of each number, 1 where it is -1."""
+    return torch.cat([factors, torch.ones(1)])[torch.from_numpy(index)]
+
+
+def divided_moments(moments: Moments, factors: Tensor) -> Moments:
+    """Return the moments of vectors whose elements are divided by ``factors [groups, columns]``."""
+    vectors = moments.vectors
+
+    def second() -> Tensor:
+        return moments.second / factors[:, :, None] / factors[:, None, :]
+
+    return Moments(
+        second,
+        moments.first / factors,
+        moments.rows,
+        None if vectors is None else vectors / factors[0][:, None],
+    )
+
+
+class _Parameters:
+    """The parameters of a model as its channels are scaled."""
+
+    def __init__(self, carrier: Carrier):
+        self._stored = carrier.tensors()
+        self.changed: dict[str, Tensor] = {}
+
+    def matrix(self, layer: Layer) -> Tensor:
+        """Return a layer's weight as it is now, float32 ``[groups, rows, channels, kernel]``."""
+        matrix = layer.canonical(self._tensor(layer.weight)).to(torch.float32)
+        groups = layer.groups if layer.is_convolution else 1
+        kernel = int(np.prod(layer.shape[2:])) if layer.is_convolution else 1
+        return matrix.reshape(groups, layer.rows // groups, -1, kernel)
+
+    def scale(self, group: ScaleGroup, factors: Tensor) -> None:
+        """Divide a group's channels by factors, and multiply by them what reads the channels."""
+        for read in group.reads:
+            rows = read.layer.rows // len(read.index)
+            self._multiply(read.layer, picked(factors, read.index).repeat_interleave(rows, 0))
+        for written in group.writes:
+            self._multiply(written.layer, picked(factors, written.index).reciprocal()[:, None])
+        for vector in group.vectors:
+            before = self._tensor(vector.name)
+            each = picked(factors, vector.index).to(torch.float64).reshape(before.shape)
+            self.changed[vector.name] = (before.to(torch.float64) / each).to(before.dtype)
+
+    def _multiply(self, layer: Layer, by: Tensor) -> None:
+        before = self._tensor(layer.weight)
+        matrix = layer.canonical(before).to(torch.float64) * by
+        self.changed[layer.weight] = layer.stored(matrix).to(before.dtype)
+
+    def _tensor(self, name: str) -> Tensor:
+        return self.changed[name] if name in self.changed else self._stored[name].read()
+
+
+class _Work:
+    """What is known of a model as its groups are scaled one after the other."""
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        scales: ScaleMap,
+        rounding: Rounding,
+        spans: Mapping[str, ChannelSpans],
+    ):
+        self.parameters = _Parameters(carrier)
+        self._scales, self._rounding = scales, rounding
+        self.spans = dict(spans)
+        self._layers = {step.layer.name: step for step in scales.steps if step.layer}
+        self._gains: dict[str, Tensor] = {}
+        self._follow()
+
+    def scaled(self) -> Iterator[ScaledGroup]:
+        """Scale each group whose predicted error falls, and yield it."""
+        for group in self._scales.groups:
+            parts = list(self._parts(group))
+            if not parts:
+                continue
+            before = total_error(list(self._parts(group, seen=True)), torch.ones(group.count))
+            found = find_factors(parts, group.count, before)
+            gain = 10 * log10(before / found.after) if before > 0 and found.after > 0 else 0.0
+            if gain >= _LEAST_GAIN:
+                self._scale(group, found.factors)
+                yield ScaledGroup(group, found.factors, gain)
+
+    def _follow(self) -> None:
+        """Find what a mean squared error in each channel adds to the layers at the ends.
+
+        Errors are followed backwards through layers and what ties values. A layer behind which
+        they are not followed counts by its output's power.
+        """
+        for step in reversed(self._scales.steps):
+            behind = self._gains.get(step.output)
+            for value in step.inputs:
+                if step.layer is None:
+                    if behind is not None:
+                        self._add(value, self._moved(behind, step.output, value))
+                elif value in self.spans:
+                    squares = self.parameters.matrix(step.layer).square().sum(3)
+                    gain = self._row_gains(step.layer, squares)
+                    self._add(value, (gain[:, :, None] * squares).sum(1).flatten())
+
+    def _add(self, value: str, gain: Tensor) -> None:
+        before = self._gains.get(value)
+        self._gains[value] = gain if before is None else before + gain
+
+    def _moved(self, gain: Tensor, output: str, value: str) -> Tensor:
+        """Return for each channel of an input what holds for the same one in the output."""
+        after, before = self._scales.lines[output][1], self._scales.lines[value][1]
+        if np.array_equal(after, before):
+            return gain
+        total = torch.zeros(int(max(after.max(), before.max())) + 2)
+        total.index_add_(0, torch.from_numpy(np.where(after < 0, len(total) - 1, after)), gain)
+        total[-1] = 0.0  # what has no number
+        return total[torch.from_numpy(before)]
+
+    def _row_gains(self, layer: Layer, squares: Tensor) -> Tensor:
+        """Return what an error in each row adds, ``[groups, rows]``."""
+        step = self._layers[layer.name]
+        behind = self._gains.get(step.output)
+        if behind is not None and len(behind) == layer.rows:
+            return behind.reshape(squares.shape[:2])
+        power = self.spans[step.inputs[0]].power.reshape(squares.shape[0], 1, -1)
+        mean = float((squares * power).sum(2).mean())
+        return torch.full(squares.shape[:2], 1.0 / mean if mean > 0 else 0.0)
+
+    # ------------------------------------------------------------------ one group
+
+    def _parts(self, group: ScaleGroup, *, seen: bool = False) -> Iterator[Part]:
+        """Yield what errs in a group, by how far values were seen to go or are expected to."""
+        for value, (_, index) in group.values.items():
+            if value in self._rounding.values and value in self.spans and value in self._gains:
+                yield self._span(value, index, seen=seen)
+        for read in group.reads:
+            scheme = self._rounding.weights.get(read.layer.name)
+            if scheme is not None and read.value in self.spans:
+                yield self._columns(read.layer, read.index, self.spans[read.value], scheme)
+        for written in group.writes:
+            scheme = self._rounding.weights.get(written.layer.name)
+            step = self._layers.get(written.layer.name)
+            span = None if step is None else self.spans.get(step.inputs[0])
+            gain = self._gains.get(written.value)
+            if scheme is None or scheme.granularity != "tensor" or span is None or gain is None:
+                continue
+            weight = self.parameters.matrix(written.layer)
+            power = span.power.reshape(len(weight), 1, -1).sum(2) * weight.shape[3]
+            yield Rows(
+                weight.abs().amax((2, 3)).flatten(),
+                power.expand(weight.shape[:2]).flatten(),
+                gain,
+                torch.from_numpy(written.index),
+                _steps(scheme),
+            )
+
+    def _span(self, value: str, index: Units, *, seen: bool) -> Span:
+        known, (steps, symmetric) = self.spans[value], self._rounding.values[value]
+        ends = known.seen if seen else known.reach
+        return Span(ends, self._gains[value], torch.from_numpy(index), steps, symmetric)
+
+    def _columns(self, layer: Layer, index: Units, span: ChannelSpans, scheme: Scheme) -> Columns:
+        weight = self.parameters.matrix(layer)
+        power = span.power.reshape(len(weight), -1) * weight.shape[3]
+        return Columns(
+            weight.abs().amax(3),
+            power,
+            self._row_gains(layer, weight.square().sum(3)),
+            torch.from_numpy(np.ascontiguousarray(index[:, :: weight.shape[3]])),
+            _steps(scheme),
+            scheme.granularity == "tensor",
+        )
+
+    def _scale(self, group: ScaleGroup, factors: Tensor) -> None:
+        """Change parameters, and what is known of values, as a group's factors ask for."""
+        self.parameters.scale(group, factors)
+        for value, (_, index) in group.values.items():
+            each = picked(factors, index)
+            if value in self._gains:
+                self._gains[value] = self._gains[value] * each.square()
+            if value in self.spans:
+                self.spans[value] = self.spans[value].divided(each)
+
+
+def _steps(scheme: Scheme) -> int:
+    return scheme.high - scheme.low

@@ -1,0 +1,114 @@
+"""``equalize``: scale channels between layers, so that quantization loses less."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from compressor.passes.prepare.balance import Rounding, balance, span_requests
+from compressor.passes.prepare.groups import scale_map
+from compressor.passes.prepare.scales import ScaleMap
+from compressor.types.carrier import Capability, Carrier
+from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
+from compressor.types.layers import Scheme
+from compressor.types.passes import (
+    GraphPass,
+    LayerOutcome,
+    LayerRule,
+    Outcome,
+    PassContext,
+    Survey,
+)
+
+_UNREACHED = "none of its channels can be scaled"
+
+
+class Equalize(GraphPass):
+    """Scale channels between layers; the network computes the same and is easier to quantize.
+
+    A quantizer has one step for all channels of a value, and the largest channel sets it. Where
+    one layer's output reaches others through operators that commute with positive factors (ReLU
+    and its kind, pooling, residual sums), its channels are divided by factors, and the weights
+    that read them are multiplied by the same. Each factor is chosen by the error that rounding
+    values and weights is predicted to make, and none is applied that does not lower it.
+    `quantize-static` does so by itself, for its own bits; put this pass before others that
+    quantize.
+    """
+
+    name: ClassVar[str] = "equalize"
+    needs: ClassVar[frozenset[Capability]] = frozenset(
+        {Capability.WEIGHTS, Capability.GRAPH, Capability.RUN}
+    )
+    source: ClassVar[str] = "Nagel et al. 2019 (arXiv:1906.04721) section 4.1"
+
+    weight_bits: Literal[8, 4, 3, 2] = Field(
+        default=8, description="width that weights are going to be quantized to"
+    )
+    activation_bits: Literal[8, 4] = Field(
+        default=8, description="width that activations are going to be quantized to"
+    )
+    granularity: Literal["channel", "tensor"] = Field(
+        default="channel",
+        description="whether weights are going to have one scale a row, or one a tensor",
+    )
+    layers: tuple[LayerRule, ...] = Field(
+        default=(), description="rules for single layers; the first that matches wins"
+    )
+
+    def survey(self, carrier: Carrier, context: PassContext) -> Survey:
+        """Find the layers whose channels can be scaled, and ask how large their values are."""
+        scales = self._scales(carrier)
+        read = {r.layer.name for group in scales.groups for r in group.reads}
+        written = {w.layer.name for group in scales.groups for w in group.writes}
+        kept = self._kept(carrier)
+        actions, reasons = {}, {}
+        for layer in carrier.layers():
+            parts = [
+                t for t, names in (("input", read), ("output", written)) if layer.name in names
+            ]
+            actions[layer.name] = f"scale {' and '.join(parts)} channels"
+            unreached = _UNREACHED + (f": {scales.reason}" if scales.reason else "")
+            reasons[layer.name] = kept[layer.name] or ("" if parts else unreached)
+        rows = plan_layers(self.name, actions, reasons)
+        return Survey(rows, span_requests(scales, self._rounding(scales)))
+
+    def apply(
+        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
+    ) -> Outcome:
+        """Scale the channels whose predicted error falls."""
+        scales = self._scales(carrier)
+        scaled = balance(carrier, scales, self._rounding(scales), statistics)
+        if not scaled.groups:
+            note = "nothing was scaled: no factors lower the predicted error by half a decibel"
+            return Outcome(carrier, notes=(note,))
+        outcomes = []
+        for layer in carrier.layers():
+            gain, rescaled = scaled.gains.get(layer.name), layer.name in scaled.rescaled
+            if gain is not None or rescaled:
+                details = {} if gain is None else {"equalized_db": gain}
+                outcomes.append(LayerOutcome(layer.name, layer.dtype, None, details, rescaled))
+        return Outcome(carrier.with_weights(scaled.weights), tuple(outcomes), scaled.notes)
+
+    def preview(
+        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
+    ) -> Carrier:
+        """Return the model as it is: nothing becomes larger or smaller."""
+        return carrier
+
+    def _kept(self, carrier: Carrier) -> dict[str, str]:
+        rules = resolve_rules(self.layers, carrier.layers())
+        return {name: skip_reason(rule) for name, rule in rules.items()}
+
+    def _scales(self, carrier: Carrier) -> ScaleMap:
+        kept = self._kept(carrier)
+        weights = {layer.weight for layer in carrier.layers() if kept[layer.name]}
+        return scale_map(carrier.graph(), carrier.tensors().keys() - weights)
+
+    def _rounding(self, scales: ScaleMap) -> Rounding:
+        """Return what would be quantized: what layers and residual sums read, and all weights."""
+        scheme = Scheme(self.weight_bits, granularity=self.granularity)
+        read = [value for step in scales.steps for value in step.inputs if step.reads]
+        weights = {step.layer.name: scheme for step in scales.steps if step.layer is not None}
+        return Rounding(dict.fromkeys(read, (2**self.activation_bits - 1, False)), weights)

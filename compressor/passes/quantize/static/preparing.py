@@ -1,0 +1,103 @@
+"""``quantize-static`` prepares a model: channels are scaled, and statistics follow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from compressor.passes.prepare.balance import NOTHING, Balance, Rounding, balance, divided_moments
+from compressor.passes.prepare.scales import ScaleMap
+from compressor.passes.quantize.maths.grids import kept_grids
+from compressor.passes.quantize.static.settings import Decision
+from compressor.types.carrier import Carrier
+from compressor.types.layers import Layer, Scheme
+from compressor.types.passes import Collect
+from compressor.types.statistics import Moments, Range, Request
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A model that is ready to be quantized."""
+
+    carrier: Carrier
+    statistics: Mapping[str, Any]  # of its values, by `Request.key`
+    balance: Balance = NOTHING
+
+
+def rounding_of(decision: Decision) -> Rounding:
+    """Return how finely values and weights are quantized."""
+    symmetric = decision.settings.symmetric
+    steps = {
+        name: 2 ** decision.value_bits(name) - (2 if symmetric else 1)
+        for name in decision.placement.values
+    }
+    return Rounding({name: (n, symmetric) for name, n in steps.items()}, decision.schemes)
+
+
+def prepare(
+    given: Prepared,
+    scales: ScaleMap,
+    decision: Decision,
+    moments: Mapping[str, Request],
+    collect: Collect,
+) -> Prepared:
+    """Scale channels where that lowers the predicted error.
+
+    What is known of layers' inputs changes with their channels; ranges of values that change are
+    collected again.
+
+    Args:
+        given: the model, and the statistics that were asked for.
+        scales: what can be scaled.
+        decision: what is quantized.
+        moments: the requests for second moments, by layer name.
+        collect: returns statistics of a model.
+    """
+    statistics, carrier = given.statistics, given.carrier
+    groups = tuple(g for g in scales.groups if not any(_on_grid(carrier, r.layer) for r in g.reads))
+    free = replace(scales, groups=groups)
+    scaled = balance(carrier, free, rounding_of(decision), statistics)
+    if not scaled.groups:
+        return given
+    after, known = carrier.with_weights(scaled.weights), dict(statistics)
+    for layer, columns in scaled.columns.items():
+        key = moments[layer].key if layer in moments else ""
+        before = statistics.get(key)
+        if isinstance(before, Moments):
+            known[key] = divided_moments(before, columns)
+    changed = [name for name in decision.placement.values if name in scaled.values]
+    requests = {name: decision.range_request(name) for name in changed}
+    found = collect(after, list(requests.values()))
+    for name, request in requests.items():
+        reach = scaled.reach.get(name)
+        known[request.key] = found[request.key]
+        if reach is not None:
+            known[request.key] = _widened(statistics[request.key], found[request.key], *reach)
+    return Prepared(after, known, scaled)
+
+
+def _on_grid(carrier: Carrier, layer: Layer) -> bool:
+    """Whether a weight was quantized before, so that its codes are kept; scaled, it has others."""
+    matrix = layer.canonical(carrier.weight(layer)).to(torch.float32)
+    return bool((kept_grids(matrix, torch.zeros(layer.rows, 1), Scheme(8)) > 0).any())
+
+
+def _widened(before: Range, found: Range, seen: Range, reach: Range) -> Range:
+    """Return the range of a scaled value that holds what later samples are expected to be.
+
+    Scaled channels all use the range, so that any of them leaves it as soon as a later sample goes
+    further than the calibration's; before, only the largest did. The share of what was seen that
+    the observer left out stays outside.
+    """
+
+    def end(before: float, found: float, seen: float, reach: float) -> float:
+        share = min(before / seen, 1.0) if seen else 0.0
+        return share * reach if abs(share * reach) > abs(found) else found
+
+    return Range(
+        end(before.low, found.low, seen.low, reach.low),
+        end(before.high, found.high, seen.high, reach.high),
+    )

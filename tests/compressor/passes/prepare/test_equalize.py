@@ -1,0 +1,158 @@
+"""The pass ``equalize``, and ``prepare: auto`` of ``quantize-static``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from compressor.calibration.collect import collect_statistics
+from compressor.errors import SpecError
+from compressor.models.onnx.carrier import OnnxCarrier
+from compressor.passes.prepare.equalize import Equalize
+from compressor.passes.quantize.static.static import QuantizeStatic
+from compressor.types.carrier import Carrier
+from compressor.types.passes import GraphPass, Outcome, PassContext
+from compressor.types.tensors import Array, Batch
+from tests.compressor.passes.prepare.networks import chain, image, stretched
+from tests.compressor.passes.quantize.small_models import graph, noise
+from tests.two_linears import drawn, on_onnx, on_torch
+
+BATCHES = [image(seed) for seed in range(8)]
+SCALE = 16.0
+
+
+def applied(declared: GraphPass, carrier: Carrier, batches: list[Batch] = BATCHES) -> Outcome:
+    context = PassContext(
+        targets=frozenset({"ort-cpu"}), collect=lambda c, r: collect_statistics(c, batches, r)
+    )
+    requests = declared.survey(carrier, context).requests
+    statistics = collect_statistics(carrier, batches, requests)
+    return declared.apply(carrier, context, statistics)
+
+
+def output(carrier: Carrier) -> Array:
+    return next(iter(carrier.runner().run(image(99, 16)).values()))
+
+
+def sqnr(carrier: Carrier, outcome: Outcome) -> float:
+    wanted, found = output(carrier), output(outcome.carrier)
+    return float(10 * np.log10(np.square(wanted).sum() / np.square(wanted - found).sum()))
+
+
+def test_channels_of_uneven_size_are_scaled_and_the_function_stays():
+    network = stretched(chain(), SCALE)
+    outcome = applied(Equalize(), network)
+    wanted = output(network)
+    np.testing.assert_allclose(
+        output(outcome.carrier), wanted, rtol=0, atol=1e-5 * np.abs(wanted).max()
+    )
+    first, second, third, head = (layer.name for layer in network.layers())
+    gains = {row.name: row.details["equalized_db"] for row in outcome.layers if row.details}
+    assert gains.keys() == {second, third, head}
+    assert min(gains.values()) > 5
+    assert {row.name for row in outcome.layers if row.rescaled} == {first, second, third}
+    (note,) = outcome.notes
+    assert note.startswith("channels of 2 groups of layers were scaled")
+
+
+def test_what_is_scaled_already_is_not_scaled_again():
+    once = applied(Equalize(), stretched(chain(), SCALE)).carrier
+    twice = applied(Equalize(), once)
+    assert twice.carrier is once
+    assert twice.notes == (
+        "nothing was scaled: no factors lower the predicted error by half a decibel",
+    )
+
+
+def test_the_plan_says_what_will_be_scaled():
+    network = chain()
+    rows = {row.name: row for row in Equalize().survey(network, PassContext()).layers}
+    actions = [rows[layer.name].action for layer in network.layers()]
+    assert actions == [
+        "scale output channels",
+        "scale input and output channels",
+        "scale input and output channels",
+        "scale input channels",
+    ]
+
+
+@pytest.mark.parametrize("declared", [Equalize, QuantizeStatic])
+def test_a_skipped_layer_keeps_its_weight(declared: type[GraphPass]):
+    network = stretched(chain(), SCALE)
+    first, second, third, head = network.layers()
+    step = declared.model_validate({"layers": [{"match": head.name, "skip": True}]}, strict=False)
+    outcome = applied(step, network)
+    assert {row.name for row in outcome.layers if row.rescaled} == {second.name}
+    assert {row.name for row in outcome.layers if row.details} == {third.name}
+    after = outcome.carrier
+    assert torch.equal(network.weight(head), after.tensors()[head.weight].read())
+    if declared is Equalize:
+        assert torch.equal(network.weight(first), after.weight(first))
+
+
+def test_a_model_that_has_nothing_to_scale_is_an_error():
+    carrier = graph(
+        "g (float[N, 4] x) => (float[N, 3] y) { y = MatMul (x, only.weight) }",
+        {"only.weight": noise(4, 3)},
+    )
+    with pytest.raises(SpecError, match=r"touches no layer.*none of its channels can be scaled"):
+        Equalize().survey(carrier, PassContext())
+    QuantizeStatic().survey(carrier, PassContext())
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_stretched_network_is_quantized_as_well_as_before(bits: int):
+    network = chain()
+    uneven = stretched(network, SCALE)
+    declared = QuantizeStatic.model_validate({"weights": {"bits": bits}})
+    alone = declared.model_copy(update={"prepare": "none"})
+    even = sqnr(network, applied(declared, network))
+    assert sqnr(uneven, applied(declared, uneven)) > even - 2
+    assert sqnr(uneven, applied(alone, uneven)) < even - 8
+
+
+def test_an_even_network_keeps_the_bytes_that_it_has_without():
+    even = applied(Equalize(), stretched(chain(), SCALE)).carrier
+    alone = QuantizeStatic(prepare="none")
+    first, second = (applied(declared, even).carrier for declared in (QuantizeStatic(), alone))
+    for name, tensor in first.tensors().items():
+        assert torch.equal(tensor.read(), second.tensors()[name].read()), name
+
+
+def test_weights_that_were_codes_before_stay_as_they_are():
+    network = stretched(chain(), SCALE)
+    codes = {}
+    for layer in network.layers():
+        matrix = layer.canonical(network.weight(layer))
+        codes[layer.weight] = layer.stored((matrix * 127 / matrix.abs().amax()).round() / 8)
+    outcome = applied(QuantizeStatic(), network.with_weights(codes))
+    assert not any(row.rescaled for row in outcome.layers)
+
+
+def test_module_and_file_get_the_same_factors(tmp_path: Path):
+    weights = drawn(12, 16, 5)
+    factors = torch.exp2(torch.linspace(-4, 4, 16))
+    weights["up.weight"] /= factors[:, None]
+    weights["up.bias"] /= factors
+    weights["down.weight"] *= factors
+    batches = [{"x": noise(32, 12, seed=seed)} for seed in range(4)]
+    carriers = [on_torch(weights), on_onnx(weights, tmp_path)]
+    results = [applied(Equalize(), carrier, batches).carrier.tensors() for carrier in carriers]
+    assert not torch.equal(results[0]["up.weight"].read(), weights["up.weight"])
+    for name in ("up.weight", "up.bias", "down.weight"):
+        first, second = (result[name].read() for result in results)
+        second = second if first.shape == second.shape else second.T
+        assert torch.equal(first, second), name
+
+
+def test_without_a_way_to_observe_again_nothing_is_scaled():
+    network = stretched(chain(), SCALE)
+    declared = QuantizeStatic()
+    requests = declared.survey(network, PassContext()).requests
+    statistics = collect_statistics(network, BATCHES, requests)
+    outcome = declared.apply(network, PassContext(), statistics)
+    assert isinstance(outcome.carrier, OnnxCarrier)
+    assert not any(row.rescaled for row in outcome.layers)
