@@ -83,7 +83,8 @@ def test_the_plan_says_what_will_be_scaled():
 def test_a_skipped_layer_keeps_its_weight(declared: type[GraphPass]):
     network = stretched(chain(), SCALE)
     first, second, third, head = network.layers()
-    step = declared.model_validate({"layers": [{"match": head.name, "skip": True}]}, strict=False)
+    rules = [{"match": head.name, "skip": True}, {"match": "*"}]
+    step = declared.model_validate({"layers": rules}, strict=False)
     outcome = applied(step, network)
     assert {row.name for row in outcome.layers if row.rescaled} == {second.name}
     assert {row.name for row in outcome.layers if row.details} == {third.name}
@@ -107,7 +108,8 @@ def test_a_model_that_has_nothing_to_scale_is_an_error():
 def test_a_stretched_network_is_quantized_as_well_as_before(bits: int):
     network = chain()
     uneven = stretched(network, SCALE)
-    declared = QuantizeStatic.model_validate({"weights": {"bits": bits}})
+    options = {"weights": {"bits": bits}, "layers": [{"match": "*"}]}
+    declared = QuantizeStatic.model_validate(options, strict=False)
     alone = declared.model_copy(update={"prepare": "none"})
     even = sqnr(network, applied(declared, network))
     assert sqnr(uneven, applied(declared, uneven)) > even - 2
