@@ -53,7 +53,7 @@ def patch_vectors(
     return values.permute(1, 4, 5, 0, 2, 3).reshape(groups, columns, -1)
 
 
-_BLOCK = 256  # columns: half of a large symmetric matrix need not be computed
+_BLOCK = 128  # columns: half of a large symmetric matrix need not be computed
 _MANY = 1024  # columns from which vectors are summed many at a time
 _WAITING = 1 / 8  # vectors for each column that wait to be summed
 
@@ -127,7 +127,7 @@ def _with_products(second: Tensor | None, *parts: Tensor) -> Tensor:
         second = torch.zeros(groups, columns, columns)
     for start in range(0, columns, _BLOCK):
         above = second[:, start : start + _BLOCK, start:]
-        above += vectors[:, start : start + _BLOCK] @ vectors[:, start:].transpose(1, 2)
+        above.baddbmm_(vectors[:, start : start + _BLOCK], vectors[:, start:].transpose(1, 2))
     return second
 
 
