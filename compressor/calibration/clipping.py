@@ -299,10 +299,14 @@ def _descend(
     steps: int,
 ) -> Span:
     """Move from the best start to the best neighbour, halving the step where none is better."""
+    errors: dict[Span, float] = {}  # of a range that begins at zero, most neighbours are equal
 
     def best_of(spans: list[Span]) -> tuple[float, Span]:
         snapped = [snap(span, steps) for span in spans]
-        return min((expected_error(density, span, steps), span) for span in snapped)
+        for span in snapped:
+            if span not in errors:
+                errors[span] = expected_error(density, span, steps)
+        return min((errors[span], span) for span in snapped)
 
     error, best = best_of(starts)
     step = _FIRST_STEP

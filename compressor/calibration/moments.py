@@ -40,26 +40,20 @@ def patch_vectors(
     """
     top, left, bottom, right = pads
     values = values.to(torch.float32)
-    if (top, left) != (bottom, right):
+    if any(pads):
         values = functional.pad(values, (left, right, top, bottom))
-        top = left = 0
+    spans = [gap * (length - 1) + 1 for length, gap in zip(kernel, dilations, strict=True)]
     positions = 1
-    for axis, pad in enumerate((top, left)):
-        span = dilations[axis] * (kernel[axis] - 1) + 1
-        length = values.shape[axis + 2] + 2 * pad
-        positions *= max(1, (length - span) // strides[axis] + 1)
+    for length, span, stride in zip(values.shape[2:], spans, strides, strict=True):
+        positions *= max(1, (length - span) // stride + 1)
     step = max(1, round(math.sqrt(positions / _POSITIONS)))  # so that about 64 patches remain
-    stride = (strides[0] * step, strides[1] * step)
-    if kernel == (1, 1) and not top and not left:
-        patches = values[:, :, :: stride[0], :: stride[1]].flatten(2)
-    else:
-        patches = functional.unfold(values, kernel, dilations, (top, left), stride)
-    batch, _, positions = patches.shape
-    grouped = patches.reshape(batch, groups, -1, positions)
-    return grouped.permute(1, 2, 0, 3).reshape(groups, grouped.shape[2], -1)
+    for axis in (0, 1):  # a view of the map, so that all is copied once
+        values = values.unfold(2 + axis, spans[axis], strides[axis] * step)[..., :: dilations[axis]]
+    columns = values.shape[1] // groups * kernel[0] * kernel[1]
+    return values.permute(1, 4, 5, 0, 2, 3).reshape(groups, columns, -1)
 
 
-_BLOCK = 256  # columns: half of a large symmetric matrix need not be computed
+_BLOCK = 128  # columns: half of a large symmetric matrix need not be computed
 _MANY = 1024  # columns from which vectors are summed many at a time
 _WAITING = 1 / 8  # vectors for each column that wait to be summed
 
@@ -133,7 +127,7 @@ def _with_products(second: Tensor | None, *parts: Tensor) -> Tensor:
         second = torch.zeros(groups, columns, columns)
     for start in range(0, columns, _BLOCK):
         above = second[:, start : start + _BLOCK, start:]
-        above += vectors[:, start : start + _BLOCK] @ vectors[:, start:].transpose(1, 2)
+        above.baddbmm_(vectors[:, start : start + _BLOCK], vectors[:, start:].transpose(1, 2))
     return second
 
 
