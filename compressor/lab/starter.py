@@ -229,7 +229,7 @@ def _escaped(character: str) -> str:
 def _pretrained(model: Path, relative: str, name: str) -> str:
     """Return the starter spec for a Hugging Face directory, all but its head."""
     from compressor.lab.inspect.checkpoint import headers
-    from compressor.models.transformers.carrier import longest_text, text_inputs
+    from compressor.models.transformers.carrier import text_inputs
     from compressor.models.transformers.networks import auto_class_for, read_config
 
     config = read_config(model)
@@ -247,10 +247,8 @@ def _pretrained(model: Path, relative: str, name: str) -> str:
     encoder, network, inputs = _usual(model, auto_class, config)
     if encoder:
         first += PART.format(part=encoder)
-    words = () if network is None else text_inputs(network)
-    if words and has_tokenizer(model):
-        longest = longest_text(network)
-        text = text_data(model, place, auto_class, words, longest)
+    if network is not None and text_inputs(network) and has_tokenizer(model):
+        text = text_data(model, place, auto_class, network)
         return first + text + _passes(ENCODER_OF_TEXT) + _rest(name, storage="")
     if not inputs:
         first += UNKNOWN_INPUTS

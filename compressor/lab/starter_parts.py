@@ -109,7 +109,7 @@ LINES_OF = """\
 {fields}    inputs: {{{mapping}}}"""
 
 OF_TEXT = """\
-# `text` is a file in UTF-8; `jsonl: FILE` takes objects, of which `field` names the text.
+# `text` is a file in UTF-8. `jsonl: FILE` takes objects, with `field` and `text-pair` as texts.
 """
 
 OF_PAIRS = """\

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,9 @@ from compressor.calibration.sources.tokenizer import beside
 from compressor.lab.starter_parts import LINES, LINES_OF, OF_PAIRS, OF_TEXT, TEXT_INPUTS
 from compressor.types.tensors import TensorSpec
 
+_CLASSES = "AutoModelForSequenceClassification"
 _MOST_TOKENS = 512
-_WITH_LABELS = "With answers in the data (`jsonl`, `target`): "
+_WITH_LABELS = "\n# With answers in the data (`jsonl`, `target`): "
 
 
 @dataclass(frozen=True)
@@ -24,21 +25,23 @@ class _Task:
     pairs: bool = False
 
 
+_SCORES = _Task(
+    "spearman",
+    f"Whether the scores of texts are in the float model's order.{_WITH_LABELS}in theirs.",
+)
 _OTHERS = _Task(
     "embedding",
     "The cosine between the float model's and each artifact's embedding of a text: the mean over "
     "its\n# tokens. The mean of all samples and the worst.",
 )
 _TASKS = {
-    "AutoModelForSequenceClassification": _Task(
+    _CLASSES: _Task(
         "agreement",
-        f"The share of answers that are the float model's. {_WITH_LABELS}\n# accuracy or f1, for "
-        "scores spearman.",
+        f"The share of answers that are the float model's.{_WITH_LABELS}accuracy or f1.",
     ),
     "AutoModelForTokenClassification": _Task(
         "token-accuracy",
-        f"The share of tokens with the float model's answer. {_WITH_LABELS}\n# the right one's; or "
-        "f1.",
+        f"The share of tokens with the float model's answer.{_WITH_LABELS}the right one's; or f1.",
     ),
     "AutoModelForQuestionAnswering": _Task(
         "span-accuracy",
@@ -46,22 +49,23 @@ _TASKS = {
         pairs=True,
     ),
     "AutoModelForMaskedLM": _Task(
-        "agreement", "The share of tokens for which the float model expects the same word."
+        "token-accuracy", "The share of tokens for which the float model expects the same word."
     ),
 }
 
 
-def text_data(
-    model: Path, place: str, auto_class: str, inputs: Sequence[TensorSpec], longest: int | None
-) -> str:
+def text_data(model: Path, place: str, auto_class: str, network: Any) -> str:
     """Return the rest of the part ``model``, and the parts ``data`` and ``metric``.
 
     Args:
         place: the model's path as YAML.
-        inputs: that the model takes.
-        longest: tokens that it can take; ``None`` if that is not known.
+        network: what is run, on the ``meta`` device.
     """
-    task = _TASKS.get(auto_class, _OTHERS)
+    from compressor.models.transformers.carrier import longest_text, text_inputs
+
+    inputs, longest = text_inputs(network), longest_text(network)
+    single = auto_class == _CLASSES and network.config.num_labels == 1
+    task = _SCORES if single else _TASKS.get(auto_class, _OTHERS)
     names = ", ".join(f"{i.name}: {i.name}" for i in inputs)
     fields = "    field: question\n    text-pair: context\n" if task.pairs else ""
     kind = "jsonl" if task.pairs else "text"

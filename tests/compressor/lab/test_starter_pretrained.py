@@ -34,11 +34,11 @@ def directory(folder: Path, **config: Any) -> Path:
     return path
 
 
-def written(model: Path, folder: Path) -> dict[str, Any]:
+def written(model: Path, folder: Path, *, checked: bool = True) -> dict[str, Any]:
     output = folder / "spec.yaml"
     write_starter(model, output)
     text = output.read_text()
-    assert "(1 tensors, 12 parameters)" in text
+    assert not checked or "(1 tensors, 12 parameters)" in text
     assert max(map(len, text.splitlines())) <= 100
     spec: dict[str, Any] = YAML(typ="safe").load(text)
     return spec
@@ -134,12 +134,13 @@ def roberta(**more: Any) -> Any:
         ("AutoModel", "embedding"),
         ("AutoModelForSequenceClassification", "agreement"),
         ("AutoModelForTokenClassification", "token-accuracy"),
-        ("AutoModelForMaskedLM", "agreement"),
+        ("AutoModelForMaskedLM", "token-accuracy"),
     ],
 )
 def test_of_an_encoder_of_text(tmp_path: Path, auto: str, metric: str) -> None:
     path = encoder(tmp_path, auto, roberta())
     write_starter(path, tmp_path / "spec.yaml")
+    assert max(map(len, (tmp_path / "spec.yaml").read_text().splitlines())) <= 100
     (tmp_path / "calibration.txt").write_text("a a\na\n")
     (tmp_path / "evaluation.txt").write_text("a a\n")
     spec = load_spec(tmp_path / "spec.yaml")
@@ -156,6 +157,11 @@ def test_of_an_encoder_of_text(tmp_path: Path, auto: str, metric: str) -> None:
     assert data["calibration"].first(2)["attention_mask"].tolist() == [[1, 1], [1, 0]]
     # The first of its positions is padding's.
     assert spec.data["calibration"].options.length == 18  # type: ignore[union-attr]
+
+
+def test_of_an_encoder_that_scores_texts(tmp_path: Path) -> None:
+    path = encoder(tmp_path, "AutoModelForSequenceClassification", roberta(num_labels=1))
+    assert written(path, tmp_path, checked=False)["metric"] == "spearman"
 
 
 def test_of_an_encoder_that_answers_questions(tmp_path: Path) -> None:
