@@ -40,11 +40,12 @@ class OnceChecked:
     """A check that is made once, by whoever needs its result first; others wait for it.
 
     Args:
-        compare: raises what every later use raises too.
+        compare: raises what every later use raises too; copies what it compares to the bytes that
+            it is given, if any.
     """
 
-    def __init__(self, compare: Callable[[], None]):
-        self._compare: Callable[[], None] | None = compare
+    def __init__(self, compare: Callable[[memoryview | None], None]):
+        self._compare: Callable[[memoryview | None], None] | None = compare
         self._lock = Lock()
 
     @property
@@ -52,13 +53,21 @@ class OnceChecked:
         """Whether it has been made, and nothing was wrong."""
         return self._compare is None
 
-    def ensure(self) -> None:
-        """Make the check, unless it has passed already."""
-        if self._compare is not None:
-            with self._lock:
-                if self._compare is not None:
-                    self._compare()
-                    self._compare = None
+    def ensure(self, copy: memoryview | None = None) -> bool:
+        """Make the check, unless it has passed already.
+
+        Returns:
+            Whether this call made it, and therefore the copy.
+        """
+        if self.passed:
+            return False
+        with self._lock:
+            compare = self._compare
+            if compare is None:
+                return False
+            compare(copy)
+            self._compare = None
+        return True
 
 
 class CheckedTensor(torch.Tensor):
@@ -87,11 +96,19 @@ class CheckedTensor(torch.Tensor):
         keywords = dict(kwargs or {})
         if func is Tensor.detach:
             return cls(args[0]._plain.detach(), args[0]._check)
+        if func is Tensor.clone and len(args) == 1 and not keywords and not args[0].requires_grad:
+            return args[0]._cloned()
         if func not in _ASKS:
             tree_map_only(cls, computed, (args, keywords))
             args, keywords = tree_map_only(LazyTensor, computed, (args, keywords))
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **keywords)
+
+    def _cloned(self) -> Tensor:
+        """Return an ordinary tensor; of bytes that come from memory once, not twice."""
+        copied = torch.empty_like(self._plain)
+        data = copied.view(-1).view(torch.uint8).numpy().data
+        return copied if self._check.ensure(data) else copied.copy_(self._plain)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         """Return an ordinary tensor."""

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import re
-import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from compressor.files import json_text
+
+try:  # the same values by the processor's vector instructions, up to ten times as fast
+    from isal.isal_zlib import crc32
+except ImportError:  # which has no package for every machine
+    from zlib import crc32
 
 SEAL = "seal"
 """The key in a document under which its own hash is."""
@@ -52,7 +56,7 @@ def checksum(parts: Iterable[bytes | memoryview]) -> str:
     """
     value = 0
     for part in parts:
-        value = zlib.crc32(part, value)
+        value = crc32(part, value)
     return f"{value:08x}"
 
 

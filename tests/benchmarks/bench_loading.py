@@ -160,14 +160,24 @@ def first_read(verify: str, what: str, folder: str) -> dict[str, float]:
 
     Args:
         verify: compare tensors with their checksums, where it is not empty.
-        what: ``call`` the model, or ``copy`` each tensor.
+        what: ``call`` the model; ``copy`` each tensor; the latter ``from disk``, with none of the
+            file is in the page cache; or ``safe_open``, which copies each tensor too.
     """
     torch.set_num_threads(1)
+    weights = Path(folder) / "model.safetensors"
+    if what == "from disk":
+        with weights.open("rb") as stream:
+            os.fsync(stream.fileno())
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     x, start = torch.randn(1, SIDE), (time.perf_counter(), time.process_time())
-    module = load(folder, verify=bool(verify))
+    module = None if what == "safe_open" else load(folder, verify=bool(verify))
     loaded = time.process_time()
     with torch.inference_mode():
-        if what == "call":
+        if module is None:
+            with safe_open(weights, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 - it is no mapping
+                    file.get_tensor(name).clone()
+        elif what == "call":
             module(x)
         else:
             for tensor in module.state_dict().values():
@@ -254,7 +264,8 @@ def test_calling(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize("kind", KINDS)
 def test_checking(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / kind
-    cases = [(what, verify) for what in ("call", "copy") for verify in ("", "verify")]
+    cases = [(w, verify) for w in ("call", "copy", "from disk") for verify in ("", "verify")]
+    cases.append(("safe_open", ""))
     results: dict[tuple[str, str], list[dict[str, float]]] = {case: [] for case in cases}
     try:
         layers = make_model(folder, kind, MEGABYTES)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import onnx_ir as ir
-import torch
 from torch import Tensor
 
 from compressor import __version__
@@ -35,7 +33,6 @@ from compressor.models.codec.forms import (
     Part,
 )
 from compressor.models.codec.headers import (
-    DTYPES,
     ShardHeader,
     TensorHeader,
     check_index,
@@ -43,19 +40,18 @@ from compressor.models.codec.headers import (
     read_index,
 )
 from compressor.models.codec.sparse import GROUP
-from compressor.models.element_types import TORCH_DTYPES
-from compressor.models.lazy_tensor import CheckedTensor, LazyTensor, OnceChecked
-from compressor.types.proofs import checksum
+from compressor.models.codec.stored_tensors import (
+    DAMAGED,
+    Stored,
+    opened,
+    stored_tensor,
+    subject_of,
+)
 
 _BY_NAME = {dtype.numpy().name: dtype for dtype in STORED}
 _SPARSE = frozenset(STORED) - {d for d in STORED if d.bitwidth < 8} - {ir.DataType.BOOL}
 _EDITED = "it was edited or damaged; export the model again"
 _OTHER = "it belongs to another model.json; export the model again"
-_DAMAGED = "the file is truncated or damaged; copy it again"
-_CHANGED = "copy the file again; compress verify lists all that was changed"
-
-Stored = tuple[ShardHeader, TensorHeader]
-Buffer = bytearray | mmap.mmap
 
 
 @dataclass(frozen=True)
@@ -223,9 +219,9 @@ def read_tensors(
     """
     stored = _by_name(headers)
     _check(description, headers, stored)
-    buffers = {header.path: _buffer(header, mapped) for header in headers}
+    buffers = {header.path: opened(header, mapped) for header in headers}
     return {
-        name: _tensor(name, entry if verify else replace(entry, checksum=""), buffers, stored)
+        name: stored_tensor(name, entry if verify else replace(entry, checksum=""), buffers, stored)
         for name, entry in description.tensors.items()
     }
 
@@ -251,7 +247,7 @@ def stored_headers(description: Description, folder: Path) -> tuple[ShardHeader,
     for header in headers:
         if header.metadata.get(DIGEST, description.digest) != description.digest:
             problem = "were written with another model.json, or this one was edited"
-            raise ModelError(_subject(header), problem, "copy both files from one export")
+            raise ModelError(subject_of(header), problem, "copy both files from one export")
     return headers
 
 
@@ -278,7 +274,7 @@ def _header(path: Path) -> ShardHeader:
     try:
         return read_header(path)
     except ModelError as error:
-        raise ModelError(f"weights {str(path)!r}", error.problem, _DAMAGED) from error
+        raise ModelError(f"weights {str(path)!r}", error.problem, DAMAGED) from error
 
 
 def _by_name(headers: Sequence[ShardHeader]) -> dict[str, Stored]:
@@ -287,7 +283,7 @@ def _by_name(headers: Sequence[ShardHeader]) -> dict[str, Stored]:
         for name, tensor in header.tensors.items():
             if name in stored:
                 where = stored[name][0].path.name
-                raise ModelError(_subject(header), f"hold {name!r}, as {where!r} does", _OTHER)
+                raise ModelError(subject_of(header), f"hold {name!r}, as {where!r} does", _OTHER)
             stored[name] = header, tensor
     return stored
 
@@ -301,13 +297,13 @@ def _check(
         for part_name, part in entry.parts(name).items():
             described.add(part_name)
             if part_name not in stored:
-                raise ModelError(_subject(headers[0]), f"lack the tensor {part_name!r}", _OTHER)
+                raise ModelError(subject_of(headers[0]), f"lack the tensor {part_name!r}", _OTHER)
             _check_part(part_name, part, *stored[part_name])
     extra = sorted(stored.keys() - described)
     if extra:
         header = stored[extra[0]][0]
         raise ModelError(
-            _subject(header), f"hold {extra[0]!r}, which the model does not have", _OTHER
+            subject_of(header), f"hold {extra[0]!r}, which the model does not have", _OTHER
         )
 
 
@@ -318,79 +314,7 @@ def _check_part(name: str, part: Part, header: ShardHeader, tensor: TensorHeader
             f"one axis of {part.dtype}" if part.shape is None else f"{part.dtype}{list(part.shape)}"
         )
         raise ModelError(
-            _subject(header),
+            subject_of(header),
             f"hold {name!r} as {tensor.dtype}{list(tensor.shape)}, not {expected}",
             _OTHER,
         )
-
-
-def _subject(header: ShardHeader) -> str:
-    return f"weights {str(header.path)!r}"
-
-
-def _buffer(header: ShardHeader, mapped: bool) -> Buffer:
-    """Map a file, or read it.
-
-    The mapping is private, so that a tensor may be written to and the file stays as it is.
-    """
-    try:
-        with header.path.open("rb") as stream:
-            if mapped:
-                return mmap.mmap(stream.fileno(), header.nbytes, access=mmap.ACCESS_COPY)
-            content = bytearray(header.nbytes)
-            if stream.readinto(content) != header.nbytes:
-                raise ModelError(_subject(header), "became shorter while it was read", _DAMAGED)
-            return content
-    except (OSError, ValueError) as error:
-        raise ModelError(_subject(header), f"cannot be read ({error})", _DAMAGED) from error
-
-
-def _view(buffer: Buffer, tensor: TensorHeader) -> Tensor:
-    dtype = DTYPES[tensor.dtype]
-    if not tensor.nbytes:
-        return torch.empty(tensor.shape, dtype=dtype)
-    if tensor.offset % dtype.itemsize:  # another writer's; torch takes elements to be aligned
-        data = bytearray(buffer[tensor.offset : tensor.offset + tensor.nbytes])
-        return torch.frombuffer(data, dtype=dtype).view(tensor.shape)
-    count = tensor.nbytes // dtype.itemsize
-    flat = torch.frombuffer(buffer, dtype=dtype, count=count, offset=tensor.offset)
-    return flat if len(tensor.shape) == 1 else flat.view(tensor.shape)
-
-
-def _tensor(
-    name: str, entry: Entry, buffers: Mapping[Path, Buffer], stored: Mapping[str, Stored]
-) -> Tensor:
-    def view(part: str) -> Tensor:
-        header, tensor = stored[part]
-        return _view(buffers[header.path], tensor)
-
-    def compare() -> None:
-        places = [stored[part] for part in entry.parts(name)]
-        if checksum_of(places, buffers) != entry.checksum:
-            subject = f"tensor {name!r} of {_subject(places[0][0])}"
-            raise ModelError(subject, "is not what was written: its checksum differs", _CHANGED)
-
-    check = OnceChecked(compare) if entry.checksum else None
-
-    def decode() -> Tensor:
-        if check is not None:
-            check.ensure()
-        parts = {part: view(part) for part in entry.parts(name)}
-        try:
-            return entry.decode(name, parts)
-        except ValueError as error:
-            subject = _subject(stored[name][0])
-            problem = f"hold a damaged tensor {name!r} ({error})"
-            raise ModelError(subject, problem, _DAMAGED) from error
-
-    if entry.decoded:
-        return LazyTensor(decode, entry.shape, TORCH_DTYPES[entry.dtype], check)
-    return view(name) if check is None else CheckedTensor(view(name), check)
-
-
-def checksum_of(places: Sequence[Stored], buffers: Mapping[Path, Buffer]) -> str:
-    """Return the checksum of a tensor that is stored in these places."""
-    return checksum(
-        memoryview(buffers[header.path])[part.offset : part.offset + part.nbytes]
-        for header, part in places
-    )

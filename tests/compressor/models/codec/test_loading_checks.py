@@ -18,7 +18,8 @@ from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.models.codec.headers import read_header
 from compressor.models.codec.load import load
 from compressor.models.lazy_tensor import CheckedTensor, OnceChecked, check_ahead
-from tests.compressor.exporters.hand_made import CONTEXT, FEATURES, quantized
+from compressor.models.onnx.carrier import OnnxCarrier
+from tests.compressor.exporters.hand_made import CONTEXT, FEATURES, Builder, entry, quantized
 
 X = torch.linspace(-1, 1, 2 * FEATURES).reshape(2, FEATURES)
 CHANGED = r"tensor 'first\.weight' of weights .*model\.safetensors': .* checksum differs"
@@ -73,8 +74,8 @@ def test_results_are_the_same_without_checks(saved: Path) -> None:
 def test_files_without_checksums_load(saved: Path) -> None:
     document = json.loads((saved / "model.json").read_bytes())
     del document["files"]
-    for entry in document["tensors"].values():
-        del entry["crc32"]
+    for described in document["tensors"].values():
+        del described["crc32"]
     (saved / "model.json").write_text(json.dumps(document))
     header = read_header(saved / "model.safetensors")
     with safe_open(saved / "model.safetensors", framework="pt") as file:
@@ -95,7 +96,7 @@ def test_an_entry_that_is_no_checksum(saved: Path) -> None:
 
 
 def checked(values: torch.Tensor, calls: list[int]) -> CheckedTensor:
-    return CheckedTensor(values, OnceChecked(lambda: calls.append(1)))
+    return CheckedTensor(values, OnceChecked(lambda _: calls.append(1)))
 
 
 def test_a_checked_tensor_is_an_ordinary_one() -> None:
@@ -130,13 +131,43 @@ def test_a_checked_tensor_is_copied_and_saved_as_an_ordinary_one() -> None:
 def test_a_checked_tensor_as_a_parameter() -> None:
     calls: list[int] = []
     parameter = torch.nn.Parameter(checked(torch.ones(3), calls))
-    (parameter * 2).sum().backward()
+    (parameter.clone() * 2).sum().backward()
     assert parameter.grad is not None
     assert (parameter.grad.tolist(), calls) == ([2.0, 2.0, 2.0], [1])
 
 
+@pytest.mark.parametrize("verify", [True, False])
+def test_copies_of_all_sizes_and_types(verify: bool, tmp_path: Path) -> None:
+    """One chunk, several, part of one, and none."""
+    noise = np.random.default_rng(0)
+    shapes = ((1 << 16,), (3, 1 << 15), (1 << 18, 3), (7,), (), (0, 3))
+    arrays = {f"f{n}": noise.normal(size=s).astype(np.float32) for n, s in enumerate(shapes)}
+    arrays["codes"] = noise.integers(-9, 9, (1 << 19) + 1, dtype=np.int8)
+    arrays["mask"] = arrays["codes"] > 0
+    made = Builder()
+    constants = [made.constant(name, np.asarray(array)) for name, array in arrays.items()]
+    model = made.model([entry(features=2)], made.node("Identity", constants[:1], "y"))
+    SafetensorsExporter(sparse="never").write(OnnxCarrier(model), tmp_path, CONTEXT)
+    state = load(tmp_path, verify=verify).state_dict()
+    assert state.keys() == arrays.keys()
+    for name, tensor in state.items():
+        for _ in range(2):
+            copied = tensor.clone()
+            assert type(copied) is torch.Tensor
+            np.testing.assert_array_equal(copied.numpy(), arrays[name])
+        assert not copied.numel() or copied.data_ptr() != tensor.data_ptr()
+
+
+def test_a_damaged_tensor_is_not_copied(saved: Path) -> None:
+    flip(saved, "first.weight")
+    tensor = load(saved).state_dict()["first.weight"]
+    for _ in range(2):
+        with pytest.raises(ModelError, match=CHANGED):
+            tensor.clone()
+
+
 def test_checks_ahead_leave_what_is_wrong_to_the_reader() -> None:
-    def refuse() -> None:
+    def refuse(copy: memoryview | None) -> None:
         raise ModelError("tensor 'w'", "is another one", "copy it")
 
     good: list[int] = []
