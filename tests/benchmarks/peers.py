@@ -29,9 +29,13 @@ class _Reader(CalibrationDataReader):
         return next(self._batches, None)
 
 
-def prepare(model: Path, prepared: Path) -> None:
-    """Run ONNX Runtime's recommended preparation of a float model."""
-    quant_pre_process(str(model), str(prepared))
+def prepare(model: Path, prepared: Path, *, symbolic: bool = True) -> None:
+    """Run ONNX Runtime's recommended preparation of a float model.
+
+    Args:
+        symbolic: infer shapes with symbols, too, which does not work for every model.
+    """
+    quant_pre_process(str(model), str(prepared), skip_symbolic_shape=not symbolic)
 
 
 def quantize(
