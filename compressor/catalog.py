@@ -16,6 +16,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     "pass": {
         "fuse": "compressor.passes.fuse.fuse:Fuse",
         "equalize": "compressor.passes.prepare.equalize:Equalize",
+        "smooth": "compressor.passes.prepare.equalize:Smooth",
         "prune-magnitude": "compressor.passes.prune.magnitude.magnitude:PruneMagnitude",
         "prune-nm": "compressor.passes.prune.sparse.passes:PruneNm",
         "prune-wanda": "compressor.passes.prune.sparse.passes:PruneWanda",

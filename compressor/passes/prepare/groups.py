@@ -113,7 +113,11 @@ class _Walk:
         layer, entry, output = layer_of(node), node.inputs[0], node.outputs[0]
         owned = layer is not None and self._owned(layer, node)
         if layer is None or entry is None or not owned:
-            kept = "a product of two values" if layer is None else "its weight is not its own"
+            kept = (
+                "a product of two values"
+                if layer is None
+                else "a weight is shared or stays as it is"
+            )
             computed = [v for v in node.inputs if v is not None and not v.is_initializer()]
             self.block([*computed, output], kept)
             return

@@ -46,6 +46,7 @@ class ScaleGroup:
         writes: layers whose rows are divided by them.
         vectors: parameters that are divided by them.
         values: the axis of each value's channels, and the number of each channel's factor.
+        inserted: nothing takes the factors over, and a node of its own divides what layers read.
     """
 
     name: str
@@ -54,6 +55,12 @@ class ScaleGroup:
     writes: tuple[Written, ...]
     vectors: tuple[ChannelVector, ...]
     values: Mapping[str, tuple[int, Units]]
+    inserted: bool = False
+
+    @property
+    def scaled_values(self) -> tuple[str, ...]:
+        """The names of the values whose channels are divided, as they are afterwards."""
+        return (f"{self.reads[0].value}_equalized",) if self.inserted else tuple(self.values)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import onnx_ir as ir
 import torch
 
 from compressor.passes.prepare.balance import NOTHING, Balance, Rounding, balance, divided_moments
@@ -40,8 +41,8 @@ def rounding_of(decision: Decision) -> Rounding:
 def prepare(
     given: Prepared,
     scales: ScaleMap,
-    decision: Decision,
-    moments: Mapping[str, Request],
+    decide: Callable[[ir.Model], Decision],
+    moments: Callable[[Decision], Mapping[str, Request]],
     collect: Collect,
 ) -> Prepared:
     """Scale channels where that lowers the predicted error.
@@ -52,30 +53,34 @@ def prepare(
     Args:
         given: the model, and the statistics that were asked for.
         scales: what can be scaled.
-        decision: what is quantized.
-        moments: the requests for second moments, by layer name.
+        decide: returns what is quantized in a graph.
+        moments: returns the requests for second moments, by layer name.
         collect: returns statistics of a model.
     """
     statistics, carrier = given.statistics, given.carrier
     groups = tuple(g for g in scales.groups if not any(_on_grid(carrier, r.layer) for r in g.reads))
-    free = replace(scales, groups=groups)
-    scaled = balance(carrier, free, rounding_of(decision), statistics)
+    before = decide(carrier.graph())
+    scaled = balance(carrier, replace(scales, groups=groups), rounding_of(before), statistics)
     if not scaled.groups:
         return given
-    after, known = carrier.with_weights(scaled.weights), dict(statistics)
+    after, known = scaled.applied(carrier), dict(statistics)
+    decision = decide(after.graph())
+    old, new = moments(before), moments(decision)
     for layer, columns in scaled.columns.items():
-        key = moments[layer].key if layer in moments else ""
-        before = statistics.get(key)
-        if isinstance(before, Moments):
-            known[key] = divided_moments(before, columns)
-    changed = [name for name in decision.placement.values if name in scaled.values]
-    requests = {name: decision.range_request(name) for name in changed}
-    found = collect(after, list(requests.values()))
-    for name, request in requests.items():
-        reach = scaled.reach.get(name)
-        known[request.key] = found[request.key]
-        if reach is not None:
-            known[request.key] = _widened(statistics[request.key], found[request.key], *reach)
+        observed = statistics.get(old[layer].key) if layer in old else None
+        if isinstance(observed, Moments) and layer in new:
+            known[new[layer].key] = divided_moments(observed, columns)
+    names = dict(scaled.renamed)
+    missing = {request.key: request for request in decision.requests() if request.key not in known}
+    changed = {
+        name: decision.range_request(name) for name in decision.placement.values if name in names
+    }
+    found = collect(after, [*missing.values(), *(r for r in changed.values() if r.key in known)])
+    known.update(found)
+    for name, request in changed.items():
+        first = statistics.get(before.range_request(names[name]).key)
+        if first is not None and name in scaled.reach:
+            known[request.key] = _widened(first, found[request.key], *scaled.reach[name])
     return Prepared(after, known, scaled)
 
 

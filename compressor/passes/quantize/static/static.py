@@ -20,6 +20,7 @@ from compressor.models.layer_uses import computed_weights
 from compressor.passes.fuse.patterns import with_gemms
 from compressor.passes.prepare.balance import span_requests
 from compressor.passes.prepare.groups import scale_map
+from compressor.passes.prepare.products import with_product_groups
 from compressor.passes.prepare.scales import ScaleMap
 from compressor.passes.quantize.cast.rewrite import in_single
 from compressor.passes.quantize.maths.affine import absmax_parameters, mse_parameters, quantize
@@ -66,7 +67,7 @@ class QuantizeStatic(GraphPass):
     are rounded so that the layer's output changes least. Large tables of embeddings, and weights of
     recurrent layers and in branches and bodies, are stored as codes and computed with as floats.
     Before ranges are found, channels that are much larger than others are made smaller, and what
-    reads them makes up for it, where that lowers the predicted error; see `equalize`.
+    reads them makes up for it, where that lowers the predicted error; see `equalize`, `smooth`.
     """
 
     name: ClassVar[str] = "quantize-static"
@@ -92,7 +93,7 @@ class QuantizeStatic(GraphPass):
     )
     prepare: Literal["auto", "none"] = Field(
         default="auto",
-        description="auto scales channels between layers as `equalize` does, where that lowers the "
+        description="auto scales channels as `equalize` and `smooth` do, where that lowers the "
         "predicted error; none changes no weight",
     )
     layers: tuple[StaticRule, ...] = Field(
@@ -185,7 +186,10 @@ class QuantizeStatic(GraphPass):
             return None
         rules = resolve_rules(self.layers, carrier.layers())
         kept = {layer.weight for layer in carrier.layers() if skip_reason(rules[layer.name])}
-        return scale_map(carrier.graph(), carrier.tensors().keys() - kept)
+        names = [x.name for x in carrier.layers() if x.is_linear and x.weight not in kept]
+        parameters = carrier.tensors().keys() - kept
+        scales = scale_map(carrier.graph(), parameters)
+        return with_product_groups(scales, carrier.graph(), names, parameters)
 
     def _prepared(
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
@@ -193,13 +197,12 @@ class QuantizeStatic(GraphPass):
         given, scales = Prepared(carrier, statistics), self._scales(carrier)
         if scales is None or context.collect is None:
             return given
-        decision = self._settings(context).decide(carrier.graph())
-        requests = {
-            layer.name: request
-            for node, layer in decision.readers.items()
-            if (request := self._moment_request(layer, node)) is not None
-        }
-        return prepare(given, scales, decision, requests, context.collect)
+        decide = self._settings(context).decide
+        return prepare(given, scales, decide, self._moment_requests, context.collect)
+
+    def _moment_requests(self, decision: Decision) -> dict[str, Request]:
+        requests = {x.name: self._moment_request(x, n) for n, x in decision.readers.items()}
+        return {name: request for name, request in requests.items() if request is not None}
 
     def _settings(self, context: PassContext) -> StaticSettings:
         return StaticSettings(
