@@ -24,6 +24,7 @@ from compressor.passes.quantize.maths.gptq import gptq, gptq_weights
 from compressor.passes.quantize.maths.gptq_vectors import gptq_from_vectors
 from compressor.passes.quantize.maths.grids import kept_grids
 from compressor.passes.quantize.reconstruct import (
+    Recipe,
     Reconstructed,
     Start,
     check_reconstruction,
@@ -47,6 +48,7 @@ from compressor.types.statistics import Moments, Request
 _Pair: TypeAlias = tuple[Callable[[], torch.Tensor], Callable[[], QuantizedTensor]]
 _BYTE = 8
 _FEW = 4  # bits of a weight; with fewer, the first and last layers keep 8
+_RECIPE = Recipe()
 _MOST_COLUMNS = 5000  # a second moment of more columns takes over 100 MB
 
 
@@ -203,7 +205,8 @@ class QuantizeStatic(GraphPass):
             }
             layers_here = [layer for layer in layers.values() if layer.name not in stored]
             starts = {layer.name: partial(rounded, layer.name) for layer in layers_here}
-            trained = reconstruct(Start(model, layers_here, starts, values), context, self.name)
+            start = Start(model, layers_here, starts, values, _RECIPE)
+            trained = reconstruct(start, context, self.name)
             for name, value in trained.activations.items():
                 bits, zero = value.scheme.bits, value.zero_point
                 activations[name] = decision.settings.code(value.scale, zero, bits)
