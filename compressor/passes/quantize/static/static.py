@@ -104,12 +104,13 @@ class QuantizeStatic(GraphPass):
         if self.weights.rounding == "reconstruct":
             check_reconstruction(decision.model, "weights.rounding")
         stored = decision.stored
+        trained = ", trained" if self.weights.rounding == "reconstruct" else ""
         kept = {
             layer.name: "" if layer.name in stored else decision.reasons.get(layer.name, "")
             for layer in decision.layers
         }
         actions = {
-            name: f"{scheme} x {decision.settings.activation_type(name)}"
+            name: f"{scheme} x {decision.settings.activation_type(name)}{trained}"
             for name, scheme in decision.schemes.items()
         } | {name: str(scheme) for name, scheme in stored.items()}
         planned = plan_layers(self.name, actions, kept, quantized=is_quantized(carrier.graph()))
