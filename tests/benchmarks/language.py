@@ -17,6 +17,7 @@ from compressor.models.torch.carrier import TorchCarrier
 from compressor.run.blockwise import Feed, GraphBlocks
 from compressor.types.passes import Outcome, Pass, PassContext
 from compressor.types.tensors import Batch, TensorSpec
+from tests.compressor.passes.quantize.static_models import Given
 
 LENGTH, SEQUENCES, BATCH = 256, 128, 8
 
@@ -91,4 +92,5 @@ def compressed(setting: Setting, declared: Pass, folder: Path) -> Outcome:
     graph = setting.carrier.graph()
     feed = Feed(setting.calibration, make_observer, folder)
     blocks = GraphBlocks(graph, partition(graph), survey.requests, feed)
-    return declared.apply(setting.carrier, replace(context, blocks=blocks), {})
+    samples = Given(setting.calibration)
+    return declared.apply(setting.carrier, replace(context, blocks=blocks, samples=samples), {})

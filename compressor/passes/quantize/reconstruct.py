@@ -38,10 +38,6 @@ from compressor.types.layers import Layer, QuantizedTensor
 from compressor.types.passes import PassContext
 from compressor.types.tensors import Array, Batch, cut, fixed_batch, samples_in
 
-_STEPS = 100  # of gradient descent in each block
-_BATCH = 32  # samples in a step
-_RATE = 0.05  # at which codes move at first
-_SIZE_RATE = 0.005  # at which scales do, as a share of what they were
 _HELD_BACK = 8  # one of so many groups of samples judges, and nothing is trained with it
 
 
@@ -62,6 +58,23 @@ class Reconstructed:
 
 
 @dataclass(frozen=True)
+class Recipe:
+    """How long and how fast blocks are trained.
+
+    Attributes:
+        steps: of gradient descent in each block.
+        batch: samples in a step.
+        rate: at which codes move at first.
+        size_rate: at which scales do, as a share of what they were.
+    """
+
+    steps: int = 100
+    batch: int = 32
+    rate: float = 0.05
+    size_rate: float = 0.005
+
+
+@dataclass(frozen=True)
 class Start:
     """What training starts from.
 
@@ -76,6 +89,7 @@ class Start:
     layers: Sequence[Layer]
     weights: Mapping[str, Callable[[], QuantizedTensor]]
     activations: Mapping[str, RoundedValue]
+    recipe: Recipe = Recipe()
 
 
 def check_reconstruction(model: ir.Model, option: str) -> None:
@@ -158,20 +172,22 @@ class _Block:
         self._weights = weights
         self._steps = {name: torch.ones(()).requires_grad_() for name in steps}
 
-    def descend(self, task: _Task, drop: Drop, groups: Iterator[Sequence[int]]) -> None:
+    def descend(
+        self, task: _Task, drop: Drop, groups: Iterator[Sequence[int]], recipe: Recipe
+    ) -> None:
         """Train, with a group of batches for each step."""
         codes = [codes for _, codes in self._weights.values()]
         sizes = [*(x.size for x in codes), *self._steps.values()]
         if not sizes:
             return
         parts = [
-            {"params": [x.latent for x in codes], "lr": _RATE},
-            {"params": sizes, "lr": _SIZE_RATE},
+            {"params": [x.latent for x in codes], "lr": recipe.rate},
+            {"params": sizes, "lr": recipe.size_rate},
         ]
         optimizer = torch.optim.Adam([part for part in parts if part["params"]])
-        rates = LambdaLR(optimizer, lambda step: rate_share(step, _STEPS))
+        rates = LambdaLR(optimizer, lambda step: rate_share(step, recipe.steps))
         with drop.active():
-            for group, _ in zip(groups, range(_STEPS), strict=False):
+            for group, _ in zip(groups, range(recipe.steps), strict=False):
                 optimizer.zero_grad()
                 for index in group:
                     replaced = {
@@ -210,14 +226,15 @@ class _Walk:
 
     def read(self, batches: Iterable[Batch], names: Iterable[str]) -> None:
         """Keep the inputs that blocks read, in batches of a step's size at most."""
-        wanted, count, size = sorted(names), 0, _BATCH
-        most = fixed_batch([tensor_spec(value) for value in self._model.graph.inputs]) or _BATCH
+        limit = self._start.recipe.batch
+        wanted, count, size = sorted(names), 0, limit
+        most = fixed_batch([tensor_spec(value) for value in self._model.graph.inputs]) or limit
         for whole in batches:
             for start in range(0, samples_in(whole), most):
                 batch = cut(whole, start, start + most)
                 for name in wanted:
                     self._floats.append(name, np.asarray(batch[name]))
-                if size >= _BATCH:
+                if size >= limit:
                     self._groups.append([])
                     size = 0
                 self._groups[-1].append(count)
@@ -279,7 +296,7 @@ class _Walk:
         }
         block = _Block(codes, steps.values())
         before = self._judged(task, held)
-        block.descend(task, self._drop, self._drawn(groups))
+        block.descend(task, self._drop, self._drawn(groups), self._start.recipe)
         trained = block.weights()
         after = self._judged(
             task,

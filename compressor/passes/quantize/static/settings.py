@@ -359,7 +359,7 @@ def kernel_notes(targets: frozenset[str], settings: StaticSettings) -> tuple[str
         )
     if "ort-cpu" in targets and min(settings.weights.bits, settings.activations.bits) < _BYTE:
         notes.append(
-            "ONNX Runtime's CPU provider has no 4-bit integer kernels: smaller, not faster"
+            "ONNX Runtime's CPU provider has integer kernels of 8 bits only: smaller, not faster"
         )
     if "ort-cuda" in targets:
         notes.append(

@@ -29,6 +29,7 @@ from compressor.passes.quantize.maths.gptq import gptq, gptq_weights
 from compressor.passes.quantize.maths.gptq_vectors import gptq_from_vectors
 from compressor.passes.quantize.maths.grids import kept_grids
 from compressor.passes.quantize.reconstruct import (
+    Recipe,
     Reconstructed,
     Start,
     check_reconstruction,
@@ -53,6 +54,7 @@ from compressor.types.statistics import Moments, Request
 _Pair: TypeAlias = tuple[Callable[[], torch.Tensor], Callable[[], QuantizedTensor]]
 _BYTE = 8
 _FEW = 4  # bits of a weight; with fewer, the first and last layers keep 8
+_RECIPE = Recipe()
 _MOST_COLUMNS = 5000  # a second moment of more columns takes over 100 MB
 # How many times as many columns as vectors a layer has from which on a matrix of vectors, which
 # changes with each block of columns, costs less than to factorize one of columns.
@@ -120,12 +122,13 @@ class QuantizeStatic(GraphPass):
         if self.weights.rounding == "reconstruct":
             check_reconstruction(decision.model, "weights.rounding")
         stored = decision.stored
+        trained = ", trained" if self.weights.rounding == "reconstruct" else ""
         kept = {
             layer.name: "" if layer.name in stored else decision.reasons.get(layer.name, "")
             for layer in decision.layers
         }
         actions = {
-            name: f"{scheme} x {decision.settings.activation_type(name)}"
+            name: f"{scheme} x {decision.settings.activation_type(name)}{trained}"
             for name, scheme in decision.schemes.items()
         } | {name: str(scheme) for name, scheme in stored.items()}
         planned = plan_layers(self.name, actions, kept, quantized=is_quantized(carrier.graph()))
@@ -258,7 +261,8 @@ class QuantizeStatic(GraphPass):
             }
             layers_here = [layer for layer in layers.values() if layer.name not in stored]
             starts = {layer.name: partial(rounded, layer.name) for layer in layers_here}
-            trained = reconstruct(Start(model, layers_here, starts, values), context, self.name)
+            start = Start(model, layers_here, starts, values, _RECIPE)
+            trained = reconstruct(start, context, self.name)
             for name, value in trained.activations.items():
                 bits, zero = value.scheme.bits, value.zero_point
                 activations[name] = decision.settings.code(value.scale, zero, bits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -11,11 +12,20 @@ from compressor.errors import DataError, SpecError
 from compressor.models.layer_uses import input_moments
 from compressor.passes.quantize.maths.floating import RangeSearch
 from compressor.passes.quantize.maths.gptq import gptq_weights
+from compressor.passes.quantize.reconstruct import (
+    Recipe,
+    Start,
+    check_reconstruction,
+    reconstruct,
+)
+from compressor.run.weight_pass import Changes, Choice, compared
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Layer, QuantizedTensor, Scheme, WeightCodes
+from compressor.types.passes import PassContext
 from compressor.types.statistics import Block, Moments, Request
 
 _ROWS_PER_COLUMN = 16  # input vectors for each of their elements, from which moments are found
+_RECIPE = Recipe(steps=64, batch=4, rate=0.02, size_rate=0.01)  # samples are whole sequences
 UNOBSERVED = "rounded to nearest: its input is not a value that calibration sees"
 
 
@@ -71,6 +81,7 @@ class GptqWork:
     by_layer: Mapping[str, Request]  # for the moment of its inputs, where it can be seen
     matrix: Callable[[Layer], torch.Tensor]  # what codes stand for, ``[rows, columns]``
     search: RangeSearch
+    context: PassContext | None = None  # has the data that codes are trained on afterwards
 
     @property
     def remarks(self) -> Mapping[str, str]:
@@ -130,3 +141,55 @@ def plan_gptq(carrier: Carrier, schemes: Mapping[str, Scheme], search: RangeSear
         if name in schemes and (groups[name] == 1 or _by_rows(schemes[name]))
     }
     return GptqWork(schemes, by_layer, lambda x: x.canonical(carrier.weight(x)), search)
+
+
+def check_training(carrier: Carrier, schemes: Mapping[str, Scheme]) -> None:
+    """Check that codes can be trained.
+
+    Raises:
+        SpecError: a scheme is not one of integers, a weight is not float32, or PyTorch does not
+            run an operator of the model.
+    """
+    for layer in carrier.layers():
+        scheme = schemes.get(layer.name)
+        if scheme is not None and (scheme.element != "int" or layer.dtype != "float32"):
+            raise SpecError(
+                "method 'reconstruct'",
+                f"trains weights of float32 to integers, layer {layer.name!r} has {layer.dtype} "
+                f"and is to be {scheme}",
+                "use method gptq",
+            )
+    check_reconstruction(carrier.graph(), "method")
+
+
+def with_trained_codes(carrier: Carrier, choice: Choice, changes: Changes, name: str) -> Changes:
+    """Return the changes of GPTQ with codes that are trained from there, block by block.
+
+    Tables, whose rows are looked up, stay as they are.
+
+    Args:
+        carrier: the float model.
+        choice: its work has the calibration data.
+        name: of the pass.
+    """
+    codes: dict[str, QuantizedTensor] = {}
+    layers = []
+    for layer in choice.layers(carrier):
+        change = changes.weights[layer.weight]
+        if isinstance(change, WeightCodes) and not (layer.is_table or layer.is_recurrent):
+            codes[layer.name] = change.read(carrier.weight)
+            layers.append(layer)
+    starts = {key: partial(codes.__getitem__, key) for key in codes}
+    start = Start(carrier.graph(), layers, starts, {}, _RECIPE)
+    trained = reconstruct(start, choice.work.context, name)
+    result = Changes(dict(changes.weights), dict(changes.outcomes), changes.notes)
+    for layer in layers:
+        if layer.name not in trained.weights:  # a branch or a body reads it
+            continue
+        after, (before, error) = trained.weights[layer.name], trained.errors[layer.name]
+        matrix = layer.canonical(carrier.weight(layer))
+        outcome = compared(layer, choice.treatments[layer.name], matrix, after)
+        details = {**outcome.details, "block_error": error, "before": before}
+        result.outcomes[layer.name] = replace(outcome, details=details)
+        result.weights[layer.weight] = WeightCodes.known(layer, after)
+    return result

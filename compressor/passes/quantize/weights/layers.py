@@ -19,7 +19,7 @@ from compressor.types.layers import Layer, ScaleType, Scheme
 from compressor.types.passes import LayerRule
 
 Preset = Literal["int8", "int4-g128", "int4-g32", "int2-g32", "fp8", "nvfp4", "mxfp4"]
-Method = Literal["rtn", "hqq", "gptq", "awq"]
+Method = Literal["rtn", "hqq", "gptq", "awq", "reconstruct"]
 Format = Literal["int", "fp8-e4m3", "mxfp4", "nvfp4"]
 Bits = Literal[8, 4, 3, 2]
 

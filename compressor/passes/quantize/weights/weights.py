@@ -22,7 +22,12 @@ from compressor.passes.quantize.maths.floating import (
 )
 from compressor.passes.quantize.maths.hqq import hqq
 from compressor.passes.quantize.weights.awq import plan_awq
-from compressor.passes.quantize.weights.gptq import plan_gptq
+from compressor.passes.quantize.weights.gptq import (
+    GptqWork,
+    check_training,
+    plan_gptq,
+    with_trained_codes,
+)
 from compressor.passes.quantize.weights.layers import (
     Bits,
     Format,
@@ -42,7 +47,7 @@ from compressor.run.weight_pass import (
 )
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer, QuantizedTensor, Scheme, WeightCodes
-from compressor.types.passes import PassContext
+from compressor.types.passes import Outcome, PassContext
 from compressor.types.statistics import Block
 
 _WITHOUT_BF16 = frozenset({"ort-cpu", "ort-cuda", "openvino"})  # targets
@@ -79,8 +84,9 @@ class QuantizeWeights(WeightPass):
     answer faster, and fit where they did not. `rtn` rounds to nearest; `hqq` fits zero points to
     the weights' outliers; both need weights alone and so serve checkpoints that are larger than
     memory. `gptq` makes up for each rounding error with the weights still to be rounded; `awq`
-    gives the channels with large activations finer steps; both need calibration data and a model
-    that runs, and work through it block by block.
+    gives the channels with large activations finer steps; `reconstruct` goes on from `gptq` and
+    trains the codes until each block gives the float block's outputs. These three need calibration
+    data and a model that runs, and work through it block by block.
     """
 
     name: ClassVar[str] = "quantize-weights"
@@ -88,7 +94,8 @@ class QuantizeWeights(WeightPass):
     widens: ClassVar[bool] = False  # rounding widens a few rows at a time
     source: ClassVar[str] = (
         "hqq: Badri & Shaji 2023 (mobiusml.github.io/hqq_blog); gptq: Frantar et al. 2022 "
-        "(arXiv:2210.17323); awq: Lin et al. 2023 (arXiv:2306.00978); mxfp4: OCP Microscaling "
+        "(arXiv:2210.17323); awq: Lin et al. 2023 (arXiv:2306.00978); reconstruct: Nagel et al. "
+        "2020 (arXiv:2004.10568), Li et al. 2021 (arXiv:2102.05426); mxfp4: OCP Microscaling "
         "Formats 1.0; nvfp4: NVIDIA 2025"
     )
 
@@ -113,7 +120,7 @@ class QuantizeWeights(WeightPass):
     range: RangeSearch | None = Field(
         default=None,
         description="full range, or the one of least squared error; left out, min-max for rtn and "
-        "mse for gptq and awq. hqq has its own way",
+        "mse for the other methods. hqq has its own way",
     )
     embeddings: bool = Field(
         default=False, description="quantize tables of embeddings too, and the output layer"
@@ -138,7 +145,7 @@ class QuantizeWeights(WeightPass):
     @property
     def by_block(self) -> bool:
         """Whether the method needs to see what flows into each block as it is quantized."""
-        return self.method in ("gptq", "awq")
+        return self.method in ("gptq", "awq", "reconstruct")
 
     def choose(self, carrier: Carrier, context: PassContext) -> Choice:
         """Return each layer's scheme, and what the method has to know of its inputs.
@@ -165,9 +172,13 @@ class QuantizeWeights(WeightPass):
         notes = computed_weights(carrier)
         if not self.by_block or not schemes:
             return Choice(treatments, notes)
-        plan = plan_gptq if self.method == "gptq" else plan_awq
+        plan = plan_awq if self.method == "awq" else plan_gptq
         work = plan(carrier, schemes, self._search)
         work.check()
+        if self.method == "reconstruct":
+            check_training(carrier, schemes)
+            assert isinstance(work, GptqWork)
+            work = replace(work, context=context)
         for name in schemes:
             treatments[name] = replace(
                 treatments[name], remark=work.remarks.get(name, ""), request=work.by_layer.get(name)
@@ -203,6 +214,12 @@ class QuantizeWeights(WeightPass):
             changes.outcomes[layer.name] = replace(outcome, rescaled=rescaled)
         changes.weights = {**work.floats(), **quantized}
         return changes
+
+    def conclude(self, carrier: Carrier, choice: Choice, changes: Changes) -> Outcome:
+        """Return the model with its codes; with method reconstruct, they are trained first."""
+        if self.method == "reconstruct" and choice.work is not None:
+            changes = with_trained_codes(carrier, choice, changes, self.name)
+        return super().conclude(carrier, choice, changes)
 
     @property
     def _search(self) -> RangeSearch:

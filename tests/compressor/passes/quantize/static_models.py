@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -70,6 +71,23 @@ class Perceptron(nn.Module):
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         return self.second(torch.relu(self.first(image)))
+
+
+class Given:
+    """Calibration data that a test makes."""
+
+    made_up = False
+
+    def __init__(self, batches: list[Batch]):
+        self._batches = batches
+
+    def probe(self, count: int) -> Batch:
+        """Return the first samples."""
+        return {name: array[:count] for name, array in self._batches[0].items()}
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield all batches."""
+        return iter(self._batches)
 
 
 def carrier(module: nn.Module, spec: TensorSpec = IMAGE, seed: int = 0) -> Carrier:

@@ -153,6 +153,7 @@ def test_scales_have_the_type_of_the_weight():
         ),
         ({"method": "hqq", "range": "mse", "bits": 4}, ANY, "hqq finds ranges its own way"),
         ({"method": "hqq", "preset": "nvfp4"}, ANY, "hqq': rounds to integers, layer 'gate.0'"),
+        ({"method": "reconstruct", "preset": "nvfp4"}, ANY, "float32 to integers, layer 'gate.0'"),
         ({"bits": 4, "symmetric": False}, TENSORRT, "tensorrt takes zero point 0 only"),
         ({"bits": 4}, TENSORRT, "takes 4 bits in groups only"),
         ({"bits": 3}, TENSORRT, "has integers of 8 and 4 bits"),
@@ -171,7 +172,7 @@ def test_awq_wants_a_scale_to_move(mixed):
 
 def test_calibrated_methods_need_a_model_that_runs():
     assert weights(method="rtn").required == {Capability.WEIGHTS}
-    for method in ("gptq", "awq"):
+    for method in ("gptq", "awq", "reconstruct"):
         assert weights(method=method).required >= {Capability.RUN, Capability.GRAPH}
 
 

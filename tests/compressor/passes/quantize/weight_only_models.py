@@ -18,6 +18,7 @@ from compressor.types.carrier import Carrier
 from compressor.types.layers import QuantizedTensor
 from compressor.types.passes import Outcome, PassContext
 from compressor.types.tensors import Batch, TensorSpec
+from tests.compressor.passes.quantize.static_models import Given
 
 TOKENS = TensorSpec("tokens", ("batch", "sequence"), "int64")
 VECTOR = TensorSpec("x", ("batch", 64), "float32")
@@ -112,9 +113,10 @@ def quantized(
         assert not survey.requests
         return declared.apply(model, ANY, {})
     graph = model.graph()
-    feed = Feed(data or batches(), make_observer, folder)
+    data = data or batches()
+    feed = Feed(data, make_observer, folder)
     blocks = GraphBlocks(graph, partition(graph), survey.requests, feed)
-    return declared.apply(model, replace(ANY, blocks=blocks), {})
+    return declared.apply(model, replace(ANY, blocks=blocks, samples=Given(data)), {})
 
 
 def codes(model: Carrier) -> dict[str, QuantizedTensor]:
