@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from compressor.calibration import clipping
 from compressor.calibration.clipping import (
     Density,
     clip_error,
@@ -222,6 +223,19 @@ def test_the_search_for_the_least_squared_error_ends_where_it_did(case):
     low, high, threshold = ENDS[case]
     assert mse_affine(spread, extrema, bits) == pytest.approx((low, high), rel=1e-6)
     assert mse_symmetric(spread, extrema, bits) == pytest.approx((-threshold, threshold), rel=1e-6)
+
+
+def test_the_search_looks_at_no_range_twice(monkeypatch):
+    looked_at = []
+
+    def noted(spread, span, steps):
+        looked_at.append(span)
+        return expected_error(spread, span, steps)
+
+    monkeypatch.setattr(clipping, "expected_error", noted)
+    mse_affine(tail(0, 500), (0.0, 499.5), 8)
+    mse_symmetric(tail(300, 500), (-299.5, 499.5), 8)
+    assert len(looked_at) == len(set(looked_at)) > 2
 
 
 def test_a_range_is_no_wider_than_the_extrema_if_all_competes():
