@@ -14,6 +14,7 @@ from tests.compressor.tiny_project import Project
 
 STATIC = {
     "pass": "quantize-static",
+    "layers": [{"match": "*"}],
     "weights": {"rounding": "nearest"},
     "activations": {"observer": "min-max"},
 }
