@@ -136,7 +136,8 @@ def span_requests(scales: ScaleMap, rounding: Rounding) -> tuple[Request, ...]:
 
 
 def _looked_at(group: ScaleGroup, rounding: Rounding) -> list[str]:
-    if not any(value in rounding.values for value in group.values):
+    coded = any(r.layer.name in rounding.weights for r in group.reads)
+    if not coded and not any(value in rounding.values for value in group.values):
         return []
     read = [r.value for r in group.reads]
     return list(dict.fromkeys([*read, *(v for v in group.values if v in rounding.values)]))

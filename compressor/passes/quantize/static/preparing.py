@@ -28,6 +28,11 @@ class Prepared:
     balance: Balance = NOTHING
 
 
+def schemes_of(decision: Decision) -> dict[str, Scheme]:
+    """Return how weights are represented that become codes, computed with as such or not."""
+    return {**decision.schemes, **decision.stored}
+
+
 def rounding_of(decision: Decision) -> Rounding:
     """Return how finely values and weights are quantized."""
     symmetric = decision.settings.symmetric
@@ -35,7 +40,7 @@ def rounding_of(decision: Decision) -> Rounding:
         name: 2 ** decision.value_bits(name) - (2 if symmetric else 1)
         for name in decision.placement.values
     }
-    return Rounding({name: (n, symmetric) for name, n in steps.items()}, decision.schemes)
+    return Rounding({name: (n, symmetric) for name, n in steps.items()}, schemes_of(decision))
 
 
 def prepare(

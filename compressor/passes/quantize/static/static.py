@@ -38,7 +38,7 @@ from compressor.passes.quantize.reconstruct import (
 from compressor.passes.quantize.rounded_graph import RoundedValue
 from compressor.passes.quantize.static.options import ActivationOptions, StaticRule, WeightOptions
 from compressor.passes.quantize.static.placement import profile_for
-from compressor.passes.quantize.static.preparing import Prepared, prepare, rounding_of
+from compressor.passes.quantize.static.preparing import Prepared, prepare, rounding_of, schemes_of
 from compressor.passes.quantize.static.settings import Decision, StaticSettings, kernel_notes
 from compressor.passes.quantize.static.writing import (
     LeastScale,
@@ -136,9 +136,7 @@ class QuantizeStatic(GraphPass):
             replace(row, reason=decision.reasons[row.name]) if row.name in decision.faster else row
             for row in planned
         )
-        nodes = decision.nodes
-        moments = [self._moment_request(x, nodes[x.name]) for x, _ in decision.placement.layers]
-        asked = [*(request for request in moments if request is not None), *decision.requests()]
+        asked = [*self._moment_requests(decision).values(), *decision.requests()]
         scales = self._scales(carrier)
         if scales is not None:
             asked += span_requests(scales, rounding_of(decision))
@@ -204,8 +202,17 @@ class QuantizeStatic(GraphPass):
         return prepare(given, scales, decide, self._moment_requests, context.collect)
 
     def _moment_requests(self, decision: Decision) -> dict[str, Request]:
-        requests = {x.name: self._moment_request(x, n) for n, x in decision.readers.items()}
-        return {name: request for name, request in requests.items() if request is not None}
+        """Ask for the second moments of what layers with codes multiply, by the layer's name."""
+        requests, coded = dict[str, Request](), schemes_of(decision)
+        for node, layer in decision.readers.items() if self.weights.rounding != "nearest" else ():
+            looks_up = layer.is_table or layer.is_recurrent
+            here = node.graph is decision.model.graph and layer.columns <= _MOST_COLUMNS
+            if layer.name not in coded or looks_up or not here:
+                continue
+            request = moment_request(layer, node)
+            if request is not None:
+                requests[layer.name] = request
+        return requests
 
     def _settings(self, context: PassContext) -> StaticSettings:
         return StaticSettings(
@@ -233,14 +240,10 @@ class QuantizeStatic(GraphPass):
             What was decided; each weight before and after; and errors of blocks, if trained.
         """
         decision = self._settings(context).decide(carrier.graph().clone())
-        moments: dict[str, Moments] = {}
-        for node, layer in decision.readers.items():
-            request = self._moment_request(layer, node) if layer.name in decision.schemes else None
-            observed = None if request is None else statistics.get(request.key)
-            if observed is not None:
-                moments.setdefault(layer.name, observed)
+        asked = self._moment_requests(decision)
+        moments = {x: statistics[r.key] for x, r in asked.items() if r.key in statistics}
         decision, pixels = decision.with_pixels(statistics, moments)
-        model, schemes, stored = decision.model, decision.schemes, decision.stored
+        model, schemes, stored = decision.model, schemes_of(decision), decision.stored
         layers = {layer.name: layer for layer, _ in decision.placement.layers}
         layers.update({layer.name: layer for layer in decision.layers if layer.name in stored})
         floats = {name: _matrix(layer, model) for name, layer in layers.items()}
@@ -276,14 +279,9 @@ class QuantizeStatic(GraphPass):
         makers = write_static_codes(decision, activations, make_codes)
         editor = Editor(model)
         for name, scheme in stored.items():
-            codes = partial(_nearest, floats[name], scheme)
+            codes = cache(partial(rounded, name))
             makers[name] = attach_codes(editor, layers[name], scheme, codes).quantized
         return decision, {name: (floats[name], makers[name]) for name in layers}, trained.errors
-
-    def _moment_request(self, layer: Layer, node: ir.Node) -> Request | None:
-        if self.weights.rounding == "nearest" or layer.columns > _MOST_COLUMNS:
-            return None
-        return moment_request(layer, node)
 
     def _rounded(
         self, matrix: torch.Tensor, scheme: Scheme, moments: Moments | None, least: LeastScale
@@ -319,12 +317,6 @@ class QuantizeStatic(GraphPass):
 def _whole(moments: Moments) -> bool:
     """Whether all rows read the same inputs, whose second moment is known."""
     return moments.vectors is None and len(moments.second) == 1
-
-
-def _nearest(matrix: Callable[[], torch.Tensor], scheme: Scheme) -> QuantizedTensor:
-    values = matrix()
-    scale, zero = absmax_parameters(values, scheme)
-    return quantize(values, kept_grids(values, scale, scheme), zero, scheme)
 
 
 def _matrix(layer: Layer, model: ir.Model) -> Callable[[], torch.Tensor]:

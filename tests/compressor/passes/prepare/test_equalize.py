@@ -104,11 +104,12 @@ def test_a_model_that_has_nothing_to_scale_is_an_error():
     QuantizeStatic().survey(carrier, PassContext())
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-def test_a_stretched_network_is_quantized_as_well_as_before(bits: int):
+# With 8 bits and no rules, all but the first layer are stored as codes and computed as floats.
+@pytest.mark.parametrize(("bits", "rules"), [(8, [{"match": "*"}]), (8, []), (4, [])])
+def test_a_stretched_network_is_quantized_as_well_as_before(bits: int, rules: list[dict[str, str]]):
     network = chain()
     uneven = stretched(network, SCALE)
-    options = {"weights": {"bits": bits}, "layers": [{"match": "*"}]}
+    options = {"weights": {"bits": bits}, "layers": rules}
     declared = QuantizeStatic.model_validate(options, strict=False)
     alone = declared.model_copy(update={"prepare": "none"})
     even = sqnr(network, applied(declared, network))
@@ -118,8 +119,9 @@ def test_a_stretched_network_is_quantized_as_well_as_before(bits: int):
 
 def test_an_even_network_keeps_the_bytes_that_it_has_without():
     even = applied(Equalize(), stretched(chain(), SCALE)).carrier
-    alone = QuantizeStatic(prepare="none")
-    first, second = (applied(declared, even).carrier for declared in (QuantizeStatic(), alone))
+    integers = QuantizeStatic.model_validate({"layers": [{"match": "*"}]}, strict=False)
+    alone = integers.model_copy(update={"prepare": "none"})
+    first, second = (applied(declared, even).carrier for declared in (integers, alone))
     for name, tensor in first.tensors().items():
         assert torch.equal(tensor.read(), second.tensors()[name].read()), name
 
