@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -304,10 +305,11 @@ class QuantizeStatic(GraphPass):
         vectors = moments.vectors
         if vectors is not None and len(vectors) > _WIDE * vectors.shape[1]:
             return gptq_from_vectors(matrix, vectors, scale, zero, scheme)
+        second = copy(moments).second  # of a copy, so that it goes: it may take more than vectors
         # The rows of each channel group are rounded by the moment of that group's inputs.
-        rows = matrix.shape[0] // len(moments.second)
+        rows = matrix.shape[0] // len(second)
         codes = []
-        for index, moment in enumerate(moments.second):
+        for index, moment in enumerate(second):
             group = slice(index * rows, (index + 1) * rows)
             part = slice(None) if shared else group
             codes.append(gptq(matrix[group], moment, scale[part], zero[part], scheme).codes)
