@@ -106,7 +106,7 @@ def _command_page() -> str:
     for name in COMMANDS:
         command = application.get_command(click.Context(application), name)
         assert command is not None
-        context = click.Context(command, info_name=f"compress {name}")
+        context = click.Context(command, info_name=f"compress {name}", **command.context_settings)
         usage = command.get_usage(context).removeprefix("Usage: ")
         parts += [f"## {name}", f"```text\n{usage}\n```", inspect.cleandoc(command.help or "")]
         records = (parameter.get_help_record(context) for parameter in command.get_params(context))

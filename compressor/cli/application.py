@@ -104,6 +104,7 @@ def _line(text: str) -> None:
 
 _NAME = "compress"
 _DEBUG, _VERBOSE = "--debug", "-v"
+_HELP = ["-h", "--help"]
 _OBJECTS = 50_000  # made since garbage was last collected
 
 
@@ -118,7 +119,9 @@ class Application(click.Group):
         """Return a command, imported on first use; ``None`` where there is no such one."""
         if cmd_name not in self.commands and cmd_name in COMMANDS:
             module, _, attribute = COMMANDS[cmd_name].partition(":")
-            self.add_command(getattr(import_module(module), attribute), cmd_name)
+            command: click.Command = getattr(import_module(module), attribute)
+            command.context_settings.setdefault("help_option_names", _HELP)
+            self.add_command(command, cmd_name)
         return super().get_command(ctx, cmd_name)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -177,7 +180,7 @@ class Application(click.Group):
 @click.group(
     cls=Application,
     invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": _HELP},
 )
 @click.version_option(package_name="compressor", message="compressor %(version)s")
 @click.option(_VERBOSE, _DEBUG, is_flag=True, help="Show tracebacks and the libraries' warnings.")

@@ -24,6 +24,10 @@ from compressor.types.layer_rules import rule_class
 _SAMPLES = 16
 _ROUNDING_DB = 100.0
 _VERSION = 5
+_RESCALED = (
+    "channels were scaled, so layers cannot be compared one by one with the float model's; with "
+    "prepare: none, and without equalize and smooth, they can"
+)
 Basis = Literal["outputs", "layers", "weights"]
 
 
@@ -75,6 +79,9 @@ def _noise(
             n: None if db is None else 10 ** (-float(db) / 10) for n, db in weight_sqnr.items()
         }
         return "weights", ModelNoise({n: Noise(ratio, ratio) for n, ratio in ratios.items()}, {})
+    if steps[index].result.get("rescaled"):
+        names = {str(row["name"]): Noise() for row in layers}
+        return "layers", ModelNoise(names, {}, _RESCALED)
     trained = [i for i in range(index) if workspace.plan.passes[i].trains]
     reference = steps[trained[-1]] if trained else None
     noises = _stored_noise(workspace, steps[index], reference)

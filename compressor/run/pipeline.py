@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -69,6 +69,7 @@ class _Task:
     parts: Mapping[str, Any]
     key: str
     carrier: Carrier
+    rescaled: frozenset[str]  # layers whose channels earlier passes scaled
 
 
 def run_passes(workspace: Workspace) -> list[Step]:
@@ -87,7 +88,8 @@ def run_passes(workspace: Workspace) -> list[Step]:
             upstream, key = key, result_key("pass", key, **parts)
             decides = {"upstream": upstream, "versions": dict(compute_versions()), **parts}
             adapted = declared.adapted(carrier, plan.context)
-            task = _Task(index, declared, planned, decides, key, adapted)
+            rescaled = frozenset(steps[-1].result.get("rescaled", ())) if steps else frozenset()
+            task = _Task(index, declared, planned, decides, key, adapted, rescaled)
             step = _step(workspace, task)
         except CompressorError as error:
             raise error.at(plan.spec.where("passes", index)) from error.__cause__
@@ -169,11 +171,13 @@ def _compute(workspace: Workspace, task: _Task) -> None:
         gc.collect()  # a graph refers to itself, and so all that a pass has made would stay
         return_freed_memory()
         batches = workspace.probes(_SIGNAL_SAMPLES)
-        layers = _layers(workspace, outcome, restored, batches)
+        rescaled = task.rescaled | {layer.name for layer in outcome.layers if layer.rescaled}
+        layers = _layers(workspace, outcome, restored, batches, rescaled)
         result.update(
             seconds=seconds,
             bytes=model_bytes(restored),
             layers=layers,
+            rescaled=sorted(rescaled),
             histograms=layer_histograms(task.carrier, restored, batches, layers),
             notes=list(dict.fromkeys([*survey.notes, *outcome.notes])),
             training=outcome.training,
@@ -266,12 +270,17 @@ def calibrate(
 
 
 def _layers(
-    workspace: Workspace, outcome: Outcome, after: Carrier, batches: Sequence[Batch] | None
+    workspace: Workspace,
+    outcome: Outcome,
+    after: Carrier,
+    batches: Sequence[Batch] | None,
+    rescaled: Collection[str] = (),
 ) -> list[dict[str, Any]]:
     """Describe every layer after a pass: scheme, sparsity, weight and output SQNR.
 
     Args:
         batches: what both models are run on, if they can be run.
+        rescaled: layers whose outputs cannot be compared, since channels were scaled.
     """
     done = {layer.name: layer for layer in outcome.layers}
     signals: Mapping[str, float | None] = {}
@@ -289,7 +298,7 @@ def _layers(
                 "scheme": done_here.scheme if done_here else str(np.dtype(layer.dtype).name),
                 # To count the zeros of a streamed model is to read all of it.
                 "sparsity": None if batches is None else _sparsity(after, layer),
-                "sqnr_db": None if done_here and done_here.rescaled else signals.get(layer.name),
+                "sqnr_db": None if layer.name in rescaled else signals.get(layer.name),
                 "weight_sqnr_db": done_here.weight_sqnr_db if done_here else None,
                 "details": dict(done_here.details) if done_here else {},
                 "bytes_before": old_sizes.get(layer.name),

@@ -218,7 +218,7 @@ class _Artifact(_Model):
 
 class _Attributed(_Named):
     scheme: str
-    bytes_to_skip: _Count
+    bytes_to_skip: int  # negative where the pass made the layer larger
     own_sqnr_db: _Number | None
     output_sqnr_db: _Number | None
     metric_noise: _Number | None = None

@@ -27,6 +27,7 @@ data:
   evaluation: {npz: test.npz, inputs: {image: image}, target: label, batch: 16}
 passes:
   - pass: quantize-static   # as the target wants
+    prepare: none
     layers:
       # the narrow one
       - {match: conv2, bits: 4}

@@ -17,7 +17,8 @@ from compressor.run import attribution
 from compressor.run.felt_noise import Feeling
 from tests.compressor.tiny_project import Project
 
-QUANTIZE = {"pass": "quantize-static", "layers": [{"match": "*"}]}
+QUANTIZE = {"pass": "quantize-static", "prepare": "none", "layers": [{"match": "*"}]}
+NARROW = [{"match": "conv2", "bits": 4}, {"match": "*"}]
 MEASURE = ("--method", "leave-one-out")
 
 
@@ -68,9 +69,25 @@ def test_a_folder_a_report_and_a_spec_say_the_same(quantized: Project):
         assert lines in page.stdout
 
 
+def test_layers_whose_channels_were_scaled_are_not_blamed(on_onnx: Project):
+    """Their outputs are multiples of the float model's, so nobody can tell their noise."""
+    narrow = {**QUANTIZE, "prepare": "auto", "layers": NARROW}
+    on_onnx.spec["passes"] = [narrow, {"pass": "cast", "dtype": "fp32"}]
+    on_onnx.run()
+    for entry in on_onnx.report()["passes"]:
+        scaled = [row for row in entry["layers"] if row["name"] in ("conv1", "conv2")]
+        assert None in [row["sqnr_db"] for row in scaled]
+        assert entry["attribution"]["reason"].startswith("channels were scaled")
+        assert all(row["own_sqnr_db"] is None for row in entry["attribution"]["layers"])
+    page = explained(on_onnx.output)
+    assert page.exit_code == 0
+    assert "channels were scaled" in page.stdout
+    assert "In front of the rules" not in page.stdout
+
+
 def test_the_layer_that_is_spoiled_is_found(on_onnx: Project):
     """Rounded to 4 bits, one layer makes nearly all of the noise; 8 bits are suggested for it."""
-    on_onnx.spec["passes"] = [{**QUANTIZE, "layers": [{"match": "conv2", "bits": 4}]}]
+    on_onnx.spec["passes"] = [{**QUANTIZE, "layers": NARROW}]
     on_onnx.run()
     found = document(on_onnx.output)
     assert found["layers"][0]["layer"] == "conv2"
