@@ -86,6 +86,8 @@ def _misformed(node: onnx.NodeProto, rule: _Rule) -> str:
         if rule.attributes.get(attribute.name, attribute.type) != attribute.type:
             kind = onnx.AttributeProto.AttributeType.Name(attribute.type)
             return f"has the attribute {attribute.name!r} of type {kind}"
+        if attribute.type == onnx.AttributeProto.TENSOR and not attribute.HasField("t"):
+            return f"has no tensor in its attribute {attribute.name!r}"
     return ""
 
 

@@ -259,7 +259,10 @@ def converted(model: ir.Model, opset: int) -> ir.Model:
     kept = [TensorProto.FromString(tensor.SerializeToString()) for tensor in filled]
     del proto.graph.initializer[:]
     proto.graph.initializer.extend(kept)
-    result = ir.from_proto(onnx.version_converter.convert_version(proto, opset))
+    try:
+        result = ir.from_proto(onnx.version_converter.convert_version(proto, opset))
+    except onnx.shape_inference.InferenceError as error:  # of an operator that ONNX does not know
+        raise RuntimeError(str(error)) from error
     graph = result.graph
     # Deleting a slice would leave these values marked as inputs.
     weights = [graph.inputs.pop() for _ in range(len(graph.inputs) - inputs)][::-1]

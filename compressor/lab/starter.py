@@ -269,7 +269,10 @@ def _usual(
     from compressor.models.transformers.networks import library, network_of
 
     try:
-        network = network_of(getattr(library(), auto_class), config, model)
+        declared = getattr(library(), auto_class, None)
+        if declared is None:  # the file names a class that the library does not have
+            return "", None, ()
+        network = network_of(declared, config, model)
         encoder = encoder_path(network)
         part = network.get_submodule(encoder)
         return encoder, part, usual_inputs(part)

@@ -108,7 +108,8 @@ def _decode(path: Path, size: tuple[int, int]) -> Array:
                 raise ValueError(f"{takes >> 20:,} MiB of pixels in so small a file")
             rgb = image.convert("RGB")
         return np.asarray(ImageOps.fit(rgb, (width, height), Image.Resampling.BILINEAR))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    # Pillow raises SyntaxError and TypeError where headers are damaged.
+    except (OSError, SyntaxError, TypeError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(
             f"image '{path}'",
             f"cannot be decoded: {error}",

@@ -321,7 +321,10 @@ def _fixed_units(
     """
     lines = axes.get(value.name or "", ())
     units = lines[axis] if 0 <= axis < len(lines) else None
-    if units is None or (value.shape is not None and isinstance(value.shape[axis], int)):
+    fixed = (
+        value.shape is not None and axis < len(value.shape) and isinstance(value.shape[axis], int)
+    )
+    if units is None or fixed:
         return units
     moving = flow.lengths.moving(value)
     return None if axis >= len(moving) or moving[axis] else units

@@ -91,6 +91,10 @@ class Description:
             value = initializers[name].const_value
             if value is None or value.dtype != entry.dtype or value.shape.numpy() != entry.shape:
                 _fail(self.subject, f"describes {name!r} differently in its graph")
+        for output in model.graph.outputs:
+            given = output.is_graph_input() or output.is_initializer()
+            if output.producer() is None and not given:
+                _fail(self.subject, f"has the output {output.name!r}, which nothing computes")
         return model
 
 

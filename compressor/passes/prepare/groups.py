@@ -310,7 +310,8 @@ class _Walk:
             for value, name in self._vectors
             if self._root(value) == root
         )
-        if not reads or not (writes or vectors):
+        # Values whose channels come first have no axis of samples, which statistics go by.
+        if not reads or not (writes or vectors) or any(not axis for axis, _ in lines.values()):
             return None
         name = writes[0].layer.name if writes else vectors[0].name
         return ScaleGroup(name, len(free), reads, writes, vectors, lines)

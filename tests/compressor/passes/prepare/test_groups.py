@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressor.passes.prepare.groups import scale_map
+from compressor.passes.quantize.static.static import QuantizeStatic
+from compressor.types.passes import PassContext
 from tests.compressor.passes.prepare.networks import chain, image, stretched, tied_network
 from tests.compressor.passes.quantize.small_models import graph, noise
 
@@ -68,3 +70,18 @@ def test_parameters_that_may_not_change_keep_a_group_as_it_is():
     assert len(scale_map(carrier.graph(), weights).groups) == 2
     last = carrier.layers()[-1].weight
     assert len(scale_map(carrier.graph(), weights - {last}).groups) == 1
+
+
+@pytest.mark.parametrize("activation", ["Relu", "Sigmoid"])
+def test_values_without_an_axis_of_samples_keep_their_scale(activation: str):
+    carrier = graph(
+        f"""g (float[4] x) => (float[3] y) {{
+            a = MatMul (x, first.weight)
+            b = {activation} (a)
+            y = MatMul (b, second.weight)
+        }}""",
+        {"first.weight": noise(4, 5), "second.weight": noise(5, 3)},
+    )
+    step = QuantizeStatic.model_validate({"layers": [{"match": "*"}]}, strict=False)
+    requests = step.survey(carrier, PassContext()).requests
+    assert {request.observer for request in requests} == {"mse", "second-moment"}
