@@ -105,9 +105,7 @@ class GraphModule(nn.Module):
             operators or {},
             lambda value: self._hold(value.name or "", _initial(value, given)),
         )
-        inputs = (value for value in model.graph.inputs if not value.is_initializer())
-        self.input_names = tuple(value.name or "" for value in inputs)
-        self.output_names = tuple(value.name or "" for value in model.graph.outputs)
+        self.input_names, self.output_names = _interface(model.graph)
 
     @classmethod
     def deferred(
@@ -238,8 +236,8 @@ class GraphModule(nn.Module):
             with _FIRST_CALL:
                 if self._compiled is None:
                     model = self._read()
-                    if tuple(v.name or "" for v in model.graph.outputs) != self.output_names:
-                        problem = "gives other outputs than were listed"
+                    if _interface(model.graph) != (self.input_names, self.output_names):
+                        problem = "has other inputs or outputs than were listed"
                         raise ModelError("graph", problem, "it was edited; export it again")
                     self._compiled = self._compile(model, {}, lambda v: v.name or "")
         return self._compiled
@@ -322,6 +320,12 @@ class GraphModule(nn.Module):
         self._buffers.update(pinned)
         self._constants = None
         return self
+
+
+def _interface(graph: ir.Graph) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of the inputs that a call gives, and of the outputs."""
+    inputs = (value for value in graph.inputs if not value.is_initializer())
+    return tuple(v.name or "" for v in inputs), tuple(v.name or "" for v in graph.outputs)
 
 
 def bound_inputs(

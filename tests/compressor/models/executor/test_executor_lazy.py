@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from compressor.errors import ModelError
 from compressor.models.executor import GraphModule
 from compressor.models.executor.ops import OPERATORS
 from compressor.models.lazy_tensor import LazyTensor
@@ -218,3 +219,17 @@ def test_a_deferred_graph_is_read_by_the_first_call() -> None:
     module(x)
     assert len(reads) == 1
     assert torch.equal(copy.to(torch.float64).float()(x)["output"], plain(x)["output"])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs"),
+    [(["x", "x"], ["output"]), ([], ["output"]), (["y"], ["output"]), (["x"], ["other"])],
+)
+def test_a_deferred_graph_must_have_the_listed_inputs_and_outputs(
+    inputs: list[str], outputs: list[str]
+) -> None:
+    graph = quantized().graph()
+    tensors = GraphModule(graph).state_dict()
+    module = GraphModule.deferred(lambda: graph, tensors, inputs, outputs).eval()
+    with pytest.raises(ModelError, match="other inputs or outputs than were listed"):
+        module(**dict.fromkeys(inputs, torch.ones(2, 64)))
