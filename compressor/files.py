@@ -15,11 +15,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 from compressor.errors import InputError, ModelError, SpecError
 
 _NAME_SHOWN = 80  # characters in a message
+_LONGEST_NAME = 255  # bytes
 _JSON_BYTES = 100_000_000  # that any JSON may take in memory
 
 
@@ -259,7 +260,17 @@ def _inside(folder: Path, name: Any) -> bool:
     except OSError:  # it is too long
         return False
     place = (folder / name).parent.resolve()
-    return place.is_relative_to(folder.resolve()) and Path(name).name not in ("", "..")
+    return place.is_relative_to(folder.resolve()) and is_file_name(Path(name).name)
+
+
+def is_file_name(name: object) -> TypeGuard[str]:
+    """Check that what a file gives as a name can be that of a file beside it."""
+    if not isinstance(name, str) or name in ("", "..") or Path(name).name != name:
+        return False
+    try:
+        return "\0" not in name and len(os.fsencode(name)) <= _LONGEST_NAME
+    except UnicodeEncodeError:
+        return False
 
 
 def copy(source: Path, target: Path) -> None:

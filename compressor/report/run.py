@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import ExitCode, ModelError, SpecError
-from compressor.files import file_sha256, json_text, read_json, remove_stale_staging, settle, switch
+from compressor.files import (
+    file_sha256,
+    is_file_name,
+    json_text,
+    read_json,
+    remove_stale_staging,
+    settle,
+    switch,
+)
 from compressor.lab.compare.history import read_history
 from compressor.lab.compare.trend import Trend, record_run
 from compressor.lab.explain.advice import Advice, advise
@@ -138,7 +146,5 @@ def _stale(output: Path, kept: Sequence[str]) -> list[str]:
     return [
         name
         for name, digest in gone.items()
-        if Path(name).name == name
-        and (output / name).is_file()
-        and file_sha256(output / name) == digest
+        if is_file_name(name) and (output / name).is_file() and file_sha256(output / name) == digest
     ]

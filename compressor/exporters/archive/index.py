@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 from compressor.errors import ModelError, SpecError
 from compressor.exporters.archive.coder import CHUNK, SUM, compressed, decompressed
 from compressor.exporters.archive.forms import Form
-from compressor.files import check_json_size
+from compressor.files import check_json_size, is_file_name
 from compressor.models.codec.headers import LONGEST_HEADER, parse_header
 from compressor.types.tensors import Array
 
@@ -49,7 +49,6 @@ _END = MAGIC[::-1]
 _NUMBER = 8
 _FOOTER = 2 * _NUMBER + hashlib.sha256().digest_size + len(_END)
 _LONGEST = 32 << 20  # bytes of an index as JSON, more than the archive has
-_NAME = re.compile(r"(?!\.\.$)[^\0/]+")
 _DAMAGED = "it is damaged; copy it again, or export the model again"
 
 
@@ -321,7 +320,7 @@ def _files(entries: Any, end: int) -> tuple[PackedFile, ...]:
     files, place = [], len(MAGIC)
     for entry in entries:
         name, size, digest, head = (entry[k] for k in ("name", "bytes", "sha256", "header"))
-        if not isinstance(name, str) or Path(name).name != name or not _NAME.fullmatch(name):
+        if not is_file_name(name):
             raise ValueError(f"{name!r} is not a file name")
         if type(size) is not int or size < 0 or not isinstance(head, str):
             raise ValueError(f"{name!r} is not described")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from compressor.errors import ModelError
-from compressor.files import file_sha256
+from compressor.files import file_sha256, is_file_name
 from compressor.models.codec.forms import DIGEST
 from compressor.models.codec.headers import read_header
 from compressor.models.codec.reading import Description
@@ -24,7 +24,7 @@ def file_hashes(description: Description) -> Mapping[str, str]:
         ModelError: there is none of the weights, or one of a file elsewhere.
     """
     for name, noted in description.files.items():
-        if not isinstance(noted, str) or Path(name).name != name:
+        if not isinstance(noted, str) or not is_file_name(name):
             problem = f"notes a hash of {name!r}, which is no file beside it"
             raise ModelError(description.subject, problem, "export the model again")
     if description.weights not in description.files:

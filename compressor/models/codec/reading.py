@@ -14,7 +14,7 @@ from torch import Tensor
 
 from compressor import __version__
 from compressor.errors import ModelError
-from compressor.files import check_json_size
+from compressor.files import check_json_size, is_file_name
 from compressor.graph.skeleton import graph_from_json
 from compressor.graph.values import INTEGER_CODES
 from compressor.models.codec.forms import (
@@ -128,7 +128,7 @@ def read_description(path: Path) -> Description:
     graph, tensors, weights = (document.get(k) for k in ("graph", "tensors", "weights"))
     if not isinstance(graph, dict) or not isinstance(tensors, dict):
         _fail(subject, "lacks its graph or its tensors")
-    if not isinstance(weights, str) or Path(weights).name != weights:
+    if not is_file_name(weights):
         _fail(subject, f"names the weights {weights!r}, which is not a file beside it")
     entries = {name: _entry(name, value, subject) for name, value in tensors.items()}
     _check_names(entries, subject)
@@ -265,7 +265,7 @@ def _headers(description: Description, folder: Path) -> tuple[ShardHeader, ...]:
         return (_header(path),)
     index = read_index(path)
     for name in sorted(set(index.values())):
-        if Path(name).name != name:
+        if not is_file_name(name):
             problem = f"names the shard {name!r}, which is not beside it"
             raise ModelError(f"index {str(path)!r}", problem, _OTHER)
     headers = tuple(_header(folder / name) for name in sorted(set(index.values())))

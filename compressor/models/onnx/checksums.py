@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto
 
 from compressor.errors import ModelError
+from compressor.files import is_file_name
 from compressor.graph.messages import tensors_in
 from compressor.types.proofs import checksum
 
@@ -53,7 +54,7 @@ def _text(value: str | bytes) -> str:
 def _outside(folder: Path, places: Mapping[str, str]) -> str:
     """Return the checksum of elements in another file; empty where they are not there."""
     location, start, length = (places.get(key, "") for key in ("location", "offset", "length"))
-    if Path(location).name != location or not length.isdigit():
+    if not is_file_name(location) or not length.isdigit():
         return ""
     try:
         with (folder / location).open("rb") as stream:
