@@ -75,7 +75,7 @@ class TrainedCodes:
 
 
 class _Rounded(torch.autograd.Function):
-    """Rounds and clamps; gradients pass where a value lies no more than half a step outside."""
+    """Rounds and clamps; gradients pass where a value lies less than half a step outside."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, low: Tensor, high: Tensor) -> Tensor:

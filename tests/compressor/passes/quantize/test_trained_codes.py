@@ -77,6 +77,15 @@ def test_it_starts_beside_the_code_on_the_side_of_the_weight() -> None:
     assert trained.latent.tolist() == [pytest.approx([0.15, -1.1, 1.775, 7.0, 0.0])]
 
 
+def test_it_starts_in_units_of_the_step_and_near_the_code_where_the_range_was_cut() -> None:
+    matrix = torch.tensor([[0.6, 9.0, -9.0]], dtype=torch.float64)
+    half, zero = torch.full((1, 1), 0.5), torch.zeros(1, 1, dtype=torch.int8)
+    codes = torch.tensor([[1, 7, -7]], dtype=torch.int8)
+    trained = TrainedCodes(matrix, QuantizedTensor(codes, half, zero, Scheme(4)))
+    assert trained.latent.dtype == torch.float32
+    assert trained.latent.tolist() == [pytest.approx([1.1, 7.225, -7.225])]
+
+
 def test_gradients_pass_rounding_as_they_are_and_stop_beyond_the_codes() -> None:
     matrix = torch.tensor([[1.0, 2.0, -1.0, 0.0]])
     scheme, zero = Scheme(2, narrow=False), torch.zeros(1, 1, dtype=torch.int8)
@@ -89,6 +98,11 @@ def test_gradients_pass_rounding_as_they_are_and_stop_beyond_the_codes() -> None
     assert trained.latent.grad.tolist() == [[0.5, 0.0, 0.5, 0.0]]
     assert trained.size.grad is not None
     assert float(trained.size.grad) == pytest.approx(0.5 * (1 + 1 - 2))
+    trained.latent.grad = None
+    with torch.no_grad():
+        trained.latent.copy_(torch.tensor([[1.5, -2.5, -3.2, 0.3]]))
+    trained.weight().sum().backward()
+    assert not any(trained.latent.grad.tolist()[0])
 
 
 def test_samples_come_whole_from_one_or_the_other() -> None:
@@ -100,6 +114,8 @@ def test_samples_come_whole_from_one_or_the_other() -> None:
     assert torch.equal(mixed(first, second, 1.0, random), first)
     assert torch.equal(mixed(first, second, 0.0, random), second)
     assert float(mixed(torch.tensor(1.0), torch.tensor(2.0), 1.0, random)) == 2
+    again = [mixed(first, second, 0.25, torch.Generator().manual_seed(3)) for _ in range(2)]
+    assert torch.equal(*again)
 
 
 def test_errors_are_shares_of_what_was_wanted() -> None:
@@ -109,6 +125,8 @@ def test_errors_are_shares_of_what_was_wanted() -> None:
     assert float(relative_error(wanted, wanted)) == 0
     zero = [torch.zeros(3)]
     assert torch.isfinite(relative_error(zero, zero))
+    with pytest.raises(ValueError, match="shorter"):
+        relative_error(given_, wanted[:1])
 
 
 def test_rates_fall_along_half_a_cosine() -> None:
