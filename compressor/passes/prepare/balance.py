@@ -11,14 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from compressor.passes.prepare.maths.factors import (
-    Columns,
-    Part,
-    Rows,
-    Span,
-    find_factors,
-    total_error,
-)
+from compressor.passes.prepare.maths.factors import find_factors, total_error
+from compressor.passes.prepare.maths.parts import Columns, Part, Rows, Span
 from compressor.passes.prepare.products import with_products
 from compressor.passes.prepare.scales import ScaleGroup, ScaleMap
 from compressor.types.carrier import Carrier
