@@ -9,7 +9,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from compressor.passes.prepare.balance import NOTHING, Balance, Rounding, balance, divided_moments
+from compressor.passes.prepare.balance import NOTHING, Balance, Rounding, balance
 from compressor.passes.prepare.scales import ScaleMap
 from compressor.passes.quantize.maths.grids import kept_grids
 from compressor.passes.quantize.static.settings import Decision
@@ -74,7 +74,7 @@ def prepare(
     for layer, columns in scaled.columns.items():
         observed = statistics.get(old[layer].key) if layer in old else None
         if isinstance(observed, Moments) and layer in new:
-            known[new[layer].key] = divided_moments(observed, columns)
+            known[new[layer].key] = observed.divided(columns)
     names = dict(scaled.renamed)
     missing = {request.key: request for request in decision.requests() if request.key not in known}
     changed = {
